@@ -1,0 +1,120 @@
+# Every target installs what it lacks. The second run is quick: stamps in .venv remember what was done.
+#
+#   make demo       the whole memory plane on this machine, in a minute, with real clients
+#   make test       everything that is tested
+#   make check      lint, types, test
+#   make bench      the measurements of docs/benchmarks.md
+#   make reproduce  the papers' figures, ours beside theirs
+#   make venv       what the others call first; leaves .venv/bin/farside
+#   make clean      removes what the above made in this tree
+#
+#   make sanitize   the tests that touch the engine, with address and undefined-behaviour sanitizers
+#   make format     rewrites Python as the lint wants it
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+# Not whatever `python3` is first in PATH: pyverbs and nbd are packages of the system's own Python.
+SYSTEM_PYTHON ?= /usr/bin/python3
+PYTHON := .venv/bin/python
+PIP := $(PYTHON) -m pip --disable-pip-version-check --quiet
+PYTEST_ARGS ?=
+
+BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config liburing-dev libssl-dev \
+	python3-pyverbs python3-libnbd
+DEMO_PACKAGES := fio libnbd-bin
+TEST_PACKAGES := $(DEMO_PACKAGES) nbdkit nbd-client nbd-server qemu-utils clang libclang-rt-14-dev prometheus
+CHECK_PACKAGES := clang-format shellcheck
+BENCH_PACKAGES := $(DEMO_PACKAGES) nbdkit nbd-server qemu-utils
+
+ENGINE := kmod_shim/engine
+C_FILES := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch] benchmarks/*.[ch] tests/fuzz/*.[ch]))
+ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(ENGINE)/build_ffi.py setup.py pyproject.toml
+SHELL_FILES := tools/install_packages.sh .ci/run
+
+.PHONY: demo test check lint types bench reproduce venv clean sanitize format packages-build packages-demo \
+	packages-test packages-check packages-bench venv-dev
+
+demo: venv packages-demo
+	@.venv/bin/farside demo
+
+test: venv-dev packages-test
+	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+check: lint types test
+
+lint: venv-dev packages-check
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m codespell_lib --toml pyproject.toml $$(git ls-files '*.py' '*.md' '*.c' '*.h' '*.sh' Makefile)
+	@clang-format --dry-run --Werror $(C_FILES)
+	@shellcheck $(SHELL_FILES)
+
+types: venv-dev
+	@$(PYTHON) -m mypy
+	@.venv/bin/basedpyright --warnings
+
+bench: venv packages-bench
+	@$(PYTHON) -m benchmarks
+
+reproduce: venv packages-bench
+	@$(PYTHON) -m benchmarks.reproduce
+
+format: venv-dev
+	@$(PYTHON) -m ruff check --fix .
+	@$(PYTHON) -m ruff format .
+
+# A second copy of the package with a sanitized engine, before the first in PYTHONPATH.
+sanitize: venv-dev packages-test
+	@FARSIDE_SANITIZE=1 FARSIDE_WERROR=1 $(PYTHON) setup.py -q build --build-base build/sanitized \
+		--build-lib build/sanitized/lib
+	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
+		PYTHONPATH=build/sanitized/lib $(PYTHON) -m pytest tests/kmod_shim $(PYTEST_ARGS)
+
+# --- what the targets stand on
+
+venv: .venv/.stamp-engine
+venv-dev: .venv/.stamp-dev .venv/.stamp-engine
+
+packages-build:
+	@tools/install_packages.sh $(BUILD_PACKAGES)
+packages-demo:
+	@tools/install_packages.sh $(DEMO_PACKAGES)
+packages-test:
+	@tools/install_packages.sh $(TEST_PACKAGES)
+packages-check:
+	@tools/install_packages.sh $(CHECK_PACKAGES)
+packages-bench:
+	@tools/install_packages.sh $(BENCH_PACKAGES)
+
+.venv/.stamp-venv: | packages-build
+	@test -x $(SYSTEM_PYTHON) || { echo "farside: no $(SYSTEM_PYTHON); set SYSTEM_PYTHON=" >&2; exit 1; }
+	@$(SYSTEM_PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "farside: $(SYSTEM_PYTHON) is older than Python 3.11 (Debian 12 has it)" >&2; exit 1; }
+	@echo "farside: making .venv"
+	@$(SYSTEM_PYTHON) -m venv --system-site-packages .venv
+	@touch $@
+
+.venv/.stamp-runtime: requirements/runtime.txt .venv/.stamp-venv
+	@echo "farside: installing requirements/runtime.txt"
+	@$(PIP) install --no-deps -r requirements/runtime.txt
+	@touch $@
+
+.venv/.stamp-dev: requirements/dev.txt requirements/runtime.txt .venv/.stamp-runtime
+	@echo "farside: installing requirements/dev.txt"
+	@$(PIP) install --no-deps -r requirements/dev.txt
+	@touch $@
+
+# -e leaves the compiled engine beside its sources, and .venv/bin/farside.
+.venv/.stamp-engine: $(ENGINE_INPUTS) .venv/.stamp-runtime
+	@echo "farside: building the engine"
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+clean:
+	@rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis src/farside.egg-info
+	@rm -f $(ENGINE)/_ffi.c $(ENGINE)/*.so $(ENGINE)/*.o
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The borrower: one slab block device over donors' memory."""

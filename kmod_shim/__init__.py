@@ -1,0 +1,1 @@
+"""What stands where Infiniswap's kernel module stood."""

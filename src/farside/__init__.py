@@ -1,0 +1,1 @@
+"""Farside: the idle memory of other machines as swap space, and the GPU cluster around it."""

@@ -1,0 +1,105 @@
+"""Human units at the edges: text such as ``64MiB``, ``5s`` and ``20%`` to plain numbers, and back for printing.
+
+Inside Farside everything is bytes and seconds; only the configuration, the command line and the tables call this.
+"""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+TIB = 1024 * GIB
+
+# Binary prefixes only mean 1024; decimal ones only 1000. A bare letter (64M) is binary, as in /proc, systemd and fio.
+BYTE_UNITS: Mapping[str, int] = MappingProxyType(
+    {
+        "": 1, "b": 1,
+        "k": KIB, "kib": KIB, "kb": 1000,
+        "m": MIB, "mib": MIB, "mb": 1000**2,
+        "g": GIB, "gib": GIB, "gb": 1000**3,
+        "t": TIB, "tib": TIB, "tb": 1000**4,
+    }
+)  # fmt: skip
+SECOND_UNITS: Mapping[str, float] = MappingProxyType(
+    {"": 1.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+)
+
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*([a-zµ%]*)\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes that a text such as ``64MiB``, ``1.5G`` or ``4096`` names.
+
+    Raises:
+        ValueError: It is no number, has an unknown unit, is negative, or is no whole number of bytes.
+    """
+    number, unit = _split(text)
+    if unit not in BYTE_UNITS:
+        raise ValueError(f"'{text}' has no known unit of bytes (KiB, MiB, GiB, TiB)")
+    value = number * BYTE_UNITS[unit]
+    if value < 0 or value != int(value):
+        raise ValueError(f"'{text}' is not a whole number of bytes")
+    return int(value)
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds that a text such as ``5s``, ``500ms``, ``2min`` or ``0.5`` names.
+
+    Raises:
+        ValueError: It is no number or has an unknown unit.
+    """
+    number, unit = _split(text)
+    unit = unit.replace("µ", "u")
+    if unit not in SECOND_UNITS:
+        raise ValueError(f"'{text}' has no known unit of time (us, ms, s, min, h)")
+    return number * SECOND_UNITS[unit]
+
+
+def parse_fraction(text: str) -> float:
+    """The number that ``20%`` or ``0.2`` names, as a fraction of one.
+
+    Raises:
+        ValueError: It is no number, or has another unit.
+    """
+    number, unit = _split(text)
+    if unit not in ("", "%"):
+        raise ValueError(f"'{text}' is neither a percentage nor a number")
+    return number / 100 if unit == "%" else number
+
+
+def _split(text: str) -> tuple[float, str]:
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        raise ValueError(f"'{text}' is not a number with a unit")
+    return float(found.group(1)), found.group(2).lower()
+
+
+def format_bytes(count: float) -> str:
+    """Bytes for people, with a binary unit and at most three digits after the point: ``1.5 GiB``."""
+    sign, count = ("-", -count) if count < 0 else ("", count)
+    for unit, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if count >= size:
+            return f"{sign}{_short(count / size)} {unit}"
+    return f"{sign}{_short(count)} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for people: ``250 us``, ``12.5 ms``, ``3.2 s``, ``4 min``, ``2.5 h``."""
+    sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if seconds >= 3600:
+        return f"{sign}{_short(seconds / 3600)} h"
+    if seconds >= 60:
+        return f"{sign}{_short(seconds / 60)} min"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{sign}{_short(seconds / size)} {unit}"
+    return f"{sign}{_short(seconds * 1e9)} ns"
+
+
+def _short(value: float) -> str:
+    """Three significant digits, more only where the whole part has more, no trailing zeros."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
