@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * engine.h - the whole contract between Farside's C data engine and the rest of the world.
+ *
+ * Two halves share one library:
+ *   ne_device  the borrower: NBD transmission on connected sockets, served from donors' memory, a disk, or both
+ *   ne_export  the donor: one-sided access to leased slabs for borrowers that come over TCP
+ *
+ * Rules that hold for every call
+ *   - Functions return 0 or a positive count, or -errno. Results leave through the last parameter, only on success.
+ *   - Handles are opaque. _create and _destroy are a pair; _destroy takes NULL.
+ *   - A file descriptor handed in becomes the engine's on success, and stays the caller's on failure.
+ *   - Control calls (everything here) come from one thread at a time. They never wait for a page, except where it says
+ *     "blocks". Engine threads never call out: what happened is told by events, whose eventfd turns readable.
+ *   - Units are in the names. Integers on the wire and in memory files are little-endian.
+ */
+#ifndef FARSIDE_ENGINE_H
+#define FARSIDE_ENGINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* cffi: begin */
+
+/* ------------------------------------------------------------------ limits */
+
+enum {
+	NE_PAGE_BYTES = 4096,		/* the unit of state, checksum and placement */
+	NE_CLUSTER_BYTES = 2097152,	/* what Linux swap frees at once; also the size of an extent */
+	NE_CLUSTER_PAGES = 512,
+	NE_REQUEST_MAX_BYTES = 33554432, /* the largest NBD request that is served */
+	NE_WORKERS_MAX = 16,		/* NBD connections at once; one thread each. Worker NE_MOVER is the mover */
+	NE_MOVER = 16,
+	NE_DONORS_MAX = 256,
+	NE_SLABS_MAX = 65536,
+	NE_HOMES = 3,			/* places a cluster may have: primary, replica, and one being filled */
+};
+
+/* ------------------------------------------------------- borrower: a device */
+
+enum ne_protection {			/* what a page's second copy is */
+	NE_PROTECT_DISK = 0,		/* the backup disk; a page is acknowledged when remote, and kept until on disk */
+	NE_PROTECT_REPLICA = 1,		/* a second donor; acknowledged when both have it */
+	NE_PROTECT_NONE = 2,		/* nothing: a lost donor loses pages (reads of them fail with EIO) */
+};
+
+struct ne_params {
+	uint64_t size_bytes;		/* device size, a multiple of NE_CLUSTER_BYTES, at most 16 TiB */
+	uint64_t slab_bytes;		/* power of two, 2 MiB to 1 GiB */
+	uint64_t pending_bytes;		/* payload kept for the disk, per worker; a power of two, 64 MiB to 1 GiB */
+	uint32_t workers;		/* 1..NE_WORKERS_MAX connections */
+	uint32_t protection;		/* enum ne_protection */
+	uint32_t deadline_ms;		/* a donor that owes an answer longer than this is suspected */
+	uint32_t hedge_us;		/* a read older than this is also asked of another copy, where there is one */
+	uint32_t spin_us;		/* longest busy wait before a worker sleeps; 0 never spins */
+	uint32_t flush_wait_ms;		/* a write that finds pending full waits this long, then fails with EIO */
+	uint32_t encrypt_disk;		/* 1: AES-256-XTS (OpenSSL), key made at creation, kept in the state memfd only */
+	uint32_t reserved;
+};
+
+struct ne_device;
+
+/* Bytes that the state memfd must have for these parameters, or -EINVAL. */
+int64_t ne_state_bytes(const struct ne_params *params);
+
+/*
+ * Makes a device over state_fd (a memfd of ne_state_bytes(); sparse) and disk_fd (-1 without a disk; opened O_DIRECT,
+ * at least size_bytes long). An empty memfd is initialised. One that another process left, alive or killed, is adopted:
+ * pages, homes, slabs, pending payloads and unanswered requests are as they were. Adoption with other params fails
+ * with -ESTALE. Both fds are borrowed: the caller keeps and closes them after ne_device_destroy().
+ */
+int ne_device_create(const struct ne_params *params, int state_fd, int disk_fd, struct ne_device **ret);
+/* Stops every worker at a request boundary; afterwards the state memfd is ready for a successor. Blocks up to 2 s. */
+int ne_device_stop(struct ne_device *dev);
+/* Stops if still running, frees what this process holds. The state memfd keeps the device. */
+void ne_device_destroy(struct ne_device *dev);
+/* True when ne_device_create() adopted existing state. */
+bool ne_device_adopted(const struct ne_device *dev);
+/* Readable when ne_event_next() has something. Owned by the device. */
+int ne_device_event_fd(const struct ne_device *dev);
+
+/* --- connections */
+
+/*
+ * Serves NBD transmission on sock (a connected stream socket, past the handshake) by worker `worker`. If the memfd says
+ * that this worker had an unfinished connection it is resumed where it stopped; the socket must be the same one.
+ * -EBUSY when the worker is in use by this process.
+ */
+int ne_conn_attach(struct ne_device *dev, uint32_t worker, int sock);
+/* True when the memfd holds an unfinished connection for this worker (ask after adoption). */
+bool ne_conn_is_unfinished(const struct ne_device *dev, uint32_t worker);
+/* Forgets an unfinished connection whose socket is gone: its unanswered writes are dropped (fenced). */
+int ne_conn_forget(struct ne_device *dev, uint32_t worker);
+
+/* --- donors and links. A donor is a small number chosen by the caller and kept across adoption. */
+
+enum ne_donor_state {
+	NE_DONOR_NONE = 0,
+	NE_DONOR_UP = 1,
+	NE_DONOR_SUSPECT = 2,		/* missed its deadline: writes go round it, reads prefer other copies */
+	NE_DONOR_FAILED = 3,		/* fenced for good: nothing is read or written there again under these leases */
+};
+
+int ne_donor_set(struct ne_device *dev, uint32_t donor, uint32_t state);
+int ne_donor_get(const struct ne_device *dev, uint32_t donor);
+/* Gives worker (or NE_MOVER) an authenticated data connection to a TCP donor. Replaces, and closes, an older one. */
+int ne_link_attach_tcp(struct ne_device *dev, uint32_t donor, uint32_t worker, int sock);
+/* Tells every worker that the donor's slabs are memory of this host (see ne_slab_add's memfd). */
+int ne_link_attach_shm(struct ne_device *dev, uint32_t donor);
+
+/*
+ * Fault layer: wraps every link to this donor, present and future. kind is an enum ne_fault; one in `every` operations
+ * (1 = all, 0 = off) is hit, counted from the first. delay_us is for NE_FAULT_DELAY. Rules of different kinds stack.
+ */
+enum ne_fault {
+	NE_FAULT_DELAY = 0,
+	NE_FAULT_ERROR = 1,		/* the operation completes with -EIO */
+	NE_FAULT_SHORT = 2,		/* half of it happens, then the link dies */
+	NE_FAULT_DISCONNECT = 3,	/* the link dies before it */
+	NE_FAULT_CORRUPT = 4,		/* one byte of a READ's answer, or of what a WRITE stores, is flipped */
+	NE_FAULT_HANG = 5,		/* it never completes */
+	NE_FAULT_KINDS = 6,
+};
+int ne_fault_set(struct ne_device *dev, uint32_t donor, uint32_t kind, uint32_t every, uint32_t delay_us);
+/* The same for the disk: NE_FAULT_ERROR, NE_FAULT_DELAY and NE_FAULT_SHORT on disk writes. */
+int ne_disk_fault_set(struct ne_device *dev, uint32_t kind, uint32_t every, uint32_t delay_us);
+
+/* --- slabs (leases) and clusters */
+
+struct ne_slab_info {
+	uint32_t slab;			/* our number, 0..NE_SLABS_MAX-1, chosen by the caller, free to reuse after removal */
+	uint32_t donor;
+	uint32_t lease;			/* the donor's number for it */
+	uint32_t epoch;
+	uint64_t token;			/* proves the lease on a data connection */
+	uint32_t state;			/* enum ne_slab_state; on input ignored */
+	uint32_t reserved;
+};
+
+enum ne_slab_state { NE_SLAB_NONE = 0, NE_SLAB_LIVE = 1, NE_SLAB_DRAINING = 2, NE_SLAB_GONE = 3 };
+
+/* memfd: the slab's memory for a donor on this host (sealed against shrinking, else -EPERM), or -1. */
+int ne_slab_add(struct ne_device *dev, const struct ne_slab_info *info, int memfd);
+/* After adoption: gives back the memory of a slab that the state already knows. */
+int ne_slab_remap(struct ne_device *dev, uint32_t slab, int memfd);
+int ne_slab_get(const struct ne_device *dev, uint32_t slab, struct ne_slab_info *ret);
+/* Forgets a slab that no cluster uses (after NE_EVENT_SLAB_DRAINED); -EBUSY otherwise. */
+int ne_slab_remove(struct ne_device *dev, uint32_t slab);
+
+/*
+ * Adds extent `extent` (of NE_CLUSTER_BYTES) of `slab` as a home of the cluster: new writes go to it. With protection
+ * NE_PROTECT_DISK and NONE at most one such home takes writes: mapping a second makes the first a source to drain from.
+ * Returns the home's index (0..NE_HOMES-1), -ENOSPC when all are taken, -EBUSY while the cluster is being drained.
+ */
+int ne_cluster_map(struct ne_device *dev, uint32_t cluster, uint32_t slab, uint32_t extent);
+struct ne_home_info { uint32_t slab; uint32_t extent; uint32_t writable; uint32_t valid; };
+int ne_cluster_get(const struct ne_device *dev, uint32_t cluster, struct ne_home_info ret[3]);
+/* Pages of the cluster with content that is not zero; and of these, how many are held by some donor. */
+int ne_cluster_count(const struct ne_device *dev, uint32_t cluster, uint32_t ret[2]);
+
+/*
+ * Moves everything off a slab, in the background, by the mover. A cluster that has another writable home gets its pages
+ * copied there first; the others fall back to disk (pages that are not on disk yet are saved first). deadline_ms counts
+ * from now: when it passes, copying stops and the rest falls back at once. Ends with NE_EVENT_SLAB_DRAINED; from then on
+ * no thread touches the slab. fail=true: the donor is gone, nothing is read from the slab.
+ */
+int ne_slab_drain(struct ne_device *dev, uint32_t slab, uint32_t deadline_ms, bool fail);
+/* The same for one cluster's home on that slab; ends with NE_EVENT_CLUSTER_DRAINED. Used for TRIMmed clusters. */
+int ne_cluster_drain(struct ne_device *dev, uint32_t cluster, uint32_t slab);
+/* Copies a cluster's pages to those writable homes that lack them (re-replication); NE_EVENT_CLUSTER_FILLED. */
+int ne_cluster_fill(struct ne_device *dev, uint32_t cluster);
+
+/* --- events */
+
+enum ne_event_kind {
+	NE_EVENT_NONE = 0,
+	NE_EVENT_WANT = 1,		/* a: cluster. It was written and has no writable home. Told once until mapped */
+	NE_EVENT_CLUSTER_FREE = 2,	/* a: cluster. TRIM left no page in it */
+	NE_EVENT_LINK_DOWN = 3,		/* a: donor, b: worker, c: errno */
+	NE_EVENT_DONOR_SUSPECT = 4,	/* a: donor. The engine has set NE_DONOR_SUSPECT */
+	NE_EVENT_SLAB_DRAINED = 5,	/* a: slab, b: pages copied to other donors, c: pages left to disk, d: pages lost */
+	NE_EVENT_CLUSTER_DRAINED = 6,	/* a: cluster, b: slab, c: pages left to disk, d: pages lost */
+	NE_EVENT_CLUSTER_FILLED = 7,	/* a: cluster, b: pages copied, c: pages that could not be */
+	NE_EVENT_CONN_CLOSED = 8,	/* a: worker, b: 0 for NBD_CMD_DISC, else errno */
+	NE_EVENT_DISK_ERROR = 9,	/* a: errno, b: first page */
+	NE_EVENT_CHECKSUM = 10,		/* a: donor (or UINT32_MAX for disk), b: page. That copy was dropped */
+};
+
+struct ne_event { uint32_t kind; uint32_t a; uint32_t b; uint32_t c; uint32_t d; };
+
+/* 1 and an event, or 0 when there is none. An overfull ring drops WANT events only (they come again). */
+int ne_event_next(struct ne_device *dev, struct ne_event *ret);
+
+/* --- what is going on. Counters only grow; they start at zero in each process. */
+
+enum { NE_LATENCY_BUCKETS = 32 };	/* bucket i counts durations in [2^i, 2^(i+1)) ns */
+
+struct ne_stats {
+	uint64_t requests_read, requests_write, requests_flush, requests_trim, requests_zero, requests_other;
+	uint64_t requests_error;	/* answered with an error */
+	uint64_t pages_in_remote, pages_in_replica, pages_in_disk, pages_in_pending, pages_in_zero; /* page-ins by source */
+	uint64_t pages_out_remote, pages_out_replica, pages_out_disk, pages_out_zero;
+	uint64_t pages_lost;		/* reads answered EIO because no copy was left */
+	uint64_t pages_moved;		/* copied from donor to donor by the mover */
+	uint64_t checksum_errors, disk_errors, link_errors, reads_hedged, reads_retried, writes_round;
+	uint64_t writes_fenced;		/* dropped because their connection was dead */
+	uint64_t waits_pending;		/* requests that found pending full */
+	uint64_t sleeps, spins;
+	uint64_t latency_read[32], latency_write[32]; /* request parsed to reply queued */
+	uint64_t longest_request_ns;
+};
+
+/* Sums over all workers into *ret. */
+int ne_stats_get(const struct ne_device *dev, struct ne_stats *ret);
+/* Payload bytes waiting for the disk now, all workers. */
+uint64_t ne_pending_bytes(const struct ne_device *dev);
+/*
+ * Cumulative page I/O (in + out) per cluster since creation, wrapping at 2^32, summed over workers into ret[clusters].
+ * Cheap: the caller reads it once a second for the EWMA.
+ */
+int ne_activity_get(const struct ne_device *dev, uint32_t clusters, uint32_t *ret);
+
+/* ---------------------------------------------------------- donor: exports */
+
+struct ne_export;
+
+int ne_export_create(struct ne_export **ret);
+/* Ends every connection and thread. Slab memory is the caller's and must outlive this call. */
+void ne_export_destroy(struct ne_export *exp);
+/*
+ * Lets connections of `session` reach [addr, addr+bytes) as lease `lease` (0..65535) with this token, until revoked.
+ * -EEXIST when the lease is in use.
+ */
+int ne_export_lease(struct ne_export *exp, uint32_t lease, uint64_t session, uint64_t token, void *addr, uint64_t bytes);
+/* Blocks (microseconds, at most one request) until no thread touches it; then the memory may be reused. */
+int ne_export_revoke(struct ne_export *exp, uint32_t lease);
+/* Serves data requests on sock, past the control handshake, with a thread of its own. */
+int ne_export_conn(struct ne_export *exp, uint64_t session, int sock);
+/* Ends the session's connections; blocks until their threads are gone, so that nothing of them can land any more. */
+int ne_export_fence(struct ne_export *exp, uint64_t session);
+struct ne_export_stats {
+	uint64_t reads, writes, read_bytes, write_bytes, refused, connections;
+	uint64_t cpu_ns;		/* time that serving threads have spent on a CPU */
+};
+int ne_export_stats_get(const struct ne_export *exp, struct ne_export_stats *ret);
+
+/* ------------------------------------------------------------------- tools */
+
+uint32_t ne_crc32c(const void *data, size_t bytes);
+/* "uring,aes,..." what this build has. */
+const char *ne_features(void);
+/* mmaps bytes of a memfd shared and read-write (huge: try huge pages first), populated; NULL on failure. */
+void *ne_map(int fd, uint64_t bytes);
+int ne_unmap(void *addr, uint64_t bytes);
+
+/* cffi: end */
+
+#endif

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * link.h - how a worker reaches one donor: the transports' ops table, and what stands behind the disk.
+ *
+ * A link belongs to one thread; nothing here is locked. Operations are posted, handed to the wire by submit(), and
+ * come back from poll() in any order. A link that fails gives every operation it holds back through poll() with a
+ * negative status, once, and is dead from then on: post() answers -ENOTCONN. It never frees itself, never exits, and
+ * never touches an io again after giving it back.
+ *
+ *   shm.c    the donor's slab is mapped here: an operation is a copy, complete when poll() is called
+ *   tcp.c    pipelined requests on a socket (wire.h)
+ *   fault.c  stands before another link and spoils some operations (enum ne_fault)
+ *   verbs.c  (later) RC queue pair; `arena` is what it registers once, so every io->buf lies inside it
+ */
+#ifndef FARSIDE_LINK_H
+#define FARSIDE_LINK_H
+
+#include "engine.h"
+
+struct ne_link;
+
+enum ne_io_op { NE_IO_READ = 1, NE_IO_WRITE = 2 };
+
+/* One operation on one slab. The poster owns it, and leaves it alone from post() until poll() gives it back. */
+struct ne_io {
+	uint8_t op;			/* enum ne_io_op */
+	int32_t status;			/* set when given back: 0 or -errno */
+	uint32_t length;		/* bytes, at most NE_CLUSTER_BYTES */
+	uint32_t lease;
+	uint64_t token;
+	uint64_t offset;		/* bytes from the slab's start */
+	void *buf;			/* inside the worker's arena */
+	void *base;			/* the slab's memory where it is mapped here, else NULL */
+	uint64_t posted_ns;		/* CLOCK_MONOTONIC, set by the poster */
+	struct ne_io *next;		/* the link's own chain */
+	void *owner;			/* the poster's */
+};
+
+struct ne_link_ops {
+	const char *name;
+	/* Takes the io, or -EAGAIN (too many outstanding: poll first), or -ENOTCONN. */
+	int (*post)(struct ne_link *link, struct ne_io *io);
+	/* Hands what was posted to the wire as far as it goes without blocking. */
+	void (*submit)(struct ne_link *link);
+	/* Up to max finished operations into done[]; returns how many. Never blocks. */
+	int (*poll)(struct ne_link *link, struct ne_io **done, int max);
+	/* Operations posted and not given back yet. */
+	uint32_t (*outstanding)(const struct ne_link *link);
+	/* The fd to sleep on and the poll(2) events wanted now, or -1: then timeout_ns says when to look again. */
+	int (*wait)(const struct ne_link *link, short *events, uint64_t *timeout_ns);
+	/* Fails everything outstanding with -errno (nothing of it may land in io->buf afterwards) and kills the link. */
+	void (*kill)(struct ne_link *link, int err);
+	bool (*alive)(const struct ne_link *link);
+	/* Frees the link. Everything has been given back, or is forgotten by its owner. */
+	void (*destroy)(struct ne_link *link);
+	/* True when io->base may be read and written directly by the worker, with no io at all. */
+	bool direct;
+};
+
+struct ne_link { const struct ne_link_ops *ops; };
+
+/* What a worker lets its links and its disk register once: every io->buf lies in here. */
+struct ne_arena { void *base; uint64_t bytes; };
+
+int ne_shm_create(struct ne_link **ret);
+int ne_tcp_create(int sock, struct ne_link **ret);
+
+/* Rules shared by all threads, changed at any time by the control thread (plain atomics inside). */
+struct ne_fault_rules {
+	_Atomic uint32_t every[NE_FAULT_KINDS];
+	_Atomic uint32_t delay_us;
+	_Atomic uint32_t count[NE_FAULT_KINDS];
+};
+/* Owns inner from here on. With no rule set it passes everything through (and is not `direct`). */
+int ne_fault_create(struct ne_link *inner, const struct ne_fault_rules *rules, struct ne_link **ret);
+
+/* --------------------------------------------------------------- the disk: one ring a thread */
+
+struct ne_disk;
+
+/* A disk operation; the same ownership rule as ne_io. buf and offset are multiples of NE_PAGE_BYTES. */
+struct ne_dio {
+	uint8_t op;			/* enum ne_io_op */
+	int32_t status;			/* 0 or -errno (a short transfer is -EIO) */
+	uint32_t length;		/* a multiple of NE_PAGE_BYTES, at most 1 MiB */
+	uint64_t offset;
+	void *buf;
+	uint64_t posted_ns;
+	struct ne_dio *next;
+	void *owner;
+	void *scratch;			/* disk.c's: where ciphertext stands */
+};
+
+/*
+ * key: 64 bytes for AES-256-XTS (the tweak is the page number), or NULL. depth: operations at once, the rest queue
+ * inside. Opens its own io_uring over fd (borrowed). arena is registered as fixed buffers where limits allow.
+ */
+int ne_disk_create(int fd, uint32_t depth, const uint8_t *key, const struct ne_arena *arena,
+		   const struct ne_fault_rules *rules, struct ne_disk **ret);
+void ne_disk_destroy(struct ne_disk *disk);	/* waits for what is in flight; NULL is fine */
+void ne_disk_post(struct ne_disk *disk, struct ne_dio *dio);	/* always takes it */
+void ne_disk_submit(struct ne_disk *disk);
+int ne_disk_poll(struct ne_disk *disk, struct ne_dio **done, int max);
+uint32_t ne_disk_outstanding(const struct ne_disk *disk);
+int ne_disk_wait_fd(const struct ne_disk *disk);	/* readable when poll() has something (POLLIN) */
+
+/* --------------------------------------------------------------- bytes */
+
+/* Copies and returns the crc32c of what was copied, in one pass. */
+uint32_t ne_copy_crc32c(void *restrict dst, const void *restrict src, size_t bytes);
+/* True when the page (4096 bytes, any alignment) is all zero; quick to say no. */
+bool ne_page_is_zero(const void *page);
+
+#endif
