@@ -1,0 +1,74 @@
+"""The cluster key file: the door that reads it.
+
+One key a line, 32 bytes as 64 hex digits or as base64; empty lines and lines that begin with # are skipped. At most
+two keys: the first is preferred, either is accepted. That is how a key is changed without a gap: add the new one as
+second line on every node, then make it first everywhere, then take the old one out.
+"""
+
+import base64
+import binascii
+import os
+import stat
+from pathlib import Path
+
+from farside.errors import ConfigError
+
+KEY_BYTES = 32
+KEYS_MAX = 2
+_FILE_BYTES_MAX = 4096  # two keys and some comments
+
+
+def read_keys(path: str | Path) -> tuple[bytes, ...]:
+    """Returns the one or two keys of a key file, preferred first.
+
+    Raises:
+        ConfigError: the file is missing, can be read by others, belongs to somebody else, or holds no usable keys.
+    """
+    try:
+        # O_NONBLOCK: a fifo put in the key file's place must not hang the start.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ConfigError(f"key file {path}: {error.strerror}; make one with `farside keygen`") from error
+    try:
+        _check_access(path, os.fstat(fd))
+        text = os.read(fd, _FILE_BYTES_MAX + 1)
+    finally:
+        os.close(fd)
+    if len(text) > _FILE_BYTES_MAX:
+        raise ConfigError(f"key file {path}: larger than {_FILE_BYTES_MAX} bytes, this is no key file")
+    return parse_keys(text, str(path))
+
+
+def parse_keys(text: bytes, name: str) -> tuple[bytes, ...]:
+    """Returns the keys in a key file's text; `name` stands in error messages."""
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+    keys = tuple(_parse_key(line, f"{name}:{number}") for number, line in lines if line and not line.startswith(b"#"))
+    if not 1 <= len(keys) <= KEYS_MAX:
+        raise ConfigError(f"key file {name}: holds {len(keys)} keys, needs 1 or {KEYS_MAX}")
+    if len(set(keys)) != len(keys):
+        raise ConfigError(f"key file {name}: holds the same key twice")
+    return keys
+
+
+def _check_access(path: str | Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"key file {path}: not a regular file")
+    if status.st_mode & 0o077:
+        mode = stat.S_IMODE(status.st_mode)
+        raise ConfigError(f"key file {path}: others may use it (mode {mode:04o}); chmod 0600 {path}")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(f"key file {path}: belongs to uid {status.st_uid}, neither to us nor to root")
+
+
+def _parse_key(line: bytes, where: str) -> bytes:
+    try:
+        key = bytes.fromhex(line.decode("ascii")) if len(line) == 2 * KEY_BYTES else _base64(line)
+    except (ValueError, binascii.Error):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ConfigError(f"key file {where}: not {KEY_BYTES} bytes in hex or base64")
+    return key
+
+
+def _base64(line: bytes) -> bytes:
+    return base64.b64decode(line, validate=True)

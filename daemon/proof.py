@@ -1,0 +1,60 @@
+"""What the control protocol computes with the cluster key: proofs and message codes. PURE.
+
+Everything is HMAC-SHA256 under the cluster key with a label of its own, so that nothing computed for one purpose or by
+one side can be used for another.
+"""
+
+import enum
+import hashlib
+import hmac
+
+from farside.daemon.messages import KEY_ID_BYTES
+
+CODE_BYTES = 16
+"""A message code is cut to this: a forger has one try in 2^128 before the connection ends."""
+
+
+class Side(enum.Enum):
+    """Which end of a connection."""
+
+    BORROWER = "borrower"
+    DONOR = "donor"
+
+    @property
+    def other(self) -> "Side":
+        """The peer's side."""
+        return Side.DONOR if self is Side.BORROWER else Side.BORROWER
+
+
+def key_id(key: bytes) -> bytes:
+    """Returns the name under which a key is offered to a peer: 8 bytes that do not tell the key."""
+    return hashlib.sha256(key).digest()[:KEY_ID_BYTES]
+
+
+def transcript(*parts: bytes) -> bytes:
+    """Returns a hash of the parts and of where one ends and the next begins."""
+    return hashlib.sha256(b"".join(len(part).to_bytes(4, "little") + part for part in parts)).digest()
+
+
+def proof(key: bytes, prover: Side, said: bytes) -> bytes:
+    """Returns what shows that `prover` has the key and has seen the transcript `said`; 32 bytes."""
+    return hmac.digest(key, b"farside proof " + prover.value.encode() + said, "sha256")
+
+
+def is_same(left: bytes, right: bytes) -> bool:
+    """True when equal; takes the same time wherever they differ."""
+    return hmac.compare_digest(left, right)
+
+
+class Codes:
+    """The message codes of one direction of one connection; each call counts one frame."""
+
+    def __init__(self, key: bytes, sender: Side, said: bytes) -> None:
+        self._key = hmac.digest(key, b"farside codes " + sender.value.encode() + said, "sha256")
+        self._count = 0
+
+    def code(self, content: bytes) -> bytes:
+        """Returns the code of the next frame, CODE_BYTES long."""
+        count = self._count.to_bytes(8, "little")
+        self._count += 1
+        return hmac.digest(self._key, count + content, "sha256")[:CODE_BYTES]
