@@ -5,7 +5,7 @@ How it works
 Rules of this file: no socket, no clock, no random numbers (the nonce is passed in). Bytes go in with ``receive``;
 ``next_event`` gives what they mean, one event a call, or ``NEED_DATA``; ``send`` turns a message into bytes. A fault of
 the peer raises RemoteProtocolError (its code an ErrorCode) from ``next_event``, a fault of ours LocalProtocolError from
-``send``; after that nothing more comes out, and ``farewell`` makes the ERROR frame to send before closing.
+``send``. After a fault of the peer nothing more comes out, and ``farewell`` makes the ERROR frame to send before closing.
 
 Frame, little-endian::
 
@@ -49,7 +49,8 @@ from typing import TypeAlias
 import msgspec
 
 from farside.daemon import messages as m
-from farside.daemon.proof import CODE_BYTES, Codes, Side, is_same, key_id, proof, transcript
+from farside.daemon.proof import CODE_BYTES, Codes, is_same, key_id, proof, transcript
+from farside.daemon.proof import Side as Side  # callers name their side; they need nothing else of proof.py
 from farside.errors import LocalProtocolError, RemoteProtocolError
 
 VERSION_MIN = 1
