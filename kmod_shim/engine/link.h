@@ -46,7 +46,10 @@ struct ne_link_ops {
 	int (*poll)(struct ne_link *link, struct ne_io **done, int max);
 	/* Operations posted and not given back yet. */
 	uint32_t (*outstanding)(const struct ne_link *link);
-	/* The fd to sleep on and the poll(2) events wanted now, or -1: then timeout_ns says when to look again. */
+	/*
+	 * The fd to sleep on and the poll(2) events wanted now, or -1 when there is none. *timeout_ns is always set: poll()
+	 * has something at the latest so many nanoseconds from now (0 now, UINT64_MAX never by itself). POLLOUT: submit().
+	 */
 	int (*wait)(const struct ne_link *link, short *events, uint64_t *timeout_ns);
 	/* Fails everything outstanding with -errno (nothing of it may land in io->buf afterwards) and kills the link. */
 	void (*kill)(struct ne_link *link, int err);
