@@ -4,8 +4,8 @@ How it works
 ============
 Rules of this file: no socket, no clock, no random numbers (the nonce is passed in). Bytes go in with ``receive``;
 ``next_event`` gives what they mean, one event a call, or ``NEED_DATA``; ``send`` turns a message into bytes. A fault of
-the peer raises RemoteProtocolError (its code an ErrorCode) from ``next_event``, a fault of ours LocalProtocolError from
-``send``. After a fault of the peer nothing more comes out, and ``farewell`` makes the ERROR frame to send before closing.
+ours raises LocalProtocolError from ``send`` and changes nothing. A fault of the peer raises RemoteProtocolError (its
+code an ErrorCode) from ``next_event``; then nothing more comes out, and ``farewell`` makes the ERROR frame to send.
 
 Frame, little-endian::
 
