@@ -1,0 +1,15 @@
+"""Settings: one declared table a program, files and drop-ins that fill it, checks that name what to change.
+
+settings.py  how a setting is declared: kind, range, choices, doc
+daemon.py    what `farside daemon` can be told
+blockdev.py  what `farside blockdev` can be told
+convert.py   one TOML value to one Python value, in the setting's unit and range
+load.py      files and drop-ins to one frozen config, with the source of each value
+check.py     what must hold between settings
+"""
+
+from farside.config.blockdev import BlockdevConfig, FaultRule
+from farside.config.daemon import DaemonConfig
+from farside.config.load import Effective, load_blockdev, load_daemon
+
+__all__ = ["BlockdevConfig", "DaemonConfig", "Effective", "FaultRule", "load_blockdev", "load_daemon"]

@@ -1,0 +1,87 @@
+"""What must hold between settings: pure rules, each one message with the setting to change."""
+
+from collections.abc import Iterator
+
+from farside.config.blockdev import BlockdevConfig
+from farside.config.daemon import DaemonConfig
+from farside.units import MIB, format_bytes
+
+CLUSTER_BYTES = 2 * MIB
+
+# (setting, what is wrong; what to do)
+Problem = tuple[str, str]
+
+
+def daemon_problems(config: DaemonConfig) -> Iterator[Problem]:
+    """What is wrong with a donor's settings taken together."""
+    if not config.listen:
+        yield "listen", "is empty, so that no borrower can reach this donor; name at least one endpoint"
+    yield from _power_of_two("slab_bytes", config.slab_bytes)
+    total = config.memory_total_bytes
+    if total and config.headroom_bytes >= total:
+        yield (
+            "headroom_bytes",
+            (f"keeps all of memory_total_bytes ({format_bytes(total)}) free; lower it, or nothing is ever lent"),
+        )
+    if config.evict_deadline_s > config.migrate_deadline_s:
+        yield (
+            "evict_deadline_s",
+            "is longer than migrate_deadline_s; dropping a slab is the quicker way, shorten it",
+        )
+    if config.migrate_deadline_s > config.lease_expiry_s:
+        yield "migrate_deadline_s", "is longer than lease_expiry_s; a lease must outlive the time to move it"
+
+
+def blockdev_problems(config: BlockdevConfig) -> Iterator[Problem]:
+    """What is wrong with a borrower's settings taken together."""
+    if not config.listen:
+        yield "listen", "is empty, so that no client can reach the device; name at least one endpoint"
+    if not config.name:
+        yield "name", "is empty; give the device a name"
+    if config.size_bytes % CLUSTER_BYTES:
+        down = config.size_bytes // CLUSTER_BYTES * CLUSTER_BYTES
+        yield "size_bytes", f"is not a multiple of 2 MiB; {down} is the nearest below, {down + CLUSTER_BYTES} above"
+    yield from _power_of_two("slab_bytes", config.slab_bytes)
+    yield from _power_of_two("pending_bytes", config.pending_bytes)
+    if config.hedge_s > config.deadline_s:
+        yield "hedge_s", "is longer than deadline_s; a second copy is of use only before the donor is suspect"
+    yield from _protection_problems(config)
+    for number, rule in enumerate(config.fault, 1):
+        if rule.kind == "delay" and rule.delay_s == 0:
+            yield "fault", f"table {number}: kind 'delay' needs delay_s above 0"
+        if rule.donor == "disk" and rule.kind not in ("delay", "error", "short"):
+            yield "fault", f"table {number}: the disk knows delay, error and short only"
+
+
+def _protection_problems(config: BlockdevConfig) -> Iterator[Problem]:
+    has_disk = config.disk_path.is_absolute()
+    if config.protection == "disk" and not has_disk:
+        yield (
+            "disk_path",
+            (
+                "is empty but protection is 'disk'; name a file or partition of size_bytes, or set protection to "
+                "'replica'"
+            ),
+        )
+    if config.protection != "disk" and has_disk:
+        yield "disk_path", f"is set but protection is '{config.protection}'; set protection to 'disk', or remove it"
+    if config.protection == "none" and not config.i_accept_data_loss:
+        yield (
+            "i_accept_data_loss",
+            (
+                "must be true with protection = 'none': when a donor goes, its pages are lost and their readers "
+                "are killed; set it to true if that is meant"
+            ),
+        )
+    cold, hot = config.cold_slab_pages_per_s_per_gib, config.hot_slab_pages_per_s_per_gib
+    if cold and cold >= hot:
+        yield "cold_slab_pages_per_s_per_gib", "is not below hot_slab_pages_per_s_per_gib; slabs would come and go"
+
+
+def _power_of_two(name: str, value: int) -> Iterator[Problem]:
+    if value & (value - 1):
+        below = 1 << (value.bit_length() - 1)
+        yield (
+            name,
+            f"is not a power of two; {format_bytes(below)} is the nearest below, {format_bytes(2 * below)} above",
+        )

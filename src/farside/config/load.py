@@ -1,0 +1,142 @@
+"""Files and drop-ins to one frozen config.
+
+How it works: the main file is read first, then its drop-ins in the order of their names, then what the command line
+says; the last word on a setting wins, and where it came from is remembered. Drop-ins of `NAME.toml` are `NAME.d/*.toml`
+beside it, as systemd does it, so that a package, a site and a machine each have a file of their own.
+"""
+
+import socket
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from farside.config.blockdev import BlockdevConfig
+from farside.config.check import Problem, blockdev_problems, daemon_problems
+from farside.config.convert import convert, unknown
+from farside.config.daemon import DaemonConfig
+from farside.config.settings import Setting, settings_of
+from farside.errors import ConfigError
+
+ETC = Path("/etc/farside")
+COMMAND_LINE = "command line"
+DEFAULT = "default"
+_FILE_BYTES_MAX = 1 << 20
+
+ConfigT = TypeVar("ConfigT", DaemonConfig, BlockdevConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effective(Generic[ConfigT]):
+    """A config and, for each setting, the file (or 'default', 'command line') that said so."""
+
+    config: ConfigT
+    sources: Mapping[str, str]
+
+
+class ConfigProblems(ConfigError):
+    """Everything that is wrong with the settings; each of ``problems`` is one line."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+def load_daemon(paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None) -> DaemonConfig:
+    """The donor's settings from these files (none: /etc/farside/daemon.toml) with their drop-ins.
+
+    Raises:
+        ConfigProblems: Something is wrong; one line each.
+    """
+    return effective_daemon(paths, overrides).config
+
+
+def load_blockdev(paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None) -> BlockdevConfig:
+    """The borrower's settings from these files (none: /etc/farside/blockdev.toml) with their drop-ins.
+
+    Raises:
+        ConfigProblems: Something is wrong; one line each.
+    """
+    return effective_blockdev(paths, overrides).config
+
+
+def effective_daemon(
+    paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
+) -> Effective[DaemonConfig]:
+    """As `load_daemon`, with the source of each value."""
+    return _load(DaemonConfig, daemon_problems, _files(paths, ETC / "daemon.toml"), overrides or {})
+
+
+def effective_blockdev(
+    paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
+) -> Effective[BlockdevConfig]:
+    """As `load_blockdev`, with the source of each value."""
+    return _load(BlockdevConfig, blockdev_problems, _files(paths, ETC / "blockdev.toml"), overrides or {})
+
+
+def _load(
+    kind: type[ConfigT],
+    problems_of: Callable[[ConfigT], Iterator[Problem]],
+    files: Sequence[Path],
+    overrides: Mapping[str, object],
+) -> Effective[ConfigT]:
+    known = settings_of(kind)
+    values: dict[str, Any] = {}
+    sources = dict.fromkeys(known, DEFAULT)
+    problems: list[str] = []
+    for source, told in [*((str(file), _read(file)) for file in files), (COMMAND_LINE, overrides)]:
+        for name, value in told.items():
+            try:
+                values[name] = _value(known, name, value)
+                sources[name] = source
+            except ValueError as error:
+                problems.append(f"{source}: {name}: {error}")
+    if problems:
+        raise ConfigProblems(problems)
+    config = _with_node(kind(**values))
+    problems = [f"{_blamed(sources[name], files)}: {name}: {text}" for name, text in problems_of(config)]
+    if problems:
+        raise ConfigProblems(problems)
+    return Effective(config=config, sources=sources)
+
+
+def _value(known: Mapping[str, Setting], name: str, value: object) -> object:
+    if name not in known:
+        raise ValueError(unknown(name, known))
+    return convert(known[name], value)
+
+
+def _blamed(source: str, files: Sequence[Path]) -> str:
+    # A default is at fault only because no file says otherwise: name the file that should.
+    return str(files[0]) if source == DEFAULT and files else source
+
+
+def _with_node(config: ConfigT) -> ConfigT:
+    return config if config.node else replace(config, node=socket.gethostname())
+
+
+def _files(paths: Sequence[Path], standard: Path) -> tuple[Path, ...]:
+    if paths:
+        return tuple(file for path in paths for file in (path, *_drop_ins(path)))
+    return ((standard,) if standard.exists() else ()) + _drop_ins(standard)
+
+
+def _drop_ins(path: Path) -> tuple[Path, ...]:
+    folder = path.with_suffix(".d")
+    return tuple(sorted(folder.glob("*.toml"))) if folder.is_dir() else ()
+
+
+def _read(file: Path) -> dict[str, object]:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(_FILE_BYTES_MAX + 1)
+        if len(data) > _FILE_BYTES_MAX:
+            raise ConfigProblems([f"{file}: is larger than 1 MiB; this is no settings file"])
+        return tomllib.loads(data.decode())
+    except OSError as error:
+        raise ConfigProblems([f"{file}: {error.strerror}; name a file that can be read"]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigProblems([f"{file}: is not UTF-8 text; save it as UTF-8"]) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigProblems([f"{file}: {error}; mend the TOML there"]) from error
