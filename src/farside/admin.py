@@ -1,0 +1,247 @@
+"""How a running process is asked: one line of JSON in, one line of JSON out, over a unix socket of its owner's.
+
+    {"command": "status"}                       ->  {"ok": true, "result": {...}}
+    {"command": "fault", "donor": "d1", ...}    ->  {"ok": false, "error": "one line"}
+
+A connection may carry several requests, one after another. Lines are at most `LINE_BYTES_MAX` long in both directions;
+the socket has mode 0600 before anybody can connect. `serve` is the process's side, `call` and `ask` are the caller's.
+"""
+
+import asyncio
+import os
+import socket
+import stat
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from farside.errors import ConfigError, FarsideError, PeerError
+from farside.log import get_log
+
+LINE_BYTES_MAX = 1 << 20  # a status of thousands of slabs fits; a runaway caller does not
+REQUEST_LIMIT_S = 60.0  # a connection that says nothing for so long is closed
+CALL_LIMIT_S = 10.0
+
+Handler = Callable[[Mapping[str, object]], Awaitable[object]]
+
+_log = get_log("admin")
+
+
+class AdminServer:
+    """A served admin socket. Close it, or use it with ``async with``; the socket file goes with it."""
+
+    def __init__(self, path: Path, server: asyncio.Server, identity: tuple[int, int]) -> None:
+        self.path = path
+        self._server = server
+        self._identity = identity
+
+    async def close(self) -> None:
+        """Stops listening and removes the socket file, unless another process has put its own there since."""
+        self._server.close()
+        if _identity(self.path) == self._identity:
+            self.path.unlink(missing_ok=True)
+        await asyncio.sleep(0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+async def serve(path: Path, handlers: Mapping[str, Handler]) -> AdminServer:
+    """Answers requests on a unix socket, each by the handler that has its command's name, until closed.
+
+    A handler takes the request's arguments (without the command) and returns what JSON or `msgspec` can say. A
+    `FarsideError` from it becomes the answer's error.
+
+    Raises:
+        ConfigError: The socket can't be made, or another live process serves it.
+    """
+    listener = _listen(path)
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await _converse(reader, writer, handlers)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_unix_server(converse, sock=listener, limit=LINE_BYTES_MAX)
+    identity = _identity(path)
+    assert identity is not None
+    return AdminServer(path, server, identity)
+
+
+def call(path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **arguments: object) -> Any:
+    """The result of a command at a running process, as JSON values.
+
+    Raises:
+        PeerError: Nobody answers there, or the process refused; its own words, in one line.
+    """
+    request = _line({"command": command, **arguments})
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(os.fspath(path))
+            connection.sendall(request)
+            return _result(_receive_line(connection), path)
+    except OSError as error:
+        raise _no_answer(path, error) from error
+
+
+async def ask(path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **arguments: object) -> Any:
+    """As `call`, for a program that has an event loop."""
+    request = _line({"command": command, **arguments})
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_unix_connection(os.fspath(path), limit=LINE_BYTES_MAX)
+            try:
+                writer.write(request)
+                await writer.drain()
+                return _result(await reader.readline(), path)
+            finally:
+                writer.close()
+    except (OSError, ValueError) as error:
+        raise _no_answer(path, error) from error
+
+
+# --- the server's side
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _clear_stale(path)
+        listener.bind(os.fspath(path))
+        # Nobody can connect between bind() and listen(), so that the mode is right from the start.
+        path.chmod(0o600)
+        listener.listen(16)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"admin socket {path}: {error.strerror or error}", hint="set admin_socket to a path this user may write"
+        ) from error
+    except ConfigError:
+        listener.close()
+        raise
+    return listener
+
+
+def _clear_stale(path: Path) -> None:
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise ConfigError(f"admin socket {path}: a file that is no socket is there", hint="remove it or name another")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+    raise ConfigError(f"admin socket {path}: another process serves it", hint="stop that one or name another socket")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+async def _converse(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handlers: Mapping[str, Handler]
+) -> None:
+    try:
+        while True:
+            async with asyncio.timeout(REQUEST_LIMIT_S):
+                line = await reader.readline()
+            if not line:
+                return
+            writer.write(await _answer(line, handlers))
+            await writer.drain()
+    except ValueError:
+        writer.write(_failure(f"a request is one line of at most {LINE_BYTES_MAX} bytes"))
+    except (OSError, TimeoutError):
+        return  # the caller is gone, or never came to the point
+
+
+async def _answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
+    try:
+        request = msgspec.json.decode(line, type=dict[str, object])
+    except msgspec.MsgspecError as error:
+        return _failure(f"not a JSON object: {error}")
+    command = request.pop("command", None)
+    handler = handlers.get(command) if isinstance(command, str) else None
+    if handler is None:
+        return _failure(f"no command {command!r:.60}; there are {', '.join(sorted(handlers))}")
+    try:
+        answer = _line({"ok": True, "result": await handler(request)})
+    except FarsideError as error:
+        return _failure(str(error))
+    except Exception as error:  # the top of this task: a fault of ours is recorded, and the process goes on
+        _log.error("a command failed", command=command, cause=error)
+        return _failure(f"internal error: {type(error).__name__}: {error}")
+    if len(answer) > LINE_BYTES_MAX:
+        return _failure(f"the answer is longer than {LINE_BYTES_MAX} bytes")
+    return answer
+
+
+def _failure(text: str) -> bytes:
+    return _line({"ok": False, "error": " ".join(text.split())})
+
+
+# --- both sides
+
+
+def _line(value: Mapping[str, object]) -> bytes:
+    return msgspec.json.encode(value, enc_hook=_encode_other) + b"\n"
+
+
+def _encode_other(value: object) -> object:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise NotImplementedError(f"{type(value).__name__} has no JSON form")
+
+
+# --- the caller's side
+
+
+def _receive_line(connection: socket.socket) -> bytes:
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        part = connection.recv(65536)
+        if not part:
+            break
+        received += part
+        if len(received) > LINE_BYTES_MAX:
+            raise OSError("the answer is too long")
+    return bytes(received)
+
+
+def _result(line: bytes, path: Path) -> Any:
+    try:
+        answer = msgspec.json.decode(line, type=dict[str, Any])
+        if answer["ok"] is True:
+            return answer["result"]
+        raise PeerError(str(answer["error"]))
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise PeerError(f"{path}: the process there ended, or is no Farside process") from error
+
+
+def _no_answer(path: Path, error: OSError | ValueError) -> PeerError:
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return PeerError(f"{path}: no process answers there", hint="is it running? name its socket with --socket")
+    if isinstance(error, PermissionError):
+        return PeerError(f"{path}: permission denied", hint="ask as root, or as the user that runs it")
+    if isinstance(error, TimeoutError):
+        return PeerError(f"{path}: no answer in time", hint="the process is stopped or overloaded")
+    return PeerError(f"{path}: {error}")

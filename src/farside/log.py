@@ -1,0 +1,143 @@
+"""Structured logs: one line an event, a short message and named fields, to stderr or the journal.
+
+    log = get_log("daemon")
+    log.info("slab lent", lease=7, borrower="node3")
+
+On a terminal or in a file a line is logfmt with its time; with ``FARSIDE_LOG=json`` it is a JSON object. Where systemd
+has connected stderr to the journal (JOURNAL_STREAM) the time is left out and the priority put before, as sd-daemon(3)
+says. A message says what happened; what it happened to goes into the fields.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import TextIO
+
+ROOT = "farside"
+LEVELS: Mapping[str, int] = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
+# syslog's numbers, see sd-daemon(3)
+_PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+_FIELDS = "farside_fields"
+
+
+class Log:
+    """What a component writes to; one for each name."""
+
+    __slots__ = ("_logger",)
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def debug(self, message: str, **fields: object) -> None:
+        """Tells what only a developer wants to know."""
+        self._tell(logging.DEBUG, message, fields)
+
+    def info(self, message: str, **fields: object) -> None:
+        """Tells what an operator may want to know later."""
+        self._tell(logging.INFO, message, fields)
+
+    def warning(self, message: str, **fields: object) -> None:
+        """Tells what went wrong and was dealt with."""
+        self._tell(logging.WARNING, message, fields)
+
+    def error(self, message: str, *, cause: BaseException | None = None, **fields: object) -> None:
+        """Tells what went wrong and was not; with the traceback of ``cause`` where that is a fault of ours."""
+        self._tell(logging.ERROR, message, fields, cause)
+
+    def _tell(self, level: int, message: str, fields: Mapping[str, object], cause: BaseException | None = None) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, message, extra={_FIELDS: fields}, exc_info=cause)
+
+
+def get_log(name: str) -> Log:
+    """The log of a component, such as ``daemon`` or ``blockdev.peers``."""
+    return Log(logging.getLogger(f"{ROOT}.{name}"))
+
+
+def start_logging(level: str, *, stream: TextIO | None = None) -> None:
+    """Sends every log of this process to ``stream`` (stderr) from ``level`` (a key of `LEVELS`) on. May be repeated."""
+    out = sys.stderr if stream is None else stream
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(_formatter(out))
+    root = logging.getLogger(ROOT)
+    root.handlers[:] = [handler]
+    root.propagate = False
+    root.setLevel(LEVELS[level])
+
+
+def is_journal(stream: TextIO, told: str) -> bool:
+    """True when ``told`` (JOURNAL_STREAM, "device:inode") names the very file behind the stream."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return told == f"{status.st_dev}:{status.st_ino}"
+
+
+def _formatter(stream: TextIO) -> logging.Formatter:
+    if os.environ.get("FARSIDE_LOG") == "json":
+        return _JsonFormatter()
+    return _TextFormatter(journal=is_journal(stream, os.environ.get("JOURNAL_STREAM", "")))
+
+
+class _TextFormatter(logging.Formatter):
+    def __init__(self, *, journal: bool) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = "".join(f" {name}={_logfmt(value)}" for name, value in _fields(record).items())
+        line = f"{_component(record)}: {_one_line(record.getMessage())}{fields}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        if not self._journal:
+            return f"{_time(record)} {record.levelname.lower():<7} {line}"
+        priority = f"<{_PRIORITY.get(record.levelno, 6)}>"
+        return "\n".join(priority + part for part in line.splitlines())
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        told = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "component": _component(record),
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            told["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(told, default=str, ensure_ascii=False)
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, object]:
+    fields: Mapping[str, object] = getattr(record, _FIELDS, {})
+    return fields
+
+
+def _component(record: logging.LogRecord) -> str:
+    return record.name.removeprefix(f"{ROOT}.")
+
+
+def _time(record: logging.LogRecord) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{whole}.{int(record.msecs):03d}Z"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())
+
+
+def _logfmt(value: object) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    # What a peer sent may hold anything: quoting keeps a line one line.
+    plain = text.isprintable() and text and not any(character in text for character in ' "=')
+    return text if plain else json.dumps(text, ensure_ascii=False)
