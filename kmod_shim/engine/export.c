@@ -1,0 +1,611 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * export.c - the donor's side of wire.h: borrowers read and write leased slabs, and no Python runs.
+ *
+ * How it works
+ *   A connection has one thread and two buffers: `in`, which recvmsg() fills and requests are parsed from, and
+ *   `spill`, for answers that the socket would not take at once. One round of the thread is
+ *
+ *	receive what has come -> [ parse, check, copy WRITEs, gather READs, send ] -> spill what is left -> next
+ *	                           ^ under the mark                            ^
+ *
+ * Revoking without a lock on the data path
+ *   A thread touches slab memory only while its `mark` is odd. It makes it odd first and looks at the lease after that;
+ *   revoke() closes the lease first and looks at the marks after that (both sequentially consistent), and waits for each
+ *   odd mark to move. So either the thread sees the closed lease, or revoke() sees the mark. Nothing under the mark can
+ *   block on the peer: every system call there carries MSG_DONTWAIT, and one round is bounded by ROUND_BYTES. A lease is
+ *   looked at again for every piece of a long WRITE.
+ *
+ * Guarantees
+ *   - No byte reaches a slab before the whole request header is checked: magic, bounds, lease, session, token.
+ *   - After ne_export_revoke() no thread touches that memory; after ne_export_fence() no thread of the session lives.
+ *   - A refused request is answered in its turn, and its payload swallowed. A header that cannot be understood ends the
+ *     connection, because the stream's position is lost.
+ */
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine.h"
+#include "wire.h"
+
+enum {
+	LEASES = 65536,
+	IN_BYTES = 256 << 10,
+	ROUND_REQUESTS = 128,		/* answers in one sendmsg() */
+	ROUND_BYTES = NE_WIRE_LENGTH_MAX, /* READ payload in one round */
+	SPILL_BYTES = ROUND_BYTES + ROUND_REQUESTS * (int)sizeof(struct ne_wire_reply),
+	STACK_BYTES = 256 << 10,
+	SPIN_NS = 30000,		/* longest busy wait for the next request */
+	REVOKE_SPINS = 64,		/* looks at a mark before sleeping between looks */
+	REVOKE_SLEEP_NS = 20000,
+};
+
+struct lease {
+	uint64_t session, token;
+	uint8_t *addr;
+	uint64_t bytes;
+	_Atomic bool live;		/* the other fields hold still while this is true and until revoke() has returned */
+};
+
+struct conn {
+	struct ne_export *exp;
+	struct conn *next;
+	uint64_t session;
+	pthread_t thread;
+
+	/* What other threads look at. */
+	_Atomic uint32_t mark __attribute__((aligned(64)));	/* odd while slab memory may be touched */
+	_Atomic uint64_t reads, writes, read_bytes, write_bytes, refused;
+
+	/* Shared with control calls, under exp->lock. */
+	int sock;
+	bool ended;
+	uint64_t cpu_ns;		/* once ended */
+
+	/* The thread's own. */
+	uint32_t in_from, in_to;	/* what of `in` is received and not parsed yet */
+	struct ne_wire_request write;	/* the WRITE whose payload is coming in, while write_left > 0 */
+	uint32_t write_left;
+	uint32_t write_status;
+	bool broken;			/* the stream makes no sense any more */
+	bool backlog;			/* the round was full: `in` holds more requests */
+	uint64_t idle_ns;		/* since when there is nothing to do, or 0 */
+	uint64_t spin_ns;		/* how long looking again has paid off lately */
+	uint32_t answers, parts;	/* of this round */
+	uint32_t round_bytes;
+	struct ne_wire_reply reply[ROUND_REQUESTS];
+	struct iovec iov[2 * ROUND_REQUESTS];
+	uint8_t in[IN_BYTES];
+	uint8_t spill[SPILL_BYTES];
+};
+
+struct ne_export {
+	struct lease *leases;
+	uint8_t *zeros;			/* NE_WIRE_LENGTH_MAX, read-only, for refused READs; all the kernel's zero page */
+	pthread_mutex_t lock;		/* conns' sock, ended and cpu_ns; never taken while serving */
+	struct conn *conns;		/* control thread only */
+	struct ne_export_stats past;	/* of connections that are gone */
+};
+
+static uint64_t clock_ns(clockid_t clock)
+{
+	struct timespec now;
+
+	if (clock_gettime(clock, &now))
+		return 0;
+	return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
+/* A counter with one writer needs no locked add. */
+static void count(_Atomic uint64_t *counter, uint64_t by)
+{
+	atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + by, memory_order_relaxed);
+}
+
+/* --- under the mark */
+
+static void mark_enter(struct conn *conn)
+{
+	atomic_fetch_add(&conn->mark, 1);
+}
+
+static void mark_leave(struct conn *conn)
+{
+	atomic_fetch_add_explicit(&conn->mark, 1, memory_order_release);
+}
+
+/* 0 and the slab's memory, or the errno to refuse with. The answer holds until the mark is left. */
+static uint32_t lease_check(const struct conn *conn, const struct ne_wire_request *request, uint8_t **ret)
+{
+	const struct lease *lease;
+
+	if (request->lease >= LEASES)
+		return ENOENT;
+	lease = &conn->exp->leases[request->lease];
+	if (!atomic_load(&lease->live))
+		return ENOENT;
+	if ((lease->session ^ conn->session) | (lease->token ^ request->token))
+		return EACCES;
+	if (request->offset > lease->bytes || request->length > lease->bytes - request->offset)
+		return EINVAL;
+	*ret = lease->addr + request->offset;
+	return 0;
+}
+
+static void answer(struct conn *conn, const struct ne_wire_request *request, uint32_t status)
+{
+	struct ne_wire_reply *reply = &conn->reply[conn->answers++];
+
+	*reply = (struct ne_wire_reply){NE_WIRE_REPLY_MAGIC, status, request->cookie};
+	conn->iov[conn->parts++] = (struct iovec){reply, sizeof(*reply)};
+	if (status)
+		count(&conn->refused, 1);
+}
+
+static void serve_read(struct conn *conn, const struct ne_wire_request *request)
+{
+	uint8_t *from = conn->exp->zeros;
+	uint32_t status = lease_check(conn, request, &from);
+
+	answer(conn, request, status);
+	conn->iov[conn->parts++] = (struct iovec){from, request->length};
+	conn->round_bytes += request->length;
+	if (!status) {
+		count(&conn->reads, 1);
+		count(&conn->read_bytes, request->length);
+	}
+}
+
+/* Where the next byte of the WRITE under way belongs, or NULL when it is refused and its payload only swallowed. */
+static uint8_t *write_target(struct conn *conn)
+{
+	uint8_t *to = NULL;
+
+	if (conn->write_status)
+		return NULL;
+	conn->write_status = lease_check(conn, &conn->write, &to);
+	return conn->write_status ? NULL : to + (conn->write.length - conn->write_left);
+}
+
+/* `bytes` of the payload have been copied, or thrown away. */
+static void write_advance(struct conn *conn, uint32_t bytes)
+{
+	conn->write_left -= bytes;
+	if (conn->write_left)
+		return;
+	answer(conn, &conn->write, conn->write_status);
+	if (!conn->write_status) {
+		count(&conn->writes, 1);
+		count(&conn->write_bytes, conn->write.length);
+	}
+}
+
+static void write_from_in(struct conn *conn)
+{
+	uint32_t bytes = conn->in_to - conn->in_from;
+	uint8_t *to = write_target(conn);
+
+	if (bytes > conn->write_left)
+		bytes = conn->write_left;
+	if (to)
+		memcpy(to, conn->in + conn->in_from, bytes);
+	conn->in_from += bytes;
+	write_advance(conn, bytes);
+}
+
+static bool request_is_sound(const struct ne_wire_request *request)
+{
+	return request->magic == NE_WIRE_REQUEST_MAGIC && request->flags == 0 &&
+	       (request->op == NE_WIRE_READ || request->op == NE_WIRE_WRITE) && request->length > 0 &&
+	       request->length <= NE_WIRE_LENGTH_MAX;
+}
+
+/* True when the next request could be taken: enough has come in, and the round has room for its answer. */
+static bool next_request(struct conn *conn)
+{
+	struct ne_wire_request request;
+
+	if (conn->in_to - conn->in_from < sizeof(request))
+		return false;
+	memcpy(&request, conn->in + conn->in_from, sizeof(request));
+	if (!request_is_sound(&request)) {
+		count(&conn->refused, 1);
+		conn->broken = true;
+		return false;
+	}
+	if (request.op == NE_WIRE_READ && request.length > ROUND_BYTES - conn->round_bytes) {
+		conn->backlog = true;
+		return false;
+	}
+	conn->in_from += sizeof(request);
+	if (request.op == NE_WIRE_READ) {
+		serve_read(conn, &request);
+	} else {
+		conn->write = request;
+		conn->write_left = request.length;
+		conn->write_status = 0;
+	}
+	return true;
+}
+
+/* Everything in `in` that this round has room for. */
+static void serve_round(struct conn *conn)
+{
+	conn->backlog = false;
+	while (conn->answers < ROUND_REQUESTS) {
+		if (conn->write_left && conn->in_from == conn->in_to)
+			return;
+		if (conn->write_left)
+			write_from_in(conn);
+		else if (!next_request(conn))
+			return;
+	}
+	conn->backlog = true;
+}
+
+/* Sends the round's answers as far as the socket takes them now; what it does not take moves to `spill`. */
+static uint32_t send_round(struct conn *conn)
+{
+	struct msghdr msg = {.msg_iov = conn->iov, .msg_iovlen = conn->parts};
+	uint32_t spilled = 0;
+	ssize_t sent;
+
+	if (!conn->parts)
+		return 0;
+	do {
+		sent = sendmsg(conn->sock, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+	} while (sent < 0 && errno == EINTR);
+	if (sent < 0 && errno != EAGAIN)
+		conn->broken = true;
+	if (sent < 0)
+		sent = 0;
+	for (uint32_t i = 0; i < conn->parts && !conn->broken; i++) {
+		size_t skip = (size_t)sent < conn->iov[i].iov_len ? (size_t)sent : conn->iov[i].iov_len;
+
+		memcpy(conn->spill + spilled, (uint8_t *)conn->iov[i].iov_base + skip, conn->iov[i].iov_len - skip);
+		spilled += conn->iov[i].iov_len - skip;
+		sent -= skip;
+	}
+	conn->answers = 0;
+	conn->parts = 0;
+	conn->round_bytes = 0;
+	return spilled;
+}
+
+/*
+ * Receives, without waiting. Payload of a WRITE goes straight to its slab, which is why this is under the mark too, and
+ * what follows it to `in`. Returns as recvmsg() does.
+ */
+static ssize_t receive(struct conn *conn)
+{
+	struct iovec iov[2];
+	struct msghdr msg = {.msg_iov = iov};
+	uint8_t *to = conn->write_left && conn->in_from == conn->in_to ? write_target(conn) : NULL;
+	uint32_t direct = to ? conn->write_left : 0;
+	ssize_t bytes;
+
+	if (conn->in_from) {
+		memmove(conn->in, conn->in + conn->in_from, conn->in_to - conn->in_from);
+		conn->in_to -= conn->in_from;
+		conn->in_from = 0;
+	}
+	if (direct)
+		iov[msg.msg_iovlen++] = (struct iovec){to, direct};
+	iov[msg.msg_iovlen++] = (struct iovec){conn->in + conn->in_to, IN_BYTES - conn->in_to};
+	bytes = recvmsg(conn->sock, &msg, MSG_DONTWAIT);
+	if (bytes <= 0)
+		return bytes;
+	if (direct)
+		write_advance(conn, bytes < direct ? bytes : direct);
+	conn->in_to += bytes > direct ? bytes - direct : 0;
+	return bytes;
+}
+
+/* --- outside the mark: where a thread may wait for its peer */
+
+static void wait_for(struct conn *conn, short events)
+{
+	struct pollfd pfd = {.fd = conn->sock, .events = events};
+
+	poll(&pfd, 1, -1);
+}
+
+static void send_spill(struct conn *conn, uint32_t bytes)
+{
+	uint32_t done = 0;
+
+	while (done < bytes && !conn->broken) {
+		ssize_t sent = send(conn->sock, conn->spill + done, bytes - done, MSG_DONTWAIT | MSG_NOSIGNAL);
+
+		if (sent > 0)
+			done += sent;
+		else if (errno == EAGAIN)
+			wait_for(conn, POLLOUT);
+		else if (errno != EINTR)
+			conn->broken = true;
+	}
+}
+
+/*
+ * Nothing has come: looks again for a while, where that has paid off lately, and sleeps otherwise. A sleep that turns
+ * out shorter than SPIN_NS says that spinning would have been the better choice; a longer one lets spin_ns shrink.
+ */
+static void wait_for_request(struct conn *conn)
+{
+	uint64_t now = clock_ns(CLOCK_MONOTONIC);
+
+	if (!conn->idle_ns)
+		conn->idle_ns = now;
+	if (now - conn->idle_ns < conn->spin_ns) {
+		sched_yield();
+		return;
+	}
+	wait_for(conn, POLLIN);
+	if (clock_ns(CLOCK_MONOTONIC) - conn->idle_ns < SPIN_NS)
+		conn->spin_ns = SPIN_NS;
+	else
+		conn->spin_ns /= 2;
+	conn->idle_ns = 0;
+}
+
+static void serve(struct conn *conn)
+{
+	while (!conn->broken) {
+		ssize_t received = 1;
+		uint32_t spilled = 0;
+		int err = 0;
+
+		mark_enter(conn);
+		if (!conn->backlog) {
+			received = receive(conn);
+			err = errno;
+		}
+		if (received > 0) {
+			conn->idle_ns = 0;
+			serve_round(conn);
+			spilled = send_round(conn);
+		}
+		mark_leave(conn);
+
+		if (spilled)
+			send_spill(conn, spilled);
+		if (received < 0 && err == EAGAIN)
+			wait_for_request(conn);
+		else if (received == 0 || (received < 0 && err != EINTR))
+			return;
+	}
+}
+
+static void *conn_main(void *arg)
+{
+	struct conn *conn = arg;
+
+	pthread_setname_np(pthread_self(), "fs-export");
+	serve(conn);
+
+	shutdown(conn->sock, SHUT_RDWR);
+	pthread_mutex_lock(&conn->exp->lock);
+	close(conn->sock);
+	conn->sock = -1;
+	conn->cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+	conn->ended = true;
+	pthread_mutex_unlock(&conn->exp->lock);
+	return NULL;
+}
+
+/* --- control calls */
+
+static void conn_add_stats(struct conn *conn, struct ne_export_stats *sum)
+{
+	clockid_t clock;
+
+	sum->reads += conn->reads;
+	sum->writes += conn->writes;
+	sum->read_bytes += conn->read_bytes;
+	sum->write_bytes += conn->write_bytes;
+	sum->refused += conn->refused;
+	pthread_mutex_lock(&conn->exp->lock);
+	if (conn->ended)
+		sum->cpu_ns += conn->cpu_ns;
+	else if (pthread_getcpuclockid(conn->thread, &clock) == 0)
+		sum->cpu_ns += clock_ns(clock);
+	pthread_mutex_unlock(&conn->exp->lock);
+}
+
+/* Takes *at off the list; its thread has ended or is about to. */
+static void conn_destroy(struct conn **at)
+{
+	struct conn *conn = *at;
+
+	*at = conn->next;
+	pthread_join(conn->thread, NULL);
+	conn_add_stats(conn, &conn->exp->past);
+	munmap(conn, sizeof(*conn));
+}
+
+static bool conn_has_ended(struct conn *conn)
+{
+	bool ended;
+
+	pthread_mutex_lock(&conn->exp->lock);
+	ended = conn->ended;
+	pthread_mutex_unlock(&conn->exp->lock);
+	return ended;
+}
+
+static void conn_shutdown(struct conn *conn)
+{
+	pthread_mutex_lock(&conn->exp->lock);
+	if (conn->sock >= 0)
+		shutdown(conn->sock, SHUT_RDWR);
+	pthread_mutex_unlock(&conn->exp->lock);
+}
+
+/* Frees connections whose peers have gone. */
+static void reap(struct ne_export *exp)
+{
+	struct conn **at = &exp->conns;
+
+	while (*at) {
+		if (conn_has_ended(*at))
+			conn_destroy(at);
+		else
+			at = &(*at)->next;
+	}
+}
+
+/* Ends the connections that match: all are told first, so that they end side by side. */
+static void end_conns(struct ne_export *exp, bool all, uint64_t session)
+{
+	struct conn **at = &exp->conns;
+
+	for (struct conn *conn = exp->conns; conn; conn = conn->next)
+		if (all || conn->session == session)
+			conn_shutdown(conn);
+	while (*at) {
+		if (all || (*at)->session == session)
+			conn_destroy(at);
+		else
+			at = &(*at)->next;
+	}
+}
+
+int ne_export_create(struct ne_export **ret)
+{
+	struct ne_export *exp = calloc(1, sizeof(*exp));
+
+	if (!exp)
+		return -ENOMEM;
+	exp->leases = calloc(LEASES, sizeof(*exp->leases));
+	exp->zeros = mmap(NULL, NE_WIRE_LENGTH_MAX, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (!exp->leases || exp->zeros == MAP_FAILED) {
+		if (exp->zeros != MAP_FAILED)
+			munmap(exp->zeros, NE_WIRE_LENGTH_MAX);
+		free(exp->leases);
+		free(exp);
+		return -ENOMEM;
+	}
+	pthread_mutex_init(&exp->lock, NULL);
+	*ret = exp;
+	return 0;
+}
+
+void ne_export_destroy(struct ne_export *exp)
+{
+	if (!exp)
+		return;
+	end_conns(exp, true, 0);
+	pthread_mutex_destroy(&exp->lock);
+	munmap(exp->zeros, NE_WIRE_LENGTH_MAX);
+	free(exp->leases);
+	free(exp);
+}
+
+int ne_export_lease(struct ne_export *exp, uint32_t number, uint64_t session, uint64_t token, void *addr, uint64_t bytes)
+{
+	struct lease *lease;
+
+	if (number >= LEASES || !addr || !bytes)
+		return -EINVAL;
+	lease = &exp->leases[number];
+	if (lease->live)
+		return -EEXIST;
+	lease->session = session;
+	lease->token = token;
+	lease->addr = addr;
+	lease->bytes = bytes;
+	lease->live = true;
+	return 0;
+}
+
+/* Waits until the thread has left the round it may be in. */
+static void wait_for_mark(const struct conn *conn)
+{
+	uint32_t mark = conn->mark;
+
+	for (int looks = 0; (mark & 1) && conn->mark == mark; looks++)
+		if (looks >= REVOKE_SPINS)
+			nanosleep(&(struct timespec){.tv_nsec = REVOKE_SLEEP_NS}, NULL);
+}
+
+int ne_export_revoke(struct ne_export *exp, uint32_t number)
+{
+	if (number >= LEASES || !exp->leases[number].live)
+		return -ENOENT;
+	exp->leases[number].live = false;
+	for (const struct conn *conn = exp->conns; conn; conn = conn->next)
+		wait_for_mark(conn);
+	reap(exp);
+	return 0;
+}
+
+static int conn_start(struct conn *conn)
+{
+	pthread_attr_t attr;
+	sigset_t all, before;
+	int err;
+
+	pthread_attr_init(&attr);
+	pthread_attr_setstacksize(&attr, STACK_BYTES);
+	/* A new thread inherits the mask: signals are for the process's own threads. */
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	err = pthread_create(&conn->thread, &attr, conn_main, conn);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&attr);
+	return -err;
+}
+
+int ne_export_conn(struct ne_export *exp, uint64_t session, int sock)
+{
+	struct conn *conn;
+	int err;
+
+	reap(exp);
+	conn = mmap(NULL, sizeof(*conn), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (conn == MAP_FAILED)
+		return -ENOMEM;
+	/* A unix socket has no such option, and no such delay. */
+	setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+	conn->exp = exp;
+	conn->session = session;
+	conn->sock = sock;
+	err = conn_start(conn);
+	if (err) {
+		munmap(conn, sizeof(*conn));
+		return err;
+	}
+	conn->next = exp->conns;
+	exp->conns = conn;
+	return 0;
+}
+
+int ne_export_fence(struct ne_export *exp, uint64_t session)
+{
+	end_conns(exp, false, session);
+	return 0;
+}
+
+int ne_export_stats_get(const struct ne_export *exp, struct ne_export_stats *ret)
+{
+	struct ne_export_stats sum = exp->past;
+
+	for (struct conn *conn = exp->conns; conn; conn = conn->next) {
+		sum.connections += !conn_has_ended(conn);
+		conn_add_stats(conn, &sum);
+	}
+	*ret = sum;
+	return 0;
+}
