@@ -1,0 +1,262 @@
+"""What must hold before memory is lent, borrowed, or swapped to; each check says what it found and what to do.
+
+A check asks for the feature itself (can a ring be made, can the file be opened with O_DIRECT), never for a kernel's
+version. Everything is read below a root folder, so that tests give a fake tree; the few checks that must try a system
+call are in `probes`, and take no root.
+"""
+
+import importlib.util
+import os
+import re
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from farside.kmod_shim import probes
+from farside.units import GIB, KIB, MIB, format_bytes
+
+_CAP_IPC_LOCK = 14
+_CAP_SYS_RESOURCE = 24
+MEMORY_LEAST_BYTES = GIB  # below this there is nothing worth lending, and no room for a borrower's pending pages
+# A swap server that has to allocate while memory is out needs a reserve: 1/64 of memory, as far as 512 MiB.
+MIN_FREE_MOST_BYTES = 512 * MIB
+
+
+class Outcome(StrEnum):
+    """How a check went."""
+
+    OK = "ok"
+    WARNING = "warning"  # works, but less well, or lacks what only some set-ups need
+    FAILED = "failed"  # needed, and missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One line of `farside doctor`."""
+
+    name: str
+    outcome: Outcome
+    found: str
+    advice: str = ""  # what to do; empty when all is well
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """The backup disk that the settings name."""
+
+    path: Path
+    size_bytes: int
+
+
+def preflight(root: Path, *, key_files: tuple[Path, ...], disk: Disk | None) -> tuple[Check, ...]:
+    """All checks in the order in which one would mend things. No key files: nothing is set up here yet."""
+    return (
+        engine_check(),
+        io_uring_check(),
+        memfd_check(),
+        memory_check(root),
+        huge_page_check(root),
+        memlock_check(root),
+        io_flusher_check(root),
+        min_free_check(root),
+        *(key_check(key_file) for key_file in key_files or (None,)),
+        disk_check(disk),
+        nbd_check(root),
+        rdma_check(root),
+        pyverbs_check(),
+    )
+
+
+def engine_check() -> Check:
+    """The C engine can be loaded."""
+    try:
+        features = probes.engine_features()
+    except ImportError as error:
+        return _failed("engine", f"can't be loaded: {error}", "run `make venv` in the checkout, or install the package")
+    return _ok("engine", features)
+
+
+def io_uring_check() -> Check:
+    """The kernel lets this process make an io_uring, which the backup disk is written with."""
+    error = probes.io_uring_error()
+    if error:
+        return _failed(
+            "io_uring",
+            f"refused: {os.strerror(error)}",
+            "set sysctl kernel.io_uring_disabled=0, or allow io_uring_setup in the container's seccomp profile",
+        )
+    return _ok("io_uring", "a ring can be made")
+
+
+def memfd_check() -> Check:
+    """Sealed memory files, which slabs and the device's state stand in."""
+    error = probes.memfd_error()
+    if error:
+        return _failed("memfd", f"refused: {os.strerror(error)}", "allow memfd_create with sealing in this container")
+    return _ok("memfd", "sealed memory files can be made")
+
+
+def memory_check(root: Path) -> Check:
+    """There is memory worth lending."""
+    memory = read_meminfo(root)
+    total, available = memory.get("MemTotal", 0), memory.get("MemAvailable", 0)
+    found = f"{format_bytes(total)}, {format_bytes(available)} of it available"
+    if total < MEMORY_LEAST_BYTES:
+        return _warning("memory", found, f"below {format_bytes(MEMORY_LEAST_BYTES)} little can be lent or borrowed")
+    return _ok("memory", found)
+
+
+def huge_page_check(root: Path) -> Check:
+    """Huge pages for slabs: reserved ones, or transparent ones for memory files."""
+    free = read_meminfo(root).get("HugePages_Free", 0) // KIB  # the file says a count, without kB
+    shmem = _chosen(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    if free:
+        return _ok("huge pages", f"{free} reserved pages are free")
+    if shmem in ("always", "advise", "within_size", "force"):
+        return _ok("huge pages", f"transparent, for memory files: {shmem}")
+    return _warning(
+        "huge pages",
+        "none: slabs stand on small pages and map more slowly",
+        "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+    )
+
+
+def memlock_check(root: Path) -> Check:
+    """Memory can be locked, so that what serves swap is never swapped itself."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY or _has_capability(root, _CAP_IPC_LOCK):
+        return _ok("memlock", "no limit")
+    return _warning("memlock", format_bytes(limit), "LimitMEMLOCK=infinity in the unit, or `ulimit -l unlimited`")
+
+
+def io_flusher_check(root: Path) -> Check:
+    """PR_SET_IO_FLUSHER is allowed, so that a server of swap may allocate while memory is reclaimed."""
+    if _has_capability(root, _CAP_SYS_RESOURCE):
+        return _ok("io flusher", "CAP_SYS_RESOURCE is there")
+    return _warning(
+        "io flusher",
+        "no CAP_SYS_RESOURCE: as a swap device it could wait for itself when memory runs out",
+        "run with AmbientCapabilities=CAP_SYS_RESOURCE, or as root, before swapping to it",
+    )
+
+
+def min_free_check(root: Path) -> Check:
+    """The kernel keeps a reserve for those that must allocate when memory is out."""
+    text = _text(root / "proc/sys/vm/min_free_kbytes")
+    total = read_meminfo(root).get("MemTotal", 0)
+    if not text.isdigit():
+        return _warning("min_free_kbytes", "can't be read", "is /proc mounted?")
+    kept, wanted = int(text) * KIB, min(MIN_FREE_MOST_BYTES, total // 64)
+    if kept >= wanted:
+        return _ok("min_free_kbytes", format_bytes(kept))
+    advice = f"before swapping to it: sysctl vm.min_free_kbytes={wanted // KIB}"
+    return _warning("min_free_kbytes", f"{format_bytes(kept)} is kept free", advice)
+
+
+def key_check(key_file: Path | None) -> Check:
+    """The key file is there, and for its owner's eyes only."""
+    if key_file is None:
+        return _warning("key", "no settings in /etc/farside yet", "`farside keygen`, then copy the key to every node")
+    try:
+        status = key_file.stat()
+    except OSError as error:
+        return _failed(
+            "key", f"{key_file}: {error.strerror}", f"farside keygen {key_file}, or copy it from another node"
+        )
+    if status.st_mode & 0o077:
+        return _failed("key", f"{key_file}: mode {status.st_mode & 0o777:04o}", f"chmod 0600 {key_file}")
+    return _ok("key", str(key_file))
+
+
+def disk_check(disk: Disk | None) -> Check:
+    """The backup disk takes O_DIRECT and is large enough."""
+    if disk is None:
+        return _ok("backup disk", "the settings name none")
+    try:
+        size = probes.direct_size_bytes(disk.path)
+    except OSError as error:
+        advice = f"truncate -s {disk.size_bytes} {disk.path}, on a file system that knows O_DIRECT (tmpfs may not)"
+        return _failed("backup disk", f"{disk.path}: {error.strerror}", advice)
+    if size < disk.size_bytes:
+        found = f"{disk.path}: {format_bytes(size)}, the device has {format_bytes(disk.size_bytes)}"
+        return _failed("backup disk", found, f"truncate -s {disk.size_bytes} {disk.path}, or lower size_bytes")
+    return _ok("backup disk", f"{disk.path}: {format_bytes(size)}, O_DIRECT works")
+
+
+def nbd_check(root: Path) -> Check:
+    """The kernel's NBD client, which /dev/nbdX needs; clients such as qemu and libnbd do without."""
+    if (root / "sys/module/nbd").exists():
+        return _ok("nbd module", "loaded")
+    release = _text(root / "proc/sys/kernel/osrelease")
+    listed = _text(root / "lib/modules" / release / "modules.dep") + _text(
+        root / "lib/modules" / release / "modules.builtin"
+    )
+    if re.search(r"/nbd\.ko", listed):
+        return _warning("nbd module", "there, not loaded", "modprobe nbd, when /dev/nbdX is wanted")
+    advice = "only /dev/nbdX needs it; a Debian kernel (linux-image-amd64) has it"
+    return _warning("nbd module", f"not with this kernel ({release or 'unknown'})", advice)
+
+
+def rdma_check(root: Path) -> Check:
+    """RDMA devices, real or soft."""
+    folder = root / "sys/class/infiniband"
+    devices = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    if devices:
+        return _ok("rdma", ", ".join(devices))
+    return _warning("rdma", "no device: TCP is used", "rdma link add rxe0 type rxe netdev eth0 gives a soft one")
+
+
+def pyverbs_check() -> Check:
+    """Python's bindings of libibverbs."""
+    if importlib.util.find_spec("pyverbs") is not None:
+        return _ok("python3-pyverbs", "there")
+    return _warning("python3-pyverbs", "missing: no RDMA", "apt-get install python3-pyverbs")
+
+
+def read_meminfo(root: Path) -> dict[str, int]:
+    """/proc/meminfo in bytes (its few plain counts are multiplied by 1024 too). Empty when it can't be read."""
+    found = {}
+    for line in _text(root / "proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        number = rest.split()
+        if number and number[0].isdigit():
+            found[name] = int(number[0]) * KIB
+    return found
+
+
+def _has_capability(root: Path, number: int) -> bool:
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", _text(root / "proc/self/status"), re.MULTILINE)
+    return effective is not None and bool(int(effective.group(1), 16) >> number & 1)
+
+
+def _chosen(path: Path) -> str:
+    # sysfs marks the choice: "always within_size [advise] never"
+    found = re.search(r"\[(\w+)\]", _text(path))
+    return found.group(1) if found else ""
+
+
+def _text(path: Path) -> str:
+    # A file that this kernel or container does not have is an empty one.
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _ok(name: str, found: str) -> Check:
+    return Check(name=name, outcome=Outcome.OK, found=found)
+
+
+def _warning(name: str, found: str, advice: str) -> Check:
+    return Check(name=name, outcome=Outcome.WARNING, found=found, advice=advice)
+
+
+def _failed(name: str, found: str, advice: str) -> Check:
+    return Check(name=name, outcome=Outcome.FAILED, found=found, advice=advice)
+
+
+def problems(checks: tuple[Check, ...]) -> Iterator[Check]:
+    """Those that end a start."""
+    return (check for check in checks if check.outcome is Outcome.FAILED)

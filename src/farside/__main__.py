@@ -1,0 +1,5 @@
+"""`python -m farside` is `farside`."""
+
+from farside.cli import main
+
+main()

@@ -1,0 +1,186 @@
+"""The commands of `farside`, and what becomes of an error.
+
+Help must come at once (0.2 s of CPU), so a command imports what does its work inside its own body.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from farside.cli import options
+from farside.cli.config import config_app
+from farside.errors import FarsideError
+from farside.units import MIB
+
+DEBUG = "FARSIDE_DEBUG"
+
+app = typer.Typer(
+    name="farside",
+    help="Idle memory of other machines as swap space: lend it, borrow it, watch it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(config_app, name="config")
+
+
+def main() -> None:
+    """Runs the command line: exit code 0, 1 for a failure, 2 for wrong arguments or settings."""
+    try:
+        app()
+    except FarsideError as error:
+        if os.environ.get(DEBUG):
+            raise
+        for line in str(error).splitlines():
+            print(f"farside: {line}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"farside {version('farside')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    if debug:
+        os.environ[DEBUG] = "1"  # in the environment, so that child processes show theirs too
+
+
+@app.command()
+def daemon(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
+    """Lend this machine's idle memory.
+
+    Runs until SIGTERM.
+    """
+    from farside.config import load_daemon
+    from farside.daemon.main import run
+
+    raise typer.Exit(run(load_daemon(config or (), options.overrides(settings))))
+
+
+@app.command()
+def blockdev(
+    config: options.ConfigFiles = None,
+    settings: options.Overrides = None,
+    stdio: Annotated[
+        bool, typer.Option("-s", "--stdio", help="Serve one client on standard input and output, then end.")
+    ] = False,
+) -> None:
+    """Serve a block device from donors' memory.
+
+    Speaks NBD; runs until SIGTERM.
+    """
+    from farside.blockdev.main import run
+    from farside.config import load_blockdev
+
+    raise typer.Exit(run(load_blockdev(config or (), options.overrides(settings)), stdio=stdio))
+
+
+@app.command()
+def sandbox(
+    donors: Annotated[int, typer.Option(min=1, help="How many donors.")] = 3,
+    donor_memory: Annotated[
+        int, typer.Option(parser=options.byte_count, metavar="BYTES", help="Memory of each donor.")
+    ] = 512 * MIB,
+    transport: Annotated[str, typer.Option(help="tcp or shm.")] = "tcp",
+    size: Annotated[int, typer.Option(parser=options.byte_count, metavar="BYTES", help="Size of the device.")] = 1024
+    * MIB,
+    listen: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ENDPOINT", help="unix:PATH or tcp:HOST:PORT for clients; may be repeated."),
+    ] = None,
+    disk: Annotated[Path | None, typer.Option(help="Backup file; without it one in the state folder.")] = None,
+    replicas: Annotated[int, typer.Option(min=1, max=2, help="2: a second donor instead of the disk.")] = 1,
+    no_protection: Annotated[
+        bool, typer.Option("--no-protection", help="Neither disk nor replica: a lost donor loses pages.")
+    ] = False,
+    state: Annotated[Path | None, typer.Option(help="Folder for sockets, logs, configs; else a temporary one.")] = None,
+    slab: Annotated[
+        int | None, typer.Option(parser=options.byte_count, metavar="BYTES", help="Size of a slab.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, max=16, help="NBD connections at once.")] = None,
+    restart_donors: Annotated[bool, typer.Option("--restart-donors", help="Start a donor again when it ends.")] = False,
+) -> None:
+    """Run a whole memory plane on this machine.
+
+    Real, separate processes, until SIGTERM or Ctrl-C. Prints `ready URI` when clients may connect.
+    """
+    from farside.sandbox.main import run
+
+    given: dict[str, Any] = {} if workers is None else {"workers": workers}
+    raise typer.Exit(
+        run(
+            donors=donors,
+            donor_memory_bytes=donor_memory,
+            transport=transport,
+            size_bytes=size,
+            listen=tuple(listen or ()),
+            disk=disk,
+            replicas=replicas,
+            no_protection=no_protection,
+            state=state,
+            slab_bytes=slab,
+            restart_donors=restart_donors,
+            **given,
+        )
+    )
+
+
+@app.command()
+def doctor(
+    config: options.ConfigFiles = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Check what this machine has and lacks.
+
+    Each line says what was found and what to do; exit code 1 when something that is needed is missing.
+    """
+    from farside.cli.doctor import run
+
+    raise typer.Exit(run(config or (), as_json=as_json))
+
+
+@app.command()
+def keygen(
+    path: Annotated[Path, typer.Argument(help="The key file.")] = Path("/etc/farside/key"),
+    add: Annotated[
+        bool, typer.Option("--add", help="Put a new key before the old one, which stays valid: the start of a change.")
+    ] = False,
+    retire: Annotated[
+        bool, typer.Option("--retire", help="Take the older of two keys out: the end of a change.")
+    ] = False,
+) -> None:
+    """Make or change the cluster's key.
+
+    All nodes share it: copy the file to each of them.
+    """
+    from farside import keygen as doing
+    from farside.errors import ConfigError
+
+    if add and retire:
+        raise ConfigError("--add and --retire exclude each other", hint="every node needs both keys before one goes")
+    if retire:
+        doing.retire_key(path)
+        print(f"{path}: the older key is out")
+    elif add:
+        doing.add_key(path)
+        print(f"{path}: a new key stands first, the old one is still accepted; copy the file to every node")
+    else:
+        doing.make_key(path)
+        print(f"{path}: made; copy it to every node of the cluster")

@@ -1,0 +1,113 @@
+"""`farside config`: check files before they count, and show what counts."""
+
+import json
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from farside.cli import options
+
+if TYPE_CHECKING:
+    from farside.config import BlockdevConfig, DaemonConfig, Effective
+
+config_app = typer.Typer(help="Check and show settings.", no_args_is_help=True, rich_markup_mode=None)
+
+
+class Program(StrEnum):
+    """Whose settings."""
+
+    DAEMON = "daemon"
+    BLOCKDEV = "blockdev"
+
+
+_Whose = Annotated[Program | None, typer.Option("--for", help="Whose settings, where the file's name does not say.")]
+
+
+@config_app.command()
+def check(
+    files: Annotated[list[Path] | None, typer.Argument(help="Files; none: those in /etc/farside.")] = None,
+    program: _Whose = None,
+) -> None:
+    """Check settings; every problem is one line. Exit code 2 when there is one."""
+    from farside.config.load import ConfigProblems
+
+    problems: list[str] = []
+    for whose, paths in groups(files or (), program):
+        try:
+            effective(whose, paths)
+        except ConfigProblems as error:
+            problems += error.problems
+        else:
+            print(f"{whose}: {', '.join(map(str, paths)) or f'/etc/farside/{whose}.toml'}: ok")
+    for problem in problems:
+        print(f"farside: {problem}", file=sys.stderr)
+    if problems:
+        raise typer.Exit(2)
+
+
+@config_app.command()
+def show(
+    program: Annotated[Program, typer.Argument(help="Whose settings.")],
+    config: options.ConfigFiles = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show every setting that counts: its value, where it comes from, its default, range and meaning."""
+    rows = _rows(effective(program, config or ()))
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        print(f"{row['name']:<{width}} = {row['shown'] or '(empty)'}   [{row['source']}]")
+        told = "; ".join(filter(None, (row["doc"], row["allowed"], f"default {row['default'] or '(empty)'}")))
+        print(f"{'':{width}}   # {told}")
+
+
+def groups(files: Sequence[Path], program: Program | None) -> list[tuple[Program, list[Path]]]:
+    """Files with whose settings they are, by their name unless said; without files, every program's standard ones."""
+    if not files:
+        return [(whose, []) for whose in ([program] if program else Program)]
+    return [(program or _whose(file), [file]) for file in files]
+
+
+def _whose(file: Path) -> Program:
+    from farside.errors import ConfigError
+
+    for whose in Program:
+        # daemon.toml, and drop-ins as daemon.d/10-site.toml
+        if file.name.startswith(whose) or file.parent.name.startswith(whose):
+            return whose
+    raise ConfigError(f"{file}: whose settings?", hint="say --for daemon or --for blockdev")
+
+
+def effective(whose: Program, paths: Sequence[Path]) -> "Effective[DaemonConfig] | Effective[BlockdevConfig]":
+    """The settings of a program that count, with their sources."""
+    from farside.config.load import effective_blockdev, effective_daemon
+
+    return effective_daemon(paths) if whose is Program.DAEMON else effective_blockdev(paths)
+
+
+def _rows(loaded: "Effective[DaemonConfig] | Effective[BlockdevConfig]") -> list[dict[str, Any]]:
+    from farside.config.convert import allowed, shown
+    from farside.config.settings import settings_of
+
+    rows = []
+    for name, setting in settings_of(type(loaded.config)).items():
+        value = getattr(loaded.config, name)
+        rows.append(
+            {
+                "name": name,
+                "value": value if isinstance(value, bool | int | float) else shown(setting, value),
+                "shown": shown(setting, value),
+                "unit": str(setting.kind),
+                "default": shown(setting, setting.default),
+                "allowed": allowed(setting),
+                "source": loaded.sources[name],
+                "doc": setting.doc,
+            }
+        )
+    return rows

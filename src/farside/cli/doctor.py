@@ -1,0 +1,66 @@
+"""`farside doctor`: preflight for the settings that this machine has, printed."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from farside.cli.config import Program, effective, groups
+from farside.config import BlockdevConfig, DaemonConfig
+from farside.config.load import ETC, ConfigProblems
+from farside.kmod_shim.preflight import Check, Disk, Outcome, preflight, problems
+
+_MARK = {Outcome.OK: "ok  ", Outcome.WARNING: "note", Outcome.FAILED: "FAIL"}
+
+
+def run(files: Sequence[Path], *, as_json: bool) -> int:
+    """Prints every check; 1 when one that is needed failed, else 0. ``files``: settings instead of /etc/farside."""
+    configs, wrong = _settings(files)
+    checks = (*wrong, *preflight(Path("/"), key_files=_key_files(configs), disk=_disk(configs)))
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(checks), indent=2).decode())
+    else:
+        _print(checks)
+    return 1 if any(problems(checks)) else 0
+
+
+def _print(checks: Sequence[Check]) -> None:
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        print(f"{_MARK[check.outcome]}  {check.name:<{width}}  {check.found}")
+        if check.advice:
+            print(f"      {'':{width}}  -> {check.advice}")
+
+
+def _settings(files: Sequence[Path]) -> tuple[list[DaemonConfig | BlockdevConfig], list[Check]]:
+    configs: list[DaemonConfig | BlockdevConfig] = []
+    wrong: list[Check] = []
+    for program, paths in groups(files, None) if files else _standard():
+        try:
+            configs.append(effective(program, paths).config)
+        except ConfigProblems as error:
+            wrong += [_wrong(problem) for problem in error.problems]
+    return configs, wrong
+
+
+def _standard() -> Iterator[tuple[Program, list[Path]]]:
+    # A machine that only borrows has no daemon.toml: what nobody configured is not checked.
+    for program in Program:
+        if (ETC / f"{program}.toml").exists() or (ETC / f"{program}.d").is_dir():
+            yield program, []
+
+
+def _wrong(problem: str) -> Check:
+    found, _, advice = problem.partition("; ")
+    return Check(name="settings", outcome=Outcome.FAILED, found=found, advice=advice)
+
+
+def _key_files(configs: Sequence[DaemonConfig | BlockdevConfig]) -> tuple[Path, ...]:
+    return tuple(dict.fromkeys(config.key_file for config in configs))
+
+
+def _disk(configs: Sequence[DaemonConfig | BlockdevConfig]) -> Disk | None:
+    for config in configs:
+        if isinstance(config, BlockdevConfig) and config.protection == "disk":
+            return Disk(path=config.disk_path, size_bytes=config.size_bytes)
+    return None

@@ -1,0 +1,79 @@
+"""Making and changing the cluster's key file; `farside.daemon.keys` reads it.
+
+A change without a gap: `add` on one node, copy the file to all, restart them one by one, then `retire` and copy again.
+While it lasts each side names both keys, and any that both sides know is good.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+from farside.daemon.keys import KEY_BYTES, KEYS_MAX, read_keys
+from farside.errors import ConfigError
+
+
+def make_key(path: Path) -> None:
+    """Writes a new key file of mode 0600.
+
+    Raises:
+        ConfigError: It is there already, or can't be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_new(path, (secrets.token_bytes(KEY_BYTES),))
+    except FileExistsError as error:
+        raise ConfigError(f"{path}: is there already", hint="use --add to put a new key before the old one") from error
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def add_key(path: Path) -> None:
+    """Puts a new key before the one that is there, which stays valid.
+
+    Raises:
+        ConfigError: There are two keys already, or the file can't be read or written.
+    """
+    keys = read_keys(path)
+    if len(keys) >= KEYS_MAX:
+        raise ConfigError(f"{path}: holds {len(keys)} keys already", hint="end that change first, with --retire")
+    _replace(path, (secrets.token_bytes(KEY_BYTES), *keys))
+
+
+def retire_key(path: Path) -> None:
+    """Takes the older of two keys out.
+
+    Raises:
+        ConfigError: There is only one key, or the file can't be read or written.
+    """
+    keys = read_keys(path)
+    if len(keys) < 2:
+        raise ConfigError(f"{path}: holds one key only", hint="nothing is to be retired")
+    _replace(path, keys[:1])
+
+
+def _replace(path: Path, keys: tuple[bytes, ...]) -> None:
+    # A reader sees the old file or the new one, whole, whenever it looks.
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.unlink(missing_ok=True)
+        _write_new(beside, keys)
+        status = path.stat()
+        if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
+            os.chown(beside, status.st_uid, status.st_gid)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise _cannot_write(path, error) from error
+
+
+def _write_new(path: Path, keys: tuple[bytes, ...]) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as stream:
+        stream.write("# Farside cluster key: whoever has it can lend and borrow memory. The first line is preferred.\n")
+        stream.writelines(f"{key.hex()}\n" for key in keys)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _cannot_write(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path}: {error.strerror}", hint="name a path that this user may write, or run as root")
