@@ -48,7 +48,7 @@ enum ne_protection {			/* what a page's second copy is */
 struct ne_params {
 	uint64_t size_bytes;		/* device size, a multiple of NE_CLUSTER_BYTES, at most 16 TiB */
 	uint64_t slab_bytes;		/* power of two, 2 MiB to 1 GiB */
-	uint64_t pending_bytes;		/* payload kept for the disk, per worker; a power of two, 64 MiB to 1 GiB */
+	uint64_t pending_bytes;		/* payload kept for the disk, per worker; a power of two, 16 MiB (then no request is larger) to 1 GiB */
 	uint32_t workers;		/* 1..NE_WORKERS_MAX connections */
 	uint32_t protection;		/* enum ne_protection */
 	uint32_t deadline_ms;		/* a donor that owes an answer longer than this is suspected */

@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * act.c - what is in flight: operations on links to donors, with their deadlines, and the writing back of payload
+ * slots to disk in the order that pages were written.
+ */
+#include <unistd.h>
+
+#include "core.h"
+
+/* ------------------------------------------------------------------ rings */
+
+uint64_t ring_take(struct ring *r, uint32_t n, uint8_t hold)
+{
+	uint64_t at, pad;
+
+	if (r->head == r->tail)		/* empty: begin at the front, which the cache still has */
+		r->head = r->tail = (r->tail + r->pages - 1) & ~(uint64_t)(r->pages - 1);
+	at = r->tail;
+	pad = r->pages - ring_index(r, at);
+	if (pad < n)
+		at += pad;		/* no run crosses the end; the skipped pages are free already */
+	if (n > r->pages || at + n - r->head > r->pages)
+		return UINT64_MAX;
+	memset(r->held + ring_index(r, at), hold, n);
+	r->tail = at + n;
+	return at;
+}
+
+void ring_drop(struct ring *r, uint64_t pos, uint32_t n, uint8_t hold)
+{
+	uint8_t *held = r->held + ring_index(r, pos);
+	uint64_t head = r->head;
+
+	for (uint32_t i = 0; i < n; i++)
+		held[i] &= (uint8_t)~hold;
+	while (head < r->tail && !r->held[ring_index(r, head)])
+		head++;
+	__atomic_store_n(&r->head, head, __ATOMIC_RELEASE);
+}
+
+/* ------------------------------------------------------------------ links */
+
+uint8_t *direct_base(const struct ne_device *dev, uint32_t slab)
+{
+	uint32_t donor = dev->slabs[slab].donor;
+
+	if (!atomic_load_explicit(&dev->donor_direct[donor], memory_order_relaxed) ||
+	    atomic_load_explicit(&dev->donor_faulty[donor], memory_order_relaxed))
+		return NULL;
+	return atomic_load_explicit(&dev->live[slab].base, memory_order_acquire);
+}
+
+struct ne_link *worker_link(struct worker *w, uint32_t donor)
+{
+	struct ne_link *link = w->links[donor];
+
+	return link && link->ops->alive(link) ? link : NULL;
+}
+
+/* True when the slab can be asked now: *base is its memory here, or NULL for "through the link". */
+bool slab_is_in_reach(struct worker *w, uint32_t slab, uint8_t **base)
+{
+	uint32_t donor = w->dev->slabs[slab].donor;
+	bool memory = atomic_load_explicit(&w->dev->donor_direct[donor], memory_order_relaxed);
+
+	*base = direct_base(w->dev, slab);
+	if (*base)
+		return true;
+	if (memory && !atomic_load(&w->dev->live[slab].base))
+		return false;		/* taken over, its memory has not come back yet */
+	return worker_link(w, donor) != NULL;
+}
+
+/* An operation on n pages of the home; takes over the caller's entry of the slab. There must be a free one. */
+struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, uint32_t page_in_cluster, uint32_t n,
+		     void *buf)
+{
+	struct act *act = w->act_free;
+	const struct ne_slab_rec *slab = &w->dev->slabs[H_SLAB(word)];
+
+	w->act_free = act->next;
+	*act = (struct act){
+		.kind = op == NE_IO_READ ? ACT_READ : ACT_WRITE, .home = home, .donor = slab->donor, .slab = H_SLAB(word),
+		.io = { .op = op, .length = n * NE_PAGE_BYTES, .lease = slab->lease, .token = slab->token, .buf = buf,
+			.base = atomic_load(&w->dev->live[H_SLAB(word)].base), .posted_ns = now_ns(),
+			.offset = (uint64_t)H_EXTENT(word) * NE_CLUSTER_BYTES +
+				  (uint64_t)page_in_cluster * NE_PAGE_BYTES },
+	};
+	act->io.owner = act;
+	act->prev = w->act_new;
+	if (w->act_new)
+		w->act_new->next = act;
+	else
+		w->act_old = act;
+	w->act_new = act;
+	return act;
+}
+
+static void act_end(struct worker *w, struct act *act)
+{
+	if (act->prev)
+		act->prev->next = act->next;
+	else
+		w->act_old = act->next;
+	if (act->next)
+		act->next->prev = act->prev;
+	else
+		w->act_new = act->prev;
+	slab_leave(w, act->slab);
+	if (act->kind == ACT_READ)
+		page_read_ended(w, act->rio, act->io.status);
+	else
+		page_write_ended(w, act);
+	act->kind = ACT_FREE;
+	act->next = w->act_free;
+	w->act_free = act;
+}
+
+void act_post(struct worker *w, struct act *act)
+{
+	struct ne_link *link = w->links[act->donor];
+	int rc = link ? link->ops->post(link, &act->io) : -ENOTCONN;
+
+	if (rc == -EAGAIN) {		/* the link is full: give up the age order, keep the order of posts */
+		act->waiting = true;
+		w->act_waiting++;
+	} else if (rc) {
+		act->io.status = rc;
+		act_end(w, act);
+	} else {
+		w->dirty[act->donor / 64] |= 1ull << act->donor % 64;
+	}
+}
+
+static void act_post_waiting(struct worker *w)
+{
+	struct act *act = w->act_old, *next;
+
+	for (; act && w->act_waiting; act = next) {
+		next = act->next;
+		if (!act->waiting)
+			continue;
+		act->waiting = false;
+		w->act_waiting--;
+		act_post(w, act);
+		if (act->waiting)
+			return;
+	}
+}
+
+static bool link_poll(struct worker *w, uint32_t donor)
+{
+	struct ne_link *link = w->links[donor];
+	struct ne_io *done[64];
+	bool any = false;
+	int n;
+
+	do {
+		n = link->ops->poll(link, done, 64);
+		for (int i = 0; i < n; i++)
+			act_end(w, done[i]->owner);
+		any |= n > 0;
+	} while (n == 64);
+	return any;
+}
+
+/* A link that has died is put away; its donor is suspect until the control side has made new links. */
+static void link_reap(struct worker *w, uint32_t donor, int err)
+{
+	struct ne_link *link = w->links[donor];
+	uint32_t up = NE_DONOR_UP;
+
+	if (!err)
+		err = ECONNRESET;
+	while (link_poll(w, donor))
+		;
+	w->links[donor] = NULL;
+	link->ops->destroy(link);
+	w->stats.link_errors++;
+	if (atomic_compare_exchange_strong(&w->dev->head->donor_state[donor], &up, NE_DONOR_SUSPECT))
+		dev_event(w->dev, NE_EVENT_DONOR_SUSPECT, donor, 0, 0, 0);
+	dev_event(w->dev, NE_EVENT_LINK_DOWN, donor, w->idx, (uint32_t)err, 0);
+}
+
+/* Hands posts to the wire and takes what has ended. */
+bool act_poll(struct worker *w)
+{
+	bool any = false;
+
+	if (w->act_waiting)
+		act_post_waiting(w);
+	for (uint32_t i = 0; i < w->link_n; i++) {
+		uint32_t donor = w->link_list[i];
+		struct ne_link *link = w->links[donor];
+
+		if (!link)
+			continue;
+		if (w->dirty[donor / 64] & 1ull << donor % 64) {
+			w->dirty[donor / 64] &= ~(1ull << donor % 64);
+			link->ops->submit(link);
+		}
+		if (link->ops->outstanding(link))
+			any |= link_poll(w, donor);
+		if (!link->ops->alive(link)) {
+			link_reap(w, donor, w->link_err[donor]);
+			w->link_err[donor] = 0;
+			any = true;
+		}
+	}
+	return any;
+}
+
+/* Hedges reads that are slow, and gives up donors that owe an answer for longer than the deadline. */
+void act_timers(struct worker *w, uint64_t now)
+{
+	const struct ne_params *p = &w->dev->params;
+	struct act *act = w->act_old;
+
+	for (; act; act = act->next) {
+		uint64_t age = now - act->io.posted_ns;
+		struct ne_link *link = w->links[act->donor];
+
+		if (age < (uint64_t)p->hedge_us * 1000)
+			break;
+		if (age >= (uint64_t)p->deadline_ms * 1000000) {
+			if (act->waiting) {
+				act->waiting = false;
+				w->act_waiting--;
+				act->io.status = -ETIMEDOUT;
+				act_end(w, act);
+				break;	/* the list may have changed anywhere: go on at the next look */
+			}
+			if (link && link->ops->alive(link)) {
+				w->link_err[act->donor] = ETIMEDOUT;
+				link->ops->kill(link, ETIMEDOUT);
+			}
+		} else if (act->kind == ACT_READ && !act->rio->hedged) {
+			page_hedge(w, act->rio);
+			break;
+		}
+	}
+}
+
+/* ------------------------------------------------------------------ writing back to disk */
+
+static bool is_current(const struct ne_page *p, uint32_t slot)
+{
+	uint64_t a = atomic_load(&p->a);
+
+	return (a & (P_PEND | P_WIP)) == P_PEND && (uint32_t)(atomic_load(&p->b) >> 32) == slot;
+}
+
+/* Marks the page as being written to disk from this slot. False: somebody else's write of it is in flight. */
+bool disk_mark(struct ne_page *p)
+{
+	uint64_t a = atomic_load(&p->a);
+
+	return !(a & P_DBUSY) && atomic_compare_exchange_strong(&p->a, &a, a | P_DBUSY);
+}
+
+static uint32_t dop_slot(const struct worker *w, const struct dop *d, uint32_t i)
+{
+	return w->idx * slots_per_worker(w->dev) + ring_index(&w->slots, d->slot_pos + i);
+}
+
+static void dop_answer(struct worker *w, struct dop *d, int err)
+{
+	struct req *rq = d->req;
+
+	d->req = NULL;
+	if (!rq || rq->serial != d->serial)
+		return;
+	if (err && rq->need_disk)
+		rq->error = EIO;
+	rq->disk_left--;
+	if (!rq->disk_left && !rq->ops && rq->cursor == rq->pages)
+		worker_answer(w, rq);
+}
+
+static void dop_free(struct worker *w, struct dop *d)
+{
+	dop_answer(w, d, 0);
+	d->next = w->dop_free;
+	w->dop_free = d;
+	w->disk_writes--;
+}
+
+static void dop_park(struct worker *w, struct dop *d)
+{
+	d->next = NULL;
+	*w->dop_wait_end = d;
+	w->dop_wait_end = &d->next;
+}
+
+/* Splits off what lies behind the first n pages. */
+static struct dop *dop_split(struct worker *w, struct dop *d, uint32_t n)
+{
+	struct dop *rest = w->dop_free;
+
+	w->dop_free = rest->next;
+	w->disk_writes++;
+	*rest = *d;
+	rest->first += n;
+	rest->slot_pos += n;
+	rest->n -= n;
+	if (rest->req && rest->req->serial == rest->serial)
+		rest->req->disk_left++;
+	d->n = n;
+	return rest;
+}
+
+static void dop_post(struct worker *w, struct dop *d)
+{
+	d->dio = (struct ne_dio){ .op = NE_IO_WRITE, .length = d->n * NE_PAGE_BYTES, .owner = d, .posted_ns = now_ns(),
+				  .offset = (uint64_t)d->first * NE_PAGE_BYTES, .buf = ring_at(&w->slots, d->slot_pos) };
+	ne_disk_post(w->disk, &d->dio);
+	w->disk_dirty = true;
+}
+
+/*
+ * Writes what of d is still the newest and not being written by somebody; drops what is superseded; parks the rest.
+ * A page is checked again once its mark is ours: from then on newer content has to wait for us.
+ */
+static void dop_try(struct worker *w, struct dop *d)
+{
+	while (d) {
+		struct dop *rest = NULL;
+		uint32_t n = 0, old = 0;
+
+		while (old < d->n && !is_current(&w->dev->page[d->first + old], dop_slot(w, d, old)))
+			old++;
+		if (old) {		/* superseded: nobody will look for it on disk */
+			if (old < d->n)
+				rest = dop_split(w, d, old);
+			ring_drop(&w->slots, d->slot_pos, d->n, HOLD_DISK);
+			dop_free(w, d);
+			d = rest;
+			continue;
+		}
+		while (w->disk && n < d->n && n < 256) {
+			struct ne_page *p = &w->dev->page[d->first + n];
+
+			if (!disk_mark(p))
+				break;
+			if (!is_current(p, dop_slot(w, d, n))) {
+				page_change(p, 0, P_DBUSY);
+				break;
+			}
+			n++;
+		}
+		if (!n) {
+			d->retry_ns = 0;
+			dop_park(w, d);
+			return;
+		}
+		if (n < d->n)
+			rest = dop_split(w, d, n);
+		dop_post(w, d);
+		d = rest;
+	}
+}
+
+void dop_make(struct worker *w, struct req *rq, uint32_t first, uint32_t n, uint64_t slot_pos)
+{
+	struct dop *d = w->dop_free;
+
+	w->dop_free = d->next;
+	w->disk_writes++;
+	*d = (struct dop){ .req = rq, .serial = rq ? rq->serial : 0, .first = first, .n = n, .slot_pos = slot_pos };
+	for (uint32_t i = 0; i < n; i++)
+		w->slots.held[ring_index(&w->slots, slot_pos + i)] |= HOLD_DISK;
+	if (rq)
+		rq->disk_left++;
+	dop_try(w, d);
+}
+
+/* The page has reached the disk: if it is still this content, the slot need not be kept. */
+static void page_landed(struct ne_page *p, uint32_t slot, bool good)
+{
+	uint64_t a = atomic_load(&p->a), to;
+
+	do {
+		bool ours = (a & (P_PEND | P_WIP)) == P_PEND && (uint32_t)(atomic_load(&p->b) >> 32) == slot;
+
+		to = a & ~P_DBUSY;
+		if (ours && good)
+			to = (to | P_DISK) & ~P_PEND;
+		else if (ours && a & P_RALL)
+			to &= ~P_PEND; /* remote alone has it from now on */
+	} while (!atomic_compare_exchange_weak(&p->a, &a, to));
+}
+
+/*
+ * A disk write ended. One that failed is tried again; then pages that a donor has are left to it, and those that
+ * nobody has stay pending for good, tried once a second: an accepted page is never dropped.
+ */
+void dop_done(struct worker *w, struct ne_dio *dio)
+{
+	struct dop *d = dio->owner;
+	bool good = !dio->status;
+
+	if (!good) {
+		w->stats.disk_errors++;
+		if (++d->attempts < 4) {
+			for (uint32_t i = 0; i < d->n; i++)
+				page_change(&w->dev->page[d->first + i], 0, P_DBUSY);
+			d->retry_ns = now_ns() + 1000000;
+			dop_park(w, d);
+			return;
+		}
+		dev_event(w->dev, NE_EVENT_DISK_ERROR, (uint32_t)-dio->status, d->first, 0, 0);
+		dop_answer(w, d, EIO);
+	}
+	for (uint32_t i = 0; i < d->n; i++)
+		page_landed(&w->dev->page[d->first + i], dop_slot(w, d, i), good);
+	if (!good) {
+		d->retry_ns = now_ns() + 1000000000;
+		dop_park(w, d);		/* dop_try() drops what has become superseded or remote only */
+		return;
+	}
+	w->stats.pages_out_disk += d->n;
+	ring_drop(&w->slots, d->slot_pos, d->n, HOLD_DISK);
+	dop_free(w, d);
+}
+
+/* Tries parked writes again. */
+bool dop_retry(struct worker *w, uint64_t now)
+{
+	struct dop *d = w->dop_wait, *next;
+
+	w->dop_wait = NULL;
+	w->dop_wait_end = &w->dop_wait;
+	for (; d; d = next) {
+		next = d->next;
+		if (now < d->retry_ns)
+			dop_park(w, d);
+		else
+			dop_try(w, d);
+	}
+	return w->dop_wait != NULL;
+}

@@ -1,0 +1,410 @@
+"""The engine's Python face: `engine.h`, call for call, with errors as exceptions and lifetimes owned.
+
+The only importer of `_ffi`. A method is the C function without `ne_` (`ne_cluster_map` is `Device.cluster_map`); what it
+means, its limits and its errors stand over its prototype in `engine.h`. A call that answers `-errno` raises
+`EngineError(op, errno)`. File descriptors given away belong to the engine when the call returns, and stay the caller's
+when it raises. One thread at a time calls a `Device`.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from farside.errors import EngineError
+from farside.kmod_shim.engine._ffi import ffi, lib
+
+PAGE_BYTES: int = lib.NE_PAGE_BYTES
+CLUSTER_BYTES: int = lib.NE_CLUSTER_BYTES
+CLUSTER_PAGES: int = lib.NE_CLUSTER_PAGES
+REQUEST_MAX_BYTES: int = lib.NE_REQUEST_MAX_BYTES
+WORKERS_MAX: int = lib.NE_WORKERS_MAX
+MOVER: int = lib.NE_MOVER
+DONORS_MAX: int = lib.NE_DONORS_MAX
+SLABS_MAX: int = lib.NE_SLABS_MAX
+
+
+class Protection(IntEnum):
+    """What a page's second copy is."""
+
+    DISK = lib.NE_PROTECT_DISK
+    REPLICA = lib.NE_PROTECT_REPLICA
+    NONE = lib.NE_PROTECT_NONE
+
+
+class DonorState(IntEnum):
+    """What the workers may do with a donor."""
+
+    NONE = lib.NE_DONOR_NONE
+    UP = lib.NE_DONOR_UP
+    SUSPECT = lib.NE_DONOR_SUSPECT
+    FAILED = lib.NE_DONOR_FAILED
+
+
+class SlabState(IntEnum):
+    """Where a slab is between lease and return."""
+
+    NONE = lib.NE_SLAB_NONE
+    LIVE = lib.NE_SLAB_LIVE
+    DRAINING = lib.NE_SLAB_DRAINING
+    GONE = lib.NE_SLAB_GONE
+
+
+class Fault(IntEnum):
+    """How the fault layer spoils an operation."""
+
+    DELAY = lib.NE_FAULT_DELAY
+    ERROR = lib.NE_FAULT_ERROR
+    SHORT = lib.NE_FAULT_SHORT
+    DISCONNECT = lib.NE_FAULT_DISCONNECT
+    CORRUPT = lib.NE_FAULT_CORRUPT
+    HANG = lib.NE_FAULT_HANG
+
+
+class EventKind(IntEnum):
+    """What an event tells; its numbers a to d are explained in `engine.h`."""
+
+    WANT = lib.NE_EVENT_WANT
+    CLUSTER_FREE = lib.NE_EVENT_CLUSTER_FREE
+    LINK_DOWN = lib.NE_EVENT_LINK_DOWN
+    DONOR_SUSPECT = lib.NE_EVENT_DONOR_SUSPECT
+    SLAB_DRAINED = lib.NE_EVENT_SLAB_DRAINED
+    CLUSTER_DRAINED = lib.NE_EVENT_CLUSTER_DRAINED
+    CLUSTER_FILLED = lib.NE_EVENT_CLUSTER_FILLED
+    CONN_CLOSED = lib.NE_EVENT_CONN_CLOSED
+    DISK_ERROR = lib.NE_EVENT_DISK_ERROR
+    CHECKSUM = lib.NE_EVENT_CHECKSUM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Params:
+    """A device's parameters; units are in the names, ranges in `engine.h`."""
+
+    size_bytes: int
+    slab_bytes: int
+    pending_bytes: int
+    workers: int
+    protection: Protection | int
+    deadline_ms: int
+    hedge_us: int
+    spin_us: int
+    flush_wait_ms: int
+    encrypt_disk: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlabInfo:
+    """A slab: our number for it, and the lease that the donor knows it by."""
+
+    slab: int
+    donor: int
+    lease: int
+    epoch: int
+    token: int
+    state: SlabState = SlabState.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """One of a cluster's places: an extent of a slab. ``index`` is its position among the cluster's homes."""
+
+    index: int
+    slab: int
+    extent: int
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEvent:
+    """Something the engine's threads told."""
+
+    kind: EventKind
+    a: int = 0
+    b: int = 0
+    c: int = 0
+    d: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counters since this process began; see `struct ne_stats`. Latency bucket i counts [2^i, 2^(i+1)) ns."""
+
+    requests_read: int
+    requests_write: int
+    requests_flush: int
+    requests_trim: int
+    requests_zero: int
+    requests_other: int
+    requests_error: int
+    pages_in_remote: int
+    pages_in_replica: int
+    pages_in_disk: int
+    pages_in_pending: int
+    pages_in_zero: int
+    pages_out_remote: int
+    pages_out_replica: int
+    pages_out_disk: int
+    pages_out_zero: int
+    pages_lost: int
+    pages_moved: int
+    checksum_errors: int
+    disk_errors: int
+    link_errors: int
+    reads_hedged: int
+    reads_retried: int
+    writes_round: int
+    writes_fenced: int
+    waits_pending: int
+    sleeps: int
+    spins: int
+    latency_read: tuple[int, ...]
+    latency_write: tuple[int, ...]
+    longest_request_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportStats:
+    """A donor's data plane since it began."""
+
+    reads: int
+    writes: int
+    read_bytes: int
+    write_bytes: int
+    refused: int
+    connections: int
+    cpu_ns: int
+
+
+def _check(op: str, answer: int) -> int:
+    if answer < 0:
+        raise EngineError(op, -answer)
+    return answer
+
+
+def _params(params: Params) -> object:
+    return ffi.new(
+        "struct ne_params *",
+        {name: int(getattr(params, name)) for name in Params.__dataclass_fields__},
+    )
+
+
+class Device:
+    """A slab block device in this process. `destroy` ends it here; the state memfd keeps it."""
+
+    def __init__(self, params: Params, state_fd: int, disk_fd: int) -> None:
+        """Makes a device over an empty state memfd, or adopts the one that stands in it."""
+        handle = ffi.new("struct ne_device **")
+        _check("device_create", lib.ne_device_create(_params(params), state_fd, disk_fd, handle))
+        self._device = handle[0]
+        self._clusters = params.size_bytes // CLUSTER_BYTES
+        self._activity = ffi.new("uint32_t[]", self._clusters)
+
+    @staticmethod
+    def state_bytes(params: Params) -> int:
+        """The size that the state memfd must have."""
+        return _check("state_bytes", int(lib.ne_state_bytes(_params(params))))
+
+    def stop(self) -> None:
+        """Stops every worker at a request boundary; the state memfd is then ready for a successor."""
+        _check("device_stop", lib.ne_device_stop(self._device))
+
+    def destroy(self) -> None:
+        """Stops, and frees what this process holds. A second call does nothing."""
+        device, self._device = self._device, ffi.NULL
+        lib.ne_device_destroy(device)
+
+    @property
+    def adopted(self) -> bool:
+        """True when the state memfd held a device already."""
+        return bool(lib.ne_device_adopted(self._device))
+
+    @property
+    def event_fd(self) -> int:
+        """Readable when `event_next` has something."""
+        return int(lib.ne_device_event_fd(self._device))
+
+    def conn_attach(self, worker: int, sock: int) -> None:
+        """Serves (or resumes) NBD transmission on the socket."""
+        _check("conn_attach", lib.ne_conn_attach(self._device, worker, sock))
+
+    def conn_is_unfinished(self, worker: int) -> bool:
+        """True when the state holds a connection of this worker that nobody serves."""
+        return bool(lib.ne_conn_is_unfinished(self._device, worker))
+
+    def conn_forget(self, worker: int) -> None:
+        """Drops an unfinished connection whose socket is gone."""
+        _check("conn_forget", lib.ne_conn_forget(self._device, worker))
+
+    def donor_set(self, donor: int, state: DonorState) -> None:
+        """Tells all workers what they may do with the donor."""
+        _check("donor_set", lib.ne_donor_set(self._device, donor, int(state)))
+
+    def donor_get(self, donor: int) -> DonorState:
+        """What the workers now think of the donor."""
+        return DonorState(_check("donor_get", lib.ne_donor_get(self._device, donor)))
+
+    def link_attach_tcp(self, donor: int, worker: int, sock: int) -> None:
+        """Gives the worker (or `MOVER`) a data connection to the donor."""
+        _check("link_attach_tcp", lib.ne_link_attach_tcp(self._device, donor, worker, sock))
+
+    def link_attach_shm(self, donor: int) -> None:
+        """The donor's slabs are memory of this host."""
+        _check("link_attach_shm", lib.ne_link_attach_shm(self._device, donor))
+
+    def fault_set(self, donor: int, kind: Fault, every: int, delay_us: int = 0) -> None:
+        """Spoils one in ``every`` operations to the donor; 0 ends it."""
+        _check("fault_set", lib.ne_fault_set(self._device, donor, int(kind), every, delay_us))
+
+    def disk_fault_set(self, kind: Fault, every: int, delay_us: int = 0) -> None:
+        """Spoils one in ``every`` disk writes; 0 ends it."""
+        _check("disk_fault_set", lib.ne_disk_fault_set(self._device, int(kind), every, delay_us))
+
+    def slab_add(self, info: SlabInfo, memfd: int = -1) -> None:
+        """Makes a lease known; with its memory where the donor is on this host."""
+        _check("slab_add", lib.ne_slab_add(self._device, _slab_info(info), memfd))
+
+    def slab_remap(self, slab: int, memfd: int) -> None:
+        """Gives a known slab its memory again, after adoption."""
+        _check("slab_remap", lib.ne_slab_remap(self._device, slab, memfd))
+
+    def slab_get(self, slab: int) -> SlabInfo:
+        """What the state says of the slab."""
+        info = ffi.new("struct ne_slab_info *")
+        _check("slab_get", lib.ne_slab_get(self._device, slab, info))
+        return SlabInfo(
+            slab=info.slab,
+            donor=info.donor,
+            lease=info.lease,
+            epoch=info.epoch,
+            token=info.token,
+            state=SlabState(info.state),
+        )
+
+    def slab_remove(self, slab: int) -> None:
+        """Forgets a slab that nothing uses."""
+        _check("slab_remove", lib.ne_slab_remove(self._device, slab))
+
+    def slab_drain(self, slab: int, deadline_ms: int, fail: bool = False) -> None:
+        """Empties the slab in the background; `EventKind.SLAB_DRAINED` ends it."""
+        _check("slab_drain", lib.ne_slab_drain(self._device, slab, deadline_ms, fail))
+
+    def cluster_map(self, cluster: int, slab: int, extent: int) -> int:
+        """Adds a home; returns its index."""
+        return _check("cluster_map", lib.ne_cluster_map(self._device, cluster, slab, extent))
+
+    def cluster_get(self, cluster: int) -> tuple[Home, ...]:
+        """The cluster's homes that stand, writable or being drained."""
+        homes = ffi.new("struct ne_home_info[3]")
+        _check("cluster_get", lib.ne_cluster_get(self._device, cluster, homes))
+        return tuple(
+            Home(index=i, slab=home.slab, extent=home.extent, writable=bool(home.writable))
+            for i, home in enumerate(homes)
+            if home.valid
+        )
+
+    def cluster_count(self, cluster: int) -> tuple[int, int]:
+        """(pages with content, pages that some donor holds)."""
+        counts = ffi.new("uint32_t[2]")
+        _check("cluster_count", lib.ne_cluster_count(self._device, cluster, counts))
+        return counts[0], counts[1]
+
+    def cluster_drain(self, cluster: int, slab: int) -> None:
+        """Empties the cluster's home on the slab; `EventKind.CLUSTER_DRAINED` ends it."""
+        _check("cluster_drain", lib.ne_cluster_drain(self._device, cluster, slab))
+
+    def cluster_fill(self, cluster: int) -> None:
+        """Copies pages to the writable homes that lack them; `EventKind.CLUSTER_FILLED` ends it."""
+        _check("cluster_fill", lib.ne_cluster_fill(self._device, cluster))
+
+    def event_next(self) -> EngineEvent | None:
+        """The next event, or None."""
+        event = ffi.new("struct ne_event *")
+        if not lib.ne_event_next(self._device, event):
+            return None
+        return EngineEvent(kind=EventKind(event.kind), a=event.a, b=event.b, c=event.c, d=event.d)
+
+    def stats(self) -> EngineStats:
+        """All counters, summed over the workers."""
+        raw = ffi.new("struct ne_stats *")
+        _check("stats_get", lib.ne_stats_get(self._device, raw))
+        values = {
+            name: tuple(getattr(raw, name)) if name.startswith("latency_") else int(getattr(raw, name))
+            for name in EngineStats.__dataclass_fields__
+        }
+        return EngineStats(**values)
+
+    def pending_bytes(self) -> int:
+        """Payload bytes that wait for the disk now."""
+        return int(lib.ne_pending_bytes(self._device))
+
+    def activity(self) -> Sequence[int]:
+        """Cumulative page I/O of each cluster since this process began, wrapping at 2^32."""
+        _check("activity_get", lib.ne_activity_get(self._device, self._clusters, self._activity))
+        return struct.unpack(f"<{self._clusters}I", ffi.buffer(self._activity))
+
+
+def _slab_info(info: SlabInfo) -> object:
+    return ffi.new(
+        "struct ne_slab_info *",
+        {"slab": info.slab, "donor": info.donor, "lease": info.lease, "epoch": info.epoch, "token": info.token},
+    )
+
+
+class Exporter:
+    """The donor's data plane: leases and the threads that serve them."""
+
+    def __init__(self) -> None:
+        handle = ffi.new("struct ne_export **")
+        _check("export_create", lib.ne_export_create(handle))
+        self._export = handle[0]
+
+    def destroy(self) -> None:
+        """Ends every connection and thread. A second call does nothing."""
+        export, self._export = self._export, ffi.NULL
+        lib.ne_export_destroy(export)
+
+    def lease(self, lease: int, session: int, token: int, addr: int, size_bytes: int) -> None:
+        """Lets connections of the session reach the memory at ``addr`` (from `map`)."""
+        pointer = ffi.cast("void *", addr)
+        _check("export_lease", lib.ne_export_lease(self._export, lease, session, token, pointer, size_bytes))
+
+    def revoke(self, lease: int) -> None:
+        """Ends the lease; when this returns nobody touches the memory through it."""
+        _check("export_revoke", lib.ne_export_revoke(self._export, lease))
+
+    def conn(self, session: int, sock: int) -> None:
+        """Serves data requests of the session on the socket."""
+        _check("export_conn", lib.ne_export_conn(self._export, session, sock))
+
+    def fence(self, session: int) -> None:
+        """Ends the session's data connections; nothing of them can land after this."""
+        _check("export_fence", lib.ne_export_fence(self._export, session))
+
+    def stats(self) -> ExportStats:
+        """What has been served so far."""
+        raw = ffi.new("struct ne_export_stats *")
+        _check("export_stats_get", lib.ne_export_stats_get(self._export, raw))
+        return ExportStats(**{name: int(getattr(raw, name)) for name in ExportStats.__dataclass_fields__})
+
+
+def map(fd: int, size_bytes: int) -> int:  # noqa: A001 (engine.h's name for it)
+    """Maps a memfd, shared and populated; returns its address."""
+    address = int(ffi.cast("uintptr_t", lib.ne_map(fd, size_bytes)))
+    if not address:
+        raise EngineError("map", int(ffi.errno))
+    return address
+
+
+def unmap(addr: int, size_bytes: int) -> None:
+    """Undoes `map`."""
+    _check("unmap", lib.ne_unmap(ffi.cast("void *", addr), size_bytes))
+
+
+def crc32c(data: bytes) -> int:
+    """The crc32c of the bytes."""
+    return int(lib.ne_crc32c(ffi.from_buffer(data), len(data)))
+
+
+def features() -> tuple[str, ...]:
+    """What this build of the engine has."""
+    return tuple(ffi.string(lib.ne_features()).decode().split(","))

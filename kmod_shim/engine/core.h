@@ -1,0 +1,455 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * core.h - what device.c, worker.c, page.c and mover.c share: the state that outlives a process, and the rules of it.
+ *
+ * How it works
+ *   The state memfd holds, for the whole device: donors, slabs, clusters (homes), pages; and for each worker: the
+ *   connection's stream positions, the log of unanswered requests, the rx ring, the tx buffer, and an arena of payload
+ *   slots and staging. A process that dies, even by SIGKILL between two instructions, leaves it so that the next one
+ *   goes on; nobody needs to have been told.
+ *
+ *   Page word a (one atomic):  bits 0-31 sequence | R0 R1 R2 | DISK | PEND | LOST | CLAIM | WIP | DBUSY
+ *   Page word b (one atomic):  bits 0-31 crc32c of the newest content | 32-63 pending slot (global number)
+ *     - No source bit and not LOST: the page is zero.
+ *     - CLAIM: one request (or the mover) owns changes to the page's homes. Taken by compare-and-swap, never waited
+ *       for: who does not get it comes back later. Readers ignore it.
+ *     - WIP: b and the sources do not fit together just now (nanoseconds; only ever set by the claim's owner).
+ *     - PEND: the newest content is in a slot. It is the first source of a read, and goes when the disk has it.
+ *     - DBUSY: a disk write of this page is in flight, of this content or of older. The next waits: that is the order.
+ *     - A new sequence drops every older copy in the same store, so a stale copy cannot be found.
+ *   A read accepts what matches the crc of a (sequence, crc) pair that was current after the read had come. A mismatch
+ *   with unchanged words is corruption: that copy is dropped, the next source asked.
+ *
+ *   Home word (one atomic, three a cluster): valid | writable | slab | extent | generation. Users take the slab (their
+ *   own counter, no shared line), then look again whether the home still stands; the mover clears the home, then waits
+ *   for all counters. Writers load homes after they have claimed, so after a home lost its writable bit a page that is
+ *   seen unclaimed will not get a copy there any more.
+ *
+ *   Streams: recvmmsg() and sendmmsg() store the number of bytes moved in the memfd themselves, inside the system call,
+ *   so the position of both streams is exact at any moment of death. The pair (parsed, answered) moves by one store.
+ *
+ * Rejected: direct mapping of device ranges to slabs (Linux strides over the device, so every slab would go hot at
+ * 3 %); a lock a cluster; copying homes under RCU (needs allocation).
+ */
+#ifndef FARSIDE_CORE_H
+#define FARSIDE_CORE_H
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "engine.h"
+#include "link.h"
+
+#define STATE_MAGIC 0x3145544154534546ull /* "FESTATE1" */
+#define STATE_VERSION 2u
+
+/* page word a */
+#define P_SEQ 0xffffffffull
+#define P_R0 (1ull << 32)
+#define P_R(i) (P_R0 << (i))
+#define P_RALL (7ull << 32)
+#define P_DISK (1ull << 35)
+#define P_PEND (1ull << 36)
+#define P_LOST (1ull << 37)
+#define P_CLAIM (1ull << 38)
+#define P_WIP (1ull << 39)
+#define P_DBUSY (1ull << 40)
+#define P_SOURCES (P_RALL | P_DISK | P_PEND)
+
+/* home word */
+#define H_VALID (1ull << 63)
+#define H_WRITE (1ull << 62)
+#define H_MAKE(slab, extent, gen) \
+	(H_VALID | ((uint64_t)(gen) & 0x3fffffff) << 32 | (uint64_t)(slab) << 12 | (uint64_t)(extent))
+#define H_SLAB(h) ((uint32_t)((h) >> 12) & 0xfffff)
+#define H_EXTENT(h) ((uint32_t)(h) & 0xfff)
+
+#define LOG_DEPTH 256
+#define RX_BYTES (256u << 10)
+#define TX_BYTES (34u << 20)
+#define STAGING_BYTES (64u << 20)
+#define THREADS (NE_WORKERS_MAX + 1)
+
+struct ne_page {
+	_Atomic uint64_t a, b;
+};
+
+struct ne_cluster {
+	_Atomic uint64_t home[NE_HOMES];
+	_Atomic uint32_t wanted;	/* WANT was told and nothing mapped since */
+	_Atomic uint32_t generation;
+};
+
+struct ne_slab_rec {
+	_Atomic uint32_t state;
+	uint32_t donor, lease, epoch;
+	uint64_t token;
+	uint64_t reserved;
+};
+
+enum { SOCK_NONE = -1, SOCK_FORGET = -2 }; /* worker->sock_mail */
+
+enum { LOG_FREE = 0, LOG_ACTIVE = 1, LOG_RECEIVING = 2 };
+
+/* One unanswered request. It counts when rx_pos < parsed and not (tx_pos < answered); see commit. */
+struct ne_log {
+	uint64_t rx_pos;		/* stream position of its header */
+	uint64_t tx_pos;		/* where its answer starts; UINT64_MAX before */
+	uint64_t cookie, offset;
+	uint64_t slot_pos;		/* arena position of its payload, UINT64_MAX without */
+	uint32_t length;
+	uint16_t type, flags;
+	uint32_t state;
+	uint32_t error;			/* errno decided before the payload was in (it is swallowed), or 0 */
+};
+
+/* A transfer whose length the kernel itself writes down: the stream position is base + hdr.msg_len. */
+struct ne_transfer {
+	uint64_t base;
+	struct mmsghdr hdr;
+	struct iovec iov[2];
+};
+
+struct ne_conn_state {
+	uint32_t live;			/* a connection is or was being served */
+	_Atomic uint32_t commit_gen, rx_gen, tx_gen;
+	struct { uint64_t parsed, answered; } commit[2];
+	struct ne_transfer rx[2], tx[2];
+	uint64_t tx_base;		/* stream position of the first byte of the tx buffer */
+	_Atomic uint64_t slot_tail;	/* arena position behind the newest slot ever handed out */
+	struct ne_log log[LOG_DEPTH];
+};
+
+struct ne_state_head {
+	uint64_t magic;
+	uint32_t version;
+	_Atomic uint32_t ready;
+	struct ne_params params;
+	uint8_t disk_key[64];
+	_Atomic uint32_t donor_state[NE_DONORS_MAX];
+};
+
+/* ---------------------------------------------------------------- ring of pages with out-of-order release */
+
+struct ring {
+	uint8_t *mem;			/* pages of memory */
+	uint8_t *held;			/* holders of each page, 0 = free */
+	uint64_t head, tail;		/* positions in pages; index = position % pages */
+	uint32_t pages;
+};
+
+enum { HOLD_REQ = 1, HOLD_DISK = 2 };
+
+static inline uint32_t ring_index(const struct ring *r, uint64_t pos) { return (uint32_t)(pos & (r->pages - 1)); }
+static inline uint8_t *ring_at(const struct ring *r, uint64_t pos)
+{
+	return r->mem + (uint64_t)ring_index(r, pos) * NE_PAGE_BYTES;
+}
+
+/* ---------------------------------------------------------------- in-process objects */
+
+struct ne_device;
+struct worker;
+
+/* A request being worked on; stands beside its log entry. */
+struct req {
+	struct ne_log *log;
+	uint64_t start_ns;
+	uint32_t pages;
+	uint32_t serial;		/* tells a disk write that its request has been answered */
+	uint32_t cursor;		/* pages issued so far */
+	uint32_t done;			/* READ: pages that have their content */
+	uint32_t ops;			/* parts in flight that must end before it may be answered */
+	uint32_t disk_left;		/* disk writes of it not ended */
+	uint32_t tries;
+	int error;
+	uint8_t stage;			/* enum req_stage */
+	uint8_t avoid;			/* READ: homes not to ask (hedged) */
+	bool claimed;			/* WRITE and the like: its pages are claimed */
+	bool need_disk, deferred, again;
+	struct rio *rios;		/* READ: all its parts */
+	uint64_t defer_since_ns;
+	struct req *next;		/* deferred list */
+	const uint8_t **src;		/* READ: where each page's content stands; NULL = not yet */
+	uint64_t flush_pos[THREADS];	/* FLUSH: the arena tails to pass */
+};
+
+enum req_stage { RQ_FREE, RQ_RECEIVING, RQ_RUNNING, RQ_ANSWERING };
+
+/* Remote write of a run of pages to up to three homes; owns the claims. */
+struct wop {
+	struct req *req;
+	uint32_t first, n;
+	uint64_t slot_pos;
+	uint32_t left;			/* ios in flight */
+	uint64_t rbits;			/* homes that have it */
+	struct wop *next;
+};
+
+/* One operation on one link, and what it is for. */
+struct act {
+	struct ne_io io;
+	uint8_t kind;			/* enum act_kind */
+	uint8_t home;
+	bool waiting;			/* its link was full */
+	uint32_t donor, slab;
+	struct wop *wop;
+	struct rio *rio;
+	struct act *prev, *next;	/* by age; next alone: the free list, and those that wait for their link */
+};
+enum act_kind { ACT_FREE, ACT_READ, ACT_WRITE };
+
+/* A read of a run of pages from one source into staging. */
+struct rio {
+	struct req *req;		/* NULL: answered without it */
+	uint32_t first, n, at;		/* pages; index of the first within the request */
+	uint64_t stage_pos;
+	uint8_t home;			/* 0..2, or HOME_DISK, or HOME_HERE */
+	bool ended, hedged;
+	struct ne_dio dio;
+	uint64_t posted_ns;
+	struct rio *next;
+};
+
+/* A disk write of a run of pages out of slots. */
+struct dop {
+	struct ne_dio dio;
+	struct req *req;
+	uint32_t serial;		/* of req when this was made */
+	uint32_t first, n;
+	uint64_t slot_pos;
+	uint8_t attempts;
+	uint64_t retry_ns;
+	struct dop *next;
+};
+
+enum { HOME_DISK = 3, HOME_HERE = 4 };
+
+struct worker {
+	struct ne_device *dev;
+	uint32_t idx;
+	pthread_t thread;
+	bool started;
+	int kick_fd;
+	_Atomic uint32_t kicked;
+
+	/* connection */
+	int sock;
+	_Atomic int sock_mail;		/* -1, or a socket to take */
+	_Atomic uint32_t busy;		/* a socket is, or will be, served */
+	struct ne_conn_state *cs;
+	uint8_t *rx, *tx;
+	uint64_t rx_parsed, rx_tail, tx_head, tx_tail, tx_committed;
+	struct req *receiving;		/* payload goes straight to its slots */
+	uint32_t log_next;
+	uint32_t active;		/* requests logged and not answered */
+	bool closing, hup;		/* the client said DISC; the client is gone */
+	bool dropped, tx_blocked;
+	int close_error;
+	uint64_t last_rx_ns, full_since_ns;
+	uint32_t freed_n;
+	uint32_t freed[LOG_DEPTH];	/* log entries to free after the commit */
+
+	/* engine parts */
+	struct ring slots, stage;
+	uint32_t *stage_seq, *stage_crc;
+	struct ne_link *links[NE_DONORS_MAX];
+	uint32_t link_list[NE_DONORS_MAX], link_n;
+	struct ne_link *_Atomic link_mail[NE_DONORS_MAX];
+	_Atomic uint64_t mail_bits[NE_DONORS_MAX / 64];
+	uint64_t dirty[NE_DONORS_MAX / 64]; /* links with posts not submitted */
+	struct ne_disk *disk;
+	_Atomic uint32_t *inflight;	/* per slab: operations of ours on it */
+	struct req reqs[LOG_DEPTH];
+	struct req sync_req;		/* for requests that end at once */
+	struct ne_log sync_log;
+	struct req *deferred, **deferred_end;
+	struct act *acts, *act_free, *act_old, *act_new;
+	struct wop *wops, *wop_free;
+	struct rio *rios, *rio_free;
+	uint32_t act_waiting;
+	int link_err[NE_DONORS_MAX];
+	struct dop *dops, *dop_free;
+	struct dop *dop_wait, **dop_wait_end; /* parked behind another write of the page, or for a retry */
+	uint32_t disk_writes;		/* dops in existence */
+	bool disk_dirty;
+	uint8_t *bounce;
+
+	/* sleeping */
+	bool spin_on, spinning;
+	uint64_t idle_since_ns, looked_ns;
+	_Atomic uint32_t stop;
+	_Atomic int start_rc;
+
+	uint8_t *pool;			/* everything of this process that is not in the memfd */
+	uint64_t pool_bytes;
+	struct recovered { uint32_t page, slot, n; } *recovered;
+	uint32_t recovered_n, recovered_max;
+	struct ne_stats stats;
+};
+
+struct slab_live {			/* this process's face of a slab */
+	uint8_t *_Atomic base;
+	uint64_t drain_deadline_ns;
+	bool drain_fail;
+};
+
+struct job {
+	enum { JOB_SLAB_DRAIN, JOB_CLUSTER_DRAIN, JOB_CLUSTER_FILL } kind;
+	uint32_t slab, cluster;
+	uint64_t deadline_ns;
+	bool fail;
+};
+
+struct ne_device {
+	struct ne_params params;
+	uint32_t clusters, pages;
+	bool adopted, stopped;
+	int disk_fd, event_fd;
+	uint8_t *map;
+	uint64_t map_bytes;
+	struct ne_state_head *head;
+	struct ne_slab_rec *slabs;
+	struct ne_cluster *cluster;
+	struct ne_page *page;
+	uint32_t *activity;		/* [THREADS][clusters] */
+	struct slab_live *live;
+	_Atomic uint32_t donor_direct[NE_DONORS_MAX]; /* slabs are memory here */
+	_Atomic uint32_t donor_faulty[NE_DONORS_MAX]; /* a fault rule stands: no direct access */
+	struct ne_fault_rules *faults;	/* [NE_DONORS_MAX] */
+	struct ne_fault_rules disk_faults;
+	struct worker *worker[THREADS];
+	_Atomic uint32_t spinners, homes_changed;
+	uint32_t spinners_max;
+	/* events: many writers, one reader */
+	struct event_slot { _Atomic uint32_t full; struct ne_event ev; } *events;
+	_Atomic uint64_t event_tail, event_head;
+	/* jobs: the control thread writes, the mover reads */
+	struct job *jobs;
+	_Atomic uint64_t job_tail, job_head;
+};
+
+#define EVENTS 4096u
+#define JOBS 65536u
+
+/* ---------------------------------------------------------------- small things */
+
+static inline uint64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+static inline uint32_t slots_per_worker(const struct ne_device *dev)
+{
+	return (uint32_t)(dev->params.pending_bytes / NE_PAGE_BYTES);
+}
+
+static inline bool donor_is(const struct ne_device *dev, uint32_t donor, uint32_t state)
+{
+	return atomic_load_explicit(&dev->head->donor_state[donor], memory_order_acquire) == state;
+}
+
+/* Claims are per page and never waited for. */
+static inline bool page_claim(struct ne_page *p)
+{
+	uint64_t a = atomic_load_explicit(&p->a, memory_order_relaxed);
+
+	return !(a & P_CLAIM) && atomic_compare_exchange_strong(&p->a, &a, a | P_CLAIM);
+}
+
+/* Changes bits of a page whose sequence is the caller's to know: sets `set`, clears `clear`. */
+static inline uint64_t page_change(struct ne_page *p, uint64_t set, uint64_t clear)
+{
+	uint64_t a = atomic_load_explicit(&p->a, memory_order_relaxed);
+
+	while (!atomic_compare_exchange_weak(&p->a, &a, (a & ~clear) | set))
+		;
+	return a;
+}
+
+/*
+ * Takes slab of home h of the cluster for an operation; false when the home is no longer the word we saw. The counter
+ * is ours alone, the fence makes the mover see it before we look at the home again.
+ */
+static inline bool slab_enter(struct worker *w, struct ne_cluster *c, int home, uint64_t word)
+{
+	uint32_t slab = H_SLAB(word);
+
+	atomic_fetch_add(&w->inflight[slab], 1);
+	if ((atomic_load(&c->home[home]) & ~H_WRITE) == (word & ~H_WRITE))
+		return true;
+	atomic_fetch_sub(&w->inflight[slab], 1);
+	return false;
+}
+
+static inline void slab_leave(struct worker *w, uint32_t slab)
+{
+	atomic_fetch_sub_explicit(&w->inflight[slab], 1, memory_order_release);
+}
+
+/* device.c */
+#define CONN_STATE_BYTES (128u << 10)
+_Static_assert(sizeof(struct ne_conn_state) <= CONN_STATE_BYTES, "room for the connection's state");
+uint64_t worker_offset(const struct ne_device *dev, uint32_t idx);
+void dev_event(struct ne_device *dev, uint32_t kind, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
+
+/* worker.c */
+int worker_create(struct ne_device *dev, uint32_t idx, struct worker **ret);
+void worker_destroy(struct worker *w);
+int worker_start(struct worker *w);
+void worker_stop(struct worker *w);
+void worker_kick(struct worker *w);
+void worker_take_mail(struct worker *w);
+void worker_recover(struct worker *w);
+void worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot);
+void worker_recover_done(struct worker *w);
+/* Puts a request aside, to be looked at again soon. */
+void worker_defer(struct worker *w, struct req *rq);
+/* Ends a request whose parts have ended: queues its answer; a READ's content is copied from rq->src. */
+void worker_answer(struct worker *w, struct req *rq);
+
+/* page.c: the page path. 0: under way or answered; -EBUSY: overlaps or no home now; -EAGAIN: no room now */
+int page_write(struct worker *w, struct req *rq, const uint8_t *payload);
+int page_zero(struct worker *w, struct req *rq);
+/* Puts the whole request's content at dst if no waiting is needed. 0, -EAGAIN, or -EIO. */
+int page_read_now(struct worker *w, struct req *rq, uint8_t *dst);
+int page_read(struct worker *w, struct req *rq);
+void page_req_release(struct worker *w, struct req *rq);
+
+/* act.c: what is in flight to donors and disk */
+/* n contiguous pages, held with `hold`; UINT64_MAX when there is no room now. */
+uint64_t ring_take(struct ring *r, uint32_t n, uint8_t hold);
+void ring_drop(struct ring *r, uint64_t pos, uint32_t n, uint8_t hold);
+struct ne_link *worker_link(struct worker *w, uint32_t donor);
+struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, uint32_t page_in_cluster, uint32_t n,
+		     void *buf);
+void act_post(struct worker *w, struct act *act);
+bool act_poll(struct worker *w);
+void act_timers(struct worker *w, uint64_t now);
+bool slab_is_in_reach(struct worker *w, uint32_t slab, uint8_t **base);
+uint8_t *direct_base(const struct ne_device *dev, uint32_t slab);
+
+/* write-back: payload slots to disk */
+void dop_make(struct worker *w, struct req *rq, uint32_t first, uint32_t n, uint64_t slot_pos);
+void dop_done(struct worker *w, struct ne_dio *dio);
+bool dop_retry(struct worker *w, uint64_t now);
+
+/* page.c, called by act.c when an operation ends */
+void page_read_ended(struct worker *w, struct rio *rio, int status);
+void page_write_ended(struct worker *w, struct act *act);
+void page_hedge(struct worker *w, struct rio *rio);
+
+bool disk_mark(struct ne_page *p);
+uint8_t *extent_page(uint8_t *base, uint64_t word, uint32_t page);
+
+/* mover.c */
+void *mover_main(void *arg);
+
+#endif

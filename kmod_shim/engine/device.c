@@ -1,0 +1,682 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * device.c - a device as its control thread sees it: made over, or adopted from, a state memfd; donors, slabs and
+ * clusters told to the workers by single stores; what happened told back by the event ring.
+ */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core.h"
+
+/* ------------------------------------------------------------------ the state memfd */
+
+static uint64_t page_up(uint64_t bytes) { return (bytes + 4095) & ~4095ull; }
+
+static uint64_t head_bytes(void) { return page_up(sizeof(struct ne_state_head)); }
+static uint64_t slabs_bytes(void) { return page_up(NE_SLABS_MAX * sizeof(struct ne_slab_rec)); }
+
+static uint64_t clusters_bytes(const struct ne_params *p)
+{
+	return page_up(p->size_bytes / NE_CLUSTER_BYTES * sizeof(struct ne_cluster));
+}
+
+static uint64_t pages_bytes(const struct ne_params *p)
+{
+	return page_up(p->size_bytes / NE_PAGE_BYTES * sizeof(struct ne_page));
+}
+
+static uint64_t worker_bytes(const struct ne_params *p)
+{
+	return CONN_STATE_BYTES + RX_BYTES + TX_BYTES + p->pending_bytes + STAGING_BYTES;
+}
+
+static uint64_t common_bytes(const struct ne_params *p)
+{
+	return head_bytes() + slabs_bytes() + clusters_bytes(p) + pages_bytes(p);
+}
+
+uint64_t worker_offset(const struct ne_device *dev, uint32_t idx)
+{
+	return common_bytes(&dev->params) + idx * worker_bytes(&dev->params);
+}
+
+static bool is_power_of_two(uint64_t n) { return n && !(n & (n - 1)); }
+
+static bool params_are_good(const struct ne_params *p)
+{
+	return p->size_bytes && p->size_bytes % NE_CLUSTER_BYTES == 0 && p->size_bytes <= 16ull << 40 &&
+	       is_power_of_two(p->slab_bytes) && p->slab_bytes >= NE_CLUSTER_BYTES && p->slab_bytes <= 1ull << 30 &&
+	       is_power_of_two(p->pending_bytes) && p->pending_bytes >= 16ull << 20 && p->pending_bytes <= 1ull << 30 &&
+	       p->workers && p->workers <= NE_WORKERS_MAX && p->protection <= NE_PROTECT_NONE && p->deadline_ms &&
+	       p->encrypt_disk <= 1 && !p->reserved;
+}
+
+int64_t ne_state_bytes(const struct ne_params *p)
+{
+	return params_are_good(p) ? (int64_t)(common_bytes(p) + THREADS * worker_bytes(p)) : -EINVAL;
+}
+
+static int state_map(struct ne_device *dev, int fd)
+{
+	struct stat st;
+
+	dev->map_bytes = (uint64_t)ne_state_bytes(&dev->params);
+	if (fstat(fd, &st) || (uint64_t)st.st_size < dev->map_bytes)
+		return -EINVAL;
+	dev->map = mmap(NULL, dev->map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+	if (dev->map == MAP_FAILED) {
+		dev->map = NULL;
+		return -errno;
+	}
+	dev->head = (struct ne_state_head *)dev->map;
+	dev->slabs = (struct ne_slab_rec *)(dev->map + head_bytes());
+	dev->cluster = (struct ne_cluster *)((uint8_t *)dev->slabs + slabs_bytes());
+	dev->page = (struct ne_page *)((uint8_t *)dev->cluster + clusters_bytes(&dev->params));
+	return 0;
+}
+
+/* What must be the same for a successor; the rest (deadlines, spinning) may change. */
+static bool params_fit(const struct ne_params *a, const struct ne_params *b)
+{
+	return a->size_bytes == b->size_bytes && a->slab_bytes == b->slab_bytes && a->pending_bytes == b->pending_bytes &&
+	       a->protection == b->protection && a->encrypt_disk == b->encrypt_disk;
+}
+
+static int state_begin(struct ne_device *dev)
+{
+	struct ne_state_head *h = dev->head;
+
+	if (atomic_load(&h->ready)) {
+		if (h->magic != STATE_MAGIC || h->version != STATE_VERSION || !params_fit(&h->params, &dev->params))
+			return -ESTALE;
+		dev->adopted = true;
+		return 0;
+	}
+	h->magic = STATE_MAGIC;
+	h->version = STATE_VERSION;
+	h->params = dev->params;
+	if (getrandom(h->disk_key, sizeof(h->disk_key), 0) != sizeof(h->disk_key))
+		return -EIO;
+	atomic_store(&h->ready, 1);
+	return 0;
+}
+
+/*
+ * Marks that died with their process are cleared. A page that was just being changed (WIP) belongs to a request that
+ * was not answered and will be done again; until then its donors' copies do not count.
+ */
+static void pages_adopt(struct ne_device *dev)
+{
+	uint32_t per = slots_per_worker(dev);
+
+	for (uint32_t i = 0; i < dev->pages; i++) {
+		struct ne_page *p = &dev->page[i];
+		uint64_t a = atomic_load_explicit(&p->a, memory_order_relaxed), to = a;
+
+		if (!a)
+			continue;
+		if (a & P_WIP) {
+			to &= ~P_RALL;
+			to |= to & P_SOURCES ? 0 : P_LOST;
+		}
+		to &= ~(P_CLAIM | P_WIP | P_DBUSY);
+		if (to != a)
+			atomic_store(&p->a, to);
+		if (to & P_PEND) {
+			uint32_t slot = (uint32_t)(atomic_load(&p->b) >> 32);
+
+			worker_recover_slot(dev->worker[slot / per], i, slot % per);
+		}
+	}
+	for (uint32_t c = 0; c < dev->clusters; c++)
+		atomic_store(&dev->cluster[c].wanted, 0);
+}
+
+static int workers_make(struct ne_device *dev)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < THREADS && !rc; i++)
+		if (i < NE_WORKERS_MAX || i == NE_MOVER)
+			rc = worker_create(dev, i, &dev->worker[i]);
+	if (rc)
+		return rc;
+	if (dev->adopted) {
+		pages_adopt(dev);
+		for (uint32_t i = 0; i < THREADS; i++)
+			worker_recover(dev->worker[i]);
+	}
+	/* workers beyond params.workers run only if a larger predecessor left them payload or a connection */
+	for (uint32_t i = 0; i < THREADS && !rc; i++)
+		if (i < dev->params.workers || i == NE_MOVER || dev->worker[i]->recovered_n || dev->worker[i]->cs->live)
+			rc = worker_start(dev->worker[i]);
+	return rc;
+}
+
+static void *table(uint64_t bytes)
+{
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	return p == MAP_FAILED ? NULL : p;
+}
+
+static uint64_t activity_bytes(const struct ne_device *dev) { return (uint64_t)THREADS * dev->clusters * 4; }
+
+static int tables_make(struct ne_device *dev)
+{
+	long cores = sysconf(_SC_NPROCESSORS_ONLN);
+
+	dev->spinners_max = cores > 1 ? (uint32_t)cores / 2 : 0;
+	dev->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	dev->activity = table(activity_bytes(dev));
+	dev->live = table(NE_SLABS_MAX * sizeof(*dev->live));
+	dev->faults = table(NE_DONORS_MAX * sizeof(*dev->faults));
+	dev->events = table(EVENTS * sizeof(*dev->events));
+	dev->jobs = table(JOBS * sizeof(*dev->jobs));
+	if (dev->event_fd < 0 || !dev->activity || !dev->live || !dev->faults || !dev->events || !dev->jobs)
+		return -ENOMEM;
+	return 0;
+}
+
+int ne_device_create(const struct ne_params *params, int state_fd, int disk_fd, struct ne_device **ret)
+{
+	struct ne_device *dev;
+	int rc;
+
+	if (!params_are_good(params) || (params->protection == NE_PROTECT_DISK) != (disk_fd >= 0))
+		return -EINVAL;
+	dev = calloc(1, sizeof(*dev));
+	if (!dev)
+		return -ENOMEM;
+	dev->params = *params;
+	dev->disk_fd = disk_fd;
+	dev->event_fd = -1;
+	dev->clusters = (uint32_t)(params->size_bytes / NE_CLUSTER_BYTES);
+	dev->pages = (uint32_t)(params->size_bytes / NE_PAGE_BYTES);
+	rc = state_map(dev, state_fd);
+	if (!rc)
+		rc = state_begin(dev);
+	if (!rc)
+		rc = tables_make(dev);
+	if (!rc)
+		rc = workers_make(dev);
+	if (rc) {
+		ne_device_destroy(dev);
+		return rc;
+	}
+	*ret = dev;
+	return 0;
+}
+
+int ne_device_stop(struct ne_device *dev)
+{
+	if (dev->stopped)
+		return 0;
+	dev->stopped = true;
+	for (uint32_t i = 0; i < THREADS; i++)	/* all at once, then wait for each */
+		if (dev->worker[i] && dev->worker[i]->started) {
+			atomic_store(&dev->worker[i]->stop, 1);
+			worker_kick(dev->worker[i]);
+		}
+	for (uint32_t i = 0; i < THREADS; i++)
+		if (dev->worker[i])
+			worker_stop(dev->worker[i]);
+	return 0;
+}
+
+static void untable(void *p, uint64_t bytes)
+{
+	if (p)
+		munmap(p, bytes);
+}
+
+void ne_device_destroy(struct ne_device *dev)
+{
+	if (!dev)
+		return;
+	ne_device_stop(dev);
+	for (uint32_t i = 0; i < THREADS; i++)
+		worker_destroy(dev->worker[i]);
+	for (uint32_t i = 0; dev->live && i < NE_SLABS_MAX; i++)
+		if (dev->live[i].base)
+			munmap(dev->live[i].base, dev->params.slab_bytes);
+	untable(dev->activity, activity_bytes(dev));
+	untable(dev->live, NE_SLABS_MAX * sizeof(*dev->live));
+	untable(dev->faults, NE_DONORS_MAX * sizeof(*dev->faults));
+	untable(dev->events, EVENTS * sizeof(*dev->events));
+	untable(dev->jobs, JOBS * sizeof(*dev->jobs));
+	untable(dev->map, dev->map_bytes);
+	if (dev->event_fd >= 0)
+		close(dev->event_fd);
+	free(dev);
+}
+
+bool ne_device_adopted(const struct ne_device *dev) { return dev->adopted; }
+int ne_device_event_fd(const struct ne_device *dev) { return dev->event_fd; }
+
+/* ------------------------------------------------------------------ connections */
+
+static bool worker_exists(const struct ne_device *dev, uint32_t idx)
+{
+	return idx < NE_WORKERS_MAX && dev->worker[idx]->started;
+}
+
+static void socket_tune(int sock)
+{
+	int bytes = 1 << 20;
+
+	if (setsockopt(sock, SOL_SOCKET, SO_SNDBUFFORCE, &bytes, sizeof(bytes)))
+		setsockopt(sock, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+}
+
+int ne_conn_attach(struct ne_device *dev, uint32_t worker, int sock)
+{
+	uint32_t idle = 0;
+
+	if (!worker_exists(dev, worker))
+		return -EINVAL;
+	if (!atomic_compare_exchange_strong(&dev->worker[worker]->busy, &idle, 1))
+		return -EBUSY;
+	socket_tune(sock);
+	atomic_store(&dev->worker[worker]->sock_mail, sock);
+	worker_kick(dev->worker[worker]);
+	return 0;
+}
+
+bool ne_conn_is_unfinished(const struct ne_device *dev, uint32_t worker)
+{
+	return worker < NE_WORKERS_MAX && dev->worker[worker]->cs->live && !dev->worker[worker]->busy;
+}
+
+int ne_conn_forget(struct ne_device *dev, uint32_t worker)
+{
+	if (!worker_exists(dev, worker) || !ne_conn_is_unfinished(dev, worker))
+		return -EINVAL;
+	atomic_store(&dev->worker[worker]->busy, 1);
+	atomic_store(&dev->worker[worker]->sock_mail, SOCK_FORGET);
+	worker_kick(dev->worker[worker]);
+	return 0;
+}
+
+/* ------------------------------------------------------------------ donors and links */
+
+int ne_donor_set(struct ne_device *dev, uint32_t donor, uint32_t state)
+{
+	if (donor >= NE_DONORS_MAX || state > NE_DONOR_FAILED)
+		return -EINVAL;
+	atomic_store(&dev->head->donor_state[donor], state);
+	return 0;
+}
+
+int ne_donor_get(const struct ne_device *dev, uint32_t donor)
+{
+	return donor < NE_DONORS_MAX ? (int)atomic_load(&dev->head->donor_state[donor]) : -EINVAL;
+}
+
+static int link_mail(struct ne_device *dev, uint32_t donor, uint32_t idx, struct ne_link *inner)
+{
+	struct worker *w = dev->worker[idx];
+	struct ne_link *link, *old;
+	int rc = ne_fault_create(inner, &dev->faults[donor], &link);
+
+	if (rc) {
+		inner->ops->destroy(inner);
+		return rc;
+	}
+	old = atomic_exchange(&w->link_mail[donor], link);
+	if (old)
+		old->ops->destroy(old);
+	atomic_fetch_or(&w->mail_bits[donor / 64], 1ull << donor % 64);
+	worker_kick(w);
+	return 0;
+}
+
+int ne_link_attach_tcp(struct ne_device *dev, uint32_t donor, uint32_t worker, int sock)
+{
+	struct ne_link *link;
+	int rc;
+
+	if (donor >= NE_DONORS_MAX || worker > NE_MOVER || !dev->worker[worker]->started)
+		return -EINVAL;
+	rc = ne_tcp_create(sock, &link);
+	return rc ? rc : link_mail(dev, donor, worker, link);
+}
+
+int ne_link_attach_shm(struct ne_device *dev, uint32_t donor)
+{
+	int rc = 0;
+
+	if (donor >= NE_DONORS_MAX)
+		return -EINVAL;
+	for (uint32_t i = 0; i < THREADS && !rc; i++) {
+		struct ne_link *link;
+
+		if (!dev->worker[i] || !dev->worker[i]->started)
+			continue;
+		rc = ne_shm_create(&link);
+		if (!rc)
+			rc = link_mail(dev, donor, i, link);
+	}
+	if (!rc)
+		atomic_store(&dev->donor_direct[donor], 1);
+	return rc;
+}
+
+static void fault_put(struct ne_fault_rules *rules, uint32_t kind, uint32_t every, uint32_t delay_us)
+{
+	if (kind == NE_FAULT_DELAY)
+		atomic_store(&rules->delay_us, delay_us);
+	atomic_store(&rules->count[kind], 0);
+	atomic_store(&rules->every[kind], every);
+}
+
+int ne_fault_set(struct ne_device *dev, uint32_t donor, uint32_t kind, uint32_t every, uint32_t delay_us)
+{
+	uint32_t any = 0;
+
+	if (donor >= NE_DONORS_MAX || kind >= NE_FAULT_KINDS)
+		return -EINVAL;
+	fault_put(&dev->faults[donor], kind, every, delay_us);
+	for (uint32_t k = 0; k < NE_FAULT_KINDS; k++)
+		any |= atomic_load(&dev->faults[donor].every[k]);
+	atomic_store(&dev->donor_faulty[donor], any != 0);
+	return 0;
+}
+
+int ne_disk_fault_set(struct ne_device *dev, uint32_t kind, uint32_t every, uint32_t delay_us)
+{
+	if (kind != NE_FAULT_ERROR && kind != NE_FAULT_DELAY && kind != NE_FAULT_SHORT)
+		return -EINVAL;
+	fault_put(&dev->disk_faults, kind, every, delay_us);
+	return 0;
+}
+
+/* ------------------------------------------------------------------ slabs */
+
+static int slab_map_memory(struct ne_device *dev, uint32_t slab, int memfd)
+{
+	struct stat st;
+	int seals = fcntl(memfd, F_GET_SEALS);
+	void *base;
+
+	if (seals < 0 || !(seals & F_SEAL_SHRINK))
+		return -EPERM;
+	if (fstat(memfd, &st) || (uint64_t)st.st_size < dev->params.slab_bytes)
+		return -EINVAL;
+	base = mmap(NULL, dev->params.slab_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+	if (base == MAP_FAILED)
+		return -errno;
+	madvise(base, dev->params.slab_bytes, MADV_POPULATE_WRITE);
+	base = atomic_exchange(&dev->live[slab].base, base);
+	if (base)
+		munmap(base, dev->params.slab_bytes);
+	return 0;
+}
+
+int ne_slab_add(struct ne_device *dev, const struct ne_slab_info *info, int memfd)
+{
+	struct ne_slab_rec *s;
+	int rc = 0;
+
+	if (info->slab >= NE_SLABS_MAX || info->donor >= NE_DONORS_MAX)
+		return -EINVAL;
+	s = &dev->slabs[info->slab];
+	if (atomic_load(&s->state) != NE_SLAB_NONE)
+		return -EBUSY;
+	if (memfd >= 0)
+		rc = slab_map_memory(dev, info->slab, memfd);
+	if (rc)
+		return rc;
+	s->donor = info->donor;
+	s->lease = info->lease;
+	s->epoch = info->epoch;
+	s->token = info->token;
+	atomic_store(&s->state, NE_SLAB_LIVE);
+	if (memfd >= 0)
+		close(memfd);
+	return 0;
+}
+
+int ne_slab_remap(struct ne_device *dev, uint32_t slab, int memfd)
+{
+	int rc;
+
+	if (slab >= NE_SLABS_MAX || atomic_load(&dev->slabs[slab].state) == NE_SLAB_NONE)
+		return -EINVAL;
+	if (atomic_load(&dev->live[slab].base))
+		return -EBUSY;
+	rc = slab_map_memory(dev, slab, memfd);
+	if (!rc)
+		close(memfd);
+	return rc;
+}
+
+int ne_slab_get(const struct ne_device *dev, uint32_t slab, struct ne_slab_info *ret)
+{
+	const struct ne_slab_rec *s;
+
+	if (slab >= NE_SLABS_MAX)
+		return -EINVAL;
+	s = &dev->slabs[slab];
+	*ret = (struct ne_slab_info){ slab, s->donor, s->lease, s->epoch, s->token, atomic_load(&s->state), 0 };
+	return 0;
+}
+
+static bool slab_is_used(const struct ne_device *dev, uint32_t slab)
+{
+	for (uint32_t c = 0; c < dev->clusters; c++)
+		for (int h = 0; h < NE_HOMES; h++) {
+			uint64_t word = atomic_load_explicit(&dev->cluster[c].home[h], memory_order_relaxed);
+
+			if (word & H_VALID && H_SLAB(word) == slab)
+				return true;
+		}
+	return false;
+}
+
+int ne_slab_remove(struct ne_device *dev, uint32_t slab)
+{
+	uint8_t *base;
+
+	if (slab >= NE_SLABS_MAX)
+		return -EINVAL;
+	if (slab_is_used(dev, slab))
+		return -EBUSY;
+	for (uint32_t i = 0; i < THREADS; i++)
+		if (dev->worker[i] && atomic_load(&dev->worker[i]->inflight[slab]))
+			return -EBUSY;
+	base = atomic_exchange(&dev->live[slab].base, NULL);
+	if (base)
+		munmap(base, dev->params.slab_bytes);
+	atomic_store(&dev->slabs[slab].state, NE_SLAB_NONE);
+	return 0;
+}
+
+/* ------------------------------------------------------------------ clusters */
+
+int ne_cluster_map(struct ne_device *dev, uint32_t cluster, uint32_t slab, uint32_t extent)
+{
+	struct ne_cluster *c;
+	uint32_t gen;
+	int found = -1;
+
+	if (cluster >= dev->clusters || slab >= NE_SLABS_MAX || extent >= dev->params.slab_bytes / NE_CLUSTER_BYTES ||
+	    atomic_load(&dev->slabs[slab].state) != NE_SLAB_LIVE)
+		return -EINVAL;
+	c = &dev->cluster[cluster];
+	for (int h = NE_HOMES - 1; h >= 0; h--)
+		if (!(atomic_load(&c->home[h]) & H_VALID))
+			found = h;
+	if (found < 0)
+		return -ENOSPC;
+	gen = atomic_fetch_add(&c->generation, 1);
+	atomic_store(&c->home[found], H_MAKE(slab, extent, gen) | H_WRITE);
+	for (int h = 0; dev->params.protection != NE_PROTECT_REPLICA && h < NE_HOMES; h++)
+		if (h != found)
+			atomic_fetch_and(&c->home[h], ~H_WRITE);
+	atomic_store(&c->wanted, 0);
+	return found;
+}
+
+int ne_cluster_get(const struct ne_device *dev, uint32_t cluster, struct ne_home_info ret[3])
+{
+	if (cluster >= dev->clusters)
+		return -EINVAL;
+	for (int h = 0; h < NE_HOMES; h++) {
+		uint64_t word = atomic_load(&dev->cluster[cluster].home[h]);
+
+		ret[h] = (struct ne_home_info){ H_SLAB(word), H_EXTENT(word), (word & H_WRITE) != 0, word >> 63 };
+	}
+	return 0;
+}
+
+int ne_cluster_count(const struct ne_device *dev, uint32_t cluster, uint32_t ret[2])
+{
+	uint32_t any = 0, remote = 0;
+
+	if (cluster >= dev->clusters)
+		return -EINVAL;
+	for (uint32_t i = 0; i < NE_CLUSTER_PAGES; i++) {
+		uint64_t a = atomic_load_explicit(&dev->page[cluster * NE_CLUSTER_PAGES + i].a, memory_order_relaxed);
+
+		any += (a & (P_SOURCES | P_LOST)) != 0;
+		remote += (a & P_RALL) != 0;
+	}
+	ret[0] = any;
+	ret[1] = remote;
+	return 0;
+}
+
+static int job_put(struct ne_device *dev, struct job job)
+{
+	uint64_t tail = atomic_load(&dev->job_tail);
+
+	if (tail - atomic_load(&dev->job_head) >= JOBS)
+		return -EAGAIN;
+	dev->jobs[tail % JOBS] = job;
+	atomic_store(&dev->job_tail, tail + 1);
+	worker_kick(dev->worker[NE_MOVER]);
+	return 0;
+}
+
+int ne_slab_drain(struct ne_device *dev, uint32_t slab, uint32_t deadline_ms, bool fail)
+{
+	if (slab >= NE_SLABS_MAX || atomic_load(&dev->slabs[slab].state) == NE_SLAB_NONE)
+		return -EINVAL;
+	atomic_store(&dev->slabs[slab].state, NE_SLAB_DRAINING);
+	return job_put(dev, (struct job){ .kind = JOB_SLAB_DRAIN, .slab = slab, .fail = fail,
+					  .deadline_ns = now_ns() + deadline_ms * 1000000ull });
+}
+
+int ne_cluster_drain(struct ne_device *dev, uint32_t cluster, uint32_t slab)
+{
+	if (cluster >= dev->clusters || slab >= NE_SLABS_MAX)
+		return -EINVAL;
+	return job_put(dev, (struct job){ .kind = JOB_CLUSTER_DRAIN, .slab = slab, .cluster = cluster });
+}
+
+int ne_cluster_fill(struct ne_device *dev, uint32_t cluster)
+{
+	if (cluster >= dev->clusters)
+		return -EINVAL;
+	return job_put(dev, (struct job){ .kind = JOB_CLUSTER_FILL, .cluster = cluster });
+}
+
+/* ------------------------------------------------------------------ events */
+
+static bool may_be_dropped(uint32_t kind) { return kind == NE_EVENT_WANT || kind == NE_EVENT_CLUSTER_FREE; }
+
+void dev_event(struct ne_device *dev, uint32_t kind, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+	uint64_t tail = atomic_load(&dev->event_tail), one = 1;
+	struct event_slot *slot;
+
+	do {				/* half of the ring is kept for what must not be lost */
+		uint64_t used = tail - atomic_load(&dev->event_head);
+
+		if (used >= EVENTS || (may_be_dropped(kind) && used >= EVENTS / 2)) {
+			if (kind == NE_EVENT_WANT)
+				atomic_store(&dev->cluster[a].wanted, 0);
+			return;
+		}
+	} while (!atomic_compare_exchange_weak(&dev->event_tail, &tail, tail + 1));
+	slot = &dev->events[tail % EVENTS];
+	slot->ev = (struct ne_event){ kind, a, b, c, d };
+	atomic_store(&slot->full, 1);
+	if (write(dev->event_fd, &one, sizeof(one)) < 0)
+		return;			/* the counter is full: it is readable all the more */
+}
+
+int ne_event_next(struct ne_device *dev, struct ne_event *ret)
+{
+	uint64_t head = atomic_load(&dev->event_head), drained;
+	struct event_slot *slot = &dev->events[head % EVENTS];
+
+	if (head == atomic_load(&dev->event_tail) || !atomic_load(&slot->full)) {
+		if (read(dev->event_fd, &drained, sizeof(drained)) > 0 && atomic_load(&slot->full))
+			return ne_event_next(dev, ret);
+		return 0;
+	}
+	*ret = slot->ev;
+	atomic_store(&slot->full, 0);
+	atomic_store(&dev->event_head, head + 1);
+	return 1;
+}
+
+/* ------------------------------------------------------------------ figures */
+
+int ne_stats_get(const struct ne_device *dev, struct ne_stats *ret)
+{
+	enum { WORDS = sizeof(struct ne_stats) / sizeof(uint64_t) };
+	uint64_t sum[WORDS] = { 0 }, longest = 0;
+
+	for (uint32_t i = 0; i < THREADS; i++) {
+		const uint64_t *from = dev->worker[i] ? (const uint64_t *)&dev->worker[i]->stats : NULL;
+
+		for (uint32_t k = 0; from && k < WORDS; k++)
+			sum[k] += __atomic_load_n(&from[k], __ATOMIC_RELAXED);
+		if (from && dev->worker[i]->stats.longest_request_ns > longest)
+			longest = dev->worker[i]->stats.longest_request_ns;
+	}
+	memcpy(ret, sum, sizeof(*ret));
+	ret->longest_request_ns = longest;
+	return 0;
+}
+
+uint64_t ne_pending_bytes(const struct ne_device *dev)
+{
+	uint64_t pages = 0;
+
+	for (uint32_t i = 0; i < THREADS; i++)
+		if (dev->worker[i])
+			pages += atomic_load(&dev->worker[i]->cs->slot_tail) -
+				 __atomic_load_n(&dev->worker[i]->slots.head, __ATOMIC_ACQUIRE);
+	return pages * NE_PAGE_BYTES;
+}
+
+int ne_activity_get(const struct ne_device *dev, uint32_t clusters, uint32_t *ret)
+{
+	if (clusters != dev->clusters)
+		return -EINVAL;
+	memset(ret, 0, clusters * sizeof(*ret));
+	for (uint32_t i = 0; i < THREADS; i++)
+		for (uint32_t c = 0; c < clusters && dev->worker[i]->started; c++)
+			ret[c] += __atomic_load_n(&dev->activity[(uint64_t)i * clusters + c], __ATOMIC_RELAXED);
+	return 0;
+}
+
+const char *ne_features(void) { return "uring,aes"; }
+
+void *ne_map(int fd, uint64_t bytes)
+{
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+
+	return p == MAP_FAILED ? NULL : p;
+}
+
+int ne_unmap(void *addr, uint64_t bytes) { return munmap(addr, bytes) ? -errno : 0; }

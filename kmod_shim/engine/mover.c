@@ -1,0 +1,381 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mover.c - the thread that empties slabs. It claims pages in runs, copies them to the cluster's other writable homes
+ * or leaves them to the disk, and gives the claims back; requests for other pages never notice.
+ *
+ * After a home has lost its writable bit nobody who claims a page later will write there (core.h), so a page seen
+ * unclaimed and without that home's bit is finished; when all are, the home is cleared, and when every thread has let
+ * go of the slab, nothing of it is in use. [infiniswap §2.4.4; ours copies before it drops]
+ */
+#include <poll.h>
+#include <unistd.h>
+
+#include "core.h"
+
+#define RUN_PAGES 128u
+
+struct drain {
+	struct worker *w;
+	uint32_t cluster, slab;
+	int home;			/* the one to empty, or -1: only fill */
+	uint64_t word;
+	uint64_t deadline_ns;
+	bool fail;			/* do not read from the slab */
+	uint32_t moved, left, lost;	/* pages */
+};
+
+static uint8_t *stage(struct worker *w) { return w->stage.mem; }
+
+static void doze(struct worker *w, uint64_t us)
+{
+	struct pollfd p = { .fd = w->kick_fd, .events = POLLIN };
+	struct timespec ts = { .tv_nsec = (long)us * 1000 };
+
+	ppoll(&p, 0, &ts, NULL);
+}
+
+/* Waits for the one operation that the link holds. */
+static int link_wait(struct worker *w, struct ne_link *link, struct ne_io *io)
+{
+	uint64_t until = now_ns() + w->dev->params.deadline_ms * 1000000ull;
+	struct ne_io *done;
+
+	link->ops->submit(link);
+	while (!link->ops->poll(link, &done, 1)) {
+		struct pollfd p = { .events = POLLIN };
+		struct timespec ts = { .tv_nsec = 1000000 };
+		uint64_t timeout = UINT64_MAX;
+
+		if (now_ns() > until || atomic_load(&w->stop))
+			link->ops->kill(link, ETIMEDOUT);
+		p.fd = link->ops->wait(link, &p.events, &timeout);
+		if (timeout < 1000000)
+			ts.tv_nsec = (long)timeout;
+		if (link->ops->alive(link))
+			ppoll(&p, p.fd >= 0, &ts, NULL);
+	}
+	return io->status;
+}
+
+/* n pages between the stage and a home. Blocks, at most for the deadline. */
+static int home_io(struct worker *w, uint8_t op, uint64_t word, uint32_t page, uint32_t n)
+{
+	const struct ne_slab_rec *slab = &w->dev->slabs[H_SLAB(word)];
+	uint32_t bytes = n * NE_PAGE_BYTES;
+	struct ne_link *link;
+	uint8_t *base;
+	struct ne_io io;
+	int rc;
+
+	if (donor_is(w->dev, slab->donor, NE_DONOR_FAILED) || !slab_is_in_reach(w, H_SLAB(word), &base))
+		return -ENOTCONN;
+	if (base) {
+		uint8_t *there = extent_page(base, word, page);
+
+		memcpy(op == NE_IO_READ ? stage(w) : there, op == NE_IO_READ ? there : stage(w), bytes);
+		return 0;
+	}
+	link = worker_link(w, slab->donor);
+	io = (struct ne_io){ .op = op, .length = bytes, .lease = slab->lease, .token = slab->token, .buf = stage(w),
+			     .base = atomic_load(&w->dev->live[H_SLAB(word)].base), .posted_ns = now_ns(),
+			     .offset = (uint64_t)(extent_page(NULL, word, page) - (uint8_t *)NULL) };
+	rc = link->ops->post(link, &io);
+	return rc ? rc : link_wait(w, link, &io);
+}
+
+static int disk_io(struct worker *w, uint32_t page, uint8_t *buf)
+{
+	struct ne_dio dio = { .op = NE_IO_WRITE, .length = NE_PAGE_BYTES, .buf = buf, .posted_ns = now_ns(),
+			      .offset = (uint64_t)page * NE_PAGE_BYTES }, *done;
+
+	if (!w->disk)
+		return -ENODEV;
+	ne_disk_post(w->disk, &dio);
+	ne_disk_submit(w->disk);
+	while (!ne_disk_poll(w->disk, &done, 1)) {
+		struct pollfd p = { .fd = ne_disk_wait_fd(w->disk), .events = POLLIN };
+
+		poll(&p, 1, 1);
+	}
+	return dio.status;
+}
+
+/* The page's last copy stands in the stage at `buf`: to disk with it. */
+static bool page_save(struct drain *d, uint32_t page, uint8_t *buf)
+{
+	struct ne_page *p = &d->w->dev->page[page];
+
+	for (int i = 0; i < 3; i++) {
+		int rc;
+
+		while (!disk_mark(p))
+			doze(d->w, 100);
+		rc = disk_io(d->w, page, buf);
+		page_change(p, rc ? 0 : P_DISK, P_DBUSY);
+		if (!rc)
+			return true;
+		if (rc == -ENODEV)
+			return false;
+	}
+	return false;
+}
+
+/* Marks which staged pages are what was written; a bad copy is dropped at once. */
+static void run_verify(struct drain *d, uint32_t page, uint32_t n, uint64_t from, bool good[RUN_PAGES])
+{
+	for (uint32_t i = 0; i < n; i++) {
+		struct ne_page *p = &d->w->dev->page[page + i];
+
+		good[i] = ne_crc32c(stage(d->w) + (uint64_t)i * NE_PAGE_BYTES, NE_PAGE_BYTES) ==
+			  (uint32_t)atomic_load(&p->b);
+		if (good[i])
+			continue;
+		d->w->stats.checksum_errors++;
+		dev_event(d->w->dev, NE_EVENT_CHECKSUM, d->w->dev->slabs[H_SLAB(d->word)].donor, page + i, 0, 0);
+		page_change(p, 0, from);
+	}
+}
+
+/* Copies a staged run to every writable home but `except`; returns the bits of those that have it. */
+static uint64_t run_copy(struct drain *d, uint32_t page, uint32_t n, int except)
+{
+	struct ne_cluster *c = &d->w->dev->cluster[d->cluster];
+	uint64_t bits = 0;
+
+	for (int h = 0; h < NE_HOMES; h++) {
+		uint64_t word = atomic_load(&c->home[h]);
+
+		if (h == except || !(word & H_VALID) || !(word & H_WRITE) ||
+		    !donor_is(d->w->dev, d->w->dev->slabs[H_SLAB(word)].donor, NE_DONOR_UP))
+			continue;
+		if (!home_io(d->w, NE_IO_WRITE, word, page, n))
+			bits |= P_R(h);
+	}
+	return bits;
+}
+
+/* Gives up a claimed page's copy in the home, saving it first if it is the last. */
+static void page_leave(struct drain *d, uint32_t page, uint8_t *staged)
+{
+	struct ne_page *p = &d->w->dev->page[page];
+	uint64_t bit = P_R(d->home), a = atomic_load(&p->a), to;
+	bool other = a & (P_SOURCES & ~bit);
+
+	if (!other && staged)
+		other = page_save(d, page, staged);
+	do {
+		to = a & ~bit;
+		if (!(to & P_SOURCES))
+			to |= P_LOST;
+	} while (!atomic_compare_exchange_weak(&p->a, &a, to));
+	d->left++;
+	d->lost += !other;
+	d->w->stats.pages_lost += !other;
+}
+
+static bool any_is_last(const struct drain *d, uint32_t page, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		if (!(atomic_load(&d->w->dev->page[page + i].a) & (P_SOURCES & ~P_R(d->home))))
+			return true;
+	return false;
+}
+
+/* A run of claimed pages that all have the home's bit. */
+static void run_move(struct drain *d, uint32_t page, uint32_t n)
+{
+	bool good[RUN_PAGES] = { false }, in_time = now_ns() < d->deadline_ns;
+	uint64_t from = P_R(d->home), bits = 0;
+	bool staged = !d->fail && (in_time || any_is_last(d, page, n)) &&
+		      !home_io(d->w, NE_IO_READ, d->word, page, n);
+
+	if (staged) {
+		run_verify(d, page, n, from, good);
+		if (in_time)
+			bits = run_copy(d, page, n, d->home);
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		if (good[i] && bits) {
+			page_change(&d->w->dev->page[page + i], bits, from);
+			d->moved++;
+			d->w->stats.pages_moved++;
+		} else {
+			page_leave(d, page + i, good[i] ? stage(d->w) + (uint64_t)i * NE_PAGE_BYTES : NULL);
+		}
+		page_change(&d->w->dev->page[page + i], 0, P_CLAIM);
+	}
+}
+
+/* Claims pages with `has` and without `lacks` from `page` on, one behind the other; how many. */
+static uint32_t run_claim(struct drain *d, uint32_t page, uint32_t end, uint64_t has, uint64_t lacks)
+{
+	uint32_t n = 0;
+
+	while (page + n < end && n < RUN_PAGES) {
+		struct ne_page *p = &d->w->dev->page[page + n];
+		uint64_t a = atomic_load(&p->a);
+
+		if (!(a & has) || (lacks && (a & lacks) == lacks) || !page_claim(p))
+			break;
+		a = atomic_load(&p->a);
+		if (!(a & has) || (lacks && (a & lacks) == lacks)) {
+			page_change(p, 0, P_CLAIM);
+			break;
+		}
+		n++;
+	}
+	return n;
+}
+
+/* True when no page of the cluster has the home's bit and none was claimed when looked at. */
+static bool cluster_pass(struct drain *d, bool finished[NE_CLUSTER_PAGES])
+{
+	uint32_t first = d->cluster * NE_CLUSTER_PAGES, end = first + NE_CLUSTER_PAGES;
+	bool all = true;
+
+	for (uint32_t page = first; page < end && !atomic_load(&d->w->stop);) {
+		uint64_t a = atomic_load(&d->w->dev->page[page].a);
+		uint32_t n;
+
+		if (finished[page - first] || !(a & (P_CLAIM | P_R(d->home)))) {
+			finished[page++ - first] = true;
+			continue;
+		}
+		n = run_claim(d, page, end, P_R(d->home), 0);
+		if (n)
+			run_move(d, page, n);
+		else
+			all = false;
+		page += n ? n : 1;
+	}
+	return all && !atomic_load(&d->w->stop);
+}
+
+static void cluster_drain(struct drain *d)
+{
+	struct ne_cluster *c = &d->w->dev->cluster[d->cluster];
+	bool finished[NE_CLUSTER_PAGES] = { false };
+
+	for (int h = 0; h < NE_HOMES; h++) {
+		uint64_t word = atomic_load(&c->home[h]);
+
+		if (!(word & H_VALID) || H_SLAB(word) != d->slab)
+			continue;
+		d->home = h;
+		d->word = atomic_fetch_and(&c->home[h], ~H_WRITE) & ~H_WRITE;
+		memset(finished, 0, sizeof(finished));
+		while (!cluster_pass(d, finished) && !atomic_load(&d->w->stop))
+			doze(d->w, 50);
+		if (atomic_load(&d->w->stop))
+			return;
+		atomic_store(&c->home[h], 0);
+		atomic_store(&c->wanted, 0);
+	}
+}
+
+/* Until no thread holds the slab any more. */
+static void slab_settle(struct worker *w, uint32_t slab)
+{
+	for (uint32_t i = 0; i < THREADS; i++)
+		while (w->dev->worker[i] && atomic_load(&w->dev->worker[i]->inflight[slab]) && !atomic_load(&w->stop))
+			doze(w, 50);
+}
+
+static void slab_drain(struct worker *w, const struct job *job)
+{
+	struct drain d = { .w = w, .slab = job->slab, .deadline_ns = job->deadline_ns, .fail = job->fail };
+
+	for (d.cluster = 0; d.cluster < w->dev->clusters && !atomic_load(&w->stop); d.cluster++)
+		cluster_drain(&d);
+	slab_settle(w, job->slab);
+	if (atomic_load(&w->stop))
+		return;			/* the successor is told to drain it again */
+	atomic_store(&w->dev->slabs[job->slab].state, NE_SLAB_GONE);
+	dev_event(w->dev, NE_EVENT_SLAB_DRAINED, job->slab, d.moved, d.left, d.lost);
+}
+
+static void one_cluster_drain(struct worker *w, const struct job *job)
+{
+	struct drain d = { .w = w, .slab = job->slab, .cluster = job->cluster };
+
+	cluster_drain(&d);
+	slab_settle(w, job->slab);
+	if (!atomic_load(&w->stop))
+		dev_event(w->dev, NE_EVENT_CLUSTER_DRAINED, job->cluster, job->slab, d.left, d.lost);
+}
+
+/* Copies pages that some home has to the writable homes that lack them. */
+static void cluster_fill(struct worker *w, const struct job *job)
+{
+	struct drain d = { .w = w, .cluster = job->cluster };
+	uint32_t page = job->cluster * NE_CLUSTER_PAGES, end = page + NE_CLUSTER_PAGES, failed = 0;
+	struct ne_cluster *c = &w->dev->cluster[job->cluster];
+	uint64_t all = 0;
+
+	for (int h = 0; h < NE_HOMES; h++)
+		if (atomic_load(&c->home[h]) & H_WRITE)
+			all |= P_R(h);
+	while (page < end && !atomic_load(&w->stop)) {
+		bool good[RUN_PAGES] = { false };
+		uint64_t a = atomic_load(&w->dev->page[page].a), bits = 0;
+		uint32_t n;
+
+		if (!(a & P_RALL) || (a & all) == all) {
+			page++;
+			continue;
+		}
+		d.home = a & P_R(0) ? 0 : a & P_R(1) ? 1 : 2;
+		d.word = atomic_load(&c->home[d.home]);
+		n = run_claim(&d, page, end, P_R(d.home), all);
+		if (!n) {
+			doze(w, 50);
+			continue;
+		}
+		if (!home_io(w, NE_IO_READ, d.word, page, n)) {
+			run_verify(&d, page, n, P_R(d.home), good);
+			bits = run_copy(&d, page, n, d.home);
+		}
+		for (uint32_t i = 0; i < n; i++) {
+			page_change(&w->dev->page[page + i], good[i] ? bits : 0, P_CLAIM);
+			d.moved += good[i] && bits;
+			failed += !good[i] || !bits;
+		}
+		page += n;
+	}
+	dev_event(w->dev, NE_EVENT_CLUSTER_FILLED, job->cluster, d.moved, failed, 0);
+}
+
+static void job_run(struct worker *w, const struct job *job)
+{
+	if (job->kind == JOB_SLAB_DRAIN)
+		slab_drain(w, job);
+	else if (job->kind == JOB_CLUSTER_DRAIN)
+		one_cluster_drain(w, job);
+	else
+		cluster_fill(w, job);
+}
+
+void *mover_main(void *arg)
+{
+	struct worker *w = arg;
+	struct ne_device *dev = w->dev;
+
+	while (!atomic_load(&w->stop)) {
+		uint64_t head = atomic_load(&dev->job_head), drained;
+		struct pollfd p = { .fd = w->kick_fd, .events = POLLIN };
+
+		worker_take_mail(w);
+		act_poll(w);		/* puts dead links away */
+		if (head < atomic_load(&dev->job_tail)) {
+			struct job job = dev->jobs[head % JOBS];
+
+			job_run(w, &job);
+			if (!atomic_load(&w->stop))
+				atomic_store(&dev->job_head, head + 1);
+			continue;
+		}
+		if (poll(&p, 1, 1000) > 0 && read(w->kick_fd, &drained, sizeof(drained)) < 0)
+			continue;
+	}
+	return NULL;
+}

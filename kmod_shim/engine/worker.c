@@ -1,0 +1,1213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * worker.c - one thread: its NBD connection, and the loop that turns.
+ *
+ * How it works
+ *   Each turn receives what is there, parses all of it, starts every request, looks at links and disk, commits
+ *   (parsed, answered) with one store, and sends all answers with one call. Requests that end at once never enter the
+ *   log; the others have an entry, and come back in any order. When nothing happens the thread spins for a while, if
+ *   spinning has paid off lately and not too many others spin, and then sleeps in ppoll().
+ *
+ *   A worker lives as long as its device: payload that waits for the disk outlives the connection it came by.
+ */
+#include <arpa/inet.h>
+#include <endian.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "core.h"
+
+#define NBD_REQUEST_MAGIC 0x25609513u
+#define NBD_REPLY_MAGIC 0x67446698u
+#define NBD_FLAG_FUA 1u
+#define NBD_FLAG_NO_HOLE 2u
+
+enum { NBD_READ, NBD_WRITE, NBD_DISC, NBD_FLUSH, NBD_TRIM, NBD_CACHE, NBD_WRITE_ZEROES };
+
+struct nbd_request {
+	uint32_t magic;
+	uint16_t flags, type;
+	uint64_t cookie, offset;
+	uint32_t length;
+} __attribute__((packed));
+
+struct nbd_reply {
+	uint32_t magic, error;
+	uint64_t cookie;
+} __attribute__((packed));
+
+#define REQUEST_BYTES ((uint32_t)sizeof(struct nbd_request))
+#define REPLY_BYTES ((uint32_t)sizeof(struct nbd_reply))
+#define TX_SOFT_BYTES (1u << 20)	/* more unsent than this: no further request is begun */
+#define GATHER_BYTES (32u << 10)	/* larger payloads go from the socket straight to their slots */
+#define STALE_NS 500000000ull		/* a request held up longer is served only if its connection still lives */
+#define HOMELESS_NS 10000000000ull	/* a write that no donor takes, and no disk, waits at least this long */
+#define LOOK_NS 200000ull		/* how soon what waits without an event is looked at again */
+
+/* ------------------------------------------------------------------ streams */
+
+static uint64_t transfer_end(const struct ne_transfer *t) { return t->base + t->hdr.msg_len; }
+
+/* The other slot becomes current with no bytes moved: from here on the kernel's count is the position. */
+static struct ne_transfer *transfer_next(struct ne_transfer t[2], _Atomic uint32_t *gen, uint64_t base, uint32_t iovs)
+{
+	uint32_t g = (atomic_load_explicit(gen, memory_order_relaxed) & 1) ^ 1;
+
+	t[g].base = base;
+	t[g].hdr.msg_len = 0;
+	t[g].hdr.msg_hdr = (struct msghdr){ .msg_iov = t[g].iov, .msg_iovlen = iovs };
+	atomic_store_explicit(gen, g, memory_order_release);
+	return &t[g];
+}
+
+static struct ne_transfer *transfer_peek(struct ne_transfer t[2], const _Atomic uint32_t *gen)
+{
+	return &t[(atomic_load_explicit(gen, memory_order_relaxed) & 1) ^ 1];
+}
+
+static void commit(struct worker *w)
+{
+	struct ne_conn_state *cs = w->cs;
+	uint32_t g = (atomic_load_explicit(&cs->commit_gen, memory_order_relaxed) & 1) ^ 1;
+
+	if (cs->commit[g ^ 1].parsed != w->rx_parsed || cs->commit[g ^ 1].answered != w->tx_tail) {
+		cs->commit[g].parsed = w->rx_parsed;
+		cs->commit[g].answered = w->tx_tail;
+		atomic_store_explicit(&cs->commit_gen, g, memory_order_release);
+		w->tx_committed = w->tx_tail;
+	}
+	while (w->freed_n)
+		cs->log[w->freed[--w->freed_n]].state = LOG_FREE;
+}
+
+static bool tx_flush(struct worker *w)
+{
+	bool any = false;
+
+	while (w->tx_head < w->tx_committed && w->sock >= 0) {
+		struct ne_transfer *t = transfer_peek(w->cs->tx, &w->cs->tx_gen);
+		int rc;
+
+		t->iov[0] = (struct iovec){ w->tx + (w->tx_head - w->cs->tx_base), w->tx_committed - w->tx_head };
+		t = transfer_next(w->cs->tx, &w->cs->tx_gen, w->tx_head, 1);
+		rc = sendmmsg(w->sock, &t->hdr, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+		if (rc < 0 && errno == EINTR)
+			continue;
+		if (rc < 0 && errno != EAGAIN) {
+			w->hup = true;
+			w->close_error = errno;
+		}
+		w->tx_blocked = rc < 0;
+		if (rc < 0)
+			break;
+		w->tx_head = transfer_end(t);
+		any = true;
+	}
+	if (w->tx_head == w->tx_tail && w->tx_head == w->tx_committed)
+		w->cs->tx_base = w->tx_tail; /* all gone: begin at the front, which the cache still has */
+	return any;
+}
+
+static uint8_t *tx_room(struct worker *w, uint32_t bytes)
+{
+	uint64_t at = w->tx_tail - w->cs->tx_base;
+
+	return at + bytes <= TX_BYTES ? w->tx + at : NULL;
+}
+
+static void put_reply(uint8_t *at, uint64_t cookie, int error)
+{
+	struct nbd_reply r = { htonl(NBD_REPLY_MAGIC), htonl((uint32_t)error), cookie };
+
+	memcpy(at, &r, sizeof(r));
+}
+
+static void rx_copy(const struct worker *w, uint64_t pos, void *to, uint32_t bytes)
+{
+	uint32_t at = (uint32_t)(pos & (RX_BYTES - 1)), front = RX_BYTES - at;
+
+	if (front > bytes)
+		front = bytes;
+	memcpy(to, w->rx + at, front);
+	memcpy((uint8_t *)to + front, w->rx, bytes - front);
+}
+
+static bool peer_has_hung_up(const struct worker *w)
+{
+	struct pollfd p = { .fd = w->sock, .events = POLLRDHUP };
+
+	return poll(&p, 1, 0) > 0 && p.revents & (POLLRDHUP | POLLHUP | POLLERR);
+}
+
+/* ------------------------------------------------------------------ requests */
+
+static void count_latency(struct worker *w, const struct req *rq, uint64_t now)
+{
+	uint64_t ns = now - rq->start_ns;
+	uint32_t bucket = ns ? 63 - (uint32_t)__builtin_clzll(ns) : 0;
+
+	if (bucket >= NE_LATENCY_BUCKETS)
+		bucket = NE_LATENCY_BUCKETS - 1;
+	if (rq->log->type == NBD_READ)
+		w->stats.latency_read[bucket]++;
+	else if (rq->log->type == NBD_WRITE)
+		w->stats.latency_write[bucket]++;
+	if (ns > w->stats.longest_request_ns)
+		w->stats.longest_request_ns = ns;
+}
+
+static struct req *req_make(struct worker *w, const struct nbd_request *nr, uint64_t now)
+{
+	for (uint32_t k = 0; k < LOG_DEPTH; k++) {
+		uint32_t i = (w->log_next + k) % LOG_DEPTH;
+		struct req *rq = &w->reqs[i];
+
+		if (rq->stage != RQ_FREE || w->cs->log[i].state != LOG_FREE)
+			continue;
+		w->log_next = i + 1;
+		*rq->log = (struct ne_log){ .rx_pos = w->rx_parsed, .tx_pos = UINT64_MAX, .cookie = nr->cookie,
+					    .offset = nr->offset, .slot_pos = UINT64_MAX, .length = nr->length,
+					    .type = nr->type, .flags = nr->flags, .state = LOG_ACTIVE };
+		*rq = (struct req){ .log = rq->log, .src = rq->src, .serial = rq->serial, .start_ns = now,
+				    .pages = nr->length / NE_PAGE_BYTES, .stage = RQ_RUNNING };
+		w->active++;
+		return rq;
+	}
+	return NULL;
+}
+
+/* Lets go of everything a request holds. Its log entry is freed by the next commit. */
+static void req_free(struct worker *w, struct req *rq)
+{
+	page_req_release(w, rq);
+	if (rq->log->slot_pos != UINT64_MAX)
+		ring_drop(&w->slots, rq->log->slot_pos, rq->pages, HOLD_REQ);
+	rq->serial++;
+	rq->stage = RQ_FREE;
+	w->freed[w->freed_n++] = (uint32_t)(rq - w->reqs);
+	w->active--;
+}
+
+static void req_unmake(struct worker *w, struct req *rq)
+{
+	rq->log->state = LOG_FREE;
+	rq->stage = RQ_FREE;
+	rq->serial++;
+	w->active--;
+}
+
+void worker_defer(struct worker *w, struct req *rq)
+{
+	if (rq->deferred || rq->stage == RQ_FREE)
+		return;
+	rq->deferred = true;
+	if (!rq->defer_since_ns)
+		rq->defer_since_ns = now_ns();
+	rq->next = NULL;
+	*w->deferred_end = rq;
+	w->deferred_end = &rq->next;
+}
+
+void worker_answer(struct worker *w, struct req *rq)
+{
+	struct ne_log *log = rq->log;
+	bool data = log->type == NBD_READ && !rq->error;
+	uint32_t bytes = REPLY_BYTES + (data ? log->length : 0);
+	uint8_t *at;
+
+	if (rq->again && !rq->error) {	/* no donor took it: find new homes */
+		rq->again = false;
+		rq->claimed = false;
+		worker_defer(w, rq);
+		return;
+	}
+	if (rq->need_disk && rq->disk_left && !rq->error)
+		return;			/* the last disk write brings us back */
+	if (rq->deferred)
+		return;			/* it stands in the list; from there it comes here again */
+	if (w->dropped) {
+		req_free(w, rq);
+		return;
+	}
+	at = tx_room(w, bytes);
+	if (!at) {
+		rq->stage = RQ_ANSWERING;
+		worker_defer(w, rq);
+		return;
+	}
+	put_reply(at, log->cookie, rq->error);
+	if (data)
+		for (uint32_t i = 0; i < rq->pages; i++)
+			memcpy(at + REPLY_BYTES + (uint64_t)i * NE_PAGE_BYTES, rq->src[i], NE_PAGE_BYTES);
+	log->tx_pos = w->tx_tail;
+	w->tx_tail += bytes;
+	w->stats.requests_error += rq->error != 0;
+	count_latency(w, rq, now_ns());
+	req_free(w, rq);
+}
+
+static bool flush_is_done(struct worker *w, struct req *rq)
+{
+	for (uint32_t i = 0; i < THREADS; i++)
+		if (w->dev->worker[i] && __atomic_load_n(&w->dev->worker[i]->slots.head, __ATOMIC_ACQUIRE) <
+						 rq->flush_pos[i])
+			return false;
+	return true;
+}
+
+static int flush_begin(struct worker *w, struct req *rq)
+{
+	for (uint32_t i = 0; i < THREADS; i++)
+		rq->flush_pos[i] = w->dev->worker[i] && w->dev->disk_fd >= 0
+					   ? atomic_load(&w->dev->worker[i]->cs->slot_tail)
+					   : 0;
+	return flush_is_done(w, rq) ? 0 : -EBUSY;
+}
+
+/* Starts a request, or goes on with one. 0: it goes by itself; else it is to be looked at again. */
+static int req_run(struct worker *w, struct req *rq)
+{
+	switch (rq->log->type) {
+	case NBD_READ:
+		if (!rq->cursor)
+			memset(rq->src, 0, rq->pages * sizeof(*rq->src));
+		return page_read(w, rq);
+	case NBD_WRITE:
+		return page_write(w, rq, NULL);
+	case NBD_TRIM:
+	case NBD_WRITE_ZEROES:
+		return page_zero(w, rq);
+	default:			/* FLUSH */
+		if (!rq->cursor) {
+			rq->cursor = 1;
+			flush_begin(w, rq);
+		}
+		if (!flush_is_done(w, rq))
+			return -EBUSY;
+		worker_answer(w, rq);
+		return 0;
+	}
+}
+
+/* A write or trim that has not begun and whose connection is gone must not begin any more. */
+static bool is_fenced(struct worker *w, struct req *rq, uint64_t now)
+{
+	if (rq->log->type == NBD_READ || rq->claimed || rq->ops)
+		return false;
+	if (now - rq->defer_since_ns > STALE_NS && !w->hup)
+		w->hup = peer_has_hung_up(w);
+	return w->hup;
+}
+
+static void deferred_one(struct worker *w, struct req *rq, uint64_t now)
+{
+	uint64_t patience = (uint64_t)w->dev->params.flush_wait_ms * 1000000;
+
+	if (patience < HOMELESS_NS)
+		patience = HOMELESS_NS;
+	if (rq->stage == RQ_ANSWERING) {
+		rq->stage = RQ_RUNNING;
+		worker_answer(w, rq);
+		return;
+	}
+	if (rq->error && !rq->ops) {
+		worker_answer(w, rq);
+		return;
+	}
+	if (is_fenced(w, rq, now)) {
+		w->stats.writes_fenced++;
+		req_free(w, rq);
+		return;
+	}
+	if (rq->log->type == NBD_WRITE && !rq->claimed && !rq->ops && now - rq->defer_since_ns > patience) {
+		rq->error = EIO;	/* when in doubt fail the write, never a read */
+		worker_answer(w, rq);
+		return;
+	}
+	if (req_run(w, rq))
+		worker_defer(w, rq);
+}
+
+static bool deferred_run(struct worker *w, uint64_t now)
+{
+	struct req *rq = w->deferred, *next;
+
+	w->deferred = NULL;
+	w->deferred_end = &w->deferred;
+	for (; rq; rq = next) {
+		next = rq->next;
+		rq->deferred = false;
+		deferred_one(w, rq, now);
+	}
+	return w->deferred != NULL;
+}
+
+/* ------------------------------------------------------------------ parsing */
+
+static int request_check(const struct worker *w, const struct nbd_request *nr)
+{
+	uint64_t size = w->dev->params.size_bytes;
+
+	if (nr->type > NBD_WRITE_ZEROES || nr->flags & ~(NBD_FLAG_FUA | NBD_FLAG_NO_HOLE))
+		return EINVAL;
+	if (nr->type == NBD_FLUSH)
+		return nr->length || nr->offset ? EINVAL : 0;
+	if (!nr->length)
+		return EINVAL;
+	if (nr->offset > size || nr->length > size - nr->offset)
+		return nr->type == NBD_WRITE || nr->type == NBD_WRITE_ZEROES ? ENOSPC : EINVAL;
+	if (nr->offset % NE_PAGE_BYTES || nr->length % NE_PAGE_BYTES)
+		return EINVAL;
+	if (nr->type <= NBD_WRITE && nr->length > NE_REQUEST_MAX_BYTES)
+		return nr->type == NBD_READ ? EOVERFLOW : EINVAL;
+	return 0;
+}
+
+static void reply_now(struct worker *w, const struct nbd_request *nr, int error)
+{
+	put_reply(tx_room(w, REPLY_BYTES), nr->cookie, error);
+	w->tx_tail += REPLY_BYTES;
+	w->stats.requests_error += error != 0;
+}
+
+/* Begins to take a payload that is not all here: into its slots, or nowhere if the answer is an error already. */
+static bool receive_begin(struct worker *w, const struct nbd_request *nr, int error, uint64_t slot_pos, uint64_t now)
+{
+	struct req *rq = req_make(w, nr, now);
+	uint32_t here = (uint32_t)(w->rx_tail - w->rx_parsed) - REQUEST_BYTES;
+
+	if (!rq)
+		return false;
+	rq->stage = RQ_RECEIVING;
+	rq->log->state = LOG_RECEIVING;
+	rq->log->error = (uint32_t)error;
+	rq->log->slot_pos = slot_pos;
+	if (!error)
+		rx_copy(w, w->rx_parsed + REQUEST_BYTES, ring_at(&w->slots, slot_pos), here);
+	w->rx_parsed = w->rx_tail;
+	w->receiving = rq;
+	return true;
+}
+
+static void receive_end(struct worker *w)
+{
+	struct req *rq = w->receiving;
+
+	w->receiving = NULL;
+	rq->stage = RQ_RUNNING;
+	rq->log->state = LOG_ACTIVE;
+	rq->error = (int)rq->log->error;
+	if (rq->error)
+		worker_answer(w, rq);
+	else if (req_run(w, rq))
+		worker_defer(w, rq);
+}
+
+static uint64_t slots_take(struct worker *w, uint32_t pages)
+{
+	uint64_t pos = ring_take(&w->slots, pages, HOLD_REQ);
+
+	if (pos != UINT64_MAX)
+		atomic_store_explicit(&w->cs->slot_tail, w->slots.tail, memory_order_release);
+	return pos;
+}
+
+/* No slot is free: the write waits where it is, and fails when that has lasted too long. True: fail it. */
+static bool pending_is_exhausted(struct worker *w, uint64_t now)
+{
+	if (!w->full_since_ns) {
+		w->full_since_ns = now;
+		w->stats.waits_pending++;
+	}
+	return now - w->full_since_ns > (uint64_t)w->dev->params.flush_wait_ms * 1000000;
+}
+
+/* A WRITE at the parse position. False: it has to wait. */
+static bool parse_write(struct worker *w, const struct nbd_request *nr, int error, uint64_t now)
+{
+	uint64_t here = w->rx_tail - w->rx_parsed - REQUEST_BYTES, pos = w->rx_parsed + REQUEST_BYTES;
+	uint32_t pages = nr->length / NE_PAGE_BYTES, at = (uint32_t)(pos & (RX_BYTES - 1));
+	const uint8_t *payload = w->rx + at;
+	struct req *rq;
+	int rc;
+
+	if (here < nr->length) {
+		uint64_t slot_pos = UINT64_MAX;
+
+		if (!error && nr->length <= GATHER_BYTES)
+			return false;	/* the rest comes with the next receive */
+		if (!error) {
+			slot_pos = slots_take(w, pages);
+			if (slot_pos == UINT64_MAX && !pending_is_exhausted(w, now))
+				return false;
+			if (slot_pos == UINT64_MAX)
+				error = EIO;
+			else
+				w->full_since_ns = 0;
+		}
+		return receive_begin(w, nr, error, slot_pos, now);
+	}
+	if (error) {
+		reply_now(w, nr, error);
+		w->rx_parsed = pos + nr->length;
+		return true;
+	}
+	if (at + nr->length > RX_BYTES) {
+		rx_copy(w, pos, w->bounce, nr->length);
+		payload = w->bounce;
+	}
+	rq = req_make(w, nr, now);
+	if (!rq)
+		return false;
+	rc = page_write(w, rq, payload);
+	if (rc == -EBUSY && rq->log->slot_pos == UINT64_MAX) {
+		rq->log->slot_pos = slots_take(w, pages);
+		if (rq->log->slot_pos == UINT64_MAX)
+			rc = -EAGAIN;
+		else
+			memcpy(ring_at(&w->slots, rq->log->slot_pos), payload, nr->length);
+	} else if (rc && rq->log->slot_pos != UINT64_MAX) {
+		/* begun, or begun in part, without having copied all of it */
+		memcpy(ring_at(&w->slots, rq->log->slot_pos), payload, nr->length);
+	}
+	if (rc == -EAGAIN && rq->log->slot_pos == UINT64_MAX) {
+		req_unmake(w, rq);
+		if (!pending_is_exhausted(w, now))
+			return false;
+		reply_now(w, nr, EIO);
+	} else {
+		w->full_since_ns = 0;
+		if (rc)
+			worker_defer(w, rq);
+	}
+	w->rx_parsed = pos + nr->length;
+	return true;
+}
+
+static bool parse_read(struct worker *w, const struct nbd_request *nr, uint64_t now)
+{
+	struct req *rq = &w->sync_req;
+	uint8_t *at = tx_room(w, REPLY_BYTES + nr->length);
+	int rc = -EAGAIN;
+
+	*rq->log = (struct ne_log){ .type = NBD_READ, .offset = nr->offset };
+	rq->pages = nr->length / NE_PAGE_BYTES;
+	rq->start_ns = now;
+	if (at)
+		rc = page_read_now(w, rq, at + REPLY_BYTES);
+	if (!rc) {
+		put_reply(at, nr->cookie, 0);
+		w->tx_tail += REPLY_BYTES + nr->length;
+		count_latency(w, rq, now_ns());
+	} else if (rc == -EIO) {
+		reply_now(w, nr, EIO);
+	} else {
+		rq = req_make(w, nr, now);
+		if (!rq)
+			return false;
+		if (req_run(w, rq))
+			worker_defer(w, rq);
+	}
+	w->rx_parsed += REQUEST_BYTES;
+	return true;
+}
+
+static void count_request(struct worker *w, uint16_t type)
+{
+	uint64_t *counter[] = { [NBD_READ] = &w->stats.requests_read, [NBD_WRITE] = &w->stats.requests_write,
+				[NBD_FLUSH] = &w->stats.requests_flush, [NBD_TRIM] = &w->stats.requests_trim,
+				[NBD_WRITE_ZEROES] = &w->stats.requests_zero };
+
+	if (type <= NBD_WRITE_ZEROES && counter[type])
+		++*counter[type];
+	else
+		w->stats.requests_other++;
+}
+
+/* One request at the parse position. False: nothing more can be done for now. */
+static bool parse_one(struct worker *w, uint64_t now)
+{
+	struct nbd_request nr;
+	struct req *rq;
+	int error;
+
+	if (w->rx_tail - w->rx_parsed < REQUEST_BYTES || !tx_room(w, REPLY_BYTES))
+		return false;
+	if (w->tx_tail - w->tx_head > TX_SOFT_BYTES || w->freed_n > LOG_DEPTH - 2)
+		return false;
+	rx_copy(w, w->rx_parsed, &nr, REQUEST_BYTES);
+	if (nr.magic != htonl(NBD_REQUEST_MAGIC)) {
+		w->hup = true;
+		w->close_error = EPROTO;
+		return false;
+	}
+	nr.flags = ntohs(nr.flags);
+	nr.type = ntohs(nr.type);
+	nr.offset = be64toh(nr.offset);
+	nr.length = ntohl(nr.length);
+	error = request_check(w, &nr);
+	if (nr.type == NBD_WRITE) {
+		if (!parse_write(w, &nr, error, now))
+			return false;
+	} else if (nr.type == NBD_DISC) {
+		w->closing = true;
+		w->rx_parsed += REQUEST_BYTES;
+		return false;
+	} else if (error || nr.type == NBD_CACHE) {
+		reply_now(w, &nr, error);
+		w->rx_parsed += REQUEST_BYTES;
+	} else if (nr.type == NBD_READ) {
+		if (!parse_read(w, &nr, now))
+			return false;
+	} else {
+		rq = req_make(w, &nr, now);
+		if (!rq)
+			return false;
+		if (req_run(w, rq))
+			worker_defer(w, rq);
+		w->rx_parsed += REQUEST_BYTES;
+	}
+	count_request(w, nr.type);
+	return true;
+}
+
+/* ------------------------------------------------------------------ receiving */
+
+/* Where the next bytes go: the ring, or behind what has come of a large payload. 0 when there is no room. */
+static uint32_t receive_where(struct worker *w, struct iovec iov[2])
+{
+	uint32_t used = (uint32_t)(w->rx_tail - w->rx_parsed), at = (uint32_t)(w->rx_tail & (RX_BYTES - 1));
+	uint32_t room = RX_BYTES - used, front = RX_BYTES - at;
+
+	if (w->receiving) {
+		const struct ne_log *log = w->receiving->log;
+		uint64_t got = w->rx_tail - log->rx_pos - REQUEST_BYTES, left = log->length - got;
+
+		if (log->error)
+			iov[0] = (struct iovec){ w->bounce, left < RX_BYTES ? left : RX_BYTES };
+		else
+			iov[0] = (struct iovec){ ring_at(&w->slots, log->slot_pos) + got, left };
+		return 1;
+	}
+	if (!room)
+		return 0;
+	iov[0] = (struct iovec){ w->rx + at, room < front ? room : front };
+	iov[1] = (struct iovec){ w->rx, room < front ? 0 : room - front };
+	return iov[1].iov_len ? 2 : 1;
+}
+
+static bool receive(struct worker *w, uint64_t now)
+{
+	struct ne_transfer *t = transfer_peek(w->cs->rx, &w->cs->rx_gen);
+	uint32_t iovs = receive_where(w, t->iov);
+	bool late = now - w->last_rx_ns > STALE_NS;
+	int rc;
+
+	if (!iovs)
+		return false;
+	t = transfer_next(w->cs->rx, &w->cs->rx_gen, w->rx_tail, iovs);
+	rc = recvmmsg(w->sock, &t->hdr, 1, MSG_DONTWAIT, NULL);
+	w->last_rx_ns = now;
+	if (rc < 0 && (errno == EAGAIN || errno == EINTR))
+		return false;
+	if (rc < 0 || !t->hdr.msg_len) {
+		w->hup = true;
+		w->close_error = rc < 0 ? errno : ECONNRESET;
+		return true;
+	}
+	if (late && peer_has_hung_up(w)) {	/* sent long ago by somebody who has given up: fence it */
+		w->hup = true;
+		w->close_error = ETIMEDOUT;
+		w->stats.writes_fenced++;
+		return true;
+	}
+	w->rx_tail = transfer_end(t);
+	if (w->receiving) {
+		w->rx_parsed = w->rx_tail;
+		if (w->rx_tail == w->receiving->log->rx_pos + REQUEST_BYTES + w->receiving->log->length)
+			receive_end(w);
+	}
+	return true;
+}
+
+/* ------------------------------------------------------------------ connections */
+
+static void streams_reset(struct worker *w)
+{
+	struct ne_conn_state *cs = w->cs;
+	uint64_t slot_tail = atomic_load(&cs->slot_tail);
+
+	memset(cs, 0, sizeof(*cs));
+	atomic_store(&cs->slot_tail, slot_tail);
+	w->rx_parsed = w->rx_tail = w->tx_head = w->tx_tail = w->tx_committed = 0;
+	w->freed_n = 0;
+}
+
+static void conn_begin(struct worker *w, int sock)
+{
+	w->sock = sock;
+	w->closing = w->hup = w->dropped = w->tx_blocked = false;
+	w->close_error = 0;
+	w->full_since_ns = 0;
+	w->last_rx_ns = now_ns();
+	if (w->cs->live)
+		return;			/* resumed: worker_recover_log() has set the positions */
+	streams_reset(w);
+	w->cs->live = 1;
+}
+
+/* The client is gone: what has not begun is dropped, what has is awaited. True when nothing is left. */
+static bool conn_drop(struct worker *w)
+{
+	w->dropped = true;
+	w->receiving = NULL;
+	w->deferred = NULL;
+	w->deferred_end = &w->deferred;
+	for (uint32_t i = 0; i < LOG_DEPTH; i++) {
+		struct req *rq = &w->reqs[i];
+
+		if (rq->stage == RQ_FREE)
+			continue;
+		if (rq->deferred && rq->log->type != NBD_READ && !rq->claimed)
+			w->stats.writes_fenced++;
+		rq->deferred = false;
+		if (rq->log->type == NBD_WRITE && rq->claimed && (rq->ops || rq->cursor < rq->pages)) {
+			if (!rq->ops || rq->cursor < rq->pages)
+				worker_defer(w, rq);	/* claims held: it must be finished */
+			continue;
+		}
+		req_free(w, rq);
+	}
+	return !w->active;
+}
+
+static void conn_end(struct worker *w)
+{
+	commit(w);
+	if (w->sock >= 0)
+		close(w->sock);
+	w->sock = -1;
+	w->hup = false;
+	w->cs->live = 0;
+	streams_reset(w);
+	dev_event(w->dev, NE_EVENT_CONN_CLOSED, w->idx, (uint32_t)w->close_error, 0, 0);
+	atomic_store(&w->busy, 0);
+}
+
+/* One turn for the connection. */
+static bool conn_turn(struct worker *w, uint64_t now)
+{
+	bool any = false;
+
+	if (!w->closing && !w->hup && !atomic_load_explicit(&w->stop, memory_order_relaxed)) {
+		any = receive(w, now);
+		if (!w->receiving && (any || w->rx_tail != w->rx_parsed))
+			while (parse_one(w, now))
+				any = true;
+	}
+	if (w->hup) {
+		if (conn_drop(w))
+			conn_end(w);
+		return true;
+	}
+	if (w->closing && !w->active && w->tx_head == w->tx_tail) {
+		conn_end(w);
+		return true;
+	}
+	return any;
+}
+
+/* ------------------------------------------------------------------ mail from the control thread */
+
+static void link_take(struct worker *w, uint32_t donor, struct ne_link *link)
+{
+	struct ne_link *old = w->links[donor];
+	bool listed = false;
+
+	if (old) {
+		old->ops->kill(old, ECANCELED);
+		while (act_poll(w) && w->links[donor] == old)
+			;
+	}
+	w->links[donor] = link;
+	for (uint32_t i = 0; i < w->link_n; i++)
+		listed |= w->link_list[i] == donor;
+	if (!listed)
+		w->link_list[w->link_n++] = donor;
+}
+
+void worker_take_mail(struct worker *w)
+{
+	int sock;
+
+	if (!atomic_exchange(&w->kicked, 0))
+		return;
+	for (uint32_t k = 0; k < NE_DONORS_MAX / 64; k++) {
+		uint64_t bits = atomic_exchange(&w->mail_bits[k], 0);
+
+		while (bits) {
+			uint32_t donor = k * 64 + (uint32_t)__builtin_ctzll(bits);
+			struct ne_link *link = atomic_exchange(&w->link_mail[donor], NULL);
+
+			bits &= bits - 1;
+			if (link)
+				link_take(w, donor, link);
+		}
+	}
+	sock = atomic_exchange(&w->sock_mail, -1);
+	if (sock >= 0)
+		conn_begin(w, sock);
+	else if (sock == SOCK_FORGET)
+		w->hup = true;
+}
+
+void worker_kick(struct worker *w)
+{
+	uint64_t one = 1;
+
+	atomic_store(&w->kicked, 1);
+	if (write(w->kick_fd, &one, sizeof(one)) < 0)
+		return;			/* full: it is awake already */
+}
+
+/* ------------------------------------------------------------------ the loop */
+
+static bool disk_turn(struct worker *w)
+{
+	struct ne_dio *done[64];
+	int n;
+
+	if (!w->disk)
+		return false;
+	if (w->disk_dirty || ne_disk_outstanding(w->disk)) {
+		w->disk_dirty = false;
+		ne_disk_submit(w->disk);
+	}
+	if (!ne_disk_outstanding(w->disk))
+		return false;
+	n = ne_disk_poll(w->disk, done, 64);
+	for (int i = 0; i < n; i++) {
+		if (done[i]->op == NE_IO_WRITE)
+			dop_done(w, done[i]);
+		else
+			page_read_ended(w, done[i]->owner, done[i]->status);
+	}
+	return n > 0;
+}
+
+static uint64_t sleep_limit_ns(const struct worker *w)
+{
+	if (w->deferred || w->dop_wait || w->act_waiting)
+		return LOOK_NS;
+	if (w->full_since_ns || w->act_old)
+		return 1000000;
+	return UINT64_MAX;
+}
+
+static void sleep_until_something(struct worker *w)
+{
+	struct pollfd p[NE_DONORS_MAX + 3] = { { .fd = w->kick_fd, .events = POLLIN } };
+	uint32_t donor_of[NE_DONORS_MAX + 3], n = 1, first_link, sock_at = 0;
+	uint64_t limit = sleep_limit_ns(w), drained;
+	struct timespec ts;
+	bool want_rx = w->sock >= 0 && !w->closing && !w->full_since_ns && w->tx_tail - w->tx_head <= TX_SOFT_BYTES &&
+		       w->active < LOG_DEPTH - 1;
+
+	if (w->disk && ne_disk_outstanding(w->disk))
+		p[n++] = (struct pollfd){ .fd = ne_disk_wait_fd(w->disk), .events = POLLIN };
+	if (w->sock >= 0)
+		sock_at = n;
+	if (w->sock >= 0)
+		p[n++] = (struct pollfd){ .fd = w->sock, .events = (short)((want_rx ? POLLIN : 0) |
+									    (w->tx_blocked ? POLLOUT : 0)) };
+	first_link = n;
+	for (uint32_t i = 0; i < w->link_n; i++) {
+		struct ne_link *link = w->links[w->link_list[i]];
+		uint64_t timeout = UINT64_MAX;
+		short events = POLLIN;
+		int fd = link ? link->ops->wait(link, &events, &timeout) : -1;
+
+		if (timeout < limit)
+			limit = timeout;
+		if (fd < 0)
+			continue;
+		donor_of[n] = w->link_list[i];
+		p[n++] = (struct pollfd){ .fd = fd, .events = events };
+	}
+	ts = (struct timespec){ .tv_sec = (time_t)(limit / 1000000000), .tv_nsec = (long)(limit % 1000000000) };
+	w->stats.sleeps++;
+	if (ppoll(p, n, limit == UINT64_MAX ? NULL : &ts, NULL) <= 0)
+		return;
+	if (want_rx)
+		w->last_rx_ns = now_ns(); /* we were listening */
+	if (sock_at && !want_rx && p[sock_at].revents & (POLLHUP | POLLERR))
+		w->hup = true;
+	if (p[0].revents && read(w->kick_fd, &drained, sizeof(drained)) < 0)
+		return;
+	for (uint32_t i = first_link; i < n; i++) {	/* an idle link has nothing to say but its end */
+		struct ne_link *link = w->links[donor_of[i]];
+
+		if (p[i].revents & (POLLIN | POLLHUP | POLLERR) && link && !link->ops->outstanding(link))
+			link->ops->kill(link, ECONNRESET);
+	}
+}
+
+/* Nothing to do: spin while that has paid off, else sleep. */
+static void idle(struct worker *w, uint64_t now)
+{
+	struct ne_device *dev = w->dev;
+	uint64_t spin_ns = (uint64_t)dev->params.spin_us * 1000;
+
+	if (!w->idle_since_ns) {
+		w->idle_since_ns = now;
+		w->spinning = w->spin_on && atomic_fetch_add(&dev->spinners, 1) < dev->spinners_max;
+		if (w->spin_on && !w->spinning)
+			atomic_fetch_sub(&dev->spinners, 1);
+	}
+	if (w->spinning && now - w->idle_since_ns < spin_ns) {
+		w->stats.spins++;
+		__builtin_ia32_pause();
+		return;
+	}
+	if (w->spinning) {
+		w->spinning = false;
+		atomic_fetch_sub(&dev->spinners, 1);
+	}
+	sleep_until_something(w);
+}
+
+static void busy(struct worker *w, uint64_t now)
+{
+	if (!w->idle_since_ns)
+		return;
+	w->spin_on = now - w->idle_since_ns < (uint64_t)w->dev->params.spin_us * 1000;
+	w->idle_since_ns = 0;
+	if (w->spinning) {
+		w->spinning = false;
+		atomic_fetch_sub(&w->dev->spinners, 1);
+	}
+}
+
+static void turn(struct worker *w)
+{
+	uint64_t now = now_ns();
+	bool any = false;
+
+	if (atomic_load_explicit(&w->kicked, memory_order_relaxed))
+		worker_take_mail(w);
+	if (w->sock >= 0 || w->hup)
+		any |= conn_turn(w, now);
+	any |= act_poll(w);
+	any |= disk_turn(w);
+	if (w->deferred && (any || now - w->looked_ns >= LOOK_NS / 4))
+		any |= !deferred_run(w, now);
+	if (w->dop_wait && (any || now - w->looked_ns >= LOOK_NS / 4))
+		dop_retry(w, now);
+	if (now - w->looked_ns >= LOOK_NS / 4) {
+		w->looked_ns = now;
+		if (w->act_old)
+			act_timers(w, now);
+	}
+	any |= act_poll(w);
+	if (w->disk_dirty)
+		disk_turn(w);
+	if (w->sock >= 0) {
+		commit(w);
+		any |= tx_flush(w);
+	}
+	if (any)
+		busy(w, now);
+	else
+		idle(w, now);
+}
+
+/* Asked to stop: no new requests, and a moment for what is in flight; whatever is left the successor will redo. */
+static void wind_down(struct worker *w)
+{
+	uint64_t until = now_ns() + 200000000;
+
+	while (now_ns() < until && (w->act_old || (w->disk && ne_disk_outstanding(w->disk)) || w->tx_head < w->tx_tail))
+		turn(w);
+	if (w->sock >= 0) {
+		commit(w);
+		tx_flush(w);
+	}
+}
+
+static void *worker_main(void *arg)
+{
+	struct worker *w = arg;
+	const uint8_t *key = w->dev->params.encrypt_disk ? w->dev->head->disk_key : NULL;
+	struct ne_arena arena = { w->slots.mem, w->dev->params.pending_bytes + STAGING_BYTES };
+	int rc = 0;
+
+	prctl(PR_SET_NAME, w->idx == NE_MOVER ? "fs-mover" : "fs-worker");
+	if (w->dev->disk_fd >= 0)
+		rc = ne_disk_create(w->dev->disk_fd, 128, key, &arena, &w->dev->disk_faults, &w->disk);
+	atomic_store(&w->start_rc, rc ? rc : 1);
+	if (rc)
+		return NULL;
+	worker_recover_done(w);
+	if (w->idx == NE_MOVER)
+		return mover_main(w);
+	while (!atomic_load_explicit(&w->stop, memory_order_relaxed))
+		turn(w);
+	wind_down(w);
+	return NULL;
+}
+
+/* ------------------------------------------------------------------ taking over what another process left */
+
+/* The stream positions and the unanswered requests, exactly as they were when the last process stopped. */
+static void worker_recover_log(struct worker *w)
+{
+	struct ne_conn_state *cs = w->cs;
+	uint32_t g = atomic_load(&cs->commit_gen) & 1;
+
+	if (!cs->live)
+		return;
+	w->rx_parsed = cs->commit[g].parsed;
+	w->rx_tail = transfer_end(&cs->rx[atomic_load(&cs->rx_gen) & 1]);
+	w->tx_head = transfer_end(&cs->tx[atomic_load(&cs->tx_gen) & 1]);
+	w->tx_tail = w->tx_committed = cs->commit[g].answered;
+	if (w->tx_head < cs->tx_base)
+		w->tx_head = cs->tx_base;
+	for (uint32_t i = 0; i < LOG_DEPTH; i++) {
+		struct ne_log *log = &cs->log[i];
+		struct req *rq = &w->reqs[i];
+
+		if (log->state == LOG_FREE)
+			continue;
+		if (log->rx_pos >= w->rx_parsed || log->tx_pos < w->tx_tail) {
+			log->state = LOG_FREE;
+			continue;
+		}
+		log->tx_pos = UINT64_MAX;
+		*rq = (struct req){ .log = log, .src = rq->src, .start_ns = now_ns(), .stage = RQ_RUNNING,
+				    .pages = log->length / NE_PAGE_BYTES };
+		w->active++;
+		if (log->slot_pos != UINT64_MAX)
+			for (uint32_t k = 0; k < rq->pages; k++)
+				w->slots.held[ring_index(&w->slots, log->slot_pos + k)] |= HOLD_REQ;
+		if (log->state == LOG_RECEIVING) {
+			rq->stage = RQ_RECEIVING;
+			w->receiving = rq;
+			w->rx_parsed = w->rx_tail;
+		} else if (log->error) {
+			rq->error = (int)log->error;
+			worker_defer(w, rq);
+		} else {
+			worker_defer(w, rq);
+		}
+	}
+}
+
+/* Called for each pending page before the thread starts, in page order. */
+void worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot)
+{
+	struct recovered *last = w->recovered_n ? &w->recovered[w->recovered_n - 1] : NULL;
+
+	w->slots.held[slot] |= HOLD_DISK;
+	if (last && last->page + last->n == page && last->slot + last->n == slot && slot) {
+		last->n++;
+		return;
+	}
+	if (w->recovered_n == w->recovered_max) {
+		w->recovered_max = w->recovered_max ? 2 * w->recovered_max : 64;
+		w->recovered = realloc(w->recovered, w->recovered_max * sizeof(*w->recovered));
+	}
+	w->recovered[w->recovered_n++] = (struct recovered){ page, slot, 1 };
+}
+
+/* In the thread: writes recovered payload to disk as if it had just come. */
+void worker_recover_done(struct worker *w)
+{
+	uint64_t base = w->slots.tail;
+
+	for (uint32_t i = 0; i < w->recovered_n; i++) {
+		const struct recovered *r = &w->recovered[i];
+		uint64_t pos = (base & ~(uint64_t)(w->slots.pages - 1)) + r->slot;
+
+		dop_make(w, NULL, r->page, r->n, pos >= base ? pos - w->slots.pages : pos);
+	}
+	free(w->recovered);
+	w->recovered = NULL;
+	w->recovered_n = 0;
+}
+
+void worker_recover(struct worker *w)
+{
+	struct ring *r = &w->slots;
+
+	r->tail = atomic_load(&w->cs->slot_tail) + r->pages; /* room below for positions of the last lap */
+	atomic_store(&w->cs->slot_tail, r->tail);
+	for (uint32_t i = 0; i < LOG_DEPTH; i++)
+		if (w->cs->log[i].slot_pos != UINT64_MAX)
+			w->cs->log[i].slot_pos += r->pages;
+	worker_recover_log(w);
+	for (r->head = r->tail - r->pages; r->head < r->tail && !r->held[ring_index(r, r->head)];)
+		r->head++;
+	if (!w->cs->live)
+		streams_reset(w);
+}
+
+/* ------------------------------------------------------------------ create and destroy */
+
+static void *zalloc(uint64_t bytes)
+{
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	return p == MAP_FAILED ? NULL : p;
+}
+
+#define ACTS 4096u
+
+static uint64_t pool_bytes(const struct worker *w)
+{
+	uint64_t slots = w->slots.pages, stage = w->stage.pages;
+
+	return slots + stage + stage * 8 + (uint64_t)NE_SLABS_MAX * 4 +
+	       (uint64_t)LOG_DEPTH * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES) * sizeof(void *) +
+	       ACTS * (sizeof(struct act) + sizeof(struct wop) + sizeof(struct rio) + 8 * sizeof(struct rio)) +
+	       (slots + 64) * sizeof(struct dop) + RX_BYTES + 4096;
+}
+
+static void *carve(uint8_t **at, uint64_t bytes)
+{
+	void *p = *at;
+
+	*at += (bytes + 63) & ~63ull;
+	return p;
+}
+
+static void pools_make(struct worker *w)
+{
+	uint8_t *at = w->pool;
+	uint32_t rios = 8 * ACTS, dops = w->slots.pages + 64;
+	const uint8_t **src;
+
+	w->slots.held = carve(&at, w->slots.pages);
+	w->stage.held = carve(&at, w->stage.pages);
+	w->stage_seq = carve(&at, w->stage.pages * 4ull);
+	w->stage_crc = carve(&at, w->stage.pages * 4ull);
+	w->inflight = carve(&at, NE_SLABS_MAX * 4ull);
+	w->bounce = carve(&at, RX_BYTES);
+	src = carve(&at, (uint64_t)LOG_DEPTH * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES) * sizeof(void *));
+	w->acts = carve(&at, ACTS * sizeof(struct act));
+	w->wops = carve(&at, ACTS * sizeof(struct wop));
+	w->rios = carve(&at, rios * sizeof(struct rio));
+	w->dops = carve(&at, dops * sizeof(struct dop));
+	for (uint32_t i = 0; i < ACTS - 1; i++) {
+		w->acts[i].next = &w->acts[i + 1];
+		w->wops[i].next = &w->wops[i + 1];
+	}
+	for (uint32_t i = 0; i < rios - 1; i++)
+		w->rios[i].next = &w->rios[i + 1];
+	for (uint32_t i = 0; i < dops - 1; i++)
+		w->dops[i].next = &w->dops[i + 1];
+	w->act_free = w->acts;
+	w->wop_free = w->wops;
+	w->rio_free = w->rios;
+	w->dop_free = w->dops;
+	for (uint32_t i = 0; i < LOG_DEPTH; i++) {
+		w->reqs[i].log = &w->cs->log[i];
+		w->reqs[i].src = src + (uint64_t)i * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES);
+	}
+	w->sync_req.log = &w->sync_log;
+}
+
+/* Places the worker on its part of the state memfd. */
+int worker_create(struct ne_device *dev, uint32_t idx, struct worker **ret)
+{
+	struct worker *w = zalloc(sizeof(*w));
+	uint8_t *state = dev->map + worker_offset(dev, idx);
+
+	if (!w)
+		return -ENOMEM;
+	w->dev = dev;
+	w->idx = idx;
+	w->sock = -1;
+	w->cs = (struct ne_conn_state *)state;
+	w->rx = state + CONN_STATE_BYTES;
+	w->tx = w->rx + RX_BYTES;
+	w->slots.mem = w->tx + TX_BYTES;
+	w->slots.pages = slots_per_worker(dev);
+	w->stage.mem = w->slots.mem + dev->params.pending_bytes;
+	w->stage.pages = STAGING_BYTES / NE_PAGE_BYTES;
+	w->deferred_end = &w->deferred;
+	w->dop_wait_end = &w->dop_wait;
+	atomic_store(&w->sock_mail, -1);
+	w->kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	w->pool_bytes = pool_bytes(w) + 16 * 64;
+	w->pool = zalloc(w->pool_bytes);
+	if (w->kick_fd < 0 || !w->pool) {
+		worker_destroy(w);
+		return -ENOMEM;
+	}
+	pools_make(w);
+	*ret = w;
+	return 0;
+}
+
+int worker_start(struct worker *w)
+{
+	sigset_t all, old;
+	int rc;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &old);
+	rc = pthread_create(&w->thread, NULL, worker_main, w);
+	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	if (rc)
+		return -rc;
+	w->started = true;
+	while (!atomic_load(&w->start_rc))
+		usleep(100);
+	return atomic_load(&w->start_rc) < 0 ? atomic_load(&w->start_rc) : 0;
+}
+
+void worker_stop(struct worker *w)
+{
+	if (!w->started)
+		return;
+	atomic_store(&w->stop, 1);
+	worker_kick(w);
+	pthread_join(w->thread, NULL);
+	w->started = false;
+}
+
+void worker_destroy(struct worker *w)
+{
+	int sock;
+
+	if (!w)
+		return;
+	worker_stop(w);
+	for (uint32_t i = 0; i < NE_DONORS_MAX; i++) {
+		struct ne_link *mail = atomic_exchange(&w->link_mail[i], NULL);
+
+		if (mail)
+			mail->ops->destroy(mail);
+		if (!w->links[i])
+			continue;
+		w->links[i]->ops->kill(w->links[i], ECANCELED);
+		w->links[i]->ops->destroy(w->links[i]);
+	}
+	ne_disk_destroy(w->disk);
+	sock = atomic_exchange(&w->sock_mail, -1);
+	if (sock >= 0)
+		close(sock);
+	if (w->sock >= 0)
+		close(w->sock);		/* whoever holds a duplicate keeps the connection */
+	if (w->kick_fd >= 0)
+		close(w->kick_fd);
+	free(w->recovered);
+	if (w->pool)
+		munmap(w->pool, w->pool_bytes);
+	munmap(w, sizeof(*w));
+}
