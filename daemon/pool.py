@@ -1,0 +1,203 @@
+"""The donor's slabs: memory made, zeroed, kept ready, lent, and taken back.
+
+How it works
+============
+A slab is a memfd of ``slab_bytes``, sealed so that nobody can shrink it under us, mapped and populated here, hence
+zeroed by the kernel. It is in exactly one of these places::
+
+    making -> ready -> lent -> cleaning -> ready     lent over a network: nobody else ever had the memfd
+       |        |               |
+       +--------+---------------+-----> gone         not wanted any more, or the memfd was passed out
+
+* Zero before lent: a slab becomes ready only when it is made, or when its old pages were punched out of the memfd and
+  new ones populated. No byte of one borrower reaches another.
+* A memfd that was passed to a borrower on this host is never lent again: that borrower may keep it. Its pages are
+  punched out (that frees them whoever holds it) and the memfd is closed.
+* Whatever takes milliseconds (populating 64 MiB takes about 20) runs in a thread; the event loop, which owns all state
+  here, never waits for it.
+* Huge pages: used while the operator has set enough aside. They are no part of what HeadRoom watches: taking one from
+  the kernel's pool or giving it back changes nothing for other programs. ``slabs_bytes`` leaves them out.
+* Slabs must not be swapped out. The service's cgroup sets MemorySwapMax=0 (systemd/), which covers memfds too; mlock
+  would need a limit as large as all that is lent.
+
+Rejected: one large memfd with slabs as parts of it (passing it would show a borrower everybody's pages), memset for
+zeroing (needs the pages in, and takes as long as the kernel, which must not be trusted less).
+"""
+
+import asyncio
+import fcntl
+import functools
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from farside.errors import EngineError
+from farside.log import get_log
+
+_log = get_log("daemon.pool")
+_T = TypeVar("_T")
+
+
+class SlabMemory(Protocol):
+    """Maps memfds for the engine; ``farside.kmod_shim.engine.binding`` is one."""
+
+    def map(self, fd: int, length_bytes: int, /) -> int:
+        """Maps a memfd shared and populated; returns its address."""
+        ...
+
+    def unmap(self, address: int, length_bytes: int, /) -> None:
+        """Undoes ``map``."""
+        ...
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Slab:
+    """One slab. The pool owns it; whoever it is lent to uses ``fd`` and ``address`` until it is taken back."""
+
+    fd: int
+    address: int
+    length_bytes: int
+    is_huge: bool
+    was_passed: bool = False  # its memfd was given to another process
+
+
+class Pool:
+    """All slabs of this donor."""
+
+    def __init__(self, memory: SlabMemory, *, slab_bytes: int, huge_slabs_free: Callable[[], int] = lambda: 0) -> None:
+        """``huge_slabs_free`` tells how many slabs could stand on huge pages now."""
+        self.slab_bytes = slab_bytes
+        self._memory = memory
+        self._huge_slabs_free = huge_slabs_free
+        self._ready: deque[Slab] = deque()
+        self._lent: set[Slab] = set()
+        self._changing = 0  # being made or cleaned
+        self._closed = False
+
+    @property
+    def ready(self) -> int:
+        """Slabs that can be lent at once."""
+        return len(self._ready)
+
+    @property
+    def lent(self) -> int:
+        """Slabs that somebody has."""
+        return len(self._lent)
+
+    @property
+    def changing(self) -> int:
+        """Slabs that are being made or cleaned."""
+        return self._changing
+
+    @property
+    def standing_slabs(self) -> int:
+        """All slabs that take up memory."""
+        return self.ready + self.lent + self.changing
+
+    @property
+    def slabs_bytes(self) -> int:
+        """Memory in slabs, as far as other programs could have it (huge pages they could not)."""
+        ordinary = sum(not slab.is_huge for slab in (*self._ready, *self._lent))
+        return (ordinary + self._changing) * self.slab_bytes
+
+    def lend_nowait(self) -> Slab | None:
+        """A zeroed slab that is now lent, or None when none is ready."""
+        if not self._ready:
+            return None
+        slab = self._ready.popleft()
+        self._lent.add(slab)
+        return slab
+
+    async def grow(self, count: int) -> int:
+        """Makes up to ``count`` slabs ready; returns how many it was. Fewer when the kernel has no memory for more."""
+        for made in range(count):
+            slab = await self._changed(self._make)
+            if slab is None:
+                return made
+            self._keep_ready(slab)
+        return count
+
+    async def release_ready(self, count: int) -> int:
+        """Frees up to ``count`` slabs that nobody has; returns how many it was."""
+        going = min(count, len(self._ready))
+        for slab in [self._ready.pop() for _ in range(going)]:
+            await self._changed(functools.partial(self._free, slab))
+        return going
+
+    async def take_back(self, slab: Slab, *, keep: bool) -> None:
+        """Ends a loan: the slab's content is gone when this returns. ``keep`` it ready for another where that is safe.
+
+        Nobody may touch its memory any more (Exporter.revoke); or, where the memfd was passed out, rely on it.
+        """
+        self._lent.remove(slab)
+        if not keep or slab.was_passed:
+            await self._changed(lambda: self._free(slab))
+        elif await self._changed(lambda: self._renew(slab)):
+            self._keep_ready(slab)
+
+    def close(self) -> None:
+        """Frees every slab that is not being made or cleaned now; those are freed when they are done."""
+        self._closed = True
+        for slab in (*self._ready, *self._lent):
+            self._free(slab)
+        self._ready.clear()
+        self._lent.clear()
+
+    def _keep_ready(self, slab: Slab) -> None:
+        if self._closed:
+            self._free(slab)
+        else:
+            self._ready.append(slab)
+
+    async def _changed(self, work: Callable[[], _T]) -> _T:
+        """Runs what takes milliseconds in a thread; one slab counts as changing for so long."""
+        self._changing += 1
+        try:
+            return await asyncio.to_thread(work)
+        finally:
+            self._changing -= 1
+
+    # ---- in a thread
+
+    def _make(self) -> Slab | None:
+        is_huge = self._huge_slabs_free() > 0
+        fd = _sealed_memfd(self.slab_bytes, is_huge=is_huge)
+        slab = Slab(fd=fd, address=0, length_bytes=self.slab_bytes, is_huge=is_huge)
+        return slab if self._map_or_close(slab) else None
+
+    def _renew(self, slab: Slab) -> bool:
+        self._memory.unmap(slab.address, slab.length_bytes)
+        _punch_out(slab)
+        return self._map_or_close(slab)
+
+    def _free(self, slab: Slab) -> None:
+        self._memory.unmap(slab.address, slab.length_bytes)
+        _punch_out(slab)
+        os.close(slab.fd)
+
+    def _map_or_close(self, slab: Slab) -> bool:
+        try:
+            slab.address = self._memory.map(slab.fd, slab.length_bytes)
+        except EngineError as error:
+            os.close(slab.fd)
+            _log.warning("no memory for a slab", error=error)
+            return False
+        return True
+
+
+def _sealed_memfd(length_bytes: int, *, is_huge: bool) -> int:
+    huge = os.MFD_HUGETLB if is_huge else 0
+    fd = os.memfd_create("farside-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | huge)
+    os.ftruncate(fd, length_bytes)
+    # A borrower that could shrink it would make our threads, or another's, die of SIGBUS.
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
+
+
+def _punch_out(slab: Slab) -> None:
+    """Takes every page out of the memfd, for all who have it mapped; what is read there afterwards is zero."""
+    with mmap.mmap(slab.fd, slab.length_bytes) as view:
+        view.madvise(mmap.MADV_REMOVE)

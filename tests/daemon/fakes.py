@@ -1,0 +1,78 @@
+"""Stand-ins for the C engine in tests of the donor. `test_fakes.py` holds them to what the real ones do."""
+
+import mmap
+import socket
+from collections import Counter
+from dataclasses import dataclass, field
+
+from farside.errors import EngineError
+
+ENOMEM, EEXIST, ENOENT = 12, 17, 2
+
+
+@dataclass
+class FakeMemory:
+    """Maps memfds as ne_map does, at made-up addresses; `view` reads and writes there."""
+
+    limit: int = 1 << 30
+    views: dict[int, mmap.mmap] = field(default_factory=dict)
+    next_address: int = 1 << 32
+
+    def map(self, fd: int, length_bytes: int, /) -> int:
+        if sum(len(view) for view in self.views.values()) + length_bytes > self.limit:
+            raise EngineError("map", ENOMEM)
+        address, self.next_address = self.next_address, self.next_address + length_bytes
+        self.views[address] = mmap.mmap(fd, length_bytes)
+        return address
+
+    def unmap(self, address: int, length_bytes: int, /) -> None:
+        view = self.views.pop(address)
+        assert len(view) == length_bytes
+        view.close()
+
+
+@dataclass(frozen=True)
+class FakeStats:
+    reads: int = 0
+    writes: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+    refused: int = 0
+    connections: int = 0
+    cpu_ns: int = 0
+
+
+@dataclass
+class FakeExporter:
+    """Keeps what it was told, with ne_export's refusals."""
+
+    leases: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+    conns: dict[int, list[socket.socket]] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+    closed: bool = False
+
+    def lease(self, lease: int, session: int, token: int, addr: int, length_bytes: int) -> None:
+        if lease in self.leases:
+            raise EngineError("export_lease", EEXIST)
+        self.leases[lease] = (session, token, addr, length_bytes)
+
+    def revoke(self, lease: int) -> None:
+        if self.leases.pop(lease, None) is None:
+            raise EngineError("export_revoke", ENOENT)
+        self.calls["revoke"] += 1
+
+    def conn(self, session: int, sock_fd: int) -> None:
+        self.conns.setdefault(session, []).append(socket.socket(fileno=sock_fd))
+
+    def fence(self, session: int) -> None:
+        self.calls["fence"] += 1
+        for sock in self.conns.pop(session, []):
+            sock.close()
+
+    def stats(self) -> FakeStats:
+        return FakeStats(connections=sum(map(len, self.conns.values())))
+
+    def close(self) -> None:
+        for session in list(self.conns):
+            self.fence(session)
+        self.closed = True
