@@ -18,7 +18,7 @@ def engine_features() -> str:
     """
     from farside.kmod_shim.engine import binding
 
-    return str(binding.features())
+    return ", ".join(binding.features())
 
 
 def io_uring_error() -> int:

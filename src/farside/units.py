@@ -3,6 +3,7 @@
 Inside Farside everything is bytes and seconds; only the configuration, the command line and the tables call this.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -39,7 +40,7 @@ def parse_bytes(text: str) -> int:
     if unit not in BYTE_UNITS:
         raise ValueError(f"'{text}' has no known unit of bytes (KiB, MiB, GiB, TiB)")
     value = number * BYTE_UNITS[unit]
-    if value < 0 or value != int(value):
+    if not 0 <= value < math.inf or value != int(value):
         raise ValueError(f"'{text}' is not a whole number of bytes")
     return int(value)
 

@@ -69,9 +69,11 @@ def daemon(config: options.ConfigFiles = None, settings: options.Overrides = Non
     Runs until SIGTERM.
     """
     from farside.config import load_daemon
+
+    loaded = load_daemon(config or (), options.overrides(settings))
     from farside.daemon.main import run
 
-    raise typer.Exit(run(load_daemon(config or (), options.overrides(settings))))
+    raise typer.Exit(run(loaded))
 
 
 @app.command()
@@ -86,10 +88,12 @@ def blockdev(
 
     Speaks NBD; runs until SIGTERM.
     """
-    from farside.blockdev.main import run
     from farside.config import load_blockdev
 
-    raise typer.Exit(run(load_blockdev(config or (), options.overrides(settings)), stdio=stdio))
+    loaded = load_blockdev(config or (), options.overrides(settings))
+    from farside.blockdev.main import run
+
+    raise typer.Exit(run(loaded, stdio=stdio))
 
 
 @app.command()
@@ -140,6 +144,39 @@ def sandbox(
             **given,
         )
     )
+
+
+@app.command()
+def status(
+    state: Annotated[Path | None, typer.Option(help="Folder of a sandbox.")] = None,
+    socket: Annotated[Path | None, typer.Option(help="Admin socket of one process.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show what is mapped where, and how busy it is.
+
+    Asks this machine's daemon and blockdev, unless a sandbox or a socket is named.
+    """
+    from farside.status.main import run
+
+    raise typer.Exit(run(state=state, socket=socket, json_output=as_json))
+
+
+@app.command()
+def admin(
+    command: Annotated[str, typer.Argument(help="status, replace, fault, ...")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...")] = None,
+    socket: Annotated[Path, typer.Option(help="Admin socket of the process.")] = Path("/run/farside/blockdev.sock"),
+) -> None:
+    """Give a running process one command.
+
+    Prints its answer as JSON: `farside admin replace`, `farside admin fault donor=d1 kind=delay every=1 delay_s=0.1`.
+    """
+    import json
+
+    from farside.admin import call
+
+    told: dict[str, Any] = {name: value for name, value in options.overrides(arguments).items() if name != "timeout_s"}
+    print(json.dumps(call(socket, command, **told), indent=2))
 
 
 @app.command()

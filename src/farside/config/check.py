@@ -83,5 +83,5 @@ def _power_of_two(name: str, value: int) -> Iterator[Problem]:
         below = 1 << (value.bit_length() - 1)
         yield (
             name,
-            f"is not a power of two; {format_bytes(below)} is the nearest below, {format_bytes(2 * below)} above",
+            f"is not a power of two; the nearest are {format_bytes(below)} and {format_bytes(2 * below)}",
         )

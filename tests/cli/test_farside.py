@@ -1,0 +1,166 @@
+"""The command as a user runs it: a process, its output, its exit code."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HELP_CPU_LIMIT_S = 0.2
+
+
+def farside(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "farside", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def children_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def test_help_comes_within_a_fifth_of_a_second_of_cpu() -> None:
+    spent = []
+    for _ in range(3):
+        before = children_cpu_s()
+        assert farside("--help").returncode == 0
+        spent.append(children_cpu_s() - before)
+
+    assert min(spent) < HELP_CPU_LIMIT_S
+
+
+def test_help_names_every_command() -> None:
+    out = farside("--help").stdout
+
+    for command in ("daemon", "blockdev", "status", "doctor", "demo", "keygen", "config", "sandbox"):
+        assert f"\n  {command} " in out
+
+
+def test_help_of_a_command_loads_nothing_heavy() -> None:
+    code = "import sys; import farside.cli.app; print([m for m in sys.modules if m.split('.')[0] in %r])"
+    heavy = ("asyncio", "rich", "msgspec", "cffi", "prometheus_client", "psutil", "pyroute2", "pydantic")
+
+    done = subprocess.run([sys.executable, "-c", code % (heavy,)], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_wrong_setting_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    path = tmp_path / "daemon.toml"
+    path.write_text("slab_byte = 3\n")
+
+    done = farside("daemon", "--config", str(path))
+
+    assert done.returncode == 2
+    assert done.stderr == f"farside: {path}: slab_byte: no such setting; did you mean 'slab_bytes'?\n"
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = farside("--debug", "keygen", str(tmp_path))
+
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+def test_a_setting_on_the_command_line_needs_an_equals_sign() -> None:
+    done = farside("daemon", "--set", "slab_bytes")
+
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "is not NAME=VALUE" in done.stderr
+
+
+def test_config_check_tells_every_problem_and_what_is_well(tmp_path: Path) -> None:
+    good, bad = tmp_path / "daemon.toml", tmp_path / "blockdev.toml"
+    good.write_text('node = "d1"\n')
+    bad.write_text("workers = 0\nspin_us = -1\n")
+
+    done = farside("config", "check", str(good), str(bad))
+
+    assert done.returncode == 2
+    assert done.stdout == f"daemon: {good}: ok\n"
+    assert [line.split(": ")[2] for line in done.stderr.splitlines()] == ["workers", "spin_us"]
+
+
+def test_config_check_asks_whose_a_file_is(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('node = "d1"\n')
+
+    assert "--for daemon or --for blockdev" in farside("config", "check", str(path)).stderr
+    assert farside("config", "check", "--for", "daemon", str(path)).returncode == 0
+
+
+def test_config_show_tells_value_source_and_meaning(tmp_path: Path) -> None:
+    path = tmp_path / "daemon.toml"
+    path.write_text('slab_bytes = "32MiB"\n')
+
+    text = farside("config", "show", "daemon", "--config", str(path)).stdout
+    rows = {
+        row["name"]: row for row in json.loads(farside("config", "show", "daemon", "--json", "-c", str(path)).stdout)
+    }
+
+    assert f"= 32 MiB   [{path}]" in text
+    assert rows["slab_bytes"]["value"] == 32 << 20
+    assert (rows["slab_bytes"]["default"], rows["slab_bytes"]["unit"]) == ("64 MiB", "bytes")
+    assert rows["headroom_bytes"]["source"] == "default"
+
+
+def test_keygen_makes_a_key_once(tmp_path: Path) -> None:
+    assert farside("keygen", str(tmp_path / "key")).returncode == 0
+
+    again = farside("keygen", str(tmp_path / "key"))
+
+    assert again.returncode == 2
+    assert "use --add" in again.stderr
+
+
+def test_keygen_adds_and_retires(tmp_path: Path) -> None:
+    path = str(tmp_path / "key")
+
+    codes = [
+        farside("keygen", *more, path).returncode for more in ((), ("--add",), ("--retire",), ("--add", "--retire"))
+    ]
+
+    assert codes == [0, 0, 0, 2]
+
+
+def test_doctor_says_what_to_do_as_text_and_json() -> None:
+    text, data = farside("doctor"), farside("doctor", "--json")
+
+    checks = {check["name"]: check for check in json.loads(data.stdout)}
+    assert checks["memory"]["outcome"] in ("ok", "warning")
+    assert "io_uring" in text.stdout
+    assert text.returncode == data.returncode == any(check["outcome"] == "failed" for check in checks.values())
+
+
+def test_doctor_fails_for_a_key_that_others_may_read(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("00" * 32)
+    key.chmod(0o644)
+    (tmp_path / "daemon.toml").write_text(f'key_file = "{key}"\n')
+
+    done = farside("doctor", "--config", str(tmp_path / "daemon.toml"))
+
+    assert done.returncode == 1
+    assert f"chmod 0600 {key}" in done.stdout
+
+
+def test_a_running_process_is_asked_by_status(tmp_path: Path) -> None:
+    done = farside("status", "--state", str(tmp_path))
+
+    assert done.returncode != 0
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [("demon",), ("config", "shw"), ("sandbox", "--size", "12q"), ("config", "show", "x")]
+)
+def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
+    assert farside(*arguments).returncode == 2

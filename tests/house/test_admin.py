@@ -1,0 +1,176 @@
+"""The admin socket, both sides, over a real one."""
+
+import asyncio
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farside import admin
+from farside.errors import ConfigError, FarsideError, PeerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    name: str
+    folder: Path
+
+
+async def echo(arguments: Mapping[str, object]) -> object:
+    return {"got": arguments}
+
+
+async def answer(_: Mapping[str, object]) -> object:
+    return Answer(name="d1", folder=Path("/run"))
+
+
+async def refuse(_: Mapping[str, object]) -> object:
+    raise FarsideError("no\nsuch donor", hint="see status")
+
+
+async def long_answer(_: Mapping[str, object]) -> object:
+    return "x" * admin.LINE_BYTES_MAX
+
+
+async def break_down(_: Mapping[str, object]) -> object:
+    raise KeyError("a fault of ours")
+
+
+HANDLERS = {"echo": echo, "answer": answer, "refuse": refuse, "long": long_answer, "break": break_down}
+
+
+def called(path: Path, command: str, **arguments: Any) -> Any:
+    """The result of one call, by the blocking client in a thread, at a server that serves meanwhile."""
+
+    async def both() -> Any:
+        async with await admin.serve(path, HANDLERS):
+            return await asyncio.to_thread(lambda: admin.call(path, command, **arguments))
+
+    return asyncio.run(both())
+
+
+def test_a_command_gets_its_arguments_and_gives_its_result(tmp_path: Path) -> None:
+    assert called(tmp_path / "a.sock", "echo", donor="d1", every=3) == {"got": {"donor": "d1", "every": 3}}
+
+
+def test_dataclasses_and_paths_are_answers_too(tmp_path: Path) -> None:
+    assert called(tmp_path / "a.sock", "answer") == {"name": "d1", "folder": "/run"}
+
+
+def test_a_refusal_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match=r"^no such donor; see status$"):
+        called(tmp_path / "a.sock", "refuse")
+
+
+def test_a_command_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="no command 'stauts'; there are answer, break, echo, long, refuse"):
+        called(tmp_path / "a.sock", "stauts")
+
+
+def test_a_fault_of_ours_is_an_answer_and_not_the_end(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="internal error: KeyError"):
+        called(tmp_path / "a.sock", "break")
+
+
+def test_an_answer_that_is_too_long_is_said_to_be(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="longer than"):
+        called(tmp_path / "a.sock", "long")
+
+
+def test_the_asynchronous_client_says_the_same(tmp_path: Path) -> None:
+    async def both() -> Any:
+        async with await admin.serve(tmp_path / "a.sock", HANDLERS):
+            return await admin.ask(tmp_path / "a.sock", "echo", number=1)
+
+    assert asyncio.run(both()) == {"got": {"number": 1}}
+
+
+@pytest.mark.parametrize("line", [b"\n", b"no json\n", b"[]\n", b'{"command": 3}\n', b"\xff\n", b"{" * 100_000 + b"\n"])
+def test_nonsense_is_answered_and_survived(tmp_path: Path, line: bytes) -> None:
+    async def talk() -> tuple[bytes, Any]:
+        async with await admin.serve(tmp_path / "a.sock", HANDLERS):
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "a.sock")
+            writer.write(line)
+            said = await reader.readline()
+            writer.close()
+            return said, await admin.ask(tmp_path / "a.sock", "echo")
+
+    said, afterwards = asyncio.run(talk())
+
+    assert b'"ok":false' in said
+    assert afterwards == {"got": {}}
+
+
+def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
+    async def talk() -> bytes:
+        async with await admin.serve(tmp_path / "a.sock", HANDLERS):
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "a.sock")
+            try:
+                writer.write(b"x" * (2 * admin.LINE_BYTES_MAX))
+                return await reader.read()
+            finally:
+                writer.close()
+
+    # The server closes with input unread, so that the answer may be lost to a reset.
+    try:
+        assert b'"ok":false' in asyncio.run(talk())
+    except ConnectionError:
+        pass
+
+
+def test_only_its_owner_may_connect(tmp_path: Path) -> None:
+    async def mode() -> int:
+        async with await admin.serve(tmp_path / "a.sock", HANDLERS):
+            return stat.S_IMODE((tmp_path / "a.sock").stat().st_mode)
+
+    assert asyncio.run(mode()) == 0o600
+
+
+def test_the_socket_goes_with_its_server(tmp_path: Path) -> None:
+    called(tmp_path / "a.sock", "echo")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_socket_that_a_dead_process_left_is_taken_over(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(os.fspath(tmp_path / "a.sock"))
+
+    assert called(tmp_path / "a.sock", "echo") == {"got": {}}
+
+
+def test_a_live_processs_socket_is_not_taken(tmp_path: Path) -> None:
+    async def twice() -> None:
+        async with await admin.serve(tmp_path / "a.sock", HANDLERS):
+            await admin.serve(tmp_path / "a.sock", HANDLERS)
+
+    with pytest.raises(ConfigError, match="another process serves it"):
+        asyncio.run(twice())
+
+
+def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("text")
+
+    with pytest.raises(ConfigError, match="no socket"):
+        asyncio.run(admin.serve(tmp_path / "precious", HANDLERS))
+
+    assert (tmp_path / "precious").read_text() == "text"
+
+
+def test_nobody_there_is_said_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(PeerError, match="no process answers there; is it running"):
+        admin.call(tmp_path / "none.sock", "status")
+
+
+def test_a_process_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(os.fspath(tmp_path / "a.sock"))
+        silent.listen()
+
+        with pytest.raises(PeerError, match="no answer in time"):
+            admin.call(tmp_path / "a.sock", "status", timeout_s=0.05)

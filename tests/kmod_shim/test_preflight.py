@@ -1,0 +1,112 @@
+"""What the doctor finds, in fake trees and on this machine."""
+
+import os
+from pathlib import Path
+
+from farside.kmod_shim import preflight
+from farside.kmod_shim.preflight import Disk, Outcome
+from farside.units import GIB, MIB
+
+MEMINFO = "MemTotal: 67108864 kB\nMemAvailable: 33554432 kB\nHugePages_Free: {huge}\n"
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_enough_memory_is_told_in_numbers(tmp_path: Path) -> None:
+    check = preflight.memory_check(tree(tmp_path, {"proc/meminfo": MEMINFO.format(huge=0)}))
+
+    assert (check.outcome, check.found) == (Outcome.OK, "64 GiB, 32 GiB of it available")
+
+
+def test_little_memory_is_a_warning(tmp_path: Path) -> None:
+    check = preflight.memory_check(tree(tmp_path, {"proc/meminfo": "MemTotal: 524288 kB\n"}))
+
+    assert check.outcome is Outcome.WARNING
+
+
+def test_huge_pages_are_reserved_or_transparent_or_missing(tmp_path: Path) -> None:
+    shmem = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+    reserved = tree(tmp_path / "a", {"proc/meminfo": MEMINFO.format(huge=12)})
+    transparent = tree(tmp_path / "b", {"proc/meminfo": MEMINFO.format(huge=0), shmem: "always [advise] never\n"})
+    none = tree(tmp_path / "c", {"proc/meminfo": MEMINFO.format(huge=0), shmem: "always advise [never]\n"})
+
+    checks = [preflight.huge_page_check(root) for root in (reserved, transparent, none)]
+
+    assert [check.found for check in checks[:2]] == [
+        "12 reserved pages are free",
+        "transparent, for memory files: advise",
+    ]
+    assert checks[2].outcome is Outcome.WARNING
+
+
+def test_the_reserve_for_allocation_under_pressure_grows_with_memory(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"proc/meminfo": MEMINFO.format(huge=0), "proc/sys/vm/min_free_kbytes": "67584\n"})
+
+    check = preflight.min_free_check(root)
+
+    assert check.advice == "before swapping to it: sysctl vm.min_free_kbytes=524288"
+
+
+def test_capabilities_are_read_from_the_kernels_mask(tmp_path: Path) -> None:
+    with_it = tree(tmp_path / "a", {"proc/self/status": f"CapEff:\t{1 << 24:016x}\n"})
+    without = tree(tmp_path / "b", {"proc/self/status": f"CapEff:\t{1 << 23:016x}\n"})
+
+    assert preflight.io_flusher_check(with_it).outcome is Outcome.OK
+    assert preflight.io_flusher_check(without).outcome is Outcome.WARNING
+
+
+def test_nbd_is_loaded_or_there_or_not(tmp_path: Path) -> None:
+    release = {"proc/sys/kernel/osrelease": "6.1.0-56-amd64\n"}
+    listed = "lib/modules/6.1.0-56-amd64/modules.dep"
+    roots = [
+        tree(tmp_path / "a", {"sys/module/nbd/refcnt": "0\n"}),
+        tree(tmp_path / "b", {**release, listed: "kernel/drivers/block/nbd.ko.xz:\n"}),
+        tree(tmp_path / "c", {**release, listed: "kernel/drivers/block/loop.ko:\n"}),
+    ]
+
+    found = [preflight.nbd_check(root).found for root in roots]
+
+    assert found == ["loaded", "there, not loaded", "not with this kernel (6.1.0-56-amd64)"]
+
+
+def test_rdma_devices_are_named(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"sys/class/infiniband/rxe0/node_type": "1: CA\n"})
+
+    assert preflight.rdma_check(root).found == "rxe0"
+    assert preflight.rdma_check(tmp_path / "none").outcome is Outcome.WARNING
+
+
+def test_a_key_that_is_missing_fails_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    check = preflight.key_check(tmp_path / "key")
+
+    assert check.outcome is Outcome.FAILED
+    assert check.advice.startswith(f"farside keygen {tmp_path}/key")
+
+
+def test_a_disk_that_is_too_small_fails(tmp_path: Path) -> None:
+    path = tmp_path / "disk"
+    path.touch()
+    os.truncate(path, 64 * MIB)
+
+    check = preflight.disk_check(Disk(path=path, size_bytes=GIB))
+
+    assert check.outcome is Outcome.FAILED
+    assert f"truncate -s {GIB} {path}" in check.advice
+
+
+def test_no_settings_no_disk_and_no_key_are_no_failures() -> None:
+    assert preflight.key_check(None).outcome is Outcome.WARNING
+    assert preflight.disk_check(None).outcome is Outcome.OK
+
+
+def test_this_machine_can_be_checked() -> None:
+    checks = preflight.preflight(Path("/"), key_files=(), disk=None)
+
+    assert len({check.name for check in checks}) == len(checks) == 13
+    assert all(check.advice for check in checks if check.outcome is not Outcome.OK)

@@ -1,0 +1,158 @@
+"""The shape of the tree: links, tools' lists, and who may import whom."""
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.imports import SOURCE, imported_anywhere, imported_at_start, modules, tree
+
+ROOT = Path(__file__).parents[1]
+
+# Decisions without side effects: see CONTRIBUTING.md, "functional core".
+PURE = (
+    "farside.daemon.protocol",
+    "farside.daemon.messages",
+    "farside.daemon.proof",
+    "farside.daemon.headroom",
+    "farside.daemon.eviction",
+    "farside.blockdev.handshake",
+    "farside.blockdev.slab",
+    "farside.blockdev.placement",
+    "farside.blockdev.migration",
+    "farside.config.check",
+)
+# What a pure module may import besides other pure ones.
+PLAIN = {"farside.errors", "farside.units", "farside.config.daemon", "farside.config.blockdev"}
+IMPURE = {
+    "asyncio", "ctypes", "datetime", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "secrets", "select",
+    "selectors", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid",
+}  # fmt: skip
+
+# Lower may not import higher.
+FOUNDATION = ("errors", "units", "clock", "log", "admin", "config", "metrics")
+COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
+# The control protocol is one codec for both roles; the donor's folder holds it.
+SHARED_PROTOCOL = {f"farside.daemon.{name}" for name in ("protocol", "messages", "proof", "keys", "channel")}
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def component_folders() -> set[str]:
+    not_components = {"tests", "benchmarks", "src", "build"}
+    return {path.parent.name for path in ROOT.glob("*/__init__.py")} - not_components
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def rank(module: str) -> int:
+    if room(module) in FOUNDATION:
+        return 0
+    if room(module) == "kmod_shim":
+        return 1
+    return 2 if room(module) in COMPONENTS else 3
+
+
+def test_each_component_folder_is_linked_into_the_package() -> None:
+    links = {path.name: path.readlink() for path in (SOURCE / "farside").iterdir() if path.is_symlink()}
+
+    assert links == {name: Path("../..") / name for name in component_folders()}
+
+
+def test_pyright_is_told_every_link() -> None:
+    included = set(pyproject()["tool"]["pyright"]["include"])
+
+    assert included >= {f"src/farside/{name}" for name in component_folders()}
+
+
+def test_ruff_bans_the_second_name_of_every_component() -> None:
+    banned = pyproject()["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
+
+    assert set(banned) == component_folders()
+
+
+def test_the_folder_of_units_is_no_package() -> None:
+    assert not (ROOT / "systemd" / "__init__.py").exists()
+
+
+def test_folders_of_later_work_say_what_will_live_there() -> None:
+    for name in ("agent", "scheduler", "systemd", "vagrant"):
+        assert (ROOT / name / "README.md").is_file()
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    graph = {name: {other for other in imported_at_start(name) if other in modules()} for name in modules()}
+
+    assert list(cycles(graph)) == []
+
+
+def cycles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> Iterator[list[str]]:
+        if name in path:
+            yield path[path.index(name) :]
+        elif name not in done:
+            for other in sorted(graph[name] - {name}):
+                yield from visit(other, [*path, name])
+            done.add(name)
+
+    for start in sorted(graph):
+        yield from visit(start, [])
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_a_core_module_touches_nothing(module: str) -> None:
+    imported = imported_anywhere(module)
+
+    assert {name.split(".")[0] for name in imported} & IMPURE == set()
+    assert {name for name in imported if name.startswith("farside")} <= {*PURE, *PLAIN}
+    assert list(impure_uses(tree(module))) == []
+
+
+def impure_uses(node: ast.Module) -> Iterator[str]:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "random":
+            # chance is an argument, and only its type is named
+            if part.attr != "Random":
+                yield f"line {part.lineno}: random.{part.attr}"
+        elif isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id in ("open", "print"):
+            yield f"line {part.lineno}: {part.func.id}()"
+        elif isinstance(part, ast.Call) and ast.unparse(part.func) in ("random.Random", "Random"):
+            yield f"line {part.lineno}: makes its own chance"
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_imports_run_one_way(module: str) -> None:
+    others = {name for name in imported_anywhere(module) if name in modules() and room(name)}
+
+    upwards = {name for name in others if rank(name) > rank(module)}
+    across = {
+        name
+        for name in others
+        if rank(name) == rank(module) == 2 and room(name) != room(module) and name not in SHARED_PROTOCOL
+    }
+
+    assert upwards == set()
+    assert across == set()
+
+
+def test_one_module_only_knows_the_compiled_engine() -> None:
+    importers = {name for name in modules() if any("_ffi" in other for other in compiled_imports(name))}
+
+    assert importers == {"farside.kmod_shim.engine.binding"}
+
+
+def compiled_imports(name: str) -> Iterator[str]:
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name != "build_ffi")
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
