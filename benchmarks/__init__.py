@@ -1,0 +1,1 @@
+"""Measurements and simulations: ``python -m benchmarks`` (make bench) and ``python -m benchmarks.reproduce``."""

@@ -1,0 +1,69 @@
+"""``python -m benchmarks.reproduce``: the papers' figures that can be shown on this machine, ours beside theirs.
+
+Figures of chapter II that need no kernel. Later chapters add theirs to ``FIGURES``. What needs real sockets and memory
+(Figure 2.12, times to map and evict) is measured by ``python -m benchmarks``.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from benchmarks import cluster_figure, eviction_curve, headroom_trace
+from benchmarks.cluster_figure import Scale
+from benchmarks.figure import Figure, as_text
+
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is simulated: the whole, or enough to see that it works."""
+
+    small: Scale
+    large: Scale
+    trials: int
+
+
+FULL = Effort(
+    small=Scale(machines=32, seeds=tuple(range(1, 11))), large=Scale(machines=1000, seeds=(SEED,)), trials=4000
+)
+QUICK = Effort(small=Scale(machines=32, seeds=(1, 2, 3)), large=Scale(machines=100, seeds=(SEED,)), trials=400)
+
+FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
+    "imbalance": lambda effort: cluster_figure.imbalance(effort.large.machines, seed=SEED),
+    "cluster-memory": lambda effort: cluster_figure.utilisation((effort.small, effort.large)),
+    "placement": lambda effort: cluster_figure.placement((effort.small, effort.large), skewed=effort.large),
+    "eviction-curve": lambda effort: eviction_curve.figure(trials=effort.trials, seed=SEED),
+    "headroom-trace": lambda effort: headroom_trace.figure(),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the figures that were asked for; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduce", description=__doc__)
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"which of: {', '.join(FIGURES)}; else all")
+    parser.add_argument("--quick", action="store_true", help="100 machines instead of 1,000, and fewer seeds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON, too")
+    options = parser.parse_args(arguments)
+    unknown = set(options.figures) - set(FIGURES)
+    if unknown:
+        parser.error(f"no figure called {', '.join(sorted(unknown))}")
+    made = []
+    for key in options.figures or FIGURES:
+        started_s = time.monotonic()
+        figure = FIGURES[key](QUICK if options.quick else FULL)
+        made.append(figure)
+        print(as_text(figure))
+        print(f"  ({key}: {time.monotonic() - started_s:.1f} s)\n", flush=True)
+    if options.json:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
