@@ -18,8 +18,8 @@
 #include "link.h"
 
 enum {
-	POLYNOMIAL = 0x82F63B78,	/* Castagnoli, bits reflected */
-	STREAM_BYTES = 1360,		/* a multiple of 8; three of them and two words make a page */
+	POLYNOMIAL = 0x82F63B78, /* Castagnoli, bits reflected */
+	STREAM_BYTES = 1360,	 /* a multiple of 8; three of them and two words make a page */
 	BLOCK_BYTES = 4096,
 };
 
@@ -80,8 +80,8 @@ static uint32_t copy_by_table(uint32_t crc, uint8_t *restrict dst, const uint8_t
 #define NE_HARDWARE __attribute__((target("sse4.2,pclmul")))
 
 enum {
-	SHIFT_1_STREAM = 0x79113270,	/* x^(8 * (1360 + 8) - 33) mod P, reflected */
-	SHIFT_2_STREAMS = 0x7b454cb3,	/* x^(8 * (2720 + 8) - 33) mod P, reflected */
+	SHIFT_1_STREAM = 0x79113270,  /* x^(8 * (1360 + 8) - 33) mod P, reflected */
+	SHIFT_2_STREAMS = 0x7b454cb3, /* x^(8 * (2720 + 8) - 33) mod P, reflected */
 };
 
 /* Moves crc past as many zero bytes as `shift` stands for; to be xored into the word that comes there. */
@@ -161,7 +161,7 @@ __attribute__((constructor)) static void choose(void)
 
 static const bool hardware;
 
-#define crc_by_hardware crc_by_table
+#define crc_by_hardware	 crc_by_table
 #define copy_by_hardware copy_by_table
 
 __attribute__((constructor)) static void choose(void)

@@ -32,7 +32,7 @@
 enum {
 	DIO_MAX_BYTES = 1 << 20,
 	DEPTH_MAX = 1024,
-	REAP = 32,			/* completions looked at in one go */
+	REAP = 32, /* completions looked at in one go */
 };
 
 /* io_uring refuses a fixed buffer larger than this (io_sqe_buffer_register). */
@@ -40,27 +40,27 @@ static const uint64_t FIXED_MAX_BYTES = 1ull << 30;
 
 struct slot {
 	struct ne_dio *dio;
-	void *scratch;			/* DIO_MAX_BYTES for ciphertext, or NULL without a key */
-	int32_t status;			/* of the request, while a delay runs after it */
-	uint32_t expected;		/* bytes the request must transfer */
-	bool fails;			/* answers -EIO whatever the request says (NE_FAULT_ERROR, NE_FAULT_SHORT) */
-	bool waits;			/* the request in the ring is the TIMEOUT */
+	void *scratch;	   /* DIO_MAX_BYTES for ciphertext, or NULL without a key */
+	int32_t status;	   /* of the request, while a delay runs after it */
+	uint32_t expected; /* bytes the request must transfer */
+	bool fails;	   /* answers -EIO whatever the request says (NE_FAULT_ERROR, NE_FAULT_SHORT) */
+	bool waits;	   /* the request in the ring is the TIMEOUT */
 	uint64_t delay_ns;
 	struct __kernel_timespec delay;
-	struct slot *next;		/* of the free ones */
+	struct slot *next; /* of the free ones */
 };
 
 struct ne_disk {
 	struct io_uring ring;
 	bool has_ring;
-	int fd;				/* the file, or its index when registered */
+	int fd; /* the file, or its index when registered */
 	unsigned int fd_flags;
-	struct ne_arena fixed;		/* empty when registration was refused */
+	struct ne_arena fixed; /* empty when registration was refused */
 	const struct ne_fault_rules *rules;
-	struct ne_dio *first, **last;	/* posted and without a slot */
+	struct ne_dio *first, **last; /* posted and without a slot */
 	struct slot *free;
 	uint32_t outstanding;
-	uint32_t running;		/* slots in use */
+	uint32_t running; /* slots in use */
 	uint32_t depth;
 	struct slot *slots;
 	uint8_t *scratch;
@@ -307,7 +307,7 @@ int ne_disk_poll(struct ne_disk *disk, struct ne_dio **done, int max)
 		if (got < want)
 			break;
 	}
-	ne_disk_submit(disk);	/* those that waited for a slot, and delays that have just begun */
+	ne_disk_submit(disk); /* those that waited for a slot, and delays that have just begun */
 	return count;
 }
 

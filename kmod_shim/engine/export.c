@@ -10,11 +10,11 @@
  *	                           ^ under the mark                            ^
  *
  * Revoking without a lock on the data path
- *   A thread touches slab memory only while its `mark` is odd. It makes it odd first and looks at the lease after that;
- *   revoke() closes the lease first and looks at the marks after that (both sequentially consistent), and waits for each
- *   odd mark to move. So either the thread sees the closed lease, or revoke() sees the mark. Nothing under the mark can
- *   block on the peer: every system call there carries MSG_DONTWAIT, and one round is bounded by ROUND_BYTES. A lease is
- *   looked at again for every piece of a long WRITE.
+ *   A thread touches slab memory only while its `mark` is odd. It makes it odd first and looks at the lease after
+ *   that; revoke() closes the lease first and looks at the marks after that (both sequentially consistent), and waits
+ *   for each odd mark to move. So either the thread sees the closed lease, or revoke() sees the mark. Nothing under
+ *   the mark can block on the peer: every system call there carries MSG_DONTWAIT, and one round is bounded by
+ *   ROUND_BYTES. A lease is looked at again for every piece of a long WRITE.
  *
  * Guarantees
  *   - No byte reaches a slab before the whole request header is checked: magic, bounds, lease, session, token.
@@ -43,12 +43,12 @@
 enum {
 	LEASES = 65536,
 	IN_BYTES = 256 << 10,
-	ROUND_REQUESTS = 128,		/* answers in one sendmsg() */
+	ROUND_REQUESTS = 128,		  /* answers in one sendmsg() */
 	ROUND_BYTES = NE_WIRE_LENGTH_MAX, /* READ payload in one round */
 	SPILL_BYTES = ROUND_BYTES + ROUND_REQUESTS * (int)sizeof(struct ne_wire_reply),
 	STACK_BYTES = 256 << 10,
-	SPIN_NS = 30000,		/* longest busy wait for the next request */
-	REVOKE_SPINS = 64,		/* looks at a mark before sleeping between looks */
+	SPIN_NS = 30000,   /* longest busy wait for the next request */
+	REVOKE_SPINS = 64, /* looks at a mark before sleeping between looks */
 	REVOKE_SLEEP_NS = 20000,
 };
 
@@ -56,7 +56,7 @@ struct lease {
 	uint64_t session, token;
 	uint8_t *addr;
 	uint64_t bytes;
-	_Atomic bool live;		/* the other fields hold still while this is true and until revoke() has returned */
+	_Atomic bool live; /* the other fields hold still while this is true and until revoke() has returned */
 };
 
 struct conn {
@@ -66,24 +66,24 @@ struct conn {
 	pthread_t thread;
 
 	/* What other threads look at. */
-	_Atomic uint32_t mark __attribute__((aligned(64)));	/* odd while slab memory may be touched */
+	_Atomic uint32_t mark __attribute__((aligned(64))); /* odd while slab memory may be touched */
 	_Atomic uint64_t reads, writes, read_bytes, write_bytes, refused;
 
 	/* Shared with control calls, under exp->lock. */
 	int sock;
 	bool ended;
-	uint64_t cpu_ns;		/* once ended */
+	uint64_t cpu_ns; /* once ended */
 
 	/* The thread's own. */
-	uint32_t in_from, in_to;	/* what of `in` is received and not parsed yet */
-	struct ne_wire_request write;	/* the WRITE whose payload is coming in, while write_left > 0 */
+	uint32_t in_from, in_to;      /* what of `in` is received and not parsed yet */
+	struct ne_wire_request write; /* the WRITE whose payload is coming in, while write_left > 0 */
 	uint32_t write_left;
 	uint32_t write_status;
-	bool broken;			/* the stream makes no sense any more */
-	bool backlog;			/* the round was full: `in` holds more requests */
-	uint64_t idle_ns;		/* since when there is nothing to do, or 0 */
-	uint64_t spin_ns;		/* how long looking again has paid off lately */
-	uint32_t answers, parts;	/* of this round */
+	bool broken;		 /* the stream makes no sense any more */
+	bool backlog;		 /* the round was full: `in` holds more requests */
+	uint64_t idle_ns;	 /* since when there is nothing to do, or 0 */
+	uint64_t spin_ns;	 /* how long looking again has paid off lately */
+	uint32_t answers, parts; /* of this round */
 	uint32_t round_bytes;
 	struct ne_wire_reply reply[ROUND_REQUESTS];
 	struct iovec iov[2 * ROUND_REQUESTS];
@@ -93,10 +93,10 @@ struct conn {
 
 struct ne_export {
 	struct lease *leases;
-	uint8_t *zeros;			/* NE_WIRE_LENGTH_MAX, read-only, for refused READs; all the kernel's zero page */
-	pthread_mutex_t lock;		/* conns' sock, ended and cpu_ns; never taken while serving */
-	struct conn *conns;		/* control thread only */
-	struct ne_export_stats past;	/* of connections that are gone */
+	uint8_t *zeros;		     /* NE_WIRE_LENGTH_MAX, read-only, for refused READs; all the kernel's zero page */
+	pthread_mutex_t lock;	     /* conns' sock, ended and cpu_ns; never taken while serving */
+	struct conn *conns;	     /* control thread only */
+	struct ne_export_stats past; /* of connections that are gone */
 };
 
 static uint64_t clock_ns(clockid_t clock)
@@ -513,7 +513,8 @@ void ne_export_destroy(struct ne_export *exp)
 	free(exp);
 }
 
-int ne_export_lease(struct ne_export *exp, uint32_t number, uint64_t session, uint64_t token, void *addr, uint64_t bytes)
+int ne_export_lease(struct ne_export *exp, uint32_t number, uint64_t session, uint64_t token, void *addr,
+		    uint64_t bytes)
 {
 	struct lease *lease;
 

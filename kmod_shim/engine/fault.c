@@ -26,16 +26,16 @@
 #include "link.h"
 
 enum {
-	SPOILS = 256,			/* stand-ins at once; more wait (-EAGAIN) */
-	COPIES = 8,			/* WRITEs being corrupted at once */
+	SPOILS = 256, /* stand-ins at once; more wait (-EAGAIN) */
+	COPIES = 8,   /* WRITEs being corrupted at once */
 	COPY_BYTES = NE_CLUSTER_BYTES,
 	FLIP = 0x10,
 };
 
 struct spoil {
 	struct ne_io standin;
-	struct ne_io *io;		/* the poster's; NULL when this place is free */
-	uint64_t due_ns;		/* not to be told sooner; 0 at once */
+	struct ne_io *io; /* the poster's; NULL when this place is free */
+	uint64_t due_ns;  /* not to be told sooner; 0 at once */
 	bool done, is_short, flips;
 	uint8_t *copy;
 };
@@ -50,12 +50,12 @@ struct fault {
 	struct ne_link link;
 	struct ne_link *inner;
 	struct ne_fault_rules *rules;
-	struct spoils *spoils;		/* NULL until something is spoilt */
-	uint32_t spoilt;		/* stand-ins in use */
+	struct spoils *spoils; /* NULL until something is spoilt */
+	uint32_t spoilt;       /* stand-ins in use */
 	struct ne_io *hung;
 	struct ne_io *ready, **ready_last; /* status is set; to be given back */
-	uint32_t kept;			/* on hung and ready */
-	int err;			/* negative once killed */
+	uint32_t kept;			   /* on hung and ready */
+	int err;			   /* negative once killed */
 };
 
 static struct fault *to_fault(const struct ne_link *link)
@@ -120,7 +120,7 @@ static struct spoil *to_spoil(const struct fault *fault, struct ne_io *io)
 
 	if (!from || (uintptr_t)io - from >= sizeof(fault->spoils->spoil))
 		return NULL;
-	return (struct spoil *)io;	/* its first member */
+	return (struct spoil *)io; /* its first member */
 }
 
 static struct spoil *free_spoil(struct fault *fault)

@@ -12,7 +12,7 @@
 
 struct shm {
 	struct ne_link link;
-	struct ne_io *first, **last;	/* done and not given back, oldest first */
+	struct ne_io *first, **last; /* done and not given back, oldest first */
 	uint32_t held;
 	bool dead;
 };

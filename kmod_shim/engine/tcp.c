@@ -27,9 +27,9 @@
 #include "wire.h"
 
 enum {
-	RING = 256,		/* operations outstanding; a power of two */
-	SCATTER = 64,		/* answers taken by one recvmsg() */
-	ERRNO_MAX = 4095,	/* what the kernel calls MAX_ERRNO; a larger status is nonsense */
+	RING = 256,	  /* operations outstanding; a power of two */
+	SCATTER = 64,	  /* answers taken by one recvmsg() */
+	ERRNO_MAX = 4095, /* what the kernel calls MAX_ERRNO; a larger status is nonsense */
 };
 
 struct place {
@@ -41,12 +41,12 @@ struct place {
 struct tcp {
 	struct ne_link link;
 	int sock;
-	int err;			/* negative once dead: what everything held is given back with */
+	int err; /* negative once dead: what everything held is given back with */
 	uint32_t head, sent, tail;
-	uint32_t out_bytes;		/* of the request at `sent`, header and payload, that have gone out */
-	uint32_t in_bytes;		/* of the answer at `head`, header and payload, that have come in */
-	bool blocked;			/* the socket took less than it was given */
-	uint64_t cookie;		/* of the next request; the one at `head` has cookie - (tail - head) */
+	uint32_t out_bytes; /* of the request at `sent`, header and payload, that have gone out */
+	uint32_t in_bytes;  /* of the answer at `head`, header and payload, that have come in */
+	bool blocked;	    /* the socket took less than it was given */
+	uint64_t cookie;    /* of the next request; the one at `head` has cookie - (tail - head) */
 	struct place ring[RING];
 	struct iovec iov[2 * RING];
 };
@@ -107,7 +107,8 @@ static uint32_t answer_bytes(const struct ne_io *io)
 }
 
 /* Adds what is left of a header and of the payload behind it, of which `skip` bytes are done already. */
-static int add_parts(struct iovec *iov, void *header, uint32_t header_bytes, void *payload, uint32_t total, uint32_t skip)
+static int add_parts(struct iovec *iov, void *header, uint32_t header_bytes, void *payload, uint32_t total,
+		     uint32_t skip)
 {
 	int count = 0;
 
@@ -217,7 +218,7 @@ static int receive(struct tcp *tcp, struct ne_io **done, int max, bool *drained)
 		msg.msg_iovlen += add_parts(tcp->iov + msg.msg_iovlen, &place->reply, sizeof(place->reply),
 					    place->io->buf, answer_bytes(place->io), skip);
 	}
-	if (end == tcp->head) {	/* nothing is owed: only the end of the stream can come */
+	if (end == tcp->head) { /* nothing is owed: only the end of the stream can come */
 		tcp->iov[0] = (struct iovec){&stray, 1};
 		msg.msg_iovlen = 1;
 	}
@@ -260,7 +261,7 @@ static int tcp_poll(struct ne_link *link, struct ne_io **done, int max)
 	while (!tcp->err && count < max && !drained) {
 		count += receive(tcp, done + count, max - count < SCATTER ? max - count : SCATTER, &drained);
 		if (count && tcp->head == tcp->sent)
-			break;	/* all that was owed has come */
+			break; /* all that was owed has come */
 	}
 	if (tcp->err)
 		count += give_back(tcp, done + count, max - count);
