@@ -1,0 +1,51 @@
+"""What the parts of one running device share; each field has one writer, named beside it."""
+
+import random
+from dataclasses import dataclass, field
+
+from farside.blockdev.donor_port import Donors
+from farside.blockdev.engine_port import Engine
+from farside.blockdev.slab import Activity, ActivityLaw
+from farside.blockdev.table import Table
+from farside.blockdev.task import Tasks
+from farside.clock import Clock
+from farside.config import BlockdevConfig
+from farside.kmod_shim.engine.binding import Protection
+
+PROTECTIONS = {"disk": Protection.DISK, "replica": Protection.REPLICA, "none": Protection.NONE}
+COPIES = {Protection.DISK: 1, Protection.REPLICA: 2, Protection.NONE: 1}
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """One running device. All of it belongs to the event loop's thread."""
+
+    config: BlockdevConfig
+    engine: Engine
+    table: Table
+    donors: Donors
+    clock: Clock
+    tasks: Tasks
+    rng: random.Random
+    law: ActivityLaw
+    activity: Activity  # device.py, once a second
+    slab_rates: dict[int, float] = field(default_factory=dict)  # device.py, once a second
+    wanted: set[int] = field(default_factory=set)  # clusters the engine said WANT for; mapper.py takes them out
+    deficient: set[int] = field(default_factory=set)  # commit.py: clusters that may have too few homes
+    slab_drains: set[int] = field(default_factory=set)  # recall.py: slabs the engine is emptying in this process
+    cluster_drains: set[tuple[int, int]] = field(default_factory=set)  # mapper.py: (cluster, slab) likewise
+    recalled: set[int] = field(default_factory=set)  # recall.py: slabs whose move is being planned
+
+    @property
+    def protection(self) -> Protection:
+        """What a page's second copy is."""
+        return PROTECTIONS[self.config.protection]
+
+    @property
+    def copies(self) -> int:
+        """Homes that a cluster should have."""
+        return COPIES[self.protection]
+
+    def range_of(self, cluster: int) -> int:
+        """The range that a cluster belongs to."""
+        return cluster // self.law.clusters_per_range

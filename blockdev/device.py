@@ -1,0 +1,321 @@
+"""One running device: ties activity, donors and clients' connections to the engine.
+
+How it works. The engine serves pages by itself. Here a tick a second turns its counters into an EWMA, maps what has
+become hot and gives back what is empty; its events and the donors' messages each start one errand (a task), and every
+errand ends in the table. No page ever waits for anything in this file.
+
+    tick      activity -> EWMA -> hot ranges -> extents -> cluster_map                       slab.py mapper.py leaser.py
+    engine    WANT, CLUSTER_FREE, *_DRAINED, LINK_DOWN, DONOR_SUSPECT, CONN_CLOSED ...       _EVENTS below
+    donors    MIGRATE, EVICT, CHECK_ACTIVITY, sessions lost                                  peer.py recall.py
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from farside.blockdev.commit import Committer
+from farside.blockdev.context import Context
+from farside.blockdev.engine_port import Engine
+from farside.blockdev.keyring import KeyRing
+from farside.blockdev.leaser import Leaser
+from farside.blockdev.mapper import Mapper
+from farside.blockdev.peer import PeerParts
+from farside.blockdev.peers import Peers
+from farside.blockdev.recall import Recaller
+from farside.blockdev.reconcile import reconcile
+from farside.blockdev.slab import activity_law, first_activity, next_activity, next_slab_rates
+from farside.blockdev.table import Slab, Table
+from farside.blockdev.task import Tasks
+from farside.clock import Clock
+from farside.config import BlockdevConfig
+from farside.daemon import messages as m
+from farside.errors import EngineError
+from farside.kmod_shim.engine.binding import EngineEvent, EventKind, Fault, Protection
+from farside.log import get_log
+
+TICK_S = 1.0  # the paper's period of the EWMA [infiniswap §2.4.1]
+EMPTY_SLAB_LINGER_S = 3.0  # a slab emptied by TRIM is often wanted again by the next program
+WANT_DELAY_S = 0.01  # WANT events come in crowds; one pass maps them together
+SWEEP_CLUSTERS = 64
+LEAVE_DEADLINE_S = 30.0  # to move off a donor that has left the peers file
+GIB = 1 << 30
+
+log = get_log("blockdev")
+
+
+class BlockDevice:
+    """One device over an engine; ``run`` it within its ``Tasks``.
+
+    Attributes:
+        context: What its parts share.
+        peers: Its donors.
+        offered: Set once clients may be let in.
+        rates: Page I/O a second over the last tick.
+        on_conn_closed: Called with the worker and errno when the engine has ended a client's connection.
+    """
+
+    def __init__(
+        self, *, config: BlockdevConfig, engine: Engine, table: Table, keys: KeyRing, clock: Clock, tasks: Tasks
+    ) -> None:
+        law = activity_law(
+            slab_bytes=config.slab_bytes,
+            alpha=config.ewma_alpha,
+            hot_pages_per_s_per_gib=config.hot_slab_pages_per_s_per_gib,
+            cold_pages_per_s_per_gib=config.cold_slab_pages_per_s_per_gib,
+        )
+        parts = PeerParts(config=config, keys=keys, engine=engine, table=table, clock=clock, hooks=self)
+        self.peers = Peers(parts, tasks)
+        self.context = Context(
+            config=config,
+            engine=engine,
+            table=table,
+            donors=self.peers,
+            clock=clock,
+            tasks=tasks,
+            rng=random.Random(),
+            law=law,
+            activity=first_activity(engine.activity(), law),
+        )
+        self.offered = asyncio.Event()
+        self.rates = 0.0
+        self.on_conn_closed: Callable[[int, int], None] = lambda worker, error: None
+        leaser = Leaser(self.context)
+        self._mapper = Mapper(self.context, leaser)
+        self._committer = Committer(self.context, self._mapper)
+        self._recaller = Recaller(self.context, leaser)
+        self._empty_since_s: dict[int, float] = {}
+        self._ticked_s = clock.now_s()
+        self._map_soon = asyncio.Event()
+        self._unswept: list[int] = []
+
+    # ------------------------------------------------------------------ start
+
+    def start(self) -> None:
+        """Takes up what an earlier process left, connects to donors, and starts watching. Raises ConfigError."""
+        context = self.context
+        for rule in context.config.fault:
+            self.set_fault(rule.donor, rule.kind, rule.every, rule.delay_s)
+        if context.engine.adopted:
+            context.table.counters.takeovers += 1
+            reconcile(context, self._recaller)
+            context.table.save()
+        asyncio.get_running_loop().add_reader(context.engine.event_fd, self.pump_events)
+        self.peers.start()
+        if self._committer.complete:
+            self.offered.set()
+        context.tasks.spawn(self._tick_for_ever(), name="tick")
+        context.tasks.spawn(self._map_wanted(), name="mapping")
+        self.pump_events()
+
+    async def wait_for_links(self, limit_s: float) -> None:
+        """Returns when every donor with slabs of ours is reachable again, or after ``limit_s``."""
+        waiting = [peer.linked.wait() for peer in self.peers.all() if peer.view().slabs]
+        if waiting:
+            try:
+                async with asyncio.timeout(limit_s):
+                    await asyncio.gather(*waiting)
+            except TimeoutError:
+                log.warning("some donors are not back yet; their pages come from elsewhere")
+
+    async def leave(self, limit_s: float) -> None:
+        """Gives all leases back, at the end of the device's life, within ``limit_s``."""
+        asyncio.get_running_loop().remove_reader(self.context.engine.event_fd)
+        self.context.engine.stop()
+        by_donor: dict[int, list[int]] = {}
+        for slab in self.context.table.slabs.values():
+            by_donor.setdefault(slab.donor, []).append(slab.lease)
+        goodbyes = [self._release_all(donor, leases) for donor, leases in by_donor.items()]
+        try:
+            async with asyncio.timeout(limit_s):
+                await asyncio.gather(*goodbyes, return_exceptions=True)
+        except TimeoutError:
+            log.warning("not every donor confirmed; the rest of the leases ends by expiry")
+
+    async def _release_all(self, donor: int, leases: Sequence[int]) -> None:
+        for start in range(0, len(leases), m.LEASES_MAX):
+            await self.peers.release(donor, leases[start : start + m.LEASES_MAX])
+
+    # ------------------------------------------------------------------- tick
+
+    async def _tick_for_ever(self) -> None:
+        clock = self.context.clock
+        while True:
+            await clock.sleep_until_s(self._ticked_s + TICK_S)
+            try:
+                await self.tick()
+            except EngineError as error:
+                log.error("a tick failed", reason=error)
+
+    async def tick(self) -> None:
+        """One second's work."""
+        context = self.context
+        # 1. observe
+        now_s = context.clock.now_s()
+        elapsed_s, self._ticked_s = max(0.001, now_s - self._ticked_s), now_s
+        last = context.activity
+        context.activity = next_activity(last, context.engine.activity(), context.law, elapsed_s=elapsed_s)
+        residents = {number: context.table.residents(number) for number in context.table.slabs}
+        context.slab_rates = next_slab_rates(
+            context.slab_rates, residents, context.activity, alpha=context.law.alpha, elapsed_s=elapsed_s
+        )
+        self.rates = sum(context.activity.touched.values()) / elapsed_s
+        # 2. act
+        if self._committer.needed:
+            if context.deficient:
+                await self._committer.restore()
+            if self._committer.complete:
+                self.offered.set()
+        else:
+            self._mapper.unmap_cold(last)
+            self._sweep()
+            self._map_soon.set()
+            self._give_empty_back(now_s)
+        # 3. what a lost event would leave behind
+        self.pump_events()
+
+    async def _map_wanted(self) -> None:
+        # A task of its own: leasing waits for donors, and the EWMA must not.
+        while True:
+            await self._map_soon.wait()
+            await asyncio.sleep(WANT_DELAY_S)
+            self._map_soon.clear()
+            await self._mapper.map_hot()
+
+    def _sweep(self) -> None:
+        # An overfull event ring drops CLUSTER_FREE: a few mapped clusters a second are looked at, in turn.
+        context = self.context
+        if not self._unswept:
+            self._unswept = list(context.table.mapped())
+        for cluster in self._unswept[-SWEEP_CLUSTERS:]:
+            if cluster not in context.activity.touched and context.engine.cluster_count(cluster)[0] == 0:
+                self._mapper.unmap(cluster)
+        del self._unswept[-SWEEP_CLUSTERS:]
+
+    def _give_empty_back(self, now_s: float) -> None:
+        table = self.context.table
+        empty = {s.slab for s in table.slabs.values() if not s.used and not s.draining}
+        self._empty_since_s = {number: self._empty_since_s.get(number, now_s) for number in empty}
+        for number, since_s in self._empty_since_s.items():
+            if now_s - since_s >= EMPTY_SLAB_LINGER_S:
+                log.info("slab is empty and goes back", slab=number, donor=table.node(table.slabs[number].donor))
+                self._recaller.drain(table.slabs[number], deadline_s=0.0)
+
+    # ----------------------------------------------------------------- events
+
+    def pump_events(self) -> None:
+        """Handles everything the engine has to tell."""
+        while (event := self.context.engine.event_next()) is not None:
+            handler = self._EVENTS.get(EventKind(event.kind))
+            if handler is not None:
+                handler(self, event)
+
+    def _on_want(self, event: EngineEvent) -> None:
+        if not self._committer.needed:
+            self.context.wanted.add(event.a)
+            self._map_soon.set()
+
+    def _on_cluster_free(self, event: EngineEvent) -> None:
+        self.context.wanted.discard(event.a)
+        if not self._committer.needed:
+            self._mapper.unmap(event.a)
+
+    def _on_link_down(self, event: EngineEvent) -> None:
+        self.peers.links_broke(event.a)
+
+    def _on_slab_drained(self, event: EngineEvent) -> None:
+        work = self._recaller.drained(event.a, moved_pages=event.b, dropped_pages=event.c, lost_pages=event.d)
+        self.context.tasks.spawn(work, name="slab drained")
+
+    def _on_cluster_drained(self, event: EngineEvent) -> None:
+        table = self.context.table
+        self.context.cluster_drains.discard((event.a, event.b))
+        if event.b in table.slabs and not table.slabs[event.b].draining:
+            table.give(event.a, event.b)
+            table.save()
+        if event.a in self.context.wanted:
+            self._map_soon.set()
+
+    def _on_cluster_filled(self, event: EngineEvent) -> None:
+        if event.c:
+            log.warning("a cluster's new copy is not complete", cluster=event.a, pages_missing=event.c)
+
+    def _on_conn_closed(self, event: EngineEvent) -> None:
+        self.on_conn_closed(event.a, event.b)
+
+    def _on_disk_error(self, event: EngineEvent) -> None:
+        log.error("the backup disk failed a request", errno=event.a, page=event.b)
+
+    def _on_checksum(self, event: EngineEvent) -> None:
+        source = "disk" if event.a == 0xFFFFFFFF else self.context.table.node(event.a)
+        log.error("a copy of a page was damaged and is dropped", source=source, page=event.b)
+
+    _EVENTS: ClassVar = {
+        EventKind.WANT: _on_want,
+        EventKind.CLUSTER_FREE: _on_cluster_free,
+        EventKind.LINK_DOWN: _on_link_down,
+        EventKind.DONOR_SUSPECT: _on_link_down,
+        EventKind.SLAB_DRAINED: _on_slab_drained,
+        EventKind.CLUSTER_DRAINED: _on_cluster_drained,
+        EventKind.CLUSTER_FILLED: _on_cluster_filled,
+        EventKind.CONN_CLOSED: _on_conn_closed,
+        EventKind.DISK_ERROR: _on_disk_error,
+        EventKind.CHECKSUM: _on_checksum,
+    }
+
+    # ------------------------------------------------------ what donors lead to
+
+    def recall(self, donor: int, message: m.Migrate | m.Evict) -> None:
+        """MIGRATE or EVICT. [infiniswap §2.4.4]"""
+        handle = self._recaller.migrate if isinstance(message, m.Migrate) else self._recaller.evict
+        self.context.tasks.spawn(handle(donor, message.leases, message.deadline_s), name="recall")
+
+    def lease_activity(self, donor: int, leases: Sequence[int]) -> tuple[tuple[int, float], ...]:
+        """Page I/O a second and GiB for those of the leases that we have: CHECK_ACTIVITY. [infiniswap §2.5.2]"""
+        slabs = ((lease, self.context.table.slab_by_lease(donor, lease)) for lease in leases)
+        share = self.context.config.slab_bytes / GIB
+        return tuple(
+            (lease, self.context.slab_rates.get(slab.slab, 0.0) / share) for lease, slab in slabs if slab is not None
+        )
+
+    def donor_lost(self, donor: int) -> None:
+        """A donor failed: everything it had comes from elsewhere from now on. [infiniswap §2.4.5]"""
+        self.slabs_lost(self.context.table.slabs_of(donor))
+
+    def slabs_lost(self, slabs: Sequence[Slab]) -> None:
+        """The memory of these slabs is gone."""
+        for slab in slabs:
+            slab.draining = slab.failed = True
+            if self._committer.needed:
+                self.context.deficient.update(self.context.table.residents(slab.slab))
+        self.context.table.save()
+        for slab in slabs:
+            if slab.returned:
+                self.still_held(slab)
+            else:
+                self._recaller.drain(slab, deadline_s=0.0, fail=True)
+
+    def still_held(self, slab: Slab) -> None:
+        """A slab that we have given back has not been confirmed: says it again."""
+        self.context.tasks.spawn(self._recaller.give_back(slab), name="slab returned again")
+
+    def retire(self, donor: int) -> None:
+        """A donor left the peers file: its slabs move to others."""
+        leases = [slab.lease for slab in self.context.table.slabs_of(donor)]
+        work = self._recaller.move_away(donor, leases, LEAVE_DEADLINE_S)
+        self.context.tasks.spawn(work, name="donor retired")
+
+    # ------------------------------------------------------------------ faults
+
+    def set_fault(self, donor: str, kind: str, every: int, delay_s: float) -> None:
+        """Sets a rule of the fault layer for a donor, or for the backup disk when ``donor`` is "disk"."""
+        fault, delay_us = Fault[kind.upper()], int(delay_s * 1e6)
+        if donor == "disk":
+            self.context.engine.disk_fault_set(fault, every, delay_us)
+        else:
+            self.context.engine.fault_set(self.context.table.donor(donor).donor, fault, every, delay_us)
+
+    @property
+    def has_disk(self) -> bool:
+        """True when a page's second copy is the backup disk."""
+        return self.context.protection is Protection.DISK

@@ -1,0 +1,77 @@
+"""Connects to a donor's control listener, for a control or a data connection."""
+
+import asyncio
+import secrets
+import socket
+from typing import Any
+
+from farside.blockdev.peerfile import parse_endpoint
+from farside.daemon.channel import Channel
+from farside.daemon.messages import NONCE_BYTES, Feature, Welcome
+from farside.daemon.protocol import Connection, Side
+
+
+async def connect(endpoint: str) -> socket.socket:
+    """A connected, non-blocking stream socket. Raises OSError; the caller bounds the time."""
+    target = parse_endpoint(endpoint)
+    loop = asyncio.get_running_loop()
+    if isinstance(target, str):
+        return await _connect(socket.AF_UNIX, target)
+    host, port = target
+    last: OSError = OSError(f"{host} has no address")
+    for family, _, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            return await _connect(family, address)
+        except OSError as error:
+            last = error
+    raise last
+
+
+async def _connect(family: int, address: tuple[Any, ...] | str) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        if family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A donor whose machine has vanished sends no reset; the deadline is quicker, this ends idle connections.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        await asyncio.get_running_loop().sock_connect(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def make_channel(sock: socket.socket, *, keys: tuple[bytes, ...], node: str, features: Feature) -> Channel:
+    """The borrower's side of the control protocol on a connected socket."""
+    connection = Connection(
+        side=Side.BORROWER, keys=keys, nonce=secrets.token_bytes(NONCE_BYTES), node=node, features=features
+    )
+    return Channel(sock, connection)
+
+
+async def open_data(
+    endpoint: str, *, keys: tuple[bytes, ...], node: str, session: int, worker: int, epoch: int
+) -> socket.socket:
+    """An authenticated data connection of a session, as a blocking socket that stands at the first byte of wire.h.
+
+    Raises:
+        OSError, PeerError, RemoteProtocolError: it can't be had.
+    """
+    channel = make_channel(await connect(endpoint), keys=keys, node=node, features=Feature.NONE)
+    try:
+        await channel.open(role="data", session=session, worker=worker, epoch=epoch)
+        return await channel.hand_over()
+    finally:
+        channel.close()
+
+
+async def open_control(
+    endpoint: str, *, keys: tuple[bytes, ...], node: str, session: int, features: Feature
+) -> tuple[Channel, Welcome]:
+    """A control connection, new or of an earlier session. Raises as ``open_data``."""
+    channel = make_channel(await connect(endpoint), keys=keys, node=node, features=features)
+    try:
+        return channel, await channel.open(session=session)
+    except BaseException:
+        channel.close()
+        raise

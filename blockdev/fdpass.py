@@ -1,0 +1,53 @@
+"""Messages with file descriptors between the supervisor and the server process, over a SOCK_SEQPACKET socketpair.
+
+One message is one JSON object with ``op``, and at most one descriptor:
+
+    supervisor -> server   fd name + descriptor ("state", "control", "listen:0", "conn:3"); adopt; stop; drain; quit
+    server -> supervisor   loaded; ready; conn worker + descriptor; forget worker; replace; clients count
+"""
+
+import array
+import json
+import socket
+from dataclasses import dataclass
+
+MESSAGE_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message; ``fd`` is -1 without a descriptor, else the receiver's to close."""
+
+    op: str
+    name: str = ""
+    number: int = 0
+    fd: int = -1
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """The two ends."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+
+
+def send(end: socket.socket, op: str, *, name: str = "", number: int = 0, fd: int = -1) -> None:
+    """Sends one message; ``fd`` stays the caller's. Raises OSError when the other side is gone."""
+    data = json.dumps({"op": op, "name": name, "number": number}).encode()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
+    end.sendmsg([data], rights, socket.MSG_NOSIGNAL)
+
+
+def receive(end: socket.socket) -> Message | None:
+    """The next message, or None when the other side has ended. Raises BlockingIOError where there is none yet."""
+    room = socket.CMSG_SPACE(array.array("i").itemsize)
+    try:
+        data, ancillary, _, _ = end.recvmsg(MESSAGE_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return None
+    if not data:
+        return None
+    fd = -1
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fd = array.array("i", payload[:4])[0]
+    fields = json.loads(data)
+    return Message(op=fields["op"], name=fields["name"], number=fields["number"], fd=fd)

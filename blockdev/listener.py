@@ -1,0 +1,204 @@
+"""Lets NBD clients in: accepts, negotiates within a deadline, and hands the socket to a free worker of the engine.
+
+How it works. The handshake runs on the loop with exact reads, so not a byte of the transmission phase is taken from the
+socket. A worker is reserved before the client is told yes. Between the yes and ``conn_attach`` the supervisor gets a
+duplicate of the socket, so that from the first request on a killed process loses no connection.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from farside.blockdev.engine_port import Engine
+from farside.blockdev.handshake import Export, Handshake, Next, Step
+from farside.errors import EngineError
+from farside.log import get_log
+
+HANDSHAKE_LIMIT_S = 10.0
+HANDSHAKES_MAX = 64  # at once; who comes then waits in the listen queue
+
+log = get_log("blockdev.clients")
+
+
+class Clients:
+    """The workers of one device and who is connected to them.
+
+    Attributes:
+        taken: Workers with a client, or one that is about to come.
+        closing: No one is let in any more.
+    """
+
+    def __init__(
+        self, engine: Engine, workers: int, *, hold: Callable[[int, int], None], forget: Callable[[int], None]
+    ) -> None:
+        """``hold(worker, fd)`` and ``forget(worker)`` tell the supervisor."""
+        self._engine = engine
+        self._workers = workers
+        self._hold = hold
+        self._forget = forget
+        self._emptied = asyncio.Event()
+        self.taken: set[int] = set()
+        self.closing = False
+
+    def reserve(self) -> int | None:
+        """A free worker, taken from now on, or None."""
+        free = next((w for w in range(self._workers) if w not in self.taken), None)
+        if free is not None:
+            self.taken.add(free)
+        return free
+
+    def give_up(self, worker: int) -> None:
+        """The reserved worker is not needed after all."""
+        self.taken.discard(worker)
+        if not self.taken:
+            self._emptied.set()
+
+    def attach(self, worker: int, sock: socket.socket) -> None:
+        """Serves a client that stands at its first request. Owns the socket from here on."""
+        sock.setblocking(True)
+        self._hold(worker, sock.fileno())
+        self.resume(worker, sock.detach())
+
+    def resume(self, worker: int, fd: int) -> None:
+        """Serves a client, where its connection stopped if the state says so. Owns ``fd``."""
+        self.taken.add(worker)
+        try:
+            self._engine.conn_attach(worker, fd)
+        except EngineError as error:
+            log.error("a client can't be served", worker=worker, reason=error)
+            os.close(fd)
+            self.closed(worker, error.errno)
+
+    def closed(self, worker: int, error: int) -> None:
+        """The engine has ended this worker's connection."""
+        log.info("client left", worker=worker, errno=error)
+        self._forget(worker)
+        self.give_up(worker)
+
+    async def wait_until_none(self) -> None:
+        """Returns when no client is connected."""
+        while self.taken:
+            self._emptied.clear()
+            await self._emptied.wait()
+
+
+class Listener:
+    """The listening sockets of one device."""
+
+    def __init__(self, export: Export, clients: Clients) -> None:
+        self._export = export
+        self._clients = clients
+        self._room = asyncio.Semaphore(HANDSHAKES_MAX)
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Accepts on one listening socket until cancelled."""
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._room.acquire()
+                try:
+                    client, _ = await loop.sock_accept(sock)
+                except OSError as error:
+                    # Out of descriptors, or the client has gone already: the next may do.
+                    self._room.release()
+                    log.warning("accept failed", reason=error)
+                    await asyncio.sleep(0.1)
+                    continue
+                group.create_task(self._welcome(client))
+
+    async def _welcome(self, sock: socket.socket) -> None:
+        try:
+            await self.negotiate(sock)
+        finally:
+            self._room.release()
+
+    async def negotiate(self, sock: socket.socket) -> int | None:
+        """Runs one handshake; returns the worker that serves the client now, or None. Owns the socket."""
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        worker: int | None = None
+        try:
+            async with asyncio.timeout(HANDSHAKE_LIMIT_S):
+                worker = await self._converse(sock)
+            if worker is not None:
+                self._clients.attach(worker, sock)
+                log.info("client connected", worker=worker)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            log.info("a handshake failed", reason=str(error) or type(error).__name__)
+        finally:
+            sock.close()  # harmless after attach, which detaches it
+        return worker
+
+    async def _converse(self, sock: socket.socket) -> int | None:
+        loop = asyncio.get_running_loop()
+        sock.setblocking(False)
+        handshake = Handshake(self._export)
+        worker: int | None = None
+        try:
+            await loop.sock_sendall(sock, handshake.greeting())
+            while True:
+                step = handshake.receive(await _read_exactly(sock, handshake.needed()))
+                if step.next is Next.ASKED:
+                    worker = None if self._clients.closing else self._clients.reserve()
+                    step = handshake.accept() if worker is not None else self._refusal(handshake)
+                await loop.sock_sendall(sock, step.send)
+                if step.next is Next.TRANSMIT:
+                    kept, worker = worker, None
+                    return kept
+                if step.next is Next.CLOSE:
+                    log.info("a client was turned away", reason=step.reason)
+                    return None
+        finally:
+            if worker is not None:
+                self._clients.give_up(worker)
+
+    def _refusal(self, handshake: Handshake) -> Step:
+        if self._clients.closing:
+            return handshake.refuse("the device is being shut down", shutting_down=True)
+        log.warning("a client was refused: all workers are taken; raise `workers`")
+        return handshake.refuse("all connections of this device are taken")
+
+
+async def _read_exactly(sock: socket.socket, count: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = bytearray()
+    while len(data) < count:
+        part = await loop.sock_recv(sock, count - len(data))
+        if not part:
+            raise asyncio.IncompleteReadError(bytes(data), count)
+        data += part
+    return bytes(data)
+
+
+def open_listener(endpoint: str | tuple[str, int]) -> socket.socket:
+    """A listening socket on a unix path or a TCP address. Raises OSError; a stale unix socket is removed first."""
+    if isinstance(endpoint, tuple):
+        family = socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    else:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        _clear_stale(endpoint)
+    try:
+        sock.bind(endpoint)
+        if isinstance(endpoint, str):
+            os.chmod(endpoint, 0o600)  # whoever may connect may read everybody's swapped memory
+        sock.listen(128)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _clear_stale(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+        except OSError:
+            pass  # not there, or no socket: bind() says what is wrong

@@ -1,0 +1,129 @@
+"""Gives clusters their extents: hot ones as they come (disk), all of them before the device is offered (replica, none).
+
+How it works. ``place`` packs clusters into free extents, leases a slab where there is none, and packs again. Only one
+``place`` runs at a time, so that two of them never lease for the same clusters. Within it, packing and telling the
+engine happen without a wait in between, so extents that change hands meanwhile are seen.
+"""
+
+import asyncio
+import errno
+from collections.abc import Iterable, Mapping, Sequence
+
+from farside.blockdev.context import Context
+from farside.blockdev.leaser import Leaser
+from farside.blockdev.slab import Activity, Assignment, cold_ranges, pack, wanting_clusters
+from farside.errors import EngineError
+from farside.log import get_log
+
+log = get_log("blockdev.mapper")
+
+_NOBODY: Mapping[int, frozenset[int]] = {}
+
+
+def apply_assignments(context: Context, assignments: Sequence[Assignment]) -> tuple[Assignment, ...]:
+    """Tells table and engine about extents that clusters get; returns those that the engine took.
+
+    A cluster that is being drained (EBUSY) or has three homes already (ENOSPC) is left for a later tick.
+    """
+    if not assignments:
+        return ()
+    context.table.take(assignments)
+    context.table.save()
+    mapped = []
+    for a in assignments:
+        try:
+            context.engine.cluster_map(a.cluster, a.slab, a.extent)
+        except EngineError as error:
+            if error.errno not in (errno.EBUSY, errno.ENOSPC):
+                log.error("a cluster can't be mapped", cluster=a.cluster, slab=a.slab, reason=error)
+            context.table.give(a.cluster, a.slab)
+            continue
+        mapped.append(a)
+    return tuple(mapped)
+
+
+def start_cluster_drain(context: Context, cluster: int, slab: int) -> None:
+    """Has the engine empty a cluster's home on a slab; CLUSTER_DRAINED frees the extent.
+
+    Never twice: the second job would empty what may have been mapped there since.
+    """
+    if (cluster, slab) in context.cluster_drains:
+        return
+    try:
+        context.engine.cluster_drain(cluster, slab)
+    except EngineError as error:
+        log.warning("a cluster can't be unmapped", cluster=cluster, slab=slab, reason=error)
+        return
+    context.cluster_drains.add((cluster, slab))
+
+
+class Mapper:
+    """The placing of clusters for one device."""
+
+    def __init__(self, context: Context, leaser: Leaser) -> None:
+        self._context = context
+        self._leaser = leaser
+        self._one_at_a_time = asyncio.Lock()
+
+    async def map_hot(self) -> None:
+        """Gives hot clusters without a home an extent. [infiniswap §2.4.1]"""
+        context = self._context
+        mapped = set(context.table.mapped())  # those being emptied included
+        context.wanted -= mapped
+        wanting = wanting_clusters(context.activity, context.law, wanted=context.wanted, mapped=mapped)
+        if wanting and not self._one_at_a_time.locked():
+            done = await self.place(wanting)
+            context.wanted.difference_update(a.cluster for a in done)
+
+    def unmap_cold(self, last: Activity) -> None:
+        """Takes the extents of ranges that have just turned cold, where a ColdSlab threshold is set."""
+        context, size = self._context, self._context.law.clusters_per_range
+        for number in cold_ranges(last, context.activity) if context.law.cold_pages_per_s > 0 else ():
+            for cluster in range(number * size, (number + 1) * size):
+                self.unmap(cluster)
+
+    def unmap(self, cluster: int) -> None:
+        """Starts taking the cluster's extents back; they are free after CLUSTER_DRAINED."""
+        for slab in self._context.table.live_homes(cluster):
+            start_cluster_drain(self._context, cluster, slab.slab)
+
+    async def place(
+        self, clusters: Sequence[int], *, banned: Mapping[int, frozenset[int]] = _NOBODY
+    ) -> tuple[Assignment, ...]:
+        """Gives each cluster one more home, leasing slabs as needed; returns what was done.
+
+        ``banned``: donors that a cluster must not go to. Clusters that nobody has room for are left out.
+        """
+        async with self._one_at_a_time:
+            done: list[Assignment] = []
+            # A range at a time keeps packing linear, and gives a range its own slab.
+            for chunk in _by_range(clusters, self._context):
+                done += await self._place_chunk(chunk, banned)
+            return tuple(done)
+
+    async def _place_chunk(self, chunk: Sequence[int], banned: Mapping[int, frozenset[int]]) -> list[Assignment]:
+        done: list[Assignment] = []
+        left = list(chunk)
+        while left:
+            packing = pack(
+                left,
+                self._context.table.open_views(),
+                clusters_per_range=self._context.law.clusters_per_range,
+                banned_donors=banned,
+            )
+            done += apply_assignments(self._context, packing.assigned)
+            if not packing.homeless:
+                break
+            first = packing.homeless[0]
+            ban = banned.get(first, frozenset())
+            slab = await self._leaser.lease_slab(home_range=self._context.range_of(first), banned=ban)
+            # Nobody has room for this one: the same holds for all that bar the same donors.
+            left = [c for c in packing.homeless if slab is not None or banned.get(c, frozenset()) != ban]
+        return done
+
+
+def _by_range(clusters: Iterable[int], context: Context) -> Iterable[list[int]]:
+    chunks: dict[int, list[int]] = {}
+    for cluster in clusters:
+        chunks.setdefault(context.range_of(cluster), []).append(cluster)
+    return chunks.values()

@@ -1,0 +1,157 @@
+"""Prometheus metrics of a borrower, collected when they are asked for.
+
+Served from the event loop and not by prometheus_client's own thread: a device is called from one thread only, and a
+thread would have to be waited for while a successor stands ready.
+"""
+
+import asyncio
+from collections import Counter as Tally
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from farside.blockdev.peer import PeerState
+from farside.blockdev.status import Reporter, slab_state
+from farside.errors import ConfigError
+from farside.kmod_shim.engine.binding import EngineStats
+
+SCRAPE_LIMIT_S = 10.0
+REQUEST_BYTES_MAX = 16384
+
+# Name in the engine's statistics -> (metric, label value): one family for each kind of thing counted.
+_PAGES_IN = ("remote", "replica", "disk", "pending", "zero")
+_PAGES_OUT = ("remote", "replica", "disk", "zero")
+_REQUESTS = ("read", "write", "flush", "trim", "zero", "other")
+_PLAIN = {
+    "requests_error": "Requests answered with an error.",
+    "pages_lost": "Reads answered with an error because no copy of the page was left.",
+    "pages_moved": "Pages copied from donor to donor.",
+    "checksum_errors": "Copies of pages found damaged and dropped.",
+    "disk_errors": "Requests that the backup disk failed.",
+    "link_errors": "Data connections to donors that broke.",
+    "reads_hedged": "Reads asked of a second copy because the first was slow.",
+    "reads_retried": "Reads asked of another copy because the first failed.",
+    "writes_round": "Writes that went round a donor that was suspect.",
+    "writes_fenced": "Writes dropped because their connection was dead.",
+    "waits_pending": "Requests that found the disk's queue full.",
+}
+_EVENTS = {
+    "evictions": "Slabs that donors wanted back at once.",
+    "migrations": "Slabs that donors wanted back with time to move.",
+    "migrated_pages": "Pages of recalled slabs that are on other donors now.",
+    "dropped_pages": "Pages of recalled slabs left to disk or replica.",
+    "failovers": "Donors declared failed.",
+    "takeovers": "Server processes that took the device over.",
+    "slabs_leased": "Slabs leased.",
+    "slabs_returned": "Slabs given back.",
+}
+
+
+class DeviceCollector(Collector):
+    """The families of one device."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: names are the same at each scrape, and registering must not need a device."""
+        yield from ()
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, from one reading of the engine's counters."""
+        stats = self._reporter.stats()
+        yield from engine_families(stats)
+        yield from self._device_families()
+
+    def _device_families(self) -> Iterator[Metric]:
+        device = self._reporter.device
+        table = device.context.table
+        yield GaugeMetricFamily(
+            "farside_blockdev_size_bytes", "Size of the device.", value=device.context.config.size_bytes
+        )  # fmt: skip
+        yield GaugeMetricFamily("farside_blockdev_connections", "Clients now.", value=self._reporter.connections)
+        pending = GaugeMetricFamily("farside_blockdev_pending_bytes", "Payload that waits for the disk now.")
+        pending.add_metric([], device.context.engine.pending_bytes())
+        yield pending
+        slabs = GaugeMetricFamily(
+            "farside_blockdev_slabs", "Leased slabs by donor and state.", labels=["donor", "state"]
+        )
+        tally = Tally((table.node(slab.donor), slab_state(slab)) for slab in tuple(table.slabs.values()))
+        for (donor, state), count in sorted(tally.items()):
+            slabs.add_metric([donor, state], count)
+        yield slabs
+        donors = GaugeMetricFamily("farside_blockdev_donors", "Donors by state.", labels=["state"])
+        states = Tally(peer.state for peer in device.peers.all())
+        for state in PeerState:
+            donors.add_metric([state.value], states[state])
+        yield donors
+        counters = asdict(table.counters)
+        for name, text in _EVENTS.items():
+            yield CounterMetricFamily(f"farside_blockdev_{name}", text, value=counters[name])
+
+
+def engine_families(stats: EngineStats) -> Iterator[Metric]:
+    """The families that come from the engine alone."""
+    values = asdict(stats)
+    for name, help_text, label, places in (
+        ("pages_in", "Pages read, by where they came from.", "source", _PAGES_IN),
+        ("pages_out", "Pages written, by where they went.", "target", _PAGES_OUT),
+        ("requests", "Requests by kind.", "kind", _REQUESTS),
+    ):
+        family = CounterMetricFamily(f"farside_blockdev_{name}", help_text, labels=[label])
+        for place in places:
+            family.add_metric([place], values[f"{name}_{place}"])
+        yield family
+    for name, text in _PLAIN.items():
+        yield CounterMetricFamily(f"farside_blockdev_{name}", text, value=values[name])
+    for kind in ("read", "write"):
+        yield _histogram(kind, values[f"latency_{kind}"])
+    longest = GaugeMetricFamily("farside_blockdev_longest_request_seconds", "The longest request so far.")
+    longest.add_metric([], stats.longest_request_ns / 1e9)
+    yield longest
+
+
+def _histogram(kind: str, buckets: tuple[int, ...]) -> HistogramMetricFamily:
+    # Bucket i counts [2^i, 2^(i+1)) ns. The sum is not measured; the middle of each bucket stands for it.
+    total, seconds = 0, 0.0
+    bounds: list[tuple[str, float]] = []
+    for i, count in enumerate(buckets):
+        total += count
+        seconds += count * 1.5 * 2**i / 1e9
+        if i >= 9:  # below a microsecond nothing is told apart
+            bounds.append((repr(2 ** (i + 1) / 1e9), total))
+    bounds.append(("+Inf", total))
+    return HistogramMetricFamily(
+        f"farside_blockdev_{kind}_latency_seconds",
+        f"From a {kind} request parsed to its answer queued.",
+        buckets=bounds,
+        sum_value=seconds,
+    )
+
+
+async def serve_metrics(address: str, reporter: Reporter) -> asyncio.Server:
+    """Serves the metrics on HOST:PORT from the event loop, until the server is closed. Raises ConfigError."""
+    registry = CollectorRegistry()
+    registry.register(DeviceCollector(reporter))
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(SCRAPE_LIMIT_S):
+                await reader.readuntil(b"\r\n\r\n")
+                body = generate_latest(registry)
+                head = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(body)}\r\n"
+                writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+                await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # not a scraper, or one that has gone
+        finally:
+            writer.close()
+
+    host, _, port = address.rpartition(":")
+    try:
+        return await asyncio.start_server(answer, host.strip("[]"), int(port), limit=REQUEST_BYTES_MAX)
+    except OSError as error:
+        raise ConfigError(f"metrics_listen {address}: {error.strerror}") from error

@@ -1,0 +1,62 @@
+"""What the engine is told of the settings, and the memory files that a device lives in."""
+
+import os
+
+from farside.blockdev.context import PROTECTIONS
+from farside.blockdev.handshake import Export
+from farside.blockdev.state import control_bytes
+from farside.config import BlockdevConfig
+from farside.errors import ConfigError, EngineError
+from farside.kmod_shim.engine.binding import CLUSTER_BYTES, Device, Params
+
+FLUSH_WAIT_MS = 5000  # a write that finds pending full; half of the kernel's request timeout (10 s) that we advise
+NEVER_US = 0xFFFFFFFF
+
+
+def engine_params(config: BlockdevConfig) -> Params:
+    """The engine's parameters."""
+    return Params(
+        size_bytes=config.size_bytes,
+        slab_bytes=config.slab_bytes,
+        pending_bytes=config.pending_bytes,
+        workers=config.workers,
+        protection=PROTECTIONS[config.protection],
+        deadline_ms=max(1, int(config.deadline_s * 1000)),
+        hedge_us=int(config.hedge_s * 1e6) if config.hedge_s > 0 else NEVER_US,
+        spin_us=config.spin_us,
+        flush_wait_ms=FLUSH_WAIT_MS,
+        encrypt_disk=int(config.encrypt_disk and config.protection == "disk"),
+    )
+
+
+def make_memory(config: BlockdevConfig) -> dict[str, int]:
+    """New, empty memory files for one device: "state" is the engine's, "control" is ours.
+
+    Raises:
+        ConfigError: the engine does not take these settings, or there is no memory for them.
+    """
+    fds: dict[str, int] = {}
+    try:
+        sizes = {"state": Device.state_bytes(engine_params(config)), "control": control_bytes(config.size_bytes)}
+        for name, size_bytes in sizes.items():
+            fds[name] = os.memfd_create(f"farside-{config.name}-{name}", os.MFD_CLOEXEC)
+            os.truncate(fds[name], size_bytes)
+    except (EngineError, OSError) as error:
+        for fd in fds.values():
+            os.close(fd)
+        raise ConfigError(f"no device of these settings: {error}") from error
+    return fds
+
+
+def export_of(config: BlockdevConfig) -> Export:
+    """What NBD clients are offered."""
+    return Export(
+        name=config.name,
+        description=f"Farside remote memory, {config.protection} behind it",
+        size_bytes=config.size_bytes,
+    )
+
+
+def extents_per_slab(config: BlockdevConfig) -> int:
+    """Clusters that fit in one slab."""
+    return config.slab_bytes // CLUSTER_BYTES

@@ -1,0 +1,479 @@
+"""One donor: its control session, its data connections, and whether it can be relied on.
+
+How it works. ``run`` is a loop of sessions. Each opens the control connection, resumes the leases of before, gives the
+engine a data connection for each worker, and then serves: answers and notices are read, KEEPALIVE is sent, and broken
+data connections are replaced, all of them together and under a higher epoch, so that the donor fences what the old ones
+may still carry. Any fault ends the session and opens the next.
+
+    DOWN -> UP <-> SUSPECT -> FAILED -> DOWN
+            without a session for grace_s ^     ^ when no slab of it is left
+
+A donor that refuses our session (it was restarted) fails at once: its memory is gone. FAILED means that its slabs are
+emptied without being read and its leases never used again; it may then come back as a new donor.
+"""
+
+import asyncio
+import enum
+import os
+import random
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from farside.blockdev.dial import open_control, open_data
+from farside.blockdev.donor_port import Grant
+from farside.blockdev.engine_port import Engine
+from farside.blockdev.keyring import KeyRing
+from farside.blockdev.peerfile import PeerAddress
+from farside.blockdev.placement import DonorView
+from farside.blockdev.table import Slab, Table
+from farside.clock import Clock
+from farside.config import BlockdevConfig
+from farside.daemon import messages as m
+from farside.daemon.channel import Channel
+from farside.daemon.protocol import PeerClosed, Received
+from farside.errors import EngineError, LocalProtocolError, PeerError, RemoteProtocolError
+from farside.kmod_shim.engine.binding import MOVER, DonorState
+from farside.log import get_log
+
+RETRY_MIN_S = 0.05
+RETRY_MAX_S = 1.0
+SETTLE_S = 1.0  # a session that held so long was a good one
+KEEPALIVE_MAX_S = 2.0  # seldom enough to cost nothing, often enough for a status that people look at
+ASKS_MAX = 32  # half of what the protocol allows in flight
+
+log = get_log("blockdev.peer")
+
+
+class PeerState(enum.StrEnum):
+    """What a donor is to us."""
+
+    DOWN = "down"  # no session, and no slab of ours is there
+    UP = "up"
+    SUSPECT = "suspect"  # owes an answer, or lost its connections: writes go round it
+    FAILED = "failed"  # given up; what it had is being dropped
+
+
+class PeerHooks(Protocol):
+    """What a donor's messages and faults lead to; ``device.py`` has them."""
+
+    def recall(self, donor: int, message: m.Migrate | m.Evict) -> None:
+        """The donor wants slabs back."""
+
+    def lease_activity(self, donor: int, leases: Sequence[int]) -> tuple[tuple[int, float], ...]:
+        """(lease, pages a second and GiB) for those that we have."""
+        ...
+
+    def donor_lost(self, donor: int) -> None:
+        """The donor is given up."""
+
+    def slabs_lost(self, slabs: Sequence[Slab]) -> None:
+        """The donor is there and does not have these any more."""
+
+    def still_held(self, slab: Slab) -> None:
+        """The donor has not heard that this slab is its own again."""
+
+    def retire(self, donor: int) -> None:
+        """The donor has left the peers file."""
+
+    def pump_events(self) -> None:
+        """Handles what the engine has told so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerParts:
+    """What every peer shares."""
+
+    config: BlockdevConfig
+    keys: KeyRing
+    engine: Engine
+    table: Table
+    clock: Clock
+    hooks: PeerHooks
+
+
+class Peer:
+    """One donor of the peers file.
+
+    Attributes:
+        state: What it is to us now.
+        figures: Its last FREE_MEM, None before the first.
+        retired: It left the peers file; nothing new is leased from it.
+    """
+
+    def __init__(self, parts: PeerParts, address: PeerAddress) -> None:
+        self.address = address
+        self.state = PeerState.DOWN
+        self.figures: m.FreeMem | None = None
+        self.retired = False
+        self.task: asyncio.Task[None] | None = None  # peers.py's
+        self.reason = "not connected yet"
+        self.linked = asyncio.Event()  # its pages can be reached
+        self._parts = parts
+        self._record = parts.table.donor(address.node)
+        self._channel: Channel | None = None
+        self._expiry_s = 0.0
+        self._waiting: dict[int, asyncio.Future[tuple[m.Message, tuple[int, ...]]]] = {}
+        self._asks = asyncio.Semaphore(ASKS_MAX)
+        self._relink = asyncio.Event()
+        self._breaks_on = False  # its data connections broke again and again for all of grace_s
+        self._remapped: set[tuple[int, int]] = set()  # (slab, token) whose memory the engine has in this process
+
+    @property
+    def donor(self) -> int:
+        """Its number in engine and table."""
+        return self._record.donor
+
+    @property
+    def transport(self) -> str:
+        """``shm`` or ``tcp``: how its pages travel."""
+        is_local = self.address.control.startswith("unix:")
+        return "shm" if is_local and self._parts.config.transport in ("auto", "shm") else "tcp"
+
+    def view(self) -> DonorView:
+        """The donor as the placement sees it."""
+        figures = self.figures
+        return DonorView(
+            donor=self.donor,
+            slabs=len(self._parts.table.slabs_of(self.donor)),
+            free_slabs=figures.free_slabs if figures else 0,
+            used_bytes=figures.used_bytes if figures else 0,
+            total_bytes=figures.total_bytes if figures else 1,
+            usable=self.state is PeerState.UP and not self.retired,
+        )
+
+    # ---------------------------------------------------------------- requests
+
+    async def ask(self, message: m.Message, *, limit_s: float | None = None) -> m.Message:
+        """The donor's answer to a request. Raises PeerError: it refused, is gone, or is late."""
+        answer, fds = await self._ask(message, limit_s)
+        for fd in fds:
+            os.close(fd)
+        return answer
+
+    async def query(self) -> DonorView | None:
+        """Its figures now, or None when it does not say within the deadline. [infiniswap §2.4.2]"""
+        try:
+            answer = await self.ask(m.QueryMem(device=self._parts.config.name))
+        except PeerError:
+            return None
+        assert isinstance(answer, m.FreeMem)
+        self.figures = answer
+        return self.view()
+
+    async def lease(self) -> Grant:
+        """One slab. Raises PeerError."""
+        # A donor without a prepared slab must zero one first: that is no reason to suspect it.
+        request = m.Map(device=self._parts.config.name, count=1)
+        answer, fds = await self._ask(request, self._parts.config.grace_s)
+        assert isinstance(answer, m.MrInfo)
+        if len(answer.leases) != 1:
+            raise PeerError("granted no slab", code=m.ErrorCode.NO_MEMORY)
+        lease = answer.leases[0]
+        if fds:
+            self._remapped.add((-1, lease.token))
+        return Grant(lease=lease.lease, token=lease.token, epoch=lease.epoch, memfd=fds[0] if fds else -1)
+
+    async def release(self, leases: Iterable[int]) -> None:
+        """Gives leases back. Raises PeerError; a lease that the donor does not know counts as given back."""
+        try:
+            await self.ask(m.Release(leases=tuple(leases)))
+        except PeerError as error:
+            if error.code != m.ErrorCode.NO_LEASE:
+                raise
+
+    async def done(self, lease: int, *, moved_pages: int, dropped_pages: int) -> None:
+        """Says that a recalled slab is free. Raises PeerError as ``release``."""
+        try:
+            await self.ask(m.Done(lease=lease, moved_pages=moved_pages, dropped_pages=dropped_pages))
+        except PeerError as error:
+            if error.code != m.ErrorCode.NO_LEASE:
+                raise
+
+    def links_broke(self) -> None:
+        """Called for LINK_DOWN and DONOR_SUSPECT: all data connections are replaced."""
+        if self.state is PeerState.UP:
+            self.state = PeerState.SUSPECT
+        self._relink.set()
+
+    async def _ask(self, message: m.Message, limit_s: float | None) -> tuple[m.Message, tuple[int, ...]]:
+        limit_s = self._parts.config.deadline_s if limit_s is None else limit_s
+        async with self._asks:
+            channel = self._channel
+            if channel is None:
+                raise PeerError(f"not connected: {self.reason}")
+            try:
+                seq = channel.ask(message)
+            except LocalProtocolError as error:
+                raise PeerError(str(error)) from error
+            future = self._waiting[seq] = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(limit_s):
+                    answer, fds = await future
+            except TimeoutError as error:
+                raise PeerError(f"no answer to {type(message).__name__} within {limit_s:g} s") from error
+            finally:
+                self._waiting.pop(seq, None)
+        if isinstance(answer, m.Error):
+            raise PeerError(answer.message, code=answer.code)
+        return answer, fds
+
+    # ---------------------------------------------------------------- sessions
+
+    async def run(self) -> None:
+        """Keeps a session with this donor until cancelled."""
+        clock, config = self._parts.clock, self._parts.config
+        retry_s = RETRY_MIN_S
+        if self._record.session == 0 and self._parts.table.slabs_of(self.donor):
+            await self._fail()  # the process before us had just given it up
+        lost_s = clock.now_s()
+        while True:
+            began_s = clock.now_s()
+            try:
+                await self._session()
+            except* (PeerError, RemoteProtocolError, EngineError, OSError, TimeoutError) as group:
+                self._note_lost(group)
+            if clock.now_s() - began_s >= SETTLE_S + config.deadline_s:
+                retry_s, lost_s = RETRY_MIN_S, clock.now_s()
+            has_slabs = bool(self._parts.table.slabs_of(self.donor))
+            is_hopeless = self._record.session == 0 or self._breaks_on
+            if has_slabs and (is_hopeless or clock.now_s() - lost_s >= config.grace_s):
+                await self._fail()
+                lost_s = clock.now_s()
+            elif not has_slabs:
+                self.state, lost_s = PeerState.DOWN, clock.now_s()
+            await clock.sleep_until_s(clock.now_s() + retry_s * random.uniform(0.75, 1.25))
+            retry_s = min(RETRY_MAX_S, 2 * retry_s)
+
+    def _note_lost(self, group: BaseExceptionGroup[BaseException]) -> None:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        reason = str(error) or type(error).__name__
+        if reason != self.reason:
+            log.warning("no session with a donor", donor=self.address.node, reason=reason)
+        self.reason = reason
+        if isinstance(error, PeerError) and error.code == m.ErrorCode.SESSION:
+            self._record.session = 0  # it was restarted, or we were silent too long: what it had of ours is gone
+            self._parts.table.save()
+        if self._parts.table.slabs_of(self.donor):
+            self.state = PeerState.SUSPECT
+            self._set_engine_state(DonorState.SUSPECT)
+
+    async def _session(self) -> None:
+        parts, record = self._parts, self._record
+        features = m.Feature.MIGRATE | (m.Feature.SHM if self.transport == "shm" else m.Feature.NONE)
+        async with asyncio.timeout(parts.config.deadline_s):
+            channel, welcome = await open_control(
+                self.address.control, keys=parts.keys.current(), node=node_name(parts.config), session=record.session,
+                features=features,
+            )  # fmt: skip
+        try:
+            self._check(channel, welcome)
+            if record.session not in (0, welcome.session):
+                raise PeerError("the donor gave another session than ours", code=m.ErrorCode.SESSION)
+            record.session, self._expiry_s = welcome.session, welcome.lease_expiry_s
+            parts.table.save()
+            self._channel = channel
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._read(channel))
+                await self._resume()
+                await self._link()
+                group.create_task(self._keep_alive())
+                group.create_task(self._keep_links())
+        finally:
+            self._channel = None
+            self.linked.clear()
+            channel.close()
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(PeerError("connection lost"))
+
+    def _check(self, channel: Channel, welcome: m.Welcome) -> None:
+        reply = channel.connection.reply
+        assert reply is not None
+        if reply.node != self.address.node:
+            raise PeerError(f"the donor there calls itself {reply.node}; correct the peers file")
+        if welcome.slab_bytes != self._parts.config.slab_bytes:
+            ours = self._parts.config.slab_bytes
+            raise PeerError(f"the donor's slabs have {welcome.slab_bytes} bytes, ours {ours}; make them the same")
+        if self.transport == "shm" and m.Feature.SHM not in channel.connection.features:
+            raise PeerError("the donor does not pass memory by descriptor")
+
+    async def _resume(self) -> None:
+        """Asks which leases of before still stand; what does not is lost."""
+        parts = self._parts
+        slabs = [slab for slab in parts.table.slabs_of(self.donor) if not slab.failed]
+        held: dict[tuple[int, int], int] = {}
+        for start in range(0, len(slabs), m.LEASES_MAX):
+            leases = tuple((slab.lease, slab.token) for slab in slabs[start : start + m.LEASES_MAX])
+            request = m.Resume(device=parts.config.name, leases=leases)
+            answer, fds = await self._ask(request, parts.config.grace_s)
+            assert isinstance(answer, m.MrInfo)
+            for number, lease in enumerate(answer.leases):
+                held[lease.lease, lease.token] = fds[number] if fds else -1
+        lost = []
+        for slab in slabs:
+            memfd = held.get((slab.lease, slab.token))
+            if memfd is None:
+                lost.append(slab)
+            elif slab.returned:
+                self._close(memfd)
+                parts.hooks.still_held(slab)
+            else:
+                self._remap(slab, memfd)
+        if lost:
+            parts.hooks.slabs_lost(lost)
+
+    def _remap(self, slab: Slab, memfd: int) -> None:
+        key = (-1, slab.token)
+        if memfd < 0 or key in self._remapped:
+            self._close(memfd)
+            return
+        try:
+            self._parts.engine.slab_remap(slab.slab, memfd)
+        except EngineError:
+            self._close(memfd)
+            raise
+        self._remapped.add(key)
+
+    def _close(self, fd: int) -> None:
+        if fd >= 0:
+            os.close(fd)
+
+    async def _link(self) -> None:
+        """Gives every worker a new connection to the donor, older ones being fenced by it."""
+        parts = self._parts
+        if self.transport == "shm":
+            self._relink.clear()
+            parts.engine.link_attach_shm(self.donor)
+        else:
+            workers = (*range(parts.config.workers), MOVER)
+            self._record.epoch += 1
+            parts.table.save()
+            async with asyncio.timeout(parts.config.deadline_s):
+                socks = await self._open_all(workers)
+            # Old connections died by the fence while the new ones were made: what they say about it is old news.
+            parts.hooks.pump_events()
+            self._relink.clear()
+            for worker, sock in zip(workers, socks, strict=True):
+                self._attach(worker, sock)
+        self._set_engine_state(DonorState.UP)
+        self.state, self.reason = PeerState.UP, ""
+        self.linked.set()
+        log.info("donor is up", donor=self.address.node, transport=self.transport, epoch=self._record.epoch)
+
+    async def _open_all(self, workers: Sequence[int]) -> list[socket.socket]:
+        parts = self._parts
+        opening = [
+            asyncio.ensure_future(
+                open_data(
+                    self.address.control, keys=parts.keys.current(), node=node_name(parts.config),
+                    session=self._record.session, worker=worker, epoch=self._record.epoch,
+                )
+            )
+            for worker in workers
+        ]  # fmt: skip
+        try:
+            return await asyncio.gather(*opening)
+        except BaseException:
+            for future in opening:
+                future.cancel()
+            for result in await asyncio.gather(*opening, return_exceptions=True):
+                if isinstance(result, socket.socket):
+                    result.close()
+            raise
+
+    def _attach(self, worker: int, sock: socket.socket) -> None:
+        fd = sock.detach()
+        try:
+            self._parts.engine.link_attach_tcp(self.donor, worker, fd)
+        except EngineError:
+            os.close(fd)
+            raise
+
+    def _set_engine_state(self, state: DonorState) -> None:
+        self._parts.engine.donor_set(self.donor, state)
+
+    async def _fail(self) -> None:
+        """Gives the donor up, and returns when nothing of it is left."""
+        parts = self._parts
+        self.state = PeerState.FAILED
+        self._record.session, self._breaks_on = 0, False
+        parts.table.counters.failovers += 1
+        parts.table.save()
+        self._set_engine_state(DonorState.FAILED)
+        log.error("donor failed", donor=self.address.node, reason=self.reason)
+        parts.hooks.donor_lost(self.donor)
+        while parts.table.slabs_of(self.donor):
+            await parts.clock.sleep_until_s(parts.clock.now_s() + RETRY_MIN_S)
+        self._set_engine_state(DonorState.NONE)
+        self.state = PeerState.DOWN
+
+    # ------------------------------------------------------- while it is there
+
+    async def _read(self, channel: Channel) -> None:
+        while True:
+            event = await channel.next_event()
+            if isinstance(event, PeerClosed):
+                raise PeerError("the donor closed the connection")
+            assert isinstance(event, Received)
+            self._take(channel, event.seq, event.message)
+
+    def _take(self, channel: Channel, seq: int, message: m.Message) -> None:
+        fds: tuple[int, ...] = ()
+        if isinstance(message, m.MrInfo) and self.transport == "shm":
+            fds = channel.take_fds(len(message.leases))
+        match message:
+            case m.CheckActivity(leases=leases):
+                channel.answer(seq, m.Activity(activity=self._parts.hooks.lease_activity(self.donor, leases)))
+            case m.Migrate() | m.Evict():
+                self._parts.hooks.recall(self.donor, message)
+            case m.Error() if seq == 0:
+                raise PeerError(f"the donor ended the connection: {message.message}", code=message.code)
+            case _:
+                self._settle(channel, seq, message, fds)
+
+    def _settle(self, channel: Channel, seq: int, message: m.Message, fds: tuple[int, ...]) -> None:
+        future = self._waiting.get(seq)
+        if future is not None and not future.done():
+            future.set_result((message, fds))
+            return
+        for fd in fds:
+            os.close(fd)
+        # A lease that came too late for who wanted it would stay with us for ever.
+        known = {slab.lease for slab in self._parts.table.slabs_of(self.donor)}
+        if isinstance(message, m.MrInfo) and (late := [x.lease for x in message.leases if x.lease not in known]):
+            channel.ask(m.Release(leases=tuple(late)))
+
+    async def _keep_alive(self) -> None:
+        clock = self._parts.clock
+        period_s = min(self._expiry_s / 4, KEEPALIVE_MAX_S)
+        while True:
+            answer = await self.ask(m.KeepAlive())
+            assert isinstance(answer, m.FreeMem)
+            self.figures = answer
+            await clock.sleep_until_s(clock.now_s() + period_s)
+
+    async def _keep_links(self) -> None:
+        clock = self._parts.clock
+        pause_s = RETRY_MIN_S
+        broke_s = clock.now_s()
+        while True:
+            began_s = clock.now_s()
+            await self._relink.wait()
+            if clock.now_s() - began_s > SETTLE_S:
+                pause_s, broke_s = RETRY_MIN_S, clock.now_s()
+            if clock.now_s() - broke_s > self._parts.config.grace_s:
+                self._breaks_on = True
+                raise PeerError("its data connections keep breaking")
+            log.warning("replacing a donor's data connections", donor=self.address.node)
+            await clock.sleep_until_s(clock.now_s() + pause_s)
+            pause_s = min(RETRY_MAX_S, 2 * pause_s)
+            await self._link()
+
+
+def node_name(config: BlockdevConfig) -> str:
+    """The name by which donors know this machine."""
+    return config.node or socket.gethostname()

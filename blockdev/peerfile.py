@@ -1,0 +1,71 @@
+"""The peers file: which donors there are and where their control listeners are.
+
+[[donor]]
+node = "d1"
+control = "tcp:10.0.0.1:7001"        # or "unix:/run/farside/donor.sock"
+"""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from farside.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerAddress:
+    """One donor: its node name, and its control listener, ``tcp:HOST:PORT`` or ``unix:PATH``."""
+
+    node: str
+    control: str
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    donor: list[PeerAddress] = []
+
+
+def parse_peers(text: str, name: str) -> tuple[PeerAddress, ...]:
+    """The donors that a peers file's text names; ``name`` stands in error messages.
+
+    Raises:
+        ConfigError: it is no TOML, has unknown keys, names a node twice, or an address of another kind.
+    """
+    try:
+        peers = msgspec.convert(tomllib.loads(text), type=_File).donor
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"peers file {name}: {error}") from error
+    nodes = [peer.node for peer in peers]
+    for peer in peers:
+        if nodes.count(peer.node) > 1:
+            raise ConfigError(f"peers file {name}: node {peer.node!r} is named twice")
+        parse_endpoint(peer.control)
+    return tuple(peers)
+
+
+def read_peers(path: Path) -> tuple[PeerAddress, ...]:
+    """The donors of a peers file. Raises ConfigError as ``parse_peers``, and when it can't be read."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError(f"peers file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"peers file {path}: not UTF-8") from error
+    return parse_peers(text, str(path))
+
+
+def parse_endpoint(text: str) -> str | tuple[str, int]:
+    """The path of ``unix:PATH``, or host and port of ``tcp:HOST:PORT`` (an IPv6 host may stand in brackets).
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    kind, _, rest = text.partition(":")
+    if kind == "unix" and rest:
+        return rest
+    host, _, port = rest.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if kind == "tcp" and host and port.isdecimal() and 0 <= int(port) < 65536:
+        return host, int(port)
+    raise ConfigError(f"{text!r} is no endpoint", hint="write tcp:HOST:PORT or unix:PATH")

@@ -1,0 +1,122 @@
+"""All donors of the peers file: follows the file, and answers for ``donor_port.Donors``."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from farside.blockdev.donor_port import Grant
+from farside.blockdev.peer import Peer, PeerParts, PeerState
+from farside.blockdev.peerfile import PeerAddress, read_peers
+from farside.blockdev.placement import DonorView
+from farside.blockdev.task import Tasks
+from farside.errors import ConfigError, PeerError
+from farside.log import get_log
+
+WATCH_PERIOD_S = 1.0
+
+log = get_log("blockdev.peers")
+
+
+class Peers:
+    """The donors of one device. Implements ``Donors``."""
+
+    def __init__(self, parts: PeerParts, tasks: Tasks) -> None:
+        self._parts = parts
+        self._tasks = tasks
+        self._peers: dict[str, Peer] = {}
+        self._seen: tuple[int, int, int] | None = None
+
+    def start(self) -> None:
+        """Reads the peers file for the first time, and follows it from now on. Raises ConfigError."""
+        self._seen = _stamp(self._parts.config.peers_file)
+        self._apply(read_peers(self._parts.config.peers_file))
+        self._tasks.spawn(self._watch(), name="peers file")
+
+    def all(self) -> tuple[Peer, ...]:
+        """Every donor, those that have left the file and still have slabs of ours included."""
+        return tuple(self._peers.values())
+
+    def get(self, donor: int) -> Peer:
+        """The donor of this number. Raises PeerError when it has left."""
+        for peer in self._peers.values():
+            if peer.donor == donor:
+                return peer
+        raise PeerError("the donor is not in the peers file")
+
+    # ------------------------------------------------------------ donor_port
+
+    def views(self) -> tuple[DonorView, ...]:
+        """Every donor with the figures it gave last."""
+        return tuple(peer.view() for peer in self._peers.values())
+
+    async def ask(self, donor: int) -> DonorView | None:
+        """QUERY_MEM to one donor."""
+        return await self.get(donor).query()
+
+    async def lease(self, donor: int) -> Grant:
+        """MAP to one donor."""
+        return await self.get(donor).lease()
+
+    async def release(self, donor: int, leases: Iterable[int]) -> None:
+        """RELEASE to one donor."""
+        await self.get(donor).release(leases)
+
+    async def done(self, donor: int, lease: int, *, moved_pages: int, dropped_pages: int) -> None:
+        """DONE to one donor."""
+        await self.get(donor).done(lease, moved_pages=moved_pages, dropped_pages=dropped_pages)
+
+    def links_broke(self, donor: int) -> None:
+        """LINK_DOWN or DONOR_SUSPECT of one donor."""
+        for peer in self._peers.values():
+            if peer.donor == donor:
+                peer.links_broke()
+
+    # ------------------------------------------------------------------ file
+
+    async def _watch(self) -> None:
+        clock, path = self._parts.clock, self._parts.config.peers_file
+        while True:
+            await clock.sleep_until_s(clock.now_s() + WATCH_PERIOD_S)
+            self._forget_retired()
+            stamp = _stamp(path)
+            if stamp is None or stamp == self._seen:
+                continue
+            self._seen = stamp
+            try:
+                self._apply(read_peers(path))
+            except ConfigError as error:
+                log.error("the peers file was not taken, the donors of before stay", reason=error)
+
+    def _apply(self, addresses: tuple[PeerAddress, ...]) -> None:
+        named = {address.node: address for address in addresses}
+        for record in self._parts.table.donors():
+            orphans = [slab for slab in self._parts.table.slabs_of(record.donor) if not slab.failed]
+            if orphans and record.node not in named and record.node not in self._peers:
+                log.warning("a donor with slabs of this device is not in the peers file", donor=record.node)
+                self._parts.hooks.slabs_lost(orphans)
+        for node, peer in self._peers.items():
+            if node not in named and not peer.retired:
+                log.info("donor left the peers file; its slabs move away", donor=node)
+                peer.retired = True
+                self._parts.hooks.retire(peer.donor)
+        for address in named.values():
+            old = self._peers.get(address.node)
+            if old is not None:
+                old.retired, old.address = False, address
+                continue
+            peer = self._peers[address.node] = Peer(self._parts, address)
+            peer.task = self._tasks.spawn(peer.run(), name=f"donor {address.node}")
+
+    def _forget_retired(self) -> None:
+        for node, peer in list(self._peers.items()):
+            if peer.retired and peer.state in (PeerState.DOWN, PeerState.UP) and not peer.view().slabs:
+                if peer.task is not None:
+                    peer.task.cancel()
+                del self._peers[node]
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -1,0 +1,187 @@
+"""A donor wants slabs back: their clusters move to other donors while there is time, the rest falls to disk or replica.
+
+How it works. MIGRATE: mark the slabs as draining, plan with the extents there are, lease more where that is not enough,
+tell the engine the new homes, then let it drain the slab until the deadline. EVICT: the deadline is too short to ask
+anybody; with a disk the slab is drained at once. SLAB_DRAINED comes back to ``drained`` in any case, and the donor
+hears DONE. [infiniswap §2.4.4; ours moves first, see docs/papers.md]
+"""
+
+from collections.abc import Sequence
+
+from farside.blockdev.context import Context
+from farside.blockdev.leaser import Leaser
+from farside.blockdev.mapper import apply_assignments
+from farside.blockdev.migration import Plan, Recall, Resident, plan_recall
+from farside.blockdev.table import Slab
+from farside.errors import EngineError, PeerError
+from farside.kmod_shim.engine.binding import Protection
+from farside.log import get_log
+
+# Of the donor's deadline: the rest is for the last copies to land, on donors or disk, and for DONE to travel.
+DEADLINE_SHARE = 0.8
+
+log = get_log("blockdev.recall")
+
+
+class Recaller:
+    """Empties slabs and gives them back."""
+
+    def __init__(self, context: Context, leaser: Leaser) -> None:
+        self._context = context
+        self._leaser = leaser
+
+    async def migrate(self, donor: int, leases: Sequence[int], deadline_s: float) -> None:
+        """MIGRATE from a donor: answers each lease with DONE by the deadline, as far as it can."""
+        slabs = await self._start(donor, leases)
+        self._context.table.counters.migrations += len(slabs)
+        await self._move_and_drain(donor, slabs, deadline_s)
+
+    async def evict(self, donor: int, leases: Sequence[int], deadline_s: float) -> None:
+        """EVICT from a donor: drops the slabs to disk at once; without a disk their pages move as in ``migrate``."""
+        slabs = await self._start(donor, leases)
+        self._context.table.counters.evictions += len(slabs)
+        if self._context.protection is Protection.DISK:
+            for slab in slabs:
+                self.drain(slab, deadline_s=0.0)
+        else:
+            await self._move_and_drain(donor, slabs, deadline_s)
+
+    async def move_away(self, donor: int, leases: Sequence[int], deadline_s: float) -> None:
+        """Leaves a donor of our own accord; it hears RELEASE for each slab."""
+        slabs = [s for s in (self._context.table.slab_by_lease(donor, lease) for lease in leases) if s is not None]
+        for slab in slabs:
+            slab.draining = True
+        self._context.table.save()
+        await self._move_and_drain(donor, [slab for slab in slabs if not slab.returned], deadline_s)
+
+    async def _start(self, donor: int, leases: Sequence[int]) -> list[Slab]:
+        table = self._context.table
+        slabs = []
+        for lease in leases:
+            slab = table.slab_by_lease(donor, lease)
+            if slab is None or slab.returned:
+                await self._say_done(donor, lease, moved_pages=0, dropped_pages=0)
+                continue
+            slab.draining = slab.told = True
+            slabs.append(slab)
+        table.save()
+        return slabs
+
+    async def _move_and_drain(self, donor: int, slabs: Sequence[Slab], deadline_s: float) -> None:
+        clock = self._context.clock
+        end_s = clock.now_s() + deadline_s * DEADLINE_SHARE
+        numbers = {slab.slab for slab in slabs}
+        self._context.recalled |= numbers
+        try:
+            await self._map_elsewhere(donor, frozenset(numbers), end_s)
+        finally:
+            self._context.recalled -= numbers
+        for slab in slabs:
+            self.drain(slab, deadline_s=max(0.0, end_s - clock.now_s()))
+
+    async def _map_elsewhere(self, donor: int, numbers: frozenset[int], end_s: float) -> None:
+        context = self._context
+        while (left_s := end_s - context.clock.now_s()) > 0:
+            recall = Recall(donor=donor, slabs=numbers, deadline_s=left_s, residents=self._residents(numbers))
+            plan = plan_recall(recall, context.table.open_views(), clusters_per_range=context.law.clusters_per_range)
+            apply_assignments(context, plan.moves)
+            log.info("recall planned", donor=context.table.node(donor), plan=_summary(plan))
+            if not plan.wanting:
+                return
+            first = plan.wanting[0]
+            banned = self._other_donors(first, numbers) | {donor}
+            if await self._leaser.lease_slab(home_range=context.range_of(first), banned=banned) is None:
+                return
+
+    def _residents(self, numbers: frozenset[int]) -> tuple[Resident, ...]:
+        context = self._context
+        return tuple(
+            Resident(
+                cluster=cluster,
+                slab=number,
+                live_pages=context.engine.cluster_count(cluster)[1],
+                activity=context.activity.rates[context.range_of(cluster)],
+                other_donors=self._other_donors(cluster, numbers),
+            )
+            for number in sorted(numbers & context.table.slabs.keys())
+            for cluster in context.table.residents(number)
+            if len(context.table.live_homes(cluster)) < context.copies
+        )
+
+    def _other_donors(self, cluster: int, numbers: frozenset[int]) -> frozenset[int]:
+        table = self._context.table
+        return frozenset(table.slabs[n].donor for n in table.homes(cluster) if n not in numbers)
+
+    def drain(self, slab: Slab, *, deadline_s: float, fail: bool = False) -> None:
+        """Starts emptying a slab; ends with ``drained``. Nothing happens when it is being emptied already.
+
+        Never twice in one process: the second job would empty the lease that has the number next.
+        """
+        slab.draining, slab.failed = True, slab.failed or fail
+        if slab.slab in self._context.slab_drains:
+            return
+        try:
+            self._context.engine.slab_drain(slab.slab, int(deadline_s * 1000), slab.failed)
+        except EngineError as error:
+            log.error("a slab can't be drained", slab=slab.slab, reason=error)
+            return
+        self._context.slab_drains.add(slab.slab)
+
+    async def drained(self, number: int, *, moved_pages: int, dropped_pages: int, lost_pages: int) -> None:
+        """After SLAB_DRAINED: forgets the slab and gives it back to its donor."""
+        context, table = self._context, self._context.table
+        context.slab_drains.discard(number)
+        slab = table.slabs.get(number)
+        if slab is None or slab.returned:
+            return
+        table.counters.migrated_pages += moved_pages
+        table.counters.dropped_pages += dropped_pages
+        table.counters.lost_pages += lost_pages
+        if lost_pages:
+            log.error("pages are lost, no other copy was left", slab=number, pages=lost_pages)
+        context.deficient.update(table.residents(number) if context.protection is not Protection.DISK else ())
+        context.engine.slab_remove(number)
+        table.strip(number)
+        slab.returned = True
+        table.save()
+        await self.give_back(slab, moved_pages=moved_pages, dropped_pages=dropped_pages)
+
+    async def give_back(self, slab: Slab, *, moved_pages: int = 0, dropped_pages: int = 0) -> None:
+        """Tells the donor that it has its slab back, then forgets it; without an answer it stays for later."""
+        if slab.told:
+            is_told = await self._say_done(
+                slab.donor, slab.lease, moved_pages=moved_pages, dropped_pages=dropped_pages
+            )  # fmt: skip
+        else:
+            is_told = await self._say_release(slab)
+        # A lost donor takes its slab back by expiry.
+        if (is_told or slab.failed) and slab.slab in self._context.table.slabs:
+            self._context.table.drop_slab(slab.slab)
+            self._context.table.save()
+
+    async def _say_done(self, donor: int, lease: int, *, moved_pages: int, dropped_pages: int) -> bool:
+        try:
+            await self._context.donors.done(donor, lease, moved_pages=moved_pages, dropped_pages=dropped_pages)
+        except PeerError as error:
+            log.info("DONE did not get through", lease=lease, donor=self._context.table.node(donor), reason=error)
+            return False
+        return True
+
+    async def _say_release(self, slab: Slab) -> bool:
+        try:
+            await self._context.donors.release(slab.donor, (slab.lease,))
+        except PeerError as error:
+            log.info(
+                "RELEASE did not get through",
+                lease=slab.lease,
+                donor=self._context.table.node(slab.donor),
+                reason=error,
+            )
+            return False
+        return True
+
+
+def _summary(plan: Plan) -> str:
+    reasons = sorted({fall.why.value for fall in plan.falls})
+    why = f" ({'; '.join(reasons)})" if reasons else ""
+    return f"{len(plan.moves)} clusters move, {len(plan.falls)} do not{why}"

@@ -1,0 +1,51 @@
+"""After a takeover: makes table and engine agree, and goes on with what the last process had begun.
+
+The table was always saved before the engine was told, and what comes free was saved after the engine had said so; so
+everything the engine holds is in the table, and each difference below has one reason.
+"""
+
+from farside.blockdev.context import Context
+from farside.blockdev.mapper import start_cluster_drain
+from farside.blockdev.recall import Recaller
+from farside.blockdev.table import FREE, Slab
+from farside.errors import EngineError
+from farside.kmod_shim.engine.binding import SlabState
+from farside.log import get_log
+
+log = get_log("blockdev.reconcile")
+
+
+def reconcile(context: Context, recaller: Recaller) -> None:
+    """Compares all slabs and their clusters with the engine's; drops, frees or resumes what differs."""
+    for slab in tuple(context.table.slabs.values()):
+        state = _engine_state(context, slab)
+        if state is SlabState.NONE:
+            # Leased and not yet added, or removed and not yet confirmed: the donor is told when it is back.
+            context.table.strip(slab.slab)
+            slab.draining = slab.returned = True
+            continue
+        if slab.draining or state is not SlabState.LIVE:
+            recaller.drain(slab, deadline_s=0.0)
+        else:
+            _reconcile_clusters(context, slab)
+    log.info("took the device over", slabs=len(context.table.slabs), takeovers=context.table.counters.takeovers)
+
+
+def _engine_state(context: Context, slab: Slab) -> SlabState:
+    try:
+        info = context.engine.slab_get(slab.slab)
+    except EngineError:
+        return SlabState.NONE
+    # A number used again for another lease: the engine's slab is the old one and has gone before.
+    return SlabState(info.state) if info.token == slab.token else SlabState.NONE
+
+
+def _reconcile_clusters(context: Context, slab: Slab) -> None:
+    for extent, cluster in enumerate(slab.clusters):
+        if cluster == FREE:
+            continue
+        homes = [h for h in context.engine.cluster_get(cluster) if (h.slab, h.extent) == (slab.slab, extent)]
+        if not homes:
+            context.table.give(cluster, slab.slab)  # taken and not told, or drained and not saved
+        elif not homes[0].writable:
+            start_cluster_drain(context, cluster, slab.slab)

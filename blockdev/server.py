@@ -1,0 +1,237 @@
+"""The server process: one engine, its donors and its clients, over descriptors that the supervisor hands in.
+
+How it works. It starts, imports everything, says "loaded" and waits. With "adopt" it has all descriptors, takes the
+device up where an earlier process left it, reaches the donors first and the clients' sockets then, and says "ready".
+From "stop" on it touches nothing any more; it lives on until "quit" only to answer who asked for the replacement.
+The signals of a terminal or service manager are the supervisor's: here they are ignored.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
+
+import msgspec
+
+from farside import admin
+from farside.blockdev import fdpass
+from farside.blockdev.device import BlockDevice
+from farside.blockdev.keyring import KeyRing
+from farside.blockdev.listener import Clients, Listener
+from farside.blockdev.metrics import serve_metrics
+from farside.blockdev.params import engine_params, export_of, extents_per_slab
+from farside.blockdev.state import StateFile
+from farside.blockdev.status import Reporter
+from farside.blockdev.table import Table
+from farside.blockdev.task import Tasks
+from farside.clock import RealClock
+from farside.config import BlockdevConfig
+from farside.errors import FarsideError, Unavailable
+from farside.kmod_shim.engine.binding import Device
+from farside.log import get_log, start_logging
+
+RELEASE_LIMIT_S = 2.0  # for donors to hear that their slabs are free
+RELEASE_NOW_LIMIT_S = 0.8
+REPLACE_LIMIT_S = 12.0
+
+log = get_log("blockdev.server")
+
+
+def decode_config(data: bytes) -> BlockdevConfig:
+    """The settings as ``main.py`` put them into a memory file."""
+    return msgspec.json.decode(data, type=BlockdevConfig, dec_hook=lambda kind, value: kind(value))
+
+
+class Server:
+    """One server process's life."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._fds: dict[str, int] = {}
+        self._adopt = asyncio.Event()
+        self._leave = asyncio.Event()  # drain, now, stop or the supervisor's death: what is meant stands in _how
+        self._how = ""
+        self._now = asyncio.Event()
+        self._quit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    # ---------------------------------------------------------------- messages
+
+    def _on_readable(self) -> None:
+        while True:
+            try:
+                message = fdpass.receive(self._end)
+            except BlockingIOError:
+                return
+            if message is None:
+                self._on_orphaned()
+                return
+            self._on_message(message)
+
+    def _on_message(self, message: fdpass.Message) -> None:
+        match message.op:
+            case "fd":
+                self._fds[message.name] = message.fd
+            case "adopt":
+                self._adopt.set()
+            case "stop" | "drain" | "now":
+                self._how = self._how or message.op
+                self._leave.set()
+                if message.op == "now":
+                    self._now.set()
+            case "quit" if not self._quit.done():
+                self._quit.set_result(message.number)
+
+    def _on_orphaned(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._end.fileno())
+        if not self._adopt.is_set():
+            os._exit(1)  # nothing was taken up yet
+        log.error("the supervisor is gone: serving on until the last client leaves")
+        self._how = self._how or "drain"
+        self._leave.set()
+        if not self._quit.done():
+            self._quit.set_result(0)
+
+    def _tell(self, op: str, *, number: int = 0, fd: int = -1) -> None:
+        with suppress(OSError):  # an orphan has nobody to tell
+            fdpass.send(self._end, op, number=number, fd=fd)
+
+    # -------------------------------------------------------------------- life
+
+    async def run(self) -> int:
+        """Serves until told to end; returns the exit code."""
+        self._end.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._end.fileno(), self._on_readable)
+        self._tell("loaded")
+        await _first(self._adopt, self._leave)
+        if not self._adopt.is_set():
+            return 0
+        config = decode_config(os.pread(self._fds["config"], 1 << 20, 0))
+        start_logging(config.log_level)
+        try:
+            await self._serve(config)
+        except FarsideError as error:
+            log.error("the server can't go on", reason=error)
+            return error.exit_code
+        if self._how == "stop":
+            self._tell("stopped")
+            await self._quit
+            await asyncio.sleep(0.05)  # the answer to who asked for this leaves the socket
+        return 0
+
+    async def _serve(self, config: BlockdevConfig) -> None:
+        engine = Device(engine_params(config), self._fds["state"], self._fds.get("disk", -1))
+        async with AsyncExitStack() as stack:
+            stack.callback(engine.destroy)
+            table = Table(StateFile(self._fds["control"]), extents=extents_per_slab(config))
+            keys = KeyRing(config.key_file)
+            tasks = await stack.enter_async_context(Tasks())
+            device = BlockDevice(
+                config=config, engine=engine, table=table, keys=keys, clock=RealClock(), tasks=tasks
+            )  # fmt: skip
+            clients = Clients(
+                engine,
+                config.workers,
+                hold=lambda worker, fd: self._tell("conn", number=worker, fd=fd),
+                forget=lambda worker: self._tell("forget", number=worker),
+            )
+            device.on_conn_closed = clients.closed
+            device.start()
+            await self._resume_clients(device, clients)
+            reporter = Reporter(device, clients, engine)
+            await self._open_doors(config, device, clients, reporter, stack, tasks)
+            self._tell("ready")
+            await self._until_left(device, clients)
+
+    async def _resume_clients(self, device: BlockDevice, clients: Clients) -> None:
+        """Serves the clients of before again, once their pages can be reached."""
+        held = {int(name.removeprefix("conn:")): fd for name, fd in self._fds.items() if name.startswith("conn:")}
+        config, engine = device.context.config, device.context.engine
+        if engine.adopted:
+            # With a disk most pages have a second place; without one a read must not come before its donor is back.
+            await device.wait_for_links(config.deadline_s if device.has_disk else config.grace_s)
+        for worker in range(config.workers):
+            if worker in held:
+                clients.resume(worker, held[worker])
+            elif engine.conn_is_unfinished(worker):
+                engine.conn_forget(worker)
+
+    async def _open_doors(
+        self,
+        config: BlockdevConfig,
+        device: BlockDevice,
+        clients: Clients,
+        reporter: Reporter,
+        stack: AsyncExitStack,
+        tasks: Tasks,
+    ) -> None:
+        handlers: Mapping[str, admin.Handler] = {
+            "status": reporter.status,
+            "fault": reporter.fault,
+            "replace": self._replace,
+        }
+        await stack.enter_async_context(await admin.serve(config.admin_socket, handlers))
+        if config.metrics_listen:
+            await stack.enter_async_context(await serve_metrics(config.metrics_listen, reporter))
+        leaving = asyncio.ensure_future(self._leave.wait())
+        offered = asyncio.ensure_future(device.offered.wait())
+        await asyncio.wait((leaving, offered), return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+        offered.cancel()
+        listener = Listener(export_of(config), clients)
+        for name, fd in self._fds.items():
+            if name.startswith("listen:") and device.offered.is_set():
+                sock = socket.socket(fileno=fd)
+                stack.callback(sock.detach)
+                tasks.spawn(listener.serve(sock), name=name)
+
+    async def _until_left(self, device: BlockDevice, clients: Clients) -> None:
+        await self._leave.wait()
+        if self._how == "stop":
+            device.context.table.save()
+            device.context.engine.stop()
+            return
+        clients.closing = True
+        if clients.taken and not self._now.is_set():
+            log.info("waiting for clients to leave", clients=len(clients.taken))
+        none_left = asyncio.ensure_future(clients.wait_until_none())
+        now = asyncio.ensure_future(self._now.wait())
+        await asyncio.wait((none_left, now), return_when=asyncio.FIRST_COMPLETED)
+        none_left.cancel()
+        now.cancel()
+        await device.leave(RELEASE_NOW_LIMIT_S if self._now.is_set() else RELEASE_LIMIT_S)
+
+    async def _replace(self, _: Mapping[str, object]) -> object:
+        """Admin: has this process replaced, and answers when the next one serves."""
+        self._tell("replace")
+        try:
+            async with asyncio.timeout(REPLACE_LIMIT_S):
+                return {"server_pid": await asyncio.shield(self._quit)}
+        except TimeoutError as error:
+            raise Unavailable("the replacement did not start; the old server goes on, see its log") from error
+
+
+async def _first(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+
+
+def main() -> None:
+    """Entry of the process: ``python -m farside.blockdev.server FD`` with FD the end of a socketpair."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    end = socket.socket(fileno=int(sys.argv[1]))
+    os.set_inheritable(end.fileno(), False)
+
+    async def live() -> int:
+        return await Server(end).run()
+
+    sys.exit(asyncio.run(live()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Which parts of the device are busy enough for remote memory, and which extent each cluster gets: pure.
+
+How it works. A range is a fixed region of the device as large as a slab, the unit that the paper's EWMA is kept for. A
+cluster (2 MiB) is what is placed; an extent (2 MiB of a leased slab) is where. Once a second the engine's cumulative
+counters become a rate per range; a range that crosses HotSlab gets extents for those of its clusters that are used, not
+for all of it. [infiniswap §2.4.1; ours maps clusters, because Linux spreads the first pages it swaps over the whole
+device, so that whole slabs would all go hot at 3 % fill. See docs/papers.md]
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+CLUSTER_BYTES = 2 << 20
+GIB = 1 << 30
+HOT_FLOOR_PAGES_PER_S = 1.0  # below it a single burst of five pages would lease a small slab
+
+
+class RangeState(Enum):
+    """Heat of a range; it keeps its state between the two thresholds."""
+
+    COLD = "cold"
+    HOT = "hot"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityLaw:
+    """Parameters of the EWMA and its thresholds, in page I/O a second for one range."""
+
+    clusters_per_range: int
+    alpha: float = 0.2
+    hot_pages_per_s: float
+    cold_pages_per_s: float = 0.0  # 0: a range never turns cold by itself, as in the paper's own implementation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What is remembered between two seconds: the last counters, a rate and a state for each range."""
+
+    counters: Sequence[int]
+    rates: tuple[float, ...]
+    states: tuple[RangeState, ...]
+    touched: Mapping[int, int] = field(default_factory=dict)  # page I/O of the last period, clusters with some
+
+
+def activity_law(
+    *, slab_bytes: int, alpha: float, hot_pages_per_s_per_gib: float, cold_pages_per_s_per_gib: float
+) -> ActivityLaw:
+    """The law for one slab size: the paper's 20 page I/O a second is for 1 GiB and scales with the slab.
+
+    The hot threshold has a floor of ``HOT_FLOOR_PAGES_PER_S``. The cold one is at most half the hot one (hysteresis).
+    [infiniswap §2.4.1]
+    """
+    share = slab_bytes / GIB
+    hot = max(HOT_FLOOR_PAGES_PER_S, hot_pages_per_s_per_gib * share)
+    return ActivityLaw(
+        clusters_per_range=slab_bytes // CLUSTER_BYTES,
+        alpha=alpha,
+        hot_pages_per_s=hot,
+        cold_pages_per_s=min(cold_pages_per_s_per_gib * share, hot / 2),
+    )
+
+
+def first_activity(counters: Sequence[int], law: ActivityLaw) -> Activity:
+    """The state at the start: every range cold, its rate zero. [infiniswap §2.4.1, "initialized to zero"]"""
+    ranges = -(-len(counters) // law.clusters_per_range)
+    return Activity(counters=counters, rates=(0.0,) * ranges, states=(RangeState.COLD,) * ranges)
+
+
+def next_activity(last: Activity, counters: Sequence[int], law: ActivityLaw, *, elapsed_s: float = 1.0) -> Activity:
+    """The state one period later: A_current = alpha * A_measured + (1 - alpha) * A_old for each range.
+
+    ``counters`` are cumulative page I/O per cluster and wrap at 2^32. ``elapsed_s`` turns the difference into a rate
+    when a tick came late; the weight stays alpha. [infiniswap §2.4.1]
+    """
+    assert len(counters) == len(last.counters)
+    size = law.clusters_per_range
+    measured = [0] * len(last.rates)
+    touched: dict[int, int] = {}
+    for number in range(len(last.rates)):
+        old, new = last.counters[number * size : (number + 1) * size], counters[number * size : (number + 1) * size]
+        if old == new:  # compared as a whole: most ranges of a large device are idle
+            continue
+        deltas = [(b - a) & 0xFFFFFFFF for a, b in zip(old, new, strict=True)]
+        measured[number] = sum(deltas)
+        touched.update((number * size + i, delta) for i, delta in enumerate(deltas) if delta)
+    rates = tuple(
+        law.alpha * pages / elapsed_s + (1 - law.alpha) * rate for pages, rate in zip(measured, last.rates, strict=True)
+    )
+    states = tuple(_next_state(state, rate, law) for state, rate in zip(last.states, rates, strict=True))
+    return Activity(counters=counters, rates=rates, states=states, touched=touched)
+
+
+def _next_state(state: RangeState, rate: float, law: ActivityLaw) -> RangeState:
+    if rate >= law.hot_pages_per_s:
+        return RangeState.HOT
+    if law.cold_pages_per_s > 0:
+        return RangeState.COLD if rate < law.cold_pages_per_s else state
+    # Without a ColdSlab threshold "hot" only says: above HotSlab now. What is mapped stays mapped either way.
+    return RangeState.COLD
+
+
+def cold_ranges(last: Activity, now: Activity) -> tuple[int, ...]:
+    """Ranges that have just turned from hot to cold: with a ColdSlab threshold their extents go back to the donors."""
+    pairs = enumerate(zip(last.states, now.states, strict=True))
+    return tuple(i for i, (old, new) in pairs if old is RangeState.HOT and new is RangeState.COLD)
+
+
+def next_slab_rates(
+    last: Mapping[int, float],
+    residents: Mapping[int, Iterable[int]],
+    activity: Activity,
+    *,
+    alpha: float,
+    elapsed_s: float,
+) -> dict[int, float]:
+    """Page I/O a second for each slab, smoothed as a range's: what a donor hears when it asks CHECK_ACTIVITY.
+
+    ``residents`` are the clusters on each slab. It is the slab's own figure, because clusters of several ranges may
+    share one. [infiniswap §2.4.1, §2.5.2]
+    """
+    touched = activity.touched
+    return {
+        slab: alpha * sum(touched.get(c, 0) for c in clusters) / elapsed_s + (1 - alpha) * last.get(slab, 0.0)
+        for slab, clusters in residents.items()
+    }
+
+
+def wanting_clusters(activity: Activity, law: ActivityLaw, *, wanted: Set[int], mapped: Set[int]) -> tuple[int, ...]:
+    """Clusters that should get an extent now, in order of their range's rate, highest first.
+
+    A cluster wants one when its range is hot, it has none, and it was used in the last second or the engine said that
+    it was written with no place to go (``wanted``).
+    """
+    candidates = (activity.touched.keys() | wanted) - mapped
+    hot = (c for c in candidates if activity.states[c // law.clusters_per_range] is RangeState.HOT)
+    return tuple(sorted(hot, key=lambda c: (-activity.rates[c // law.clusters_per_range], c)))
+
+
+# ------------------------------------------------------------------ packing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlabView:
+    """A leased slab as the packing sees it."""
+
+    slab: int
+    donor: int
+    home_range: int  # the range that it was leased for; clusters of that range prefer it
+    free: tuple[int, ...]  # extents with no cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """A cluster and the extent it gets."""
+
+    cluster: int
+    slab: int
+    extent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """Where clusters go, and those for which a slab has to be leased first (all that had no room)."""
+
+    assigned: tuple[Assignment, ...]
+    homeless: tuple[int, ...]
+
+
+def pack(
+    clusters: Iterable[int],
+    slabs: Iterable[SlabView],
+    *,
+    clusters_per_range: int,
+    banned_donors: Mapping[int, frozenset[int]] | None = None,
+) -> Packing:
+    """Gives each cluster a free extent: of its range's own slab first, else of any slab, fullest first.
+
+    ``banned_donors`` names the donors a cluster must not go to, such as the one that has its other copy. No extent is
+    given twice. [infiniswap §2.4.1; the paper maps each slab by itself, see docs/papers.md]
+    """
+    views = {view.slab: view for view in slabs}
+    banned = banned_donors or {}
+    assigned: list[Assignment] = []
+    homeless: list[int] = []
+    for cluster in clusters:
+        view = _best_slab(views.values(), cluster // clusters_per_range, banned.get(cluster, frozenset()))
+        if view is None:
+            homeless.append(cluster)
+            continue
+        assigned.append(Assignment(cluster=cluster, slab=view.slab, extent=view.free[0]))
+        views[view.slab] = replace(view, free=view.free[1:])
+    return Packing(assigned=tuple(assigned), homeless=tuple(homeless))
+
+
+def _best_slab(views: Iterable[SlabView], home_range: int, banned: frozenset[int]) -> SlabView | None:
+    usable = [v for v in views if v.free and v.donor not in banned]
+    # Fullest first keeps other slabs empty, and an empty slab can be given back whole.
+    return min(usable, key=lambda v: (v.home_range != home_range, len(v.free), v.slab), default=None)
+
+
+def slabs_needed(homeless: int, clusters_per_slab: int) -> int:
+    """How many slabs must be leased for so many clusters."""
+    return -(-homeless // clusters_per_slab)

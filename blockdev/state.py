@@ -1,0 +1,68 @@
+"""A memory file that holds one value and survives the death of its writer at any instruction.
+
+How it works. Two halves, each a header (magic, generation, length, checksum) and a payload. A write goes to the half
+that is not current, payload first, header last; a reader takes the half with the highest generation whose checksum
+fits. Killed in between, the old half stands. The file is a memfd that the supervisor holds, so it dies with the device:
+what it describes (leases, extents) is worthless after that.
+"""
+
+import os
+import struct
+import zlib
+
+_MAGIC = 0x4C54434544495346  # "FSIDECTL"
+_HEADER = struct.Struct("<QQQI")
+_HEADER_BYTES = 4096  # a page of its own, so that payloads are page-aligned
+
+
+def control_bytes(size_bytes: int) -> int:
+    """How large to make the file for a device: room for three homes a cluster in both halves, and it is sparse."""
+    clusters = size_bytes // (2 << 20)
+    return 2 * (_HEADER_BYTES + (4 << 20) + 64 * clusters)
+
+
+class StateFile:
+    """The value in a memory file; ``write`` replaces it as a whole, ``read`` gives the last one that is complete."""
+
+    def __init__(self, fd: int) -> None:
+        """Over ``fd``, borrowed; its size is ``control_bytes()``."""
+        self._fd = fd
+        self._half_bytes = os.fstat(fd).st_size // 2
+        self._generation = max(self._generation_of(half) for half in (0, 1))
+
+    def read(self) -> bytes | None:
+        """The last value written, or None in a new file."""
+        best = max((0, 1), key=self._generation_of)
+        return self._payload(best)
+
+    def write(self, payload: bytes) -> None:
+        """Replaces the value.
+
+        Raises:
+            OSError: ENOSPC when it does not fit; the old value stands.
+        """
+        if _HEADER_BYTES + len(payload) > self._half_bytes:
+            raise OSError(28, f"control state of {len(payload)} bytes does not fit")
+        generation = self._generation + 1
+        base = (generation & 1) * self._half_bytes
+        header = _HEADER.pack(_MAGIC, generation, len(payload), zlib.crc32(payload, generation & 0xFFFFFFFF))
+        os.pwrite(self._fd, payload, base + _HEADER_BYTES)
+        os.pwrite(self._fd, header, base)
+        self._generation = generation
+
+    def _generation_of(self, half: int) -> int:
+        return self._header(half)[0] if self._payload(half) is not None else 0
+
+    def _header(self, half: int) -> tuple[int, int, int]:
+        raw = os.pread(self._fd, _HEADER.size, half * self._half_bytes)
+        if len(raw) < _HEADER.size:
+            return 0, 0, 0
+        magic, generation, length, checksum = _HEADER.unpack(raw)
+        return (generation, length, checksum) if magic == _MAGIC else (0, 0, 0)
+
+    def _payload(self, half: int) -> bytes | None:
+        generation, length, checksum = self._header(half)
+        if generation == 0 or _HEADER_BYTES + length > self._half_bytes:
+            return None
+        payload = os.pread(self._fd, length, half * self._half_bytes + _HEADER_BYTES)
+        return payload if zlib.crc32(payload, generation & 0xFFFFFFFF) == checksum else None

@@ -1,0 +1,147 @@
+"""What a running device tells of itself: `farside status`, and the admin command that sets faults."""
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import msgspec
+
+from farside.blockdev.device import BlockDevice
+from farside.blockdev.engine_port import Engine
+from farside.blockdev.listener import Clients
+from farside.blockdev.peer import Peer
+from farside.blockdev.table import Slab
+from farside.config import FaultRule
+from farside.errors import ConfigError
+from farside.kmod_shim.engine.binding import CLUSTER_BYTES, EngineStats, Fault
+
+LIVE_PAGES_CLUSTERS_MAX = 16384  # counting live pages reads 4 KiB of state a cluster; above 32 GiB it is left out
+GIB = 1 << 30
+
+
+class Reporter:
+    """Answers for one device."""
+
+    def __init__(self, device: BlockDevice, clients: Clients, engine: Engine) -> None:
+        self._device = device
+        self._clients = clients
+        self._engine = engine
+        self._began_s = time.monotonic()
+        self._last: tuple[float, EngineStats] = (self._began_s, engine.stats())
+
+    @property
+    def device(self) -> BlockDevice:
+        """The device."""
+        return self._device
+
+    def stats(self) -> EngineStats:
+        """The engine's counters now."""
+        return self._engine.stats()
+
+    @property
+    def connections(self) -> int:
+        """Clients served now."""
+        return len(self._clients.taken)
+
+    async def status(self, _: Mapping[str, object]) -> object:
+        """Admin: everything, as JSON values."""
+        context = self._device.context
+        config, table = context.config, context.table
+        stats = self._engine.stats()
+        mapped = sum(slab.used for slab in table.slabs.values())
+        return {
+            "role": "blockdev",
+            "name": config.name,
+            "node": config.node or socket.gethostname(),
+            "pid": os.getpid(),
+            "server_pid": os.getpid(),
+            "supervisor_pid": os.getppid(),
+            "uptime_s": time.monotonic() - self._began_s,
+            "size_bytes": config.size_bytes,
+            "slab_bytes": config.slab_bytes,
+            "protection": config.protection,
+            "offered": self._device.offered.is_set(),
+            "mapped_bytes": mapped * CLUSTER_BYTES,
+            "pending_bytes": self._engine.pending_bytes(),
+            "connections": self.connections,
+            "workers": config.workers,
+            "longest_request_s": stats.longest_request_ns / 1e9,
+            "rates": self._rates(stats),
+            "pages_in": _by_place(stats, "pages_in_"),
+            "pages_out": _by_place(stats, "pages_out_"),
+            "counters": asdict(table.counters) | {"lost_reads": stats.pages_lost},
+            "donors": [self._donor(peer) for peer in self._device.peers.all()],
+            "slabs": [self._slab(slab) for slab in table.slabs.values()],
+            "engine": asdict(stats),
+        }
+
+    async def fault(self, arguments: Mapping[str, object]) -> object:
+        """Admin: sets one rule of the fault layer, as a [[fault]] table of the settings does. Raises ConfigError."""
+        try:
+            rule = msgspec.convert(arguments, type=FaultRule)
+            Fault[rule.kind.upper()]
+        except (msgspec.ValidationError, KeyError) as error:
+            kinds = ", ".join(kind.name.lower() for kind in Fault)
+            raise ConfigError(f"no such fault rule: {error}", hint=f"kinds are {kinds}") from error
+        if rule.donor != "disk" and rule.donor not in {peer.address.node for peer in self._device.peers.all()}:
+            raise ConfigError(f"no donor {rule.donor!r} in the peers file")
+        self._device.set_fault(rule.donor, rule.kind, rule.every, rule.delay_s)
+        return {}
+
+    def _rates(self, stats: EngineStats) -> Mapping[str, float]:
+        # Over the time since it was last asked, at least a second.
+        now_s = time.monotonic()
+        then_s, before = self._last
+        elapsed_s = max(0.001, now_s - then_s)
+        if elapsed_s >= 1.0:
+            self._last = (now_s, stats)
+        return {
+            "reads_per_s": (stats.requests_read - before.requests_read) / elapsed_s,
+            "writes_per_s": (stats.requests_write - before.requests_write) / elapsed_s,
+            "pages_per_s": self._device.rates,
+        }
+
+    def _donor(self, peer: Peer) -> Mapping[str, object]:
+        figures = peer.figures
+        return {
+            "node": peer.address.node,
+            "control": peer.address.control,
+            "state": peer.state.value,
+            "reason": peer.reason,
+            "transport": peer.transport,
+            "free_slabs": figures.free_slabs if figures else 0,
+            "used_bytes": figures.used_bytes if figures else 0,
+            "total_bytes": figures.total_bytes if figures else 0,
+            "headroom_bytes": figures.headroom_bytes if figures else 0,
+            "slabs": peer.view().slabs,
+        }
+
+    def _slab(self, slab: Slab) -> Mapping[str, object]:
+        context = self._device.context
+        share = context.config.slab_bytes / GIB
+        told: dict[str, object] = {
+            "slab": slab.slab,
+            "donor": context.table.node(slab.donor),
+            "lease": slab.lease,
+            "state": slab_state(slab),
+            "extents_used": slab.used,
+            "extents": len(slab.clusters),
+            "activity": context.slab_rates.get(slab.slab, 0.0) / share,
+        }
+        if len(context.activity.counters) <= LIVE_PAGES_CLUSTERS_MAX:
+            told["live_pages"] = sum(self._engine.cluster_count(c)[1] for c in context.table.residents(slab.slab))
+        return told
+
+
+def slab_state(slab: Slab) -> str:
+    """live, draining, or gone (given back, not confirmed yet)."""
+    if slab.returned:
+        return "gone"
+    return "draining" if slab.draining else "live"
+
+
+def _by_place(stats: EngineStats, prefix: str) -> Mapping[str, int]:
+    values = asdict(stats)
+    return {name.removeprefix(prefix): count for name, count in values.items() if name.startswith(prefix)}

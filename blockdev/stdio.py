@@ -1,0 +1,64 @@
+"""`farside blockdev -s`: serves one client on standard input and output, then ends. No supervisor, no takeover.
+
+Standard input must be a socket, as inetd and libnbd's connect_command make it: the engine reads and writes one socket.
+"""
+
+import asyncio
+import signal
+import socket
+import stat
+import sys
+from os import fstat
+
+from farside.blockdev.device import BlockDevice
+from farside.blockdev.keyring import KeyRing
+from farside.blockdev.listener import Clients, Listener
+from farside.blockdev.params import engine_params, export_of, extents_per_slab
+from farside.blockdev.state import StateFile
+from farside.blockdev.table import Table
+from farside.blockdev.task import Tasks
+from farside.clock import RealClock
+from farside.config import BlockdevConfig
+from farside.errors import ConfigError
+from farside.kmod_shim.engine.binding import Device
+
+RELEASE_LIMIT_S = 1.0
+
+
+def serve_stdio(config: BlockdevConfig, fds: dict[str, int]) -> int:
+    """Serves one client and returns the exit code: 0, or 1 when it did not get through the handshake.
+
+    Raises:
+        ConfigError: standard input is no socket.
+    """
+    if not stat.S_ISSOCK(fstat(sys.stdin.fileno()).st_mode):
+        raise ConfigError(
+            "standard input is not a socket", hint="start it from inetd, or with libnbd's connect_command"
+        )  # fmt: skip
+    return asyncio.run(_serve(config, fds))
+
+
+async def _serve(config: BlockdevConfig, fds: dict[str, int]) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    engine = Device(engine_params(config), fds["state"], fds.get("disk", -1))
+    try:
+        async with Tasks() as tasks:
+            table = Table(StateFile(fds["control"]), extents=extents_per_slab(config))
+            keys = KeyRing(config.key_file)
+            device = BlockDevice(
+                config=config, engine=engine, table=table, keys=keys, clock=RealClock(), tasks=tasks
+            )  # fmt: skip
+            clients = Clients(engine, 1, hold=lambda worker, fd: None, forget=lambda worker: stopping.set())
+            device.on_conn_closed = clients.closed
+            device.start()
+            await device.offered.wait()
+            worker = await Listener(export_of(config), clients).negotiate(socket.socket(fileno=sys.stdin.fileno()))
+            if worker is not None:
+                await stopping.wait()
+            await device.leave(RELEASE_LIMIT_S)
+            return 0 if worker is not None else 1
+    finally:
+        engine.destroy()

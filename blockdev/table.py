@@ -1,0 +1,227 @@
+"""The slab table: which slab is leased from whom, and which cluster has which extent. One owner, one thread.
+
+How it works. Everything a restart needs is here and nowhere else in Python; ``save()`` puts it into the control state
+file. The rule that makes a crash harmless: what is taken is saved before the engine is told, what is given back is
+saved after the engine has said so. So the table always holds at least what the engine holds, and ``reconcile.py`` can
+drop the rest at adoption.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from farside.blockdev.slab import Assignment, SlabView
+from farside.blockdev.state import StateFile
+from farside.errors import Unavailable
+
+DONORS_MAX = 256  # NE_DONORS_MAX
+SLABS_MAX = 65536  # NE_SLABS_MAX
+FREE = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class Slab:
+    """One leased slab; ``clusters[extent]`` is the cluster that has the extent, or FREE."""
+
+    slab: int
+    donor: int
+    lease: int
+    token: int
+    epoch: int
+    home_range: int
+    clusters: list[int]
+    draining: bool = False  # being emptied; takes no cluster
+    failed: bool = False  # emptied without reading, its donor is lost
+    told: bool = False  # the donor waits for DONE, not for RELEASE
+    returned: bool = False  # the engine knows it no more; the donor has not confirmed yet
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """Extents that no cluster has."""
+        return tuple(i for i, cluster in enumerate(self.clusters) if cluster == FREE)
+
+    @property
+    def used(self) -> int:
+        """Number of extents that a cluster has."""
+        return sum(cluster != FREE for cluster in self.clusters)
+
+
+@dataclass(slots=True, kw_only=True)
+class DonorRecord:
+    """What must outlive a process about one donor."""
+
+    donor: int
+    node: str
+    session: int = 0
+    epoch: int = 0  # of the newest data connections; the donor fences lower ones
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """Events since the device was made, over all its processes."""
+
+    evictions: int = 0  # slabs that a donor wanted back at once
+    migrations: int = 0  # slabs that a donor wanted back with time to move
+    migrated_pages: int = 0
+    dropped_pages: int = 0
+    lost_pages: int = 0
+    failovers: int = 0  # donors declared failed
+    takeovers: int = 0  # processes that adopted the device
+    slabs_leased: int = 0
+    slabs_returned: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Saved:
+    donors: list[DonorRecord] = field(default_factory=list)
+    slabs: list[Slab] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
+    committed: bool = False
+
+
+class Table:
+    """The slab table of one device.
+
+    Attributes:
+        slabs: Leased slabs by number. Change them through the methods only.
+        counters: Event counters; they are saved with the next change.
+        committed: The whole size once had its homes, so the device was exported (replica and none).
+    """
+
+    def __init__(self, file: StateFile, *, extents: int) -> None:
+        """Reads what ``file`` holds. ``extents`` is how many a slab has."""
+        self._file = file
+        self._extents = extents
+        raw = file.read()
+        saved = _Saved() if raw is None else msgspec.msgpack.decode(raw, type=_Saved)
+        self.slabs: dict[int, Slab] = {slab.slab: slab for slab in saved.slabs}
+        self.counters = saved.counters
+        self.committed = saved.committed
+        self._donors = {record.node: record for record in saved.donors}
+        self._homes: dict[int, dict[int, int]] = {}  # cluster -> slab -> extent
+        self._open = {slab.slab for slab in saved.slabs if FREE in slab.clusters}  # may hold a draining one
+        for slab in saved.slabs:
+            for extent, cluster in enumerate(slab.clusters):
+                if cluster != FREE:
+                    self._homes.setdefault(cluster, {})[slab.slab] = extent
+
+    def save(self) -> None:
+        """Writes the table into the control state file; 20 us for 1 GiB, about 5 ms a TiB."""
+        saved = _Saved(
+            donors=list(self._donors.values()),
+            slabs=list(self.slabs.values()),
+            counters=self.counters,
+            committed=self.committed,
+        )
+        self._file.write(msgspec.msgpack.encode(saved))
+
+    # ------------------------------------------------------------------ donors
+
+    def donor(self, node: str) -> DonorRecord:
+        """The record of a node, made when it is new; its number is kept as long as the device lives."""
+        if node not in self._donors:
+            used = {record.donor for record in self._donors.values()}
+            number = next((n for n in range(DONORS_MAX) if n not in used), None)
+            if number is None:
+                raise Unavailable(f"more than {DONORS_MAX} donors have been seen by this device")
+            self._donors[node] = DonorRecord(donor=number, node=node)
+        return self._donors[node]
+
+    def node(self, donor: int) -> str:
+        """The node's name of a donor's number."""
+        return next(record.node for record in self._donors.values() if record.donor == donor)
+
+    def donors(self) -> tuple[DonorRecord, ...]:
+        """All donors ever seen."""
+        return tuple(self._donors.values())
+
+    def slabs_of(self, donor: int) -> tuple[Slab, ...]:
+        """The slabs leased from a donor, draining ones included."""
+        return tuple(slab for slab in self.slabs.values() if slab.donor == donor)
+
+    def slab_by_lease(self, donor: int, lease: int) -> Slab | None:
+        """The slab that a donor calls ``lease``."""
+        return next((s for s in self.slabs.values() if s.donor == donor and s.lease == lease), None)
+
+    # ------------------------------------------------------------------- slabs
+
+    def add_slab(self, *, donor: int, lease: int, token: int, epoch: int, home_range: int) -> Slab:
+        """Records a new lease under the lowest free number."""
+        number = next(n for n in range(SLABS_MAX) if n not in self.slabs)
+        slab = Slab(
+            slab=number, donor=donor, lease=lease, token=token, epoch=epoch, home_range=home_range,
+            clusters=[FREE] * self._extents,
+        )  # fmt: skip
+        self.slabs[number] = slab
+        self._open.add(number)
+        self.counters.slabs_leased += 1
+        return slab
+
+    def drop_slab(self, number: int) -> Slab:
+        """Forgets a slab; its clusters lose this home."""
+        slab = self.slabs.pop(number)
+        self._open.discard(number)
+        for cluster in slab.clusters:
+            if cluster != FREE:
+                self._unlink(cluster, number)
+        self.counters.slabs_returned += 1
+        return slab
+
+    def strip(self, number: int) -> None:
+        """Takes a slab from all its clusters, at once."""
+        for cluster in self.residents(number):
+            self.give(cluster, number)
+
+    def open_views(self) -> tuple[SlabView, ...]:
+        """Slabs with room that take clusters, as the packing sees them."""
+        slabs = (self.slabs[number] for number in sorted(self._open))
+        return tuple(
+            SlabView(slab=s.slab, donor=s.donor, home_range=s.home_range, free=s.free)
+            for s in slabs
+            if not s.draining
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------- clusters
+
+    def take(self, assignments: Iterable[Assignment]) -> None:
+        """Gives extents to clusters."""
+        for a in assignments:
+            slab = self.slabs[a.slab]
+            assert slab.clusters[a.extent] == FREE
+            assert a.slab not in self._homes.get(a.cluster, {})
+            slab.clusters[a.extent] = a.cluster
+            if FREE not in slab.clusters:
+                self._open.discard(a.slab)
+            self._homes.setdefault(a.cluster, {})[a.slab] = a.extent
+
+    def give(self, cluster: int, slab: int) -> None:
+        """Takes the cluster's extent on a slab back; nothing happens when it has none there."""
+        extent = self._homes.get(cluster, {}).get(slab)
+        if extent is not None:
+            self.slabs[slab].clusters[extent] = FREE
+            self._open.add(slab)
+            self._unlink(cluster, slab)
+
+    def _unlink(self, cluster: int, slab: int) -> None:
+        homes = self._homes[cluster]
+        del homes[slab]
+        if not homes:
+            del self._homes[cluster]
+
+    def homes(self, cluster: int) -> dict[int, int]:
+        """The cluster's homes, slab number to extent, draining ones included."""
+        return dict(self._homes.get(cluster, {}))
+
+    def live_homes(self, cluster: int) -> tuple[Slab, ...]:
+        """The slabs that hold the cluster and are not being emptied."""
+        slabs = (self.slabs[number] for number in self._homes.get(cluster, {}))
+        return tuple(slab for slab in slabs if not slab.draining)
+
+    def residents(self, slab: int) -> tuple[int, ...]:
+        """The clusters with an extent on a slab."""
+        return tuple(cluster for cluster in self.slabs[slab].clusters if cluster != FREE)
+
+    def mapped(self) -> Iterator[int]:
+        """Clusters that have a home of any kind."""
+        return iter(self._homes)

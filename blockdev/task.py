@@ -1,0 +1,42 @@
+"""The tasks of one device: none outlives it, and a fault in one is recorded and ends that one only."""
+
+import asyncio
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Self
+
+from farside.log import get_log
+
+log = get_log("blockdev.task")
+
+
+class Tasks:
+    """A scope for tasks; leaving it cancels those that still run and waits for them."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        while self._running:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[object, object, None], *, name: str) -> asyncio.Task[None]:
+        """Runs ``work`` as a task of this scope; ``name`` stands in the log when it fails."""
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(_guarded(work, name), name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+
+async def _guarded(work: Coroutine[object, object, None], name: str) -> None:
+    try:
+        await work
+    except Exception as error:  # the top of a task: a device goes on serving pages whatever one of its errands met
+        log.error("a task failed", task=name, cause=error)
