@@ -38,7 +38,10 @@ class HeadroomParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySnapshot:
-    """The donor's memory and slabs at one moment. ``mapped`` does not count those already ``recalled``."""
+    """The donor's memory and slabs at one moment. ``mapped`` does not count those already ``recalled``.
+
+    Slabs on huge pages that the operator set aside are counted apart: no program gains by their going.
+    """
 
     total_bytes: int
     used_bytes: float  # U: smoothed use by everybody else
@@ -46,6 +49,9 @@ class MemorySnapshot:
     unmapped: int
     mapped: int
     recalled: int = 0  # on loan, asked back, not free yet
+    huge_unmapped: int = 0
+    huge_mapped: int = 0
+    huge_free: int = 0  # slabs that could still be made there
     psi_full_pct: float | None = None  # share of time in which all programs waited for memory; None: not known
 
 
@@ -102,7 +108,8 @@ def used_by_others_bytes(*, total_bytes: int, available_bytes: int, slabs_bytes:
 
 def free_bytes(snapshot: MemorySnapshot, slab_bytes: int, used_bytes: float) -> float:
     """Memory that neither others (``used_bytes``) nor standing slabs use; negative when both want the same."""
-    return snapshot.total_bytes - used_bytes - _standing(snapshot) * slab_bytes
+    standing = snapshot.unmapped + snapshot.mapped + snapshot.recalled
+    return snapshot.total_bytes - used_bytes - standing * slab_bytes
 
 
 def slabs_to_give_back(snapshot: MemorySnapshot, params: HeadroomParams) -> int:
@@ -120,8 +127,8 @@ def slabs_to_grow(snapshot: MemorySnapshot, params: HeadroomParams) -> int:
         return 0
     used = max(snapshot.used_bytes, snapshot.used_now_bytes)
     spare = free_bytes(snapshot, params.slab_bytes, used) - params.headroom_bytes - params.hysteresis_bytes
-    by_memory = max(0, int(spare // params.slab_bytes))
-    return min(by_memory, max(0, params.max_slabs - _standing(snapshot))) if params.max_slabs else by_memory
+    bearable = max(0, int(spare // params.slab_bytes)) + snapshot.huge_free
+    return min(bearable, max(0, params.max_slabs - _standing(snapshot))) if params.max_slabs else bearable
 
 
 def leasable_slabs(snapshot: MemorySnapshot, params: HeadroomParams) -> int:
@@ -129,7 +136,8 @@ def leasable_slabs(snapshot: MemorySnapshot, params: HeadroomParams) -> int:
 
     A slab that memory wants back in the next decision is not offered.
     """
-    return max(0, snapshot.unmapped - slabs_to_give_back(snapshot, params)) + slabs_to_grow(snapshot, params)
+    staying = max(0, snapshot.unmapped - slabs_to_give_back(snapshot, params)) + snapshot.huge_unmapped
+    return staying + slabs_to_grow(snapshot, params)
 
 
 def move_deadline_s(snapshot: MemorySnapshot, params: HeadroomParams) -> float:
@@ -153,10 +161,11 @@ def decide(snapshot: MemorySnapshot, params: HeadroomParams) -> tuple[Action, ..
     back = slabs_to_give_back(snapshot, params)
     if back:
         return _give_back(snapshot, params, back)
-    count = min(params.preallocate_slabs - snapshot.unmapped, slabs_to_grow(snapshot, params))
+    ready = snapshot.unmapped + snapshot.huge_unmapped
+    count = min(params.preallocate_slabs - ready, slabs_to_grow(snapshot, params))
     if count <= 0:
         return ()
-    return (Grow(count=count, reason=f"{snapshot.unmapped} of {params.preallocate_slabs} slabs ready"),)
+    return (Grow(count=count, reason=f"{ready} of {params.preallocate_slabs} slabs ready"),)
 
 
 def _give_back(snapshot: MemorySnapshot, params: HeadroomParams, back: int) -> tuple[Action, ...]:
@@ -188,4 +197,5 @@ def _is_stalling(snapshot: MemorySnapshot, params: HeadroomParams) -> bool:
 
 
 def _standing(snapshot: MemorySnapshot) -> int:
-    return snapshot.unmapped + snapshot.mapped + snapshot.recalled
+    ordinary = snapshot.unmapped + snapshot.mapped + snapshot.recalled
+    return ordinary + snapshot.huge_unmapped + snapshot.huge_mapped

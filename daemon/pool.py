@@ -16,7 +16,7 @@ zeroed by the kernel. It is in exactly one of these places::
 * Whatever takes milliseconds (populating 64 MiB takes about 20) runs in a thread; the event loop, which owns all state
   here, never waits for it.
 * Huge pages: used while the operator has set enough aside. They are no part of what HeadRoom watches: taking one from
-  the kernel's pool or giving it back changes nothing for other programs. ``slabs_bytes`` leaves them out.
+  the kernel's pool or giving it back changes nothing for other programs. They are counted apart.
 * Slabs must not be swapped out. The service's cgroup sets MemorySwapMax=0 (systemd/), which covers memfds too; mlock
   would need a limit as large as all that is lent.
 
@@ -83,6 +83,11 @@ class Pool:
         return len(self._ready)
 
     @property
+    def huge_ready(self) -> int:
+        """Those of them that stand on huge pages."""
+        return sum(slab.is_huge for slab in self._ready)
+
+    @property
     def lent(self) -> int:
         """Slabs that somebody has."""
         return len(self._lent)
@@ -91,11 +96,6 @@ class Pool:
     def changing(self) -> int:
         """Slabs that are being made or cleaned."""
         return self._changing
-
-    @property
-    def standing_slabs(self) -> int:
-        """All slabs that take up memory."""
-        return self.ready + self.lent + self.changing
 
     @property
     def slabs_bytes(self) -> int:
@@ -121,11 +121,13 @@ class Pool:
         return count
 
     async def release_ready(self, count: int) -> int:
-        """Frees up to ``count`` slabs that nobody has; returns how many it was."""
-        going = min(count, len(self._ready))
-        for slab in [self._ready.pop() for _ in range(going)]:
+        """Frees up to ``count`` slabs that nobody has, none on huge pages; returns how many it was."""
+        going = [slab for slab in self._ready if not slab.is_huge][:count]
+        for slab in going:
+            self._ready.remove(slab)
+        for slab in going:
             await self._changed(functools.partial(self._free, slab))
-        return going
+        return len(going)
 
     async def take_back(self, slab: Slab, *, keep: bool) -> None:
         """Ends a loan: the slab's content is gone when this returns. ``keep`` it ready for another where that is safe.

@@ -118,6 +118,20 @@ def test_pressure_that_the_kernel_does_not_tell_is_no_pressure() -> None:
     assert decide(machine(10, unmapped=2), replace(PARAMS, psi_full_pct_limit=5)) == ()
 
 
+def test_huge_pages_set_aside_are_lent_whatever_programs_use() -> None:
+    full = replace(machine(60), huge_free=3)
+
+    assert slabs_to_grow(full, PARAMS) == 3
+    assert decide(full, PARAMS) == (Grow(count=2, reason="0 of 2 slabs ready"),)
+
+
+def test_slabs_on_huge_pages_are_never_recalled_for_memory() -> None:
+    full = replace(machine(60), huge_mapped=3, huge_unmapped=2)
+
+    assert decide(full, PARAMS) == ()
+    assert leasable_slabs(full, PARAMS) == 2
+
+
 SNAPSHOTS = st.builds(
     MemorySnapshot,
     total_bytes=st.integers(1, 1024 * GIB),
@@ -126,6 +140,8 @@ SNAPSHOTS = st.builds(
     unmapped=st.integers(0, 500),
     mapped=st.integers(0, 500),
     recalled=st.integers(0, 500),
+    huge_unmapped=st.integers(0, 9),
+    huge_mapped=st.integers(0, 9),
     psi_full_pct=st.none() | st.floats(0, 100),
 )
 ANY_PARAMS = st.builds(

@@ -1,0 +1,186 @@
+"""Lends slabs and takes them back: pool, ledger and the engine's exporter, kept in step.
+
+How it works
+============
+Every loan begins in ``lend`` and ends in ``end``, whatever the reason. The order in ``end`` is what safety hangs on:
+
+1. the engine revokes the lease: when that returns, none of its threads touches the slab,
+2. the ledger forgets the loan, so that nobody is answered about it any more,
+3. the pool takes the slab back: zeroed for the next borrower, or freed.
+
+A slab on this host has no step 1: its borrower maps the memfd itself. Punching it out takes its content away from who
+did not let go; that borrower reads zeros where it expects data, and its page checksums tell it so.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Protocol
+
+from farside.clock import Clock
+from farside.daemon.counters import Counters, Ending
+from farside.daemon.headroom import MemorySnapshot, slabs_to_give_back, slabs_to_grow
+from farside.daemon.memory import MemoryWatch, SlabCounts
+from farside.daemon.messages import ErrorCode
+from farside.daemon.pool import Pool, Slab
+from farside.daemon.sessions import Ledger, Loan, LoanState, Refused, Session, Transport
+from farside.log import get_log
+
+_log = get_log("daemon")
+
+
+class Exporter(Protocol):
+    """One-sided access for borrowers that come over a network; ``binding.Exporter`` is one."""
+
+    def lease(self, lease: int, session: int, token: int, addr: int, size_bytes: int, /) -> None:
+        """Lets connections of the session reach the memory."""
+        ...
+
+    def revoke(self, lease: int, /) -> None:
+        """Ends that; when it returns no thread touches the memory."""
+        ...
+
+    def conn(self, session: int, sock: int, /) -> None:
+        """Serves data requests on the socket, which becomes the engine's."""
+        ...
+
+    def fence(self, session: int, /) -> None:
+        """Ends the session's connections; nothing of them can land afterwards."""
+        ...
+
+    def destroy(self) -> None:
+        """Ends everything."""
+        ...
+
+
+class Lender:
+    """The donor's loans.
+
+    Attributes:
+        loan_ended: Set whenever a loan ends; who waits for that clears it.
+        is_closing: True once no more is lent.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: Pool,
+        ledger: Ledger,
+        exporter: Exporter,
+        memory: MemoryWatch,
+        clock: Clock,
+        counters: Counters,
+        tasks: asyncio.TaskGroup,
+        token: Callable[[], int] = lambda: secrets.randbits(64),
+    ) -> None:
+        """``tasks`` is the group in which slabs are cleaned; ``token`` makes what proves a lease."""
+        self.pool = pool
+        self.ledger = ledger
+        self.exporter = exporter
+        self.memory = memory
+        self.clock = clock
+        self.counters = counters
+        self.loan_ended = asyncio.Event()
+        self.is_closing = False
+        self._tasks = tasks
+        self._token = token
+
+    def snapshot(self) -> MemorySnapshot:
+        """Memory and slabs as they are now."""
+        loans = self.ledger.loans
+        huge_mapped = sum(loan.slab.is_huge for loan in loans)
+        mapped = len(self.recallable())
+        return self.memory.snapshot(
+            SlabCounts(
+                unmapped=self.pool.ready - self.pool.huge_ready,
+                mapped=mapped,
+                recalled=len(loans) - huge_mapped - mapped + self.pool.changing,
+                huge_unmapped=self.pool.huge_ready,
+                huge_mapped=huge_mapped,
+            )
+        )
+
+    def recallable(self) -> tuple[Loan, ...]:
+        """Loans whose end would give other programs memory, and that are not recalled yet."""
+        return tuple(loan for loan in self.ledger.loans if loan.state is LoanState.LENT and not loan.slab.is_huge)
+
+    async def lend(self, session: Session, *, device: str, count: int, transport: Transport) -> tuple[Loan, ...]:
+        """Lends up to `count` slabs.
+
+        Raises:
+            Refused: not one can be lent.
+        """
+        if self.is_closing:
+            raise Refused(ErrorCode.NOT_NOW, "this donor is going away")
+        allowed = self.ledger.check_quota(session.node, count)
+        loans: list[Loan] = []
+        while len(loans) < allowed and (slab := await self._slab()) is not None:
+            if not self.ledger.is_open(session) or self.is_closing:
+                await self.pool.take_back(slab, keep=not self.is_closing)
+                break
+            loans.append(self._grant(session, slab, device, transport))
+        if not loans:
+            raise Refused(ErrorCode.NO_MEMORY, "no memory to lend now")
+        return tuple(loans)
+
+    def end(self, loan: Loan, how: Ending) -> None:
+        """Ends a loan; its slab is cleaned or freed in the background."""
+        if loan.transport is Transport.TCP:
+            self.exporter.revoke(loan.lease)
+        self.ledger.end(loan)
+        self.counters.ended[how] += 1
+        _log.info("loan ended", lease=loan.lease, borrower=loan.session.node, how=how)
+        self._tasks.create_task(self.pool.take_back(loan.slab, keep=self._is_wanted(how)))
+        self.loan_ended.set()
+
+    def expire(self) -> None:
+        """Takes back what silent borrowers have. [architecture: the donor never waits for a borrower]"""
+        now_s = self.clock.now_s()
+        for loan in self.ledger.expired_loans(now_s):
+            self.end(loan, Ending.EXPIRED)
+        for session in self.ledger.expired_sessions(now_s):
+            _log.warning("borrower silent, session ended", borrower=session.node, loans=len(session.loans))
+            self.fence(session)
+            for loan in tuple(session.loans.values()):
+                self.end(loan, Ending.EXPIRED)
+            self.ledger.close(session)
+            if session.channel is not None:
+                session.channel.farewell(ErrorCode.SESSION, "silent for too long")
+
+    def fence(self, session: Session) -> None:
+        """Ends all data connections of a session."""
+        self.exporter.fence(session.number)
+        self.counters.fences += 1
+
+    async def _slab(self) -> Slab | None:
+        """A ready slab, or one made now if memory bears it. Others may take it while it is made: hence the loop."""
+        while (slab := self.pool.lend_nowait()) is None:
+            if not slabs_to_grow(self.snapshot(), self.memory.params) or not await self.pool.grow(1):
+                return None
+        return slab
+
+    def _grant(self, session: Session, slab: Slab, device: str, transport: Transport) -> Loan:
+        loan = self.ledger.grant(
+            session,
+            slab=slab,
+            device=device,
+            transport=transport,
+            token=self._token(),
+            now_s=self.clock.now_s(),
+        )
+        if transport is Transport.TCP:
+            self.exporter.lease(loan.lease, session.number, loan.token, slab.address, slab.length_bytes)
+        else:
+            slab.was_passed = True
+        self.counters.lent += 1
+        _log.info("slab lent", lease=loan.lease, borrower=session.node, device=device, transport=transport)
+        return loan
+
+    def _is_wanted(self, how: Ending) -> bool:
+        """Whether a slab that comes back should be kept ready."""
+        if self.is_closing or how in (Ending.MIGRATED, Ending.EVICTED, Ending.REVOKED):
+            return False
+        snapshot = self.snapshot()
+        return self.pool.ready < self.memory.params.preallocate_slabs and not slabs_to_give_back(
+            snapshot, self.memory.params
+        )

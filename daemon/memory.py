@@ -1,0 +1,102 @@
+"""What this donor knows of its machine's memory: samples, smoothed, against the operator's settings."""
+
+from dataclasses import dataclass
+
+from farside.config import DaemonConfig
+from farside.daemon.headroom import (
+    HeadroomParams,
+    MemorySnapshot,
+    default_headroom_bytes,
+    leasable_slabs,
+    smoothed_use_bytes,
+    used_by_others_bytes,
+)
+from farside.daemon.messages import FreeMem
+from farside.daemon.sense import MemoryReading
+
+
+def headroom_params(config: DaemonConfig, total_bytes: int) -> HeadroomParams:
+    """The policy's parameters, with the settings' zeros resolved."""
+    return HeadroomParams(
+        slab_bytes=config.slab_bytes,
+        headroom_bytes=config.headroom_bytes or default_headroom_bytes(total_bytes),
+        hysteresis_bytes=config.headroom_hysteresis_bytes or config.slab_bytes,
+        preallocate_slabs=config.preallocate_slabs,
+        max_slabs=config.max_slabs,
+        psi_full_pct_limit=config.psi_full_pct_limit,
+        migrate_deadline_s=config.migrate_deadline_s,
+        evict_deadline_s=config.evict_deadline_s,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlabCounts:
+    """Slabs by what the policies need to know of them."""
+
+    unmapped: int
+    mapped: int
+    recalled: int
+    huge_unmapped: int = 0
+    huge_mapped: int = 0
+
+
+class MemoryWatch:
+    """The smoothed use of memory by everybody else, and the newest sample."""
+
+    def __init__(self, config: DaemonConfig, first: MemoryReading, *, slabs_bytes: int = 0) -> None:
+        """Starts with the first sample, taken while our slabs had `slabs_bytes`."""
+        self._beta = config.ewma_beta
+        self._slab_bytes = config.slab_bytes
+        self._hugepages = config.hugepages
+        self.total_bytes = config.memory_total_bytes or first.total_bytes
+        self.params = headroom_params(config, self.total_bytes)
+        self._smoothed_bytes: float | None = None
+        self._reading = first
+        self._used_bytes = 0
+        self.note(first, slabs_bytes=slabs_bytes)
+
+    @property
+    def smoothed_bytes(self) -> float:
+        """U: smoothed use by everybody else."""
+        assert self._smoothed_bytes is not None
+        return self._smoothed_bytes
+
+    def note(self, reading: MemoryReading, *, slabs_bytes: int) -> None:
+        """Takes a sample; `slabs_bytes` is what our slabs had at that moment."""
+        self._reading = reading
+        self._used_bytes = used_by_others_bytes(
+            total_bytes=reading.total_bytes, available_bytes=reading.available_bytes, slabs_bytes=slabs_bytes
+        )
+        self._smoothed_bytes = smoothed_use_bytes(self._smoothed_bytes, self._used_bytes, self._beta)
+
+    def huge_slabs_free(self) -> int:
+        """Slabs that could stand on the huge pages that the operator set aside."""
+        if self._hugepages == "off":
+            return 0
+        return self._reading.huge_pages_free * self._reading.huge_page_bytes // self._slab_bytes
+
+    def snapshot(self, slabs: SlabCounts) -> MemorySnapshot:
+        """What the policies decide on."""
+        return MemorySnapshot(
+            total_bytes=self.total_bytes,
+            used_bytes=self.smoothed_bytes,
+            used_now_bytes=self._used_bytes,
+            unmapped=slabs.unmapped,
+            mapped=slabs.mapped,
+            recalled=slabs.recalled,
+            huge_unmapped=slabs.huge_unmapped,
+            huge_mapped=slabs.huge_mapped,
+            huge_free=self.huge_slabs_free(),
+            psi_full_pct=self._reading.psi_full_pct,
+        )
+
+    def free_mem(self, snapshot: MemorySnapshot, *, is_closing: bool = False) -> FreeMem:
+        """The answer to QUERY_MEM. [infiniswap §2.6.1, 2]"""
+        slabs_bytes = (snapshot.unmapped + snapshot.mapped + snapshot.recalled) * self._slab_bytes
+        return FreeMem(
+            free_slabs=0 if is_closing else leasable_slabs(snapshot, self.params),
+            used_bytes=int(snapshot.used_bytes) + slabs_bytes,
+            total_bytes=self.total_bytes,
+            headroom_bytes=self.params.headroom_bytes,
+            slab_bytes=self._slab_bytes,
+        )
