@@ -217,7 +217,7 @@ void act_timers(struct worker *w, uint64_t now)
 	struct act *act = w->act_old;
 
 	for (; act; act = act->next) {
-		uint64_t age = now - act->io.posted_ns;
+		uint64_t age = elapsed_ns(now, act->io.posted_ns);
 		struct ne_link *link = w->links[act->donor];
 
 		if (age < (uint64_t)p->hedge_us * 1000)

@@ -346,6 +346,9 @@ static inline uint64_t now_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
+/* now may be a turn's, and older than then: no time has passed in that case. */
+static inline uint64_t elapsed_ns(uint64_t now, uint64_t then) { return now > then ? now - then : 0; }
+
 static inline uint32_t slots_per_worker(const struct ne_device *dev)
 {
 	return (uint32_t)(dev->params.pending_bytes / NE_PAGE_BYTES);

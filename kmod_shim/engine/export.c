@@ -47,7 +47,10 @@ enum {
 	ROUND_BYTES = NE_WIRE_LENGTH_MAX, /* READ payload in one round */
 	SPILL_BYTES = ROUND_BYTES + ROUND_REQUESTS * (int)sizeof(struct ne_wire_reply),
 	STACK_BYTES = 256 << 10,
-	SPIN_NS = 30000,   /* longest busy wait for the next request */
+	SPIN_NS = 30000, /* longest busy wait for the next request */
+	SPIN_MISSES = 2,
+	TRY_NS = 200000,
+	TRY_EVERY = 32,
 	REVOKE_SPINS = 64, /* looks at a mark before sleeping between looks */
 	REVOKE_SLEEP_NS = 20000,
 };
@@ -79,10 +82,11 @@ struct conn {
 	struct ne_wire_request write; /* the WRITE whose payload is coming in, while write_left > 0 */
 	uint32_t write_left;
 	uint32_t write_status;
-	bool broken;		 /* the stream makes no sense any more */
-	bool backlog;		 /* the round was full: `in` holds more requests */
-	uint64_t idle_ns;	 /* since when there is nothing to do, or 0 */
-	uint64_t spin_ns;	 /* how long looking again has paid off lately */
+	bool broken;	  /* the stream makes no sense any more */
+	bool backlog;	  /* the round was full: `in` holds more requests */
+	uint64_t idle_ns; /* since when there is nothing to do, or 0 */
+	uint32_t spins;	  /* how many more may be in vain; 0: sleep at once */
+	uint32_t short_sleeps;
 	uint32_t answers, parts; /* of this round */
 	uint32_t round_bytes;
 	struct ne_wire_reply reply[ROUND_REQUESTS];
@@ -339,25 +343,29 @@ static void send_spill(struct conn *conn, uint32_t bytes)
 }
 
 /*
- * Nothing has come: looks again for a while, where that has paid off lately, and sleeps otherwise. A sleep that turns
- * out shorter than SPIN_NS says that spinning would have been the better choice; a longer one lets spin_ns shrink.
+ * Nothing has come: looks again for a while where that pays off, giving the CPU to whoever wants it between looks, and
+ * sleeps otherwise. A sleep that turns out shorter than SPIN_NS says that spinning would have been the better choice.
+ * Sleeps of up to TRY_NS may be that long only because two threads were put on one CPU, each waking the other: every
+ * TRY_EVERY of them spinning is tried, which keeps both runnable until the kernel moves one. SPIN_MISSES spins in vain
+ * end it.
  */
 static void wait_for_request(struct conn *conn)
 {
-	uint64_t now = clock_ns(CLOCK_MONOTONIC);
+	uint64_t now = clock_ns(CLOCK_MONOTONIC), gap_ns;
 
 	if (!conn->idle_ns)
 		conn->idle_ns = now;
-	if (now - conn->idle_ns < conn->spin_ns) {
+	if (conn->spins && now - conn->idle_ns < SPIN_NS) {
 		sched_yield();
 		return;
 	}
 	wait_for(conn, POLLIN);
-	if (clock_ns(CLOCK_MONOTONIC) - conn->idle_ns < SPIN_NS)
-		conn->spin_ns = SPIN_NS;
-	else
-		conn->spin_ns /= 2;
+	gap_ns = clock_ns(CLOCK_MONOTONIC) - conn->idle_ns;
 	conn->idle_ns = 0;
+	if (conn->spins)
+		conn->spins--;
+	if (gap_ns < SPIN_NS || (gap_ns < TRY_NS && ++conn->short_sleeps % TRY_EVERY == 0))
+		conn->spins = SPIN_MISSES;
 }
 
 static void serve(struct conn *conn)
@@ -373,6 +381,8 @@ static void serve(struct conn *conn)
 			err = errno;
 		}
 		if (received > 0) {
+			if (conn->idle_ns)
+				conn->spins = SPIN_MISSES; /* it has paid off */
 			conn->idle_ns = 0;
 			serve_round(conn);
 			spilled = send_round(conn);

@@ -181,10 +181,18 @@ static bool any_is_last(const struct drain *d, uint32_t page, uint32_t n)
 	return false;
 }
 
-/* A run of claimed pages that all have the home's bit. */
-static void run_move(struct drain *d, uint32_t page, uint32_t n)
+/* The page's only copy, nowhere to put it, and time left: keep it where it is and come again. */
+static bool page_must_wait(struct drain *d, uint32_t page, bool in_time)
 {
-	bool good[RUN_PAGES] = { false }, in_time = now_ns() < d->deadline_ns;
+	uint64_t a = atomic_load(&d->w->dev->page[page].a);
+
+	return in_time && !d->fail && d->w->dev->disk_fd < 0 && !(a & (P_SOURCES & ~P_R(d->home)));
+}
+
+/* A run of claimed pages that all have the home's bit. False: some are still there. */
+static bool run_move(struct drain *d, uint32_t page, uint32_t n)
+{
+	bool good[RUN_PAGES] = { false }, in_time = now_ns() < d->deadline_ns, all = true;
 	uint64_t from = P_R(d->home), bits = 0;
 	bool staged = !d->fail && (in_time || any_is_last(d, page, n)) &&
 		      !home_io(d->w, NE_IO_READ, d->word, page, n);
@@ -199,11 +207,14 @@ static void run_move(struct drain *d, uint32_t page, uint32_t n)
 			page_change(&d->w->dev->page[page + i], bits, from);
 			d->moved++;
 			d->w->stats.pages_moved++;
+		} else if (good[i] && page_must_wait(d, page + i, in_time)) {
+			all = false;
 		} else {
 			page_leave(d, page + i, good[i] ? stage(d->w) + (uint64_t)i * NE_PAGE_BYTES : NULL);
 		}
 		page_change(&d->w->dev->page[page + i], 0, P_CLAIM);
 	}
+	return all;
 }
 
 /* Claims pages with `has` and without `lacks` from `page` on, one behind the other; how many. */
@@ -242,10 +253,7 @@ static bool cluster_pass(struct drain *d, bool finished[NE_CLUSTER_PAGES])
 			continue;
 		}
 		n = run_claim(d, page, end, P_R(d->home), 0);
-		if (n)
-			run_move(d, page, n);
-		else
-			all = false;
+		all &= n && run_move(d, page, n);
 		page += n ? n : 1;
 	}
 	return all && !atomic_load(&d->w->stop);

@@ -257,8 +257,6 @@ static int write_cluster(struct worker *w, struct req *rq, uint32_t n, const uin
 	}
 	if (!targets)
 		rq->need_disk = true;
-	else if (!async)
-		w->stats.pages_out_remote += n;
 	if (disk && !targets)
 		tell_wanted(w, cluster);
 	while (i < n) {
@@ -279,6 +277,8 @@ static int write_cluster(struct worker *w, struct req *rq, uint32_t n, const uin
 			write_remote(w, rq, first + i, run, slots + at, t, targets);
 		if (run && disk)
 			dop_make(w, rq, first + i, run, slots + at);
+		if (targets && !async)
+			w->stats.pages_out_remote += run;
 		rq->cursor += run;
 		i += run;
 		for (; i < n; i++, rq->cursor++) {	/* zero pages: words only */

@@ -148,7 +148,7 @@ static bool peer_has_hung_up(const struct worker *w)
 
 static void count_latency(struct worker *w, const struct req *rq, uint64_t now)
 {
-	uint64_t ns = now - rq->start_ns;
+	uint64_t ns = elapsed_ns(now, rq->start_ns);
 	uint32_t bucket = ns ? 63 - (uint32_t)__builtin_clzll(ns) : 0;
 
 	if (bucket >= NE_LATENCY_BUCKETS)
@@ -299,7 +299,7 @@ static bool is_fenced(struct worker *w, struct req *rq, uint64_t now)
 {
 	if (rq->log->type == NBD_READ || rq->claimed || rq->ops)
 		return false;
-	if (now - rq->defer_since_ns > STALE_NS && !w->hup)
+	if (elapsed_ns(now, rq->defer_since_ns) > STALE_NS && !w->hup)
 		w->hup = peer_has_hung_up(w);
 	return w->hup;
 }
@@ -324,7 +324,7 @@ static void deferred_one(struct worker *w, struct req *rq, uint64_t now)
 		req_free(w, rq);
 		return;
 	}
-	if (rq->log->type == NBD_WRITE && !rq->claimed && !rq->ops && now - rq->defer_since_ns > patience) {
+	if (rq->log->type == NBD_WRITE && !rq->claimed && !rq->ops && elapsed_ns(now, rq->defer_since_ns) > patience) {
 		rq->error = EIO;	/* when in doubt fail the write, never a read */
 		worker_answer(w, rq);
 		return;
@@ -424,7 +424,7 @@ static bool pending_is_exhausted(struct worker *w, uint64_t now)
 		w->full_since_ns = now;
 		w->stats.waits_pending++;
 	}
-	return now - w->full_since_ns > (uint64_t)w->dev->params.flush_wait_ms * 1000000;
+	return elapsed_ns(now, w->full_since_ns) > (uint64_t)w->dev->params.flush_wait_ms * 1000000;
 }
 
 /* A WRITE at the parse position. False: it has to wait. */
@@ -605,7 +605,7 @@ static bool receive(struct worker *w, uint64_t now)
 {
 	struct ne_transfer *t = transfer_peek(w->cs->rx, &w->cs->rx_gen);
 	uint32_t iovs = receive_where(w, t->iov);
-	bool late = now - w->last_rx_ns > STALE_NS;
+	bool late = elapsed_ns(now, w->last_rx_ns) > STALE_NS;
 	int rc;
 
 	if (!iovs)
@@ -689,8 +689,10 @@ static bool conn_drop(struct worker *w)
 static void conn_end(struct worker *w)
 {
 	commit(w);
-	if (w->sock >= 0)
+	if (w->sock >= 0) {
+		shutdown(w->sock, SHUT_RDWR); /* a supervisor holds a duplicate: the client must see the end all the same */
 		close(w->sock);
+	}
 	w->sock = -1;
 	w->hup = false;
 	w->cs->live = 0;
@@ -747,6 +749,7 @@ void worker_take_mail(struct worker *w)
 
 	if (!atomic_exchange(&w->kicked, 0))
 		return;
+	sock = atomic_exchange(&w->sock_mail, SOCK_NONE); /* first: links posted before it are then seen too */
 	for (uint32_t k = 0; k < NE_DONORS_MAX / 64; k++) {
 		uint64_t bits = atomic_exchange(&w->mail_bits[k], 0);
 
@@ -759,7 +762,6 @@ void worker_take_mail(struct worker *w)
 				link_take(w, donor, link);
 		}
 	}
-	sock = atomic_exchange(&w->sock_mail, -1);
 	if (sock >= 0)
 		conn_begin(w, sock);
 	else if (sock == SOCK_FORGET)
@@ -869,7 +871,7 @@ static void idle(struct worker *w, uint64_t now)
 		if (w->spin_on && !w->spinning)
 			atomic_fetch_sub(&dev->spinners, 1);
 	}
-	if (w->spinning && now - w->idle_since_ns < spin_ns) {
+	if (w->spinning && elapsed_ns(now, w->idle_since_ns) < spin_ns) {
 		w->stats.spins++;
 		__builtin_ia32_pause();
 		return;
@@ -885,7 +887,7 @@ static void busy(struct worker *w, uint64_t now)
 {
 	if (!w->idle_since_ns)
 		return;
-	w->spin_on = now - w->idle_since_ns < (uint64_t)w->dev->params.spin_us * 1000;
+	w->spin_on = elapsed_ns(now, w->idle_since_ns) < (uint64_t)w->dev->params.spin_us * 1000;
 	w->idle_since_ns = 0;
 	if (w->spinning) {
 		w->spinning = false;
@@ -904,11 +906,11 @@ static void turn(struct worker *w)
 		any |= conn_turn(w, now);
 	any |= act_poll(w);
 	any |= disk_turn(w);
-	if (w->deferred && (any || now - w->looked_ns >= LOOK_NS / 4))
+	if (w->deferred && (any || elapsed_ns(now, w->looked_ns) >= LOOK_NS / 4))
 		any |= !deferred_run(w, now);
-	if (w->dop_wait && (any || now - w->looked_ns >= LOOK_NS / 4))
+	if (w->dop_wait && (any || elapsed_ns(now, w->looked_ns) >= LOOK_NS / 4))
 		dop_retry(w, now);
-	if (now - w->looked_ns >= LOOK_NS / 4) {
+	if (elapsed_ns(now, w->looked_ns) >= LOOK_NS / 4) {
 		w->looked_ns = now;
 		if (w->act_old)
 			act_timers(w, now);
