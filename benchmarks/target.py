@@ -1,0 +1,97 @@
+"""What the project set out to reach, and whether a run reached it: pure."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from benchmarks.result import Point, Run, Rw
+from benchmarks.summary import Summaries, p99_ratio, ratio, summarise
+
+OURS_SHM, OURS_DISK, OURS_TCP = "farside-shm", "farside-shm-disk", "farside-tcp"
+LOCAL_PEERS = ("nbdkit-memory", "nbd-server")
+FORWARD_PEER, FLOOR = "nbdkit-forward", "floor"
+PAGE_BYTES = 4096
+ADDED_MOST_US = 10.0  # over the floor, at depth 1
+SECOND_CONNECTION_LEAST = 1.8
+CORES_FOR_SECOND = 4  # two client threads and two of the server's
+RECALL_LEAST = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One target: what was asked, what was measured, and whether that is enough (None: it could not be told here)."""
+
+    target: str
+    reached: bool | None
+    measured: str
+
+
+def verdicts(run: Run) -> tuple[Verdict, ...]:
+    """Every target, in the order of the list in docs/benchmarks.md."""
+    summaries = summarise(run.samples)
+    points = sorted({point for _, point in summaries if point.block_bytes == PAGE_BYTES})
+    found = [_ahead(summaries, OURS_SHM, peer, points) for peer in LOCAL_PEERS]
+    found += [_added(summaries, rw) for rw in Rw]
+    found += [_second_connection(summaries, rw, run.machine.cores) for rw in Rw]
+    found += [_ahead(summaries, OURS_TCP, FORWARD_PEER, points), _recall(run), _no_wrong_byte(summaries)]
+    return tuple(found)
+
+
+def _ahead(summaries: Summaries, ours: str, peer: str, points: Iterable[Point]) -> Verdict:
+    target = f"{ours} at least as fast as {peer} at every 4 KiB point, IOPS and p99"
+    rates = {p: r for p in points if (r := ratio(summaries, ours, peer, p)) is not None}
+    tails = {p: r for p in rates if (r := p99_ratio(summaries, ours, peer, p)) is not None}
+    if not rates:
+        return Verdict(target=target, reached=None, measured="not measured")
+    short = [*_shortfalls(rates, "IOPS"), *_shortfalls(tails, "p99")]
+    span = f"IOPS {min(rates.values()):.2f} to {max(rates.values()):.2f} times, p99 better by " + (
+        f"{min(tails.values()):.2f} to {max(tails.values()):.2f} times"
+    )
+    return Verdict(
+        target=target, reached=not short, measured=span + (": short at " + ", ".join(short) if short else "")
+    )
+
+
+def _shortfalls(ratios: dict[Point, float], what: str) -> Iterator[str]:
+    return (f"{point.name} ({what} by {100 * (1 - r):.0f} %)" for point, r in ratios.items() if r < 1)
+
+
+def _added(summaries: Summaries, rw: Rw) -> Verdict:
+    target = f"{OURS_SHM} adds at most {ADDED_MOST_US:.0f} us to the floor's median at depth 1, {rw}"
+    point = Point(rw=rw, block_bytes=PAGE_BYTES, depth=1, connections=1)
+    ours, floor = summaries.get((OURS_SHM, point)), summaries.get((FLOOR, point))
+    if not ours or not floor:
+        return Verdict(target=target, reached=None, measured="not measured")
+    added = ours.p50_us.median - floor.p50_us.median
+    text = f"{added:+.1f} us ({ours.p50_us.median:.1f} against {floor.p50_us.median:.1f})"
+    return Verdict(target=target, reached=added <= ADDED_MOST_US, measured=text)
+
+
+def _second_connection(summaries: Summaries, rw: Rw, cores: int) -> Verdict:
+    target = f"{OURS_SHM}: two connections at least {SECOND_CONNECTION_LEAST} times one where cores allow, {rw} d32"
+    one, two = (Point(rw=rw, block_bytes=PAGE_BYTES, depth=32, connections=c) for c in (1, 2))
+    a, b = summaries.get((OURS_SHM, one)), summaries.get((OURS_SHM, two))
+    if not a or not b:
+        return Verdict(target=target, reached=None, measured="not measured")
+    gain = b.iops.median / a.iops.median
+    if cores < CORES_FOR_SECOND:
+        why = f"{gain:.2f} times on {cores} cores, which one connection and its client fill already"
+        return Verdict(target=target, reached=True if gain >= SECOND_CONNECTION_LEAST else None, measured=why)
+    return Verdict(target=target, reached=gain >= SECOND_CONNECTION_LEAST, measured=f"{gain:.2f} times")
+
+
+def _recall(run: Run) -> Verdict:
+    target = f"at least {RECALL_LEAST:.0%} of a recalled donor's live pages remote after 5 s, with room elsewhere"
+    recall = run.recall
+    if recall is None:
+        return Verdict(target=target, reached=None, measured="not measured")
+    text = f"{recall.share:.1%} of {recall.live_pages} pages, in {recall.took_s:.2f} s"
+    return Verdict(target=target, reached=recall.share >= RECALL_LEAST, measured=text)
+
+
+def _no_wrong_byte(summaries: Summaries) -> Verdict:
+    wrong = {summary.server: summary.wrong for summary in summaries.values() if summary.wrong}
+    return Verdict(
+        target="no failed request and no wrong stamp from any server",
+        reached=not wrong,
+        measured=", ".join(f"{name}: {count}" for name, count in wrong.items()) or "none",
+    )
