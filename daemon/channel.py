@@ -19,11 +19,11 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from farside.daemon import messages as m
 from farside.daemon.protocol import Connection, Event, NeedData, Output, PeerClosed, PeerProved, Received, Side
-from farside.errors import LocalProtocolError, PeerError, RemoteProtocolError
+from farside.errors import PeerError, RemoteProtocolError
 
 OUT_BYTES_MAX = 1 << 20
 """Unsent bytes a peer may cost us: 16 of the largest frames, more than all answers to IN_FLIGHT_MAX requests."""
@@ -45,6 +45,8 @@ class Channel:
         self._drained = asyncio.Event()
         self._drained.set()
         self._broken: OSError | None = None
+        self._is_closed = False
+        self._reading: asyncio.Future[None] | None = None
 
     @property
     def is_local(self) -> bool:
@@ -104,22 +106,25 @@ class Channel:
             elif not isinstance(event, NeedData):
                 return event
             else:
-                await _ready(self._loop.add_reader, self._loop.remove_reader, self._sock.fileno())
+                await self._readable()
                 self._receive_nowait()
 
     def ask(self, message: m.Message) -> int:
         """Sends a request, or a donor's notice, without waiting; returns its sequence, which the answer carries."""
-        data = self.connection.send(message)
-        self._send(data)
+        self._check_open()
+        self._send(self.connection.send(message))
         return self.connection.last_seq
 
     def answer(self, seq: int, message: m.Message, fds: Sequence[int] = ()) -> None:
         """Sends the answer to request `seq`, with descriptors that the caller keeps and may close after this call."""
         assert not fds or (self.is_local and self.connection.side is Side.DONOR)
+        self._check_open()
         self._send(self.connection.send(message, reply_to=seq), tuple(fds))
 
     def farewell(self, code: m.ErrorCode, text: str) -> None:
         """Tells the peer why the connection ends, as far as its socket takes it now; then closes."""
+        if self._is_closed:
+            return
         try:
             self._send(self.connection.farewell(code, text))
         except PeerError:
@@ -154,6 +159,7 @@ class Channel:
             PeerError: the connection was lost before.
             RemoteProtocolError: the peer sent bytes that it should not have sent yet.
         """
+        self._check_open()
         await self.drain()
         if self._broken:
             raise PeerError(f"connection lost: {self._broken.strerror}")
@@ -165,7 +171,10 @@ class Channel:
         return sock
 
     def close(self) -> None:
-        """Closes the socket and every descriptor that was not taken. Harmless twice."""
+        """Closes the socket and every descriptor that was not taken; who waits for an event is told. Harmless twice."""
+        self._is_closed = True
+        if self._reading is not None and not self._reading.done():
+            self._reading.set_exception(PeerError("the connection was closed here"))
         if self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
             self._loop.remove_writer(self._sock.fileno())
@@ -176,6 +185,23 @@ class Channel:
         self._forget_out()
 
     # ---- the socket
+
+    def _check_open(self) -> None:
+        # Closed by another task, as when the peer came back on a new connection: for the caller the peer is gone.
+        if self._is_closed:
+            raise PeerError("the connection was closed here")
+
+    async def _readable(self) -> None:
+        self._check_open()
+        fd, future = self._sock.fileno(), self._loop.create_future()
+        self._reading = future
+        self._loop.add_reader(fd, _wake, future)
+        try:
+            await future
+        finally:
+            self._reading = None
+            if not self._is_closed:
+                self._loop.remove_reader(fd)
 
     def _receive_nowait(self) -> None:
         try:
@@ -199,8 +225,7 @@ class Channel:
         return data
 
     def _send(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
-        if self._sock.fileno() < 0:
-            raise LocalProtocolError("the channel is closed")
+        self._check_open()
         if not data:
             return
         if self._broken:
@@ -246,16 +271,6 @@ class Channel:
         self._drained.set()
 
 
-async def _ready(watch: Callable[[int, Callable[[], None]], None], unwatch: Callable[[int], object], fd: int) -> None:
-    """Returns when the watched descriptor is ready."""
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def wake() -> None:
-        if not future.done():
-            future.set_result(None)
-
-    watch(fd, wake)
-    try:
-        await future
-    finally:
-        unwatch(fd)
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

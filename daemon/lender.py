@@ -24,9 +24,49 @@ from farside.daemon.memory import MemoryWatch, SlabCounts
 from farside.daemon.messages import ErrorCode
 from farside.daemon.pool import Pool, Slab
 from farside.daemon.sessions import Ledger, Loan, LoanState, Refused, Session, Transport
+from farside.daemon.tasks import Tasks
 from farside.log import get_log
 
 _log = get_log("daemon")
+
+
+class ExportStats(Protocol):
+    """What an exporter has served since it began."""
+
+    @property
+    def reads(self) -> int:
+        """Requests."""
+        ...
+
+    @property
+    def writes(self) -> int:
+        """Requests."""
+        ...
+
+    @property
+    def read_bytes(self) -> int:
+        """Payload sent."""
+        ...
+
+    @property
+    def write_bytes(self) -> int:
+        """Payload received."""
+        ...
+
+    @property
+    def refused(self) -> int:
+        """Requests with a wrong token, lease or bound."""
+        ...
+
+    @property
+    def connections(self) -> int:
+        """Open now."""
+        ...
+
+    @property
+    def cpu_ns(self) -> int:
+        """CPU time of the serving threads."""
+        ...
 
 
 class Exporter(Protocol):
@@ -46,6 +86,10 @@ class Exporter(Protocol):
 
     def fence(self, session: int, /) -> None:
         """Ends the session's connections; nothing of them can land afterwards."""
+        ...
+
+    def stats(self) -> ExportStats:
+        """What was served so far."""
         ...
 
     def destroy(self) -> None:
@@ -70,10 +114,10 @@ class Lender:
         memory: MemoryWatch,
         clock: Clock,
         counters: Counters,
-        tasks: asyncio.TaskGroup,
+        tasks: Tasks,
         token: Callable[[], int] = lambda: secrets.randbits(64),
     ) -> None:
-        """``tasks`` is the group in which slabs are cleaned; ``token`` makes what proves a lease."""
+        """``tasks`` is where slabs are cleaned; ``token`` makes what proves a lease."""
         self.pool = pool
         self.ledger = ledger
         self.exporter = exporter
@@ -130,7 +174,7 @@ class Lender:
         self.ledger.end(loan)
         self.counters.ended[how] += 1
         _log.info("loan ended", lease=loan.lease, borrower=loan.session.node, how=how)
-        self._tasks.create_task(self.pool.take_back(loan.slab, keep=self._is_wanted(how)))
+        self._tasks.start(self.pool.take_back(loan.slab, keep=self._is_wanted(how)), "cleaning a slab")
         self.loan_ended.set()
 
     def expire(self) -> None:

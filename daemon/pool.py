@@ -75,6 +75,7 @@ class Pool:
         self._ready: deque[Slab] = deque()
         self._lent: set[Slab] = set()
         self._changing = 0  # being made or cleaned
+        self.changes = 0  # how often a slab came or went; only grows
         self._closed = False
 
     @property
@@ -157,10 +158,12 @@ class Pool:
     async def _changed(self, work: Callable[[], _T]) -> _T:
         """Runs what takes milliseconds in a thread; one slab counts as changing for so long."""
         self._changing += 1
+        self.changes += 1
         try:
             return await asyncio.to_thread(work)
         finally:
             self._changing -= 1
+            self.changes += 1
 
     # ---- in a thread
 

@@ -18,12 +18,13 @@ older ones must be fenced before it is let in, so that no late write of theirs c
 refused.
 """
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from farside.daemon.channel import Channel
-from farside.daemon.messages import ErrorCode
+from farside.daemon.messages import Activity, ErrorCode
 from farside.daemon.pool import Slab
 from farside.errors import FarsideError
 
@@ -66,6 +67,7 @@ class Session:
     channel: Channel | None = None
     data_epoch: int = -1  # highest of its data connections
     loans: "dict[int, Loan]" = field(default_factory=dict)
+    asked: "dict[int, asyncio.Future[Activity]]" = field(default_factory=dict)  # CHECK_ACTIVITY not answered
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -51,28 +51,28 @@ class FakeExporter:
     calls: Counter[str] = field(default_factory=Counter)
     closed: bool = False
 
-    def lease(self, lease: int, session: int, token: int, addr: int, length_bytes: int) -> None:
+    def lease(self, lease: int, session: int, token: int, addr: int, size_bytes: int, /) -> None:
         if lease in self.leases:
             raise EngineError("export_lease", EEXIST)
-        self.leases[lease] = (session, token, addr, length_bytes)
+        self.leases[lease] = (session, token, addr, size_bytes)
 
-    def revoke(self, lease: int) -> None:
+    def revoke(self, lease: int, /) -> None:
         if self.leases.pop(lease, None) is None:
             raise EngineError("export_revoke", ENOENT)
         self.calls["revoke"] += 1
 
-    def conn(self, session: int, sock_fd: int) -> None:
-        self.conns.setdefault(session, []).append(socket.socket(fileno=sock_fd))
+    def conn(self, session: int, sock: int, /) -> None:
+        self.conns.setdefault(session, []).append(socket.socket(fileno=sock))
 
-    def fence(self, session: int) -> None:
+    def fence(self, session: int, /) -> None:
         self.calls["fence"] += 1
-        for sock in self.conns.pop(session, []):
-            sock.close()
+        for connection in self.conns.pop(session, []):
+            connection.close()
 
     def stats(self) -> FakeStats:
         return FakeStats(connections=sum(map(len, self.conns.values())))
 
-    def close(self) -> None:
+    def destroy(self) -> None:
         for session in list(self.conns):
             self.fence(session)
         self.closed = True

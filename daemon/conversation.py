@@ -1,0 +1,123 @@
+"""One borrower's control connection: what it asks, and what it gets.
+
+Each request is answered before the next is read, so a borrower that asks for much waits for itself only. What goes
+wrong with one request is an ERROR answer; what goes wrong with the protocol ends the connection, not the session: its
+loans stand until they expire, and the borrower may come back.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from farside.daemon import messages as m
+from farside.daemon.channel import Channel
+from farside.daemon.counters import Ending
+from farside.daemon.lender import Lender
+from farside.daemon.protocol import PeerClosed, Received
+from farside.daemon.recall import Recaller
+from farside.daemon.sessions import Loan, LoanState, Refused, Session, Transport
+
+_ENDING_OF_DONE = {
+    LoanState.LENT: Ending.RELEASED,
+    LoanState.MIGRATING: Ending.MIGRATED,
+    LoanState.EVICTING: Ending.EVICTED,
+}
+
+
+class Conversation:
+    """Answers one connected borrower."""
+
+    def __init__(self, lender: Lender, recaller: Recaller, session: Session, channel: Channel) -> None:
+        self._lender = lender
+        self._recaller = recaller
+        self._session = session
+        self._channel = channel
+        self._handlers: dict[type[m.Message], Callable[[int, m.Message], Awaitable[None]]] = {
+            m.QueryMem: self._on_query_mem,
+            m.KeepAlive: self._on_query_mem,
+            m.Map: self._on_map,
+            m.Resume: self._on_resume,
+            m.Release: self._on_release,
+            m.Done: self._on_done,
+            m.Activity: self._on_activity,
+            m.Error: self._on_error,
+        }
+
+    async def run(self) -> None:
+        """Answers until the borrower closes.
+
+        Raises:
+            PeerError: the connection was lost.
+            RemoteProtocolError: the borrower broke the protocol.
+        """
+        while True:
+            event = await self._channel.next_event()
+            if isinstance(event, PeerClosed):
+                return
+            assert isinstance(event, Received)
+            self._session.heard_s = self._lender.clock.now_s()
+            try:
+                await self._handlers[type(event.message)](event.seq, event.message)
+            except Refused as refused:
+                self._lender.counters.refused[refused.code.name] += 1
+                self._channel.answer(event.seq, m.Error(code=int(refused.code), message=str(refused)[:256]))
+
+    # ---- requests
+
+    async def _on_query_mem(self, seq: int, _: m.Message) -> None:
+        lender = self._lender
+        self._channel.answer(seq, lender.memory.free_mem(lender.snapshot(), is_closing=lender.is_closing))
+
+    async def _on_map(self, seq: int, request: m.Message) -> None:
+        assert isinstance(request, m.Map)
+        is_shm = self._channel.is_local and m.Feature.SHM in self._channel.connection.features
+        loans = await self._lender.lend(
+            self._session,
+            device=request.device,
+            count=request.count,
+            transport=Transport.SHM if is_shm else Transport.TCP,
+        )
+        self._answer_leases(seq, loans)
+
+    async def _on_resume(self, seq: int, request: m.Message) -> None:
+        assert isinstance(request, m.Resume)
+        self._answer_leases(seq, self._lender.ledger.confirm(self._session, request.leases))
+        self._recaller.overdue_notices(self._session)
+
+    async def _on_release(self, seq: int, request: m.Message) -> None:
+        assert isinstance(request, m.Release)
+        unknown = [lease for lease in request.leases if lease not in self._session.loans]
+        for lease in dict.fromkeys(request.leases):
+            if lease not in unknown:
+                self._lender.end(self._session.loans[lease], Ending.RELEASED)
+        if unknown:
+            raise Refused(m.ErrorCode.NO_LEASE, f"no leases {unknown[:8]} of yours; the others are released")
+        self._channel.answer(seq, m.Ok())
+
+    async def _on_done(self, seq: int, request: m.Message) -> None:
+        assert isinstance(request, m.Done)
+        loan = self._lender.ledger.find(self._session, request.lease)
+        self._lender.counters.moved_pages += request.moved_pages
+        self._lender.counters.dropped_pages += request.dropped_pages
+        self._lender.end(loan, _ENDING_OF_DONE[loan.state])
+        self._channel.answer(seq, m.Ok())
+
+    # ---- answers to what we asked
+
+    async def _on_activity(self, seq: int, answer: m.Message) -> None:
+        assert isinstance(answer, m.Activity)
+        future = self._session.asked.pop(seq, None)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    async def _on_error(self, seq: int, _: m.Message) -> None:
+        future = self._session.asked.pop(seq, None)
+        if future is not None:
+            future.cancel()  # no answer, then
+
+    def _answer_leases(self, seq: int, loans: tuple[Loan, ...]) -> None:
+        leases = tuple(_lease(loan) for loan in loans)
+        fds = [loan.slab.fd for loan in loans if loan.transport is Transport.SHM]
+        self._channel.answer(seq, m.MrInfo(leases=leases), fds)
+
+
+def _lease(loan: Loan) -> m.Lease:
+    return m.Lease(lease=loan.lease, token=loan.token, rkey=0, addr=0, length=loan.slab.length_bytes, epoch=loan.epoch)

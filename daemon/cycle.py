@@ -1,0 +1,96 @@
+"""The donor's heartbeat: each sample period it looks at memory, decides, and acts."""
+
+from farside.clock import Clock
+from farside.daemon.headroom import Action, Grow, Recall, ReleaseUnmapped, decide
+from farside.daemon.lender import Lender
+from farside.daemon.recall import Recaller
+from farside.daemon.sense import MemorySense
+from farside.daemon.tasks import Tasks
+from farside.errors import Unavailable
+from farside.log import get_log
+
+_log = get_log("daemon.cycle")
+
+UNSETTLED_MAX = 3
+"""Samples skipped in a row because our own slabs came and went around them; then one is taken all the same."""
+
+
+class Cycle:
+    """The loop over one donor. ``run`` it as a task."""
+
+    def __init__(
+        self,
+        *,
+        lender: Lender,
+        recaller: Recaller,
+        sense: MemorySense,
+        clock: Clock,
+        period_s: float,
+        tasks: Tasks,
+    ) -> None:
+        """``tasks`` is where recalls run their course."""
+        self._lender = lender
+        self._recaller = recaller
+        self._sense = sense
+        self._clock = clock
+        self._period_s = period_s
+        self._tasks = tasks
+        self._unsettled = 0
+        self._is_sensing = True
+
+    async def run(self) -> None:
+        """Steps once a period, until cancelled."""
+        next_s = self._clock.now_s()
+        while True:
+            # Never more than one step behind: after a suspend there is nothing to catch up with.
+            next_s = max(next_s + self._period_s, self._clock.now_s())
+            await self._clock.sleep_until_s(next_s - self._period_s / 2)
+            before = self._lender.pool.changes
+            await self._clock.sleep_until_s(next_s)
+            try:
+                await self.step(is_settled=before == self._lender.pool.changes)
+            # Whatever goes wrong in one round, the next must come: it is what gives programs their memory back.
+            except Exception as error:
+                _log.error("unexpected fault", cause=error, work="memory")
+
+    async def step(self, *, is_settled: bool = True) -> None:
+        """One round. ``is_settled``: no slab came or went just before, so that meminfo and our own count agree."""
+        # 1. Silent borrowers lose what they have: it may be all that is needed.
+        self._lender.expire()
+        # 2. Observe.
+        self._observe(is_settled=is_settled)
+        if self._lender.is_closing:
+            return
+        # 3. Decide.
+        actions = decide(self._lender.snapshot(), self._lender.memory.params)
+        # 4. Act.
+        for action in actions:
+            await self._act(action)
+
+    def _observe(self, *, is_settled: bool) -> None:
+        self._unsettled = 0 if is_settled else self._unsettled + 1
+        if 0 < self._unsettled <= UNSETTLED_MAX:
+            return
+        try:
+            reading = self._sense.read()
+        except Unavailable as error:
+            self._lender.counters.bad_samples += 1
+            if self._is_sensing:
+                _log.error("memory use cannot be read; the last sample stands", error=error)
+            self._is_sensing = False
+            return
+        self._is_sensing = True
+        self._lender.memory.note(reading, slabs_bytes=self._lender.pool.slabs_bytes)
+
+    async def _act(self, action: Action) -> None:
+        _log.debug("memory", action=type(action).__name__, count=action.count, reason=action.reason)
+        match action:
+            case Grow():
+                await self._lender.pool.grow(action.count)
+            case ReleaseUnmapped():
+                await self._lender.pool.release_ready(action.count)
+            case Recall():
+                loans = await self._recaller.choose(action.count)
+                _log.info("slabs recalled", count=len(loans), deadline_s=action.deadline_s, reason=action.reason)
+                self._recaller.begin(loans, action.deadline_s)
+                self._tasks.start(self._recaller.finish(loans), "recalling slabs")

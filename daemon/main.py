@@ -1,0 +1,241 @@
+"""`farside daemon`: one donor process, from its settings to its end.
+
+Start: key, first memory sample, engine, listeners, slabs ready, then READY. The first SIGTERM or SIGINT ends it with
+care: nothing new is lent, every slab is recalled with time to move its pages, and then the process goes; the second
+ends it at once. Killed without warning it leaves nothing but socket files, which its successor clears away.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+
+from farside import admin
+from farside.clock import Clock, RealClock
+from farside.config import DaemonConfig
+from farside.daemon.counters import Counters
+from farside.daemon.cycle import Cycle
+from farside.daemon.keys import read_keys
+from farside.daemon.lender import Exporter, Lender
+from farside.daemon.listen import close_listener, open_listener
+from farside.daemon.memory import MemoryWatch
+from farside.daemon.metrics import serving_metrics
+from farside.daemon.pool import Pool, SlabMemory
+from farside.daemon.recall import Recaller
+from farside.daemon.sense import MemorySense
+from farside.daemon.server import Server
+from farside.daemon.sessions import Ledger
+from farside.daemon.status import DonorStatus, donor_status
+from farside.daemon.tasks import Tasks
+from farside.errors import ConfigError
+from farside.log import get_log, start_logging
+
+_log = get_log("daemon")
+
+STATUS_PERIOD_S = 1.0
+"""How old the picture may be that Prometheus gets."""
+
+
+class _Ended(Exception):
+    """Leaves the task group, so that what runs in it is cancelled."""
+
+
+def run(config: DaemonConfig) -> int:
+    """Runs a donor until it is told to stop; returns the process's exit code.
+
+    Raises:
+        ConfigError: a setting, the key file or an address cannot be used.
+        Unavailable: memory use cannot be read here.
+    """
+    from farside.kmod_shim.engine import binding  # late: `--help` and tests of the rest need no engine
+
+    start_logging(config.log_level)
+    donor = Donor(config, exporter=binding.Exporter(), slab_memory=binding, clock=RealClock())
+    asyncio.run(donor.run())
+    return 0
+
+
+class Donor:
+    """All parts of one donor, put together."""
+
+    def __init__(self, config: DaemonConfig, *, exporter: Exporter, slab_memory: SlabMemory, clock: Clock) -> None:
+        """Reads the key and the first memory sample; nothing is listened on yet."""
+        self.node = config.node or socket.gethostname()
+        self.ready = asyncio.Event()
+        self._config = config
+        self._exporter = exporter
+        self._clock = clock
+        self._keys = read_keys(config.key_file)
+        self._sense = MemorySense(proc_root=config.proc_root, cgroup=config.cgroup)
+        memory = self._memory = MemoryWatch(config, self._sense.read())
+        self._pool = Pool(slab_memory, slab_bytes=config.slab_bytes, huge_slabs_free=memory.huge_slabs_free)
+        self._ledger = Ledger(lease_expiry_s=config.lease_expiry_s, quota_slabs=config.quota_slabs_per_borrower)
+        self._told = 0  # how often we were told to stop
+        self._told_again = asyncio.Event()
+        self._latest: DonorStatus | None = None
+
+    async def run(self) -> None:
+        """Lends until ``stop`` is called."""
+        with ExitStack() as stack:
+            stack.callback(self._pool.close)
+            stack.callback(self._exporter.destroy)  # before the pool: its threads touch slabs
+            stack.enter_context(self._signals())
+            # Listeners outlive the tasks that accept on them.
+            listeners = [stack.enter_context(_listening(endpoint)) for endpoint in self._config.listen]
+            try:
+                async with asyncio.TaskGroup() as group:
+                    await self._run(group, listeners)
+            except* _Ended:
+                pass
+            except* ConfigError as only:
+                raise only.exceptions[0] from None
+
+    def stop(self) -> None:
+        """Ends the donor with care; called again, at once."""
+        self._told += 1
+        self._told_again.set()
+
+    async def _run(self, group: asyncio.TaskGroup, listeners: Sequence[socket.socket]) -> None:
+        config = self._config
+        lender = self._lender(Tasks(group))
+        recaller = self._recaller(lender)
+        self._publish(lender)
+        async with await admin.serve(config.admin_socket, {"status": self._on_status(lender)}):
+            with ExitStack() as stack:
+                if config.metrics_listen:
+                    stack.enter_context(serving_metrics(config.metrics_listen, self._picture))
+                await self._serve(group, lender, recaller, listeners)
+        raise _Ended
+
+    async def _serve(
+        self, group: asyncio.TaskGroup, lender: Lender, recaller: Recaller, listeners: Sequence[socket.socket]
+    ) -> None:
+        cycle = self._cycle(lender, recaller, Tasks(group))
+        server = self._server(lender, recaller, Tasks(group))
+        await cycle.step()
+        group.create_task(cycle.run())
+        group.create_task(self._keep_publishing(lender))
+        for listener in listeners:
+            group.create_task(server.accept(listener))
+        _log.info("donor ready", node=self.node, listen=" ".join(self._config.listen), ready_slabs=self._pool.ready)
+        _notify_systemd("READY=1")
+        self.ready.set()
+        await self._until_told(1)
+        await self._give_up(lender, recaller)
+
+    async def _give_up(self, lender: Lender, recaller: Recaller) -> None:
+        """Gets everything back; a second signal, or the deadlines, end the wait."""
+        _notify_systemd("STOPPING=1")
+        lender.is_closing = True
+        config = self._config
+        _log.info("donor stopping", lent=len(self._ledger.loans))
+        giving_up = asyncio.ensure_future(recaller.recall_all(config.migrate_deadline_s))
+        told_again = asyncio.ensure_future(self._until_told(2))
+        try:
+            await asyncio.wait((giving_up, told_again), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for future in (giving_up, told_again):
+                future.cancel()
+            await asyncio.gather(giving_up, told_again, return_exceptions=True)
+        _log.info("donor stopped", taken=len(self._ledger.loans))
+
+    async def _until_told(self, times: int) -> None:
+        while self._told < times:
+            self._told_again.clear()
+            await self._told_again.wait()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # RuntimeError: not in the main thread, where only a test runs a donor.
+            with suppress(RuntimeError):
+                loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    # ---- status
+
+    def _on_status(self, lender: Lender) -> admin.Handler:
+        async def status(_: Mapping[str, object]) -> object:
+            return donor_status(self.node, lender)
+
+        return status
+
+    def _publish(self, lender: Lender) -> None:
+        self._latest = donor_status(self.node, lender)
+
+    def _picture(self) -> DonorStatus:
+        assert self._latest is not None
+        return self._latest
+
+    async def _keep_publishing(self, lender: Lender) -> None:
+        while True:
+            await self._clock.sleep_until_s(self._clock.now_s() + STATUS_PERIOD_S)
+            self._publish(lender)
+
+    # ---- parts
+
+    def _lender(self, tasks: Tasks) -> Lender:
+        return Lender(
+            pool=self._pool,
+            ledger=self._ledger,
+            exporter=self._exporter,
+            memory=self._memory,
+            clock=self._clock,
+            counters=Counters(),
+            tasks=tasks,
+        )
+
+    def _recaller(self, lender: Lender) -> Recaller:
+        return Recaller(
+            lender,
+            clock=self._clock,
+            rng=random.Random(),
+            evict_extra=self._config.evict_extra,
+            evict_deadline_s=self._config.evict_deadline_s,
+        )
+
+    def _cycle(self, lender: Lender, recaller: Recaller, tasks: Tasks) -> Cycle:
+        return Cycle(
+            lender=lender,
+            recaller=recaller,
+            sense=self._sense,
+            clock=self._clock,
+            period_s=self._config.sample_period_s,
+            tasks=tasks,
+        )
+
+    def _server(self, lender: Lender, recaller: Recaller, tasks: Tasks) -> Server:
+        return Server(
+            node=self.node,
+            keys=self._keys,
+            lender=lender,
+            recaller=recaller,
+            slab_bytes=self._config.slab_bytes,
+            tasks=tasks,
+        )
+
+
+@contextmanager
+def _listening(endpoint: str) -> Iterator[socket.socket]:
+    listener = open_listener(endpoint)
+    try:
+        yield listener
+    finally:
+        close_listener(listener)
+
+
+def _notify_systemd(message: str) -> None:
+    """sd_notify(3), where there is someone to hear it."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock, suppress(OSError):
+        sock.sendto(message.encode(), "\0" + address[1:] if address.startswith("@") else address)

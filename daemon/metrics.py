@@ -1,0 +1,111 @@
+"""The donor's Prometheus metrics, made from its status at each scrape.
+
+The scrape comes in a thread of its own; it reads the last picture that the event loop published, nothing else.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from farside.daemon.status import DonorStatus
+from farside.errors import ConfigError
+
+_STATES = ("ready", "lent", "migrating", "evicting")
+
+
+class DonorCollector(Collector):
+    """Turns a donor's status into metrics."""
+
+    def __init__(self, latest: Callable[[], DonorStatus]) -> None:
+        """``latest`` gives the newest picture, from any thread."""
+        self._latest = latest
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of this moment."""
+        status = self._latest()
+        yield _slabs(status)
+        yield from _memory(status)
+        yield from _counters(status)
+        yield from _traffic(status)
+
+
+@contextmanager
+def serving_metrics(address: str, latest: Callable[[], DonorStatus]) -> Iterator[None]:
+    """Serves metrics at HOST:PORT.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    host, _, port = address.rpartition(":")
+    registry = CollectorRegistry()
+    registry.register(DonorCollector(latest))
+    prometheus_client.ProcessCollector(registry=registry)
+    try:
+        server, _ = prometheus_client.start_http_server(int(port), addr=host.strip("[]"), registry=registry)
+    except OSError as error:
+        raise ConfigError(f"metrics_listen {address}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _slabs(status: DonorStatus) -> Metric:
+    family = GaugeMetricFamily("farside_donor_slabs", "Slabs by state.", labels=["state"])
+    counts = Counter(slab.state for slab in status.slabs)
+    for state in _STATES:
+        family.add_metric([state], counts[state])
+    return family
+
+
+def _memory(status: DonorStatus) -> Iterator[Metric]:
+    memory = status.memory
+    for name, text, value in (
+        ("memory_bytes", "Memory that this donor reckons with.", memory.total_bytes),
+        ("memory_used_bytes", "Memory that everybody else uses, smoothed.", memory.used_bytes),
+        ("memory_slabs_bytes", "Memory in slabs.", memory.slabs_bytes),
+        ("memory_free_bytes", "Memory that nobody uses.", memory.free_bytes),
+        ("headroom_bytes", "Memory that is to stay free.", memory.headroom_bytes),
+        ("leasable_slabs", "Slabs that could be lent now.", memory.free_slabs),
+        ("sessions", "Borrowers with a session.", len(status.sessions)),
+    ):
+        yield GaugeMetricFamily(f"farside_donor_{name}", text, value=value)
+
+
+def _counters(status: DonorStatus) -> Iterator[Metric]:
+    for name, text, value in (
+        ("slabs_lent", "Slabs lent.", status.counters["lent"]),
+        ("slabs_released", "Slabs that borrowers gave back unasked.", status.counters["released"]),
+        ("migrations", "Recalled slabs that were let go in time to move them.", status.counters["migrations"]),
+        ("evictions", "Recalled slabs that had to go at once, or were taken.", status.counters["evictions"]),
+        ("expiries", "Slabs taken back from silent borrowers.", status.counters["expiries"]),
+        ("fences", "Times that older data connections of a borrower were cut off.", status.counters["fences"]),
+        ("memory_sample_errors", "Memory samples that could not be read.", status.counters["bad_samples"]),
+    ):
+        yield CounterMetricFamily(f"farside_donor_{name}", text, value=value)
+    recalled = CounterMetricFamily("farside_donor_recalled_pages", "Pages of recalled slabs.", labels=["fate"])
+    recalled.add_metric(["moved"], status.counters["moved_pages"])
+    recalled.add_metric(["dropped"], status.counters["dropped_pages"])
+    yield recalled
+    refused = CounterMetricFamily("farside_donor_refused", "Requests and connections refused.", labels=["reason"])
+    for reason, count in status.refused.items():
+        refused.add_metric([reason.lower()], count)
+    yield refused
+
+
+def _traffic(status: DonorStatus) -> Iterator[Metric]:
+    traffic = status.traffic
+    for name, text, value in (
+        ("reads", "Reads served over networks.", traffic["reads"]),
+        ("writes", "Writes served over networks.", traffic["writes"]),
+        ("read_bytes", "Bytes that borrowers read over networks.", traffic["read_bytes"]),
+        ("written_bytes", "Bytes that borrowers wrote over networks.", traffic["written_bytes"]),
+        ("serving_cpu_seconds", "Time on a CPU of the threads that serve pages.", traffic["cpu_ns"] / 1e9),
+    ):
+        yield CounterMetricFamily(f"farside_donor_{name}", text, value=value)
+    yield GaugeMetricFamily("farside_donor_data_connections", "Data connections.", value=traffic["connections"])

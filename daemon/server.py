@@ -1,0 +1,173 @@
+"""The donor's listeners: who may come in, and where a connection goes.
+
+Every connection begins with the handshake (protocol.py). A control connection opens a session or returns to one, and
+becomes a conversation. A data connection is welcomed into its session and handed to the engine's threads at the frame
+boundary; this process's Python never sees it again.
+
+Whatever a peer sends, it can only end its own connection: bounds on time (HANDSHAKE_LIMIT_S) and number
+(CONNECTIONS_MAX) hold for those that have not proved the key, and every refusal is counted by its reason.
+"""
+
+import asyncio
+import secrets
+import socket
+
+from farside.daemon import messages as m
+from farside.daemon.channel import Channel
+from farside.daemon.conversation import Conversation
+from farside.daemon.lender import Lender
+from farside.daemon.protocol import Connection, Side
+from farside.daemon.recall import Recaller
+from farside.daemon.sessions import Refused, Session
+from farside.daemon.tasks import Tasks
+from farside.errors import EngineError, PeerError, RemoteProtocolError
+from farside.log import get_log
+
+_log = get_log("daemon.server")
+
+HANDSHAKE_LIMIT_S = 5.0
+"""From accept to a proved key: two round trips, so 5 s is a peer that only holds a place."""
+CONNECTIONS_MAX = 8192
+"""Twice as many control connections as there may be sessions; data connections leave the count when handed over."""
+ACCEPT_PAUSE_S = 0.1
+"""After accept failed for want of descriptors or memory, so as not to spin on a listener that stays readable."""
+
+
+class Server:
+    """Takes connections for one donor."""
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        keys: tuple[bytes, ...],
+        lender: Lender,
+        recaller: Recaller,
+        slab_bytes: int,
+        tasks: Tasks,
+    ) -> None:
+        """``tasks`` is where connections are served."""
+        self._node = node
+        self._keys = keys
+        self._lender = lender
+        self._recaller = recaller
+        self._slab_bytes = slab_bytes
+        self._tasks = tasks
+        self._open = 0
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Serves who connects to a listening socket, until cancelled."""
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                _log.warning("a connection could not be taken", error=error)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            if self._open >= CONNECTIONS_MAX:
+                self._lender.counters.refused["CONNECTIONS"] += 1
+                sock.close()
+                continue
+            self._tasks.start(self.serve(sock), "serving a connection")
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Serves one connection to its end. Never raises for what a peer does."""
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        channel = Channel(sock, self._connection())
+        self._open += 1
+        try:
+            await self._serve(channel)
+        except RemoteProtocolError as error:
+            self._refuse(channel, m.ErrorCode(error.code or m.ErrorCode.MALFORMED), str(error))
+        except Refused as error:
+            self._refuse(channel, error.code, str(error))
+        except TimeoutError:
+            self._refuse(channel, m.ErrorCode.NOT_NOW, f"no proof of the key in {HANDSHAKE_LIMIT_S:g} s")
+        except PeerError as error:
+            _log.debug("connection lost", reason=error)
+        finally:
+            self._open -= 1
+            channel.close()
+
+    def _connection(self) -> Connection:
+        return Connection(
+            side=Side.DONOR,
+            keys=self._keys,
+            nonce=secrets.token_bytes(m.NONCE_BYTES),
+            node=self._node,
+            features=m.Feature.SHM | m.Feature.MIGRATE,
+        )
+
+    async def _serve(self, channel: Channel) -> None:
+        async with asyncio.timeout(HANDSHAKE_LIMIT_S):
+            hello = await channel.accept()
+        if hello.role == "data":
+            await self._serve_data(channel, hello)
+        else:
+            await self._serve_control(channel, hello)
+
+    # ---- control
+
+    async def _serve_control(self, channel: Channel, hello: m.Hello) -> None:
+        session = self._session(hello)
+        if session.channel is not None:  # the old connection of a borrower that came back before we noticed
+            session.channel.farewell(m.ErrorCode.SESSION, "replaced by a newer connection")
+        session.channel = channel
+        self._welcome(channel, session)
+        _log.info("borrower connected", borrower=session.node, session=session.number, loans=len(session.loans))
+        try:
+            await Conversation(self._lender, self._recaller, session, channel).run()
+        finally:
+            if session.channel is channel:
+                session.channel = None
+                for future in session.asked.values():
+                    future.cancel()
+                session.asked.clear()
+            _log.info("borrower disconnected", borrower=session.node, loans=len(session.loans))
+
+    def _session(self, hello: m.Hello) -> Session:
+        ledger, now_s = self._lender.ledger, self._lender.clock.now_s()
+        if hello.session:
+            return ledger.rejoin(number=hello.session, node=hello.node, now_s=now_s)
+        if self._lender.is_closing:
+            raise Refused(m.ErrorCode.NOT_NOW, "this donor is going away")
+        # 63 bits: not guessable, and fits what every language calls an integer.
+        return ledger.open(number=secrets.randbits(63) | 1, node=hello.node, now_s=now_s)
+
+    def _welcome(self, channel: Channel, session: Session) -> None:
+        channel.decide(
+            m.Welcome(
+                session=session.number,
+                slab_bytes=self._slab_bytes,
+                lease_expiry_s=self._lender.ledger.lease_expiry_s,
+            )
+        )
+
+    # ---- data
+
+    async def _serve_data(self, channel: Channel, hello: m.Hello) -> None:
+        ledger = self._lender.ledger
+        session, must_fence = ledger.admit_data(number=hello.session, node=hello.node, epoch=hello.epoch)
+        if must_fence:
+            _log.info("older data connections fenced", borrower=session.node, epoch=hello.epoch)
+            self._lender.fence(session)
+        self._welcome(channel, session)
+        sock = await channel.hand_over()
+        if not ledger.is_open(session) or session.data_epoch != hello.epoch:
+            sock.close()  # expired or fenced while the last bytes of WELCOME waited
+            return
+        try:
+            self._lender.exporter.conn(session.number, sock.fileno())
+        except EngineError as error:
+            sock.close()
+            _log.warning("the engine took no data connection", borrower=session.node, error=error)
+            return
+        sock.detach()
+
+    def _refuse(self, channel: Channel, code: m.ErrorCode, text: str) -> None:
+        self._lender.counters.refused[code.name] += 1
+        _log.warning("connection refused", code=code.name, reason=text)
+        channel.farewell(code, text)

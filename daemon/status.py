@@ -1,0 +1,118 @@
+"""What a donor tells about itself, to `farside status` and to Prometheus: one frozen picture."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from farside.daemon.headroom import free_bytes, leasable_slabs
+from farside.daemon.lender import Lender
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlabStatus:
+    """A slab that stands. ``state`` is ready, lent, migrating or evicting; the rest is empty while it is ready."""
+
+    state: str
+    lease: int | None = None
+    borrower: str = ""
+    device: str = ""
+    transport: str = ""
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryStatus:
+    """Memory in bytes. ``used_bytes`` is everybody else's, smoothed; ``free_bytes`` is what neither they nor we use."""
+
+    total_bytes: int
+    used_bytes: int
+    slabs_bytes: int
+    free_bytes: int
+    headroom_bytes: int
+    free_slabs: int  # that could be lent now
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStatus:
+    """One borrower."""
+
+    borrower: str
+    connected: bool
+    silent_s: float
+    slabs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DonorStatus:
+    """A donor at one moment. Counters only grow; ``traffic`` is what its threads served over networks."""
+
+    node: str
+    pid: int
+    closing: bool
+    slab_bytes: int
+    memory: MemoryStatus
+    slabs: tuple[SlabStatus, ...]
+    sessions: tuple[SessionStatus, ...]
+    counters: Mapping[str, int]
+    refused: Mapping[str, int]
+    traffic: Mapping[str, int]
+
+
+def donor_status(node: str, lender: Lender) -> DonorStatus:
+    """The donor now."""
+    now_s = lender.clock.now_s()
+    stats = lender.exporter.stats()
+    return DonorStatus(
+        node=node,
+        pid=os.getpid(),
+        closing=lender.is_closing,
+        slab_bytes=lender.pool.slab_bytes,
+        memory=_memory(lender),
+        slabs=_slabs(lender, now_s),
+        sessions=tuple(
+            SessionStatus(
+                borrower=session.node,
+                connected=session.channel is not None,
+                silent_s=round(now_s - session.heard_s, 3),
+                slabs=len(session.loans),
+            )
+            for session in lender.ledger.sessions
+        ),
+        counters=lender.counters.totals(),
+        refused={**lender.counters.refused, "DATA": stats.refused},
+        traffic={
+            "reads": stats.reads,
+            "writes": stats.writes,
+            "read_bytes": stats.read_bytes,
+            "written_bytes": stats.write_bytes,
+            "connections": stats.connections,
+            "cpu_ns": stats.cpu_ns,
+        },
+    )
+
+
+def _memory(lender: Lender) -> MemoryStatus:
+    snapshot, params = lender.snapshot(), lender.memory.params
+    return MemoryStatus(
+        total_bytes=snapshot.total_bytes,
+        used_bytes=int(snapshot.used_bytes),
+        slabs_bytes=lender.pool.slabs_bytes,
+        free_bytes=int(free_bytes(snapshot, params.slab_bytes, snapshot.used_bytes)),
+        headroom_bytes=params.headroom_bytes,
+        free_slabs=0 if lender.is_closing else leasable_slabs(snapshot, params),
+    )
+
+
+def _slabs(lender: Lender, now_s: float) -> tuple[SlabStatus, ...]:
+    lent = tuple(
+        SlabStatus(
+            state=str(loan.state),
+            lease=loan.lease,
+            borrower=loan.session.node,
+            device=loan.device,
+            transport=str(loan.transport),
+            age_s=round(now_s - loan.since_s, 3),
+        )
+        for loan in lender.ledger.loans
+    )
+    return lent + (SlabStatus(state="ready"),) * lender.pool.ready
