@@ -94,7 +94,7 @@ NE_HARDWARE static inline uint64_t multiply(uint64_t crc, uint32_t shift)
 NE_HARDWARE static inline __attribute__((always_inline)) uint32_t
 crc_blocks(uint32_t crc, uint8_t *restrict dst, const uint8_t *restrict src, size_t blocks, bool copy)
 {
-	for (; blocks; blocks--, src += BLOCK_BYTES, dst += copy ? BLOCK_BYTES : 0) {
+	for (; blocks; blocks--, src += BLOCK_BYTES) {
 		uint64_t a = crc, b = 0, c = 0;
 
 		for (size_t i = 0; i < STREAM_BYTES; i += 8) {
@@ -122,6 +122,8 @@ crc_blocks(uint32_t crc, uint8_t *restrict dst, const uint8_t *restrict src, siz
 		/* The products enter with the word after stream c, so they are shifted past that word too. */
 		word ^= c ^ multiply(a, SHIFT_2_STREAMS) ^ multiply(b, SHIFT_1_STREAM);
 		crc = _mm_crc32_u64(_mm_crc32_u64(0, word), last);
+		if (copy)
+			dst += BLOCK_BYTES;
 	}
 	return crc;
 }
