@@ -1,0 +1,88 @@
+"""What can be done to a running sandbox, by the demo, the fault tests and whoever tries things out.
+
+Everything takes the sandbox's folder and a donor's name. Killing is `kill -9`, with nothing said to anybody before.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from farside import admin
+from farside.errors import PeerError
+from farside.sandbox import pressure
+from farside.sandbox.layout import SandboxRecord, read_record
+
+ANSWER_LIMIT_S = 15.0
+END_LIMIT_S = 5.0
+LOOK_EVERY_S = 0.01
+
+Status = Mapping[str, Any]
+"""A process's status as its admin socket tells it: JSON."""
+
+
+def kill_donor(state: Path, name: str) -> None:
+    """Ends a donor with SIGKILL and returns when the sandbox has noticed."""
+    pid = read_record(state).donor(name).pid
+    if pid == 0:
+        raise PeerError(f"donor {name} does not run")
+    os.kill(pid, signal.SIGKILL)
+    _until_gone(state, name, pid)
+
+
+def start_donor(state: Path, name: str) -> None:
+    """Starts a donor that was killed, with the memory of a fresh process, and returns when it answers."""
+    ask(Path(read_record(state).admin_socket), "start_donor", name=name)
+
+
+def squeeze(state: Path, name: str, used_bytes: int) -> None:
+    """Makes the donor's own programs use that much of its memory from now on (simulated; see `pressure`)."""
+    read_record(state).donor(name)
+    pressure.squeeze(state, name, used_bytes)
+
+
+def replace(state: Path) -> None:
+    """Replaces the borrower's server process by a new one, in the planned way, and returns when that serves."""
+    ask(Path(read_record(state).blockdev.admin_socket), "replace")
+
+
+def kill_blockdev(state: Path) -> int:
+    """Ends the borrower's server process (not its supervisor) with SIGKILL; returns the process id it had."""
+    pid = int(blockdev_status(state)["server_pid"])
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def blockdev_status(state: Path) -> Status:
+    """The borrower's status."""
+    return ask(Path(read_record(state).blockdev.admin_socket), "status")
+
+
+def donor_status(state: Path, name: str) -> Status:
+    """A donor's status."""
+    return ask(Path(read_record(state).donor(name).admin_socket), "status")
+
+
+def record(state: Path) -> SandboxRecord:
+    """What runs in the sandbox."""
+    return read_record(state)
+
+
+def ask(socket: Path, command: str, **arguments: object) -> Status:
+    """The answer of the process behind an admin socket.
+
+    Raises:
+        PeerError: nothing runs there, or it refused.
+    """
+    answer: Status = admin.call(socket, command, timeout_s=ANSWER_LIMIT_S, **arguments)
+    return answer
+
+
+def _until_gone(state: Path, name: str, pid: int) -> None:
+    end_s = time.monotonic() + END_LIMIT_S
+    while read_record(state).donor(name).pid == pid:
+        if time.monotonic() > end_s:
+            raise PeerError(f"donor {name} (process {pid}) did not end")
+        time.sleep(LOOK_EVERY_S)

@@ -1,0 +1,114 @@
+"""What a sandbox consists of: the options it was asked for, its folder, and the record of what runs in it.
+
+DIR/sandbox.json     the record, rewritten whenever something starts or ends
+DIR/sandbox.sock     admin socket of the sandbox itself
+DIR/cluster.key      the key that donors and borrower share
+DIR/peers.toml       where the borrower finds its donors
+DIR/disk             backup disk, where protection is "disk" and no file was named
+DIR/blockdev/        config, admin socket, log of the borrower
+DIR/donors/dN/       the same for each donor, and proc/meminfo: the memory of the pretended machine it runs on
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from farside.errors import ConfigError
+from farside.units import MIB
+
+RECORD_NAME = "sandbox.json"
+BORROWER = "borrower"
+
+# Small donors want small slabs, or three of them have nothing to choose from; production's default is 64 MiB.
+SLAB_BYTES_DEFAULT = 16 * MIB
+WORKERS_DEFAULT = 8
+# Headroom is what a donor keeps free for its own programs: a sixteenth here, since the pretended machine runs nothing
+# unless it is squeezed (production's default is an eighth, the paper's 8 of 64 GB).
+HEADROOM_SHARE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The options of a sandbox, checked."""
+
+    donors: int
+    donor_memory_bytes: int
+    transport: str
+    size_bytes: int
+    slab_bytes: int
+    listen: tuple[str, ...]
+    protection: str
+    disk: Path | None
+    workers: int
+    restart_donors: bool
+
+    @property
+    def headroom_bytes(self) -> int:
+        """Memory each donor keeps free for others: a sixteenth of its own, at least one slab."""
+        return max(self.slab_bytes, self.donor_memory_bytes // HEADROOM_SHARE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRecord:
+    """One process of the sandbox. `pid` is 0 while it does not run."""
+
+    name: str
+    pid: int
+    admin_socket: str
+    config: str
+    log: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxRecord:
+    """What runs in a sandbox, as DIR/sandbox.json tells it."""
+
+    pid: int
+    admin_socket: str
+    transport: str
+    protection: str
+    size_bytes: int
+    slab_bytes: int
+    donor_memory_bytes: int
+    uris: tuple[str, ...]
+    donors: tuple[ProcessRecord, ...]
+    blockdev: ProcessRecord
+
+    def donor(self, name: str) -> ProcessRecord:
+        """The donor of that name.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        for donor in self.donors:
+            if donor.name == name:
+                return donor
+        raise ConfigError(f"this sandbox has no donor {name!r}, only {', '.join(d.name for d in self.donors)}")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replaces a file's content so that a reader sees the old or the new, never a mix."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_bytes(data)
+    fresh.replace(path)
+
+
+def write_record(state: Path, record: SandboxRecord) -> None:
+    """Puts the record into the sandbox's folder."""
+    write_atomically(state / RECORD_NAME, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+def read_record(state: Path) -> SandboxRecord:
+    """The record of the sandbox that runs in this folder.
+
+    Raises:
+        ConfigError: None runs there, or its record is damaged.
+    """
+    try:
+        return msgspec.json.decode((state / RECORD_NAME).read_bytes(), type=SandboxRecord)
+    except FileNotFoundError:
+        raise ConfigError(f"no sandbox runs in {state}", hint="start one with `farside sandbox --state`") from None
+    except (OSError, msgspec.DecodeError) as ex:
+        raise ConfigError(f"{state / RECORD_NAME}: {ex}") from None

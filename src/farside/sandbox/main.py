@@ -1,0 +1,199 @@
+"""`farside sandbox`: from options to a running memory plane, and its end."""
+
+import asyncio
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from farside import admin
+from farside.errors import ConfigError, FarsideError
+from farside.sandbox import layout
+from farside.sandbox.files import uri
+from farside.sandbox.layout import SLAB_BYTES_DEFAULT, WORKERS_DEFAULT, Plan
+from farside.sandbox.plane import Plane
+from farside.units import MIB, format_bytes
+
+DONORS_MAX = 64
+LISTEN_DEFAULT_NAME = "nbd.sock"
+
+
+def run(
+    *,
+    donors: int = 3,
+    donor_memory_bytes: int = 512 * MIB,
+    transport: str = "tcp",
+    size_bytes: int = 1024 * MIB,
+    listen: tuple[str, ...] = (),
+    disk: Path | None = None,
+    replicas: int = 1,
+    no_protection: bool = False,
+    state: Path | None = None,
+    slab_bytes: int | None = None,
+    workers: int = WORKERS_DEFAULT,
+    restart_donors: bool = False,
+) -> int:
+    """Runs a sandbox until SIGTERM, SIGHUP or Ctrl-C, and returns the exit code.
+
+    Prints ``ready URI`` for each listener on standard output when clients may connect. `slab_bytes` is 16 MiB when not
+    given. Without `disk`, `replicas` or `no_protection` the backup disk is a file in the state folder. Without `state`
+    the folder is a temporary one. What the sandbox made is gone when this returns; what was there before stays.
+
+    Raises:
+        FarsideError: an option is wrong, or a process did not start.
+    """
+    is_temporary = state is None
+    folder = Path(tempfile.mkdtemp(prefix="farside-sandbox-")) if state is None else state.absolute()
+    made = not folder.exists()
+    try:
+        plan = make_plan(
+            donors=donors,
+            donor_memory_bytes=donor_memory_bytes,
+            transport=transport,
+            size_bytes=size_bytes,
+            listen=listen or (f"unix:{folder / LISTEN_DEFAULT_NAME}",),
+            protection=_protection(disk=disk, replicas=replicas, no_protection=no_protection),
+            disk=disk.absolute() if disk is not None else folder / "disk",
+            slab_bytes=slab_bytes or SLAB_BYTES_DEFAULT,
+            workers=workers,
+            restart_donors=restart_donors,
+        )
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_a_second_sandbox(folder)
+        return _run_to_the_end(Plane(plan, folder))
+    finally:
+        if is_temporary:
+            shutil.rmtree(folder, ignore_errors=True)
+        elif made and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def make_plan(
+    *,
+    donors: int,
+    donor_memory_bytes: int,
+    transport: str,
+    size_bytes: int,
+    listen: tuple[str, ...],
+    protection: str,
+    disk: Path,
+    slab_bytes: int,
+    workers: int,
+    restart_donors: bool,
+) -> Plan:
+    """The options as a plan.
+
+    Raises:
+        ConfigError: one of them cannot work, with the reason.
+    """
+    plan = Plan(
+        donors=donors,
+        donor_memory_bytes=donor_memory_bytes,
+        transport=transport,
+        size_bytes=size_bytes,
+        slab_bytes=slab_bytes,
+        listen=tuple(_absolute(listener) for listener in listen),
+        protection=protection,
+        disk=disk if protection == "disk" else None,
+        workers=workers,
+        restart_donors=restart_donors,
+    )
+    for is_wrong, why in _objections(plan):
+        if is_wrong:
+            raise ConfigError(why)
+    return plan
+
+
+def _objections(plan: Plan) -> tuple[tuple[bool, str], ...]:
+    slab, memory = format_bytes(plan.slab_bytes), format_bytes(plan.donor_memory_bytes)
+    return (
+        (not 1 <= plan.donors <= DONORS_MAX, f"--donors {plan.donors}: from 1 to {DONORS_MAX}"),
+        (plan.transport not in ("tcp", "shm"), f"--transport {plan.transport}: tcp or shm"),
+        (plan.size_bytes <= 0 or plan.size_bytes % (2 * MIB) != 0, "--size: a multiple of 2MiB"),
+        (plan.slab_bytes < 2 * MIB or plan.slab_bytes.bit_count() != 1, "--slab: a power of two from 2MiB"),
+        (
+            plan.donor_memory_bytes < plan.headroom_bytes + plan.slab_bytes,
+            f"--donor-memory {memory} leaves no room for a slab of {slab} beside the headroom",
+        ),
+        (plan.protection == "replica" and plan.donors < 2, "--replicas 2 needs at least two donors"),
+    )
+
+
+def _protection(*, disk: Path | None, replicas: int, no_protection: bool) -> str:
+    named = [name for name, given in (("--disk", disk is not None), ("--no-protection", no_protection)) if given]
+    if replicas not in (1, 2):
+        raise ConfigError(f"--replicas {replicas}: 1 or 2")
+    if replicas == 2:
+        named.append("--replicas 2")
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} exclude each other")
+    return "none" if no_protection else "replica" if replicas == 2 else "disk"
+
+
+def _absolute(listener: str) -> str:
+    # A child's working folder is ours too, but a record that names relative paths is of no use to others.
+    kind, separator, where = listener.partition(":")
+    if kind == "unix" and where:
+        return f"unix:{Path(where).absolute()}"
+    if kind == "tcp" and separator:
+        return listener
+    raise ConfigError(f"--listen {listener}: unix:PATH or tcp:HOST:PORT")
+
+
+def _refuse_a_second_sandbox(folder: Path) -> None:
+    if not (folder / layout.RECORD_NAME).exists():
+        return
+    pid = layout.read_record(folder).pid
+    if Path(f"/proc/{pid}").exists():
+        raise ConfigError(f"a sandbox runs in {folder} already, process {pid}")
+
+
+def _run_to_the_end(plane: Plane) -> int:
+    try:
+        asyncio.run(_serve(plane))
+    except* FarsideError as group:
+        raise _first(group) from None
+    finally:
+        plane.remove_files()
+    return 0
+
+
+def _first(group: BaseExceptionGroup[FarsideError]) -> FarsideError:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
+
+
+async def _serve(plane: Plane) -> None:
+    told_to_end = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, told_to_end.set)
+    try:
+        plane.remove_files()  # what a sandbox that was killed may have left here
+        plane.write_files()
+        async with asyncio.TaskGroup() as tasks:
+            work = tasks.create_task(_start_and_tell(plane, tasks))
+            await told_to_end.wait()
+            work.cancel()
+            await plane.end()
+    finally:
+        await plane.end()
+
+
+async def _start_and_tell(plane: Plane, tasks: asyncio.TaskGroup) -> None:
+    await plane.start(tasks)
+
+    async def start_donor(request: Mapping[str, object]) -> object:
+        await plane.start_donor(str(request.get("name", "")))
+        return {}
+
+    async def status(_: Mapping[str, object]) -> object:
+        return plane.record()
+
+    async with await admin.serve(plane.state / "sandbox.sock", {"status": status, "start_donor": start_donor}):
+        for listener in plane.plan.listen:
+            sys.stdout.write(f"ready {uri(listener)}\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()

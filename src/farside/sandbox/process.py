@@ -1,0 +1,100 @@
+"""The door to child processes: started so that none of them can outlive the sandbox, and ended in order.
+
+Two guards, because either alone has a hole. Each child leads a process group of its own, so that ending it takes its
+own children along and a Ctrl-C in the terminal reaches only the sandbox, which then ends them in the right order. And
+each child asks the kernel for SIGTERM when its parent dies (PR_SET_PDEATHSIG), so that a sandbox that was killed with
+SIGKILL leaves nothing behind either.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+END_LIMIT_S = 8.0
+# To a borrower one SIGTERM means "when your clients have left", a second one means "now".
+PATIENCE_S = 0.5
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Child:
+    """One `farside` process and its log."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.process = process
+
+    @property
+    def pid(self) -> int:
+        """Process id, also the id of its group."""
+        return self.process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """False once it has ended and been waited for."""
+        return self.process.returncode is None
+
+    async def wait(self) -> int:
+        """Exit status, negative for a signal, once it has ended."""
+        return await self.process.wait()
+
+    async def end(self) -> None:
+        """Ends it: SIGTERM, once more after `PATIENCE_S`, and SIGKILL for what is left of its group at the end."""
+        for limit_s in (PATIENCE_S, END_LIMIT_S):
+            if self.is_running:
+                self.process.terminate()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limit_s):
+                        await self.wait()
+        _kill_group(self.pid)
+        await self.wait()
+
+
+async def start(name: str, arguments: Sequence[str], *, log: Path) -> Child:
+    """Starts `farside ARGUMENTS` with its output appended to `log`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    parent = os.getpid()
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command(*arguments),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=lambda: _die_with(parent),
+        )
+    return Child(name, process)
+
+
+def command(*arguments: str) -> list[str]:
+    """Command line of `farside` by the interpreter that runs us."""
+    return [sys.executable, "-m", "farside", *arguments]
+
+
+def last_line(log: Path) -> str:
+    """The last line that a child wrote, for an error message."""
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
+def _die_with(parent: int) -> None:
+    # Runs in the child between fork and exec.
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # nothing was left

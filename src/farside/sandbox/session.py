@@ -1,0 +1,75 @@
+"""A sandbox started by a program (the demo, a test, a benchmark) as a user would start it, and ended likewise."""
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from farside.errors import PeerError
+from farside.sandbox.process import command
+
+END_LIMIT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A sandbox that is ready: where its clients connect, its folder, its process id."""
+
+    uris: tuple[str, ...]
+    state: Path
+    pid: int
+
+    @property
+    def uri(self) -> str:
+        """URI of the first listener."""
+        return self.uris[0]
+
+
+@contextmanager
+def open_sandbox(arguments: Sequence[str] = (), *, state: Path | None = None) -> Iterator[Session]:
+    """Runs `farside sandbox ARGUMENTS` for the body of the `with`, in `state` or a temporary folder.
+
+    Raises:
+        PeerError: it did not get ready, or did not end well; its own last words are in the message.
+    """
+    with tempfile.TemporaryDirectory(prefix="farside-") as spare, tempfile.TemporaryFile("w+") as errors:
+        folder = state or Path(spare) / "state"
+        argv = command("sandbox", "--state", os.fspath(folder), *arguments)
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True) as child:
+            try:
+                count = max(1, sum(word == "--listen" for word in arguments))
+                uris = tuple(_ready_uri(child) for _ in range(count))
+                if not all(uris):
+                    raise PeerError(f"the sandbox did not start: {_last_words(child, errors.fileno())}")
+                yield Session(uris=uris, state=folder, pid=child.pid)
+            finally:
+                status = _end(child)
+        if status != 0:
+            raise PeerError(f"the sandbox ended with status {status}: {_last_words(child, errors.fileno())}")
+
+
+def _ready_uri(child: subprocess.Popen[str]) -> str:
+    # A sandbox that cannot start ends by itself, so that this always returns.
+    assert child.stdout is not None
+    line = child.stdout.readline().strip()
+    return line.removeprefix("ready ") if line.startswith("ready ") else ""
+
+
+def _last_words(child: subprocess.Popen[str], errors_fd: int) -> str:
+    child.wait(END_LIMIT_S)
+    said = os.pread(errors_fd, 65536, 0).decode(errors="replace").strip().splitlines()
+    return said[-1] if said else "it said nothing"
+
+
+def _end(child: subprocess.Popen[str]) -> int:
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+    try:
+        return child.wait(timeout=END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        return child.wait()

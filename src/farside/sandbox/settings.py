@@ -1,0 +1,78 @@
+"""The configuration files that a sandbox writes for its processes.
+
+They are ordinary files of the kind /etc/farside holds. Periods are shorter than in production, because a sandbox is
+watched: a donor looks at its memory four times a second, and a silent borrower loses its leases after ten seconds.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from farside.sandbox.layout import BORROWER, Plan
+from farside.sandbox.pressure import donor_folder, proc_folder
+
+Value = str | int | float | bool | tuple[str, ...]
+
+SAMPLE_PERIOD_S = 0.25
+LEASE_EXPIRY_S = 10.0
+PSI_FULL_PCT_LIMIT = 20.0
+
+
+def toml_text(settings: Mapping[str, Value]) -> str:
+    """A TOML document of these settings; JSON's strings, numbers, booleans and arrays are TOML's too."""
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+
+
+def donor_names(count: int) -> tuple[str, ...]:
+    """d1, d2, ..."""
+    return tuple(f"d{number}" for number in range(1, count + 1))
+
+
+def donor_settings(plan: Plan, state: Path, *, name: str, listen: str) -> dict[str, Value]:
+    """Settings of one donor."""
+    folder = donor_folder(state, name)
+    return {
+        "node": name,
+        "listen": (listen,),
+        "key_file": os.fspath(state / "cluster.key"),
+        "slab_bytes": plan.slab_bytes,
+        "headroom_bytes": plan.headroom_bytes,
+        "sample_period_s": SAMPLE_PERIOD_S,
+        "lease_expiry_s": LEASE_EXPIRY_S,
+        "psi_full_pct_limit": PSI_FULL_PCT_LIMIT,
+        "proc_root": os.fspath(proc_folder(state, name)),
+        "hugepages": "off",
+        "state_dir": os.fspath(folder),
+        "admin_socket": os.fspath(folder / "admin.sock"),
+    }
+
+
+def blockdev_settings(plan: Plan, state: Path) -> dict[str, Value]:
+    """Settings of the borrower."""
+    folder = state / "blockdev"
+    settings: dict[str, Value] = {
+        "name": "sandbox",
+        "node": BORROWER,
+        "size_bytes": plan.size_bytes,
+        "slab_bytes": plan.slab_bytes,
+        "listen": plan.listen,
+        "key_file": os.fspath(state / "cluster.key"),
+        "peers_file": os.fspath(state / "peers.toml"),
+        "transport": plan.transport,
+        "protection": plan.protection,
+        "workers": plan.workers,
+        "grace_s": 2.0,
+        "state_dir": os.fspath(folder),
+        "admin_socket": os.fspath(folder / "admin.sock"),
+    }
+    if plan.protection == "none":
+        settings["i_accept_data_loss"] = True
+    if plan.disk is not None:
+        settings["disk_path"] = os.fspath(plan.disk)
+    return settings
+
+
+def peers_text(controls: Mapping[str, str]) -> str:
+    """The peers file: where the borrower finds each donor's control listener."""
+    return "\n".join("[[donor]]\n" + toml_text({"node": node, "control": where}) for node, where in controls.items())

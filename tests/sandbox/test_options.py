@@ -1,0 +1,103 @@
+"""The sandbox's options: what they become, and what is refused before anything starts."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farside.config import load_blockdev, load_daemon
+from farside.errors import ConfigError
+from farside.sandbox import settings
+from farside.sandbox.files import free_port, make_disk, uri
+from farside.sandbox.layout import Plan
+from farside.sandbox.main import make_plan, run
+
+MIB = 1 << 20
+
+
+def plan(**changes: Any) -> Plan:
+    """A good plan with changes."""
+    values: dict[str, Any] = {
+        "donors": 3,
+        "donor_memory_bytes": 256 * MIB,
+        "transport": "tcp",
+        "size_bytes": 256 * MIB,
+        "listen": ("unix:/tmp/s", "tcp:127.0.0.1:10809"),
+        "protection": "disk",
+        "disk": Path("/tmp/d"),
+        "slab_bytes": 16 * MIB,
+        "workers": 8,
+        "restart_donors": False,
+    }
+    return make_plan(**(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"donors": 0}, "--donors"),
+        ({"transport": "rdma"}, "--transport"),
+        ({"size_bytes": MIB}, "--size"),
+        ({"slab_bytes": 3 * MIB}, "--slab"),
+        ({"donor_memory_bytes": 16 * MIB}, "--donor-memory"),
+        ({"protection": "replica", "donors": 1}, "--replicas"),
+        ({"listen": ("carrier-pigeon",)}, "--listen"),
+        ({"listen": ("unix:",)}, "--listen"),
+    ],
+)
+def test_an_option_that_cannot_work_is_refused_by_name(changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        plan(**changes)
+
+
+def test_two_ways_of_protection_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--no-protection and --replicas 2"):
+        run(replicas=2, no_protection=True, state=tmp_path)
+
+
+def test_a_refused_sandbox_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        run(donors=0, state=tmp_path / "state")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("protection", ["disk", "replica", "none"])
+def test_the_written_settings_are_ones_that_farside_reads(tmp_path: Path, protection: str) -> None:
+    made = plan(protection=protection)
+    donor, borrower = tmp_path / "donor.toml", tmp_path / "borrower.toml"
+
+    donor.write_text(settings.toml_text(settings.donor_settings(made, tmp_path, name="d1", listen="tcp:127.0.0.1:1")))
+    borrower.write_text(settings.toml_text(settings.blockdev_settings(made, tmp_path)))
+
+    assert load_daemon((donor,)).node == "d1"
+    assert load_blockdev((borrower,)).protection == protection
+
+
+def test_the_peers_file_names_every_donor() -> None:
+    text = settings.peers_text({"d1": "tcp:127.0.0.1:1", "d2": "unix:/x"})
+
+    assert [donor["node"] for donor in tomllib.loads(text)["donor"]] == ["d1", "d2"]
+
+
+def test_a_listener_becomes_a_uri() -> None:
+    assert uri("unix:/run/x") == "nbd+unix:///?socket=/run/x"
+    assert uri("tcp:127.0.0.1:10809") == "nbd://127.0.0.1:10809"
+
+
+def test_a_port_is_outside_the_range_of_outgoing_connections() -> None:
+    assert 20000 <= free_port() < 32768
+
+
+def test_a_backup_disk_that_was_there_is_used_and_one_that_was_not_is_made(tmp_path: Path) -> None:
+    assert make_disk(tmp_path / "disk", MIB)
+    assert (tmp_path / "disk").stat().st_size == MIB
+    assert not make_disk(tmp_path / "disk", MIB)
+
+
+def test_a_backup_disk_without_room_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="backup disk"):
+        make_disk(tmp_path / "disk", 1 << 60)
+
+    assert not (tmp_path / "disk").exists()
