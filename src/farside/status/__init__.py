@@ -1,0 +1,1 @@
+"""`farside status`: what is mapped where, as the running processes tell it."""

@@ -1,0 +1,63 @@
+"""Asking the processes: which sockets there are, and what each one answers."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from farside import admin
+from farside.config.blockdev import BlockdevConfig
+from farside.config.daemon import DaemonConfig
+from farside.errors import PeerError
+from farside.sandbox.layout import read_record
+
+ANSWER_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStatus:
+    """One process and what it says of itself.
+
+    `status` is the JSON of its admin socket, empty when it does not answer; then `error` says why in one line.
+    """
+
+    name: str
+    role: str
+    pid: int
+    socket: str
+    status: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+def gather(*, state: Path | None, socket: Path | None) -> tuple[ProcessStatus, ...]:
+    """The processes behind one socket, in one sandbox's folder, or at the default sockets of this machine.
+
+    Raises:
+        FarsideError: none of them answers.
+    """
+    if socket is not None:
+        found = [_ask("", "", socket)]
+    elif state is not None:
+        record = read_record(state)
+        found = [_ask(record.blockdev.name, "blockdev", Path(record.blockdev.admin_socket), pid=record.blockdev.pid)]
+        found += [_ask(donor.name, "daemon", Path(donor.admin_socket), pid=donor.pid) for donor in record.donors]
+    else:
+        places = (("blockdev", BlockdevConfig().admin_socket), ("daemon", DaemonConfig().admin_socket))
+        found = [_ask("", role, Path(place)) for role, place in places if Path(place).exists()]
+    if not any(process.status for process in found):
+        why = found[0].error if found else "no Farside process runs on this machine"
+        raise PeerError(why, hint="" if found else "name its socket with --socket, or a sandbox's folder with --state")
+    return tuple(found)
+
+
+def _ask(name: str, role: str, socket: Path, *, pid: int = 0) -> ProcessStatus:
+    try:
+        told = admin.call(socket, "status", timeout_s=ANSWER_LIMIT_S)
+    except PeerError as error:
+        return ProcessStatus(name=name, role=role, pid=pid, socket=str(socket), error=str(error))
+    return ProcessStatus(
+        name=str(told.get("node", name)),
+        role=str(told.get("role", role)),
+        pid=int(told.get("pid", pid)),
+        socket=str(socket),
+        status=told,
+    )

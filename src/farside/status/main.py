@@ -1,0 +1,45 @@
+"""`farside status`: one look at the memory plane, as tables for people or JSON for programs."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from farside.status.gather import ProcessStatus, gather
+from farside.status.table import tables
+
+
+def run(*, json_output: bool = False, state: Path | None = None, socket: Path | None = None) -> int:
+    """Prints what the processes say and returns the exit code: 0, or 1 when some of them do not answer.
+
+    Raises:
+        FarsideError: none of them answers.
+    """
+    processes = gather(state=state, socket=socket)
+    if json_output:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(as_json(processes)), indent=2).decode() + "\n")
+    else:
+        console = Console()
+        for table in tables(processes):
+            console.print(table)
+    return 0 if all(process.status for process in processes) else 1
+
+
+def as_json(processes: tuple[ProcessStatus, ...]) -> dict[str, object]:
+    """The document that `--json` prints: every process, then the borrowers' and the donors' own words."""
+    return {
+        "processes": [
+            {
+                "name": process.name,
+                "role": process.role,
+                "pid": process.pid,
+                "socket": process.socket,
+                "answers": bool(process.status),
+                "error": process.error,
+            }
+            for process in processes
+        ],
+        "blockdevs": [process.status for process in processes if process.role == "blockdev" and process.status],
+        "daemons": [process.status for process in processes if process.role == "daemon" and process.status],
+    }

@@ -1,0 +1,107 @@
+"""The tables of `farside status`, made from the processes' JSON. What a process does not tell shows as a dash."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from rich.table import Table
+
+from farside.status.gather import ProcessStatus
+from farside.units import format_bytes, format_seconds
+
+Row = Mapping[str, Any]
+
+
+def tables(processes: Iterable[ProcessStatus]) -> Iterator[Table]:
+    """A table of the processes, then per borrower its traffic, donors and slabs, then one of all donors' memory."""
+    known = tuple(processes)
+    yield process_table(known)
+    for process in known:
+        if process.role == "blockdev" and process.status:
+            yield traffic_table(process.status)
+            yield borrowed_table(process.status)
+    daemons = [process.status for process in known if process.role == "daemon" and process.status]
+    if daemons:
+        yield lent_table(daemons)
+
+
+def process_table(processes: Iterable[ProcessStatus]) -> Table:
+    """Which processes there are, and which of them do not answer."""
+    table = _table("processes", "name", "role", "pid", "says")
+    for process in processes:
+        said = f"up {format_seconds(_number(process.status, 'uptime_s'))}" if process.status else process.error
+        table.add_row(process.name, process.role, str(process.pid or "-"), said)
+    return table
+
+
+def traffic_table(device: Row) -> Table:
+    """A device's traffic: pages by where they came from and went to, rates, what waits, what happened."""
+    table = _table(f"device {device.get('name', '')}", "what", "value")
+    rates = device.get("rates", {})
+    table.add_row("size", format_bytes(_number(device, "size_bytes")))
+    table.add_row("protection", str(device.get("protection", "-")))
+    table.add_row("mapped to donors", format_bytes(_number(device, "mapped_bytes")))
+    table.add_row("waiting for the disk", format_bytes(_number(device, "pending_bytes")))
+    for name, unit in (("reads_per_s", "reads"), ("writes_per_s", "writes")):
+        table.add_row(f"{unit} a second", f"{_number(rates, name):.0f}")
+    for direction, title in (("pages_in", "pages in from"), ("pages_out", "pages out to")):
+        for place, count in device.get(direction, {}).items():
+            table.add_row(f"{title} {place}", str(count))
+    for name, count in device.get("counters", {}).items():
+        table.add_row(name.replace("_", " "), str(count))
+    table.add_row("longest request", format_seconds(_number(device, "longest_request_s")))
+    return table
+
+
+def borrowed_table(device: Row) -> Table:
+    """What a device has borrowed from whom."""
+    table = _table(
+        "borrowed", "donor", "state", "by", "slabs", "live pages", "pages/s per GiB", "free there", "headroom there"
+    )
+    slabs = [slab for slab in device.get("slabs", ()) if slab.get("state") != "gone"]
+    count = Counter(slab.get("donor") for slab in slabs)
+    for donor in device.get("donors", ()):
+        own = [slab for slab in slabs if slab.get("donor") == donor.get("node")]
+        table.add_row(
+            str(donor.get("node", "-")),
+            str(donor.get("state", "-")),
+            str(donor.get("transport", "-")),
+            str(count[donor.get("node")]),
+            str(sum(int(slab.get("live_pages", 0)) for slab in own)),
+            f"{sum(float(slab.get('activity', 0.0)) for slab in own) / max(1, len(own)):.0f}",
+            str(donor.get("free_slabs", "-")) + " slabs",
+            format_bytes(_number(donor, "headroom_bytes")),
+        )
+    return table
+
+
+def lent_table(daemons: Iterable[Row]) -> Table:
+    """What each donor lends, and what its own programs use."""
+    table = _table(
+        "lent", "donor", "memory", "own programs", "free", "headroom", "slabs lent", "slabs ready", "evicted"
+    )
+    for daemon in daemons:
+        states = Counter(str(slab.get("state")) for slab in daemon.get("slabs", ()))
+        table.add_row(
+            str(daemon.get("node", "-")),
+            format_bytes(_number(daemon, "total_bytes")),
+            format_bytes(_number(daemon, "used_by_others_bytes")),
+            format_bytes(_number(daemon, "free_bytes")),
+            format_bytes(_number(daemon, "headroom_bytes")),
+            str(states["leased"] + states["recalled"]),
+            str(states["free"]),
+            str(daemon.get("counters", {}).get("evicted", 0)),
+        )
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    return table
+
+
+def _number(row: Row, name: str) -> float:
+    value = row.get(name, 0)
+    return float(value) if isinstance(value, int | float) else 0.0
