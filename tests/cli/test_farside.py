@@ -152,6 +152,18 @@ def test_doctor_fails_for_a_key_that_others_may_read(tmp_path: Path) -> None:
     assert f"chmod 0600 {key}" in done.stdout
 
 
+def test_doctor_reads_the_peers_file(tmp_path: Path) -> None:
+    (tmp_path / "blockdev.toml").write_text(f'peers_file = "{tmp_path}/peers.toml"\nprotection = "replica"\n')
+    command = ("doctor", "--json", "--config", str(tmp_path / "blockdev.toml"))
+
+    missing = json.loads(farside(*command).stdout)
+    (tmp_path / "peers.toml").write_text('[[donor]]\nnode = "d1"\ncontrol = "tcp:10.0.0.1:7677"\n')
+    there = json.loads(farside(*command).stdout)
+
+    assert [check["outcome"] for check in missing if check["name"] == "peers"] == ["failed"]
+    assert [check["found"] for check in there if check["name"] == "peers"] == [f"{tmp_path}/peers.toml: 1 donors"]
+
+
 def test_a_running_process_is_asked_by_status(tmp_path: Path) -> None:
     done = farside("status", "--state", str(tmp_path))
 

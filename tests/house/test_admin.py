@@ -68,8 +68,8 @@ def test_a_refusal_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_command_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(PeerError, match="no command 'stauts'; there are answer, break, echo, long, refuse"):
-        called(tmp_path / "a.sock", "stauts")
+    with pytest.raises(PeerError, match="no command 'stat'; there are answer, break, echo, long, refuse"):
+        called(tmp_path / "a.sock", "stat")
 
 
 def test_a_fault_of_ours_is_an_answer_and_not_the_end(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import msgspec
 
+from farside.blockdev.peerfile import read_peers
 from farside.cli.config import Program, effective, groups
 from farside.config import BlockdevConfig, DaemonConfig
 from farside.config.load import ETC, ConfigProblems
+from farside.errors import ConfigError
 from farside.kmod_shim.preflight import Check, Disk, Outcome, preflight, problems
 
 _MARK = {Outcome.OK: "ok  ", Outcome.WARNING: "note", Outcome.FAILED: "FAIL"}
@@ -16,7 +18,8 @@ _MARK = {Outcome.OK: "ok  ", Outcome.WARNING: "note", Outcome.FAILED: "FAIL"}
 def run(files: Sequence[Path], *, as_json: bool) -> int:
     """Prints every check; 1 when one that is needed failed, else 0. ``files``: settings instead of /etc/farside."""
     configs, wrong = _settings(files)
-    checks = (*wrong, *preflight(Path("/"), key_files=_key_files(configs), disk=_disk(configs)))
+    machine = preflight(Path("/"), key_files=_key_files(configs), disk=_disk(configs))
+    checks = (*wrong, *machine, *_peers(configs))
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(checks), indent=2).decode())
     else:
@@ -50,9 +53,22 @@ def _standard() -> Iterator[tuple[Program, list[Path]]]:
             yield program, []
 
 
-def _wrong(problem: str) -> Check:
+def _wrong(problem: str, *, name: str = "settings") -> Check:
     found, _, advice = problem.partition("; ")
-    return Check(name="settings", outcome=Outcome.FAILED, found=found, advice=advice)
+    return Check(name=name, outcome=Outcome.FAILED, found=found, advice=advice)
+
+
+def _peers(configs: Sequence[DaemonConfig | BlockdevConfig]) -> Iterator[Check]:
+    for config in configs:
+        if isinstance(config, BlockdevConfig):
+            try:
+                count = len(read_peers(config.peers_file))
+            except ConfigError as error:
+                yield _wrong(str(error), name="peers")
+            else:
+                few = "name a donor there; until then every page goes to the disk" if not count else ""
+                outcome = Outcome.WARNING if few else Outcome.OK
+                yield Check(name="peers", outcome=outcome, found=f"{config.peers_file}: {count} donors", advice=few)
 
 
 def _key_files(configs: Sequence[DaemonConfig | BlockdevConfig]) -> tuple[Path, ...]:
