@@ -164,6 +164,18 @@ static bool link_poll(struct worker *w, uint32_t donor)
 	return any;
 }
 
+/* A link that is being replaced ends without a word: its donor has just been reached anew. */
+void act_link_drop(struct worker *w, uint32_t donor)
+{
+	struct ne_link *link = w->links[donor];
+
+	link->ops->kill(link, ECANCELED);
+	while (link_poll(w, donor))
+		;
+	w->links[donor] = NULL;
+	link->ops->destroy(link);
+}
+
 /* A link that has died is put away; its donor is suspect until the control side has made new links. */
 static void link_reap(struct worker *w, uint32_t donor, int err)
 {

@@ -435,6 +435,7 @@ struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, 
 		     void *buf);
 void act_post(struct worker *w, struct act *act);
 bool act_poll(struct worker *w);
+void act_link_drop(struct worker *w, uint32_t donor);
 void act_timers(struct worker *w, uint64_t now);
 bool slab_is_in_reach(struct worker *w, uint32_t slab, uint8_t **base);
 uint8_t *direct_base(const struct ne_device *dev, uint32_t slab);

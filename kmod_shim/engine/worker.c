@@ -728,14 +728,10 @@ static bool conn_turn(struct worker *w, uint64_t now)
 
 static void link_take(struct worker *w, uint32_t donor, struct ne_link *link)
 {
-	struct ne_link *old = w->links[donor];
 	bool listed = false;
 
-	if (old) {
-		old->ops->kill(old, ECANCELED);
-		while (act_poll(w) && w->links[donor] == old)
-			;
-	}
+	if (w->links[donor])
+		act_link_drop(w, donor);
 	w->links[donor] = link;
 	for (uint32_t i = 0; i < w->link_n; i++)
 		listed |= w->link_list[i] == donor;
