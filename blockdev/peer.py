@@ -305,6 +305,8 @@ class Peer:
         """Asks which leases of before still stand; what does not is lost."""
         parts = self._parts
         slabs = [slab for slab in parts.table.slabs_of(self.donor) if not slab.failed]
+        if not slabs:
+            return
         held: dict[tuple[int, int], int] = {}
         for start in range(0, len(slabs), m.LEASES_MAX):
             leases = tuple((slab.lease, slab.token) for slab in slabs[start : start + m.LEASES_MAX])
@@ -431,7 +433,8 @@ class Peer:
             case m.Migrate() | m.Evict():
                 self._parts.hooks.recall(self.donor, message)
             case m.Error() if seq == 0:
-                raise PeerError(f"the donor ended the connection: {message.message}", code=message.code)
+                # Its code is not passed on: only an answer to HELLO can say that our session is gone.
+                raise PeerError(f"the donor ended the connection: {message.message}")
             case _:
                 self._settle(channel, seq, message, fds)
 
