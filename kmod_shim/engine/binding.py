@@ -327,7 +327,7 @@ class Device:
         """All counters, summed over the workers."""
         raw = ffi.new("struct ne_stats *")
         _check("stats_get", lib.ne_stats_get(self._device, raw))
-        values = {
+        values: dict[str, Any] = {
             name: tuple(getattr(raw, name)) if name.startswith("latency_") else int(getattr(raw, name))
             for name in EngineStats.__dataclass_fields__
         }
