@@ -1,7 +1,7 @@
 """The engine's Python face: `engine.h`, call for call, with errors as exceptions and lifetimes owned.
 
-The only importer of `_ffi`. A method is the C function without `ne_` (`ne_cluster_map` is `Device.cluster_map`); what it
-means, its limits and its errors stand over its prototype in `engine.h`. A call that answers `-errno` raises
+The only importer of `_ffi`. A method is the C function without `ne_` (`ne_cluster_map` is `Device.cluster_map`); what
+it means, its limits and its errors stand over its prototype in `engine.h`. A call that answers `-errno` raises
 `EngineError(op, errno)`. File descriptors given away belong to the engine when the call returns, and stay the caller's
 when it raises. One thread at a time calls a `Device`.
 """
@@ -10,6 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from farside.errors import EngineError
 from farside.kmod_shim.engine._ffi import ffi, lib
