@@ -21,6 +21,7 @@ SYSTEM_PYTHON ?= /usr/bin/python3
 PYTHON := .venv/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config liburing-dev libssl-dev \
 	python3-pyverbs python3-libnbd
@@ -58,10 +59,10 @@ types: venv-dev
 	@.venv/bin/basedpyright --warnings
 
 bench: venv packages-bench
-	@$(PYTHON) -m benchmarks
+	@$(PYTHON) -m benchmarks $(BENCH_ARGS)
 
 reproduce: venv packages-bench
-	@$(PYTHON) -m benchmarks.reproduce
+	@$(PYTHON) -m benchmarks.reproduce $(BENCH_ARGS)
 
 format: venv-dev packages-check
 	@$(PYTHON) -m ruff check --fix .
