@@ -30,7 +30,7 @@ from farside.blockdev.task import Tasks
 from farside.clock import Clock
 from farside.config import BlockdevConfig
 from farside.daemon import messages as m
-from farside.errors import EngineError
+from farside.errors import EngineError, FarsideError
 from farside.kmod_shim.engine.binding import EngineEvent, EventKind, Fault, Protection
 from farside.log import get_log
 
@@ -143,11 +143,11 @@ class BlockDevice:
         while True:
             await clock.sleep_until_s(self._ticked_s + TICK_S)
             try:
-                await self.tick()
-            except EngineError as error:
+                self.tick()
+            except (EngineError, OSError) as error:
                 log.error("a tick failed", reason=error)
 
-    async def tick(self) -> None:
+    def tick(self) -> None:
         """One second's work."""
         context = self.context
         # 1. observe
@@ -161,16 +161,11 @@ class BlockDevice:
         )
         self.rates = sum(context.activity.touched.values()) / elapsed_s
         # 2. act
-        if self._committer.needed:
-            if context.deficient:
-                await self._committer.restore()
-            if self._committer.complete:
-                self.offered.set()
-        else:
+        self._map_soon.set()
+        if not self._committer.needed:
             self._mapper.unmap_cold(last)
             self._sweep()
-            self._map_soon.set()
-            self._give_empty_back(now_s)
+        self._give_empty_back(now_s)
         # 3. what a lost event would leave behind
         self.pump_events()
 
@@ -180,7 +175,19 @@ class BlockDevice:
             await self._map_soon.wait()
             await asyncio.sleep(WANT_DELAY_S)
             self._map_soon.clear()
+            try:
+                await self._map_now()
+            except (FarsideError, OSError) as error:
+                log.error("mapping failed, the next second tries again", reason=error)
+
+    async def _map_now(self) -> None:
+        if not self._committer.needed:
             await self._mapper.map_hot()
+            return
+        if self.context.deficient:
+            await self._committer.restore()
+        if self._committer.complete:
+            self.offered.set()
 
     def _sweep(self) -> None:
         # An overfull event ring drops CLUSTER_FREE: a few mapped clusters a second are looked at, in turn.
@@ -226,6 +233,7 @@ class BlockDevice:
     def _on_slab_drained(self, event: EngineEvent) -> None:
         work = self._recaller.drained(event.a, moved_pages=event.b, dropped_pages=event.c, lost_pages=event.d)
         self.context.tasks.spawn(work, name="slab drained")
+        self._map_soon.set()
 
     def _on_cluster_drained(self, event: EngineEvent) -> None:
         table = self.context.table
@@ -289,6 +297,7 @@ class BlockDevice:
             if self._committer.needed:
                 self.context.deficient.update(self.context.table.residents(slab.slab))
         self.context.table.save()
+        self._map_soon.set()
         for slab in slabs:
             if slab.returned:
                 self.still_held(slab)

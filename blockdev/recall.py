@@ -60,7 +60,7 @@ class Recaller:
         for lease in leases:
             slab = table.slab_by_lease(donor, lease)
             if slab is None or slab.returned:
-                await self._say_done(donor, lease, moved_pages=0, dropped_pages=0)
+                await self._say_done(donor, lease)
                 continue
             slab.draining = slab.told = True
             slabs.append(slab)
@@ -99,7 +99,7 @@ class Recaller:
             Resident(
                 cluster=cluster,
                 slab=number,
-                live_pages=context.engine.cluster_count(cluster)[1],
+                live_pages=self._pages_to_keep(cluster),
                 activity=context.activity.rates[context.range_of(cluster)],
                 other_donors=self._other_donors(cluster, numbers),
             )
@@ -107,6 +107,11 @@ class Recaller:
             for cluster in context.table.residents(number)
             if len(context.table.live_homes(cluster)) < context.copies
         )
+
+    def _pages_to_keep(self, cluster: int) -> int:
+        live = self._context.engine.cluster_count(cluster)[1]
+        # Without a disk an empty cluster needs its home too: what is written next must have somewhere to go.
+        return live if self._context.protection is Protection.DISK else max(1, live)
 
     def _other_donors(self, cluster: int, numbers: frozenset[int]) -> frozenset[int]:
         table = self._context.table
@@ -148,37 +153,27 @@ class Recaller:
 
     async def give_back(self, slab: Slab, *, moved_pages: int = 0, dropped_pages: int = 0) -> None:
         """Tells the donor that it has its slab back, then forgets it; without an answer it stays for later."""
-        if slab.told:
-            is_told = await self._say_done(
-                slab.donor, slab.lease, moved_pages=moved_pages, dropped_pages=dropped_pages
-            )  # fmt: skip
-        else:
-            is_told = await self._say_release(slab)
-        # A lost donor takes its slab back by expiry.
-        if (is_told or slab.failed) and slab.slab in self._context.table.slabs:
+        donors = self._context.donors
+        try:
+            if slab.told:
+                await donors.done(slab.donor, slab.lease, moved_pages=moved_pages, dropped_pages=dropped_pages)
+            else:
+                await donors.release(slab.donor, (slab.lease,))
+        except PeerError as error:
+            if not slab.failed:  # a lost donor takes its slab back by expiry
+                donor = self._context.table.node(slab.donor)
+                log.info("a donor has not heard that its slab is free", slab=slab.slab, donor=donor, reason=error)
+                return
+        if self._context.table.slabs.get(slab.slab) is slab:
             self._context.table.drop_slab(slab.slab)
             self._context.table.save()
 
-    async def _say_done(self, donor: int, lease: int, *, moved_pages: int, dropped_pages: int) -> bool:
+    async def _say_done(self, donor: int, lease: int) -> None:
+        # For a lease that is not ours any more: the donor waits for a word all the same.
         try:
-            await self._context.donors.done(donor, lease, moved_pages=moved_pages, dropped_pages=dropped_pages)
+            await self._context.donors.done(donor, lease, moved_pages=0, dropped_pages=0)
         except PeerError as error:
             log.info("DONE did not get through", lease=lease, donor=self._context.table.node(donor), reason=error)
-            return False
-        return True
-
-    async def _say_release(self, slab: Slab) -> bool:
-        try:
-            await self._context.donors.release(slab.donor, (slab.lease,))
-        except PeerError as error:
-            log.info(
-                "RELEASE did not get through",
-                lease=slab.lease,
-                donor=self._context.table.node(slab.donor),
-                reason=error,
-            )
-            return False
-        return True
 
 
 def _summary(plan: Plan) -> str:

@@ -1,0 +1,341 @@
+"""Mapping, committing and recalling over a real engine."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farside.blockdev.reconcile import reconcile
+from farside.kmod_shim.engine.binding import DonorState, EventKind
+from tests.blockdev.world import CLUSTER_BYTES, PAGE, World, page
+from tests.support.nbd_client import NbdClient
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def twins(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, "replica")
+    yield made
+    made.close()
+
+
+def fill(client: NbdClient, cluster: int, pages: int = 64) -> None:
+    data = b"".join(page(cluster * 512 + n) for n in range(pages))
+    client.write(cluster * CLUSTER_BYTES, data)
+
+
+def is_intact(client: NbdClient, cluster: int, pages: int = 64) -> bool:
+    want = b"".join(page(cluster * 512 + n) for n in range(pages))
+    return client.read(cluster * CLUSTER_BYTES, pages * PAGE) == want
+
+
+async def heat(world: World, client: NbdClient, *clusters: int) -> None:
+    for cluster in clusters:
+        fill(client, cluster)
+    world.tick()
+    await world.mapper.map_hot()
+
+
+def test_a_cold_device_leases_nothing(world: World) -> None:
+    world.add_donor()
+
+    world.tick()
+    asyncio.run(world.mapper.map_hot())
+
+    assert world.table.slabs == {}
+
+
+def test_clusters_that_are_used_share_one_slab_wherever_they_lie(world: World) -> None:
+    donor = world.add_donor()
+
+    asyncio.run(heat(world, world.connect(), 0, 9, 17, 30))
+
+    assert [(slab.donor, slab.used) for slab in world.table.slabs.values()] == [(donor, 4)]
+    world.check()
+
+
+def test_what_is_written_after_mapping_is_remote(world: World) -> None:
+    world.add_donor()
+    client = world.connect()
+    asyncio.run(heat(world, client, 3))
+
+    fill(client, 3)
+
+    assert world.engine.cluster_count(3) == (64, 64)
+    assert is_intact(client, 3)
+
+
+def test_slabs_spread_over_donors_without_one_first(world: World) -> None:
+    donors = {world.add_donor() for _ in range(3)}
+
+    asyncio.run(heat(world, world.connect(), *range(12)))
+
+    assert {slab.donor for slab in world.table.slabs.values()} == donors
+    assert len(world.table.slabs) == 3
+    world.check()
+
+
+def test_a_donor_that_does_not_answer_is_gone_round(world: World) -> None:
+    silent, other = world.add_donor(), world.add_donor(used=90)
+    world.donors.by_number[silent].answers = False
+
+    asyncio.run(heat(world, world.connect(), 1))
+
+    assert [slab.donor for slab in world.table.slabs.values()] == [other]
+
+
+def test_without_room_anywhere_the_disk_serves(world: World) -> None:
+    world.add_donor(room=0)
+    client = world.connect()
+
+    asyncio.run(heat(world, client, 1))
+
+    assert world.table.slabs == {}
+    assert is_intact(client, 1)
+
+
+def test_a_trimmed_clusters_extent_is_free_again(world: World) -> None:
+    world.add_donor()
+    client = world.connect()
+
+    async def body() -> None:
+        await heat(world, client, 5)
+        client.trim(5 * CLUSTER_BYTES, CLUSTER_BYTES)
+        await world.event(EventKind.CLUSTER_FREE, 5)
+        world.mapper.unmap(5)
+        world.mapper.unmap(5)
+        event = await world.event(EventKind.CLUSTER_DRAINED, 5)
+        world.context.cluster_drains.discard((event.a, event.b))
+        world.table.give(event.a, event.b)
+
+    asyncio.run(body())
+
+    assert list(world.table.mapped()) == []
+    world.check()
+
+
+def test_an_empty_slab_goes_back_with_release(world: World) -> None:
+    donor = world.add_donor()
+
+    async def body() -> None:
+        await heat(world, world.connect(), 5)
+        world.recaller.drain(world.table.slabs[0], deadline_s=1.0)
+        await world.drained(0)
+
+    asyncio.run(body())
+
+    assert world.table.slabs == {}
+    assert world.donors.by_number[donor].told_release == [0]
+
+
+def test_a_recalled_slab_moves_to_another_donor(world: World) -> None:
+    first = world.add_donor()
+    client = world.connect()
+
+    async def body() -> None:
+        await heat(world, client, 1, 2)
+        fill(client, 1)
+        fill(client, 2)
+        world.add_donor()
+        await world.recaller.migrate(first, (0,), 5.0)
+        await world.drained(0)
+
+    asyncio.run(body())
+
+    assert world.donors.by_number[first].told_done == [(0, 128, 0)]
+    assert {slab.donor for slab in world.table.slabs.values()} == {first + 1}
+    assert world.engine.cluster_count(1) == (64, 64)
+    assert is_intact(client, 1)
+    assert is_intact(client, 2)
+    assert world.table.counters.migrated_pages == 128
+    world.check()
+
+
+def test_a_recalled_slab_falls_to_disk_where_nobody_has_room(world: World) -> None:
+    donor = world.add_donor()
+    client = world.connect()
+
+    async def body() -> None:
+        await heat(world, client, 1)
+        fill(client, 1)
+        await world.recaller.migrate(donor, (0,), 1.0)
+        await world.drained(0)
+
+    asyncio.run(body())
+
+    assert world.donors.by_number[donor].told_done == [(0, 0, 64)]
+    assert is_intact(client, 1)
+    assert world.table.counters.dropped_pages == 64
+
+
+def test_an_evicted_slab_falls_to_disk_at_once(world: World) -> None:
+    donor, _ = world.add_donor(), world.add_donor(used=99)
+    client = world.connect()
+
+    async def body() -> None:
+        await heat(world, client, 1)
+        fill(client, 1)
+        slab = world.table.slabs[0]
+        assert slab.donor == donor
+        await world.recaller.evict(donor, (0,), 0.5)
+        await world.drained(0)
+
+    asyncio.run(body())
+
+    assert world.donors.by_number[donor].told_done[0][1] == 0
+    assert world.table.counters.evictions == 1
+    assert is_intact(client, 1)
+
+
+def test_recalling_what_is_not_ours_is_done_at_once(world: World) -> None:
+    donor = world.add_donor()
+
+    asyncio.run(world.recaller.migrate(donor, (77,), 5.0))
+
+    assert world.donors.by_number[donor].told_done == [(77, 0, 0)]
+
+
+def test_a_lost_donors_clusters_come_from_disk_and_are_mapped_again(world: World) -> None:
+    lost = world.add_donor()
+    client = world.connect()
+
+    async def body() -> None:
+        await heat(world, client, 1)
+        fill(client, 1)
+        client.flush()
+        world.lose_donor(lost)
+        await world.drained(0)
+        assert is_intact(client, 1)
+        world.add_donor()
+        await heat(world, client, 1)
+        fill(client, 1)
+
+    asyncio.run(body())
+
+    assert [slab.donor for slab in world.table.slabs.values()] == [lost + 1]
+    assert world.engine.cluster_count(1) == (64, 64)
+    assert is_intact(client, 1)
+    world.check()
+
+
+def test_a_device_with_replicas_is_offered_once_all_of_it_has_two_homes(twins: World) -> None:
+    twins.add_donor()
+
+    asyncio.run(twins.committer.restore())
+    before = twins.committer.complete
+    twins.add_donor()
+    asyncio.run(twins.committer.restore())
+
+    assert not before
+    assert twins.committer.complete
+    assert all(len(twins.homes(cluster)) == 2 for cluster in range(32))
+    twins.check()
+
+
+def test_replicas_are_never_promised_beyond_what_donors_have(twins: World) -> None:
+    twins.add_donor(room=8)
+    twins.add_donor(room=7)
+
+    asyncio.run(twins.committer.restore())
+
+    assert not twins.committer.complete
+    assert len(twins.table.slabs) == 15
+    twins.check()
+
+
+def test_a_lost_replica_is_made_again_on_a_third_donor(twins: World) -> None:
+    lost = twins.add_donor()
+    twins.add_donor()
+
+    async def body() -> None:
+        await twins.committer.restore()
+        client = twins.connect()
+        fill(client, 4)
+        twins.add_donor()
+        twins.lose_donor(lost)
+        twins.context.deficient.update(range(32))
+        await twins.committer.restore()
+        for number in [slab.slab for slab in twins.table.slabs_of(lost)]:
+            await twins.drained(number)
+        await twins.event(EventKind.CLUSTER_FILLED, 4)
+        assert is_intact(client, 4)
+
+    asyncio.run(body())
+
+    assert twins.table.slabs_of(lost) == ()
+    assert all(len(twins.homes(cluster)) == 2 for cluster in range(32))
+    twins.check()
+
+
+def test_a_recalled_replica_moves_and_stays_apart_from_its_twin(twins: World) -> None:
+    first = twins.add_donor()
+    twins.add_donor()
+
+    async def body() -> None:
+        await twins.committer.restore()
+        client = twins.connect()
+        fill(client, 0)
+        twins.add_donor()
+        slab = twins.table.slabs_of(first)[0]
+        await twins.recaller.evict(first, (slab.lease,), 2.0)
+        await twins.drained(slab.slab)
+        assert is_intact(client, 0)
+
+    asyncio.run(body())
+
+    assert all(len(twins.homes(cluster)) == 2 for cluster in range(32))
+    twins.check()
+
+
+def test_a_successor_finds_everything_where_it_was(world: World) -> None:
+    donor = world.add_donor()
+    client = world.connect()
+    asyncio.run(heat(world, client, 1, 9))
+    fill(client, 1)
+
+    world.succeed()
+    reconcile(world.context, world.recaller)
+
+    assert sorted(world.table.mapped()) == [1, 9]
+    assert world.table.slabs[0].donor == donor
+    assert world.engine.donor_get(donor) is DonorState.UP
+    world.check()
+
+
+def test_a_successor_drops_what_the_engine_was_never_told(world: World) -> None:
+    donor = world.add_donor()
+    asyncio.run(heat(world, world.connect(), 1))
+    # Killed between saving and telling: a lease and a cluster that the engine does not know.
+    world.table.add_slab(donor=donor, lease=9, token=9, epoch=1, home_range=0)
+    slab = world.table.slabs[0]
+    slab.clusters[slab.free[0]] = 20
+    world.table.save()
+
+    world.succeed()
+    reconcile(world.context, world.recaller)
+
+    assert list(world.table.mapped()) == [1]
+    assert world.table.slabs[1].returned
+    world.check()
+
+
+def test_a_successor_goes_on_emptying_what_its_predecessor_had_begun(world: World) -> None:
+    donor = world.add_donor()
+    asyncio.run(heat(world, world.connect(), 1))
+    world.table.slabs[0].draining = world.table.slabs[0].told = True
+    world.table.save()
+
+    world.succeed()
+    world.engine.link_attach_shm(donor)
+    reconcile(world.context, world.recaller)
+    asyncio.run(world.drained(0))
+
+    assert world.table.slabs == {}
+    assert [lease for lease, _, _ in world.donors.by_number[donor].told_done] == [0]
