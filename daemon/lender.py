@@ -224,7 +224,6 @@ class Lender:
         """Whether a slab that comes back should be kept ready."""
         if self.is_closing or how in (Ending.MIGRATED, Ending.EVICTED, Ending.REVOKED):
             return False
-        snapshot = self.snapshot()
-        return self.pool.ready < self.memory.params.preallocate_slabs and not slabs_to_give_back(
-            snapshot, self.memory.params
-        )
+        params = self.memory.params
+        is_short = self.pool.ready + self.pool.changing < params.preallocate_slabs
+        return is_short and not slabs_to_give_back(self.snapshot(), params)

@@ -76,6 +76,7 @@ class Donor:
         self._told = 0  # how often we were told to stop
         self._told_again = asyncio.Event()
         self._latest: DonorStatus | None = None
+        self.lender: Lender | None = None  # while it runs
 
     async def run(self) -> None:
         """Lends until ``stop`` is called."""
@@ -100,7 +101,7 @@ class Donor:
 
     async def _run(self, group: asyncio.TaskGroup, listeners: Sequence[socket.socket]) -> None:
         config = self._config
-        lender = self._lender(Tasks(group))
+        lender = self.lender = self._lender(Tasks(group))
         recaller = self._recaller(lender)
         self._publish(lender)
         async with await admin.serve(config.admin_socket, {"status": self._on_status(lender)}):

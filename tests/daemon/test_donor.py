@@ -1,0 +1,572 @@
+"""A whole donor against borrowers: who gets in, who gets slabs, who loses them, and what it survives."""
+
+import asyncio
+import mmap
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from farside.daemon import messages as m
+from farside.daemon.protocol import PeerClosed
+from farside.errors import PeerError
+from tests.daemon.plane import HEADROOM, SLAB, TOTAL, Borrower, Plane, running, settled, until
+
+OTHER_KEY = b"o" * 32
+EXPIRY_S = 30.0
+
+
+def scenario(plane: Plane, body: Callable[[Plane], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with running(plane):
+            await body(plane)
+
+    asyncio.run(whole())
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Plane:
+    return Plane(tmp_path)
+
+
+def code(answer: m.Message | None) -> int:
+    assert isinstance(answer, m.Error), answer
+    return answer.code
+
+
+# ---- who gets in
+
+
+def test_a_wrong_key_gets_an_error_and_a_counter(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        channel = plane.channel(plane.connection(key=OTHER_KEY))
+        with pytest.raises(PeerError, match="no common key") as caught:
+            await channel.open()
+        channel.close()
+
+        assert caught.value.code == m.ErrorCode.AUTH
+        assert plane.status().refused["AUTH"] == 1
+
+    scenario(plane, body)
+
+
+def test_random_bytes_end_their_own_connection_only(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        friend = await plane.borrower()
+        rng = random.Random(5)
+        for size in (1, 4, 11, 12, 100, 5000, 70_000):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+                stranger.connect(os.fspath(plane.path))
+                stranger.setblocking(False)
+                loop = asyncio.get_running_loop()
+                try:
+                    await loop.sock_sendall(stranger, rng.randbytes(size))
+                    stranger.shutdown(socket.SHUT_WR)
+                except OSError:
+                    pass  # it was thrown out before its last byte
+        await until(lambda: plane.status().refused.get("MALFORMED", 0) >= 6, "strangers refused")
+
+        assert isinstance(await friend.ask(m.QueryMem()), m.FreeMem)
+
+    scenario(plane, body)
+
+
+def test_a_proved_peer_that_breaks_the_protocol_keeps_its_slabs_for_a_while(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+        await borrower.map()
+        borrower.channel._sock.send(b"\x40\x00\x00\x00" + bytes(64))
+
+        assert code(await borrower.end()) == m.ErrorCode.AUTH
+        assert [slab.state for slab in plane.status().slabs if slab.lease is not None] == ["lent"]
+        assert not plane.status().sessions[0].connected
+
+    scenario(plane, body)
+
+
+# ---- who gets slabs
+
+
+def test_slabs_stand_ready_and_are_mapped_with_numbers_tokens_and_epochs(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        assert [slab.state for slab in plane.status().slabs] == ["ready", "ready"]
+        borrower = await plane.borrower()
+
+        first, second = await borrower.map(2)
+
+        assert (first.lease, second.lease) == (0, 1)
+        assert first.token != second.token
+        assert first.epoch < second.epoch
+        assert set(plane.exporter.leases) == {0, 1}
+        assert plane.exporter.leases[0][:2] == (borrower.session, first.token)
+        slab = plane.status().slabs[0]
+        assert (slab.state, slab.borrower, slab.device, slab.transport) == ("lent", "b1", "swap", "tcp")
+
+    scenario(plane, body)
+
+
+def test_more_than_stands_ready_is_made_on_demand(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+
+        assert len(await borrower.map(9)) == 9
+
+    scenario(plane, body)
+
+
+def test_headroom_is_never_lent(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+
+        leases = await borrower.map(m.LEASES_MAX)
+
+        assert len(leases) * SLAB == TOTAL - HEADROOM - SLAB  # the last is the hysteresis
+        assert code(await borrower.ask(m.Map(device="swap"))) == m.ErrorCode.NO_MEMORY
+        free = await borrower.ask(m.QueryMem())
+        assert isinstance(free, m.FreeMem)
+        assert (free.free_slabs, free.used_bytes) == (0, len(leases) * SLAB)
+
+    scenario(plane, body)
+
+
+def test_a_borrower_on_this_host_gets_the_memory_itself(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower(features=m.Feature.SHM | m.Feature.MIGRATE)
+
+        await borrower.map(2)
+
+        assert [os.fstat(fd).st_size for fd in borrower.fds] == [SLAB, SLAB]
+        assert plane.exporter.leases == {}
+        with mmap.mmap(borrower.fds[0], SLAB) as view:
+            view[:5] = b"hello"
+        assert any(view[:5] == b"hello" for view in plane.memory.views.values())
+
+    scenario(plane, body)
+
+
+def test_a_quota_bounds_a_node_not_a_session(tmp_path: Path) -> None:
+    async def body(plane: Plane) -> None:
+        one, two = await plane.borrower(), await plane.borrower()
+        other = await plane.borrower("b2")
+
+        assert len(await one.map(2)) == 2
+        assert len(await two.map(2)) == 1
+        assert code(await two.ask(m.Map(device="swap"))) == m.ErrorCode.QUOTA
+        assert len(await other.map(3)) == 3
+        assert plane.status().refused["QUOTA"] == 1
+
+    scenario(Plane(tmp_path, {"quota_slabs_per_borrower": 3}), body)
+
+
+def test_a_slab_is_zero_before_another_borrower_gets_it(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        one = await plane.borrower()
+        leases = await one.map(2)
+        for view in plane.memory.views.values():
+            view[:] = b"\xee" * SLAB
+        await one.ask(m.Release(leases=tuple(lease.lease for lease in leases)))
+        await until(lambda: [slab.state for slab in plane.status().slabs] == ["ready", "ready"], "slabs cleaned")
+
+        two = await plane.borrower("b2")
+        await two.map(2)
+
+        assert all(view[:] == bytes(SLAB) for view in plane.memory.views.values())
+
+    scenario(plane, body)
+
+
+def test_a_released_shm_slab_is_emptied_even_for_who_keeps_its_memfd(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower(features=m.Feature.SHM)
+        (lease,) = await borrower.map()
+        os.pwrite(borrower.fds[0], b"secret", 0)
+
+        assert await borrower.ask(m.Release(leases=(lease.lease,))) == m.Ok()
+        await until(lambda: os.fstat(borrower.fds[0]).st_blocks == 0, "memfd punched")
+
+        assert os.pread(borrower.fds[0], 6, 0) == bytes(6)
+
+    scenario(plane, body)
+
+
+def test_what_is_not_yours_cannot_be_released(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        one, two = await plane.borrower(), await plane.borrower("b2")
+        (lease,) = await one.map()
+
+        assert code(await two.ask(m.Release(leases=(lease.lease,)))) == m.ErrorCode.NO_LEASE
+        assert code(await two.ask(m.Done(lease=lease.lease))) == m.ErrorCode.NO_LEASE
+        assert len(plane.exporter.leases) == 1
+
+    scenario(plane, body)
+
+
+# ---- sessions
+
+
+def test_a_silent_borrower_loses_its_lease_by_expiry(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+        await borrower.map()
+        sock = await plane.data(borrower.session, epoch=1)
+
+        await plane.pass_time(EXPIRY_S + 2, step_s=1.0)
+
+        assert plane.exporter.leases == {}
+        assert (plane.status().sessions, plane.status().counters["expired"]) == ((), 1)
+        assert plane.exporter.calls["fence"] == 1
+        assert code(await borrower.end()) == m.ErrorCode.SESSION
+        await until(lambda: plane.exporter.conns == {}, "data connections fenced")
+        sock.close()
+
+    scenario(plane, body)
+
+
+def test_keepalive_keeps_a_lease(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+        await borrower.map()
+
+        for _ in range(5):
+            await plane.pass_time(EXPIRY_S / 4, step_s=1.5)
+            assert isinstance(await borrower.ask(m.KeepAlive()), m.FreeMem)
+
+        assert len(plane.exporter.leases) == 1
+
+    scenario(plane, body)
+
+
+def test_a_borrower_that_comes_back_resumes_what_it_can_name(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        before = await plane.borrower(features=m.Feature.SHM | m.Feature.MIGRATE)
+        kept, forgotten = await before.map(2)
+        before.close()
+        await plane.pass_time(5)
+
+        after = await plane.borrower(session=before.session, features=m.Feature.SHM | m.Feature.MIGRATE)
+        answer = await after.ask(
+            m.Resume(device="swap", leases=((kept.lease, kept.token), (forgotten.lease, 1), (99, 99)))
+        )
+
+        assert after.session == before.session
+        assert answer == m.MrInfo(leases=(kept,))
+        after.fds += after.channel.take_fds(1)
+        for _ in range(4):
+            await plane.pass_time(EXPIRY_S / 3, step_s=2.0)
+            await after.ask(m.KeepAlive())
+        assert [slab.lease for slab in plane.status().slabs if slab.state == "lent"] == [kept.lease]
+        assert plane.status().counters["expired"] == 1
+
+    scenario(plane, body)
+
+
+def test_a_session_is_its_nodes_alone(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower("b1")
+
+        with pytest.raises(PeerError, match="no such session") as caught:
+            await plane.borrower("b2", session=borrower.session)
+
+        assert caught.value.code == m.ErrorCode.SESSION
+        with pytest.raises(PeerError, match="no such session"):
+            await plane.data(borrower.session, epoch=1, node="b2")
+        with pytest.raises(PeerError, match="no such session"):
+            await plane.borrower("b1", session=12345)
+
+    scenario(plane, body)
+
+
+def test_a_newer_control_connection_replaces_the_older(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        old = await plane.borrower()
+
+        new = await plane.borrower(session=old.session)
+
+        assert code(await old.end()) == m.ErrorCode.SESSION
+        assert isinstance(await new.ask(m.QueryMem()), m.FreeMem)
+        assert [session.connected for session in plane.status().sessions] == [True]
+
+    scenario(plane, body)
+
+
+def test_a_data_connection_of_a_successor_fences_all_older_ones(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+        old = [await plane.data(borrower.session, epoch=1) for _ in range(2)]
+        await until(lambda: len(plane.exporter.conns[borrower.session]) == 2, "data connections handed over")
+
+        new = await plane.data(borrower.session, epoch=2)
+
+        assert [sock.recv(1) for sock in old] == [b"", b""]
+        await until(lambda: len(plane.exporter.conns[borrower.session]) == 1, "successor handed over")
+        with pytest.raises(PeerError, match="fenced"):
+            await plane.data(borrower.session, epoch=1)
+        for sock in (*old, new):
+            sock.close()
+
+    scenario(plane, body)
+
+
+def test_a_data_connection_loses_no_byte_at_the_hand_over(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+        sock = await plane.data(borrower.session, epoch=1)
+        sock.sendall(b"FRQ1 and more")
+        await until(lambda: plane.exporter.conns.get(borrower.session), "handed over")
+
+        (served,) = plane.exporter.conns[borrower.session]
+
+        assert served.recv(100) == b"FRQ1 and more"
+        sock.close()
+
+    scenario(plane, body)
+
+
+# ---- recall
+
+
+async def lend_all(plane: Plane, count: int) -> tuple[Borrower, tuple[m.Lease, ...]]:
+    borrower = await plane.borrower()
+    return borrower, await borrower.map(count)
+
+
+def others_for(free_bytes: int, lent: int) -> int:
+    """What programs must use for so much to be free, with `lent` slabs standing."""
+    return TOTAL - lent * SLAB - free_bytes
+
+
+def test_unmapped_slabs_go_before_anything_is_recalled(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower, _ = await lend_all(plane, 4)
+        await plane.pass_time(2)
+        assert len(plane.status().slabs) == 4 + 2
+
+        await plane.squeeze(others_for(HEADROOM - 2 * SLAB, 6), seconds=5)
+
+        assert len(plane.status().slabs) == 4
+        assert plane.status().counters["migrations"] == 0
+        assert borrower.notices == []
+
+    scenario(plane, body)
+
+
+def test_the_least_active_slab_is_recalled_with_time_to_move_it(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower, leases = await lend_all(plane, 8)
+        squeeze = asyncio.create_task(plane.squeeze(others_for(HEADROOM - SLAB // 2, 8), seconds=40))
+
+        asked = await borrower.notice()
+        assert isinstance(asked.message, m.CheckActivity)
+        quiet = asked.message.leases[-1]
+        rates = tuple((lease, 1.0 if lease == quiet else 50.0) for lease in asked.message.leases)
+        borrower.channel.answer(asked.seq, m.Activity(activity=rates))
+        told = await borrower.notice()
+
+        assert isinstance(told.message, m.Migrate)
+        assert told.message.leases == (quiet,)
+        assert 3.0 < told.message.deadline_s <= 5.0
+        assert await borrower.ask(m.Done(lease=quiet, moved_pages=10, dropped_pages=2)) == m.Ok()
+        squeeze.cancel()
+        counters = plane.status().counters
+        assert (counters["migrated"], counters["moved_pages"], counters["dropped_pages"]) == (1, 10, 2)
+        assert quiet not in plane.exporter.leases
+        assert len(leases) == 8
+
+    scenario(plane, body)
+
+
+def test_a_recalled_slab_not_done_is_evicted_and_then_revoked(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower, _ = await lend_all(plane, 1)
+        squeeze = asyncio.create_task(plane.squeeze(TOTAL - HEADROOM, seconds=60))
+
+        first, second = await borrower.notice(), await borrower.notice()
+        await until(lambda: plane.exporter.leases == {}, "lease revoked")
+        squeeze.cancel()
+
+        assert isinstance(first.message, m.Migrate)
+        assert isinstance(second.message, m.Evict)
+        assert second.message.deadline_s == pytest.approx(0.5)
+        assert (plane.status().counters["revoked"], plane.status().counters["evictions"]) == (1, 1)
+        assert code(await borrower.ask(m.Done(lease=first.message.leases[0]))) == m.ErrorCode.NO_LEASE
+
+    scenario(plane, body)
+
+
+def test_done_after_evict_counts_as_evicted(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower, _ = await lend_all(plane, 1)
+        squeeze = asyncio.create_task(plane.squeeze(TOTAL - HEADROOM, seconds=60))
+
+        await borrower.notice()
+        evict = await borrower.notice()
+        squeeze.cancel()
+        assert isinstance(evict.message, m.Evict)
+        assert await borrower.ask(m.Done(lease=evict.message.leases[0])) == m.Ok()
+
+        assert plane.status().counters["evicted"] == 1
+
+    scenario(plane, body)
+
+
+def test_a_borrower_that_cannot_migrate_is_told_to_evict(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower(features=m.Feature.NONE)
+        await borrower.map(1)
+        squeeze = asyncio.create_task(plane.squeeze(TOTAL - HEADROOM, seconds=60))
+
+        told = await borrower.notice()
+        squeeze.cancel()
+
+        assert isinstance(told.message, m.Evict)
+
+    scenario(plane, body)
+
+
+def test_programs_get_their_memory_though_no_borrower_answers(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        await lend_all(plane, 60)
+
+        await plane.squeeze(TOTAL - HEADROOM - 10 * SLAB, seconds=20)
+
+        standing = len(plane.status().slabs)
+        assert standing <= 10
+        assert plane.status().memory.free_bytes >= HEADROOM
+        assert plane.status().counters["revoked"] >= 50
+
+    scenario(plane, body)
+
+
+def test_silence_costs_a_borrower_its_slab_before_a_busy_one_that_answers(tmp_path: Path) -> None:
+    async def body(plane: Plane) -> None:
+        silent, talker = await plane.borrower("silent"), await plane.borrower("talker")
+        silents = {lease.lease for lease in await silent.map(3)}
+        talkers = {lease.lease for lease in await talker.map(3)}
+
+        async def talk() -> None:
+            while True:
+                notice = await talker.notice()
+                assert isinstance(notice.message, m.CheckActivity)
+                rates = tuple((lease, 9e9) for lease in notice.message.leases)
+                talker.channel.answer(notice.seq, m.Activity(activity=rates))
+
+        talking = asyncio.create_task(talk())
+        await plane.squeeze(others_for(HEADROOM - 3 * SLAB, 6), seconds=12)
+        talking.cancel()
+
+        assert set(plane.exporter.leases) == talkers
+        assert not silents & set(plane.exporter.leases)
+
+    scenario(Plane(tmp_path, {"evict_extra": 100}), body)
+
+
+def test_one_that_comes_back_hears_what_it_missed(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower, (lease,) = await lend_all(plane, 1)
+        squeeze = asyncio.create_task(plane.squeeze(TOTAL - HEADROOM, seconds=3))
+        first = await borrower.notice()
+        squeeze.cancel()
+        assert isinstance(first.message, m.Migrate)
+        borrower.close()
+
+        again = await plane.borrower(session=borrower.session)
+        answer = await again.ask(m.Resume(device="swap", leases=((lease.lease, lease.token),)))
+        told = await again.notice()
+
+        assert answer == m.MrInfo(leases=(lease,))
+        assert isinstance(told.message, m.Migrate)
+        assert told.message.deadline_s <= first.message.deadline_s
+
+    scenario(plane, body)
+
+
+# ---- the end
+
+
+def test_the_first_stop_recalls_everything_with_time_to_move(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower, leases = await lend_all(plane, 3)
+
+        plane.donor.stop()
+        told = await borrower.notice()
+        assert told.message == m.Migrate(leases=tuple(lease.lease for lease in leases), deadline_s=5.0)
+        assert code(await borrower.ask(m.Map(device="swap"))) == m.ErrorCode.NOT_NOW
+        for lease in leases:
+            await borrower.ask(m.Done(lease=lease.lease, moved_pages=1))
+
+        assert isinstance(await borrower.channel.next_event(), PeerClosed)
+        assert plane.exporter.leases == {}
+
+    scenario(plane, body)
+    assert plane.exporter.closed
+    assert plane.memory.views == {}
+
+
+def test_nobody_is_waited_for_longer_than_the_deadlines_at_the_end(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower, _ = await lend_all(plane, 1)
+
+        plane.donor.stop()
+        assert isinstance((await borrower.notice()).message, m.Migrate)
+        await plane.pass_time(6)
+
+        last = await borrower.end()
+        assert isinstance(last, m.Evict)
+
+    scenario(plane, body)
+
+
+def test_the_second_stop_ends_at_once(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower, _ = await lend_all(plane, 1)
+
+        plane.donor.stop()
+        await borrower.notice()
+        plane.donor.stop()
+
+        assert isinstance(await borrower.channel.next_event(), PeerClosed)
+
+    scenario(plane, body)
+
+
+def test_a_successor_takes_the_socket_of_a_killed_donor(plane: Plane) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left_behind:
+        left_behind.bind(os.fspath(plane.path))
+        left_behind.listen()
+
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+        assert isinstance(await borrower.ask(m.QueryMem()), m.FreeMem)
+
+    scenario(plane, body)
+    assert not plane.path.exists()
+
+
+def test_a_meminfo_that_goes_away_leaves_the_last_sample(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        plane.folder.joinpath("meminfo").unlink()
+
+        await plane.clock.advance(2.0)
+        await settled()
+
+        assert plane.status().counters["bad_samples"] >= 1
+        assert plane.status().memory.total_bytes == TOTAL
+
+    scenario(plane, body)
+
+
+def test_a_fault_of_ours_in_one_connection_ends_nothing_else(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(plane: Plane) -> None:
+        one, two = await plane.borrower(), await plane.borrower("b2")
+        assert plane.donor.lender is not None
+        monkeypatch.setattr(plane.donor.lender.ledger, "check_quota", None)
+
+        one.channel.ask(m.Map(device="swap"))
+
+        assert isinstance(await one.channel.next_event(), PeerClosed)
+        assert isinstance(await two.ask(m.QueryMem()), m.FreeMem)
+
+    scenario(plane, body)
