@@ -1,0 +1,114 @@
+"""`farside daemon` as a process: with the real engine, from its start to its end."""
+
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from farside import admin
+from farside.errors import PeerError
+from tests.daemon.plane import KEY
+from tests.support.sandbox import free_port
+from tests.support.waiting import until
+
+pytest.importorskip("farside.kmod_shim.engine.binding", reason="the engine is not built")
+
+
+def write_config(folder: Path, **more: str) -> Path:
+    key = folder / "key"
+    key.write_text(KEY.hex())
+    key.chmod(0o600)
+    settings = {
+        "node": "d1",
+        "key_file": str(key),
+        "slab_bytes": "2MiB",
+        "state_dir": str(folder),
+        "admin_socket": str(folder / "admin.sock"),
+        **more,
+    }
+    lines = [f"{name} = {value!r}" for name, value in settings.items()]
+    config = folder / "daemon.toml"
+    config.write_text("\n".join([f"listen = ['unix:{folder}/donor.sock']", *lines]) + "\n")
+    return config
+
+
+@contextmanager
+def daemon(config: Path) -> Iterator[subprocess.Popen[str]]:
+    argv = [sys.executable, "-m", "farside", "daemon", "--config", str(config)]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def status(folder: Path) -> dict[str, object]:
+    """What the donor tells; empty while nobody answers."""
+    try:
+        told = admin.call(folder / "admin.sock", "status")
+    except PeerError:
+        return {}
+    assert isinstance(told, dict)
+    return told
+
+
+def test_it_says_what_it_is_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
+    with daemon(write_config(tmp_path)) as process:
+        told = until(lambda: status(tmp_path), what="the donor's status")
+        until(lambda: status(tmp_path).get("slabs"), what="slabs ready")
+        assert (told["node"], told["pid"]) == ("d1", process.pid)
+
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(timeout=10) == 0
+        assert not (tmp_path / "donor.sock").exists()
+        assert not (tmp_path / "admin.sock").exists()
+
+
+def test_its_metrics_can_be_scraped_and_have_help(tmp_path: Path) -> None:
+    port = free_port()
+    with daemon(write_config(tmp_path, metrics_listen=f"127.0.0.1:{port}")):
+        until(lambda: status(tmp_path), what="the donor's status")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+
+    ours = {name: family for name, family in families.items() if name.startswith("farside_donor_")}
+    assert {sample.labels["state"] for sample in ours["farside_donor_slabs"].samples} >= {"ready", "lent"}
+    assert ours["farside_donor_evictions"].type == "counter"
+    assert ours["farside_donor_serving_cpu_seconds"].type == "counter"
+    assert all(family.documentation.endswith(".") for family in ours.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("key_file", "/nonexistent/key", "farside keygen"),
+        ("proc_root", "/nonexistent", "meminfo"),
+        ("metrics_listen", "192.0.2.1:1", "metrics_listen"),
+    ],
+)
+def test_what_cannot_be_is_one_line_at_the_start(tmp_path: Path, name: str, value: str, complaint: str) -> None:
+    with daemon(write_config(tmp_path, **{name: value})) as process:
+        _, text = process.communicate(timeout=20)
+
+    assert process.returncode not in (0, None)
+    assert complaint in text
+    assert "Traceback" not in text
+
+
+def test_a_second_donor_at_the_same_place_is_refused(tmp_path: Path) -> None:
+    config = write_config(tmp_path)
+    with daemon(config):
+        until(lambda: status(tmp_path), what="the donor's status")
+        with daemon(config) as second:
+            _, text = second.communicate(timeout=20)
+
+        assert second.returncode not in (0, None)
+        assert "another process serves it" in text
+        assert status(tmp_path)
