@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import slab_timing
-from benchmarks.load import BenchmarkError, build_program, fill, run_fio, run_load
+from benchmarks.load import BUILD, BenchmarkError, build_program, fill, run_fio, run_load
 from benchmarks.machine import this_commit, this_machine
 from benchmarks.plan import Plan, alternate, full_plan, quick_plan
 from benchmarks.render import render
@@ -23,6 +23,7 @@ RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 DEVICE_BYTES = 256 << 20
 SETTLE_S = 60.0
+QUIET_S = 5.0
 SETTLE_PAUSE_S = 1.0  # the activity average moves once a second
 
 
@@ -38,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     except FarsideError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return error.exit_code
-    path = Path(options.output) if options.output else RESULTS / ("quick.json" if options.quick else "full.json")
+    path = Path(options.output) if options.output else BUILD / "quick.json" if options.quick else RESULTS / "full.json"
     save_run(run, path)
     print_verdicts(run)
     print(f"wrote {path}")
@@ -117,6 +118,7 @@ def _measure_loads(
                 repetition=repetition,
             )
             samples.append(sample)
+            _wait_until_quiet(server)
             if number % len(servers) == len(servers) - 1:
                 _tell(number + 1, len(turns), time.monotonic() - started_s, samples[-len(servers) :])
         opinions = [
@@ -148,12 +150,19 @@ def _open_all(
 def _fill_and_settle(server: Server, program: Path) -> None:
     deadline_s = time.monotonic() + SETTLE_S
     fill(program, server.socket, export=server.export)
-    while not server.settle():
+    while not server.is_settled():
         # What was written before its slab was leased stays where it was until it is written again, as in the paper.
         if time.monotonic() > deadline_s:
             raise BenchmarkError(f"{server.name}: not all pages are in remote memory after {SETTLE_S:.0f} s")
         time.sleep(SETTLE_PAUSE_S)
         fill(program, server.socket, export=server.export)
+
+
+def _wait_until_quiet(server: Server) -> None:
+    # What a server still has to do would be done at the expense of the one that is measured next.
+    deadline_s = time.monotonic() + QUIET_S
+    while not server.is_quiet() and time.monotonic() < deadline_s:
+        time.sleep(0.02)
 
 
 def _tell(done: int, total: int, elapsed_s: float, latest: list[Sample]) -> None:

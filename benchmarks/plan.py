@@ -35,7 +35,7 @@ def sweep_points(sizes: Sequence[int] = SWEEP_BYTES) -> tuple[Point, ...]:
 def full_plan() -> Plan:
     """What docs/benchmarks.md is made from: under ten minutes for eight servers."""
     opinions = tuple(p for p in page_points() if p.connections == 1 and (p.depth == 32 or p.rw is Rw.READ))
-    return Plan(points=page_points() + sweep_points(), opinions=opinions, seconds=0.5, warmup_s=0.05, repetitions=5)
+    return Plan(points=page_points() + sweep_points(), opinions=opinions, seconds=0.4, warmup_s=0.05, repetitions=5)
 
 
 def quick_plan() -> Plan:

@@ -7,7 +7,7 @@ from benchmarks.summary import Summaries, Summary, ratio, summarise
 from benchmarks.target import FLOOR, FORWARD_PEER, LOCAL_PEERS, OURS_SHM, OURS_TCP, PAGE_BYTES, verdicts
 
 Row = Sequence[str]
-MARK = {True: "reached", False: "short", None: "not told here"}
+MARK = {True: "Reached", False: "Short", None: "Open"}
 PAPER_BANDWIDTH = "2 to 4 times nbdX at every block size, 56 Gbps reached at large ones [infiniswap Figure 2.12a]"
 
 
@@ -74,8 +74,9 @@ def _head(run: Run, source: str) -> str:
 
 
 def _targets(run: Run) -> str:
-    rows = [(v.target, MARK[v.reached], v.measured) for v in verdicts(run)]
-    return table(("target", "", "measured"), rows)
+    return "\n".join(
+        f"* **{MARK[v.reached]}**: {v.target}.\n  {v.measured[0].upper()}{v.measured[1:]}" for v in verdicts(run)
+    )
 
 
 def _by_point(

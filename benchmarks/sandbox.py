@@ -46,9 +46,12 @@ class Sandbox:
 
     def is_all_remote(self) -> bool:
         """True when every page of the device is in donors' memory and nothing waits for the disk."""
-        status = control.blockdev_status(self.state)
-        live = sum(slab["live_pages"] for slab in status["slabs"])
-        return live * PAGE_BYTES >= status["size_bytes"] and not status["pending_bytes"]
+        size_bytes = control.record(self.state).size_bytes
+        return sum(self.remote_pages().values()) * PAGE_BYTES >= size_bytes and self.is_quiet()
+
+    def is_quiet(self) -> bool:
+        """True when nothing waits for the disk."""
+        return not control.blockdev_status(self.state)["pending_bytes"]
 
 
 @contextmanager

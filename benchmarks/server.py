@@ -22,7 +22,8 @@ class Server:
     export: str = ""
     stamp: bool = True  # False: it stores nothing, so what is read is not what was written
     roles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # "server" and "donor" -> processes
-    settle: Callable[[], bool] = lambda: True  # True when everything that was written is where it is to be measured
+    is_settled: Callable[[], bool] = lambda: True  # what was written is where it is to be measured
+    is_quiet: Callable[[], bool] = lambda: True  # nothing is left over from the last load, such as writes to a disk
 
 
 Opener = Callable[[Path, int], AbstractContextManager[Server]]
@@ -110,7 +111,8 @@ def _ours(layout: Layout) -> Opener:
                 name=layout.name,
                 socket=box.socket,
                 roles={"server": box.server_processes(), "donor": box.donor_processes()},
-                settle=box.is_all_remote,
+                is_settled=box.is_all_remote,
+                is_quiet=box.is_quiet,
             )
 
     return opener

@@ -1,6 +1,6 @@
 """What the project set out to reach, and whether a run reached it: pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from benchmarks.result import Point, Run, Rw
@@ -42,17 +42,20 @@ def _ahead(summaries: Summaries, ours: str, peer: str, points: Iterable[Point]) 
     tails = {p: r for p in rates if (r := p99_ratio(summaries, ours, peer, p)) is not None}
     if not rates:
         return Verdict(target=target, reached=None, measured="not measured")
-    short = [*_shortfalls(rates, "IOPS"), *_shortfalls(tails, "p99")]
-    span = f"IOPS {min(rates.values()):.2f} to {max(rates.values()):.2f} times, p99 better by " + (
-        f"{min(tails.values()):.2f} to {max(tails.values()):.2f} times"
-    )
-    return Verdict(
-        target=target, reached=not short, measured=span + (": short at " + ", ".join(short) if short else "")
-    )
+    short = {p: text for p in rates if (text := _shortfall(rates[p], tails.get(p, 1.0)))}
+    span = f"IOPS {_span(rates.values())} times theirs, p99 shorter {_span(tails.values())} times"
+    behind = "; ".join(f"{point.name} by {text}" for point, text in short.items())
+    return Verdict(target=target, reached=not short, measured=f"{span}. Behind at: {behind}" if short else span)
 
 
-def _shortfalls(ratios: dict[Point, float], what: str) -> Iterator[str]:
-    return (f"{point.name} ({what} by {100 * (1 - r):.0f} %)" for point, r in ratios.items() if r < 1)
+def _span(ratios: Iterable[float]) -> str:
+    ordered = sorted(ratios)
+    return f"{ordered[0]:.2f} to {ordered[-1]:.2f}"
+
+
+def _shortfall(rate: float, tail: float) -> str:
+    found = [f"{100 * (1 - r):.0f} % {what}" for r, what in ((rate, "IOPS"), (tail, "p99")) if r < 1]
+    return ", ".join(found)
 
 
 def _added(summaries: Summaries, rw: Rw) -> Verdict:

@@ -100,7 +100,7 @@ def test_a_target_that_is_missed_says_where_and_by_how_much() -> None:
     ahead, _, added, *_ = verdicts(run)
 
     assert ahead.reached is False
-    assert "4k read d1 c1 (IOPS by 10 %)" in ahead.measured
+    assert "4k read d1 c1 by 10 % IOPS" in ahead.measured
     assert added.reached is True
     assert "+8.0 us" in added.measured
 
@@ -116,7 +116,7 @@ def test_a_recall_is_judged_by_the_share_that_stayed_remote() -> None:
 def test_the_document_names_machine_command_targets_and_figures() -> None:
     text = render(run_of(sample("farside-shm", 90000), sample("nbdkit-memory", 60000)), source="results/full.json")
 
-    for expected in ("a cpu", "python -m benchmarks", "results/full.json", "1.50", "reached", "54250", "5.0 + 7.0"):
+    for expected in ("a cpu", "python -m benchmarks", "results/full.json", "1.50", "Reached", "54250", "5.0 + 7.0"):
         assert expected in text
 
 
