@@ -13,6 +13,7 @@
 #include <arpa/inet.h>
 #include <endian.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
@@ -869,7 +870,7 @@ static void idle(struct worker *w, uint64_t now)
 	}
 	if (w->spinning && elapsed_ns(now, w->idle_since_ns) < spin_ns) {
 		w->stats.spins++;
-		__builtin_ia32_pause();
+		sched_yield();		/* a donor's thread may want this very core */
 		return;
 	}
 	if (w->spinning) {
@@ -961,6 +962,21 @@ static void *worker_main(void *arg)
 
 /* ------------------------------------------------------------------ taking over what another process left */
 
+/*
+ * A payload that was being received straight into its slots: what came since the last commit is there too, whatever the
+ * log says. True when some of it has not come yet.
+ */
+static bool recover_payload(struct worker *w, struct ne_log *log, uint64_t committed)
+{
+	uint64_t end = log->rx_pos + REQUEST_BYTES + log->length;
+
+	if (log->type != NBD_WRITE || end <= committed)
+		return false;
+	w->rx_parsed = w->rx_tail;
+	log->state = w->rx_tail < end ? LOG_RECEIVING : LOG_ACTIVE;
+	return w->rx_tail < end;
+}
+
 /* The stream positions and the unanswered requests, exactly as they were when the last process stopped. */
 static void worker_recover_log(struct worker *w)
 {
@@ -981,7 +997,7 @@ static void worker_recover_log(struct worker *w)
 
 		if (log->state == LOG_FREE)
 			continue;
-		if (log->rx_pos >= w->rx_parsed || log->tx_pos < w->tx_tail) {
+		if (log->rx_pos >= cs->commit[g].parsed || log->tx_pos < w->tx_tail) {
 			log->state = LOG_FREE;
 			continue;
 		}
@@ -989,16 +1005,13 @@ static void worker_recover_log(struct worker *w)
 		*rq = (struct req){ .log = log, .src = rq->src, .start_ns = now_ns(), .stage = RQ_RUNNING,
 				    .pages = log->length / NE_PAGE_BYTES };
 		w->active++;
-		if (log->slot_pos != UINT64_MAX)
-			for (uint32_t k = 0; k < rq->pages; k++)
-				w->slots.held[ring_index(&w->slots, log->slot_pos + k)] |= HOLD_REQ;
-		if (log->state == LOG_RECEIVING) {
+		for (uint32_t k = 0; log->slot_pos != UINT64_MAX && k < rq->pages; k++)
+			w->slots.held[ring_index(&w->slots, log->slot_pos + k)] |= HOLD_REQ;
+		rq->error = (int)log->error;
+		if (recover_payload(w, log, cs->commit[g].parsed)) {
 			rq->stage = RQ_RECEIVING;
+			rq->error = 0;
 			w->receiving = rq;
-			w->rx_parsed = w->rx_tail;
-		} else if (log->error) {
-			rq->error = (int)log->error;
-			worker_defer(w, rq);
 		} else {
 			worker_defer(w, rq);
 		}
