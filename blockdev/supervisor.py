@@ -5,8 +5,9 @@ The server process (server.py) is given all of them; when it dies, the next one 
 request where the last one stopped. It touches no page and no donor, and does as little else as it can, because
 everything that can go wrong here would end the device.
 
-    kill -9 of the server       its end closes -> respawn -> fds, adopt
-    replace (SIGHUP, admin)     spawn; "loaded" -> old: stop; "stopped" -> new: fds, adopt; "ready" -> old: quit
+    kill -9 of the server       its end closes -> the spare, which has all code loaded and waits: fds, adopt
+    replace (SIGHUP, admin)     spawn, with the code as it is now on the disk; "loaded" -> old: stop;
+                                "stopped" -> new: fds, adopt; "ready" -> old: quit
     SIGTERM                     server: drain (no new clients, wait for the old ones, leases back); exit 0
     second SIGTERM              server: now
 
@@ -59,6 +60,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._current: Server | None = None
         self._successor: Server | None = None
+        self._spare: Server | None = None  # loaded and idle, so that a death costs no start of Python
         self._leaving: list[Server] = []  # stopped, waiting to be told that their successor serves
         self._deaths: deque[float] = deque(maxlen=CRASHES_MAX)
         self._pause_s = 0.0
@@ -72,11 +74,11 @@ class Supervisor:
         try:
             while not (self._terms and self._current is None and self._successor is None):
                 if self._current is None and not self._terms and time.monotonic() >= self._spawn_at_s:
-                    self._current = self._spawn()
+                    self._start_next()
                 self._wait()
             return 0
         finally:
-            for server in [self._current, self._successor, *self._leaving]:
+            for server in [self._current, self._successor, self._spare, *self._leaving]:
                 if server is not None:
                     server.process.kill()
                     server.process.wait()
@@ -116,6 +118,7 @@ class Supervisor:
                 self._end_servers("drain" if self._terms == 1 else "now")
 
     def _end_servers(self, how: str) -> None:
+        self._dismiss_spare()
         for server in (self._current, self._successor):
             if server is None:
                 continue
@@ -139,11 +142,24 @@ class Supervisor:
         log.info("server process started", pid=process.pid)
         return server
 
+    def _start_next(self) -> None:
+        self._current, self._spare = self._spare or self._spawn(), None
+        if self._current.loaded:
+            self._hand_over(self._current)
+
     def _replace(self) -> None:
         if self._current is None or not self._current.adopted or self._successor is not None or self._terms:
             log.info("no replacement now: one is under way, or there is no server")
             return
+        self._dismiss_spare()  # its code may be older than what we are to go on with
         self._successor = self._spawn()
+
+    def _dismiss_spare(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            self._selector.unregister(spare.end)
+            spare.end.close()  # it ends by itself: it has taken nothing up
+            spare.process.wait()
 
     def _hand_over(self, server: Server) -> None:
         server.adopted = True
@@ -159,6 +175,8 @@ class Supervisor:
     # ---------------------------------------------------------------- messages
 
     def _on_message(self, server: Server) -> None:
+        if server.end.fileno() < 0:
+            return  # dismissed a moment ago
         try:
             message = fdpass.receive(server.end)
         except BlockingIOError:
@@ -183,6 +201,8 @@ class Supervisor:
                 self._replace()
 
     def _on_loaded(self, server: Server) -> None:
+        if server is self._spare:
+            return
         if server is self._successor and self._current is not None:
             self._current.kill_at_s = time.monotonic() + STOP_LIMIT_S
             self._tell(self._current, "stop")
@@ -204,6 +224,8 @@ class Supervisor:
             on_ready, self._on_ready = self._on_ready, None
             on_ready()
         log.info("serving", pid=server.process.pid)
+        if self._spare is None and not self._terms:
+            self._spare = self._spawn()
 
     def _forget(self, worker: int) -> None:
         fd = self._fds.pop(f"conn:{worker}", None)
@@ -218,6 +240,8 @@ class Supervisor:
         status = server.process.wait()
         if server in self._leaving:
             self._leaving.remove(server)
+        elif server is self._spare:
+            self._spare = None  # the next one comes with the next server
         elif server is self._successor:
             self._successor = None
             log.error("the replacement ended before it was ready; the old server stays", status=status)
@@ -232,12 +256,12 @@ class Supervisor:
         if self._terms:
             log.info("server process ended", status=status)
             return
+        self._deaths.append(now_s)
         log.error("server process ended; its clients wait for the next", status=status)
         if self._current is not None:
             if self._current.loaded:
                 self._hand_over(self._current)
             return
-        self._deaths.append(now_s)
         if len(self._deaths) == CRASHES_MAX and now_s - self._deaths[0] < CRASH_WINDOW_S:
             self._pause_s = min(PAUSE_MAX_S, max(1.0, 2 * self._pause_s))
             log.error("the server ends again and again", times=CRASHES_MAX, pause_s=self._pause_s)

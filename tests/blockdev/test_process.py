@@ -1,0 +1,395 @@
+"""`farside blockdev` as processes: replaced, killed, ended, activated. No donors; the disk serves."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farside import admin
+from farside.blockdev.handshake import Export, Handshake
+from farside.errors import PeerError
+from tests.support.nbd_client import NbdClient
+from tests.support.waiting import until
+
+MIB = 1 << 20
+PAGE = 4096
+
+
+class Process:
+    """One supervisor and the server below it."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self.folder = folder
+        self.nbd = folder / "nbd.sock"
+        self.admin = folder / "admin.sock"
+        (folder / "key").write_text("ab" * 32)
+        (folder / "key").chmod(0o600)
+        (folder / "peers.toml").write_text("")
+        values: dict[str, object] = {
+            "size_bytes": "64MiB",
+            "slab_bytes": "8MiB",
+            "pending_bytes": "16MiB",
+            "workers": 2,
+            "listen": [f"unix:{self.nbd}"],
+            "key_file": str(folder / "key"),
+            "peers_file": str(folder / "peers.toml"),
+            "disk_path": str(folder / "disk"),
+            "state_dir": str(folder / "state"),
+            "admin_socket": str(self.admin),
+        } | settings
+        lines = [f"{name} = {_toml(value)}" for name, value in values.items()]
+        (folder / "config.toml").write_text("\n".join(lines))
+        self.log = (folder / "log").open("wb")
+        self.child: subprocess.Popen[bytes] | None = None
+        self.sockets: list[socket.socket] = []
+
+    def command(self, *more: str) -> list[str]:
+        return [sys.executable, "-m", "farside", "blockdev", "--config", str(self.folder / "config.toml"), *more]
+
+    def start(self) -> "Process":
+        self.child = subprocess.Popen(self.command(), stderr=self.log, stdin=subprocess.DEVNULL)
+        until(lambda: self.status_or_none(), what="the device is up", deadline_s=30)
+        return self
+
+    def status(self) -> Mapping[str, Any]:
+        answer: Mapping[str, Any] = admin.call(self.admin, "status")
+        return answer
+
+    def status_or_none(self) -> Mapping[str, Any] | None:
+        try:
+            return self.status()
+        except PeerError:
+            return None
+
+    def until_another_serves(self, pid: int) -> Mapping[str, Any]:
+        def look() -> Mapping[str, Any] | None:
+            told = self.status_or_none()
+            return told if told and told["server_pid"] != pid else None
+
+        found = until(look, what="another server process", deadline_s=30)
+        assert found is not None
+        return found
+
+    def client(self) -> NbdClient:
+        return self.adopt(_connected(self.nbd))
+
+    def adopt(self, sock: socket.socket) -> NbdClient:
+        """A client behind the shortest handshake; its socket is closed with the process."""
+        self.sockets.append(sock)
+        return NbdClient(greet(sock))
+
+    def end(self, *, limit_s: float = 20) -> int:
+        assert self.child is not None
+        self.child.send_signal(signal.SIGTERM)
+        return self.child.wait(limit_s)
+
+    def close(self) -> None:
+        for sock in self.sockets:
+            sock.close()
+        if self.child is not None and self.child.poll() is None:
+            told = self.status_or_none()
+            self.child.kill()
+            self.child.wait()
+            if told:
+                _kill(told["server_pid"])
+        self.log.close()
+
+
+def _connected(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(30)
+    sock.connect(str(path))
+    return sock
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has ended by itself
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(f'"{v}"' for v in value) + "]"
+    return str(value) if isinstance(value, int) else f'"{value}"'
+
+
+def greet(sock: socket.socket) -> socket.socket:
+    """The client's side of the shortest handshake: NBD_OPT_EXPORT_NAME of the default export."""
+    assert _exactly(sock, 18) == Handshake(Export(name="", description="", size_bytes=0)).greeting()
+    sock.sendall((3).to_bytes(4, "big") + b"IHAVEOPT" + (1).to_bytes(4, "big") + bytes(4))
+    assert len(_exactly(sock, 10)) == 10
+    return sock
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = sock.recv(count - len(data))
+        if not part:
+            raise ConnectionResetError("the server hung up")
+        data += part
+    return data
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    made = Process(tmp_path)
+    yield made
+    made.close()
+
+
+class Load:
+    """A client that writes and reads back until told to stop; its slowest request and its troubles."""
+
+    def __init__(self, client: NbdClient) -> None:
+        self.slowest_s = 0.0
+        self.requests = 0
+        self.trouble = ""
+        self._client = client
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        assert self.trouble == ""
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._round(self.requests)
+        except (OSError, AssertionError) as error:
+            self.trouble = repr(error)
+
+    def _round(self, number: int) -> None:
+        offset = number * 13 % 4096 * PAGE
+        data = number.to_bytes(8, "little") * (PAGE // 8)
+        began_s = time.monotonic()
+        self._client.write(offset, data)
+        assert self._client.read(offset, PAGE) == data
+        self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
+        self.requests += 1
+
+
+def test_a_server_is_replaced_under_load_without_an_error(process: Process) -> None:
+    process.start()
+    before = process.status()
+    load = Load(process.client())
+    until(lambda: load.requests > 100, what="the load runs")
+
+    answer = admin.call(process.admin, "replace", timeout_s=30)
+    seen = load.requests
+    until(lambda: load.requests > seen + 100, what="the load goes on")
+    load.end()
+
+    after = process.status()
+    assert after["server_pid"] == answer["server_pid"] != before["server_pid"]
+    assert after["supervisor_pid"] == before["supervisor_pid"]
+    assert after["counters"]["takeovers"] == 1
+
+
+def test_a_killed_server_is_succeeded_under_load_without_an_error(process: Process) -> None:
+    process.start()
+    load = Load(process.client())
+
+    for turn in range(1, 4):
+        seen = load.requests
+        until(lambda seen=seen: load.requests > seen + 100, what="the load runs")  # type: ignore[misc]  # bound on purpose
+        pid = process.status()["server_pid"]
+        os.kill(pid, signal.SIGKILL)
+        assert process.until_another_serves(pid)["counters"]["takeovers"] == turn
+
+    seen = load.requests
+    until(lambda: load.requests > seen + 100, what="the load goes on")
+    load.end()
+
+
+def test_sighup_replaces_the_server(process: Process) -> None:
+    process.start()
+    pid = process.status()["server_pid"]
+
+    assert process.child is not None
+    process.child.send_signal(signal.SIGHUP)
+
+    process.until_another_serves(pid)
+
+
+def test_a_client_that_leaves_frees_its_worker_also_after_a_takeover(process: Process) -> None:
+    process.start()
+    first, second = process.client(), process.client()
+    pid = process.status()["server_pid"]
+    os.kill(pid, signal.SIGKILL)
+    process.until_another_serves(pid)
+
+    first.disconnect()
+    until(lambda: process.status()["connections"] == 1, what="one client left")
+
+    process.client().write(0, bytes(PAGE))
+    second.write(0, bytes(PAGE))
+
+
+def test_a_client_beyond_the_workers_is_refused_and_the_others_go_on(process: Process) -> None:
+    process.start()
+    clients = [process.client(), process.client()]
+
+    with pytest.raises(ConnectionResetError):
+        process.client()
+
+    for client in clients:
+        client.write(0, bytes(PAGE))
+
+
+def test_sigterm_without_clients_ends_clean(process: Process) -> None:
+    process.start()
+
+    assert process.end() == 0
+
+    assert not process.nbd.exists()
+    assert not process.admin.exists()
+
+
+def test_sigterm_waits_for_clients_and_lets_no_new_one_in(process: Process) -> None:
+    process.start()
+    client = process.client()
+    assert process.child is not None
+
+    process.child.send_signal(signal.SIGTERM)
+    until(lambda: b"waiting for clients" in (process.folder / "log").read_bytes(), what="it waits")
+    with pytest.raises(ConnectionError):
+        process.client()
+    client.write(0, bytes(PAGE))
+    client.disconnect()
+
+    assert process.child.wait(20) == 0
+
+
+def test_a_second_sigterm_ends_at_once(process: Process) -> None:
+    process.start()
+    process.client()
+    assert process.child is not None
+
+    process.child.send_signal(signal.SIGTERM)
+    until(lambda: b"waiting for clients" in (process.folder / "log").read_bytes(), what="it waits")
+    process.child.send_signal(signal.SIGTERM)
+
+    assert process.child.wait(20) == 0
+
+
+def test_a_server_that_dies_again_and_again_is_started_again_after_a_pause(process: Process) -> None:
+    process.start()
+    for _ in range(5):
+        pid = process.status()["server_pid"]
+        os.kill(pid, signal.SIGKILL)
+        process.until_another_serves(pid)
+
+    assert b"again and again" in (process.folder / "log").read_bytes()
+
+
+def test_an_orphaned_server_serves_until_its_last_client_leaves(process: Process) -> None:
+    process.start()
+    client = process.client()
+    pid = process.status()["server_pid"]
+    assert process.child is not None
+    process.child.kill()
+    process.child.wait()
+
+    client.write(0, bytes(PAGE))
+    client.disconnect()
+
+    until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), what="the orphan has ended")
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return ") Z" in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+
+
+def test_a_socket_of_our_parents_is_served_by_activation(process: Process) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(process.folder / "given.sock"))
+    listener.listen()
+    script = 'export LISTEN_PID=$$; exec "$@" 3<&%d' % listener.fileno()  # noqa: UP031 (braces are the shell's)
+    process.child = subprocess.Popen(
+        ["bash", "-c", script, "-", *process.command()],
+        env=dict(os.environ) | {"LISTEN_FDS": "1"},
+        pass_fds=(listener.fileno(),),
+        stderr=process.log,
+    )
+    listener.close()
+
+    client = process.adopt(_connected(process.folder / "given.sock"))
+    client.write(0, b"x" * PAGE)
+
+    assert client.read(0, PAGE) == b"x" * PAGE
+    assert not process.nbd.exists()
+    client.disconnect()
+    assert process.end() == 0
+
+
+def test_one_client_is_served_on_standard_input(process: Process) -> None:
+    ours, theirs = socket.socketpair()
+    process.child = subprocess.Popen(process.command("-s"), stdin=theirs.fileno(), stderr=process.log)
+    theirs.close()
+    ours.settimeout(30)
+
+    client = process.adopt(ours)
+    client.write(0, b"x" * PAGE)
+    assert client.read(0, PAGE) == b"x" * PAGE
+    client.disconnect()
+
+    assert process.child.wait(20) == 0
+
+
+def test_standard_input_that_is_no_socket_is_said_in_one_line(process: Process) -> None:
+    ended = subprocess.run(process.command("-s"), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+
+    assert ended.returncode == 2
+    assert "standard input is not a socket" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_disk_that_can_not_be_opened_is_said_in_one_line(process: Process) -> None:
+    (process.folder / "disk").mkdir()
+
+    ended = subprocess.run(process.command(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+
+    assert ended.returncode == 2
+    assert f"disk {process.folder / 'disk'}" in ended.stderr.splitlines()[-1]
+
+
+def test_ready_is_said_to_the_service_manager(process: Process) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(process.folder / "notify"))
+        manager.settimeout(30)
+        process.child = subprocess.Popen(
+            process.command(),
+            env=dict(os.environ) | {"NOTIFY_SOCKET": str(process.folder / "notify")},
+            stderr=process.log,
+            stdin=subprocess.DEVNULL,
+        )
+
+        assert manager.recv(100) == b"READY=1"
+
+
+def test_faults_are_set_over_the_admin_socket_and_nonsense_is_refused(process: Process) -> None:
+    process.start()
+
+    admin.call(process.admin, "fault", donor="disk", kind="delay", every=2, delay_s=0.001)
+
+    with pytest.raises(PeerError, match="no donor 'nobody'"):
+        admin.call(process.admin, "fault", donor="nobody", kind="error", every=1)
+    with pytest.raises(PeerError, match="kinds are"):
+        admin.call(process.admin, "fault", donor="disk", kind="gremlins", every=1)
