@@ -650,12 +650,18 @@ int ne_stats_get(const struct ne_device *dev, struct ne_stats *ret)
 
 uint64_t ne_pending_bytes(const struct ne_device *dev)
 {
+	const uint64_t most = slots_per_worker(dev);
 	uint64_t pages = 0;
 
-	for (uint32_t i = 0; i < THREADS; i++)
-		if (dev->worker[i])
-			pages += atomic_load(&dev->worker[i]->cs->slot_tail) -
-				 __atomic_load_n(&dev->worker[i]->slots.head, __ATOMIC_ACQUIRE);
+	for (uint32_t i = 0; i < THREADS; i++) {
+		if (!dev->worker[i])
+			continue;
+		/* The worker runs on between the two loads: with the head first, what it does can only make this too large. */
+		uint64_t head = __atomic_load_n(&dev->worker[i]->slots.head, __ATOMIC_ACQUIRE);
+		uint64_t held = atomic_load(&dev->worker[i]->cs->slot_tail) - head;
+
+		pages += held < most ? held : most;
+	}
 	return pages * NE_PAGE_BYTES;
 }
 
