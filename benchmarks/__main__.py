@@ -21,6 +21,7 @@ from farside.errors import FarsideError
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENT = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+REMARKS = Path(__file__).parent / "remarks.md"  # written by people, about the newest committed run
 DEVICE_BYTES = 256 << 20
 SETTLE_S = 60.0
 QUIET_S = 5.0
@@ -183,7 +184,8 @@ def write_document(run: Run, source: Path) -> None:
     DOCUMENT.parent.mkdir(exist_ok=True)
     root = DOCUMENT.parent.parent
     name = source.resolve().relative_to(root) if source.resolve().is_relative_to(root) else source
-    DOCUMENT.write_text(render(run, source=str(name)))
+    remarks = REMARKS.read_text() if REMARKS.exists() else ""
+    DOCUMENT.write_text(render(run, source=str(name), remarks=remarks))
     print(f"wrote {DOCUMENT}")
 
 

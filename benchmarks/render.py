@@ -24,8 +24,12 @@ def _pad(row: Row, widths: Sequence[int]) -> list[str]:
     return [cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
 
 
-def render(run: Run, *, source: str) -> str:
-    """The whole document. ``source`` is the JSON file's name, for the reader who wants all figures."""
+def render(run: Run, *, source: str, remarks: str = "") -> str:
+    """The whole document.
+
+    ``source`` is the JSON file's name, for the reader who wants all figures; ``remarks`` is what people have found out
+    about the reasons, and stands behind the targets.
+    """
     summaries = summarise(run.samples)
     servers = list(dict.fromkeys(sample.server for sample in run.samples))
     points = sorted({sample.point for sample in run.samples})
@@ -33,6 +37,7 @@ def render(run: Run, *, source: str) -> str:
     parts = [
         _head(run, source),
         "## What was to be reached\n\n" + _targets(run),
+        *([f"## Why\n\n{remarks.strip()}"] if remarks.strip() else []),
         "## 4 KiB requests a second (thousands)\n\nMedian, and how far apart the repetitions lay in percent of it.\n\n"
         + _by_point(summaries, servers, pages, lambda s: f"{s.iops.median / 1e3:.1f} ±{s.iops.spread_pct / 2:.0f}"),
         "## Latency, 4 KiB (microseconds, median / 99th percentile)\n\n"
