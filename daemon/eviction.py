@@ -72,7 +72,7 @@ def choose(asked: tuple[MappedSlab, ...], activity: Mapping[int, float], *, coun
 
     def reason(slab: MappedSlab) -> str:
         known = activity.get(slab.lease)
-        return "its borrower did not answer" if known is None else f"{known:.1f} pages/s/GiB"
+        return "activity not known" if known is None else f"{known:.1f} pages/s/GiB"
 
     return tuple(Victim(lease=slab.lease, reason=reason(slab)) for slab in sorted(asked, key=rank)[:count])
 

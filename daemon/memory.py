@@ -95,7 +95,8 @@ class MemoryWatch:
         slabs_bytes = (snapshot.unmapped + snapshot.mapped + snapshot.recalled) * self._slab_bytes
         return FreeMem(
             free_slabs=0 if is_closing else leasable_slabs(snapshot, self.params),
-            used_bytes=int(snapshot.used_bytes) + slabs_bytes,
+            # The larger: a donor that was squeezed just now must not look like the emptiest.
+            used_bytes=int(max(snapshot.used_bytes, snapshot.used_now_bytes)) + slabs_bytes,
             total_bytes=self.total_bytes,
             headroom_bytes=self.params.headroom_bytes,
             slab_bytes=self._slab_bytes,

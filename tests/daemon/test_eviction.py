@@ -58,7 +58,7 @@ def test_the_least_active_go() -> None:
 def test_silence_does_not_keep_a_slab() -> None:
     victims = choose(slabs(1, 1, 1), {0: 0.0, 2: 5.0}, count=1)
 
-    assert victims == (Victim(lease=1, reason="its borrower did not answer"),)
+    assert victims == (Victim(lease=1, reason="activity not known"),)
 
 
 def test_of_equally_active_slabs_the_oldest_goes() -> None:
