@@ -61,12 +61,7 @@ def main() -> None:
             device.cluster_map(cluster, slab, extent)
     for worker, sock in told["sockets"]:
         device.conn_attach(worker, os.dup(sock))
-    import select
-    while True:
-        r,_,_=select.select([sys.stdin.buffer, device.event_fd],[],[])
-        while (e:=device.event_next()):
-            if e.kind==8: print('DBG',e,file=sys.stderr,flush=True)
-        if sys.stdin.buffer in r: break
+    sys.stdin.buffer.read()
     device.destroy()
 
 

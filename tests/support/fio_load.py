@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.support.programs import need
 
 LIMIT_S = 90.0
+FIO_JOBS = 2
 
 
 @contextmanager
@@ -47,7 +48,7 @@ _LOAD = (
     "--bssplit=4k/40:64k/30:128k/30",
     "--size=48M",
     "--offset_increment=64M",
-    "--numjobs=2",
+    f"--numjobs={FIO_JOBS}",
     "--iodepth=16",
     "--verify=crc32c",
     "--do_verify=1",

@@ -43,6 +43,19 @@ def squeeze(state: Path, name: str, used_bytes: int) -> None:
     pressure.squeeze(state, name, used_bytes)
 
 
+def crowd(state: Path, name: str, free_bytes: int) -> int:
+    """Lets the donor's own programs grow until only so much is free beside what it lends now; returns what they use.
+
+    Less than the headroom makes the donor recall slabs, with the more time to move them the more is free; to take all
+    and more at once, `squeeze` to the donor's whole memory.
+    """
+    found = read_record(state)
+    lent = pressure.lent_bytes(found.donor(name).pid)
+    used = max(0, found.donor_memory_bytes - lent - free_bytes)
+    pressure.squeeze(state, name, used)
+    return used
+
+
 def replace(state: Path) -> None:
     """Replaces the borrower's server process by a new one, in the planned way, and returns when that serves."""
     ask(Path(read_record(state).blockdev.admin_socket), "replace")

@@ -76,6 +76,7 @@ class Plane:
             size_bytes=self.plan.size_bytes,
             slab_bytes=self.plan.slab_bytes,
             donor_memory_bytes=self.plan.donor_memory_bytes,
+            headroom_bytes=self.plan.headroom_bytes,
             uris=tuple(uri(listener) for listener in self.plan.listen),
             donors=tuple(self._process_record(name) for name in self.names),
             blockdev=self._process_record(BORROWER),

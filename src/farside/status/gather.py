@@ -56,8 +56,9 @@ def _ask(name: str, role: str, socket: Path, *, pid: int = 0) -> ProcessStatus:
         return ProcessStatus(name=name, role=role, pid=pid, socket=str(socket), error=str(error))
     return ProcessStatus(
         name=str(told.get("node", name)),
-        role=str(told.get("role", role)),
-        pid=int(told.get("pid", pid)),
+        # A donor says nothing of the kind, but only a donor has memory of its own to tell of.
+        role=role or ("daemon" if "memory" in told else "blockdev"),
+        pid=pid or int(told.get("pid", 0)),
         socket=str(socket),
         status=told,
     )

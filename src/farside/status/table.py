@@ -29,8 +29,7 @@ def process_table(processes: Iterable[ProcessStatus]) -> Table:
     """Which processes there are, and which of them do not answer."""
     table = _table("processes", "name", "role", "pid", "says")
     for process in processes:
-        said = f"up {format_seconds(_number(process.status, 'uptime_s'))}" if process.status else process.error
-        table.add_row(process.name, process.role, str(process.pid or "-"), said)
+        table.add_row(process.name, process.role, str(process.pid or "-"), process.error or "well")
     return table
 
 
@@ -77,20 +76,19 @@ def borrowed_table(device: Row) -> Table:
 
 def lent_table(daemons: Iterable[Row]) -> Table:
     """What each donor lends, and what its own programs use."""
-    table = _table(
-        "lent", "donor", "memory", "own programs", "free", "headroom", "slabs lent", "slabs ready", "evicted"
-    )
+    columns = ("donor", "memory", "own programs", "free", "headroom", "slabs lent", "going back", "ready", "recalled")
+    table = _table("lent", *columns)
     for daemon in daemons:
+        memory = daemon.get("memory", {})
         states = Counter(str(slab.get("state")) for slab in daemon.get("slabs", ()))
+        counters = daemon.get("counters", {})
         table.add_row(
             str(daemon.get("node", "-")),
-            format_bytes(_number(daemon, "total_bytes")),
-            format_bytes(_number(daemon, "used_by_others_bytes")),
-            format_bytes(_number(daemon, "free_bytes")),
-            format_bytes(_number(daemon, "headroom_bytes")),
-            str(states["leased"] + states["recalled"]),
-            str(states["free"]),
-            str(daemon.get("counters", {}).get("evicted", 0)),
+            *(format_bytes(_number(memory, f"{name}_bytes")) for name in ("total", "used", "free", "headroom")),
+            str(states["lent"]),
+            str(states["migrating"] + states["evicting"]),
+            str(states["ready"]),
+            str(int(_number(counters, "migrations") + _number(counters, "evictions"))),
         )
     return table
 

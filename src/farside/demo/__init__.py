@@ -1,0 +1,1 @@
+"""`farside demo`: Infiniswap's job, shown end to end on this machine."""

@@ -1,0 +1,171 @@
+"""The demo's acts: what is done to the memory plane while its clients work, and how each act knows that it worked.
+
+An act causes something and returns when the borrower's own counters say that it has happened; the counters are those of
+`farside status`, nothing is counted here.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from farside.demo.load import FIO_JOBS
+from farside.errors import PeerError
+from farside.sandbox import control
+from farside.units import MIB
+
+ACT_LIMIT_S = 15.0
+LOOK_EVERY_S = 0.1
+LENT_SLABS_MIN = 2
+
+
+class Stage:
+    """The running sandbox as the acts see it."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        record = control.record(state)
+        self.donor_memory_bytes = record.donor_memory_bytes
+        self.headroom_bytes = record.headroom_bytes
+
+    def status(self) -> Mapping[str, Any]:
+        """The borrower's status; waits while its server is being replaced."""
+        end_s = time.monotonic() + ACT_LIMIT_S
+        while True:
+            try:
+                return control.blockdev_status(self.state)
+            except PeerError:
+                if time.monotonic() > end_s:
+                    raise
+            time.sleep(LOOK_EVERY_S)
+
+    def count(self, name: str) -> int:
+        """One of the borrower's counters."""
+        return int(self.status()["counters"][name])
+
+    def slabs_at(self, donor: str) -> int:
+        """Slabs that the borrower has at a donor and that hold pages (a fresh one is empty until it is written)."""
+        slabs = self.status()["slabs"]
+        return sum(slab["donor"] == donor and slab["state"] == "live" and slab["live_pages"] > 0 for slab in slabs)
+
+    def busiest(self, *, apart: tuple[str, ...] = ()) -> str:
+        """The donor that lends most, of those not named."""
+        names = [donor.name for donor in control.record(self.state).donors if donor.pid and donor.name not in apart]
+        return max(names, key=self.slabs_at)
+
+    def until(self, look: Callable[[], bool], what: str) -> None:
+        """Returns when `look` says yes.
+
+        Raises:
+            PeerError: it did not in time.
+        """
+        end_s = time.monotonic() + ACT_LIMIT_S
+        while not look():
+            if time.monotonic() > end_s:
+                raise PeerError(f"waited {ACT_LIMIT_S:g} s in vain for {what}")
+            time.sleep(LOOK_EVERY_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """One thing that the demo does: its title, and what is done, which returns a line about how it went."""
+
+    title: str
+    play: Callable[[Stage], str]
+
+
+def until_clients_transmit(state: Path, connections: int, *, limit_s: float = ACT_LIMIT_S) -> None:
+    """Returns when so many clients are past their handshake, and have been for a moment.
+
+    A server that is killed in the middle of a handshake takes that connection with it; a client then has to connect
+    again, as it must whenever it is refused. What a take-over promises begins with the first request.
+
+    Raises:
+        PeerError: there were never so many.
+    """
+    end_s, seen = time.monotonic() + limit_s, 0
+    while seen < 2:
+        if time.monotonic() > end_s:
+            raise PeerError(f"waited {limit_s:g} s in vain for {connections} clients")
+        time.sleep(LOOK_EVERY_S / 2)
+        seen = seen + 1 if control.blockdev_status(state)["connections"] >= connections else 0
+
+
+def lend(stage: Stage) -> str:
+    """Waits until every donor lends some of what the clients' data need."""
+    donors = [donor.name for donor in control.record(stage.state).donors]
+    stage.until(lambda: all(stage.slabs_at(name) >= LENT_SLABS_MIN for name in donors), "every donor to lend slabs")
+    return ", ".join(f"{name} lends {stage.slabs_at(name)}" for name in donors) + " slabs"
+
+
+def press(stage: Stage) -> str:
+    """One donor's own programs grow into its headroom until half of what it lends has moved away."""
+    name = stage.busiest()
+    slabs, moved, used = stage.slabs_at(name), stage.count("migrated_pages"), 0
+    left = slabs - max(1, slabs // 2)
+
+    def grow() -> bool:
+        nonlocal used
+        used = max(used, control.crowd(stage.state, name, stage.headroom_bytes // 3))
+        return stage.slabs_at(name) <= left and stage.count("migrated_pages") > moved
+
+    stage.until(grow, f"slabs to leave {name}")
+    moved = stage.count("migrated_pages") - moved
+    return f"{name}'s programs took {used // MIB} MiB; {moved} pages moved to other donors"
+
+
+def choke(stage: Stage) -> str:
+    """The same donor's programs want more than there is: no time to move anything."""
+    name = stage.busiest()
+    before = stage.count("evictions")
+    control.squeeze(stage.state, name, stage.donor_memory_bytes)
+    stage.until(lambda: stage.count("evictions") > before, f"slabs of {name} to be dropped to disk")
+    evicted = stage.count("evictions") - before
+    return f"{name}'s programs stalled; {evicted} slabs dropped to disk at once"
+
+
+def relax(stage: Stage) -> str:
+    """All donors' own programs end, so that there is room again."""
+    for donor in control.record(stage.state).donors:
+        control.squeeze(stage.state, donor.name, 0)
+    return "memory is idle again"
+
+
+def kill(stage: Stage) -> str:
+    """Kill -9 of the donor that lends most; it comes back with empty memory."""
+    name = stage.busiest()
+    before, slabs = stage.count("failovers"), stage.slabs_at(name)
+    control.kill_donor(stage.state, name)
+    stage.until(lambda: stage.count("failovers") > before, f"{name} to be declared failed")
+    control.start_donor(stage.state, name)
+    return f"{name} died with {slabs} slabs, and was started again with none"
+
+
+def replace(stage: Stage) -> str:
+    """A new server process takes the clients' sockets over at a request boundary."""
+    before, old = stage.count("takeovers"), stage.status()["server_pid"]
+    until_clients_transmit(stage.state, FIO_JOBS)
+    control.replace(stage.state)
+    stage.until(lambda: stage.count("takeovers") > before, "the new server to take over")
+    return f"process {old} handed over to {stage.status()['server_pid']}"
+
+
+def crash(stage: Stage) -> str:
+    """Kill -9 of the server process; its supervisor starts another that goes on in mid-request."""
+    before = stage.count("takeovers")
+    until_clients_transmit(stage.state, FIO_JOBS)
+    old = control.kill_blockdev(stage.state)
+    stage.until(lambda: stage.count("takeovers") > before, "a new server to take over")
+    return f"process {old} was killed, {stage.status()['server_pid']} went on"
+
+
+ACTS = (
+    Act(title="donors lend", play=lend),
+    Act(title="memory pressure on a donor: migration", play=press),
+    Act(title="a donor out of memory: eviction", play=choke),
+    Act(title="the pressure ends", play=relax),
+    Act(title="kill -9 of a donor: failover", play=kill),
+    Act(title="the server is replaced: take-over", play=replace),
+    Act(title="kill -9 of the server: take-over", play=crash),
+)

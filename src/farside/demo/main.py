@@ -1,0 +1,79 @@
+"""`farside demo`: three donors and one borrower on this machine, squeezed, evicted, killed and replaced under load.
+
+Everything runs for real, in processes of its own: the sandbox's donors and borrower over TCP, fio and nbdcopy as
+clients. Only the memory use of the donors' own programs is pretended (see `farside.sandbox.pressure`).
+"""
+
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from farside.demo import load
+from farside.demo.act import ACTS, Stage
+from farside.demo.load import FioLoad, Tally
+from farside.demo.report import VERIFIED_MIN_BYTES, Outcome, faults, outcome
+from farside.demo.show import Show, print_outcome
+from farside.errors import FarsideError, Unavailable
+from farside.sandbox.session import open_sandbox
+from farside.units import format_bytes
+
+SANDBOX = ("--donors", "3", "--donor-memory", "512MiB", "--transport", "tcp", "--size", "1GiB")
+PROGRAMS = {"fio": "fio", "nbdcopy": "libnbd-bin", "nbdkit": "nbdkit", "cmp": "diffutils"}
+# When all acts are over and not enough is verified yet, the clients go on for at most so long.
+PATIENCE_S = 30.0
+
+
+def run(*, state: Path | None = None) -> int:
+    """Plays the demo in `state` or a temporary folder; 0 when it showed all that it is meant to show, else 1.
+
+    Raises:
+        FarsideError: a program is missing, or the sandbox did not start.
+    """
+    _need_programs()
+    console = Console()
+    with tempfile.TemporaryDirectory(prefix="farside-demo-") as spare:
+        folder = Path(spare)
+        data = folder / "data"
+        data.write_bytes(secrets.token_bytes(load.COPY_BYTES))
+        fio: list[FioLoad] = []
+        with Show(console, lambda: fio[0].tally if fio else Tally()) as show:
+            show.begin("three donors and a borrower start")
+            with open_sandbox(SANDBOX, state=state or folder / "state") as sandbox:
+                show.end(f"clients connect to {sandbox.uri}")
+                fio.append(FioLoad(sandbox.uri, folder))
+                found = _play(show, Stage(sandbox.state), fio[0], data)
+    print_outcome(console, found)
+    return 1 if faults(found) else 0
+
+
+def _play(show: Show, stage: Stage, fio: FioLoad, data: Path) -> Outcome:
+    complaint, copied = "", Tally()
+    fio.start()
+    try:
+        show.begin("nbdcopy writes")
+        copied = load.copy_in(fio.uri, data)
+        show.end(f"{format_bytes(load.COPY_BYTES)} of random data")
+        for act in ACTS:
+            show.begin(act.title)
+            show.end(act.play(stage))
+        show.begin("nbdcopy reads back")
+        copied = copied.plus(load.copy_back_and_compare(fio.uri, data))
+        show.end("not one byte differs")
+        show.begin("fio goes on until enough is verified")
+        fio.wait_until_verified(VERIFIED_MIN_BYTES - copied.verified_bytes, limit_s=PATIENCE_S)
+        show.end(format_bytes(fio.tally.verified_bytes + copied.verified_bytes))
+    except FarsideError as error:
+        complaint = str(error)
+        show.end(complaint, is_good=False)
+    finally:
+        tally = fio.stop().plus(copied)
+    return outcome(stage.status(), tally, took_s=show.took_s, complaint=complaint)
+
+
+def _need_programs() -> None:
+    missing = {program: package for program, package in PROGRAMS.items() if shutil.which(program) is None}
+    if missing:
+        raise Unavailable(f"not installed: {', '.join(missing)}", hint=f"apt install {' '.join(missing.values())}")
