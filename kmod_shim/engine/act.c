@@ -289,9 +289,25 @@ static void dop_answer(struct worker *w, struct dop *d, int err)
 		worker_answer(w, rq);
 }
 
+/* Counts payload that the disk has refused for good so far: a FLUSH must not wait for it for ever. */
+static void dop_stick(struct worker *w, struct dop *d)
+{
+	if (!d->stuck)
+		atomic_fetch_add(&w->dev->disk_stuck, 1);
+	d->stuck = true;
+}
+
+static void dop_unstick(struct worker *w, struct dop *d)
+{
+	if (d->stuck)
+		atomic_fetch_sub(&w->dev->disk_stuck, 1);
+	d->stuck = false;
+}
+
 static void dop_free(struct worker *w, struct dop *d)
 {
 	dop_answer(w, d, 0);
+	dop_unstick(w, d);
 	d->next = w->dop_free;
 	w->dop_free = d;
 	w->disk_writes--;
@@ -312,6 +328,7 @@ static struct dop *dop_split(struct worker *w, struct dop *d, uint32_t n)
 	w->dop_free = rest->next;
 	w->disk_writes++;
 	*rest = *d;
+	rest->stuck = false;
 	rest->first += n;
 	rest->slot_pos += n;
 	rest->n -= n;
@@ -422,6 +439,7 @@ void dop_done(struct worker *w, struct ne_dio *dio)
 		}
 		dev_event(w->dev, NE_EVENT_DISK_ERROR, (uint32_t)-dio->status, d->first, 0, 0);
 		dop_answer(w, d, EIO);
+		dop_stick(w, d);
 	}
 	for (uint32_t i = 0; i < d->n; i++)
 		page_landed(&w->dev->page[d->first + i], dop_slot(w, d, i), good);

@@ -223,6 +223,7 @@ struct dop {
 	uint32_t first, n;
 	uint64_t slot_pos;
 	uint8_t attempts;
+	bool stuck;			/* the disk has refused it often; tried once a second */
 	uint64_t retry_ns;
 	struct dop *next;
 };
@@ -323,7 +324,8 @@ struct ne_device {
 	struct ne_fault_rules *faults;	/* [NE_DONORS_MAX] */
 	struct ne_fault_rules disk_faults;
 	struct worker *worker[THREADS];
-	_Atomic uint32_t spinners, homes_changed;
+	_Atomic uint32_t spinners;
+	_Atomic uint32_t disk_stuck;	/* disk writes that fail again and again */
 	uint32_t spinners_max;
 	/* events: many writers, one reader */
 	struct event_slot { _Atomic uint32_t full; struct ne_event ev; } *events;

@@ -144,24 +144,28 @@ static void write_page(struct worker *w, uint32_t page, const uint8_t *src, uint
 	bool have_crc = false;
 
 	if (slot_pos != UINT64_MAX) {
-		uint8_t *mem = ring_at(&w->slots, slot_pos);
-
 		slot = slot_number(w, slot_pos);
-		crc = inlined ? ne_copy_crc32c(mem, src, NE_PAGE_BYTES) : ne_crc32c(mem, NE_PAGE_BYTES);
-		have_crc = true;
-		src = mem;
+		if (inlined) {
+			crc = ne_copy_crc32c(ring_at(&w->slots, slot_pos), src, NE_PAGE_BYTES);
+			have_crc = true;
+		}
+		src = ring_at(&w->slots, slot_pos);
 	}
 	atomic_fetch_or(&p->a, P_WIP);
 	for (int i = 0; i < targets; i++) {
-		if (!t[i].base)
+		uint8_t *there = t[i].base ? extent_page(t[i].base, t[i].word, page) : NULL;
+
+		if (!there)
 			continue;
 		if (have_crc)
-			memcpy(extent_page(t[i].base, t[i].word, page), src, NE_PAGE_BYTES);
+			memcpy(there, src, NE_PAGE_BYTES);
 		else
-			crc = ne_copy_crc32c(extent_page(t[i].base, t[i].word, page), src, NE_PAGE_BYTES);
+			crc = ne_copy_crc32c(there, src, NE_PAGE_BYTES);
 		have_crc = true;
 		bits |= P_R(t[i].home);
 	}
+	if (!have_crc)
+		crc = ne_crc32c(src, NE_PAGE_BYTES);
 	publish(p, bits, crc, slot);
 }
 
@@ -183,13 +187,18 @@ static void wop_end(struct worker *w, struct wop *wop)
 	w->wop_free = wop;
 }
 
+static void count_pages_out(struct worker *w, bool second, uint32_t n)
+{
+	*(second ? &w->stats.pages_out_replica : &w->stats.pages_out_remote) += n;
+}
+
 void page_write_ended(struct worker *w, struct act *act)
 {
 	struct wop *wop = act->wop;
 
 	if (!act->io.status) {
+		count_pages_out(w, wop->rbits != 0, wop->n);
 		wop->rbits |= P_R(act->home);
-		w->stats.pages_out_remote += wop->n;
 	}
 	if (--wop->left == 0) {
 		struct req *rq = wop->req;
@@ -277,8 +286,8 @@ static int write_cluster(struct worker *w, struct req *rq, uint32_t n, const uin
 			write_remote(w, rq, first + i, run, slots + at, t, targets);
 		if (run && disk)
 			dop_make(w, rq, first + i, run, slots + at);
-		if (targets && !async)
-			w->stats.pages_out_remote += run;
+		for (int k = 0; k < targets && !async; k++)
+			count_pages_out(w, k > 0, run);
 		rq->cursor += run;
 		i += run;
 		for (; i < n; i++, rq->cursor++) {	/* zero pages: words only */
@@ -481,6 +490,17 @@ static void copy_drop(struct worker *w, uint32_t page, const struct source *s)
 	}
 }
 
+/* With replicas the first home is called remote, the others replica. */
+static void count_page_in(struct worker *w, int home)
+{
+	if (home == HOME_DISK)
+		w->stats.pages_in_disk++;
+	else if (home && w->dev->params.protection == NE_PROTECT_REPLICA)
+		w->stats.pages_in_replica++;
+	else
+		w->stats.pages_in_remote++;
+}
+
 /* Copies a page that is memory of ours or of a donor here. False: the words moved meanwhile, look again. */
 static bool source_copy(struct worker *w, uint32_t page, const struct source *s, uint8_t *dst)
 {
@@ -506,7 +526,7 @@ static bool source_copy(struct worker *w, uint32_t page, const struct source *s,
 	crc = ne_copy_crc32c(dst, extent_page(s->base, s->word, page), NE_PAGE_BYTES);
 	slab_leave(w, H_SLAB(s->word));
 	if (crc == (uint32_t)s->b) {
-		w->stats.pages_in_remote++;
+		count_page_in(w, s->home);
 		return true;
 	}
 	if (atomic_load(&p->a) == s->a)
@@ -745,7 +765,7 @@ void page_read_ended(struct worker *w, struct rio *rio, int status)
 		if (!status && read_check(w, rio, i)) {
 			rq->src[rio->at + i] = ring_at(&w->stage, rio->stage_pos + i);
 			rq->done++;
-			*(rio->home == HOME_DISK ? &w->stats.pages_in_disk : &w->stats.pages_in_remote) += 1;
+			count_page_in(w, rio->home);
 		} else {
 			rq->src[rio->at + i] = NULL;
 		}

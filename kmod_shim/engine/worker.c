@@ -309,6 +309,9 @@ static void deferred_one(struct worker *w, struct req *rq, uint64_t now)
 {
 	uint64_t patience = (uint64_t)w->dev->params.flush_wait_ms * 1000000;
 
+	if (rq->log->type == NBD_FLUSH && atomic_load(&w->dev->disk_stuck) &&
+	    elapsed_ns(now, rq->defer_since_ns) > patience)
+		rq->error = EIO;
 	if (patience < HOMELESS_NS)
 		patience = HOMELESS_NS;
 	if (rq->stage == RQ_ANSWERING) {

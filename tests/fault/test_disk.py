@@ -1,0 +1,159 @@
+"""The backup disk: its errors, its slowness, and the bound on what waits for it."""
+
+import errno
+import random
+import time
+
+from farside.kmod_shim.engine.binding import EventKind, Fault
+from tests.fault.conftest import MakeRig
+from tests.support.nbd_client import Command
+from tests.support.rig import MIB, PAGE_BYTES, Rig
+from tests.support.shadow import stamped_pages
+from tests.support.waiting import until
+
+RNG = random.Random(11)
+
+
+def test_a_disk_write_error_does_not_reach_a_page_that_a_donor_holds(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    rig.device.disk_fault_set(Fault.ERROR, 1, 0)
+
+    client.write(0, data := stamped_pages(RNG, 8))
+    rig.wait_event(EventKind.DISK_ERROR)
+
+    assert client.read(0, len(data)) == data
+    assert rig.device.stats().disk_errors > 0
+
+
+def test_a_page_whose_disk_write_failed_is_never_served_stale_from_disk(rig: Rig) -> None:
+    # Infiniswap drops the error; the next eviction then brings back what the disk held before.
+    slabs = rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    client.write(0, old := stamped_pages(RNG, 8))
+    client.flush()
+    rig.device.disk_fault_set(Fault.ERROR, 1, 0)
+    client.write(0, new := stamped_pages(RNG, 8))
+    rig.wait_event(EventKind.DISK_ERROR)
+
+    rig.lose_donor(slabs[0].donor)
+    reply = client.wait(client.send(Command.READ, 0, len(new)))
+
+    assert reply.data != old
+    assert reply.error == errno.EIO or reply.data == new
+
+
+def test_a_disk_that_recovers_before_an_eviction_gets_the_page(rig: Rig) -> None:
+    slabs = rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    rig.device.disk_fault_set(Fault.ERROR, 1, 0)
+    client.write(0, data := stamped_pages(RNG, 8))
+    rig.wait_event(EventKind.DISK_ERROR)
+    rig.device.disk_fault_set(Fault.ERROR, 0, 0)
+
+    rig.drain(slabs[0])
+
+    assert client.read(0, len(data)) == data
+
+
+def test_a_short_disk_write_is_not_taken_for_a_whole_one(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    rig.device.disk_fault_set(Fault.SHORT, 1, 0)
+    client.write(0, data := stamped_pages(RNG, 32))
+    rig.wait_event(EventKind.DISK_ERROR)
+    rig.device.disk_fault_set(Fault.SHORT, 0, 0)
+
+    rig.drain(rig.slabs[0])
+
+    assert client.read(0, len(data)) == data
+
+
+def test_a_write_that_no_place_took_is_an_error_of_the_write(rig: Rig) -> None:
+    # When in doubt the WRITE fails, which costs nobody anything; a READ that fails kills a process.
+    client = rig.connect()
+    client.write(0, data := stamped_pages(RNG, 1))
+    client.flush()
+    rig.device.disk_fault_set(Fault.ERROR, 1, 0)
+
+    assert client.error_of(Command.WRITE, 65536, data=stamped_pages(RNG, 1)) == errno.EIO
+
+    assert client.read(0, len(data)) == data
+
+
+def test_writes_wait_at_the_pending_bound_and_then_fail_while_reads_never_do(make_rig: MakeRig) -> None:
+    rig = make_rig(pending_bytes=16 * MIB, flush_wait_ms=300)
+    rig.donors_with_slabs(2, clusters=16)
+    client, reader = rig.connect(0), rig.connect(1)
+    reader.write(30 * MIB, seen := stamped_pages(RNG, 16))
+    until(lambda: rig.device.pending_bytes() == 0, what="the disk to have the first pages")
+    rig.device.disk_fault_set(Fault.DELAY, 1, 2_000_000)
+    data = stamped_pages(RNG, 256)
+
+    cookies = [client.send(Command.WRITE, n * MIB, data=data) for n in range(24)]
+    until(lambda: rig.device.stats().waits_pending > 0, what="a write to wait")
+    started_s = time.monotonic()
+    for _ in range(10):
+        assert reader.read(30 * MIB, len(seen)) == seen
+    assert time.monotonic() - started_s < 0.3
+    errors = [client.wait(cookie).error for cookie in cookies]
+
+    assert errors[0] == 0
+    assert set(errors) == {0, errno.EIO}
+    assert rig.device.pending_bytes() <= 16 * MIB * rig.params.workers
+    for n, error in enumerate(errors):
+        if error == 0:
+            assert client.read(n * MIB, len(data)) == data
+
+
+def test_writes_that_waited_go_on_when_the_disk_does(make_rig: MakeRig) -> None:
+    rig = make_rig(pending_bytes=16 * MIB, flush_wait_ms=10_000)
+    rig.donors_with_slabs(2, clusters=16)
+    client = rig.connect()
+    rig.device.disk_fault_set(Fault.DELAY, 1, 300_000)
+    data = stamped_pages(RNG, 256)
+
+    cookies = [client.send(Command.WRITE, n * MIB, data=data) for n in range(24)]
+    until(lambda: rig.device.stats().waits_pending > 0, what="a write to wait")
+    rig.device.disk_fault_set(Fault.DELAY, 0, 0)
+
+    assert [client.wait(cookie).error for cookie in cookies] == [0] * 24
+    assert client.read(23 * MIB, MIB) == data
+
+
+def test_an_encrypted_disk_holds_no_plain_page(make_rig: MakeRig) -> None:
+    rig = make_rig(encrypt_disk=1)
+    client = rig.connect()
+    plain = (b"a secret in swap" * 256) * 4
+    client.write(0, plain)
+    client.flush()
+
+    with open(f"/proc/self/fd/{rig.disk_fd}", "rb") as disk:
+        stored = disk.read(len(plain))
+
+    assert b"a secret in swap" not in stored
+    assert stored[:PAGE_BYTES] != stored[PAGE_BYTES : 2 * PAGE_BYTES]
+    assert client.read(0, len(plain)) == plain
+
+
+def test_a_corrupted_disk_page_is_an_error_and_not_wrong_data(rig: Rig) -> None:
+    client = rig.connect()
+    client.write(0, stamped_pages(RNG, 1))
+    client.flush()
+    until(lambda: rig.device.pending_bytes() == 0, what="the page to be on disk only")
+    with open(f"/proc/self/fd/{rig.disk_fd}", "r+b") as disk:
+        disk.write(b"rot")
+
+    assert client.error_of(Command.READ, 0, PAGE_BYTES) == errno.EIO
+    assert rig.wait_event(EventKind.CHECKSUM).b == 0
+
+
+def test_a_flush_says_that_the_disk_refuses_instead_of_waiting_for_ever(rig: Rig) -> None:
+    client = rig.connect()  # no donor: the disk is all there is
+    rig.device.disk_fault_set(Fault.ERROR, 1, 0)
+    assert client.error_of(Command.WRITE, 0, data=stamped_pages(RNG, 1)) == errno.EIO
+
+    assert client.error_of(Command.FLUSH) == errno.EIO
+
+    rig.device.disk_fault_set(Fault.ERROR, 0, 0)
+    client.flush()
