@@ -26,7 +26,7 @@ BENCH_ARGS ?=
 BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config liburing-dev libssl-dev \
 	python3-pyverbs python3-libnbd
 DEMO_PACKAGES := fio libnbd-bin
-TEST_PACKAGES := $(DEMO_PACKAGES) nbdkit nbd-client nbd-server qemu-utils clang libclang-rt-14-dev prometheus
+TEST_PACKAGES := $(DEMO_PACKAGES) nbdkit nbd-client nbd-server qemu-utils clang libclang-rt-14-dev
 CHECK_PACKAGES := clang-format shellcheck
 BENCH_PACKAGES := $(DEMO_PACKAGES) nbdkit nbd-server qemu-utils
 
@@ -42,7 +42,7 @@ SHELL_FILES := .ci/run $(wildcard tools/*.sh tests/*/*.sh)
 demo: venv packages-demo
 	@.venv/bin/farside demo
 
-test: venv-dev packages-test
+test: venv-dev packages-test .venv/bin/promtool
 	@$(PYTHON) -m pytest $(PYTEST_ARGS)
 
 check: lint types test
@@ -110,6 +110,10 @@ packages-bench:
 	@echo "farside: installing requirements/dev.txt"
 	@$(PIP) install --no-deps -r requirements/dev.txt
 	@touch $@
+
+# Of Debian's prometheus package, which is not installed: that would start a server.
+.venv/bin/promtool: tools/extract_promtool.sh | .venv/.stamp-venv
+	@tools/extract_promtool.sh $@
 
 # -e leaves the compiled engine beside its sources, and .venv/bin/farside.
 .venv/.stamp-engine: $(ENGINE_INPUTS) .venv/.stamp-runtime
