@@ -3,7 +3,7 @@
 # Usage: tools/extract_promtool.sh PATH
 set -eu
 
-target=$1
+target=$(realpath "$1")
 [ -x "$target" ] && exit 0
 if found=$(command -v promtool); then
 	ln -sf "$found" "$target"
