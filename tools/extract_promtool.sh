@@ -19,7 +19,8 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 # Root drops to the user _apt for downloads, which must be able to write here.
 chmod 0755 "$folder"
-if apt-get download -qq -o APT::Sandbox::User=root prometheus >log 2>&1 && dpkg-deb -x prometheus_*.deb unpacked; then
+download() { apt-get download -qq -o APT::Sandbox::User=root prometheus >log 2>&1; }
+if { download || { apt-get update -qq >log 2>&1 && download; }; } && dpkg-deb -x prometheus_*.deb unpacked; then
 	install -m 0755 unpacked/usr/bin/promtool "$target"
 else
 	tail -n 5 log >&2
