@@ -88,6 +88,7 @@ class BlockDevice:
         self._ticked_s = clock.now_s()
         self._map_soon = asyncio.Event()
         self._unswept: list[int] = []
+        self._told_s: dict[str, float] = {}
 
     # ------------------------------------------------------------------ start
 
@@ -252,11 +253,21 @@ class BlockDevice:
         self.on_conn_closed(event.a, event.b)
 
     def _on_disk_error(self, event: EngineEvent) -> None:
-        log.error("the backup disk failed a request", errno=event.a, page=event.b)
+        if self._may_tell("disk"):
+            log.error("the backup disk failed a request", errno=event.a, page=event.b)
 
     def _on_checksum(self, event: EngineEvent) -> None:
         source = "disk" if event.a == 0xFFFFFFFF else self.context.table.node(event.a)
-        log.error("a copy of a page was damaged and is dropped", source=source, page=event.b)
+        if self._may_tell(source):
+            log.error("a copy of a page was damaged and is dropped", source=source, page=event.b)
+
+    def _may_tell(self, what: str) -> bool:
+        # A bad disk or donor tells thousands a second; the counters have them all, the log one a second.
+        now_s = self.context.clock.now_s()
+        may = now_s - self._told_s.get(what, -TICK_S) >= TICK_S
+        if may:
+            self._told_s[what] = now_s
+        return may
 
     _EVENTS: ClassVar = {
         EventKind.WANT: _on_want,

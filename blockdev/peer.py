@@ -17,7 +17,7 @@ import enum
 import os
 import random
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +25,8 @@ from farside.blockdev.dial import open_control, open_data
 from farside.blockdev.donor_port import Grant
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.keyring import KeyRing
+from farside.blockdev.line import Answer, Line
+from farside.blockdev.links import attach_all, open_all
 from farside.blockdev.peerfile import PeerAddress
 from farside.blockdev.placement import DonorView
 from farside.blockdev.table import Slab, Table
@@ -32,8 +34,7 @@ from farside.clock import Clock
 from farside.config import BlockdevConfig
 from farside.daemon import messages as m
 from farside.daemon.channel import Channel
-from farside.daemon.protocol import PeerClosed, Received
-from farside.errors import EngineError, LocalProtocolError, PeerError, RemoteProtocolError
+from farside.errors import EngineError, PeerError, RemoteProtocolError
 from farside.kmod_shim.engine.binding import MOVER, DonorState
 from farside.log import get_log
 
@@ -41,7 +42,6 @@ RETRY_MIN_S = 0.05
 RETRY_MAX_S = 1.0
 SETTLE_S = 1.0  # a session that held so long was a good one
 KEEPALIVE_MAX_S = 2.0  # seldom enough to cost nothing, often enough for a status that people look at
-ASKS_MAX = 32  # half of what the protocol allows in flight
 
 log = get_log("blockdev.peer")
 
@@ -112,13 +112,11 @@ class Peer:
         self.linked = asyncio.Event()  # its pages can be reached
         self._parts = parts
         self._record = parts.table.donor(address.node)
-        self._channel: Channel | None = None
+        self._line: Line | None = None
         self._expiry_s = 0.0
-        self._waiting: dict[int, asyncio.Future[tuple[m.Message, tuple[int, ...]]]] = {}
-        self._asks = asyncio.Semaphore(ASKS_MAX)
         self._relink = asyncio.Event()
         self._breaks_on = False  # its data connections broke again and again for all of grace_s
-        self._remapped: set[tuple[int, int]] = set()  # (slab, token) whose memory the engine has in this process
+        self._mapped_tokens: set[int] = set()  # leases whose memory the engine has in this process
 
     @property
     def donor(self) -> int:
@@ -145,9 +143,9 @@ class Peer:
 
     # ---------------------------------------------------------------- requests
 
-    async def ask(self, message: m.Message, *, limit_s: float | None = None) -> m.Message:
+    async def ask(self, message: m.Message) -> m.Message:
         """The donor's answer to a request. Raises PeerError: it refused, is gone, or is late."""
-        answer, fds = await self._ask(message, limit_s)
+        answer, fds = await self._ask(message)
         for fd in fds:
             os.close(fd)
         return answer
@@ -172,7 +170,7 @@ class Peer:
             raise PeerError("granted no slab", code=m.ErrorCode.NO_MEMORY)
         lease = answer.leases[0]
         if fds:
-            self._remapped.add((-1, lease.token))
+            self._mapped_tokens.add(lease.token)
         return Grant(lease=lease.lease, token=lease.token, epoch=lease.epoch, memfd=fds[0] if fds else -1)
 
     async def release(self, leases: Iterable[int]) -> None:
@@ -197,27 +195,10 @@ class Peer:
             self.state = PeerState.SUSPECT
         self._relink.set()
 
-    async def _ask(self, message: m.Message, limit_s: float | None) -> tuple[m.Message, tuple[int, ...]]:
-        limit_s = self._parts.config.deadline_s if limit_s is None else limit_s
-        async with self._asks:
-            channel = self._channel
-            if channel is None:
-                raise PeerError(f"not connected: {self.reason}")
-            try:
-                seq = channel.ask(message)
-            except LocalProtocolError as error:
-                raise PeerError(str(error)) from error
-            future = self._waiting[seq] = asyncio.get_running_loop().create_future()
-            try:
-                async with asyncio.timeout(limit_s):
-                    answer, fds = await future
-            except TimeoutError as error:
-                raise PeerError(f"no answer to {type(message).__name__} within {limit_s:g} s") from error
-            finally:
-                self._waiting.pop(seq, None)
-        if isinstance(answer, m.Error):
-            raise PeerError(answer.message, code=answer.code)
-        return answer, fds
+    async def _ask(self, message: m.Message, limit_s: float | None = None) -> Answer:
+        if self._line is None:
+            raise PeerError(f"not connected: {self.reason}")
+        return await self._line.ask(message, self._parts.config.deadline_s if limit_s is None else limit_s)
 
     # ---------------------------------------------------------------- sessions
 
@@ -269,26 +250,24 @@ class Peer:
                 self.address.control, keys=parts.keys.current(), node=node_name(parts.config), session=record.session,
                 features=features,
             )  # fmt: skip
+        line = Line(channel, has_fds=self.transport == "shm", on_notice=self._on_notice, is_known=self._is_known)
         try:
             self._check(channel, welcome)
             if record.session not in (0, welcome.session):
                 raise PeerError("the donor gave another session than ours", code=m.ErrorCode.SESSION)
             record.session, self._expiry_s = welcome.session, welcome.lease_expiry_s
             parts.table.save()
-            self._channel = channel
+            self._line = line
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._read(channel))
+                group.create_task(line.read())
                 await self._resume()
                 await self._link()
                 group.create_task(self._keep_alive())
                 group.create_task(self._keep_links())
         finally:
-            self._channel = None
+            self._line = None
             self.linked.clear()
-            channel.close()
-            for future in self._waiting.values():
-                if not future.done():
-                    future.set_exception(PeerError("connection lost"))
+            line.close()
 
     def _check(self, channel: Channel, welcome: m.Welcome) -> None:
         reply = channel.connection.reply
@@ -329,8 +308,7 @@ class Peer:
             parts.hooks.slabs_lost(lost)
 
     def _remap(self, slab: Slab, memfd: int) -> None:
-        key = (-1, slab.token)
-        if memfd < 0 or key in self._remapped:
+        if memfd < 0 or slab.token in self._mapped_tokens:
             self._close(memfd)
             return
         try:
@@ -338,7 +316,7 @@ class Peer:
         except EngineError:
             self._close(memfd)
             raise
-        self._remapped.add(key)
+        self._mapped_tokens.add(slab.token)
 
     def _close(self, fd: int) -> None:
         if fd >= 0:
@@ -355,45 +333,25 @@ class Peer:
             self._record.epoch += 1
             parts.table.save()
             async with asyncio.timeout(parts.config.deadline_s):
-                socks = await self._open_all(workers)
+                socks = await open_all(workers, self._open_data)
             # Old connections died by the fence while the new ones were made: what they say about it is old news.
             parts.hooks.pump_events()
             self._relink.clear()
-            for worker, sock in zip(workers, socks, strict=True):
-                self._attach(worker, sock)
+            attach_all(parts.engine, self.donor, workers, socks)
         self._set_engine_state(DonorState.UP)
         self.state, self.reason = PeerState.UP, ""
         self.linked.set()
         log.info("donor is up", donor=self.address.node, transport=self.transport, epoch=self._record.epoch)
 
-    async def _open_all(self, workers: Sequence[int]) -> list[socket.socket]:
-        parts = self._parts
-        opening = [
-            asyncio.ensure_future(
-                open_data(
-                    self.address.control, keys=parts.keys.current(), node=node_name(parts.config),
-                    session=self._record.session, worker=worker, epoch=self._record.epoch,
-                )
-            )
-            for worker in workers
-        ]  # fmt: skip
-        try:
-            return await asyncio.gather(*opening)
-        except BaseException:
-            for future in opening:
-                future.cancel()
-            for result in await asyncio.gather(*opening, return_exceptions=True):
-                if isinstance(result, socket.socket):
-                    result.close()
-            raise
-
-    def _attach(self, worker: int, sock: socket.socket) -> None:
-        fd = sock.detach()
-        try:
-            self._parts.engine.link_attach_tcp(self.donor, worker, fd)
-        except EngineError:
-            os.close(fd)
-            raise
+    def _open_data(self, worker: int) -> Coroutine[object, object, socket.socket]:
+        return open_data(
+            self.address.control,
+            keys=self._parts.keys.current(),
+            node=node_name(self._parts.config),
+            session=self._record.session,
+            worker=worker,
+            epoch=self._record.epoch,
+        )
 
     def _set_engine_state(self, state: DonorState) -> None:
         self._parts.engine.donor_set(self.donor, state)
@@ -415,40 +373,14 @@ class Peer:
 
     # ------------------------------------------------------- while it is there
 
-    async def _read(self, channel: Channel) -> None:
-        while True:
-            event = await channel.next_event()
-            if isinstance(event, PeerClosed):
-                raise PeerError("the donor closed the connection")
-            assert isinstance(event, Received)
-            self._take(channel, event.seq, event.message)
+    def _on_notice(self, line: Line, seq: int, message: m.Message) -> None:
+        if isinstance(message, m.CheckActivity):
+            line.answer(seq, m.Activity(activity=self._parts.hooks.lease_activity(self.donor, message.leases)))
+        elif isinstance(message, m.Migrate | m.Evict):
+            self._parts.hooks.recall(self.donor, message)
 
-    def _take(self, channel: Channel, seq: int, message: m.Message) -> None:
-        fds: tuple[int, ...] = ()
-        if isinstance(message, m.MrInfo) and self.transport == "shm":
-            fds = channel.take_fds(len(message.leases))
-        match message:
-            case m.CheckActivity(leases=leases):
-                channel.answer(seq, m.Activity(activity=self._parts.hooks.lease_activity(self.donor, leases)))
-            case m.Migrate() | m.Evict():
-                self._parts.hooks.recall(self.donor, message)
-            case m.Error() if seq == 0:
-                # Its code is not passed on: only an answer to HELLO can say that our session is gone.
-                raise PeerError(f"the donor ended the connection: {message.message}")
-            case _:
-                self._settle(channel, seq, message, fds)
-
-    def _settle(self, channel: Channel, seq: int, message: m.Message, fds: tuple[int, ...]) -> None:
-        future = self._waiting.get(seq)
-        if future is not None and not future.done():
-            future.set_result((message, fds))
-            return
-        for fd in fds:
-            os.close(fd)
-        # A lease that came too late for who wanted it would stay with us for ever.
-        known = {slab.lease for slab in self._parts.table.slabs_of(self.donor)}
-        if isinstance(message, m.MrInfo) and (late := [x.lease for x in message.leases if x.lease not in known]):
-            channel.ask(m.Release(leases=tuple(late)))
+    def _is_known(self, lease: int) -> bool:
+        return self._parts.table.slab_by_lease(self.donor, lease) is not None
 
     async def _keep_alive(self) -> None:
         clock = self._parts.clock

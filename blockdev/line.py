@@ -1,0 +1,101 @@
+"""A control connection in use: requests and their answers, and what the donor says by itself.
+
+Any number of tasks may ask at once; one task reads. An answer that comes after its asker has given up is not lost: the
+descriptors in it are closed, and leases in it that nobody knows are given back.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from farside.daemon import messages as m
+from farside.daemon.channel import Channel
+from farside.daemon.protocol import PeerClosed, Received
+from farside.errors import LocalProtocolError, PeerError
+
+ASKS_MAX = 32  # half of what the protocol allows in flight
+
+Answer = tuple[m.Message, tuple[int, ...]]  # with the descriptors that came beside it
+
+
+class Line:
+    """One open control channel, borrower's side. Owns the channel."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        has_fds: bool,
+        on_notice: Callable[["Line", int, m.Message], None],
+        is_known: Callable[[int], bool],
+    ) -> None:
+        """``has_fds``: MR_INFO brings descriptors. ``on_notice`` gets what the donor asks; ``is_known(lease)``."""
+        self._channel = channel
+        self._has_fds = has_fds
+        self._on_notice = on_notice
+        self._is_known = is_known
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._asks = asyncio.Semaphore(ASKS_MAX)
+
+    async def ask(self, message: m.Message, limit_s: float) -> Answer:
+        """The donor's answer within ``limit_s``. Raises PeerError: it refused, is gone, or is late."""
+        async with self._asks:
+            try:
+                seq = self._channel.ask(message)
+            except LocalProtocolError as error:
+                raise PeerError(str(error)) from error
+            future = self._waiting[seq] = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(limit_s):
+                    answer, fds = await future
+            except TimeoutError as error:
+                raise PeerError(f"no answer to {type(message).__name__} within {limit_s:g} s") from error
+            finally:
+                self._waiting.pop(seq, None)
+        if isinstance(answer, m.Error):
+            raise PeerError(answer.message, code=answer.code)
+        return answer, fds
+
+    def answer(self, seq: int, message: m.Message) -> None:
+        """Answers what the donor asked."""
+        self._channel.answer(seq, message)
+
+    async def read(self) -> None:
+        """Takes what comes until the connection ends, which it tells as PeerError or RemoteProtocolError."""
+        while True:
+            event = await self._channel.next_event()
+            if isinstance(event, PeerClosed):
+                raise PeerError("the donor closed the connection")
+            assert isinstance(event, Received)
+            self._take(event.seq, event.message)
+
+    def close(self) -> None:
+        """Ends the connection and everything that waits on it."""
+        self._channel.close()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(PeerError("connection lost"))
+
+    def _take(self, seq: int, message: m.Message) -> None:
+        fds: tuple[int, ...] = ()
+        if self._has_fds and isinstance(message, m.MrInfo):
+            fds = self._channel.take_fds(len(message.leases))
+        if isinstance(message, m.CheckActivity | m.Migrate | m.Evict):
+            self._on_notice(self, seq, message)
+        elif isinstance(message, m.Error) and seq == 0:
+            # Its code is not passed on: only an answer to HELLO can say that our session is gone.
+            raise PeerError(f"the donor ended the connection: {message.message}")
+        else:
+            self._settle(seq, message, fds)
+
+    def _settle(self, seq: int, message: m.Message, fds: tuple[int, ...]) -> None:
+        future = self._waiting.get(seq)
+        if future is not None and not future.done():
+            future.set_result((message, fds))
+            return
+        for fd in fds:
+            os.close(fd)
+        if isinstance(message, m.MrInfo):
+            late = tuple(lease.lease for lease in message.leases if not self._is_known(lease.lease))
+            if late:
+                self._channel.ask(m.Release(leases=late))

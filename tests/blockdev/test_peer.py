@@ -1,0 +1,421 @@
+"""One donor's sessions, against a scripted donor that speaks the real protocol over a real socket."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from farside.blockdev.engine_port import Engine
+from farside.blockdev.keyring import KeyRing
+from farside.blockdev.peer import Peer, PeerParts, PeerState
+from farside.blockdev.peerfile import PeerAddress
+from farside.blockdev.state import StateFile
+from farside.blockdev.table import Slab, Table
+from farside.clock import RealClock
+from farside.config import BlockdevConfig
+from farside.daemon import messages as m
+from farside.daemon.channel import Channel
+from farside.daemon.protocol import Connection, PeerClosed, Received, Side
+from farside.errors import PeerError, RemoteProtocolError
+from farside.kmod_shim.engine.binding import MOVER, DonorState
+
+KEY = bytes(range(32))
+MIB = 1 << 20
+
+
+class ScriptedDonor:
+    """A donor that leases numbers, not memory, and remembers what it heard."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.node = "d1"
+        self.slab_bytes = 8 * MIB
+        self.session = 41
+        self.held: dict[int, int] = {}  # lease -> token
+        self.is_mute = False
+        self.map_delay_s = 0.0
+        self.heard: list[m.Message] = []
+        self.hellos: list[m.Hello] = []
+        self.control: Channel | None = None
+        self.datas: list[socket.socket] = []
+
+    async def serve(self) -> None:
+        self.path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(os.fspath(self.path))
+            listener.listen()
+            listener.setblocking(False)
+            loop = asyncio.get_running_loop()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    while True:
+                        sock, _ = await loop.sock_accept(listener)
+                        group.create_task(self._serve(sock))
+            finally:
+                self.path.unlink(missing_ok=True)
+                for data in self.datas:
+                    data.close()
+
+    async def _serve(self, sock: socket.socket) -> None:
+        connection = Connection(
+            side=Side.DONOR, keys=(KEY,), nonce=secrets.token_bytes(32), node=self.node, features=m.Feature.MIGRATE
+        )
+        channel = Channel(sock, connection)
+        try:
+            hello = await channel.accept()
+            self.hellos.append(hello)
+            if hello.session not in (0, self.session):
+                channel.decide(m.Error(code=m.ErrorCode.SESSION, message="no such session"))
+                return
+            channel.decide(m.Welcome(session=self.session, slab_bytes=self.slab_bytes, lease_expiry_s=1.0))
+            if hello.role == "data":
+                self.datas.append(await channel.hand_over())
+                return
+            self.control = channel
+            await self._converse(channel)
+        except (PeerError, RemoteProtocolError):
+            pass  # the borrower went away, which tests make it do
+        finally:
+            channel.close()
+
+    async def _converse(self, channel: Channel) -> None:
+        while True:
+            event = await channel.next_event()
+            if isinstance(event, PeerClosed):
+                return
+            assert isinstance(event, Received)
+            self.heard.append(event.message)
+            if not self.is_mute:
+                await self._answer(channel, event.seq, event.message)
+
+    async def _answer(self, channel: Channel, seq: int, message: m.Message) -> None:
+        match message:
+            case m.QueryMem() | m.KeepAlive():
+                free = m.FreeMem(
+                    free_slabs=4, used_bytes=1, total_bytes=2, headroom_bytes=1, slab_bytes=self.slab_bytes
+                )
+                channel.answer(seq, free)
+            case m.Map():
+                lease = len(self.held)
+                self.held[lease] = 900 + lease
+                granted = m.MrInfo(leases=(self._lease(lease),))
+                asyncio.get_running_loop().call_later(self.map_delay_s, channel.answer, seq, granted)
+            case m.Resume(leases=leases):
+                held = tuple(self._lease(n) for n, token in leases if self.held.get(n) == token)
+                channel.answer(seq, m.MrInfo(leases=held))
+            case m.Release() | m.Done():
+                channel.answer(seq, m.Ok())
+
+    def _lease(self, number: int) -> m.Lease:
+        return m.Lease(lease=number, token=self.held[number], rkey=0, addr=0, length=self.slab_bytes, epoch=1)
+
+
+class Recorder:
+    """What the engine was told, and what the hooks heard."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.states: list[DonorState] = []
+        self.links: list[int] = []
+        self.recalls: list[m.Message] = []
+        self.lost: list[int] = []
+
+    # the engine
+    def donor_set(self, donor: int, state: DonorState) -> None:
+        self.states.append(state)
+
+    def link_attach_tcp(self, donor: int, worker: int, sock: int) -> None:
+        os.close(sock)
+        self.links.append(worker)
+
+    # the hooks
+    def recall(self, donor: int, message: m.Migrate | m.Evict) -> None:
+        self.recalls.append(message)
+
+    def lease_activity(self, donor: int, leases: Sequence[int]) -> tuple[tuple[int, float], ...]:
+        return tuple((lease, 2.5) for lease in leases)
+
+    def donor_lost(self, donor: int) -> None:
+        self.slabs_lost(self.table.slabs_of(donor))
+
+    def slabs_lost(self, slabs: Sequence[Slab]) -> None:
+        for slab in slabs:
+            self.lost.append(slab.lease)
+            self.table.drop_slab(slab.slab)
+
+    def still_held(self, slab: Slab) -> None:
+        self.recalls.append(m.Release(leases=(slab.lease,)))
+
+    def retire(self, donor: int) -> None: ...
+
+    def pump_events(self) -> None: ...
+
+
+class Scene:
+    """A borrower's one peer and its donor."""
+
+    def __init__(self, folder: Path) -> None:
+        fd = os.memfd_create("control")
+        os.truncate(fd, 1 << 20)
+        (folder / "key").write_text(KEY.hex())
+        (folder / "key").chmod(0o600)
+        config = BlockdevConfig(
+            node="b1",
+            slab_bytes=8 * MIB,
+            workers=2,
+            transport="tcp",
+            deadline_s=0.4,
+            grace_s=0.8,
+            key_file=folder / "key",
+        )
+        self.table = Table(StateFile(fd), extents=4)
+        self.recorder = Recorder(self.table)
+        parts = PeerParts(
+            config=config,
+            keys=KeyRing(folder / "key"),
+            engine=cast(Engine, self.recorder),
+            table=self.table,
+            clock=RealClock(),
+            hooks=self.recorder,
+        )
+        self.donor = ScriptedDonor(folder / "donor.sock")
+        self.peer = Peer(parts, PeerAddress(node="d1", control=f"unix:{self.donor.path}"))
+        self.donor_task: asyncio.Task[None] | None = None
+
+    async def start_donor(self) -> None:
+        self.donor_task = asyncio.create_task(self.donor.serve())
+        await until(self.donor.path.exists)
+
+    async def stop_donor(self) -> None:
+        assert self.donor_task is not None
+        self.donor_task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.donor_task
+
+    def add_slab(self, lease: int = 0) -> Slab:
+        self.donor.held[lease] = 900 + lease
+        return self.table.add_slab(donor=self.peer.donor, lease=lease, token=900 + lease, epoch=1, home_range=0)
+
+    async def is_up(self) -> None:
+        await until(lambda: self.peer.state is PeerState.UP)
+
+
+async def until(look: Callable[[], bool], *, limit_s: float = 10.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not look():
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def play(scene: Scene, body: Callable[[], Coroutine[object, object, None]]) -> None:
+    async def live() -> None:
+        await scene.start_donor()
+        peer = asyncio.create_task(scene.peer.run())
+        try:
+            await body()
+        finally:
+            for task in (peer, scene.donor_task):
+                assert task is not None
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    asyncio.run(live())
+
+
+def test_every_worker_and_the_mover_get_a_connection_of_one_epoch(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+
+    play(scene, body)
+
+    assert scene.recorder.links == [0, 1, MOVER]
+    assert {hello.epoch for hello in scene.donor.hellos if hello.role == "data"} == {1}
+    assert scene.recorder.states == [DonorState.UP]
+
+
+def test_a_slab_is_leased_and_given_back(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        grant = await scene.peer.lease()
+        await scene.peer.release((grant.lease,))
+
+        assert (grant.lease, grant.token, grant.memfd) == (0, 900, -1)
+
+    play(scene, body)
+
+    assert m.Release(leases=(0,)) in scene.donor.heard
+
+
+def test_keepalives_tell_the_donors_figures(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        await until(lambda: scene.donor.heard.count(m.KeepAlive()) >= 2)
+
+    play(scene, body)
+
+    assert scene.peer.view().free_slabs == 4
+    assert scene.peer.view().used_bytes == 1
+
+
+def test_broken_links_are_all_replaced_under_a_higher_epoch(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        scene.peer.links_broke()
+        await until(lambda: len(scene.recorder.links) == 6)
+
+    play(scene, body)
+
+    assert scene.recorder.links == [0, 1, MOVER] * 2
+    assert [hello.epoch for hello in scene.donor.hellos if hello.role == "data"][3:] == [2, 2, 2]
+
+
+def test_a_lost_control_connection_comes_back_to_its_session_and_leases(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        slab = scene.add_slab()
+        await scene.stop_donor()
+        await until(lambda: scene.peer.state is PeerState.SUSPECT)
+        await scene.start_donor()
+        await scene.is_up()
+
+        assert scene.table.slabs == {slab.slab: slab}
+
+    play(scene, body)
+
+    assert [hello.session for hello in scene.donor.hellos if hello.role == "control"] == [0, 41]
+    assert m.Resume(device="swap0", leases=((0, 900),)) in scene.donor.heard
+    assert scene.recorder.lost == []
+    assert DonorState.SUSPECT in scene.recorder.states
+
+
+def test_leases_that_the_donor_does_not_name_any_more_are_lost(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        scene.add_slab(0)
+        scene.add_slab(1)
+        await scene.stop_donor()
+        del scene.donor.held[1]
+        await scene.start_donor()
+        await scene.is_up()
+
+    play(scene, body)
+
+    assert scene.recorder.lost == [1]
+
+
+def test_a_donor_that_was_restarted_fails_at_once_and_comes_back_as_a_new_one(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        scene.add_slab()
+        await scene.stop_donor()
+        scene.donor.session = 42
+        await scene.start_donor()
+        await until(lambda: scene.recorder.lost == [0])
+        await scene.is_up()
+
+    play(scene, body)
+
+    assert scene.recorder.states[-3:] == [DonorState.FAILED, DonorState.NONE, DonorState.UP]
+    assert scene.table.donor("d1").session == 42
+    assert scene.table.counters.failovers == 1
+
+
+def test_a_donor_that_stays_away_fails_after_the_grace_time(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        scene.add_slab()
+        await scene.stop_donor()
+        await until(lambda: scene.recorder.lost == [0])
+
+    play(scene, body)
+
+    assert scene.table.counters.failovers == 1
+    assert scene.peer.state is PeerState.DOWN
+
+
+def test_a_donor_without_slabs_of_ours_is_only_down(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        await scene.stop_donor()
+        await until(lambda: scene.peer.state is PeerState.DOWN)
+
+    play(scene, body)
+
+    assert scene.table.counters.failovers == 0
+
+
+def test_a_donor_that_does_not_answer_loses_its_session(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        scene.add_slab()
+        scene.donor.is_mute = True
+        await until(lambda: scene.peer.state is PeerState.SUSPECT)
+
+    play(scene, body)
+
+    assert "no answer" in scene.peer.reason
+
+
+def test_notices_of_the_donor_reach_the_device(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        assert scene.donor.control is not None
+        scene.donor.control.ask(m.CheckActivity(leases=(3,)))
+        scene.donor.control.ask(m.Migrate(leases=(3,), deadline_s=2.0))
+        await until(lambda: bool(scene.recorder.recalls))
+
+    play(scene, body)
+
+    assert m.Activity(activity=((3, 2.5),)) in scene.donor.heard
+    assert scene.recorder.recalls == [m.Migrate(leases=(3,), deadline_s=2.0)]
+
+
+def test_a_lease_that_comes_too_late_is_given_back(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        scene.donor.map_delay_s = 1.0
+        with pytest.raises(PeerError, match="no answer to Map"):
+            await scene.peer.lease()
+        await until(lambda: m.Release(leases=(0,)) in scene.donor.heard)
+
+    play(scene, body)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "reason"),
+    [("node", "d9", "calls itself d9"), ("slab_bytes", 16 * MIB, "make them the same")],
+)
+def test_a_donor_that_does_not_fit_is_left_alone_with_a_reason(
+    scene: Scene, attribute: str, value: object, reason: str
+) -> None:
+    setattr(scene.donor, attribute, value)
+
+    async def body() -> None:
+        await until(lambda: reason in scene.peer.reason)
+
+    play(scene, body)
+
+    assert scene.peer.state is PeerState.DOWN
+
+
+def test_a_slab_given_back_and_not_confirmed_is_told_again(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        slab = scene.add_slab(5)
+        slab.draining = slab.returned = True
+        await scene.stop_donor()
+        await scene.start_donor()
+        await until(lambda: m.Release(leases=(5,)) in scene.recorder.recalls)
+
+    play(scene, body)

@@ -1,0 +1,52 @@
+"""The peers file."""
+
+from pathlib import Path
+
+import pytest
+
+from farside.blockdev.peerfile import PeerAddress, parse_endpoint, parse_peers, read_peers
+from farside.errors import ConfigError
+
+
+def test_donors_are_read_in_order() -> None:
+    text = '[[donor]]\nnode="a"\ncontrol="tcp:h:1"\n[[donor]]\nnode="b"\ncontrol="unix:/x"\n'
+
+    assert parse_peers(text, "f") == (
+        PeerAddress(node="a", control="tcp:h:1"),
+        PeerAddress(node="b", control="unix:/x"),
+    )
+
+
+def test_an_empty_file_is_a_device_without_donors() -> None:
+    assert parse_peers("", "f") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[[donor]", "f: "),
+        ('[[donor]]\nnode="a"\n', "control"),
+        ('[[donors]]\nnode="a"\n', "donors"),
+        ('[[donor]]\nnode="a"\ncontrol="tcp:h:1"\n' * 2, "named twice"),
+        ('[[donor]]\nnode="a"\ncontrol="carrier-pigeon"\n', "no endpoint"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_peers(text, "f")
+
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nope\.toml"):
+        read_peers(tmp_path / "nope.toml")
+
+
+def test_endpoints() -> None:
+    assert parse_endpoint("unix:/a/b") == "/a/b"
+    assert parse_endpoint("tcp:10.0.0.1:7000") == ("10.0.0.1", 7000)
+    assert parse_endpoint("tcp:[::1]:7000") == ("::1", 7000)
+    with pytest.raises(ConfigError):
+        parse_endpoint("tcp:host:http")
