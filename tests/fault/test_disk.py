@@ -156,4 +156,4 @@ def test_a_flush_says_that_the_disk_refuses_instead_of_waiting_for_ever(rig: Rig
     assert client.error_of(Command.FLUSH) == errno.EIO
 
     rig.device.disk_fault_set(Fault.ERROR, 0, 0)
-    client.flush()
+    until(lambda: client.error_of(Command.FLUSH) == 0, what="a flush after the disk has recovered")

@@ -1,0 +1,159 @@
+"""Donors that answer late, never, or wrongly."""
+
+import errno
+import random
+import time
+
+from farside.kmod_shim.engine.binding import DonorState, EventKind, Fault, Protection
+from tests.fault.conftest import MakeRig
+from tests.support.nbd_client import Command
+from tests.support.rig import CLUSTER_BYTES, PAGE_BYTES, Rig
+from tests.support.shadow import Shadow, stamped_pages
+from tests.support.waiting import until
+
+RNG = random.Random(13)
+
+
+def _on_disk_too(rig: Rig) -> None:
+    until(lambda: rig.device.pending_bytes() == 0, what="the disk to have every page")
+
+
+def test_a_hanging_donor_is_suspected_after_its_deadline(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    client.write(0, data := stamped_pages(RNG, 4))
+    _on_disk_too(rig)
+
+    rig.device.fault_set(0, Fault.HANG, 1, 0)
+    started_s = time.monotonic()
+    assert client.read(0, len(data)) == data
+    rig.wait_event(EventKind.DONOR_SUSPECT, a=0)
+
+    assert rig.device.donor_get(0) == DonorState.SUSPECT
+    assert time.monotonic() - started_s < 2.0
+
+
+def test_writes_go_round_a_suspected_donor(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    client.write(0, stamped_pages(RNG, 4))
+    rig.device.fault_set(0, Fault.HANG, 1, 0)
+
+    client.write(0, new := stamped_pages(RNG, 4))
+    rig.wait_event(EventKind.DONOR_SUSPECT, a=0)
+    started_s = time.monotonic()
+    client.write(16384, more := stamped_pages(RNG, 4))
+
+    assert time.monotonic() - started_s < 0.1
+    assert rig.device.stats().writes_round > 0
+    assert client.read(0, len(new) + len(more)) == new + more
+
+
+def test_a_donor_that_comes_to_itself_does_not_show_what_it_missed(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=2)
+    client = rig.connect()
+    shadow = Shadow(rig.params.size_bytes)
+    rig.device.fault_set(0, Fault.HANG, 1, 0)
+    for n in range(16):
+        data = stamped_pages(RNG, 2)
+        client.write(n * 4096, data)
+        shadow.write(n * 4096, data)
+    rig.wait_event(EventKind.DONOR_SUSPECT, a=0)
+
+    rig.device.fault_set(0, Fault.HANG, 0, 0)
+    rig.device.donor_set(0, DonorState.UP)
+
+    shadow.check(0, client.read(0, 17 * PAGE_BYTES))
+
+
+def test_a_read_is_hedged_to_disk_when_its_donor_is_slow(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    client.write(0, data := stamped_pages(RNG, 1))
+    _on_disk_too(rig)
+    rig.device.fault_set(0, Fault.DELAY, 1, 120_000)
+
+    started_s = time.monotonic()
+    assert client.read(0, PAGE_BYTES) == data
+
+    assert time.monotonic() - started_s < 0.1
+    assert rig.device.stats().reads_hedged > 0
+
+
+def test_a_read_is_hedged_to_the_replica_when_its_donor_is_slow(make_rig: MakeRig) -> None:
+    rig = make_rig(protection=Protection.REPLICA)
+    for donor in range(2):
+        rig.add_donor(donor)
+        rig.map(0, rig.add_slab(donor))
+    client = rig.connect()
+    client.write(0, data := stamped_pages(RNG, 1))
+    rig.device.fault_set(0, Fault.DELAY, 1, 120_000)
+
+    started_s = time.monotonic()
+    assert client.read(0, PAGE_BYTES) == data
+
+    assert time.monotonic() - started_s < 0.1
+
+
+def test_a_corrupting_donor_is_caught_by_the_checksum(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    client.write(0, data := stamped_pages(RNG, 32))
+    _on_disk_too(rig)
+
+    rig.device.fault_set(0, Fault.CORRUPT, 1, 0)
+
+    assert client.read(0, len(data)) == data
+    assert rig.wait_event(EventKind.CHECKSUM).a == 0
+    assert rig.device.stats().checksum_errors > 0
+
+
+def test_a_write_that_was_corrupted_on_its_way_is_caught_when_it_is_read(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    rig.device.fault_set(0, Fault.CORRUPT, 1, 0)
+    client.write(0, data := stamped_pages(RNG, 4))
+    _on_disk_too(rig)
+    rig.device.fault_set(0, Fault.CORRUPT, 0, 0)
+
+    assert client.read(0, len(data)) == data
+    assert rig.device.stats().checksum_errors > 0
+
+
+def test_a_page_that_somebody_changed_in_the_donors_memory_is_not_served(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    slab = rig.donors_with_slabs(1, clusters=1)[0]
+    client = rig.connect()
+    client.write(0, data := stamped_pages(RNG, 2))
+    _on_disk_too(rig)
+
+    slab.memory[100] = slab.memory[100] ^ 1
+
+    assert client.read(0, len(data)) == data
+
+
+def test_a_corrupted_page_without_a_second_copy_is_an_error(make_rig: MakeRig) -> None:
+    rig = make_rig(protection=Protection.NONE)
+    slab = rig.donors_with_slabs(1, clusters=1)[0]
+    client = rig.connect()
+    client.write(0, data := stamped_pages(RNG, 2))
+
+    slab.memory[100] = slab.memory[100] ^ 1
+
+    assert client.error_of(Command.READ, 0, PAGE_BYTES) == errno.EIO
+    assert client.read(PAGE_BYTES, PAGE_BYTES) == data[PAGE_BYTES:]
+
+
+def test_one_slow_donor_does_not_slow_the_others_pages(rig: Rig) -> None:
+    rig.donors_with_slabs(2, clusters=8)
+    client = rig.connect()
+    quick = next(c for c in range(8) if rig.device.cluster_get(c)[0].slab == 1) * CLUSTER_BYTES
+    client.write(quick, data := stamped_pages(RNG, 1))
+    rig.device.fault_set(0, Fault.HANG, 1, 0)
+    slow = next(c for c in range(8) if rig.device.cluster_get(c)[0].slab == 0) * CLUSTER_BYTES
+    client.send(Command.WRITE, slow, data=data)
+
+    started_s = time.monotonic()
+    assert client.read(quick, PAGE_BYTES) == data
+
+    assert time.monotonic() - started_s < 0.1
