@@ -41,6 +41,7 @@ from farside.log import get_log
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 1.0
 SETTLE_S = 1.0  # a session that held so long was a good one
+RECALL_REST_S = 5.0  # a donor that has just wanted memory back is not asked for more
 KEEPALIVE_MAX_S = 2.0  # seldom enough to cost nothing, often enough for a status that people look at
 
 log = get_log("blockdev.peer")
@@ -114,6 +115,7 @@ class Peer:
         self._record = parts.table.donor(address.node)
         self._line: Line | None = None
         self._expiry_s = 0.0
+        self._recalled_s = -RECALL_REST_S
         self._relink = asyncio.Event()
         self._breaks_on = False  # its data connections broke again and again for all of grace_s
         self._mapped_tokens: set[int] = set()  # leases whose memory the engine has in this process
@@ -138,8 +140,11 @@ class Peer:
             free_slabs=figures.free_slabs if figures else 0,
             used_bytes=figures.used_bytes if figures else 0,
             total_bytes=figures.total_bytes if figures else 1,
-            usable=self.state is PeerState.UP and not self.retired,
+            usable=self.state is PeerState.UP and not self.retired and not self._is_recalling(),
         )
+
+    def _is_recalling(self) -> bool:
+        return self._parts.clock.now_s() - self._recalled_s < RECALL_REST_S
 
     # ---------------------------------------------------------------- requests
 
@@ -377,6 +382,7 @@ class Peer:
         if isinstance(message, m.CheckActivity):
             line.answer(seq, m.Activity(activity=self._parts.hooks.lease_activity(self.donor, message.leases)))
         elif isinstance(message, m.Migrate | m.Evict):
+            self._recalled_s = self._parts.clock.now_s()
             self._parts.hooks.recall(self.donor, message)
 
     def _is_known(self, lease: int) -> bool:

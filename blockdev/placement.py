@@ -39,8 +39,8 @@ def used_share(view: DonorView) -> float:
 def draw(views: Iterable[DonorView], *, choices: int, banned: frozenset[int], rng: random.Random) -> tuple[int, ...]:
     """The donors to ask for their memory: ``choices`` at random from M_new, filled up from M_old where it has fewer.
 
-    Donors that are down, banned (they refused already, have the cluster's other copy, or recall memory) or known to be
-    full are left out. [infiniswap §2.4.2]
+    Donors that are down, recall memory, or are banned (they refused already, or have the cluster's other copy) are left
+    out. [infiniswap §2.4.2]
     """
     usable = [v for v in views if v.usable and v.donor not in banned]
     new = sorted(v.donor for v in usable if v.slabs == 0)
