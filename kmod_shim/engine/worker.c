@@ -941,16 +941,39 @@ static void wind_down(struct worker *w)
 	}
 }
 
+#define ACTS 4096u
+#define RIOS 8192u
+
+/* In the thread, so that workers which never run take no memory for it. */
+static void pools_chain(struct worker *w)
+{
+	uint32_t dops = w->slots.pages + 64;
+
+	for (uint32_t i = 0; i < ACTS - 1; i++) {
+		w->acts[i].next = &w->acts[i + 1];
+		w->wops[i].next = &w->wops[i + 1];
+	}
+	for (uint32_t i = 0; i < RIOS - 1; i++)
+		w->rios[i].next = &w->rios[i + 1];
+	for (uint32_t i = 0; i < dops - 1; i++)
+		w->dops[i].next = &w->dops[i + 1];
+	w->act_free = w->acts;
+	w->wop_free = w->wops;
+	w->rio_free = w->rios;
+	w->dop_free = w->dops;
+}
+
 static void *worker_main(void *arg)
 {
 	struct worker *w = arg;
 	const uint8_t *key = w->dev->params.encrypt_disk ? w->dev->head->disk_key : NULL;
-	struct ne_arena arena = { w->slots.mem, w->dev->params.pending_bytes + STAGING_BYTES };
 	int rc = 0;
 
 	prctl(PR_SET_NAME, w->idx == NE_MOVER ? "fs-mover" : "fs-worker");
+	pools_chain(w);
 	if (w->dev->disk_fd >= 0)
-		rc = ne_disk_create(w->dev->disk_fd, 128, key, &arena, &w->dev->disk_faults, &w->disk);
+		/* no registered buffers: they would make all of the arena resident, 128 MiB a worker */
+		rc = ne_disk_create(w->dev->disk_fd, 128, key, NULL, &w->dev->disk_faults, &w->disk);
 	atomic_store(&w->start_rc, rc ? rc : 1);
 	if (rc)
 		return NULL;
@@ -1079,7 +1102,6 @@ static void *zalloc(uint64_t bytes)
 	return p == MAP_FAILED ? NULL : p;
 }
 
-#define ACTS 4096u
 
 static uint64_t pool_bytes(const struct worker *w)
 {
@@ -1087,7 +1109,7 @@ static uint64_t pool_bytes(const struct worker *w)
 
 	return slots + stage + stage * 8 + (uint64_t)NE_SLABS_MAX * 4 +
 	       (uint64_t)LOG_DEPTH * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES) * sizeof(void *) +
-	       ACTS * (sizeof(struct act) + sizeof(struct wop) + sizeof(struct rio) + 8 * sizeof(struct rio)) +
+	       ACTS * (sizeof(struct act) + sizeof(struct wop)) + RIOS * sizeof(struct rio) +
 	       (slots + 64) * sizeof(struct dop) + RX_BYTES + 4096;
 }
 
@@ -1102,7 +1124,6 @@ static void *carve(uint8_t **at, uint64_t bytes)
 static void pools_make(struct worker *w)
 {
 	uint8_t *at = w->pool;
-	uint32_t rios = 8 * ACTS, dops = w->slots.pages + 64;
 	const uint8_t **src;
 
 	w->slots.held = carve(&at, w->slots.pages);
@@ -1114,20 +1135,8 @@ static void pools_make(struct worker *w)
 	src = carve(&at, (uint64_t)LOG_DEPTH * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES) * sizeof(void *));
 	w->acts = carve(&at, ACTS * sizeof(struct act));
 	w->wops = carve(&at, ACTS * sizeof(struct wop));
-	w->rios = carve(&at, rios * sizeof(struct rio));
-	w->dops = carve(&at, dops * sizeof(struct dop));
-	for (uint32_t i = 0; i < ACTS - 1; i++) {
-		w->acts[i].next = &w->acts[i + 1];
-		w->wops[i].next = &w->wops[i + 1];
-	}
-	for (uint32_t i = 0; i < rios - 1; i++)
-		w->rios[i].next = &w->rios[i + 1];
-	for (uint32_t i = 0; i < dops - 1; i++)
-		w->dops[i].next = &w->dops[i + 1];
-	w->act_free = w->acts;
-	w->wop_free = w->wops;
-	w->rio_free = w->rios;
-	w->dop_free = w->dops;
+	w->rios = carve(&at, RIOS * sizeof(struct rio));
+	w->dops = carve(&at, (w->slots.pages + 64) * sizeof(struct dop));
 	for (uint32_t i = 0; i < LOG_DEPTH; i++) {
 		w->reqs[i].log = &w->cs->log[i];
 		w->reqs[i].src = src + (uint64_t)i * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES);
