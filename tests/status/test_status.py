@@ -1,0 +1,90 @@
+"""`farside status` with processes that tell much, little, or nothing."""
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from farside import admin
+from farside.errors import FarsideError
+from farside.status.gather import ProcessStatus, gather
+from farside.status.main import as_json
+from farside.status.table import tables
+from tests.support.programs import outcome
+from tests.support.sandbox import farside
+
+
+@contextmanager
+def process_at(path: Path, status: Mapping[str, object]) -> Iterator[None]:
+    """An admin socket that answers with this status."""
+    ready, done = threading.Event(), threading.Event()
+
+    async def answer(_: Mapping[str, object]) -> object:
+        return status
+
+    async def serve() -> None:
+        async with await admin.serve(path, {"status": answer}):
+            ready.set()
+            while not done.is_set():
+                await asyncio.sleep(0.01)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def printed(processes: tuple[ProcessStatus, ...]) -> str:
+    """The tables as text."""
+    console = Console(width=160, record=True, quiet=True)
+    with console.capture() as capture:
+        console.quiet = False
+        for table in tables(processes):
+            console.print(table)
+    return capture.get()
+
+
+def test_one_socket_is_asked(tmp_path: Path) -> None:
+    with process_at(tmp_path / "s", {"node": "n1", "pid": 7, "name": "swap0", "role": "blockdev"}):
+        found = gather(state=None, socket=tmp_path / "s")
+
+    assert [(process.name, process.role, process.pid) for process in found] == [("n1", "blockdev", 7)]
+
+
+def test_a_donor_is_known_by_its_memory(tmp_path: Path) -> None:
+    with process_at(tmp_path / "s", {"node": "n1", "pid": 7, "memory": {"total_bytes": 1 << 30}}):
+        found = gather(state=None, socket=tmp_path / "s")
+
+    assert found[0].role == "daemon"
+    assert "1 GiB" in printed(found)
+
+
+def test_a_device_with_few_words_still_makes_tables(tmp_path: Path) -> None:
+    assert "device" in printed((ProcessStatus(name="b", role="blockdev", pid=1, socket="x", status={"name": "d"}),))
+
+
+def test_a_process_that_does_not_answer_shows_why(tmp_path: Path) -> None:
+    silent = ProcessStatus(name="d9", role="daemon", pid=0, socket="x", error="no process answers there")
+    well = ProcessStatus(name="b", role="blockdev", pid=1, socket="y", status={"name": "swap0"})
+
+    assert "no process answers there" in printed((silent, well))
+    assert as_json((silent, well))["daemons"] == []
+
+
+def test_nobody_at_the_socket_is_an_error_of_one_line(tmp_path: Path) -> None:
+    with pytest.raises(FarsideError, match="no process answers"):
+        gather(state=None, socket=tmp_path / "nobody")
+
+    done = outcome(farside("status", "--socket", str(tmp_path / "nobody")))
+
+    assert done.status == 1
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stdout == ""
