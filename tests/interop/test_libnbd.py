@@ -24,6 +24,17 @@ def test_size_and_flags_are_what_a_swap_client_needs(server: Server) -> None:
     assert lines[2] == "True True True True True"
 
 
+def test_the_block_size_is_a_page(server: Server) -> None:
+    if server.is_reference:
+        pytest.skip("nbdkit serves single bytes")
+
+    sizes = "h.get_block_size(nbd.SIZE_MINIMUM), h.get_block_size(nbd.SIZE_PREFERRED)"
+    smallest, preferred = nbdsh(server.uri, f"print({sizes})").split()
+
+    assert int(smallest) == 4096
+    assert int(preferred) % 4096 == 0
+
+
 def test_what_is_written_is_read_back(server: Server) -> None:
     nbdsh(
         server.uri,

@@ -47,7 +47,9 @@ class Show:
     def end(self, said: str, *, is_good: bool = True) -> None:
         """The act has ended; `said` tells how."""
         mark = Text("ok   ", style="green") if is_good else Text("FAIL ", style="bold red")
-        self._console.print(Text(f"{self.took_s:5.1f} s  ") + mark + Text(f"{self._title}: {said}"), highlight=False)
+        self._console.print(
+            Text(f"{self.took_s:5.1f} s  ") + mark + Text(f"{self._title}: {said}"), highlight=False, soft_wrap=True
+        )
 
     def _line(self) -> Text:
         verified = format_bytes(self._tally().verified_bytes)
@@ -62,4 +64,4 @@ def print_outcome(console: Console, found: Outcome) -> None:
         table.add_row(*row)
     console.print(table)
     for fault in faults(found):
-        console.print(Text("FAIL ", style="bold red") + Text(fault), highlight=False)
+        console.print(Text("FAIL ", style="bold red") + Text(fault), highlight=False, soft_wrap=True)
