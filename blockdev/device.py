@@ -89,6 +89,7 @@ class BlockDevice:
         self._map_soon = asyncio.Event()
         self._unswept: list[int] = []
         self._told_s: dict[str, float] = {}
+        self._is_unsaved = False
 
     # ------------------------------------------------------------------ start
 
@@ -156,9 +157,12 @@ class BlockDevice:
         elapsed_s, self._ticked_s = max(0.001, now_s - self._ticked_s), now_s
         last = context.activity
         context.activity = next_activity(last, context.engine.activity(), context.law, elapsed_s=elapsed_s)
-        residents = {number: context.table.residents(number) for number in context.table.slabs}
         context.slab_rates = next_slab_rates(
-            context.slab_rates, residents, context.activity, alpha=context.law.alpha, elapsed_s=elapsed_s
+            context.slab_rates,
+            context.table.slabs,
+            self._pages_by_slab(),
+            alpha=context.law.alpha,
+            elapsed_s=elapsed_s,
         )
         self.rates = sum(context.activity.touched.values()) / elapsed_s
         # 2. act
@@ -169,6 +173,13 @@ class BlockDevice:
         self._give_empty_back(now_s)
         # 3. what a lost event would leave behind
         self.pump_events()
+
+    def _pages_by_slab(self) -> dict[int, int]:
+        pages: dict[int, int] = {}
+        for cluster, count in self.context.activity.touched.items():
+            for slab in self.context.table.homes(cluster):
+                pages[slab] = pages.get(slab, 0) + count
+        return pages
 
     async def _map_wanted(self) -> None:
         # A task of its own: leasing waits for donors, and the EWMA must not.
@@ -202,8 +213,7 @@ class BlockDevice:
 
     def _give_empty_back(self, now_s: float) -> None:
         table = self.context.table
-        empty = {s.slab for s in table.slabs.values() if not s.used and not s.draining}
-        self._empty_since_s = {number: self._empty_since_s.get(number, now_s) for number in empty}
+        self._empty_since_s = {number: self._empty_since_s.get(number, now_s) for number in table.empty_slabs()}
         for number, since_s in self._empty_since_s.items():
             if now_s - since_s >= EMPTY_SLAB_LINGER_S:
                 log.info("slab is empty and goes back", slab=number, donor=table.node(table.slabs[number].donor))
@@ -217,6 +227,9 @@ class BlockDevice:
             handler = self._EVENTS.get(EventKind(event.kind))
             if handler is not None:
                 handler(self, event)
+        if self._is_unsaved:  # once for a crowd: what comes free may be saved late
+            self._is_unsaved = False
+            self.context.table.save()
 
     def _on_want(self, event: EngineEvent) -> None:
         if not self._committer.needed:
@@ -241,7 +254,7 @@ class BlockDevice:
         self.context.cluster_drains.discard((event.a, event.b))
         if event.b in table.slabs and not table.slabs[event.b].draining:
             table.give(event.a, event.b)
-            table.save()
+            self._is_unsaved = True
         if event.a in self.context.wanted:
             self._map_soon.set()
 

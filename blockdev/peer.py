@@ -136,7 +136,7 @@ class Peer:
         figures = self.figures
         return DonorView(
             donor=self.donor,
-            slabs=len(self._parts.table.slabs_of(self.donor)),
+            slabs=self._parts.table.slab_count(self.donor),
             free_slabs=figures.free_slabs if figures else 0,
             used_bytes=figures.used_bytes if figures else 0,
             total_bytes=figures.total_bytes if figures else 1,
@@ -194,6 +194,14 @@ class Peer:
             if error.code != m.ErrorCode.NO_LEASE:
                 raise
 
+    def forget(self) -> None:
+        """The donor is ours no more: ends its task, and frees its number."""
+        if self.task is not None:
+            self.task.cancel()
+        self._set_engine_state(DonorState.NONE)
+        self._parts.table.forget_donor(self.address.node)
+        self._parts.table.save()
+
     def links_broke(self) -> None:
         """Called for LINK_DOWN and DONOR_SUSPECT: all data connections are replaced."""
         if self.state is PeerState.UP:
@@ -222,7 +230,7 @@ class Peer:
                 self._note_lost(group)
             if clock.now_s() - began_s >= SETTLE_S + config.deadline_s:
                 retry_s, lost_s = RETRY_MIN_S, clock.now_s()
-            has_slabs = bool(self._parts.table.slabs_of(self.donor))
+            has_slabs = self._parts.table.slab_count(self.donor) > 0
             is_hopeless = self._record.session == 0 or self._breaks_on
             if has_slabs and (is_hopeless or clock.now_s() - lost_s >= config.grace_s):
                 await self._fail()
@@ -371,7 +379,7 @@ class Peer:
         self._set_engine_state(DonorState.FAILED)
         log.error("donor failed", donor=self.address.node, reason=self.reason)
         parts.hooks.donor_lost(self.donor)
-        while parts.table.slabs_of(self.donor):
+        while parts.table.slab_count(self.donor):
             await parts.clock.sleep_until_s(parts.clock.now_s() + RETRY_MIN_S)
         self._set_engine_state(DonorState.NONE)
         self.state = PeerState.DOWN

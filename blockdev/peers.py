@@ -8,7 +8,7 @@ from farside.blockdev.peer import Peer, PeerParts, PeerState
 from farside.blockdev.peerfile import PeerAddress, read_peers
 from farside.blockdev.placement import DonorView
 from farside.blockdev.task import Tasks
-from farside.errors import ConfigError, PeerError
+from farside.errors import FarsideError, PeerError
 from farside.log import get_log
 
 WATCH_PERIOD_S = 1.0
@@ -83,7 +83,7 @@ class Peers:
             self._seen = stamp
             try:
                 self._apply(read_peers(path))
-            except ConfigError as error:
+            except FarsideError as error:
                 log.error("the peers file was not taken, the donors of before stay", reason=error)
 
     def _apply(self, addresses: tuple[PeerAddress, ...]) -> None:
@@ -109,8 +109,7 @@ class Peers:
     def _forget_retired(self) -> None:
         for node, peer in list(self._peers.items()):
             if peer.retired and peer.state in (PeerState.DOWN, PeerState.UP) and not peer.view().slabs:
-                if peer.task is not None:
-                    peer.task.cancel()
+                peer.forget()
                 del self._peers[node]
 
 

@@ -107,23 +107,16 @@ def cold_ranges(last: Activity, now: Activity) -> tuple[int, ...]:
 
 
 def next_slab_rates(
-    last: Mapping[int, float],
-    residents: Mapping[int, Iterable[int]],
-    activity: Activity,
-    *,
-    alpha: float,
-    elapsed_s: float,
+    last: Mapping[int, float], slabs: Iterable[int], pages: Mapping[int, int], *, alpha: float, elapsed_s: float
 ) -> dict[int, float]:
     """Page I/O a second for each slab, smoothed as a range's: what a donor hears when it asks CHECK_ACTIVITY.
 
-    ``residents`` are the clusters on each slab. It is the slab's own figure, because clusters of several ranges may
-    share one. [infiniswap §2.4.1, §2.5.2]
+    ``pages`` is the page I/O of the clusters on a slab in the last period. It is the slab's own figure, because
+    clusters of several ranges may share one. [infiniswap §2.4.1, §2.5.2]
     """
-    touched = activity.touched
     return {
-        slab: alpha * sum(touched.get(c, 0) for c in clusters) / elapsed_s + (1 - alpha) * last.get(slab, 0.0)
-        for slab, clusters in residents.items()
-    }
+        slab: alpha * pages.get(slab, 0) / elapsed_s + (1 - alpha) * last.get(slab, 0.0) for slab in slabs
+    }  # fmt: skip
 
 
 def wanting_clusters(activity: Activity, law: ActivityLaw, *, wanted: Set[int], mapped: Set[int]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import islice
 
 import msgspec
 
@@ -18,6 +19,7 @@ from farside.errors import ConfigError
 from farside.kmod_shim.engine.binding import CLUSTER_BYTES, EngineStats, Fault
 
 LIVE_PAGES_CLUSTERS_MAX = 16384  # counting live pages reads 4 KiB of state a cluster; above 32 GiB it is left out
+SLABS_MAX = 4096  # in one answer, which is a line of at most 1 MiB
 GIB = 1 << 30
 
 
@@ -73,7 +75,8 @@ class Reporter:
             "pages_out": _by_place(stats, "pages_out_"),
             "counters": asdict(table.counters) | {"lost_reads": stats.pages_lost},
             "donors": [self._donor(peer) for peer in self._device.peers.all()],
-            "slabs": [self._slab(slab) for slab in table.slabs.values()],
+            "slabs": [self._slab(slab) for slab in islice(table.slabs.values(), SLABS_MAX)],
+            "slabs_omitted": max(0, len(table.slabs) - SLABS_MAX),
             "engine": asdict(stats),
         }
 

@@ -34,6 +34,7 @@ CRASH_WINDOW_S = 10.0
 PAUSE_MAX_S = 10.0
 STOP_LIMIT_S = 5.0  # a server that does not stop for its successor is killed: that adopts all the same
 NOW_LIMIT_S = 3.0
+EXIT_LIMIT_S = 0.5  # from closing its end to being gone; a killed one is gone already
 
 log = get_log("blockdev.supervisor")
 
@@ -235,9 +236,11 @@ class Supervisor:
     def _on_end(self, server: Server) -> None:
         self._selector.unregister(server.end)
         server.end.close()
-        if server.process.poll() is None:
+        try:
+            status = server.process.wait(EXIT_LIMIT_S)
+        except subprocess.TimeoutExpired:
             server.process.kill()  # it closed its end and lives on: two servers must never be
-        status = server.process.wait()
+            status = server.process.wait()
         if server in self._leaving:
             self._leaving.remove(server)
         elif server is self._spare:

@@ -100,6 +100,9 @@ class Table:
         self.committed = saved.committed
         self._donors = {record.node: record for record in saved.donors}
         self._homes: dict[int, dict[int, int]] = {}  # cluster -> slab -> extent
+        self._by_lease: dict[int, dict[int, int]] = {}  # donor -> lease -> slab
+        for slab in saved.slabs:
+            self._by_lease.setdefault(slab.donor, {})[slab.lease] = slab.slab
         self._open = {slab.slab for slab in saved.slabs if FREE in slab.clusters}  # may hold a draining one
         for slab in saved.slabs:
             for extent, cluster in enumerate(slab.clusters):
@@ -129,20 +132,32 @@ class Table:
         return self._donors[node]
 
     def node(self, donor: int) -> str:
-        """The node's name of a donor's number."""
-        return next(record.node for record in self._donors.values() if record.donor == donor)
+        """The node's name of a donor's number; a name made of the number when that donor was forgotten."""
+        nodes = (record.node for record in self._donors.values() if record.donor == donor)
+        return next(nodes, f"donor-{donor}")
 
     def donors(self) -> tuple[DonorRecord, ...]:
         """All donors ever seen."""
         return tuple(self._donors.values())
 
+    def forget_donor(self, node: str) -> None:
+        """Frees the number of a donor that has no slab of ours."""
+        record = self._donors[node]
+        assert not self.slab_count(record.donor)
+        del self._donors[node]
+
     def slabs_of(self, donor: int) -> tuple[Slab, ...]:
         """The slabs leased from a donor, draining ones included."""
-        return tuple(slab for slab in self.slabs.values() if slab.donor == donor)
+        return tuple(self.slabs[number] for number in self._by_lease.get(donor, {}).values())
+
+    def slab_count(self, donor: int) -> int:
+        """How many slabs are leased from a donor."""
+        return len(self._by_lease.get(donor, {}))
 
     def slab_by_lease(self, donor: int, lease: int) -> Slab | None:
         """The slab that a donor calls ``lease``."""
-        return next((s for s in self.slabs.values() if s.donor == donor and s.lease == lease), None)
+        number = self._by_lease.get(donor, {}).get(lease)
+        return None if number is None else self.slabs[number]
 
     # ------------------------------------------------------------------- slabs
 
@@ -154,6 +169,7 @@ class Table:
             clusters=[FREE] * self._extents,
         )  # fmt: skip
         self.slabs[number] = slab
+        self._by_lease.setdefault(donor, {})[lease] = number
         self._open.add(number)
         self.counters.slabs_leased += 1
         return slab
@@ -161,6 +177,8 @@ class Table:
     def drop_slab(self, number: int) -> Slab:
         """Forgets a slab; its clusters lose this home."""
         slab = self.slabs.pop(number)
+        if self._by_lease[slab.donor].get(slab.lease) == number:
+            del self._by_lease[slab.donor][slab.lease]
         self._open.discard(number)
         for cluster in slab.clusters:
             if cluster != FREE:
@@ -181,6 +199,11 @@ class Table:
             for s in slabs
             if not s.draining
         )  # fmt: skip
+
+    def empty_slabs(self) -> tuple[int, ...]:
+        """Slabs that no cluster uses and that are not being emptied."""
+        slabs = (self.slabs[number] for number in self._open)
+        return tuple(slab.slab for slab in slabs if not slab.draining and not slab.used)
 
     # ---------------------------------------------------------------- clusters
 

@@ -124,10 +124,7 @@ def test_the_busiest_range_comes_first() -> None:
 
 
 def test_a_slabs_rate_is_that_of_the_clusters_on_it() -> None:
-    rule = law()
-    activity = after(first_activity((0,) * 8, rule), (30, 0, 0, 0, 70, 0, 0, 0), rule)
-
-    rates = next_slab_rates({1: 10.0}, {1: (0, 4), 2: (5,)}, activity, alpha=0.2, elapsed_s=1.0)
+    rates = next_slab_rates({1: 10.0, 3: 7.0}, (1, 2), {1: 100, 3: 5}, alpha=0.2, elapsed_s=1.0)
 
     assert rates == {1: pytest.approx(28.0), 2: 0.0}
 
