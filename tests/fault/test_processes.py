@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -140,6 +140,22 @@ def test_a_donor_that_stops_answering_is_gone_round_and_taken_back(sandbox: Sess
         assert fio.poll() is None, "fio ended early"
 
 
+@pytest.mark.parametrize("kind", ["corrupt", "delay", "error", "short", "disconnect", "hang"])
+def test_a_faulty_donor_set_by_an_operator_costs_no_byte(sandbox: Session, tmp_path: Path, kind: str) -> None:
+    socket = Path(control.record(sandbox.state).blockdev.admin_socket)
+    with verifying_fio(sandbox.uri, tmp_path) as fio:
+        name = busiest(sandbox)
+        before = control.blockdev_status(sandbox.state)["engine"]
+
+        control.ask(socket, "fault", donor=name, kind=kind, every=200, delay_s=0.02)
+        try:
+            until(lambda: _was_hit(before, sandbox), what=f"an operation to suffer from {kind}", deadline_s=20)
+        finally:
+            control.ask(socket, "fault", donor=name, kind=kind, every=0)
+        until_up(sandbox, name)
+        assert fio.poll() is None, "fio ended early"
+
+
 def test_a_replicated_device_without_a_disk_loses_a_donor_and_no_byte(tmp_path: Path) -> None:
     arguments = (*SIZES, "--replicas", "2", "--transport", "tcp")
     sizes = [word if word != "256MiB" else "128MiB" for word in arguments]
@@ -149,3 +165,10 @@ def test_a_replicated_device_without_a_disk_loses_a_donor_and_no_byte(tmp_path: 
         control.start_donor(session.state, "d1")
         until_up(session, "d1")
         assert fio.poll() is None, "fio ended early"
+
+
+def _was_hit(before: Mapping[str, int], session: Session) -> bool:
+    # Each kind shows in one of these: a mismatch, a hedged read, a dead link or a write that went round.
+    now = control.blockdev_status(session.state)["engine"]
+    names = ("checksum_errors", "reads_hedged", "reads_retried", "link_errors", "writes_round")
+    return any(now[name] > before[name] for name in names)
