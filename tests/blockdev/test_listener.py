@@ -1,0 +1,171 @@
+"""Handshakes on real sockets: what is read, who is let in, and when it ends."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from farside.blockdev import listener as subject
+from farside.blockdev.engine_port import Engine
+from farside.blockdev.handshake import Export
+from farside.blockdev.listener import Clients, Listener, open_listener
+from farside.errors import EngineError
+
+EXPORT = Export(name="swap0", description="", size_bytes=1 << 20)
+REQUEST = b"\x25\x60\x95\x13 the first request of the transmission phase"
+
+
+@dataclass
+class Workers:
+    """Stands for the engine: keeps the sockets that it is given."""
+
+    given: dict[int, socket.socket] = field(default_factory=dict)
+    refuses: bool = False
+
+    def conn_attach(self, worker: int, sock: int) -> None:
+        if self.refuses:
+            raise EngineError("conn_attach", 16)
+        self.given[worker] = socket.socket(fileno=sock)
+
+
+@dataclass
+class Door:
+    workers: Workers
+    held: list[int]
+    forgotten: list[int]
+    clients: Clients
+    listener: Listener
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    workers = Workers()
+    held: list[int] = []
+    forgotten: list[int] = []
+    clients = Clients(
+        cast(Engine, workers), 2, hold=lambda worker, fd: held.append(worker), forget=forgotten.append
+    )  # fmt: skip
+    yield Door(workers, held, forgotten, clients, Listener(EXPORT, clients))
+    for sock in workers.given.values():
+        sock.close()
+
+
+def go(*, name: bytes = b"") -> bytes:
+    data = struct.pack(">I", len(name)) + name + b"\0\0"
+    return struct.pack(">I", 3) + struct.pack(">QII", 0x49484156454F5054, 7, len(data)) + data
+
+
+def negotiate(door: Door, sent: bytes, *, step: int = 0) -> tuple[int | None, bytes]:
+    """One client that sends these bytes, in pieces of ``step``; the worker it got, and what it heard."""
+
+    async def live() -> tuple[int | None, bytes]:
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        loop = asyncio.get_running_loop()
+        served = asyncio.create_task(door.listener.negotiate(ours))
+        pieces = [sent[i : i + step] for i in range(0, len(sent), step)] if step else [sent]
+        for piece in pieces:
+            await loop.sock_sendall(theirs, piece)
+            await asyncio.sleep(0)
+        if not sent:
+            theirs.shutdown(socket.SHUT_WR)
+        worker = await served
+        heard = await loop.sock_recv(theirs, 65536)
+        theirs.close()
+        return worker, heard
+
+    return asyncio.run(live())
+
+
+@pytest.mark.parametrize("step", [0, 1, 7])
+def test_the_first_request_is_left_for_the_engine(door: Door, step: int) -> None:
+    worker, heard = negotiate(door, go() + REQUEST, step=step)
+
+    assert worker == 0
+    assert heard.startswith(b"NBDMAGICIHAVEOPT")
+    sock = door.workers.given[0]
+    assert sock.recv(1000) == REQUEST
+
+
+def test_the_supervisor_holds_the_socket_before_the_engine_has_it(door: Door) -> None:
+    negotiate(door, go())
+
+    assert door.held == [0]
+    assert door.clients.taken == {0}
+
+
+def test_a_client_that_hangs_up_takes_no_worker(door: Door) -> None:
+    worker, _ = negotiate(door, b"")
+
+    assert worker is None
+    assert door.clients.taken == set()
+
+
+def test_a_client_that_says_nothing_is_dropped_at_the_deadline(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "HANDSHAKE_LIMIT_S", 0.05)
+
+    worker, heard = negotiate(door, b"\0\0")
+
+    assert worker is None
+    assert len(heard) == 18
+
+
+def test_a_third_client_of_two_workers_is_refused_by_name(door: Door) -> None:
+    negotiate(door, go())
+    negotiate(door, go())
+
+    async def third() -> bytes:
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        loop = asyncio.get_running_loop()
+        served = asyncio.create_task(door.listener.negotiate(ours))
+        await loop.sock_sendall(theirs, go())
+        heard = b""
+        while b"taken" not in heard:
+            heard += await loop.sock_recv(theirs, 4096)
+        theirs.close()
+        assert await served is None
+        return heard
+
+    heard = asyncio.run(third())
+
+    assert struct.pack(">II", 7, (1 << 31) + 2) in heard
+    assert door.clients.taken == {0, 1}
+
+
+def test_a_closed_client_frees_its_worker_and_its_duplicate(door: Door) -> None:
+    negotiate(door, go())
+
+    door.clients.closed(0, 0)
+
+    assert door.forgotten == [0]
+    assert door.clients.reserve() == 0
+
+
+def test_an_engine_that_takes_no_client_frees_the_worker(door: Door) -> None:
+    door.workers.refuses = True
+
+    negotiate(door, go())
+
+    assert door.clients.taken == set()
+    assert door.forgotten == [0]
+
+
+def test_a_stale_socket_file_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
+    path = str(tmp_path / "nbd.sock")
+    stale = open_listener(path)
+    stale.close()
+
+    live = open_listener(path)
+    with live, pytest.raises(OSError, match="in use"):
+        open_listener(path)
+
+
+def test_only_the_owner_may_connect_to_a_unix_socket(tmp_path: Path) -> None:
+    with open_listener(str(tmp_path / "nbd.sock")):
+        assert (tmp_path / "nbd.sock").stat().st_mode & 0o777 == 0o600
