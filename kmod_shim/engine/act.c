@@ -361,7 +361,7 @@ static void dop_try(struct worker *w, struct dop *d)
 		if (old) {		/* superseded: nobody will look for it on disk */
 			if (old < d->n)
 				rest = dop_split(w, d, old);
-			ring_drop(&w->slots, d->slot_pos, d->n, HOLD_DISK);
+			ring_drop(&w->slots, d->slot_pos, d->n, d->hold);
 			dop_free(w, d);
 			d = rest;
 			continue;
@@ -395,9 +395,10 @@ void dop_make(struct worker *w, struct req *rq, uint32_t first, uint32_t n, uint
 
 	w->dop_free = d->next;
 	w->disk_writes++;
-	*d = (struct dop){ .req = rq, .serial = rq ? rq->serial : 0, .first = first, .n = n, .slot_pos = slot_pos };
+	*d = (struct dop){ .req = rq, .serial = rq ? rq->serial : 0, .first = first, .n = n, .slot_pos = slot_pos,
+			  .hold = rq ? HOLD_DISK : HOLD_OLD };
 	for (uint32_t i = 0; i < n; i++)
-		w->slots.held[ring_index(&w->slots, slot_pos + i)] |= HOLD_DISK;
+		w->slots.held[ring_index(&w->slots, slot_pos + i)] |= d->hold;
 	if (rq)
 		rq->disk_left++;
 	dop_try(w, d);
@@ -449,7 +450,7 @@ void dop_done(struct worker *w, struct ne_dio *dio)
 		return;
 	}
 	w->stats.pages_out_disk += d->n;
-	ring_drop(&w->slots, d->slot_pos, d->n, HOLD_DISK);
+	ring_drop(&w->slots, d->slot_pos, d->n, d->hold);
 	dop_free(w, d);
 }
 

@@ -142,7 +142,8 @@ struct ring {
 	uint32_t pages;
 };
 
-enum { HOLD_REQ = 1, HOLD_DISK = 2 };
+/* OLD: a disk write that the last process left; the request, done again, has its own. */
+enum { HOLD_REQ = 1, HOLD_DISK = 2, HOLD_OLD = 4 };
 
 static inline uint32_t ring_index(const struct ring *r, uint64_t pos) { return (uint32_t)(pos & (r->pages - 1)); }
 static inline uint8_t *ring_at(const struct ring *r, uint64_t pos)
@@ -222,7 +223,7 @@ struct dop {
 	uint32_t serial;		/* of req when this was made */
 	uint32_t first, n;
 	uint64_t slot_pos;
-	uint8_t attempts;
+	uint8_t attempts, hold;
 	bool stuck;			/* the disk has refused it often; tried once a second */
 	uint64_t retry_ns;
 	struct dop *next;
@@ -379,6 +380,13 @@ static inline uint64_t page_change(struct ne_page *p, uint64_t set, uint64_t cle
 	return a;
 }
 
+/* The word without some of its copies: with none left the page is lost, not zero. */
+static inline uint64_t without_copy(uint64_t a, uint64_t bits)
+{
+	a &= ~bits;
+	return a & P_SOURCES ? a : a | P_LOST;
+}
+
 /*
  * Takes slab of home h of the cluster for an operation; false when the home is no longer the word we saw. The counter
  * is ours alone, the fence makes the mover see it before we look at the home again.
@@ -422,6 +430,7 @@ void worker_answer(struct worker *w, struct req *rq);
 
 /* page.c: the page path. 0: under way or answered; -EBUSY: overlaps or no home now; -EAGAIN: no room now */
 int page_write(struct worker *w, struct req *rq, const uint8_t *payload);
+void page_write_abandon(struct worker *w, struct req *rq);
 int page_zero(struct worker *w, struct req *rq);
 /* Puts the whole request's content at dst if no waiting is needed. 0, -EAGAIN, or -EIO. */
 int page_read_now(struct worker *w, struct req *rq, uint8_t *dst);

@@ -106,6 +106,16 @@ static int state_begin(struct ne_device *dev)
 	return 0;
 }
 
+/* b may be the new content's already, and the slot of the old one given away: only the checksum tells. */
+static bool half_published_is_good(const struct ne_device *dev, const struct ne_page *p)
+{
+	uint64_t b = atomic_load(&p->b);
+	uint32_t per = slots_per_worker(dev), slot = (uint32_t)(b >> 32);
+	const struct worker *w = dev->worker[slot / per];
+
+	return ne_crc32c(w->slots.mem + (uint64_t)(slot % per) * NE_PAGE_BYTES, NE_PAGE_BYTES) == (uint32_t)b;
+}
+
 /*
  * Marks that died with their process are cleared. A page that was just being changed (WIP) belongs to a request that
  * was not answered and will be done again; until then its donors' copies do not count.
@@ -120,10 +130,8 @@ static void pages_adopt(struct ne_device *dev)
 
 		if (!a)
 			continue;
-		if (a & P_WIP) {
-			to &= ~P_RALL;
-			to |= to & P_SOURCES ? 0 : P_LOST;
-		}
+		if (a & P_WIP)
+			to = without_copy(a, P_RALL | (half_published_is_good(dev, p) ? 0 : P_PEND));
 		to &= ~(P_CLAIM | P_WIP | P_DBUSY);
 		if (to != a)
 			atomic_store(&p->a, to);
@@ -171,7 +179,7 @@ static int tables_make(struct ne_device *dev)
 {
 	long cores = sysconf(_SC_NPROCESSORS_ONLN);
 
-	dev->spinners_max = cores > 1 ? (uint32_t)cores / 2 : 0;
+	dev->spinners_max = cores >= SPIN_CORES_MIN ? (uint32_t)cores / 2 - 1 : 0;
 	dev->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	dev->activity = table(activity_bytes(dev));
 	dev->live = table(NE_SLABS_MAX * sizeof(*dev->live));

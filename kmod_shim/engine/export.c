@@ -38,6 +38,7 @@
 #include <unistd.h>
 
 #include "engine.h"
+#include "link.h"
 #include "wire.h"
 
 enum {
@@ -49,8 +50,6 @@ enum {
 	STACK_BYTES = 256 << 10,
 	SPIN_NS = 30000, /* longest busy wait for the next request */
 	SPIN_MISSES = 2,
-	TRY_NS = 200000,
-	TRY_EVERY = 32,
 	REVOKE_SPINS = 64, /* looks at a mark before sleeping between looks */
 	REVOKE_SLEEP_NS = 20000,
 };
@@ -86,7 +85,6 @@ struct conn {
 	bool backlog;	  /* the round was full: `in` holds more requests */
 	uint64_t idle_ns; /* since when there is nothing to do, or 0 */
 	uint32_t spins;	  /* how many more may be in vain; 0: sleep at once */
-	uint32_t short_sleeps;
 	uint32_t answers, parts; /* of this round */
 	uint32_t round_bytes;
 	struct ne_wire_reply reply[ROUND_REQUESTS];
@@ -97,6 +95,7 @@ struct conn {
 
 struct ne_export {
 	struct lease *leases;
+	bool may_spin;
 	uint8_t *zeros;		     /* NE_WIRE_LENGTH_MAX, read-only, for refused READs; all the kernel's zero page */
 	pthread_mutex_t lock;	     /* conns' sock, ended and cpu_ns; never taken while serving */
 	struct conn *conns;	     /* control thread only */
@@ -342,12 +341,15 @@ static void send_spill(struct conn *conn, uint32_t bytes)
 	}
 }
 
+static void spin_again(struct conn *conn)
+{
+	conn->spins = conn->exp->may_spin ? SPIN_MISSES : 0;
+}
+
 /*
  * Nothing has come: looks again for a while where that pays off, giving the CPU to whoever wants it between looks, and
- * sleeps otherwise. A sleep that turns out shorter than SPIN_NS says that spinning would have been the better choice.
- * Sleeps of up to TRY_NS may be that long only because two threads were put on one CPU, each waking the other: every
- * TRY_EVERY of them spinning is tried, which keeps both runnable until the kernel moves one. SPIN_MISSES spins in vain
- * end it.
+ * sleeps otherwise. A sleep that turns out shorter than SPIN_NS says that spinning would have been the better choice;
+ * SPIN_MISSES spins in vain end it. With few cores the core that spins is the one that a client waits for: no spinning.
  */
 static void wait_for_request(struct conn *conn)
 {
@@ -364,8 +366,8 @@ static void wait_for_request(struct conn *conn)
 	conn->idle_ns = 0;
 	if (conn->spins)
 		conn->spins--;
-	if (gap_ns < SPIN_NS || (gap_ns < TRY_NS && ++conn->short_sleeps % TRY_EVERY == 0))
-		conn->spins = SPIN_MISSES;
+	if (gap_ns < SPIN_NS)
+		spin_again(conn);
 }
 
 static void serve(struct conn *conn)
@@ -382,7 +384,7 @@ static void serve(struct conn *conn)
 		}
 		if (received > 0) {
 			if (conn->idle_ns)
-				conn->spins = SPIN_MISSES; /* it has paid off */
+				spin_again(conn); /* it has paid off */
 			conn->idle_ns = 0;
 			serve_round(conn);
 			spilled = send_round(conn);
@@ -498,6 +500,7 @@ int ne_export_create(struct ne_export **ret)
 
 	if (!exp)
 		return -ENOMEM;
+	exp->may_spin = sysconf(_SC_NPROCESSORS_ONLN) >= SPIN_CORES_MIN;
 	exp->leases = calloc(LEASES, sizeof(*exp->leases));
 	exp->zeros = mmap(NULL, NE_WIRE_LENGTH_MAX, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (!exp->leases || exp->zeros == MAP_FAILED) {

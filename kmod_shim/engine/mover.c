@@ -132,7 +132,8 @@ static void run_verify(struct drain *d, uint32_t page, uint32_t n, uint64_t from
 			continue;
 		d->w->stats.checksum_errors++;
 		dev_event(d->w->dev, NE_EVENT_CHECKSUM, d->w->dev->slabs[H_SLAB(d->word)].donor, page + i, 0, 0);
-		page_change(p, 0, from);
+		for (uint64_t a = atomic_load(&p->a); !atomic_compare_exchange_weak(&p->a, &a, without_copy(a, from));)
+			;
 	}
 }
 
@@ -158,16 +159,13 @@ static uint64_t run_copy(struct drain *d, uint32_t page, uint32_t n, int except)
 static void page_leave(struct drain *d, uint32_t page, uint8_t *staged)
 {
 	struct ne_page *p = &d->w->dev->page[page];
-	uint64_t bit = P_R(d->home), a = atomic_load(&p->a), to;
+	uint64_t bit = P_R(d->home), a = atomic_load(&p->a);
 	bool other = a & (P_SOURCES & ~bit);
 
 	if (!other && staged)
 		other = page_save(d, page, staged);
-	do {
-		to = a & ~bit;
-		if (!(to & P_SOURCES))
-			to |= P_LOST;
-	} while (!atomic_compare_exchange_weak(&p->a, &a, to));
+	while (!atomic_compare_exchange_weak(&p->a, &a, without_copy(a, bit)))
+		;
 	d->left++;
 	d->lost += !other;
 	d->w->stats.pages_lost += !other;

@@ -297,6 +297,8 @@ static int write_cluster(struct worker *w, struct req *rq, uint32_t n, const uin
 
 			if (!ne_page_is_zero(src))
 				break;
+			if (payload && slots != UINT64_MAX) /* it may have to be done again from there */
+				memset(ring_at(&w->slots, slots + rq->cursor), 0, NE_PAGE_BYTES);
 			atomic_fetch_or(&p->a, P_WIP);
 			publish(p, 0, 0, 0);
 			w->stats.pages_out_zero++;
@@ -372,6 +374,25 @@ int page_write(struct worker *w, struct req *rq, const uint8_t *payload)
 	if (!rq->ops)
 		worker_answer(w, rq);
 	return 0;
+}
+
+/*
+ * A write is given up: a page that still stands in its slots has no content any more. Where there is a disk nothing is to
+ * be done, its write holds the slots.
+ */
+void page_write_abandon(struct worker *w, struct req *rq)
+{
+	for (uint32_t i = 0; i < rq->pages && w->dev->disk_fd < 0; i++) {
+		struct ne_page *p = page_of(w, req_first(rq) + i);
+		uint32_t slot = slot_number(w, rq->log->slot_pos + i);
+		uint64_t a = atomic_load(&p->a), to;
+
+		do {
+			if ((a & (P_PEND | P_WIP)) != P_PEND || (uint32_t)(atomic_load(&p->b) >> 32) != slot)
+				break;
+			to = without_copy(a, P_PEND);
+		} while (!atomic_compare_exchange_weak(&p->a, &a, to));
+	}
 }
 
 /* TRIM and WRITE_ZEROES: the pages read as zeros from now on, whatever stores still hold. */
@@ -477,11 +498,7 @@ static void copy_drop(struct worker *w, uint32_t page, const struct source *s)
 	uint64_t bit = s->home == HOME_DISK ? P_DISK : P_R(s->home), a = atomic_load(&p->a);
 
 	while ((a & P_SEQ) == (s->a & P_SEQ) && a & bit) {
-		uint64_t to = a & ~bit;
-
-		if (!(to & P_SOURCES))
-			to |= P_LOST;
-		if (!atomic_compare_exchange_weak(&p->a, &a, to))
+		if (!atomic_compare_exchange_weak(&p->a, &a, without_copy(a, bit)))
 			continue;
 		w->stats.checksum_errors++;
 		dev_event(w->dev, NE_EVENT_CHECKSUM,

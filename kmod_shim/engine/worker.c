@@ -186,8 +186,10 @@ static struct req *req_make(struct worker *w, const struct nbd_request *nr, uint
 static void req_free(struct worker *w, struct req *rq)
 {
 	page_req_release(w, rq);
-	if (rq->log->slot_pos != UINT64_MAX)
+	if (rq->log->slot_pos != UINT64_MAX) {
+		page_write_abandon(w, rq); /* nothing to do after a success */
 		ring_drop(&w->slots, rq->log->slot_pos, rq->pages, HOLD_REQ);
+	}
 	rq->serial++;
 	rq->stage = RQ_FREE;
 	w->freed[w->freed_n++] = (uint32_t)(rq - w->reqs);
@@ -944,10 +946,13 @@ static void wind_down(struct worker *w)
 #define ACTS 4096u
 #define RIOS 8192u
 
+/* A disk write has a slot at least, and after a take-over a slot may have two. */
+static uint32_t dops_of(const struct worker *w) { return 2 * w->slots.pages + 64; }
+
 /* In the thread, so that workers which never run take no memory for it. */
 static void pools_chain(struct worker *w)
 {
-	uint32_t dops = w->slots.pages + 64;
+	uint32_t dops = dops_of(w);
 
 	for (uint32_t i = 0; i < ACTS - 1; i++) {
 		w->acts[i].next = &w->acts[i + 1];
@@ -1049,7 +1054,7 @@ void worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot)
 {
 	struct recovered *last = w->recovered_n ? &w->recovered[w->recovered_n - 1] : NULL;
 
-	w->slots.held[slot] |= HOLD_DISK;
+	w->slots.held[slot] |= HOLD_OLD;
 	if (last && last->page + last->n == page && last->slot + last->n == slot && slot) {
 		last->n++;
 		return;
@@ -1110,7 +1115,7 @@ static uint64_t pool_bytes(const struct worker *w)
 	return slots + stage + stage * 8 + (uint64_t)NE_SLABS_MAX * 4 +
 	       (uint64_t)LOG_DEPTH * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES) * sizeof(void *) +
 	       ACTS * (sizeof(struct act) + sizeof(struct wop)) + RIOS * sizeof(struct rio) +
-	       (slots + 64) * sizeof(struct dop) + RX_BYTES + 4096;
+	       dops_of(w) * sizeof(struct dop) + RX_BYTES + 4096;
 }
 
 static void *carve(uint8_t **at, uint64_t bytes)
@@ -1136,7 +1141,7 @@ static void pools_make(struct worker *w)
 	w->acts = carve(&at, ACTS * sizeof(struct act));
 	w->wops = carve(&at, ACTS * sizeof(struct wop));
 	w->rios = carve(&at, RIOS * sizeof(struct rio));
-	w->dops = carve(&at, (w->slots.pages + 64) * sizeof(struct dop));
+	w->dops = carve(&at, dops_of(w) * sizeof(struct dop));
 	for (uint32_t i = 0; i < LOG_DEPTH; i++) {
 		w->reqs[i].log = &w->cs->log[i];
 		w->reqs[i].src = src + (uint64_t)i * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES);
