@@ -13,12 +13,12 @@ uint64_t ring_take(struct ring *r, uint32_t n, uint8_t hold)
 {
 	uint64_t at, pad;
 
-	if (r->head == r->tail)		/* empty: begin at the front, which the cache still has */
+	if (r->head == r->tail) /* empty: begin at the front, which the cache still has */
 		r->head = r->tail = (r->tail + r->pages - 1) & ~(uint64_t)(r->pages - 1);
 	at = r->tail;
 	pad = r->pages - ring_index(r, at);
 	if (pad < n)
-		at += pad;		/* no run crosses the end; the skipped pages are free already */
+		at += pad; /* no run crosses the end; the skipped pages are free already */
 	if (n > r->pages || at + n - r->head > r->pages)
 		return UINT64_MAX;
 	memset(r->held + ring_index(r, at), hold, n);
@@ -67,7 +67,7 @@ bool slab_is_in_reach(struct worker *w, uint32_t slab, uint8_t **base)
 	if (*base)
 		return true;
 	if (memory && !atomic_load(&w->dev->live[slab].base))
-		return false;		/* taken over, its memory has not come back yet */
+		return false; /* taken over, its memory has not come back yet */
 	return worker_link(w, donor) != NULL;
 }
 
@@ -80,11 +80,19 @@ struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, 
 
 	w->act_free = act->next;
 	*act = (struct act){
-		.kind = op == NE_IO_READ ? ACT_READ : ACT_WRITE, .home = home, .donor = slab->donor, .slab = H_SLAB(word),
-		.io = { .op = op, .length = n * NE_PAGE_BYTES, .lease = slab->lease, .token = slab->token, .buf = buf,
-			.base = atomic_load(&w->dev->live[H_SLAB(word)].base), .posted_ns = now_ns(),
-			.offset = (uint64_t)H_EXTENT(word) * NE_CLUSTER_BYTES +
-				  (uint64_t)page_in_cluster * NE_PAGE_BYTES },
+		.kind = op == NE_IO_READ ? ACT_READ : ACT_WRITE,
+		.home = home,
+		.donor = slab->donor,
+		.slab = H_SLAB(word),
+		.io = {.op = op,
+		       .length = n * NE_PAGE_BYTES,
+		       .lease = slab->lease,
+		       .token = slab->token,
+		       .buf = buf,
+		       .base = atomic_load(&w->dev->live[H_SLAB(word)].base),
+		       .posted_ns = now_ns(),
+		       .offset =
+			       (uint64_t)H_EXTENT(word) * NE_CLUSTER_BYTES + (uint64_t)page_in_cluster * NE_PAGE_BYTES},
 	};
 	act->io.owner = act;
 	act->prev = w->act_new;
@@ -121,7 +129,7 @@ void act_post(struct worker *w, struct act *act)
 	struct ne_link *link = w->links[act->donor];
 	int rc = link ? link->ops->post(link, &act->io) : -ENOTCONN;
 
-	if (rc == -EAGAIN) {		/* the link is full: give up the age order, keep the order of posts */
+	if (rc == -EAGAIN) { /* the link is full: give up the age order, keep the order of posts */
 		act->waiting = true;
 		w->act_waiting++;
 	} else if (rc) {
@@ -240,7 +248,7 @@ void act_timers(struct worker *w, uint64_t now)
 				w->act_waiting--;
 				act->io.status = -ETIMEDOUT;
 				act_end(w, act);
-				break;	/* the list may have changed anywhere: go on at the next look */
+				break; /* the list may have changed anywhere: go on at the next look */
 			}
 			if (link && link->ops->alive(link)) {
 				w->link_err[act->donor] = ETIMEDOUT;
@@ -340,8 +348,12 @@ static struct dop *dop_split(struct worker *w, struct dop *d, uint32_t n)
 
 static void dop_post(struct worker *w, struct dop *d)
 {
-	d->dio = (struct ne_dio){ .op = NE_IO_WRITE, .length = d->n * NE_PAGE_BYTES, .owner = d, .posted_ns = now_ns(),
-				  .offset = (uint64_t)d->first * NE_PAGE_BYTES, .buf = ring_at(&w->slots, d->slot_pos) };
+	d->dio = (struct ne_dio){.op = NE_IO_WRITE,
+				 .length = d->n * NE_PAGE_BYTES,
+				 .owner = d,
+				 .posted_ns = now_ns(),
+				 .offset = (uint64_t)d->first * NE_PAGE_BYTES,
+				 .buf = ring_at(&w->slots, d->slot_pos)};
 	ne_disk_post(w->disk, &d->dio);
 	w->disk_dirty = true;
 }
@@ -358,7 +370,7 @@ static void dop_try(struct worker *w, struct dop *d)
 
 		while (old < d->n && !is_current(&w->dev->page[d->first + old], dop_slot(w, d, old)))
 			old++;
-		if (old) {		/* superseded: nobody will look for it on disk */
+		if (old) { /* superseded: nobody will look for it on disk */
 			if (old < d->n)
 				rest = dop_split(w, d, old);
 			ring_drop(&w->slots, d->slot_pos, d->n, d->hold);
@@ -395,8 +407,12 @@ void dop_make(struct worker *w, struct req *rq, uint32_t first, uint32_t n, uint
 
 	w->dop_free = d->next;
 	w->disk_writes++;
-	*d = (struct dop){ .req = rq, .serial = rq ? rq->serial : 0, .first = first, .n = n, .slot_pos = slot_pos,
-			  .hold = rq ? HOLD_DISK : HOLD_OLD };
+	*d = (struct dop){.req = rq,
+			  .serial = rq ? rq->serial : 0,
+			  .first = first,
+			  .n = n,
+			  .slot_pos = slot_pos,
+			  .hold = rq ? HOLD_DISK : HOLD_OLD};
 	for (uint32_t i = 0; i < n; i++)
 		w->slots.held[ring_index(&w->slots, slot_pos + i)] |= d->hold;
 	if (rq)
@@ -446,7 +462,7 @@ void dop_done(struct worker *w, struct ne_dio *dio)
 		page_landed(&w->dev->page[d->first + i], dop_slot(w, d, i), good);
 	if (!good) {
 		d->retry_ns = now_ns() + 1000000000;
-		dop_park(w, d);		/* dop_try() drops what has become superseded or remote only */
+		dop_park(w, d); /* dop_try() drops what has become superseded or remote only */
 		return;
 	}
 	w->stats.pages_out_disk += d->n;

@@ -15,10 +15,19 @@
 
 /* ------------------------------------------------------------------ the state memfd */
 
-static uint64_t page_up(uint64_t bytes) { return (bytes + 4095) & ~4095ull; }
+static uint64_t page_up(uint64_t bytes)
+{
+	return (bytes + 4095) & ~4095ull;
+}
 
-static uint64_t head_bytes(void) { return page_up(sizeof(struct ne_state_head)); }
-static uint64_t slabs_bytes(void) { return page_up(NE_SLABS_MAX * sizeof(struct ne_slab_rec)); }
+static uint64_t head_bytes(void)
+{
+	return page_up(sizeof(struct ne_state_head));
+}
+static uint64_t slabs_bytes(void)
+{
+	return page_up(NE_SLABS_MAX * sizeof(struct ne_slab_rec));
+}
 
 static uint64_t clusters_bytes(const struct ne_params *p)
 {
@@ -45,7 +54,10 @@ uint64_t worker_offset(const struct ne_device *dev, uint32_t idx)
 	return common_bytes(&dev->params) + idx * worker_bytes(&dev->params);
 }
 
-static bool is_power_of_two(uint64_t n) { return n && !(n & (n - 1)); }
+static bool is_power_of_two(uint64_t n)
+{
+	return n && !(n & (n - 1));
+}
 
 static bool params_are_good(const struct ne_params *p)
 {
@@ -83,8 +95,9 @@ static int state_map(struct ne_device *dev, int fd)
 /* What must be the same for a successor; the rest (deadlines, spinning) may change. */
 static bool params_fit(const struct ne_params *a, const struct ne_params *b)
 {
-	return a->size_bytes == b->size_bytes && a->slab_bytes == b->slab_bytes && a->pending_bytes == b->pending_bytes &&
-	       a->protection == b->protection && a->encrypt_disk == b->encrypt_disk;
+	return a->size_bytes == b->size_bytes && a->slab_bytes == b->slab_bytes &&
+	       a->pending_bytes == b->pending_bytes && a->protection == b->protection &&
+	       a->encrypt_disk == b->encrypt_disk;
 }
 
 static int state_begin(struct ne_device *dev)
@@ -173,7 +186,10 @@ static void *table(uint64_t bytes)
 	return p == MAP_FAILED ? NULL : p;
 }
 
-static uint64_t activity_bytes(const struct ne_device *dev) { return (uint64_t)THREADS * dev->clusters * 4; }
+static uint64_t activity_bytes(const struct ne_device *dev)
+{
+	return (uint64_t)THREADS * dev->clusters * 4;
+}
 
 static int tables_make(struct ne_device *dev)
 {
@@ -226,7 +242,7 @@ int ne_device_stop(struct ne_device *dev)
 	if (dev->stopped)
 		return 0;
 	dev->stopped = true;
-	for (uint32_t i = 0; i < THREADS; i++)	/* all at once, then wait for each */
+	for (uint32_t i = 0; i < THREADS; i++) /* all at once, then wait for each */
 		if (dev->worker[i] && dev->worker[i]->started) {
 			atomic_store(&dev->worker[i]->stop, 1);
 			worker_kick(dev->worker[i]);
@@ -264,8 +280,14 @@ void ne_device_destroy(struct ne_device *dev)
 	free(dev);
 }
 
-bool ne_device_adopted(const struct ne_device *dev) { return dev->adopted; }
-int ne_device_event_fd(const struct ne_device *dev) { return dev->event_fd; }
+bool ne_device_adopted(const struct ne_device *dev)
+{
+	return dev->adopted;
+}
+int ne_device_event_fd(const struct ne_device *dev)
+{
+	return dev->event_fd;
+}
 
 /* ------------------------------------------------------------------ connections */
 
@@ -471,7 +493,7 @@ int ne_slab_get(const struct ne_device *dev, uint32_t slab, struct ne_slab_info 
 	if (slab >= NE_SLABS_MAX)
 		return -EINVAL;
 	s = &dev->slabs[slab];
-	*ret = (struct ne_slab_info){ slab, s->donor, s->lease, s->epoch, s->token, atomic_load(&s->state), 0 };
+	*ret = (struct ne_slab_info){slab, s->donor, s->lease, s->epoch, s->token, atomic_load(&s->state), 0};
 	return 0;
 }
 
@@ -538,7 +560,7 @@ int ne_cluster_get(const struct ne_device *dev, uint32_t cluster, struct ne_home
 	for (int h = 0; h < NE_HOMES; h++) {
 		uint64_t word = atomic_load(&dev->cluster[cluster].home[h]);
 
-		ret[h] = (struct ne_home_info){ H_SLAB(word), H_EXTENT(word), (word & H_WRITE) != 0, word >> 63 };
+		ret[h] = (struct ne_home_info){H_SLAB(word), H_EXTENT(word), (word & H_WRITE) != 0, word >> 63};
 	}
 	return 0;
 }
@@ -577,34 +599,39 @@ int ne_slab_drain(struct ne_device *dev, uint32_t slab, uint32_t deadline_ms, bo
 	if (slab >= NE_SLABS_MAX || atomic_load(&dev->slabs[slab].state) == NE_SLAB_NONE)
 		return -EINVAL;
 	atomic_store(&dev->slabs[slab].state, NE_SLAB_DRAINING);
-	return job_put(dev, (struct job){ .kind = JOB_SLAB_DRAIN, .slab = slab, .fail = fail,
-					  .deadline_ns = now_ns() + deadline_ms * 1000000ull });
+	return job_put(dev, (struct job){.kind = JOB_SLAB_DRAIN,
+					 .slab = slab,
+					 .fail = fail,
+					 .deadline_ns = now_ns() + deadline_ms * 1000000ull});
 }
 
 int ne_cluster_drain(struct ne_device *dev, uint32_t cluster, uint32_t slab)
 {
 	if (cluster >= dev->clusters || slab >= NE_SLABS_MAX)
 		return -EINVAL;
-	return job_put(dev, (struct job){ .kind = JOB_CLUSTER_DRAIN, .slab = slab, .cluster = cluster });
+	return job_put(dev, (struct job){.kind = JOB_CLUSTER_DRAIN, .slab = slab, .cluster = cluster});
 }
 
 int ne_cluster_fill(struct ne_device *dev, uint32_t cluster)
 {
 	if (cluster >= dev->clusters)
 		return -EINVAL;
-	return job_put(dev, (struct job){ .kind = JOB_CLUSTER_FILL, .cluster = cluster });
+	return job_put(dev, (struct job){.kind = JOB_CLUSTER_FILL, .cluster = cluster});
 }
 
 /* ------------------------------------------------------------------ events */
 
-static bool may_be_dropped(uint32_t kind) { return kind == NE_EVENT_WANT || kind == NE_EVENT_CLUSTER_FREE; }
+static bool may_be_dropped(uint32_t kind)
+{
+	return kind == NE_EVENT_WANT || kind == NE_EVENT_CLUSTER_FREE;
+}
 
 void dev_event(struct ne_device *dev, uint32_t kind, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
 	uint64_t tail = atomic_load(&dev->event_tail), one = 1;
 	struct event_slot *slot;
 
-	do {				/* half of the ring is kept for what must not be lost */
+	do { /* half of the ring is kept for what must not be lost */
 		uint64_t used = tail - atomic_load(&dev->event_head);
 
 		if (used >= EVENTS || (may_be_dropped(kind) && used >= EVENTS / 2)) {
@@ -614,10 +641,10 @@ void dev_event(struct ne_device *dev, uint32_t kind, uint32_t a, uint32_t b, uin
 		}
 	} while (!atomic_compare_exchange_weak(&dev->event_tail, &tail, tail + 1));
 	slot = &dev->events[tail % EVENTS];
-	slot->ev = (struct ne_event){ kind, a, b, c, d };
+	slot->ev = (struct ne_event){kind, a, b, c, d};
 	atomic_store(&slot->full, 1);
 	if (write(dev->event_fd, &one, sizeof(one)) < 0)
-		return;			/* the counter is full: it is readable all the more */
+		return; /* the counter is full: it is readable all the more */
 }
 
 int ne_event_next(struct ne_device *dev, struct ne_event *ret)
@@ -641,7 +668,7 @@ int ne_event_next(struct ne_device *dev, struct ne_event *ret)
 int ne_stats_get(const struct ne_device *dev, struct ne_stats *ret)
 {
 	enum { WORDS = sizeof(struct ne_stats) / sizeof(uint64_t) };
-	uint64_t sum[WORDS] = { 0 }, longest = 0;
+	uint64_t sum[WORDS] = {0}, longest = 0;
 
 	for (uint32_t i = 0; i < THREADS; i++) {
 		const uint64_t *from = dev->worker[i] ? (const uint64_t *)&dev->worker[i]->stats : NULL;
@@ -664,7 +691,8 @@ uint64_t ne_pending_bytes(const struct ne_device *dev)
 	for (uint32_t i = 0; i < THREADS; i++) {
 		if (!dev->worker[i])
 			continue;
-		/* The worker runs on between the two loads: with the head first, what it does can only make this too large. */
+		/* The worker runs on between the two loads: with the head first, what it does can only make this too
+		 * large. */
 		uint64_t head = __atomic_load_n(&dev->worker[i]->slots.head, __ATOMIC_ACQUIRE);
 		uint64_t held = atomic_load(&dev->worker[i]->cs->slot_tail) - head;
 
@@ -684,7 +712,10 @@ int ne_activity_get(const struct ne_device *dev, uint32_t clusters, uint32_t *re
 	return 0;
 }
 
-const char *ne_features(void) { return "uring,aes"; }
+const char *ne_features(void)
+{
+	return "uring,aes";
+}
 
 void *ne_map(int fd, uint64_t bytes)
 {
@@ -693,4 +724,7 @@ void *ne_map(int fd, uint64_t bytes)
 	return p == MAP_FAILED ? NULL : p;
 }
 
-int ne_unmap(void *addr, uint64_t bytes) { return munmap(addr, bytes) ? -errno : 0; }
+int ne_unmap(void *addr, uint64_t bytes)
+{
+	return munmap(addr, bytes) ? -errno : 0;
+}

@@ -81,10 +81,10 @@ struct conn {
 	struct ne_wire_request write; /* the WRITE whose payload is coming in, while write_left > 0 */
 	uint32_t write_left;
 	uint32_t write_status;
-	bool broken;	  /* the stream makes no sense any more */
-	bool backlog;	  /* the round was full: `in` holds more requests */
-	uint64_t idle_ns; /* since when there is nothing to do, or 0 */
-	uint32_t spins;	  /* how many more may be in vain; 0: sleep at once */
+	bool broken;		 /* the stream makes no sense any more */
+	bool backlog;		 /* the round was full: `in` holds more requests */
+	uint64_t idle_ns;	 /* since when there is nothing to do, or 0 */
+	uint32_t spins;		 /* how many more may be in vain; 0: sleep at once */
 	uint32_t answers, parts; /* of this round */
 	uint32_t round_bytes;
 	struct ne_wire_reply reply[ROUND_REQUESTS];

@@ -17,19 +17,22 @@
 struct drain {
 	struct worker *w;
 	uint32_t cluster, slab;
-	int home;			/* the one to empty, or -1: only fill */
+	int home; /* the one to empty, or -1: only fill */
 	uint64_t word;
 	uint64_t deadline_ns;
-	bool fail;			/* do not read from the slab */
-	uint32_t moved, left, lost;	/* pages */
+	bool fail;		    /* do not read from the slab */
+	uint32_t moved, left, lost; /* pages */
 };
 
-static uint8_t *stage(struct worker *w) { return w->stage.mem; }
+static uint8_t *stage(struct worker *w)
+{
+	return w->stage.mem;
+}
 
 static void doze(struct worker *w, uint64_t us)
 {
-	struct pollfd p = { .fd = w->kick_fd, .events = POLLIN };
-	struct timespec ts = { .tv_nsec = (long)us * 1000 };
+	struct pollfd p = {.fd = w->kick_fd, .events = POLLIN};
+	struct timespec ts = {.tv_nsec = (long)us * 1000};
 
 	ppoll(&p, 0, &ts, NULL);
 }
@@ -42,8 +45,8 @@ static int link_wait(struct worker *w, struct ne_link *link, struct ne_io *io)
 
 	link->ops->submit(link);
 	while (!link->ops->poll(link, &done, 1)) {
-		struct pollfd p = { .events = POLLIN };
-		struct timespec ts = { .tv_nsec = 1000000 };
+		struct pollfd p = {.events = POLLIN};
+		struct timespec ts = {.tv_nsec = 1000000};
 		uint64_t timeout = UINT64_MAX;
 
 		if (now_ns() > until || atomic_load(&w->stop))
@@ -76,24 +79,33 @@ static int home_io(struct worker *w, uint8_t op, uint64_t word, uint32_t page, u
 		return 0;
 	}
 	link = worker_link(w, slab->donor);
-	io = (struct ne_io){ .op = op, .length = bytes, .lease = slab->lease, .token = slab->token, .buf = stage(w),
-			     .base = atomic_load(&w->dev->live[H_SLAB(word)].base), .posted_ns = now_ns(),
-			     .offset = (uint64_t)(extent_page(NULL, word, page) - (uint8_t *)NULL) };
+	io = (struct ne_io){.op = op,
+			    .length = bytes,
+			    .lease = slab->lease,
+			    .token = slab->token,
+			    .buf = stage(w),
+			    .base = atomic_load(&w->dev->live[H_SLAB(word)].base),
+			    .posted_ns = now_ns(),
+			    .offset = (uint64_t)(extent_page(NULL, word, page) - (uint8_t *)NULL)};
 	rc = link->ops->post(link, &io);
 	return rc ? rc : link_wait(w, link, &io);
 }
 
 static int disk_io(struct worker *w, uint32_t page, uint8_t *buf)
 {
-	struct ne_dio dio = { .op = NE_IO_WRITE, .length = NE_PAGE_BYTES, .buf = buf, .posted_ns = now_ns(),
-			      .offset = (uint64_t)page * NE_PAGE_BYTES }, *done;
+	struct ne_dio dio = {.op = NE_IO_WRITE,
+			     .length = NE_PAGE_BYTES,
+			     .buf = buf,
+			     .posted_ns = now_ns(),
+			     .offset = (uint64_t)page * NE_PAGE_BYTES},
+		      *done;
 
 	if (!w->disk)
 		return -ENODEV;
 	ne_disk_post(w->disk, &dio);
 	ne_disk_submit(w->disk);
 	while (!ne_disk_poll(w->disk, &done, 1)) {
-		struct pollfd p = { .fd = ne_disk_wait_fd(w->disk), .events = POLLIN };
+		struct pollfd p = {.fd = ne_disk_wait_fd(w->disk), .events = POLLIN};
 
 		poll(&p, 1, 1);
 	}
@@ -190,10 +202,9 @@ static bool page_must_wait(struct drain *d, uint32_t page, bool in_time)
 /* A run of claimed pages that all have the home's bit. False: some are still there. */
 static bool run_move(struct drain *d, uint32_t page, uint32_t n)
 {
-	bool good[RUN_PAGES] = { false }, in_time = now_ns() < d->deadline_ns, all = true;
+	bool good[RUN_PAGES] = {false}, in_time = now_ns() < d->deadline_ns, all = true;
 	uint64_t from = P_R(d->home), bits = 0;
-	bool staged = !d->fail && (in_time || any_is_last(d, page, n)) &&
-		      !home_io(d->w, NE_IO_READ, d->word, page, n);
+	bool staged = !d->fail && (in_time || any_is_last(d, page, n)) && !home_io(d->w, NE_IO_READ, d->word, page, n);
 
 	if (staged) {
 		run_verify(d, page, n, from, good);
@@ -260,7 +271,7 @@ static bool cluster_pass(struct drain *d, bool finished[NE_CLUSTER_PAGES])
 static void cluster_drain(struct drain *d)
 {
 	struct ne_cluster *c = &d->w->dev->cluster[d->cluster];
-	bool finished[NE_CLUSTER_PAGES] = { false };
+	bool finished[NE_CLUSTER_PAGES] = {false};
 
 	for (int h = 0; h < NE_HOMES; h++) {
 		uint64_t word = atomic_load(&c->home[h]);
@@ -289,20 +300,20 @@ static void slab_settle(struct worker *w, uint32_t slab)
 
 static void slab_drain(struct worker *w, const struct job *job)
 {
-	struct drain d = { .w = w, .slab = job->slab, .deadline_ns = job->deadline_ns, .fail = job->fail };
+	struct drain d = {.w = w, .slab = job->slab, .deadline_ns = job->deadline_ns, .fail = job->fail};
 
 	for (d.cluster = 0; d.cluster < w->dev->clusters && !atomic_load(&w->stop); d.cluster++)
 		cluster_drain(&d);
 	slab_settle(w, job->slab);
 	if (atomic_load(&w->stop))
-		return;			/* the successor is told to drain it again */
+		return; /* the successor is told to drain it again */
 	atomic_store(&w->dev->slabs[job->slab].state, NE_SLAB_GONE);
 	dev_event(w->dev, NE_EVENT_SLAB_DRAINED, job->slab, d.moved, d.left, d.lost);
 }
 
 static void one_cluster_drain(struct worker *w, const struct job *job)
 {
-	struct drain d = { .w = w, .slab = job->slab, .cluster = job->cluster };
+	struct drain d = {.w = w, .slab = job->slab, .cluster = job->cluster};
 
 	cluster_drain(&d);
 	slab_settle(w, job->slab);
@@ -313,7 +324,7 @@ static void one_cluster_drain(struct worker *w, const struct job *job)
 /* Copies pages that some home has to the writable homes that lack them. */
 static void cluster_fill(struct worker *w, const struct job *job)
 {
-	struct drain d = { .w = w, .cluster = job->cluster };
+	struct drain d = {.w = w, .cluster = job->cluster};
 	uint32_t page = job->cluster * NE_CLUSTER_PAGES, end = page + NE_CLUSTER_PAGES, failed = 0;
 	struct ne_cluster *c = &w->dev->cluster[job->cluster];
 	uint64_t all = 0;
@@ -322,7 +333,7 @@ static void cluster_fill(struct worker *w, const struct job *job)
 		if (atomic_load(&c->home[h]) & H_WRITE)
 			all |= P_R(h);
 	while (page < end && !atomic_load(&w->stop)) {
-		bool good[RUN_PAGES] = { false };
+		bool good[RUN_PAGES] = {false};
 		uint64_t a = atomic_load(&w->dev->page[page].a), bits = 0;
 		uint32_t n;
 
@@ -368,10 +379,10 @@ void *mover_main(void *arg)
 
 	while (!atomic_load(&w->stop)) {
 		uint64_t head = atomic_load(&dev->job_head), drained;
-		struct pollfd p = { .fd = w->kick_fd, .events = POLLIN };
+		struct pollfd p = {.fd = w->kick_fd, .events = POLLIN};
 
 		worker_take_mail(w);
-		act_poll(w);		/* puts dead links away */
+		act_poll(w); /* puts dead links away */
 		if (head < atomic_load(&dev->job_tail)) {
 			struct job job = dev->jobs[head % JOBS];
 

@@ -12,11 +12,17 @@ struct target {
 	int home;
 	uint64_t word;
 	uint32_t slab;
-	uint8_t *base;			/* NULL: through the link */
+	uint8_t *base; /* NULL: through the link */
 };
 
-static struct ne_page *page_of(struct worker *w, uint32_t page) { return &w->dev->page[page]; }
-static uint32_t req_first(const struct req *rq) { return (uint32_t)(rq->log->offset / NE_PAGE_BYTES); }
+static struct ne_page *page_of(struct worker *w, uint32_t page)
+{
+	return &w->dev->page[page];
+}
+static uint32_t req_first(const struct req *rq)
+{
+	return (uint32_t)(rq->log->offset / NE_PAGE_BYTES);
+}
 
 static uint32_t run_in_cluster(uint32_t page, uint32_t n)
 {
@@ -91,11 +97,11 @@ static int targets_find(struct worker *w, uint32_t cluster, struct target t[NE_H
 		donor = w->dev->slabs[slab].donor;
 		if (!donor_is(w->dev, donor, NE_DONOR_UP))
 			continue;
-		t[n] = (struct target){ .home = h, .word = word, .slab = slab };
+		t[n] = (struct target){.home = h, .word = word, .slab = slab};
 		if (!slab_is_in_reach(w, slab, &t[n].base))
 			continue;
 		if (!slab_enter(w, c, h, word)) {
-			h--;		/* it changed under us: look again */
+			h--; /* it changed under us: look again */
 			continue;
 		}
 		*async |= !t[n].base;
@@ -216,7 +222,7 @@ static void write_remote(struct worker *w, struct req *rq, uint32_t first, uint3
 	struct wop *wop = w->wop_free;
 
 	w->wop_free = wop->next;
-	*wop = (struct wop){ .req = rq, .first = first, .n = n, .slot_pos = slot_pos, .left = 1 };
+	*wop = (struct wop){.req = rq, .first = first, .n = n, .slot_pos = slot_pos, .left = 1};
 	rq->ops++;
 	for (int i = 0; i < targets; i++) {
 		struct act *act;
@@ -233,7 +239,7 @@ static void write_remote(struct worker *w, struct req *rq, uint32_t first, uint3
 		act_post(w, act);
 	}
 	if (--wop->left == 0)
-		wop_end(w, wop);	/* every post failed at once */
+		wop_end(w, wop); /* every post failed at once */
 }
 
 static bool write_room(const struct worker *w)
@@ -275,8 +281,8 @@ static int write_cluster(struct worker *w, struct req *rq, uint32_t n, const uin
 			break;
 		for (; i + run < n; run++) {
 			uint64_t pos = slots == UINT64_MAX ? slots : slots + at + run;
-			const uint8_t *src = payload ? payload + (uint64_t)(at + run) * NE_PAGE_BYTES
-						     : ring_at(&w->slots, pos);
+			const uint8_t *src =
+				payload ? payload + (uint64_t)(at + run) * NE_PAGE_BYTES : ring_at(&w->slots, pos);
 
 			if (ne_page_is_zero(src))
 				break;
@@ -290,7 +296,7 @@ static int write_cluster(struct worker *w, struct req *rq, uint32_t n, const uin
 			count_pages_out(w, k > 0, run);
 		rq->cursor += run;
 		i += run;
-		for (; i < n; i++, rq->cursor++) {	/* zero pages: words only */
+		for (; i < n; i++, rq->cursor++) { /* zero pages: words only */
 			const uint8_t *src = payload ? payload + (uint64_t)rq->cursor * NE_PAGE_BYTES
 						     : ring_at(&w->slots, slots + rq->cursor);
 			struct ne_page *p = page_of(w, first + i);
@@ -377,8 +383,8 @@ int page_write(struct worker *w, struct req *rq, const uint8_t *payload)
 }
 
 /*
- * A write is given up: a page that still stands in its slots has no content any more. Where there is a disk nothing is to
- * be done, its write holds the slots.
+ * A write is given up: a page that still stands in its slots has no content any more. Where there is a disk nothing is
+ * to be done, its write holds the slots.
  */
 void page_write_abandon(struct worker *w, struct req *rq)
 {
@@ -425,7 +431,7 @@ enum from { FROM_ZERO, FROM_PEND, FROM_MEMORY, FROM_LINK, FROM_DISK, FROM_AGAIN,
 
 struct source {
 	enum from from;
-	uint64_t a, b;			/* the words that were current */
+	uint64_t a, b; /* the words that were current */
 	int home;
 	uint64_t word;
 	uint8_t *base;
@@ -433,8 +439,8 @@ struct source {
 
 static void source_offer(struct source *s, enum from from, int home, uint64_t word, uint8_t *base)
 {
-	static const uint8_t rank[] = { [FROM_MEMORY] = 5, [FROM_LINK] = 4, [FROM_DISK] = 3, [FROM_WAIT] = 1,
-					[FROM_LOST] = 0 };
+	static const uint8_t rank[] = {
+		[FROM_MEMORY] = 5, [FROM_LINK] = 4, [FROM_DISK] = 3, [FROM_WAIT] = 1, [FROM_LOST] = 0};
 
 	if (rank[from] > rank[s->from]) {
 		s->from = from;
@@ -466,7 +472,7 @@ static void source_home(struct worker *w, struct source *s, uint32_t page, int h
 static struct source source_find(struct worker *w, uint32_t page, uint8_t avoid)
 {
 	struct ne_page *p = page_of(w, page);
-	struct source s = { .from = FROM_AGAIN, .home = -1 };
+	struct source s = {.from = FROM_AGAIN, .home = -1};
 
 	s.a = atomic_load_explicit(&p->a, memory_order_acquire);
 	if (s.a & P_WIP)
@@ -581,7 +587,10 @@ int page_read_now(struct worker *w, struct req *rq, uint8_t *dst)
 
 #define IN_FLIGHT ((const uint8_t *)1)
 
-static bool page_has(const struct req *rq, uint32_t i) { return rq->src[i] && rq->src[i] != IN_FLIGHT; }
+static bool page_has(const struct req *rq, uint32_t i)
+{
+	return rq->src[i] && rq->src[i] != IN_FLIGHT;
+}
 
 static struct rio *rio_make(struct worker *w, struct req *rq, uint32_t at, uint32_t n, uint8_t home)
 {
@@ -591,7 +600,7 @@ static struct rio *rio_make(struct worker *w, struct req *rq, uint32_t at, uint3
 	if (pos == UINT64_MAX)
 		return NULL;
 	w->rio_free = rio->next;
-	*rio = (struct rio){ .req = rq, .first = req_first(rq) + at, .n = n, .at = at, .stage_pos = pos, .home = home };
+	*rio = (struct rio){.req = rq, .first = req_first(rq) + at, .n = n, .at = at, .stage_pos = pos, .home = home};
 	rio->next = rq->rios;
 	rq->rios = rio;
 	return rio;
@@ -663,9 +672,12 @@ static uint32_t read_post(struct worker *w, struct req *rq, uint32_t i, const st
 	rio->posted_ns = now_ns();
 	rq->ops++;
 	if (s->from == FROM_DISK) {
-		rio->dio = (struct ne_dio){ .op = NE_IO_READ, .length = n * NE_PAGE_BYTES, .owner = rio,
-					    .offset = (uint64_t)rio->first * NE_PAGE_BYTES,
-					    .buf = ring_at(&w->stage, rio->stage_pos), .posted_ns = rio->posted_ns };
+		rio->dio = (struct ne_dio){.op = NE_IO_READ,
+					   .length = n * NE_PAGE_BYTES,
+					   .owner = rio,
+					   .offset = (uint64_t)rio->first * NE_PAGE_BYTES,
+					   .buf = ring_at(&w->stage, rio->stage_pos),
+					   .posted_ns = rio->posted_ns};
 		ne_disk_post(w->disk, &rio->dio);
 	} else {
 		struct act *act = act_make(w, NE_IO_READ, (uint8_t)s->home, s->word, rio->first % NE_CLUSTER_PAGES, n,
@@ -701,7 +713,7 @@ int page_read(struct worker *w, struct req *rq)
 	uint32_t first = req_first(rq), i = 0;
 	int rc = 0;
 
-	rq->ops++;			/* keeps it from being answered while we are here */
+	rq->ops++; /* keeps it from being answered while we are here */
 	while (i < rq->pages && !rq->error) {
 		struct source s;
 
@@ -730,7 +742,7 @@ int page_read(struct worker *w, struct req *rq)
 			i++;
 		}
 	}
-	for (uint32_t k = 0; k < rq->pages && !rq->cursor;) {	/* once a request */
+	for (uint32_t k = 0; k < rq->pages && !rq->cursor;) { /* once a request */
 		uint32_t n = run_in_cluster(first + k, rq->pages - k);
 
 		count_activity(w, first + k, n);
@@ -751,7 +763,7 @@ static bool read_check(struct worker *w, struct rio *rio, uint32_t i)
 	uint32_t at = ring_index(&w->stage, rio->stage_pos + i);
 	const uint8_t *mem = ring_at(&w->stage, rio->stage_pos + i);
 	struct ne_page *p = page_of(w, rio->first + i);
-	struct source s = { .home = rio->home, .a = w->stage_seq[at] };
+	struct source s = {.home = rio->home, .a = w->stage_seq[at]};
 	uint64_t a;
 
 	if (ne_crc32c(mem, NE_PAGE_BYTES) == w->stage_crc[at])

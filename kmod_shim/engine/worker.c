@@ -24,9 +24,9 @@
 #include "core.h"
 
 #define NBD_REQUEST_MAGIC 0x25609513u
-#define NBD_REPLY_MAGIC 0x67446698u
-#define NBD_FLAG_FUA 1u
-#define NBD_FLAG_NO_HOLE 2u
+#define NBD_REPLY_MAGIC	  0x67446698u
+#define NBD_FLAG_FUA	  1u
+#define NBD_FLAG_NO_HOLE  2u
 
 enum { NBD_READ, NBD_WRITE, NBD_DISC, NBD_FLUSH, NBD_TRIM, NBD_CACHE, NBD_WRITE_ZEROES };
 
@@ -43,16 +43,19 @@ struct nbd_reply {
 } __attribute__((packed));
 
 #define REQUEST_BYTES ((uint32_t)sizeof(struct nbd_request))
-#define REPLY_BYTES ((uint32_t)sizeof(struct nbd_reply))
-#define TX_SOFT_BYTES (1u << 20)	/* more unsent than this: no further request is begun */
-#define GATHER_BYTES (32u << 10)	/* larger payloads go from the socket straight to their slots */
-#define STALE_NS 500000000ull		/* a request held up longer is served only if its connection still lives */
-#define HOMELESS_NS 10000000000ull	/* a write that no donor takes, and no disk, waits at least this long */
-#define LOOK_NS 200000ull		/* how soon what waits without an event is looked at again */
+#define REPLY_BYTES   ((uint32_t)sizeof(struct nbd_reply))
+#define TX_SOFT_BYTES (1u << 20)     /* more unsent than this: no further request is begun */
+#define GATHER_BYTES  (32u << 10)    /* larger payloads go from the socket straight to their slots */
+#define STALE_NS      500000000ull   /* a request held up longer is served only if its connection still lives */
+#define HOMELESS_NS   10000000000ull /* a write that no donor takes, and no disk, waits at least this long */
+#define LOOK_NS	      200000ull	     /* how soon what waits without an event is looked at again */
 
 /* ------------------------------------------------------------------ streams */
 
-static uint64_t transfer_end(const struct ne_transfer *t) { return t->base + t->hdr.msg_len; }
+static uint64_t transfer_end(const struct ne_transfer *t)
+{
+	return t->base + t->hdr.msg_len;
+}
 
 /* The other slot becomes current with no bytes moved: from here on the kernel's count is the position. */
 static struct ne_transfer *transfer_next(struct ne_transfer t[2], _Atomic uint32_t *gen, uint64_t base, uint32_t iovs)
@@ -61,7 +64,7 @@ static struct ne_transfer *transfer_next(struct ne_transfer t[2], _Atomic uint32
 
 	t[g].base = base;
 	t[g].hdr.msg_len = 0;
-	t[g].hdr.msg_hdr = (struct msghdr){ .msg_iov = t[g].iov, .msg_iovlen = iovs };
+	t[g].hdr.msg_hdr = (struct msghdr){.msg_iov = t[g].iov, .msg_iovlen = iovs};
 	atomic_store_explicit(gen, g, memory_order_release);
 	return &t[g];
 }
@@ -94,7 +97,7 @@ static bool tx_flush(struct worker *w)
 		struct ne_transfer *t = transfer_peek(w->cs->tx, &w->cs->tx_gen);
 		int rc;
 
-		t->iov[0] = (struct iovec){ w->tx + (w->tx_head - w->cs->tx_base), w->tx_committed - w->tx_head };
+		t->iov[0] = (struct iovec){w->tx + (w->tx_head - w->cs->tx_base), w->tx_committed - w->tx_head};
 		t = transfer_next(w->cs->tx, &w->cs->tx_gen, w->tx_head, 1);
 		rc = sendmmsg(w->sock, &t->hdr, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 		if (rc < 0 && errno == EINTR)
@@ -123,7 +126,7 @@ static uint8_t *tx_room(struct worker *w, uint32_t bytes)
 
 static void put_reply(uint8_t *at, uint64_t cookie, int error)
 {
-	struct nbd_reply r = { htonl(NBD_REPLY_MAGIC), htonl((uint32_t)error), cookie };
+	struct nbd_reply r = {htonl(NBD_REPLY_MAGIC), htonl((uint32_t)error), cookie};
 
 	memcpy(at, &r, sizeof(r));
 }
@@ -140,7 +143,7 @@ static void rx_copy(const struct worker *w, uint64_t pos, void *to, uint32_t byt
 
 static bool peer_has_hung_up(const struct worker *w)
 {
-	struct pollfd p = { .fd = w->sock, .events = POLLRDHUP };
+	struct pollfd p = {.fd = w->sock, .events = POLLRDHUP};
 
 	return poll(&p, 1, 0) > 0 && p.revents & (POLLRDHUP | POLLHUP | POLLERR);
 }
@@ -171,11 +174,21 @@ static struct req *req_make(struct worker *w, const struct nbd_request *nr, uint
 		if (rq->stage != RQ_FREE || w->cs->log[i].state != LOG_FREE)
 			continue;
 		w->log_next = i + 1;
-		*rq->log = (struct ne_log){ .rx_pos = w->rx_parsed, .tx_pos = UINT64_MAX, .cookie = nr->cookie,
-					    .offset = nr->offset, .slot_pos = UINT64_MAX, .length = nr->length,
-					    .type = nr->type, .flags = nr->flags, .state = LOG_ACTIVE };
-		*rq = (struct req){ .log = rq->log, .src = rq->src, .serial = rq->serial, .start_ns = now,
-				    .pages = nr->length / NE_PAGE_BYTES, .stage = RQ_RUNNING };
+		*rq->log = (struct ne_log){.rx_pos = w->rx_parsed,
+					   .tx_pos = UINT64_MAX,
+					   .cookie = nr->cookie,
+					   .offset = nr->offset,
+					   .slot_pos = UINT64_MAX,
+					   .length = nr->length,
+					   .type = nr->type,
+					   .flags = nr->flags,
+					   .state = LOG_ACTIVE};
+		*rq = (struct req){.log = rq->log,
+				   .src = rq->src,
+				   .serial = rq->serial,
+				   .start_ns = now,
+				   .pages = nr->length / NE_PAGE_BYTES,
+				   .stage = RQ_RUNNING};
 		w->active++;
 		return rq;
 	}
@@ -223,16 +236,16 @@ void worker_answer(struct worker *w, struct req *rq)
 	uint32_t bytes = REPLY_BYTES + (data ? log->length : 0);
 	uint8_t *at;
 
-	if (rq->again && !rq->error) {	/* no donor took it: find new homes */
+	if (rq->again && !rq->error) { /* no donor took it: find new homes */
 		rq->again = false;
 		rq->claimed = false;
 		worker_defer(w, rq);
 		return;
 	}
 	if (rq->need_disk && rq->disk_left && !rq->error)
-		return;			/* the last disk write brings us back */
+		return; /* the last disk write brings us back */
 	if (rq->deferred)
-		return;			/* it stands in the list; from there it comes here again */
+		return; /* it stands in the list; from there it comes here again */
 	if (w->dropped) {
 		req_free(w, rq);
 		return;
@@ -257,8 +270,8 @@ void worker_answer(struct worker *w, struct req *rq)
 static bool flush_is_done(struct worker *w, struct req *rq)
 {
 	for (uint32_t i = 0; i < THREADS; i++)
-		if (w->dev->worker[i] && __atomic_load_n(&w->dev->worker[i]->slots.head, __ATOMIC_ACQUIRE) <
-						 rq->flush_pos[i])
+		if (w->dev->worker[i] &&
+		    __atomic_load_n(&w->dev->worker[i]->slots.head, __ATOMIC_ACQUIRE) < rq->flush_pos[i])
 			return false;
 	return true;
 }
@@ -266,9 +279,8 @@ static bool flush_is_done(struct worker *w, struct req *rq)
 static int flush_begin(struct worker *w, struct req *rq)
 {
 	for (uint32_t i = 0; i < THREADS; i++)
-		rq->flush_pos[i] = w->dev->worker[i] && w->dev->disk_fd >= 0
-					   ? atomic_load(&w->dev->worker[i]->cs->slot_tail)
-					   : 0;
+		rq->flush_pos[i] =
+			w->dev->worker[i] && w->dev->disk_fd >= 0 ? atomic_load(&w->dev->worker[i]->cs->slot_tail) : 0;
 	return flush_is_done(w, rq) ? 0 : -EBUSY;
 }
 
@@ -285,7 +297,7 @@ static int req_run(struct worker *w, struct req *rq)
 	case NBD_TRIM:
 	case NBD_WRITE_ZEROES:
 		return page_zero(w, rq);
-	default:			/* FLUSH */
+	default: /* FLUSH */
 		if (!rq->cursor) {
 			rq->cursor = 1;
 			flush_begin(w, rq);
@@ -331,7 +343,7 @@ static void deferred_one(struct worker *w, struct req *rq, uint64_t now)
 		return;
 	}
 	if (rq->log->type == NBD_WRITE && !rq->claimed && !rq->ops && elapsed_ns(now, rq->defer_since_ns) > patience) {
-		rq->error = EIO;	/* when in doubt fail the write, never a read */
+		rq->error = EIO; /* when in doubt fail the write, never a read */
 		worker_answer(w, rq);
 		return;
 	}
@@ -446,7 +458,7 @@ static bool parse_write(struct worker *w, const struct nbd_request *nr, int erro
 		uint64_t slot_pos = UINT64_MAX;
 
 		if (!error && nr->length <= GATHER_BYTES)
-			return false;	/* the rest comes with the next receive */
+			return false; /* the rest comes with the next receive */
 		if (!error) {
 			slot_pos = slots_take(w, pages);
 			if (slot_pos == UINT64_MAX && !pending_is_exhausted(w, now))
@@ -501,7 +513,7 @@ static bool parse_read(struct worker *w, const struct nbd_request *nr, uint64_t 
 	uint8_t *at = tx_room(w, REPLY_BYTES + nr->length);
 	int rc = -EAGAIN;
 
-	*rq->log = (struct ne_log){ .type = NBD_READ, .offset = nr->offset };
+	*rq->log = (struct ne_log){.type = NBD_READ, .offset = nr->offset};
 	rq->pages = nr->length / NE_PAGE_BYTES;
 	rq->start_ns = now;
 	if (at)
@@ -525,9 +537,11 @@ static bool parse_read(struct worker *w, const struct nbd_request *nr, uint64_t 
 
 static void count_request(struct worker *w, uint16_t type)
 {
-	uint64_t *counter[] = { [NBD_READ] = &w->stats.requests_read, [NBD_WRITE] = &w->stats.requests_write,
-				[NBD_FLUSH] = &w->stats.requests_flush, [NBD_TRIM] = &w->stats.requests_trim,
-				[NBD_WRITE_ZEROES] = &w->stats.requests_zero };
+	uint64_t *counter[] = {[NBD_READ] = &w->stats.requests_read,
+			       [NBD_WRITE] = &w->stats.requests_write,
+			       [NBD_FLUSH] = &w->stats.requests_flush,
+			       [NBD_TRIM] = &w->stats.requests_trim,
+			       [NBD_WRITE_ZEROES] = &w->stats.requests_zero};
 
 	if (type <= NBD_WRITE_ZEROES && counter[type])
 		++*counter[type];
@@ -595,15 +609,15 @@ static uint32_t receive_where(struct worker *w, struct iovec iov[2])
 		uint64_t got = w->rx_tail - log->rx_pos - REQUEST_BYTES, left = log->length - got;
 
 		if (log->error)
-			iov[0] = (struct iovec){ w->bounce, left < RX_BYTES ? left : RX_BYTES };
+			iov[0] = (struct iovec){w->bounce, left < RX_BYTES ? left : RX_BYTES};
 		else
-			iov[0] = (struct iovec){ ring_at(&w->slots, log->slot_pos) + got, left };
+			iov[0] = (struct iovec){ring_at(&w->slots, log->slot_pos) + got, left};
 		return 1;
 	}
 	if (!room)
 		return 0;
-	iov[0] = (struct iovec){ w->rx + at, room < front ? room : front };
-	iov[1] = (struct iovec){ w->rx, room < front ? 0 : room - front };
+	iov[0] = (struct iovec){w->rx + at, room < front ? room : front};
+	iov[1] = (struct iovec){w->rx, room < front ? 0 : room - front};
 	return iov[1].iov_len ? 2 : 1;
 }
 
@@ -626,7 +640,7 @@ static bool receive(struct worker *w, uint64_t now)
 		w->close_error = rc < 0 ? errno : ECONNRESET;
 		return true;
 	}
-	if (late && peer_has_hung_up(w)) {	/* sent long ago by somebody who has given up: fence it */
+	if (late && peer_has_hung_up(w)) { /* sent long ago by somebody who has given up: fence it */
 		w->hup = true;
 		w->close_error = ETIMEDOUT;
 		w->stats.writes_fenced++;
@@ -662,7 +676,7 @@ static void conn_begin(struct worker *w, int sock)
 	w->full_since_ns = 0;
 	w->last_rx_ns = now_ns();
 	if (w->cs->live)
-		return;			/* resumed: worker_recover_log() has set the positions */
+		return; /* resumed: worker_recover_log() has set the positions */
 	streams_reset(w);
 	w->cs->live = 1;
 }
@@ -684,7 +698,7 @@ static bool conn_drop(struct worker *w)
 		rq->deferred = false;
 		if (rq->log->type == NBD_WRITE && rq->claimed && (rq->ops || rq->cursor < rq->pages)) {
 			if (!rq->ops || rq->cursor < rq->pages)
-				worker_defer(w, rq);	/* claims held: it must be finished */
+				worker_defer(w, rq); /* claims held: it must be finished */
 			continue;
 		}
 		req_free(w, rq);
@@ -696,7 +710,8 @@ static void conn_end(struct worker *w)
 {
 	commit(w);
 	if (w->sock >= 0) {
-		shutdown(w->sock, SHUT_RDWR); /* a supervisor holds a duplicate: the client must see the end all the same */
+		shutdown(w->sock,
+			 SHUT_RDWR); /* a supervisor holds a duplicate: the client must see the end all the same */
 		close(w->sock);
 	}
 	w->sock = -1;
@@ -776,7 +791,7 @@ void worker_kick(struct worker *w)
 
 	atomic_store(&w->kicked, 1);
 	if (write(w->kick_fd, &one, sizeof(one)) < 0)
-		return;			/* full: it is awake already */
+		return; /* full: it is awake already */
 }
 
 /* ------------------------------------------------------------------ the loop */
@@ -815,7 +830,7 @@ static uint64_t sleep_limit_ns(const struct worker *w)
 
 static void sleep_until_something(struct worker *w)
 {
-	struct pollfd p[NE_DONORS_MAX + 3] = { { .fd = w->kick_fd, .events = POLLIN } };
+	struct pollfd p[NE_DONORS_MAX + 3] = {{.fd = w->kick_fd, .events = POLLIN}};
 	uint32_t donor_of[NE_DONORS_MAX + 3], n = 1, first_link, sock_at = 0;
 	uint64_t limit = sleep_limit_ns(w), drained;
 	struct timespec ts;
@@ -823,12 +838,12 @@ static void sleep_until_something(struct worker *w)
 		       w->active < LOG_DEPTH - 1;
 
 	if (w->disk && ne_disk_outstanding(w->disk))
-		p[n++] = (struct pollfd){ .fd = ne_disk_wait_fd(w->disk), .events = POLLIN };
+		p[n++] = (struct pollfd){.fd = ne_disk_wait_fd(w->disk), .events = POLLIN};
 	if (w->sock >= 0)
 		sock_at = n;
 	if (w->sock >= 0)
-		p[n++] = (struct pollfd){ .fd = w->sock, .events = (short)((want_rx ? POLLIN : 0) |
-									    (w->tx_blocked ? POLLOUT : 0)) };
+		p[n++] = (struct pollfd){.fd = w->sock,
+					 .events = (short)((want_rx ? POLLIN : 0) | (w->tx_blocked ? POLLOUT : 0))};
 	first_link = n;
 	for (uint32_t i = 0; i < w->link_n; i++) {
 		struct ne_link *link = w->links[w->link_list[i]];
@@ -841,9 +856,9 @@ static void sleep_until_something(struct worker *w)
 		if (fd < 0)
 			continue;
 		donor_of[n] = w->link_list[i];
-		p[n++] = (struct pollfd){ .fd = fd, .events = events };
+		p[n++] = (struct pollfd){.fd = fd, .events = events};
 	}
-	ts = (struct timespec){ .tv_sec = (time_t)(limit / 1000000000), .tv_nsec = (long)(limit % 1000000000) };
+	ts = (struct timespec){.tv_sec = (time_t)(limit / 1000000000), .tv_nsec = (long)(limit % 1000000000)};
 	w->stats.sleeps++;
 	if (ppoll(p, n, limit == UINT64_MAX ? NULL : &ts, NULL) <= 0)
 		return;
@@ -853,7 +868,7 @@ static void sleep_until_something(struct worker *w)
 		w->hup = true;
 	if (p[0].revents && read(w->kick_fd, &drained, sizeof(drained)) < 0)
 		return;
-	for (uint32_t i = first_link; i < n; i++) {	/* an idle link has nothing to say but its end */
+	for (uint32_t i = first_link; i < n; i++) { /* an idle link has nothing to say but its end */
 		struct ne_link *link = w->links[donor_of[i]];
 
 		if (p[i].revents & (POLLIN | POLLHUP | POLLERR) && link && !link->ops->outstanding(link))
@@ -875,7 +890,7 @@ static void idle(struct worker *w, uint64_t now)
 	}
 	if (w->spinning && elapsed_ns(now, w->idle_since_ns) < spin_ns) {
 		w->stats.spins++;
-		sched_yield();		/* a donor's thread may want this very core */
+		sched_yield(); /* a donor's thread may want this very core */
 		return;
 	}
 	if (w->spinning) {
@@ -947,7 +962,10 @@ static void wind_down(struct worker *w)
 #define RIOS 8192u
 
 /* A disk write has a slot at least, and after a take-over a slot may have two. */
-static uint32_t dops_of(const struct worker *w) { return 2 * w->slots.pages + 64; }
+static uint32_t dops_of(const struct worker *w)
+{
+	return 2 * w->slots.pages + 64;
+}
 
 /* In the thread, so that workers which never run take no memory for it. */
 static void pools_chain(struct worker *w)
@@ -1033,8 +1051,11 @@ static void worker_recover_log(struct worker *w)
 			continue;
 		}
 		log->tx_pos = UINT64_MAX;
-		*rq = (struct req){ .log = log, .src = rq->src, .start_ns = now_ns(), .stage = RQ_RUNNING,
-				    .pages = log->length / NE_PAGE_BYTES };
+		*rq = (struct req){.log = log,
+				   .src = rq->src,
+				   .start_ns = now_ns(),
+				   .stage = RQ_RUNNING,
+				   .pages = log->length / NE_PAGE_BYTES};
 		w->active++;
 		for (uint32_t k = 0; log->slot_pos != UINT64_MAX && k < rq->pages; k++)
 			w->slots.held[ring_index(&w->slots, log->slot_pos + k)] |= HOLD_REQ;
@@ -1063,7 +1084,7 @@ void worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot)
 		w->recovered_max = w->recovered_max ? 2 * w->recovered_max : 64;
 		w->recovered = realloc(w->recovered, w->recovered_max * sizeof(*w->recovered));
 	}
-	w->recovered[w->recovered_n++] = (struct recovered){ page, slot, 1 };
+	w->recovered[w->recovered_n++] = (struct recovered){page, slot, 1};
 }
 
 /* In the thread: writes recovered payload to disk as if it had just come. */
@@ -1106,7 +1127,6 @@ static void *zalloc(uint64_t bytes)
 
 	return p == MAP_FAILED ? NULL : p;
 }
-
 
 static uint64_t pool_bytes(const struct worker *w)
 {
@@ -1231,7 +1251,7 @@ void worker_destroy(struct worker *w)
 	if (sock >= 0)
 		close(sock);
 	if (w->sock >= 0)
-		close(w->sock);		/* whoever holds a duplicate keeps the connection */
+		close(w->sock); /* whoever holds a duplicate keeps the connection */
 	if (w->kick_fd >= 0)
 		close(w->kick_fd);
 	free(w->recovered);
