@@ -38,6 +38,7 @@ TICK_S = 1.0  # the paper's period of the EWMA [infiniswap §2.4.1]
 EMPTY_SLAB_LINGER_S = 3.0  # a slab emptied by TRIM is often wanted again by the next program
 WANT_DELAY_S = 0.01  # WANT events come in crowds; one pass maps them together
 SWEEP_CLUSTERS = 64
+RESUMED_DEADLINE_S = 2.0  # the donor's own is not known any more; part of it has passed
 LEAVE_DEADLINE_S = 30.0  # to move off a donor that has left the peers file
 GIB = 1 << 30
 
@@ -100,8 +101,9 @@ class BlockDevice:
             self.set_fault(rule.donor, rule.kind, rule.every, rule.delay_s)
         if context.engine.adopted:
             context.table.counters.takeovers += 1
-            reconcile(context, self._recaller)
+            emptying = reconcile(context, self._recaller)
             context.table.save()
+            context.tasks.spawn(self._resume_emptying(emptying), name="emptying slabs resumed")
         asyncio.get_running_loop().add_reader(context.engine.event_fd, self.pump_events)
         self.peers.start()
         if self._committer.complete:
@@ -109,6 +111,10 @@ class BlockDevice:
         context.tasks.spawn(self._tick_for_ever(), name="tick")
         context.tasks.spawn(self._map_wanted(), name="mapping")
         self.pump_events()
+
+    async def _resume_emptying(self, slabs: Sequence[Slab]) -> None:
+        await self.wait_for_links(self.context.config.deadline_s)
+        await self._recaller.resume(slabs, RESUMED_DEADLINE_S)
 
     async def wait_for_links(self, limit_s: float) -> None:
         """Returns when every donor with slabs of ours is reachable again, or after ``limit_s``."""

@@ -8,7 +8,7 @@ from farside.blockdev.peer import Peer, PeerParts, PeerState
 from farside.blockdev.peerfile import PeerAddress, read_peers
 from farside.blockdev.placement import DonorView
 from farside.blockdev.task import Tasks
-from farside.errors import FarsideError, PeerError
+from farside.errors import ConfigError, FarsideError, PeerError
 from farside.log import get_log
 
 WATCH_PERIOD_S = 1.0
@@ -26,9 +26,22 @@ class Peers:
         self._seen: tuple[int, int, int] | None = None
 
     def start(self) -> None:
-        """Reads the peers file for the first time, and follows it from now on. Raises ConfigError."""
+        """Reads the peers file for the first time, and follows it from now on.
+
+        A successor whose peers file can't be read at that moment goes on with the donors of before.
+
+        Raises:
+            ConfigError: a new device's peers file can't be read.
+        """
         self._seen = _stamp(self._parts.config.peers_file)
-        self._apply(read_peers(self._parts.config.peers_file))
+        try:
+            addresses = read_peers(self._parts.config.peers_file)
+        except ConfigError as error:
+            if not self._parts.engine.adopted:
+                raise
+            log.error("the peers file was not taken, the donors of before stay", reason=error)
+            addresses = self._parts.table.peers
+        self._apply(addresses)
         self._tasks.spawn(self._watch(), name="peers file")
 
     def all(self) -> tuple[Peer, ...]:
@@ -88,6 +101,8 @@ class Peers:
 
     def _apply(self, addresses: tuple[PeerAddress, ...]) -> None:
         named = {address.node: address for address in addresses}
+        self._parts.table.peers = addresses
+        self._parts.table.save()
         for record in self._parts.table.donors():
             orphans = [slab for slab in self._parts.table.slabs_of(record.donor) if not slab.failed]
             if orphans and record.node not in named and record.node not in self._peers:

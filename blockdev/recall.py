@@ -54,6 +54,11 @@ class Recaller:
         self._context.table.save()
         await self._move_and_drain(donor, [slab for slab in slabs if not slab.returned], deadline_s)
 
+    async def resume(self, slabs: Sequence[Slab], deadline_s: float) -> None:
+        """Goes on emptying what the process before us had begun to empty."""
+        for donor in {slab.donor for slab in slabs}:
+            await self._move_and_drain(donor, [slab for slab in slabs if slab.donor == donor], deadline_s)
+
     async def _start(self, donor: int, leases: Sequence[int]) -> list[Slab]:
         table = self._context.table
         slabs = []

@@ -15,8 +15,12 @@ from farside.log import get_log
 log = get_log("blockdev.reconcile")
 
 
-def reconcile(context: Context, recaller: Recaller) -> None:
-    """Compares all slabs and their clusters with the engine's; drops, frees or resumes what differs."""
+def reconcile(context: Context, recaller: Recaller) -> tuple[Slab, ...]:
+    """Compares all slabs and their clusters with the engine's; drops or frees what differs.
+
+    Returns the slabs that the last process was emptying: the caller goes on with them once donors are back.
+    """
+    emptying = []
     for slab in tuple(context.table.slabs.values()):
         state = _engine_state(context, slab)
         if state is SlabState.NONE:
@@ -24,11 +28,15 @@ def reconcile(context: Context, recaller: Recaller) -> None:
             context.table.strip(slab.slab)
             slab.draining = slab.returned = True
             continue
-        if slab.draining or state is not SlabState.LIVE:
-            recaller.drain(slab, deadline_s=0.0)
+        if slab.failed:
+            recaller.drain(slab, deadline_s=0.0, fail=True)
+        elif slab.draining or state is not SlabState.LIVE:
+            slab.draining = True
+            emptying.append(slab)
         else:
             _reconcile_clusters(context, slab)
     log.info("took the device over", slabs=len(context.table.slabs), takeovers=context.table.counters.takeovers)
+    return tuple(emptying)
 
 
 def _engine_state(context: Context, slab: Slab) -> SlabState:

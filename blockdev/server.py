@@ -29,12 +29,13 @@ from farside.blockdev.table import Table
 from farside.blockdev.task import Tasks
 from farside.clock import RealClock
 from farside.config import BlockdevConfig
-from farside.errors import FarsideError, Unavailable
+from farside.errors import ConfigError, FarsideError, Unavailable
 from farside.kmod_shim.engine.binding import Device
 from farside.log import get_log, start_logging
 
 RELEASE_LIMIT_S = 2.0  # for donors to hear that their slabs are free
 RELEASE_NOW_LIMIT_S = 0.8
+LINKS_LIMIT_S = 0.25  # the disk is slower than donors are to be reached, and clients wait all the while
 REPLACE_LIMIT_S = 12.0
 
 log = get_log("blockdev.server")
@@ -150,8 +151,8 @@ class Server:
         held = {int(name.removeprefix("conn:")): fd for name, fd in self._fds.items() if name.startswith("conn:")}
         config, engine = device.context.config, device.context.engine
         if engine.adopted:
-            # With a disk most pages have a second place; without one a read must not come before its donor is back.
-            await device.wait_for_links(config.deadline_s if device.has_disk else config.grace_s)
+            # With a disk every page has a second place; without one a read must not come before its donor is back.
+            await device.wait_for_links(LINKS_LIMIT_S if device.has_disk else config.grace_s)
         for worker in range(config.workers):
             if worker in held:
                 clients.resume(worker, held[worker])
@@ -172,9 +173,14 @@ class Server:
             "fault": reporter.fault,
             "replace": self._replace,
         }
-        await stack.enter_async_context(await admin.serve(config.admin_socket, handlers))
-        if config.metrics_listen:
-            await stack.enter_async_context(await serve_metrics(config.metrics_listen, reporter))
+        try:
+            await stack.enter_async_context(await admin.serve(config.admin_socket, handlers))
+            if config.metrics_listen:
+                await stack.enter_async_context(await serve_metrics(config.metrics_listen, reporter))
+        except ConfigError as error:
+            if not device.context.engine.adopted:
+                raise
+            log.error("a successor goes on without this", reason=error)  # clients wait for us, lookers-on can
         leaving = asyncio.ensure_future(self._leave.wait())
         offered = asyncio.ensure_future(device.offered.wait())
         await asyncio.wait((leaving, offered), return_when=asyncio.FIRST_COMPLETED)

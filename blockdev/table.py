@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from farside.blockdev.peerfile import PeerAddress
 from farside.blockdev.slab import Assignment, SlabView
 from farside.blockdev.state import StateFile
 from farside.errors import Unavailable
@@ -78,6 +79,7 @@ class _Saved:
     slabs: list[Slab] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
     committed: bool = False
+    peers: list[PeerAddress] = field(default_factory=list)
 
 
 class Table:
@@ -86,6 +88,7 @@ class Table:
     Attributes:
         slabs: Leased slabs by number. Change them through the methods only.
         counters: Event counters; they are saved with the next change.
+        peers: The donors that the peers file named when it was last readable.
         committed: The whole size once had its homes, so the device was exported (replica and none).
     """
 
@@ -98,6 +101,7 @@ class Table:
         self.slabs: dict[int, Slab] = {slab.slab: slab for slab in saved.slabs}
         self.counters = saved.counters
         self.committed = saved.committed
+        self.peers = tuple(saved.peers)
         self._donors = {record.node: record for record in saved.donors}
         self._homes: dict[int, dict[int, int]] = {}  # cluster -> slab -> extent
         self._by_lease: dict[int, dict[int, int]] = {}  # donor -> lease -> slab
@@ -116,6 +120,7 @@ class Table:
             slabs=list(self.slabs.values()),
             counters=self.counters,
             committed=self.committed,
+            peers=list(self.peers),
         )
         self._file.write(msgspec.msgpack.encode(saved))
 

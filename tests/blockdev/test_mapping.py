@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from farside.blockdev.reconcile import reconcile
+from farside.blockdev.table import Slab
 from farside.kmod_shim.engine.binding import DonorState, EventKind
 from tests.blockdev.world import CLUSTER_BYTES, PAGE, World, page
 from tests.support.nbd_client import NbdClient
@@ -41,6 +42,12 @@ async def heat(world: World, client: NbdClient, *clusters: int) -> None:
         fill(client, cluster)
     world.tick()
     await world.mapper.map_hot()
+
+
+async def resume(world: World, emptying: tuple[Slab, ...]) -> None:
+    await world.recaller.resume(emptying, 1.0)
+    for slab in emptying:
+        await world.drained(slab.slab)
 
 
 def test_a_cold_device_leases_nothing(world: World) -> None:
@@ -334,8 +341,7 @@ def test_a_successor_goes_on_emptying_what_its_predecessor_had_begun(world: Worl
 
     world.succeed()
     world.engine.link_attach_shm(donor)
-    reconcile(world.context, world.recaller)
-    asyncio.run(world.drained(0))
+    asyncio.run(resume(world, reconcile(world.context, world.recaller)))
 
     assert world.table.slabs == {}
     assert [lease for lease, _, _ in world.donors.by_number[donor].told_done] == [0]

@@ -393,3 +393,17 @@ def test_faults_are_set_over_the_admin_socket_and_nonsense_is_refused(process: P
         admin.call(process.admin, "fault", donor="nobody", kind="error", every=1)
     with pytest.raises(PeerError, match="kinds are"):
         admin.call(process.admin, "fault", donor="disk", kind="gremlins", every=1)
+
+
+def test_a_successor_whose_peers_file_is_broken_serves_all_the_same(process: Process) -> None:
+    process.start()
+    load = Load(process.client())
+    pid = process.status()["server_pid"]
+    (process.folder / "peers.toml").write_text("half a fi")
+
+    os.kill(pid, signal.SIGKILL)
+    process.until_another_serves(pid)
+    seen = load.requests
+    until(lambda: load.requests > seen + 100, what="the load goes on")
+
+    load.end()
