@@ -7,6 +7,7 @@ refuses writes for a while, and the engine is replaced at any point.
 """
 
 import errno
+import os
 import random
 import shutil
 import tempfile
@@ -225,13 +226,23 @@ class PageState(RuleBasedStateMachine):
         assert self.rig.device.pending_bytes() <= WORKERS * 16 * MIB
 
 
-TestPageState = PageState.TestCase
-TestPageState.settings = settings(
-    max_examples=25,
+class PageStateOverTcp(PageState):
+    """The same with donors that are reached over TCP."""
+
+    transport = "tcp"
+
+
+# A few examples each time, new ones each time; FARSIDE_EXAMPLES=500 looks for longer.
+_thorough = settings(
+    max_examples=int(os.environ.get("FARSIDE_EXAMPLES", "40")),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+TestPageState = PageState.TestCase
+TestPageState.settings = _thorough
+TestPageStateOverTcp = PageStateOverTcp.TestCase
+TestPageStateOverTcp.settings = _thorough
 
 
 @pytest.mark.parametrize("seed", range(3))

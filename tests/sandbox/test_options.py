@@ -42,6 +42,8 @@ def plan(**changes: Any) -> Plan:
         ({"slab_bytes": 3 * MIB}, "--slab"),
         ({"donor_memory_bytes": 16 * MIB}, "--donor-memory"),
         ({"protection": "replica", "donors": 1}, "--replicas"),
+        ({"protection": "replica", "size_bytes": 512 * MIB}, "--size"),
+        ({"protection": "none", "size_bytes": 1024 * MIB}, "--size"),
         ({"listen": ("carrier-pigeon",)}, "--listen"),
         ({"listen": ("unix:",)}, "--listen"),
     ],

@@ -49,6 +49,17 @@ class Plan:
         """Memory each donor keeps free for others: an eighth of its own, at least one slab."""
         return max(self.slab_bytes, self.donor_memory_bytes // HEADROOM_SHARE)
 
+    @property
+    def copies(self) -> int:
+        """How often each page stands in donors' memory."""
+        return 2 if self.protection == "replica" else 1
+
+    @property
+    def lendable_bytes(self) -> int:
+        """What all donors together lend when nobody squeezes them: all but headroom and one slab of hysteresis."""
+        slabs = (self.donor_memory_bytes - self.headroom_bytes) // self.slab_bytes - 1
+        return self.donors * slabs * self.slab_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRecord:

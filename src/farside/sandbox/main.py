@@ -118,6 +118,11 @@ def _objections(plan: Plan) -> tuple[tuple[bool, str], ...]:
             f"--donor-memory {memory} leaves no room for a slab of {slab} beside the headroom",
         ),
         (plan.protection == "replica" and plan.donors < 2, "--replicas 2 needs at least two donors"),
+        (
+            plan.protection != "disk" and plan.size_bytes * plan.copies > plan.lendable_bytes,
+            f"--size {format_bytes(plan.size_bytes)}, {plan.copies} times, is more than the donors can lend without a "
+            f"disk: {format_bytes(plan.lendable_bytes)}",
+        ),
     )
 
 
