@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from farside.demo.load import Tally, fio_tally
-from farside.demo.report import Outcome, faults, outcome, rows
+from farside.demo.report import Outcome, faults, rows
 
 GIB = 1 << 30
 GOOD = Outcome(
@@ -51,10 +51,6 @@ def test_the_table_leaves_out_places_that_served_nothing() -> None:
 
     assert "read from remote" in names
     assert "read from replica" not in names
-
-
-def test_a_status_without_counters_shows_nothing_happened() -> None:
-    assert len(faults(outcome({}, Tally(), took_s=1.0))) == 5
 
 
 def test_a_report_of_fio_is_understood() -> None:

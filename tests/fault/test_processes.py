@@ -85,7 +85,7 @@ def test_the_server_process_is_replaced_without_an_error(sandbox: Session, tmp_p
     with verifying_fio(sandbox.uri, tmp_path) as fio:
         for _ in range(3):
             before, pid = count(sandbox, "takeovers"), control.blockdev_status(sandbox.state)["server_pid"]
-            until_clients_transmit(sandbox.state, FIO_JOBS)
+            until_clients_transmit(lambda: control.blockdev_status(sandbox.state), FIO_JOBS)
             control.replace(sandbox.state)
             until_more(sandbox, "takeovers", before)
             assert control.blockdev_status(sandbox.state)["server_pid"] != pid
@@ -96,7 +96,7 @@ def test_the_server_process_is_killed_again_and_again_without_an_error(sandbox: 
     with verifying_fio(sandbox.uri, tmp_path) as fio:
         for _ in range(4):
             before = count(sandbox, "takeovers")
-            until_clients_transmit(sandbox.state, FIO_JOBS)
+            until_clients_transmit(lambda: control.blockdev_status(sandbox.state), FIO_JOBS)
             control.kill_blockdev(sandbox.state)
             until_more(sandbox, "takeovers", before)
             assert fio.poll() is None, "fio ended early"

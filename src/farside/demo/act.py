@@ -5,6 +5,7 @@ An act causes something and returns when the borrower's own counters say that it
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,17 +29,29 @@ class Stage:
         record = control.record(state)
         self.donor_memory_bytes = record.donor_memory_bytes
         self.headroom_bytes = record.headroom_bytes
+        # The last words of each server process so far: its page counters began at zero.
+        self._last: dict[int, Mapping[str, Any]] = {}
 
     def status(self) -> Mapping[str, Any]:
         """The borrower's status; waits while its server is being replaced."""
         end_s = time.monotonic() + ACT_LIMIT_S
         while True:
             try:
-                return control.blockdev_status(self.state)
+                told = control.blockdev_status(self.state)
             except PeerError:
                 if time.monotonic() > end_s:
                     raise
+            else:
+                self._last[told["server_pid"]] = told
+                return told
             time.sleep(LOOK_EVERY_S)
+
+    def pages(self, direction: str) -> Mapping[str, int]:
+        """Pages by place, `pages_in` or `pages_out`, over all server processes as each was last seen."""
+        total: Counter[str] = Counter()
+        for told in self._last.values():
+            total.update(told[direction])
+        return total
 
     def count(self, name: str) -> int:
         """One of the borrower's counters."""
@@ -75,7 +88,9 @@ class Act:
     play: Callable[[Stage], str]
 
 
-def until_clients_transmit(state: Path, connections: int, *, limit_s: float = ACT_LIMIT_S) -> None:
+def until_clients_transmit(
+    status: Callable[[], Mapping[str, Any]], connections: int, *, limit_s: float = ACT_LIMIT_S
+) -> None:
     """Returns when so many clients are past their handshake, and have been for a moment.
 
     A server that is killed in the middle of a handshake takes that connection with it; a client then has to connect
@@ -89,7 +104,7 @@ def until_clients_transmit(state: Path, connections: int, *, limit_s: float = AC
         if time.monotonic() > end_s:
             raise PeerError(f"waited {limit_s:g} s in vain for {connections} clients")
         time.sleep(LOOK_EVERY_S / 2)
-        seen = seen + 1 if control.blockdev_status(state)["connections"] >= connections else 0
+        seen = seen + 1 if status()["connections"] >= connections else 0
 
 
 def lend(stage: Stage) -> str:
@@ -100,7 +115,7 @@ def lend(stage: Stage) -> str:
 
 
 def press(stage: Stage) -> str:
-    """One donor's own programs grow into its headroom until half of what it lends has moved away."""
+    """A donor's programs grow into its headroom until half of what it lends has moved away."""
     name = stage.busiest()
     slabs, moved, used = stage.slabs_at(name), stage.count("migrated_pages"), 0
     left = slabs - max(1, slabs // 2)
@@ -116,13 +131,16 @@ def press(stage: Stage) -> str:
 
 
 def choke(stage: Stage) -> str:
-    """The same donor's programs want more than there is: no time to move anything."""
+    """A donor's programs want all of its memory at once: no time to move anything."""
     name = stage.busiest()
-    before = stage.count("evictions")
+    evicted, dropped = stage.count("evictions"), stage.count("dropped_pages")
     control.squeeze(stage.state, name, stage.donor_memory_bytes)
-    stage.until(lambda: stage.count("evictions") > before, f"slabs of {name} to be dropped to disk")
-    evicted = stage.count("evictions") - before
-    return f"{name}'s programs stalled; {evicted} slabs dropped to disk at once"
+    stage.until(
+        lambda: stage.count("evictions") > evicted and stage.count("dropped_pages") > dropped,
+        f"slabs of {name} to be dropped to disk",
+    )
+    evicted, dropped = stage.count("evictions") - evicted, stage.count("dropped_pages") - dropped
+    return f"{name}'s programs stalled; {evicted} slabs with {dropped} pages dropped to disk at once"
 
 
 def relax(stage: Stage) -> str:
@@ -145,7 +163,7 @@ def kill(stage: Stage) -> str:
 def replace(stage: Stage) -> str:
     """A new server process takes the clients' sockets over at a request boundary."""
     before, old = stage.count("takeovers"), stage.status()["server_pid"]
-    until_clients_transmit(stage.state, FIO_JOBS)
+    until_clients_transmit(stage.status, FIO_JOBS)
     control.replace(stage.state)
     stage.until(lambda: stage.count("takeovers") > before, "the new server to take over")
     return f"process {old} handed over to {stage.status()['server_pid']}"
@@ -154,7 +172,7 @@ def replace(stage: Stage) -> str:
 def crash(stage: Stage) -> str:
     """Kill -9 of the server process; its supervisor starts another that goes on in mid-request."""
     before = stage.count("takeovers")
-    until_clients_transmit(stage.state, FIO_JOBS)
+    until_clients_transmit(stage.status, FIO_JOBS)
     old = control.kill_blockdev(stage.state)
     stage.until(lambda: stage.count("takeovers") > before, "a new server to take over")
     return f"process {old} was killed, {stage.status()['server_pid']} went on"

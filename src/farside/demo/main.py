@@ -14,7 +14,7 @@ from rich.console import Console
 from farside.demo import load
 from farside.demo.act import ACTS, Stage
 from farside.demo.load import FioLoad, Tally
-from farside.demo.report import VERIFIED_MIN_BYTES, Outcome, faults, outcome
+from farside.demo.report import VERIFIED_MIN_BYTES, Outcome, faults
 from farside.demo.show import Show, print_outcome
 from farside.errors import FarsideError, Unavailable
 from farside.sandbox.session import open_sandbox
@@ -70,7 +70,17 @@ def _play(show: Show, stage: Stage, fio: FioLoad, data: Path) -> Outcome:
         show.end(complaint, is_good=False)
     finally:
         tally = fio.stop().plus(copied)
-    return outcome(stage.status(), tally, took_s=show.took_s, complaint=complaint)
+    counters = dict(stage.status()["counters"])
+    took_s = show.took_s
+    show.begin("the sandbox ends")
+    return Outcome(
+        tally=tally,
+        counters=counters,
+        pages_in=stage.pages("pages_in"),
+        pages_out=stage.pages("pages_out"),
+        took_s=took_s,
+        complaint=complaint,
+    )
 
 
 def _need_programs() -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from farside.demo.load import Tally
 from farside.units import GIB, format_bytes, format_seconds
@@ -22,18 +21,6 @@ class Outcome:
     pages_out: Mapping[str, int]
     took_s: float
     complaint: str = ""
-
-
-def outcome(status: Mapping[str, Any], tally: Tally, *, took_s: float, complaint: str = "") -> Outcome:
-    """An outcome from the borrower's last status."""
-    return Outcome(
-        tally=tally,
-        counters=dict(status.get("counters", {})),
-        pages_in=dict(status.get("pages_in", {})),
-        pages_out=dict(status.get("pages_out", {})),
-        took_s=took_s,
-        complaint=complaint,
-    )
 
 
 def faults(found: Outcome) -> tuple[str, ...]:
