@@ -27,6 +27,7 @@ from farside.blockdev.reconcile import reconcile
 from farside.blockdev.slab import activity_law, first_activity, next_activity, next_slab_rates
 from farside.blockdev.table import Slab, Table
 from farside.blockdev.task import Tasks
+from farside.blockdev.total import add_stats
 from farside.clock import Clock
 from farside.config import BlockdevConfig
 from farside.daemon import messages as m
@@ -90,6 +91,7 @@ class BlockDevice:
         self._map_soon = asyncio.Event()
         self._unswept: list[int] = []
         self._told_s: dict[str, float] = {}
+        self._totals_before = dict(table.totals)
         self._is_unsaved = False
 
     # ------------------------------------------------------------------ start
@@ -125,6 +127,15 @@ class BlockDevice:
                     await asyncio.gather(*waiting)
             except TimeoutError:
                 log.warning("some donors are not back yet; their pages come from elsewhere")
+
+    def totals(self) -> dict[str, int]:
+        """The engine's counters over all processes so far."""
+        return add_stats(self._totals_before, self.context.engine.stats())
+
+    def save(self) -> None:
+        """Saves everything a successor goes on with."""
+        self.context.table.totals = self.totals()
+        self.context.table.save()
 
     async def leave(self, limit_s: float) -> None:
         """Gives all leases back, at the end of the device's life, within ``limit_s``."""
@@ -179,6 +190,9 @@ class BlockDevice:
         self._give_empty_back(now_s)
         # 3. what a lost event would leave behind
         self.pump_events()
+        # 4. record
+        if self.totals() != context.table.totals:
+            self.save()
 
     def _pages_by_slab(self) -> dict[int, int]:
         pages: dict[int, int] = {}

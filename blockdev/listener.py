@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.handshake import Export, Handshake, Next, Step
+from farside.blockdev.task import Tasks
 from farside.errors import EngineError
 from farside.log import get_log
 
@@ -87,27 +88,41 @@ class Clients:
 class Listener:
     """The listening sockets of one device."""
 
-    def __init__(self, export: Export, clients: Clients) -> None:
+    def __init__(self, export: Export, clients: Clients, tasks: Tasks) -> None:
         self._export = export
         self._clients = clients
+        self._tasks = tasks
+        self._accepting: list[asyncio.Task[None]] = []
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(HANDSHAKES_MAX)
 
-    async def serve(self, sock: socket.socket) -> None:
-        """Accepts on one listening socket until cancelled."""
+    def open(self, sock: socket.socket) -> None:
+        """Accepts clients on a listening socket from now on; the socket stays the caller's."""
         sock.setblocking(False)
+        self._accepting.append(self._tasks.spawn(self._accept(sock), name="accept"))
+
+    async def close(self, limit_s: float) -> None:
+        """Accepts no more, and lets the handshakes under way end within ``limit_s``."""
+        for task in self._accepting:
+            task.cancel()
+        if self._handshakes:
+            await asyncio.wait(self._handshakes, timeout=limit_s)
+
+    async def _accept(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as group:
-            while True:
-                await self._room.acquire()
-                try:
-                    client, _ = await loop.sock_accept(sock)
-                except OSError as error:
-                    # Out of descriptors, or the client has gone already: the next may do.
-                    self._room.release()
-                    log.warning("accept failed", reason=error)
-                    await asyncio.sleep(0.1)
-                    continue
-                group.create_task(self._welcome(client))
+        while True:
+            await self._room.acquire()
+            try:
+                client, _ = await loop.sock_accept(sock)
+            except OSError as error:
+                # Out of descriptors, or the client has gone already: the next may do.
+                self._room.release()
+                log.warning("accept failed", reason=error)
+                await asyncio.sleep(0.1)
+                continue
+            task = self._tasks.spawn(self._welcome(client), name="handshake")
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
 
     async def _welcome(self, sock: socket.socket) -> None:
         try:

@@ -35,6 +35,7 @@ from farside.log import get_log, start_logging
 
 RELEASE_LIMIT_S = 2.0  # for donors to hear that their slabs are free
 RELEASE_NOW_LIMIT_S = 0.8
+HANDSHAKES_LIMIT_S = 1.0  # for those under way when we are replaced; who comes later waits in the listen queue
 LINKS_LIMIT_S = 0.25  # the disk is slower than donors are to be reached, and clients wait all the while
 REPLACE_LIMIT_S = 12.0
 
@@ -142,9 +143,10 @@ class Server:
             device.start()
             await self._resume_clients(device, clients)
             reporter = Reporter(device, clients, engine)
-            await self._open_doors(config, device, clients, reporter, stack, tasks)
+            listener = Listener(export_of(config), clients, tasks)
+            await self._open_doors(config, device, listener, reporter, stack)
             self._tell("ready")
-            await self._until_left(device, clients)
+            await self._until_left(device, clients, listener)
 
     async def _resume_clients(self, device: BlockDevice, clients: Clients) -> None:
         """Serves the clients of before again, once their pages can be reached."""
@@ -163,10 +165,9 @@ class Server:
         self,
         config: BlockdevConfig,
         device: BlockDevice,
-        clients: Clients,
+        listener: Listener,
         reporter: Reporter,
         stack: AsyncExitStack,
-        tasks: Tasks,
     ) -> None:
         handlers: Mapping[str, admin.Handler] = {
             "status": reporter.status,
@@ -186,18 +187,18 @@ class Server:
         await asyncio.wait((leaving, offered), return_when=asyncio.FIRST_COMPLETED)
         leaving.cancel()
         offered.cancel()
-        listener = Listener(export_of(config), clients)
         for name, fd in self._fds.items():
             if name.startswith("listen:") and device.offered.is_set():
                 sock = socket.socket(fileno=fd)
                 stack.callback(sock.detach)
-                tasks.spawn(listener.serve(sock), name=name)
+                listener.open(sock)
 
-    async def _until_left(self, device: BlockDevice, clients: Clients) -> None:
+    async def _until_left(self, device: BlockDevice, clients: Clients, listener: Listener) -> None:
         await self._leave.wait()
         if self._how == "stop":
-            device.context.table.save()
+            await listener.close(HANDSHAKES_LIMIT_S)
             device.context.engine.stop()
+            device.save()
             return
         clients.closing = True
         if clients.taken and not self._now.is_set():

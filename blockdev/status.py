@@ -14,6 +14,7 @@ from farside.blockdev.engine_port import Engine
 from farside.blockdev.listener import Clients
 from farside.blockdev.peer import Peer
 from farside.blockdev.table import Slab
+from farside.blockdev.total import LONGEST
 from farside.config import FaultRule
 from farside.errors import ConfigError
 from farside.kmod_shim.engine.binding import CLUSTER_BYTES, EngineStats, Fault
@@ -51,7 +52,7 @@ class Reporter:
         """Admin: everything, as JSON values."""
         context = self._device.context
         config, table = context.config, context.table
-        stats = self._engine.stats()
+        stats, totals = self._engine.stats(), self._device.totals()
         mapped = sum(slab.used for slab in table.slabs.values())
         return {
             "role": "blockdev",
@@ -69,11 +70,13 @@ class Reporter:
             "pending_bytes": self._engine.pending_bytes(),
             "connections": self.connections,
             "workers": config.workers,
-            "longest_request_s": stats.longest_request_ns / 1e9,
+            "longest_request_s": totals[LONGEST] / 1e9,
             "rates": self._rates(stats),
-            "pages_in": _by_place(stats, "pages_in_"),
-            "pages_out": _by_place(stats, "pages_out_"),
-            "counters": asdict(table.counters) | {"lost_reads": stats.pages_lost},
+            "pages_in": _by_place(totals, "pages_in_"),
+            "pages_out": _by_place(totals, "pages_out_"),
+            "counters": asdict(table.counters) | {"lost_reads": totals["pages_lost"]},
+            "errors": {name: totals[f"{name}_errors"] for name in ("checksum", "disk", "link")}
+            | {"requests": totals["requests_error"], "pages_lost": totals["pages_lost"]},
             "donors": [self._donor(peer) for peer in self._device.peers.all()],
             "slabs": [self._slab(slab) for slab in islice(table.slabs.values(), SLABS_MAX)],
             "slabs_omitted": max(0, len(table.slabs) - SLABS_MAX),
@@ -145,6 +148,5 @@ def slab_state(slab: Slab) -> str:
     return "draining" if slab.draining else "live"
 
 
-def _by_place(stats: EngineStats, prefix: str) -> Mapping[str, int]:
-    values = asdict(stats)
-    return {name.removeprefix(prefix): count for name, count in values.items() if name.startswith(prefix)}
+def _by_place(totals: Mapping[str, int], prefix: str) -> Mapping[str, int]:
+    return {name.removeprefix(prefix): count for name, count in totals.items() if name.startswith(prefix)}

@@ -55,7 +55,9 @@ async def _serve(config: BlockdevConfig, fds: dict[str, int]) -> int:
             device.on_conn_closed = clients.closed
             device.start()
             await device.offered.wait()
-            worker = await Listener(export_of(config), clients).negotiate(socket.socket(fileno=sys.stdin.fileno()))
+            worker = await Listener(export_of(config), clients, tasks).negotiate(
+                socket.socket(fileno=sys.stdin.fileno())
+            )
             if worker is not None:
                 await stopping.wait()
             await device.leave(RELEASE_LIMIT_S)

@@ -80,6 +80,7 @@ class _Saved:
     counters: Counters = field(default_factory=Counters)
     committed: bool = False
     peers: list[PeerAddress] = field(default_factory=list)
+    totals: dict[str, int] = field(default_factory=dict)
 
 
 class Table:
@@ -89,6 +90,7 @@ class Table:
         slabs: Leased slabs by number. Change them through the methods only.
         counters: Event counters; they are saved with the next change.
         peers: The donors that the peers file named when it was last readable.
+        totals: The engine's counters over all processes, as of the last second (total.py).
         committed: The whole size once had its homes, so the device was exported (replica and none).
     """
 
@@ -102,6 +104,7 @@ class Table:
         self.counters = saved.counters
         self.committed = saved.committed
         self.peers = tuple(saved.peers)
+        self.totals = saved.totals
         self._donors = {record.node: record for record in saved.donors}
         self._homes: dict[int, dict[int, int]] = {}  # cluster -> slab -> extent
         self._by_lease: dict[int, dict[int, int]] = {}  # donor -> lease -> slab
@@ -121,6 +124,7 @@ class Table:
             counters=self.counters,
             committed=self.committed,
             peers=list(self.peers),
+            totals=self.totals,
         )
         self._file.write(msgspec.msgpack.encode(saved))
 

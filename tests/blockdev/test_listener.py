@@ -14,6 +14,7 @@ from farside.blockdev import listener as subject
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.handshake import Export
 from farside.blockdev.listener import Clients, Listener, open_listener
+from farside.blockdev.task import Tasks
 from farside.errors import EngineError
 
 EXPORT = Export(name="swap0", description="", size_bytes=1 << 20)
@@ -50,7 +51,7 @@ def door() -> Iterator[Door]:
     clients = Clients(
         cast(Engine, workers), 2, hold=lambda worker, fd: held.append(worker), forget=forgotten.append
     )  # fmt: skip
-    yield Door(workers, held, forgotten, clients, Listener(EXPORT, clients))
+    yield Door(workers, held, forgotten, clients, Listener(EXPORT, clients, Tasks()))
     for sock in workers.given.values():
         sock.close()
 
@@ -136,6 +137,26 @@ def test_a_third_client_of_two_workers_is_refused_by_name(door: Door) -> None:
 
     assert struct.pack(">II", 7, (1 << 31) + 2) in heard
     assert door.clients.taken == {0, 1}
+
+
+def test_a_handshake_under_way_ends_before_the_door_is_closed(door: Door, tmp_path: Path) -> None:
+    async def live() -> bytes:
+        loop = asyncio.get_running_loop()
+        async with Tasks() as tasks:
+            listener = Listener(EXPORT, door.clients, tasks)
+            with open_listener(str(tmp_path / "nbd.sock")) as sock, socket.socket(socket.AF_UNIX) as client:
+                listener.open(sock)
+                client.setblocking(False)
+                await loop.sock_connect(client, str(tmp_path / "nbd.sock"))
+                heard = await loop.sock_recv(client, 18)
+                closing = asyncio.create_task(listener.close(10.0))
+                await asyncio.sleep(0)
+                await loop.sock_sendall(client, go())
+                await closing
+                return heard
+
+    assert asyncio.run(live()).startswith(b"NBDMAGIC")
+    assert door.clients.taken == {0}
 
 
 def test_a_closed_client_frees_its_worker_and_its_duplicate(door: Door) -> None:
