@@ -43,7 +43,7 @@ class ScriptedDonor:
         self.heard: list[m.Message] = []
         self.hellos: list[m.Hello] = []
         self.control: Channel | None = None
-        self.datas: list[socket.socket] = []
+        self.data_socks: list[socket.socket] = []
 
     async def serve(self) -> None:
         self.path.unlink(missing_ok=True)
@@ -59,7 +59,7 @@ class ScriptedDonor:
                         group.create_task(self._serve(sock))
             finally:
                 self.path.unlink(missing_ok=True)
-                for data in self.datas:
+                for data in self.data_socks:
                     data.close()
 
     async def _serve(self, sock: socket.socket) -> None:
@@ -75,7 +75,7 @@ class ScriptedDonor:
                 return
             channel.decide(m.Welcome(session=self.session, slab_bytes=self.slab_bytes, lease_expiry_s=1.0))
             if hello.role == "data":
-                self.datas.append(await channel.hand_over())
+                self.data_socks.append(await channel.hand_over())
                 return
             self.control = channel
             await self._converse(channel)
