@@ -69,13 +69,9 @@ format: venv-dev packages-check
 	@$(PYTHON) -m ruff format .
 	@clang-format -i $(C_FILES)
 
-# A second copy of the package with a sanitized engine, before the first in PYTHONPATH.
+# The engine's C parts, and a second copy of the package with a sanitized engine through tests/fault and tests/property.
 sanitize: venv-dev packages-test
-	@FARSIDE_SANITIZE=1 FARSIDE_WERROR=1 $(PYTHON) setup.py -q build --build-base build/sanitized \
-		--build-lib build/sanitized/lib
-	@LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-		ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
-		PYTHONPATH=build/sanitized/lib $(PYTHON) -m pytest tests/engine tests/fault $(PYTEST_ARGS)
+	@$(PYTHON) -m pytest tests/engine tests/fuzz/test_sanitized.py $(PYTEST_ARGS)
 
 # --- what the targets stand on
 
