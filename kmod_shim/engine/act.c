@@ -9,33 +9,55 @@
 
 /* ------------------------------------------------------------------ rings */
 
+/* Pages that stay held for long (a disk that refuses them) are stepped over. */
 uint64_t ring_take(struct ring *r, uint32_t n, uint8_t hold)
 {
-	uint64_t at, pad;
+	uint32_t at = r->used ? r->tail : 0; /* empty: begin at the front, which the cache still has */
 
-	if (r->head == r->tail) /* empty: begin at the front, which the cache still has */
-		r->head = r->tail = (r->tail + r->pages - 1) & ~(uint64_t)(r->pages - 1);
-	at = r->tail;
-	pad = r->pages - ring_index(r, at);
-	if (pad < n)
-		at += pad; /* no run crosses the end; the skipped pages are free already */
-	if (n > r->pages || at + n - r->head > r->pages)
-		return UINT64_MAX;
-	memset(r->held + ring_index(r, at), hold, n);
-	r->tail = at + n;
-	return at;
+	for (uint32_t passed = 0; passed <= r->pages && n <= r->pages;) {
+		uint32_t free = n;
+
+		if (at + n > r->pages) {
+			passed += r->pages - at;
+			at = 0;
+		}
+		while (free && !r->held[at + n - free])
+			free--;
+		if (!free) {
+			r->takes++;
+			for (uint32_t i = 0; i < n; i++) {
+				if (r->stamp)
+					r->stamp[at + i] = r->takes;
+				r->held[at + i] = hold;
+			}
+			r->used += n;
+			r->tail = (at + n) & (r->pages - 1);
+			return at;
+		}
+		at += n - free + 1;
+		passed += n - free + 1;
+	}
+	return UINT64_MAX;
+}
+
+void ring_hold(struct ring *r, uint64_t pos, uint8_t hold)
+{
+	uint8_t *held = &r->held[ring_index(r, pos)];
+
+	r->used += !*held;
+	*held |= hold;
 }
 
 void ring_drop(struct ring *r, uint64_t pos, uint32_t n, uint8_t hold)
 {
 	uint8_t *held = r->held + ring_index(r, pos);
-	uint64_t head = r->head;
+	uint32_t freed = 0;
 
-	for (uint32_t i = 0; i < n; i++)
+	for (uint32_t i = 0; i < n; i++) {
+		freed += held[i] == hold;
 		held[i] &= (uint8_t)~hold;
-	while (head < r->tail && !r->held[ring_index(r, head)])
-		head++;
-	__atomic_store_n(&r->head, head, __ATOMIC_RELEASE);
+	}
+	r->used -= freed;
 }
 
 /* ------------------------------------------------------------------ links */
@@ -124,35 +146,41 @@ static void act_end(struct worker *w, struct act *act)
 	w->act_free = act;
 }
 
-void act_post(struct worker *w, struct act *act)
+/* False: the link is full, and the act waits for it. It may have ended when this returns true. */
+bool act_post(struct worker *w, struct act *act)
 {
 	struct ne_link *link = w->links[act->donor];
 	int rc = link ? link->ops->post(link, &act->io) : -ENOTCONN;
 
-	if (rc == -EAGAIN) { /* the link is full: give up the age order, keep the order of posts */
+	if (rc == -EAGAIN) {
 		act->waiting = true;
 		w->act_waiting++;
-	} else if (rc) {
+		return false;
+	}
+	if (rc) {
 		act->io.status = rc;
 		act_end(w, act);
 	} else {
 		w->dirty[act->donor / 64] |= 1ull << act->donor % 64;
 	}
+	return true;
 }
 
 static void act_post_waiting(struct worker *w)
 {
+	uint64_t full[NE_DONORS_MAX / 64] = {0};
 	struct act *act = w->act_old, *next;
 
 	for (; act && w->act_waiting; act = next) {
+		uint32_t donor = act->donor;
+
 		next = act->next;
-		if (!act->waiting)
+		if (!act->waiting || full[donor / 64] & 1ull << donor % 64)
 			continue;
 		act->waiting = false;
 		w->act_waiting--;
-		act_post(w, act);
-		if (act->waiting)
-			return;
+		if (!act_post(w, act))
+			full[donor / 64] |= 1ull << donor % 64;
 	}
 }
 
@@ -236,27 +264,29 @@ void act_timers(struct worker *w, uint64_t now)
 	const struct ne_params *p = &w->dev->params;
 	struct act *act = w->act_old;
 
-	for (; act; act = act->next) {
+	while (act) {
 		uint64_t age = elapsed_ns(now, act->io.posted_ns);
 		struct ne_link *link = w->links[act->donor];
 
 		if (age < (uint64_t)p->hedge_us * 1000)
 			break;
-		if (age >= (uint64_t)p->deadline_ms * 1000000) {
-			if (act->waiting) {
-				act->waiting = false;
-				w->act_waiting--;
-				act->io.status = -ETIMEDOUT;
-				act_end(w, act);
-				break; /* the list may have changed anywhere: go on at the next look */
-			}
+		if (age >= (uint64_t)p->deadline_ms * 1000000 && act->waiting) {
+			act->waiting = false;
+			w->act_waiting--;
+			act->io.status = -ETIMEDOUT;
+			act_end(w, act);
+			act = w->act_old; /* the list may have changed anywhere */
+		} else if (age >= (uint64_t)p->deadline_ms * 1000000) {
 			if (link && link->ops->alive(link)) {
 				w->link_err[act->donor] = ETIMEDOUT;
 				link->ops->kill(link, ETIMEDOUT);
 			}
+			act = act->next;
 		} else if (act->kind == ACT_READ && !act->rio->hedged) {
 			page_hedge(w, act->rio);
-			break;
+			act = w->act_old; /* each read is hedged once, so this ends */
+		} else {
+			act = act->next;
 		}
 	}
 }
@@ -389,8 +419,12 @@ static void dop_try(struct worker *w, struct dop *d)
 			}
 			n++;
 		}
+		if (!n && !w->disk && !w->cs->live) { /* its client is gone, so nobody will write it again */
+			page_forget_slot(&w->dev->page[d->first], dop_slot(w, d, 0));
+			continue;
+		}
 		if (!n) {
-			d->retry_ns = 0;
+			d->retry_ns = w->disk ? 0 : now_ns() + 10000000;
 			dop_park(w, d);
 			return;
 		}
@@ -414,15 +448,27 @@ void dop_make(struct worker *w, struct req *rq, uint32_t first, uint32_t n, uint
 			  .slot_pos = slot_pos,
 			  .hold = rq ? HOLD_DISK : HOLD_OLD};
 	for (uint32_t i = 0; i < n; i++)
-		w->slots.held[ring_index(&w->slots, slot_pos + i)] |= d->hold;
+		ring_hold(&w->slots, slot_pos + i, d->hold);
 	if (rq)
 		rq->disk_left++;
 	dop_try(w, d);
 }
 
-/* The page has reached the disk: if it is still this content, the slot need not be kept. */
-static void page_landed(struct ne_page *p, uint32_t slot, bool good)
+static bool a_donor_has_it(const struct ne_device *dev, uint32_t page, uint64_t a)
 {
+	for (int h = 0; h < NE_HOMES; h++) {
+		uint64_t word = atomic_load(&dev->cluster[page / NE_CLUSTER_PAGES].home[h]);
+
+		if (a & P_R(h) && word & H_VALID && donor_is(dev, dev->slabs[H_SLAB(word)].donor, NE_DONOR_UP))
+			return true;
+	}
+	return false;
+}
+
+/* The page has reached the disk, or cannot: if it is still this content, the slot need not be kept. */
+static void page_landed(struct ne_device *dev, uint32_t page, uint32_t slot, bool good)
+{
+	struct ne_page *p = &dev->page[page];
 	uint64_t a = atomic_load(&p->a), to;
 
 	do {
@@ -431,7 +477,7 @@ static void page_landed(struct ne_page *p, uint32_t slot, bool good)
 		to = a & ~P_DBUSY;
 		if (ours && good)
 			to = (to | P_DISK) & ~P_PEND;
-		else if (ours && a & P_RALL)
+		else if (ours && a_donor_has_it(dev, page, a))
 			to &= ~P_PEND; /* remote alone has it from now on */
 	} while (!atomic_compare_exchange_weak(&p->a, &a, to));
 }
@@ -459,7 +505,7 @@ void dop_done(struct worker *w, struct ne_dio *dio)
 		dop_stick(w, d);
 	}
 	for (uint32_t i = 0; i < d->n; i++)
-		page_landed(&w->dev->page[d->first + i], dop_slot(w, d, i), good);
+		page_landed(w->dev, d->first + i, dop_slot(w, d, i), good);
 	if (!good) {
 		d->retry_ns = now_ns() + 1000000000;
 		dop_park(w, d); /* dop_try() drops what has become superseded or remote only */

@@ -120,7 +120,6 @@ struct ne_conn_state {
 	struct { uint64_t parsed, answered; } commit[2];
 	struct ne_transfer rx[2], tx[2];
 	uint64_t tx_base;		/* stream position of the first byte of the tx buffer */
-	_Atomic uint64_t slot_tail;	/* arena position behind the newest slot ever handed out */
 	struct ne_log log[LOG_DEPTH];
 };
 
@@ -138,8 +137,9 @@ struct ne_state_head {
 struct ring {
 	uint8_t *mem;			/* pages of memory */
 	uint8_t *held;			/* holders of each page, 0 = free */
-	uint64_t head, tail;		/* positions in pages; index = position % pages */
-	uint32_t pages;
+	uint32_t *stamp;		/* which take each page is of; NULL where nobody asks */
+	_Atomic uint32_t takes, used;	/* takes so far; pages held now */
+	uint32_t tail, pages;		/* where to look next; a power of two */
 };
 
 /* OLD: a disk write that the last process left; the request, done again, has its own. */
@@ -176,7 +176,7 @@ struct req {
 	uint64_t defer_since_ns;
 	struct req *next;		/* deferred list */
 	const uint8_t **src;		/* READ: where each page's content stands; NULL = not yet */
-	uint64_t flush_pos[THREADS];	/* FLUSH: the arena tails to pass */
+	uint32_t flush_takes[THREADS];	/* FLUSH: whatever was taken up to these must be on disk */
 };
 
 enum req_stage { RQ_FREE, RQ_RECEIVING, RQ_RUNNING, RQ_ANSWERING };
@@ -253,6 +253,7 @@ struct worker {
 	bool dropped, tx_blocked;
 	int close_error;
 	uint64_t last_rx_ns, full_since_ns;
+	uint64_t parsed_ns;		/* when parsing last got on, or had nothing to do */
 	uint32_t freed_n;
 	uint32_t freed[LOG_DEPTH];	/* log entries to free after the commit */
 
@@ -430,6 +431,7 @@ void worker_answer(struct worker *w, struct req *rq);
 
 /* page.c: the page path. 0: under way or answered; -EBUSY: overlaps or no home now; -EAGAIN: no room now */
 int page_write(struct worker *w, struct req *rq, const uint8_t *payload);
+void page_forget_slot(struct ne_page *p, uint32_t slot);
 void page_write_abandon(struct worker *w, struct req *rq);
 int page_zero(struct worker *w, struct req *rq);
 /* Puts the whole request's content at dst if no waiting is needed. 0, -EAGAIN, or -EIO. */
@@ -440,11 +442,12 @@ void page_req_release(struct worker *w, struct req *rq);
 /* act.c: what is in flight to donors and disk */
 /* n contiguous pages, held with `hold`; UINT64_MAX when there is no room now. */
 uint64_t ring_take(struct ring *r, uint32_t n, uint8_t hold);
+void ring_hold(struct ring *r, uint64_t pos, uint8_t hold);
 void ring_drop(struct ring *r, uint64_t pos, uint32_t n, uint8_t hold);
 struct ne_link *worker_link(struct worker *w, uint32_t donor);
 struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, uint32_t page_in_cluster, uint32_t n,
 		     void *buf);
-void act_post(struct worker *w, struct act *act);
+bool act_post(struct worker *w, struct act *act);
 bool act_poll(struct worker *w);
 void act_link_drop(struct worker *w, uint32_t donor);
 void act_timers(struct worker *w, uint64_t now);

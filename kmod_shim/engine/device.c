@@ -131,7 +131,7 @@ static bool half_published_is_good(const struct ne_device *dev, const struct ne_
 
 /*
  * Marks that died with their process are cleared. A page that was just being changed (WIP) belongs to a request that
- * was not answered and will be done again; until then its donors' copies do not count.
+ * was not answered and will be done again; until then readers take what fits the checksum.
  */
 static void pages_adopt(struct ne_device *dev)
 {
@@ -143,8 +143,8 @@ static void pages_adopt(struct ne_device *dev)
 
 		if (!a)
 			continue;
-		if (a & P_WIP)
-			to = without_copy(a, P_RALL | (half_published_is_good(dev, p) ? 0 : P_PEND));
+		if (a & P_WIP && a & P_PEND && !half_published_is_good(dev, p))
+			to = without_copy(a, P_PEND);
 		to &= ~(P_CLAIM | P_WIP | P_DBUSY);
 		if (to != a)
 			atomic_store(&p->a, to);
@@ -623,7 +623,8 @@ int ne_cluster_fill(struct ne_device *dev, uint32_t cluster)
 
 static bool may_be_dropped(uint32_t kind)
 {
-	return kind == NE_EVENT_WANT || kind == NE_EVENT_CLUSTER_FREE;
+	return kind == NE_EVENT_WANT || kind == NE_EVENT_CLUSTER_FREE || kind == NE_EVENT_DISK_ERROR ||
+	       kind == NE_EVENT_CHECKSUM;
 }
 
 void dev_event(struct ne_device *dev, uint32_t kind, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
@@ -632,9 +633,9 @@ void dev_event(struct ne_device *dev, uint32_t kind, uint32_t a, uint32_t b, uin
 	struct event_slot *slot;
 
 	do { /* half of the ring is kept for what must not be lost */
-		uint64_t used = tail - atomic_load(&dev->event_head);
+		int64_t used = (int64_t)(tail - atomic_load(&dev->event_head)); /* below 0: tail is old */
 
-		if (used >= EVENTS || (may_be_dropped(kind) && used >= EVENTS / 2)) {
+		if (used >= (int64_t)EVENTS || (may_be_dropped(kind) && used >= (int64_t)EVENTS / 2)) {
 			if (kind == NE_EVENT_WANT)
 				atomic_store(&dev->cluster[a].wanted, 0);
 			return;
@@ -685,19 +686,10 @@ int ne_stats_get(const struct ne_device *dev, struct ne_stats *ret)
 
 uint64_t ne_pending_bytes(const struct ne_device *dev)
 {
-	const uint64_t most = slots_per_worker(dev);
 	uint64_t pages = 0;
 
-	for (uint32_t i = 0; i < THREADS; i++) {
-		if (!dev->worker[i])
-			continue;
-		/* The worker runs on between the two loads: with the head first, what it does can only make this too
-		 * large. */
-		uint64_t head = __atomic_load_n(&dev->worker[i]->slots.head, __ATOMIC_ACQUIRE);
-		uint64_t held = atomic_load(&dev->worker[i]->cs->slot_tail) - head;
-
-		pages += held < most ? held : most;
-	}
+	for (uint32_t i = 0; i < THREADS; i++)
+		pages += dev->worker[i]->slots.used;
 	return pages * NE_PAGE_BYTES;
 }
 

@@ -22,6 +22,7 @@ struct drain {
 	uint64_t deadline_ns;
 	bool fail;		    /* do not read from the slab */
 	uint32_t moved, left, lost; /* pages */
+	uint64_t (*finished)[NE_CLUSTER_PAGES / 64]; /* a bit a page, by extent: it is not in the home any more */
 };
 
 static uint8_t *stage(struct worker *w)
@@ -120,8 +121,11 @@ static bool page_save(struct drain *d, uint32_t page, uint8_t *buf)
 	for (int i = 0; i < 3; i++) {
 		int rc;
 
-		while (!disk_mark(p))
+		while (!disk_mark(p)) {
+			if (atomic_load(&d->w->stop))
+				return false;
 			doze(d->w, 100);
+		}
 		rc = disk_io(d->w, page, buf);
 		page_change(p, rc ? 0 : P_DISK, P_DBUSY);
 		if (!rc)
@@ -167,20 +171,27 @@ static uint64_t run_copy(struct drain *d, uint32_t page, uint32_t n, int except)
 	return bits;
 }
 
-/* Gives up a claimed page's copy in the home, saving it first if it is the last. */
-static void page_leave(struct drain *d, uint32_t page, uint8_t *staged)
+/*
+ * Gives up a claimed page's copy in the home, saving it first if it is the last. False: that did not succeed, and with
+ * `keep` the copy stays where it is.
+ */
+static bool page_leave(struct drain *d, uint32_t page, uint8_t *staged, bool keep)
 {
 	struct ne_page *p = &d->w->dev->page[page];
 	uint64_t bit = P_R(d->home), a = atomic_load(&p->a);
-	bool other = a & (P_SOURCES & ~bit);
+	bool lost;
 
-	if (!other && staged)
-		other = page_save(d, page, staged);
-	while (!atomic_compare_exchange_weak(&p->a, &a, without_copy(a, bit)))
-		;
+	do {
+		if (!(a & (P_SOURCES & ~bit)) && staged && page_save(d, page, staged))
+			a = atomic_load(&p->a);
+		lost = a & bit && !(a & (P_SOURCES & ~bit));
+		if (lost && (keep || atomic_load(&d->w->stop)))
+			return false;
+	} while (!atomic_compare_exchange_strong(&p->a, &a, a & bit ? without_copy(a, bit) : a));
 	d->left++;
-	d->lost += !other;
-	d->w->stats.pages_lost += !other;
+	d->lost += lost;
+	d->w->stats.pages_lost += lost;
+	return true;
 }
 
 static bool any_is_last(const struct drain *d, uint32_t page, uint32_t n)
@@ -189,14 +200,6 @@ static bool any_is_last(const struct drain *d, uint32_t page, uint32_t n)
 		if (!(atomic_load(&d->w->dev->page[page + i].a) & (P_SOURCES & ~P_R(d->home))))
 			return true;
 	return false;
-}
-
-/* The page's only copy, nowhere to put it, and time left: keep it where it is and come again. */
-static bool page_must_wait(struct drain *d, uint32_t page, bool in_time)
-{
-	uint64_t a = atomic_load(&d->w->dev->page[page].a);
-
-	return in_time && !d->fail && d->w->dev->disk_fd < 0 && !(a & (P_SOURCES & ~P_R(d->home)));
 }
 
 /* A run of claimed pages that all have the home's bit. False: some are still there. */
@@ -216,10 +219,10 @@ static bool run_move(struct drain *d, uint32_t page, uint32_t n)
 			page_change(&d->w->dev->page[page + i], bits, from);
 			d->moved++;
 			d->w->stats.pages_moved++;
-		} else if (good[i] && page_must_wait(d, page + i, in_time)) {
-			all = false;
 		} else {
-			page_leave(d, page + i, good[i] ? stage(d->w) + (uint64_t)i * NE_PAGE_BYTES : NULL);
+			uint8_t *mem = good[i] ? stage(d->w) + (uint64_t)i * NE_PAGE_BYTES : NULL;
+
+			all &= page_leave(d, page + i, mem, in_time && !d->fail && (good[i] || !staged));
 		}
 		page_change(&d->w->dev->page[page + i], 0, P_CLAIM);
 	}
@@ -248,7 +251,7 @@ static uint32_t run_claim(struct drain *d, uint32_t page, uint32_t end, uint64_t
 }
 
 /* True when no page of the cluster has the home's bit and none was claimed when looked at. */
-static bool cluster_pass(struct drain *d, bool finished[NE_CLUSTER_PAGES])
+static bool cluster_pass(struct drain *d)
 {
 	uint32_t first = d->cluster * NE_CLUSTER_PAGES, end = first + NE_CLUSTER_PAGES;
 	bool all = true;
@@ -257,8 +260,11 @@ static bool cluster_pass(struct drain *d, bool finished[NE_CLUSTER_PAGES])
 		uint64_t a = atomic_load(&d->w->dev->page[page].a);
 		uint32_t n;
 
-		if (finished[page - first] || !(a & (P_CLAIM | P_R(d->home)))) {
-			finished[page++ - first] = true;
+		uint64_t *finished = &d->finished[H_EXTENT(d->word)][(page - first) / 64], bit = 1ull << page % 64;
+
+		if (*finished & bit || !(a & (P_CLAIM | P_R(d->home)))) {
+			*finished |= bit; /* whoever claims it from now on does not see the home as writable */
+			page++;
 			continue;
 		}
 		n = run_claim(d, page, end, P_R(d->home), 0);
@@ -268,26 +274,36 @@ static bool cluster_pass(struct drain *d, bool finished[NE_CLUSTER_PAGES])
 	return all && !atomic_load(&d->w->stop);
 }
 
-static void cluster_drain(struct drain *d)
+static void drain_begin(struct drain *d)
+{
+	_Static_assert(NE_CLUSTER_PAGES / 8 * 512 <= RX_BYTES, "a bit for each page of the largest slab");
+	d->finished = (void *)d->w->bounce;
+	memset(d->finished, 0, NE_CLUSTER_PAGES / 8 * 512);
+}
+
+/* One round over the cluster's homes on the slab. True when none is left. */
+static bool cluster_drain(struct drain *d)
 {
 	struct ne_cluster *c = &d->w->dev->cluster[d->cluster];
-	bool finished[NE_CLUSTER_PAGES] = {false};
+	bool all = true;
 
 	for (int h = 0; h < NE_HOMES; h++) {
 		uint64_t word = atomic_load(&c->home[h]);
 
 		if (!(word & H_VALID) || H_SLAB(word) != d->slab)
 			continue;
+		worker_take_mail(d->w); /* new links, for this very drain perhaps */
+		act_poll(d->w);
 		d->home = h;
 		d->word = atomic_fetch_and(&c->home[h], ~H_WRITE) & ~H_WRITE;
-		memset(finished, 0, sizeof(finished));
-		while (!cluster_pass(d, finished) && !atomic_load(&d->w->stop))
-			doze(d->w, 50);
-		if (atomic_load(&d->w->stop))
-			return;
+		if (!cluster_pass(d)) {
+			all = false;
+			continue;
+		}
 		atomic_store(&c->home[h], 0);
 		atomic_store(&c->wanted, 0);
 	}
+	return all;
 }
 
 /* Until no thread holds the slab any more. */
@@ -302,8 +318,16 @@ static void slab_drain(struct worker *w, const struct job *job)
 {
 	struct drain d = {.w = w, .slab = job->slab, .deadline_ns = job->deadline_ns, .fail = job->fail};
 
-	for (d.cluster = 0; d.cluster < w->dev->clusters && !atomic_load(&w->stop); d.cluster++)
-		cluster_drain(&d);
+	bool again;
+
+	drain_begin(&d);
+	do { /* what has to wait for a new home does not hold up the others */
+		again = false;
+		for (d.cluster = 0; d.cluster < w->dev->clusters && !atomic_load(&w->stop); d.cluster++)
+			again |= !cluster_drain(&d);
+		if (again)
+			doze(w, 200);
+	} while (again && !atomic_load(&w->stop));
 	slab_settle(w, job->slab);
 	if (atomic_load(&w->stop))
 		return; /* the successor is told to drain it again */
@@ -315,7 +339,9 @@ static void one_cluster_drain(struct worker *w, const struct job *job)
 {
 	struct drain d = {.w = w, .slab = job->slab, .cluster = job->cluster};
 
-	cluster_drain(&d);
+	drain_begin(&d);
+	while (!cluster_drain(&d) && !atomic_load(&w->stop))
+		doze(w, 200);
 	slab_settle(w, job->slab);
 	if (!atomic_load(&w->stop))
 		dev_event(w->dev, NE_EVENT_CLUSTER_DRAINED, job->cluster, job->slab, d.left, d.lost);
@@ -341,6 +367,8 @@ static void cluster_fill(struct worker *w, const struct job *job)
 			page++;
 			continue;
 		}
+		worker_take_mail(w);
+		act_poll(w);
 		d.home = a & P_R(0) ? 0 : a & P_R(1) ? 1 : 2;
 		d.word = atomic_load(&c->home[d.home]);
 		n = run_claim(&d, page, end, P_R(d.home), all);

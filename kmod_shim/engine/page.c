@@ -363,7 +363,6 @@ int page_write(struct worker *w, struct req *rq, const uint8_t *payload)
 		rq->cursor = 0;
 		rq->again = false;
 		rq->need_disk = rq->log->flags & 1; /* FUA */
-		atomic_store_explicit(&w->cs->slot_tail, w->slots.tail, memory_order_release);
 	}
 	while (rq->cursor < rq->pages) {
 		uint32_t n = run_in_cluster(first + rq->cursor, rq->pages - rq->cursor);
@@ -388,17 +387,19 @@ int page_write(struct worker *w, struct req *rq, const uint8_t *payload)
  */
 void page_write_abandon(struct worker *w, struct req *rq)
 {
-	for (uint32_t i = 0; i < rq->pages && w->dev->disk_fd < 0; i++) {
-		struct ne_page *p = page_of(w, req_first(rq) + i);
-		uint32_t slot = slot_number(w, rq->log->slot_pos + i);
-		uint64_t a = atomic_load(&p->a), to;
+	for (uint32_t i = 0; i < rq->pages && w->dev->disk_fd < 0; i++)
+		page_forget_slot(page_of(w, req_first(rq) + i), slot_number(w, rq->log->slot_pos + i));
+}
 
-		do {
-			if ((a & (P_PEND | P_WIP)) != P_PEND || (uint32_t)(atomic_load(&p->b) >> 32) != slot)
-				break;
-			to = without_copy(a, P_PEND);
-		} while (!atomic_compare_exchange_weak(&p->a, &a, to));
-	}
+/* The page does not stand in that slot any more. */
+void page_forget_slot(struct ne_page *p, uint32_t slot)
+{
+	uint64_t a = atomic_load(&p->a);
+
+	do {
+		if ((a & (P_PEND | P_WIP)) != P_PEND || (uint32_t)(atomic_load(&p->b) >> 32) != slot)
+			return;
+	} while (!atomic_compare_exchange_weak(&p->a, &a, without_copy(a, P_PEND)));
 }
 
 /* TRIM and WRITE_ZEROES: the pages read as zeros from now on, whatever stores still hold. */
@@ -494,6 +495,8 @@ static struct source source_find(struct worker *w, uint32_t page, uint8_t avoid)
 	for (int h = 0; h < NE_HOMES; h++)
 		if (s.a & P_R(h) && !(avoid & 1 << h))
 			source_home(w, &s, page, h);
+	if (s.from == FROM_LOST && atomic_load(&p->a) != s.a)
+		s.from = FROM_AGAIN; /* it went elsewhere while we looked */
 	return s;
 }
 
@@ -611,6 +614,16 @@ static void rio_free(struct worker *w, struct rio *rio)
 	ring_drop(&w->stage, rio->stage_pos, rio->n, HOLD_REQ);
 	rio->next = w->rio_free;
 	w->rio_free = rio;
+}
+
+static void rio_unlink(struct worker *w, struct req *rq, struct rio *rio)
+{
+	struct rio **at = &rq->rios;
+
+	while (*at != rio)
+		at = &(*at)->next;
+	*at = rio->next;
+	rio_free(w, rio);
 }
 
 void page_req_release(struct worker *w, struct req *rq)
@@ -781,6 +794,7 @@ static bool read_check(struct worker *w, struct rio *rio, uint32_t i)
 void page_read_ended(struct worker *w, struct rio *rio, int status)
 {
 	struct req *rq = rio->req;
+	bool used = false;
 
 	rio->ended = true;
 	if (!rq) {
@@ -788,23 +802,27 @@ void page_read_ended(struct worker *w, struct rio *rio, int status)
 		return;
 	}
 	rq->ops--;
+	if (status) {
+		rq->avoid |= (uint8_t)(1u << rio->home); /* page_read() forgets it when nothing else is left */
+		if (rio->home == HOME_DISK) {
+			w->stats.disk_errors++;
+			rq->error = ++rq->tries > 16 ? EIO : rq->error;
+		}
+	}
 	for (uint32_t i = 0; i < rio->n; i++) {
 		if (page_has(rq, rio->at + i))
 			continue;
 		if (!status && read_check(w, rio, i)) {
 			rq->src[rio->at + i] = ring_at(&w->stage, rio->stage_pos + i);
 			rq->done++;
+			used = true;
 			count_page_in(w, rio->home);
 		} else {
 			rq->src[rio->at + i] = NULL;
 		}
 	}
-	if (status && rio->home == HOME_DISK) {
-		w->stats.disk_errors++;
-		rq->avoid |= 1 << HOME_DISK;
-		if (++rq->tries > 16)
-			rq->error = EIO;
-	}
+	if (!used)
+		rio_unlink(w, rq, rio); /* its room goes to who asks again */
 	if (rq->done == rq->pages || (rq->error && !rq->ops))
 		worker_answer(w, rq);
 	else if (!rq->deferred && !rq->error)

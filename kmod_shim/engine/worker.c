@@ -267,21 +267,28 @@ void worker_answer(struct worker *w, struct req *rq)
 	req_free(w, rq);
 }
 
-static bool flush_is_done(struct worker *w, struct req *rq)
+/* True when none of what these takes and older ones brought still waits for the disk. */
+static bool disk_has_all(const struct ring *r, uint32_t takes)
 {
-	for (uint32_t i = 0; i < THREADS; i++)
-		if (w->dev->worker[i] &&
-		    __atomic_load_n(&w->dev->worker[i]->slots.head, __ATOMIC_ACQUIRE) < rq->flush_pos[i])
+	for (uint32_t i = 0; r->used && i < r->pages; i++)
+		if (__atomic_load_n(&r->held[i], __ATOMIC_ACQUIRE) & (HOLD_DISK | HOLD_OLD) &&
+		    (int32_t)(__atomic_load_n(&r->stamp[i], __ATOMIC_RELAXED) - takes) <= 0)
 			return false;
 	return true;
 }
 
-static int flush_begin(struct worker *w, struct req *rq)
+static bool flush_is_done(struct worker *w, struct req *rq)
+{
+	for (uint32_t i = 0; i < THREADS && w->dev->disk_fd >= 0; i++)
+		if (!disk_has_all(&w->dev->worker[i]->slots, rq->flush_takes[i]))
+			return false;
+	return true;
+}
+
+static void flush_begin(struct worker *w, struct req *rq)
 {
 	for (uint32_t i = 0; i < THREADS; i++)
-		rq->flush_pos[i] =
-			w->dev->worker[i] && w->dev->disk_fd >= 0 ? atomic_load(&w->dev->worker[i]->cs->slot_tail) : 0;
-	return flush_is_done(w, rq) ? 0 : -EBUSY;
+		rq->flush_takes[i] = w->dev->worker[i]->slots.takes;
 }
 
 /* Starts a request, or goes on with one. 0: it goes by itself; else it is to be looked at again. */
@@ -426,15 +433,6 @@ static void receive_end(struct worker *w)
 		worker_defer(w, rq);
 }
 
-static uint64_t slots_take(struct worker *w, uint32_t pages)
-{
-	uint64_t pos = ring_take(&w->slots, pages, HOLD_REQ);
-
-	if (pos != UINT64_MAX)
-		atomic_store_explicit(&w->cs->slot_tail, w->slots.tail, memory_order_release);
-	return pos;
-}
-
 /* No slot is free: the write waits where it is, and fails when that has lasted too long. True: fail it. */
 static bool pending_is_exhausted(struct worker *w, uint64_t now)
 {
@@ -460,7 +458,7 @@ static bool parse_write(struct worker *w, const struct nbd_request *nr, int erro
 		if (!error && nr->length <= GATHER_BYTES)
 			return false; /* the rest comes with the next receive */
 		if (!error) {
-			slot_pos = slots_take(w, pages);
+			slot_pos = ring_take(&w->slots, pages, HOLD_REQ);
 			if (slot_pos == UINT64_MAX && !pending_is_exhausted(w, now))
 				return false;
 			if (slot_pos == UINT64_MAX)
@@ -484,7 +482,7 @@ static bool parse_write(struct worker *w, const struct nbd_request *nr, int erro
 		return false;
 	rc = page_write(w, rq, payload);
 	if (rc == -EBUSY && rq->log->slot_pos == UINT64_MAX) {
-		rq->log->slot_pos = slots_take(w, pages);
+		rq->log->slot_pos = ring_take(&w->slots, pages, HOLD_REQ);
 		if (rq->log->slot_pos == UINT64_MAX)
 			rc = -EAGAIN;
 		else
@@ -660,10 +658,8 @@ static bool receive(struct worker *w, uint64_t now)
 static void streams_reset(struct worker *w)
 {
 	struct ne_conn_state *cs = w->cs;
-	uint64_t slot_tail = atomic_load(&cs->slot_tail);
 
 	memset(cs, 0, sizeof(*cs));
-	atomic_store(&cs->slot_tail, slot_tail);
 	w->rx_parsed = w->rx_tail = w->tx_head = w->tx_tail = w->tx_committed = 0;
 	w->freed_n = 0;
 }
@@ -674,9 +670,12 @@ static void conn_begin(struct worker *w, int sock)
 	w->closing = w->hup = w->dropped = w->tx_blocked = false;
 	w->close_error = 0;
 	w->full_since_ns = 0;
-	w->last_rx_ns = now_ns();
-	if (w->cs->live)
-		return; /* resumed: worker_recover_log() has set the positions */
+	w->last_rx_ns = w->parsed_ns = now_ns();
+	if (w->cs->live) { /* resumed: worker_recover_log() has set the positions; patience begins now */
+		for (struct req *rq = w->deferred; rq; rq = rq->next)
+			rq->defer_since_ns = w->last_rx_ns;
+		return;
+	}
 	streams_reset(w);
 	w->cs->live = 1;
 }
@@ -696,8 +695,8 @@ static bool conn_drop(struct worker *w)
 		if (rq->deferred && rq->log->type != NBD_READ && !rq->claimed)
 			w->stats.writes_fenced++;
 		rq->deferred = false;
-		if (rq->log->type == NBD_WRITE && rq->claimed && (rq->ops || rq->cursor < rq->pages)) {
-			if (!rq->ops || rq->cursor < rq->pages)
+		if (rq->log->type == NBD_WRITE && (rq->ops || (rq->claimed && rq->cursor < rq->pages))) {
+			if (rq->claimed && rq->cursor < rq->pages)
 				worker_defer(w, rq); /* claims held: it must be finished */
 			continue;
 		}
@@ -729,9 +728,14 @@ static bool conn_turn(struct worker *w, uint64_t now)
 
 	if (!w->closing && !w->hup && !atomic_load_explicit(&w->stop, memory_order_relaxed)) {
 		any = receive(w, now);
-		if (!w->receiving && (any || w->rx_tail != w->rx_parsed))
-			while (parse_one(w, now))
-				any = true;
+		if (w->receiving || w->rx_tail == w->rx_parsed)
+			w->parsed_ns = now;
+		else if (elapsed_ns(now, w->parsed_ns) > STALE_NS && peer_has_hung_up(w))
+			w->hup = true; /* what stands here was sent long ago, by somebody who has given up */
+		while (!w->hup && !w->receiving && parse_one(w, now)) {
+			w->parsed_ns = now;
+			any = true;
+		}
 	}
 	if (w->hup) {
 		if (conn_drop(w))
@@ -819,11 +823,22 @@ static bool disk_turn(struct worker *w)
 	return n > 0;
 }
 
+/* Deferred requests of a connection that is not back yet after a take-over wait for it: they may have to be dropped. */
+static bool may_run_deferred(const struct worker *w)
+{
+	return w->deferred && (w->sock >= 0 || w->hup);
+}
+
 static uint64_t sleep_limit_ns(const struct worker *w)
 {
-	if (w->deferred || w->dop_wait || w->act_waiting)
+	uint64_t hedge_ns = (uint64_t)w->dev->params.hedge_us * 1000;
+
+	if (may_run_deferred(w) || w->dop_wait || w->act_waiting)
 		return LOOK_NS;
-	if (w->full_since_ns || w->act_old)
+	if (w->act_old && hedge_ns < 1000000)
+		return hedge_ns + LOOK_NS;
+	if (w->full_since_ns || w->act_old || atomic_load_explicit(&w->stop, memory_order_relaxed) ||
+	    (w->disk && ne_disk_outstanding(w->disk))) /* the kernel may not have taken all of it yet */
 		return 1000000;
 	return UINT64_MAX;
 }
@@ -923,7 +938,7 @@ static void turn(struct worker *w)
 		any |= conn_turn(w, now);
 	any |= act_poll(w);
 	any |= disk_turn(w);
-	if (w->deferred && (any || elapsed_ns(now, w->looked_ns) >= LOOK_NS / 4))
+	if (may_run_deferred(w) && (any || elapsed_ns(now, w->looked_ns) >= LOOK_NS / 4))
 		any |= !deferred_run(w, now);
 	if (w->dop_wait && (any || elapsed_ns(now, w->looked_ns) >= LOOK_NS / 4))
 		dop_retry(w, now);
@@ -945,13 +960,19 @@ static void turn(struct worker *w)
 		idle(w, now);
 }
 
-/* Asked to stop: no new requests, and a moment for what is in flight; whatever is left the successor will redo. */
+/*
+ * Asked to stop: no new requests, and a moment for what is in flight; whatever is left the successor will redo. The disk
+ * gets longer, since what it still does would come on top of what the successor has written.
+ */
 static void wind_down(struct worker *w)
 {
-	uint64_t until = now_ns() + 200000000;
+	uint64_t begin = now_ns(), spent;
 
-	while (now_ns() < until && (w->act_old || (w->disk && ne_disk_outstanding(w->disk)) || w->tx_head < w->tx_tail))
+	do {
 		turn(w);
+		spent = now_ns() - begin;
+	} while ((spent < 200000000 && (w->act_old || w->tx_head < w->tx_tail)) ||
+		 (spent < 2000000000 && w->disk && ne_disk_outstanding(w->disk)));
 	if (w->sock >= 0) {
 		commit(w);
 		tx_flush(w);
@@ -1058,7 +1079,7 @@ static void worker_recover_log(struct worker *w)
 				   .pages = log->length / NE_PAGE_BYTES};
 		w->active++;
 		for (uint32_t k = 0; log->slot_pos != UINT64_MAX && k < rq->pages; k++)
-			w->slots.held[ring_index(&w->slots, log->slot_pos + k)] |= HOLD_REQ;
+			ring_hold(&w->slots, log->slot_pos + k, HOLD_REQ);
 		rq->error = (int)log->error;
 		if (recover_payload(w, log, cs->commit[g].parsed)) {
 			rq->stage = RQ_RECEIVING;
@@ -1075,7 +1096,7 @@ void worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot)
 {
 	struct recovered *last = w->recovered_n ? &w->recovered[w->recovered_n - 1] : NULL;
 
-	w->slots.held[slot] |= HOLD_OLD;
+	ring_hold(&w->slots, slot, HOLD_OLD);
 	if (last && last->page + last->n == page && last->slot + last->n == slot && slot) {
 		last->n++;
 		return;
@@ -1090,14 +1111,8 @@ void worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot)
 /* In the thread: writes recovered payload to disk as if it had just come. */
 void worker_recover_done(struct worker *w)
 {
-	uint64_t base = w->slots.tail;
-
-	for (uint32_t i = 0; i < w->recovered_n; i++) {
-		const struct recovered *r = &w->recovered[i];
-		uint64_t pos = (base & ~(uint64_t)(w->slots.pages - 1)) + r->slot;
-
-		dop_make(w, NULL, r->page, r->n, pos >= base ? pos - w->slots.pages : pos);
-	}
+	for (uint32_t i = 0; i < w->recovered_n; i++)
+		dop_make(w, NULL, w->recovered[i].page, w->recovered[i].n, w->recovered[i].slot);
 	free(w->recovered);
 	w->recovered = NULL;
 	w->recovered_n = 0;
@@ -1105,16 +1120,7 @@ void worker_recover_done(struct worker *w)
 
 void worker_recover(struct worker *w)
 {
-	struct ring *r = &w->slots;
-
-	r->tail = atomic_load(&w->cs->slot_tail) + r->pages; /* room below for positions of the last lap */
-	atomic_store(&w->cs->slot_tail, r->tail);
-	for (uint32_t i = 0; i < LOG_DEPTH; i++)
-		if (w->cs->log[i].slot_pos != UINT64_MAX)
-			w->cs->log[i].slot_pos += r->pages;
 	worker_recover_log(w);
-	for (r->head = r->tail - r->pages; r->head < r->tail && !r->held[ring_index(r, r->head)];)
-		r->head++;
 	if (!w->cs->live)
 		streams_reset(w);
 }
@@ -1132,7 +1138,7 @@ static uint64_t pool_bytes(const struct worker *w)
 {
 	uint64_t slots = w->slots.pages, stage = w->stage.pages;
 
-	return slots + stage + stage * 8 + (uint64_t)NE_SLABS_MAX * 4 +
+	return slots * 5 + stage + stage * 8 + (uint64_t)NE_SLABS_MAX * 4 +
 	       (uint64_t)LOG_DEPTH * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES) * sizeof(void *) +
 	       ACTS * (sizeof(struct act) + sizeof(struct wop)) + RIOS * sizeof(struct rio) +
 	       dops_of(w) * sizeof(struct dop) + RX_BYTES + 4096;
@@ -1152,6 +1158,7 @@ static void pools_make(struct worker *w)
 	const uint8_t **src;
 
 	w->slots.held = carve(&at, w->slots.pages);
+	w->slots.stamp = carve(&at, w->slots.pages * 4ull);
 	w->stage.held = carve(&at, w->stage.pages);
 	w->stage_seq = carve(&at, w->stage.pages * 4ull);
 	w->stage_crc = carve(&at, w->stage.pages * 4ull);
