@@ -97,7 +97,7 @@ def test_what_one_connection_wrote_another_reads(rig: Rig) -> None:
 
 def test_writes_of_two_connections_to_one_page_leave_one_of_them_everywhere(rig: Rig) -> None:
     rig.donors_with_slabs(1, clusters=1)
-    first, second = rig.connect(0), rig.connect(1)
+    first, second, seen = rig.connect(0), rig.connect(1), b""
     for n in range(50):
         one, two = stamped_pages(RNG, 1), stamped_pages(RNG, 1)
         cookies = first.send(Command.WRITE, 0, data=one), second.send(Command.WRITE, 0, data=two)

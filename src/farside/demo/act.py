@@ -5,7 +5,6 @@ An act causes something and returns when the borrower's own counters say that it
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,29 +28,17 @@ class Stage:
         record = control.record(state)
         self.donor_memory_bytes = record.donor_memory_bytes
         self.headroom_bytes = record.headroom_bytes
-        # The last words of each server process so far: its page counters began at zero.
-        self._last: dict[int, Mapping[str, Any]] = {}
 
     def status(self) -> Mapping[str, Any]:
         """The borrower's status; waits while its server is being replaced."""
         end_s = time.monotonic() + ACT_LIMIT_S
         while True:
             try:
-                told = control.blockdev_status(self.state)
+                return control.blockdev_status(self.state)
             except PeerError:
                 if time.monotonic() > end_s:
                     raise
-            else:
-                self._last[told["server_pid"]] = told
-                return told
             time.sleep(LOOK_EVERY_S)
-
-    def pages(self, direction: str) -> Mapping[str, int]:
-        """Pages by place, `pages_in` or `pages_out`, over all server processes as each was last seen."""
-        total: Counter[str] = Counter()
-        for told in self._last.values():
-            total.update(told[direction])
-        return total
 
     def count(self, name: str) -> int:
         """One of the borrower's counters."""

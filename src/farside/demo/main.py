@@ -70,14 +70,14 @@ def _play(show: Show, stage: Stage, fio: FioLoad, data: Path) -> Outcome:
         show.end(complaint, is_good=False)
     finally:
         tally = fio.stop().plus(copied)
-    counters = dict(stage.status()["counters"])
+    last = stage.status()
     took_s = show.took_s
     show.begin("the sandbox ends")
     return Outcome(
         tally=tally,
-        counters=counters,
-        pages_in=stage.pages("pages_in"),
-        pages_out=stage.pages("pages_out"),
+        counters=last["counters"],
+        pages_in=last["pages_in"],
+        pages_out=last["pages_out"],
         took_s=took_s,
         complaint=complaint,
     )
