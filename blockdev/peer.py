@@ -225,7 +225,9 @@ class Peer:
         while True:
             began_s = clock.now_s()
             try:
-                await self._session()
+                # A task of its own: a TaskGroup whose child fails leaves its task "being cancelled" in Python 3.11,
+                # and timeouts in it then end as cancellations (python/cpython issue 116720).
+                await asyncio.get_running_loop().create_task(self._session())
             except* (PeerError, RemoteProtocolError, EngineError, OSError, TimeoutError) as group:
                 self._note_lost(group)
             if clock.now_s() - began_s >= SETTLE_S + config.deadline_s:

@@ -39,6 +39,8 @@ class ScriptedDonor:
         self.session = 41
         self.held: dict[int, int] = {}  # lease -> token
         self.is_mute = False
+        self.is_thawed = asyncio.Event()
+        self.is_thawed.set()
         self.map_delay_s = 0.0
         self.heard: list[m.Message] = []
         self.hellos: list[m.Hello] = []
@@ -68,6 +70,7 @@ class ScriptedDonor:
         )
         channel = Channel(sock, connection)
         try:
+            await self.is_thawed.wait()
             hello = await channel.accept()
             self.hellos.append(hello)
             if hello.session not in (0, self.session):
@@ -365,6 +368,23 @@ def test_a_donor_that_does_not_answer_loses_its_session(scene: Scene) -> None:
     play(scene, body)
 
     assert "no answer" in scene.peer.reason
+
+
+def test_a_donor_that_freezes_fails_after_the_grace_time_and_is_taken_back_when_it_thaws(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        scene.add_slab()
+        scene.donor.is_mute = True
+        scene.donor.is_thawed.clear()
+        scene.peer.links_broke()
+        await until(lambda: scene.recorder.lost == [0])
+        scene.donor.is_mute = False
+        scene.donor.is_thawed.set()
+        await scene.is_up()
+
+    play(scene, body)
+
+    assert scene.table.counters.failovers == 1
 
 
 def test_notices_of_the_donor_reach_the_device(scene: Scene) -> None:
