@@ -95,7 +95,7 @@ bool slab_is_in_reach(struct worker *w, uint32_t slab, uint8_t **base)
 
 /* An operation on n pages of the home; takes over the caller's entry of the slab. There must be a free one. */
 struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, uint32_t page_in_cluster, uint32_t n,
-		     void *buf)
+		     void *buf, uint32_t entered)
 {
 	struct act *act = w->act_free;
 	const struct ne_slab_rec *slab = &w->dev->slabs[H_SLAB(word)];
@@ -105,7 +105,7 @@ struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, 
 		.kind = op == NE_IO_READ ? ACT_READ : ACT_WRITE,
 		.home = home,
 		.donor = slab->donor,
-		.slab = H_SLAB(word),
+		.entered = entered,
 		.io = {.op = op,
 		       .length = n * NE_PAGE_BYTES,
 		       .lease = slab->lease,
@@ -136,7 +136,7 @@ static void act_end(struct worker *w, struct act *act)
 		act->next->prev = act->prev;
 	else
 		w->act_new = act->prev;
-	slab_leave(w, act->slab);
+	slab_leave(w, act->entered);
 	if (act->kind == ACT_READ)
 		page_read_ended(w, act->rio, act->io.status);
 	else
@@ -161,6 +161,8 @@ bool act_post(struct worker *w, struct act *act)
 		act->io.status = rc;
 		act_end(w, act);
 	} else {
+		if (link->ops->outstanding(link) == 1)
+			w->heard_ns[act->donor] = act->io.posted_ns;
 		w->dirty[act->donor / 64] |= 1ull << act->donor % 64;
 	}
 	return true;
@@ -195,6 +197,8 @@ static bool link_poll(struct worker *w, uint32_t donor)
 		n = link->ops->poll(link, done, 64);
 		for (int i = 0; i < n; i++)
 			act_end(w, done[i]->owner);
+		if (n > 0)
+			w->heard_ns[donor] = now_ns();
 		any |= n > 0;
 	} while (n == 64);
 	return any;
@@ -258,6 +262,16 @@ bool act_poll(struct worker *w)
 	return any;
 }
 
+/* The donor has said nothing for the deadline, or this one operation hangs while others pass. */
+static bool is_overdue(const struct worker *w, const struct act *act, uint64_t now)
+{
+	uint64_t deadline_ns = (uint64_t)w->dev->params.deadline_ms * 1000000;
+	uint64_t age = elapsed_ns(now, act->io.posted_ns);
+
+	return age >= deadline_ns &&
+	       (elapsed_ns(now, w->heard_ns[act->donor]) >= deadline_ns || age >= 8 * deadline_ns);
+}
+
 /* Hedges reads that are slow, and gives up donors that owe an answer for longer than the deadline. */
 void act_timers(struct worker *w, uint64_t now)
 {
@@ -266,17 +280,18 @@ void act_timers(struct worker *w, uint64_t now)
 
 	while (act) {
 		uint64_t age = elapsed_ns(now, act->io.posted_ns);
-		struct ne_link *link = w->links[act->donor];
 
 		if (age < (uint64_t)p->hedge_us * 1000)
 			break;
-		if (age >= (uint64_t)p->deadline_ms * 1000000 && act->waiting) {
+		if (is_overdue(w, act, now) && act->waiting) {
 			act->waiting = false;
 			w->act_waiting--;
 			act->io.status = -ETIMEDOUT;
 			act_end(w, act);
 			act = w->act_old; /* the list may have changed anywhere */
-		} else if (age >= (uint64_t)p->deadline_ms * 1000000) {
+		} else if (is_overdue(w, act, now)) {
+			struct ne_link *link = w->links[act->donor];
+
 			if (link && link->ops->alive(link)) {
 				w->link_err[act->donor] = ETIMEDOUT;
 				link->ops->kill(link, ETIMEDOUT);

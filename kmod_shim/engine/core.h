@@ -119,6 +119,7 @@ struct ne_conn_state {
 	_Atomic uint32_t commit_gen, rx_gen, tx_gen;
 	struct { uint64_t parsed, answered; } commit[2];
 	struct ne_transfer rx[2], tx[2];
+	uint64_t goodbye_pos;		/* behind DISC, or 0 */
 	uint64_t tx_base;		/* stream position of the first byte of the tx buffer */
 	struct ne_log log[LOG_DEPTH];
 };
@@ -197,7 +198,7 @@ struct act {
 	uint8_t kind;			/* enum act_kind */
 	uint8_t home;
 	bool waiting;			/* its link was full */
-	uint32_t donor, slab;
+	uint32_t donor, entered;
 	struct wop *wop;
 	struct rio *rio;
 	struct act *prev, *next;	/* by age; next alone: the free list, and those that wait for their link */
@@ -266,7 +267,7 @@ struct worker {
 	_Atomic uint64_t mail_bits[NE_DONORS_MAX / 64];
 	uint64_t dirty[NE_DONORS_MAX / 64]; /* links with posts not submitted */
 	struct ne_disk *disk;
-	_Atomic uint32_t *inflight;	/* per slab: operations of ours on it */
+	_Atomic uint32_t *inflight;	/* slab * 2 + phase: operations of ours on it */
 	struct req reqs[LOG_DEPTH];
 	struct req sync_req;		/* for requests that end at once */
 	struct ne_log sync_log;
@@ -276,6 +277,7 @@ struct worker {
 	struct rio *rios, *rio_free;
 	uint32_t act_waiting;
 	int link_err[NE_DONORS_MAX];
+	uint64_t heard_ns[NE_DONORS_MAX]; /* when the donor last answered, or was first asked anew */
 	struct dop *dops, *dop_free;
 	struct dop *dop_wait, **dop_wait_end; /* parked behind another write of the page, or for a retry */
 	uint32_t disk_writes;		/* dops in existence */
@@ -297,15 +299,14 @@ struct worker {
 
 struct slab_live {			/* this process's face of a slab */
 	uint8_t *_Atomic base;
-	uint64_t drain_deadline_ns;
-	bool drain_fail;
+	_Atomic uint32_t phase;		/* which of two counters an operation takes; flipped to wait for the older ones */
+	_Atomic uint64_t deadline_ns;	/* of the drain; 0: none in this process */
+	_Atomic bool fail;
 };
 
 struct job {
 	enum { JOB_SLAB_DRAIN, JOB_CLUSTER_DRAIN, JOB_CLUSTER_FILL } kind;
 	uint32_t slab, cluster;
-	uint64_t deadline_ns;
-	bool fail;
 };
 
 struct ne_device {
@@ -392,20 +393,21 @@ static inline uint64_t without_copy(uint64_t a, uint64_t bits)
  * Takes slab of home h of the cluster for an operation; false when the home is no longer the word we saw. The counter
  * is ours alone, the fence makes the mover see it before we look at the home again.
  */
-static inline bool slab_enter(struct worker *w, struct ne_cluster *c, int home, uint64_t word)
+static inline bool slab_enter(struct worker *w, struct ne_cluster *c, int home, uint64_t word, uint32_t *entered)
 {
 	uint32_t slab = H_SLAB(word);
 
-	atomic_fetch_add(&w->inflight[slab], 1);
+	*entered = slab * 2 + (atomic_load(&w->dev->live[slab].phase) & 1);
+	atomic_fetch_add(&w->inflight[*entered], 1);
 	if ((atomic_load(&c->home[home]) & ~H_WRITE) == (word & ~H_WRITE))
 		return true;
-	atomic_fetch_sub(&w->inflight[slab], 1);
+	atomic_fetch_sub(&w->inflight[*entered], 1);
 	return false;
 }
 
-static inline void slab_leave(struct worker *w, uint32_t slab)
+static inline void slab_leave(struct worker *w, uint32_t entered)
 {
-	atomic_fetch_sub_explicit(&w->inflight[slab], 1, memory_order_release);
+	atomic_fetch_sub_explicit(&w->inflight[entered], 1, memory_order_release);
 }
 
 /* device.c */
@@ -446,7 +448,7 @@ void ring_hold(struct ring *r, uint64_t pos, uint8_t hold);
 void ring_drop(struct ring *r, uint64_t pos, uint32_t n, uint8_t hold);
 struct ne_link *worker_link(struct worker *w, uint32_t donor);
 struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, uint32_t page_in_cluster, uint32_t n,
-		     void *buf);
+		     void *buf, uint32_t entered);
 bool act_post(struct worker *w, struct act *act);
 bool act_poll(struct worker *w);
 void act_link_drop(struct worker *w, uint32_t donor);

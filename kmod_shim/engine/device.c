@@ -61,7 +61,7 @@ static bool is_power_of_two(uint64_t n)
 
 static bool params_are_good(const struct ne_params *p)
 {
-	return p->size_bytes && p->size_bytes % NE_CLUSTER_BYTES == 0 && p->size_bytes <= 16ull << 40 &&
+	return p->size_bytes && p->size_bytes % NE_CLUSTER_BYTES == 0 && p->size_bytes < 16ull << 40 &&
 	       is_power_of_two(p->slab_bytes) && p->slab_bytes >= NE_CLUSTER_BYTES && p->slab_bytes <= 1ull << 30 &&
 	       is_power_of_two(p->pending_bytes) && p->pending_bytes >= 16ull << 20 && p->pending_bytes <= 1ull << 30 &&
 	       p->workers && p->workers <= NE_WORKERS_MAX && p->protection <= NE_PROTECT_NONE && p->deadline_ms &&
@@ -158,6 +158,10 @@ static void pages_adopt(struct ne_device *dev)
 		atomic_store(&dev->cluster[c].wanted, 0);
 }
 
+/* How long a dead predecessor's disk operations may take; a disk that needs longer fails the take-over, to be retried.
+ */
+#define PREDECESSOR_MS 10000
+
 static int workers_make(struct ne_device *dev)
 {
 	int rc = 0;
@@ -165,6 +169,10 @@ static int workers_make(struct ne_device *dev)
 	for (uint32_t i = 0; i < THREADS && !rc; i++)
 		if (i < NE_WORKERS_MAX || i == NE_MOVER)
 			rc = worker_create(dev, i, &dev->worker[i]);
+	if (rc)
+		return rc;
+	if (dev->adopted && dev->disk_fd >= 0)
+		rc = ne_disk_settle(dev->disk_fd, PREDECESSOR_MS);
 	if (rc)
 		return rc;
 	if (dev->adopted) {
@@ -518,11 +526,13 @@ int ne_slab_remove(struct ne_device *dev, uint32_t slab)
 	if (slab_is_used(dev, slab))
 		return -EBUSY;
 	for (uint32_t i = 0; i < THREADS; i++)
-		if (dev->worker[i] && atomic_load(&dev->worker[i]->inflight[slab]))
+		if (atomic_load(&dev->worker[i]->inflight[slab * 2]) ||
+		    atomic_load(&dev->worker[i]->inflight[slab * 2 + 1]))
 			return -EBUSY;
 	base = atomic_exchange(&dev->live[slab].base, NULL);
 	if (base)
 		munmap(base, dev->params.slab_bytes);
+	atomic_store(&dev->live[slab].deadline_ns, 0);
 	atomic_store(&dev->slabs[slab].state, NE_SLAB_NONE);
 	return 0;
 }
@@ -596,13 +606,16 @@ static int job_put(struct ne_device *dev, struct job job)
 
 int ne_slab_drain(struct ne_device *dev, uint32_t slab, uint32_t deadline_ms, bool fail)
 {
+	struct slab_live *live = &dev->live[slab % NE_SLABS_MAX];
+	bool running;
+
 	if (slab >= NE_SLABS_MAX || atomic_load(&dev->slabs[slab].state) == NE_SLAB_NONE)
 		return -EINVAL;
+	running = atomic_load(&dev->slabs[slab].state) == NE_SLAB_DRAINING && atomic_load(&live->deadline_ns);
+	atomic_store(&live->fail, fail);
+	atomic_store(&live->deadline_ns, now_ns() + deadline_ms * 1000000ull);
 	atomic_store(&dev->slabs[slab].state, NE_SLAB_DRAINING);
-	return job_put(dev, (struct job){.kind = JOB_SLAB_DRAIN,
-					 .slab = slab,
-					 .fail = fail,
-					 .deadline_ns = now_ns() + deadline_ms * 1000000ull});
+	return running ? 0 : job_put(dev, (struct job){.kind = JOB_SLAB_DRAIN, .slab = slab});
 }
 
 int ne_cluster_drain(struct ne_device *dev, uint32_t cluster, uint32_t slab)

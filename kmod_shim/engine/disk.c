@@ -20,12 +20,16 @@
 #include <assert.h>
 #include <endian.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <liburing.h>
 #include <openssl/evp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "link.h"
 
@@ -53,7 +57,8 @@ struct slot {
 struct ne_disk {
 	struct io_uring ring;
 	bool has_ring;
-	int fd; /* the file, or its index when registered */
+	int own_fd;
+	int fd; /* that, or its index when registered */
 	unsigned int fd_flags;
 	struct ne_arena fixed; /* empty when registration was refused */
 	const struct ne_fault_rules *rules;
@@ -377,6 +382,38 @@ static int slots_create(struct ne_disk *disk)
 	return 0;
 }
 
+/*
+ * An open description of our own, with a shared lock on it: the kernel drops both with the last operation, also with
+ * those that outlive a killed process.
+ */
+static int open_locked(int fd)
+{
+	char path[32];
+	int own;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	own = open(path, O_RDWR | O_CLOEXEC | (fcntl(fd, F_GETFL) & O_DIRECT));
+	if (own >= 0 && flock(own, LOCK_SH | LOCK_NB)) {
+		close(own);
+		return -EBUSY;
+	}
+	return own >= 0 ? own : -errno;
+}
+
+int ne_disk_settle(int fd, uint32_t limit_ms)
+{
+	int own = open_locked(fd), err = own < 0 ? own : -ETIMEDOUT;
+
+	for (uint32_t ms = 0; own >= 0 && err && ms <= limit_ms; ms++) {
+		err = flock(own, LOCK_EX | LOCK_NB) ? -ETIMEDOUT : 0;
+		if (err)
+			usleep(1000);
+	}
+	if (own >= 0)
+		close(own);
+	return err;
+}
+
 int ne_disk_create(int fd, uint32_t depth, const uint8_t *key, const struct ne_arena *arena,
 		   const struct ne_fault_rules *rules, struct ne_disk **ret)
 {
@@ -391,7 +428,10 @@ int ne_disk_create(int fd, uint32_t depth, const uint8_t *key, const struct ne_a
 	disk->depth = depth;
 	disk->rules = rules;
 	disk->last = &disk->first;
-	if (key)
+	disk->own_fd = open_locked(fd);
+	if (disk->own_fd < 0)
+		err = disk->own_fd;
+	if (!err && key)
 		err = cipher_create(disk, key);
 	if (!err)
 		err = slots_create(disk);
@@ -401,7 +441,7 @@ int ne_disk_create(int fd, uint32_t depth, const uint8_t *key, const struct ne_a
 		ne_disk_destroy(disk);
 		return err;
 	}
-	ring_register(disk, fd, arena);
+	ring_register(disk, disk->own_fd, arena);
 	*ret = disk;
 	return 0;
 }
@@ -423,6 +463,8 @@ void ne_disk_destroy(struct ne_disk *disk)
 	if (disk->scratch)
 		munmap(disk->scratch, (size_t)disk->depth * DIO_MAX_BYTES);
 	cipher_destroy(disk);
+	if (disk->own_fd >= 0)
+		close(disk->own_fd);
 	free(disk->slots);
 	free(disk);
 }

@@ -46,7 +46,7 @@ enum ne_protection {			/* what a page's second copy is */
 };
 
 struct ne_params {
-	uint64_t size_bytes;		/* device size, a multiple of NE_CLUSTER_BYTES, at most 16 TiB */
+	uint64_t size_bytes;		/* device size, a multiple of NE_CLUSTER_BYTES, below 16 TiB */
 	uint64_t slab_bytes;		/* power of two, 2 MiB to 1 GiB */
 	uint64_t pending_bytes;		/* payload kept for the disk, per worker; a power of two, 16 MiB (then no request is larger) to 1 GiB */
 	uint32_t workers;		/* 1..NE_WORKERS_MAX connections */
@@ -163,7 +163,8 @@ int ne_cluster_count(const struct ne_device *dev, uint32_t cluster, uint32_t ret
  * Moves everything off a slab, in the background, by the mover. A cluster that has another writable home gets its pages
  * copied there first; the others fall back to disk (pages that are not on disk yet are saved first). deadline_ms counts
  * from now: when it passes, copying stops and the rest falls back at once. Ends with NE_EVENT_SLAB_DRAINED; from then on
- * no thread touches the slab. fail=true: the donor is gone, nothing is read from the slab.
+ * no thread touches the slab. fail=true: the donor is gone, nothing is read from the slab. Called again while it runs,
+ * the new deadline and fail count from now on.
  */
 int ne_slab_drain(struct ne_device *dev, uint32_t slab, uint32_t deadline_ms, bool fail);
 /* The same for one cluster's home on that slab; ends with NE_EVENT_CLUSTER_DRAINED. Used for TRIMmed clusters. */

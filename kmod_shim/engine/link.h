@@ -99,10 +99,15 @@ struct ne_dio {
 
 /*
  * key: 64 bytes for AES-256-XTS (the tweak is the page number), or NULL. depth: operations at once, the rest queue
- * inside. Opens its own io_uring over fd (borrowed). arena is registered as fixed buffers where limits allow.
+ * inside. Opens its own io_uring over a description of its own of fd (borrowed). arena is registered as fixed buffers where limits allow.
  */
 int ne_disk_create(int fd, uint32_t depth, const uint8_t *key, const struct ne_arena *arena,
 		   const struct ne_fault_rules *rules, struct ne_disk **ret);
+/*
+ * Waits until nobody else, and no operation left by a process that is gone, uses the file: what they still write would
+ * come on top of what we write. -ETIMEDOUT after limit_ms.
+ */
+int ne_disk_settle(int fd, uint32_t limit_ms);
 void ne_disk_destroy(struct ne_disk *disk);	/* waits for what is in flight; NULL is fine */
 void ne_disk_post(struct ne_disk *disk, struct ne_dio *dio);	/* always takes it */
 void ne_disk_submit(struct ne_disk *disk);

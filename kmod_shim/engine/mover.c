@@ -19,9 +19,7 @@ struct drain {
 	uint32_t cluster, slab;
 	int home; /* the one to empty, or -1: only fill */
 	uint64_t word;
-	uint64_t deadline_ns;
-	bool fail;		    /* do not read from the slab */
-	uint32_t moved, left, lost; /* pages */
+	uint32_t moved, left, lost;		     /* pages */
 	uint64_t (*finished)[NE_CLUSTER_PAGES / 64]; /* a bit a page, by extent: it is not in the home any more */
 };
 
@@ -87,7 +85,8 @@ static int home_io(struct worker *w, uint8_t op, uint64_t word, uint32_t page, u
 			    .buf = stage(w),
 			    .base = atomic_load(&w->dev->live[H_SLAB(word)].base),
 			    .posted_ns = now_ns(),
-			    .offset = (uint64_t)(extent_page(NULL, word, page) - (uint8_t *)NULL)};
+			    .offset = (uint64_t)H_EXTENT(word) * NE_CLUSTER_BYTES +
+				      (uint64_t)(page % NE_CLUSTER_PAGES) * NE_PAGE_BYTES};
 	rc = link->ops->post(link, &io);
 	return rc ? rc : link_wait(w, link, &io);
 }
@@ -202,12 +201,25 @@ static bool any_is_last(const struct drain *d, uint32_t page, uint32_t n)
 	return false;
 }
 
+/* The control side may shorten a drain, or say that the donor is gone, while it runs. */
+static bool drain_has_time(const struct drain *d)
+{
+	return now_ns() < atomic_load(&d->w->dev->live[d->slab].deadline_ns);
+}
+
+static bool drain_fails(const struct drain *d)
+{
+	const struct ne_device *dev = d->w->dev;
+
+	return atomic_load(&dev->live[d->slab].fail) || donor_is(dev, dev->slabs[d->slab].donor, NE_DONOR_FAILED);
+}
+
 /* A run of claimed pages that all have the home's bit. False: some are still there. */
 static bool run_move(struct drain *d, uint32_t page, uint32_t n)
 {
-	bool good[RUN_PAGES] = {false}, in_time = now_ns() < d->deadline_ns, all = true;
+	bool good[RUN_PAGES] = {false}, fail = drain_fails(d), in_time = !fail && drain_has_time(d), all = true;
 	uint64_t from = P_R(d->home), bits = 0;
-	bool staged = !d->fail && (in_time || any_is_last(d, page, n)) && !home_io(d->w, NE_IO_READ, d->word, page, n);
+	bool staged = !fail && (in_time || any_is_last(d, page, n)) && !home_io(d->w, NE_IO_READ, d->word, page, n);
 
 	if (staged) {
 		run_verify(d, page, n, from, good);
@@ -222,7 +234,7 @@ static bool run_move(struct drain *d, uint32_t page, uint32_t n)
 		} else {
 			uint8_t *mem = good[i] ? stage(d->w) + (uint64_t)i * NE_PAGE_BYTES : NULL;
 
-			all &= page_leave(d, page + i, mem, in_time && !d->fail && (good[i] || !staged));
+			all &= page_leave(d, page + i, mem, in_time && (good[i] || !staged));
 		}
 		page_change(&d->w->dev->page[page + i], 0, P_CLAIM);
 	}
@@ -306,17 +318,22 @@ static bool cluster_drain(struct drain *d)
 	return all;
 }
 
-/* Until no thread holds the slab any more. */
+/*
+ * Until every operation that entered the slab before now has left it. Who comes later counts in the other phase, unless
+ * it read the phase before the flip; that one looks at its home after counting, and leaves.
+ */
 static void slab_settle(struct worker *w, uint32_t slab)
 {
+	uint32_t phase = atomic_fetch_xor(&w->dev->live[slab].phase, 1) & 1;
+
 	for (uint32_t i = 0; i < THREADS; i++)
-		while (w->dev->worker[i] && atomic_load(&w->dev->worker[i]->inflight[slab]) && !atomic_load(&w->stop))
+		while (atomic_load(&w->dev->worker[i]->inflight[slab * 2 + phase]) && !atomic_load(&w->stop))
 			doze(w, 50);
 }
 
 static void slab_drain(struct worker *w, const struct job *job)
 {
-	struct drain d = {.w = w, .slab = job->slab, .deadline_ns = job->deadline_ns, .fail = job->fail};
+	struct drain d = {.w = w, .slab = job->slab};
 
 	bool again;
 
@@ -329,8 +346,10 @@ static void slab_drain(struct worker *w, const struct job *job)
 			doze(w, 200);
 	} while (again && !atomic_load(&w->stop));
 	slab_settle(w, job->slab);
+	slab_settle(w, job->slab); /* the other phase: nothing at all is left */
 	if (atomic_load(&w->stop))
 		return; /* the successor is told to drain it again */
+	atomic_store(&w->dev->live[job->slab].deadline_ns, 0);
 	atomic_store(&w->dev->slabs[job->slab].state, NE_SLAB_GONE);
 	dev_event(w->dev, NE_EVENT_SLAB_DRAINED, job->slab, d.moved, d.left, d.lost);
 }

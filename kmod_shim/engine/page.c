@@ -11,7 +11,7 @@
 struct target {
 	int home;
 	uint64_t word;
-	uint32_t slab;
+	uint32_t slab, entered;
 	uint8_t *base; /* NULL: through the link */
 };
 
@@ -100,7 +100,7 @@ static int targets_find(struct worker *w, uint32_t cluster, struct target t[NE_H
 		t[n] = (struct target){.home = h, .word = word, .slab = slab};
 		if (!slab_is_in_reach(w, slab, &t[n].base))
 			continue;
-		if (!slab_enter(w, c, h, word)) {
+		if (!slab_enter(w, c, h, word, &t[n].entered)) {
 			h--; /* it changed under us: look again */
 			continue;
 		}
@@ -113,7 +113,7 @@ static int targets_find(struct worker *w, uint32_t cluster, struct target t[NE_H
 static void targets_leave(struct worker *w, const struct target *t, int n)
 {
 	while (n--)
-		slab_leave(w, t[n].slab);
+		slab_leave(w, t[n].entered);
 }
 
 static bool home_is_missing(struct worker *w, uint32_t cluster)
@@ -231,9 +231,9 @@ static void write_remote(struct worker *w, struct req *rq, uint32_t first, uint3
 			wop->rbits |= P_R(t[i].home);
 			continue;
 		}
-		atomic_fetch_add(&w->inflight[t[i].slab], 1); /* the target is entered, so this is safe */
+		atomic_fetch_add(&w->inflight[t[i].entered], 1); /* the target is entered, so this is safe */
 		act = act_make(w, NE_IO_WRITE, (uint8_t)t[i].home, t[i].word, first % NE_CLUSTER_PAGES, n,
-			       ring_at(&w->slots, slot_pos));
+			       ring_at(&w->slots, slot_pos), t[i].entered);
 		act->wop = wop;
 		wop->left++;
 		act_post(w, act);
@@ -407,11 +407,11 @@ int page_zero(struct worker *w, struct req *rq)
 {
 	uint32_t first = req_first(rq), n = rq->pages;
 
-	if (!claim_all(w, first, n))
-		return -EBUSY;
-	for (uint32_t i = 0; i < n; i++) {
-		struct ne_page *p = page_of(w, first + i);
+	for (; rq->cursor < n; rq->cursor++) { /* page by page: all claims at once may never be had */
+		struct ne_page *p = page_of(w, first + rq->cursor);
 
+		if (!page_claim(p))
+			return -EBUSY;
 		atomic_fetch_or(&p->a, P_WIP);
 		publish(p, 0, 0, 0);
 	}
@@ -421,7 +421,6 @@ int page_zero(struct worker *w, struct req *rq)
 		if (whole && w->dev->disk_fd >= 0 && !home_is_missing(w, page / NE_CLUSTER_PAGES))
 			dev_event(w->dev, NE_EVENT_CLUSTER_FREE, page / NE_CLUSTER_PAGES, 0, 0, 0);
 	}
-	rq->cursor = n;
 	worker_answer(w, rq);
 	return 0;
 }
@@ -532,7 +531,7 @@ static bool source_copy(struct worker *w, uint32_t page, const struct source *s,
 {
 	struct ne_page *p = page_of(w, page);
 	struct ne_cluster *c = &w->dev->cluster[page / NE_CLUSTER_PAGES];
-	uint32_t crc;
+	uint32_t crc, entered;
 
 	if (s->from == FROM_ZERO) {
 		memset(dst, 0, NE_PAGE_BYTES);
@@ -547,10 +546,10 @@ static bool source_copy(struct worker *w, uint32_t page, const struct source *s,
 		w->stats.pages_in_pending++;
 		return true;
 	}
-	if (!slab_enter(w, c, s->home, s->word))
+	if (!slab_enter(w, c, s->home, s->word, &entered))
 		return false;
 	crc = ne_copy_crc32c(dst, extent_page(s->base, s->word, page), NE_PAGE_BYTES);
-	slab_leave(w, H_SLAB(s->word));
+	slab_leave(w, entered);
 	if (crc == (uint32_t)s->b) {
 		count_page_in(w, s->home);
 		return true;
@@ -668,12 +667,13 @@ static uint32_t source_run(struct worker *w, struct req *rq, uint32_t i, const s
 static uint32_t read_post(struct worker *w, struct req *rq, uint32_t i, const struct source *s)
 {
 	struct source each[NE_CLUSTER_PAGES];
-	uint32_t n = source_run(w, rq, i, s, each);
+	uint32_t n = source_run(w, rq, i, s, each), entered = 0;
 	struct rio *rio = w->act_free ? rio_make(w, rq, i, n, (uint8_t)s->home) : NULL;
 
 	if (!rio)
 		return 0;
-	if (s->from == FROM_LINK && !slab_enter(w, &w->dev->cluster[rio->first / NE_CLUSTER_PAGES], s->home, s->word)) {
+	if (s->from == FROM_LINK &&
+	    !slab_enter(w, &w->dev->cluster[rio->first / NE_CLUSTER_PAGES], s->home, s->word, &entered)) {
 		rq->rios = rio->next;
 		rio_free(w, rio);
 		return 0;
@@ -694,7 +694,7 @@ static uint32_t read_post(struct worker *w, struct req *rq, uint32_t i, const st
 		ne_disk_post(w->disk, &rio->dio);
 	} else {
 		struct act *act = act_make(w, NE_IO_READ, (uint8_t)s->home, s->word, rio->first % NE_CLUSTER_PAGES, n,
-					   ring_at(&w->stage, rio->stage_pos));
+					   ring_at(&w->stage, rio->stage_pos), entered);
 
 		act->rio = rio;
 		act_post(w, act);

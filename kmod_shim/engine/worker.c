@@ -182,7 +182,8 @@ static struct req *req_make(struct worker *w, const struct nbd_request *nr, uint
 					   .length = nr->length,
 					   .type = nr->type,
 					   .flags = nr->flags,
-					   .state = LOG_ACTIVE};
+					   .state = LOG_FREE};
+		__atomic_store_n(&rq->log->state, LOG_ACTIVE, __ATOMIC_RELEASE);
 		*rq = (struct req){.log = rq->log,
 				   .src = rq->src,
 				   .serial = rq->serial,
@@ -390,6 +391,8 @@ static int request_check(const struct worker *w, const struct nbd_request *nr)
 		return EINVAL;
 	if (nr->type <= NBD_WRITE && nr->length > NE_REQUEST_MAX_BYTES)
 		return nr->type == NBD_READ ? EOVERFLOW : EINVAL;
+	if (nr->type == NBD_WRITE && nr->length > w->dev->params.pending_bytes)
+		return EINVAL;
 	return 0;
 }
 
@@ -443,6 +446,13 @@ static bool pending_is_exhausted(struct worker *w, uint64_t now)
 	return elapsed_ns(now, w->full_since_ns) > (uint64_t)w->dev->params.flush_wait_ms * 1000000;
 }
 
+/* A slot was free. That one shortage costs everybody one wait at most, it must really be over. */
+static void shortage_ends(struct worker *w)
+{
+	if (w->slots.used < w->slots.pages / 2)
+		w->full_since_ns = 0;
+}
+
 /* A WRITE at the parse position. False: it has to wait. */
 static bool parse_write(struct worker *w, const struct nbd_request *nr, int error, uint64_t now)
 {
@@ -464,7 +474,7 @@ static bool parse_write(struct worker *w, const struct nbd_request *nr, int erro
 			if (slot_pos == UINT64_MAX)
 				error = EIO;
 			else
-				w->full_since_ns = 0;
+				shortage_ends(w);
 		}
 		return receive_begin(w, nr, error, slot_pos, now);
 	}
@@ -497,7 +507,7 @@ static bool parse_write(struct worker *w, const struct nbd_request *nr, int erro
 			return false;
 		reply_now(w, nr, EIO);
 	} else {
-		w->full_since_ns = 0;
+		shortage_ends(w);
 		if (rc)
 			worker_defer(w, rq);
 	}
@@ -575,6 +585,7 @@ static bool parse_one(struct worker *w, uint64_t now)
 	} else if (nr.type == NBD_DISC) {
 		w->closing = true;
 		w->rx_parsed += REQUEST_BYTES;
+		w->cs->goodbye_pos = w->rx_parsed;
 		return false;
 	} else if (error || nr.type == NBD_CACHE) {
 		reply_now(w, &nr, error);
@@ -667,7 +678,8 @@ static void streams_reset(struct worker *w)
 static void conn_begin(struct worker *w, int sock)
 {
 	w->sock = sock;
-	w->closing = w->hup = w->dropped = w->tx_blocked = false;
+	w->hup = w->dropped = w->tx_blocked = false;
+	w->closing = w->cs->live && w->cs->goodbye_pos && w->cs->goodbye_pos <= w->rx_parsed;
 	w->close_error = 0;
 	w->full_since_ns = 0;
 	w->last_rx_ns = w->parsed_ns = now_ns();
@@ -717,8 +729,8 @@ static void conn_end(struct worker *w)
 	w->hup = false;
 	w->cs->live = 0;
 	streams_reset(w);
+	atomic_store(&w->busy, 0); /* before the event: who hears of it may attach at once */
 	dev_event(w->dev, NE_EVENT_CONN_CLOSED, w->idx, (uint32_t)w->close_error, 0, 0);
-	atomic_store(&w->busy, 0);
 }
 
 /* One turn for the connection. */
@@ -961,8 +973,8 @@ static void turn(struct worker *w)
 }
 
 /*
- * Asked to stop: no new requests, and a moment for what is in flight; whatever is left the successor will redo. The disk
- * gets longer, since what it still does would come on top of what the successor has written.
+ * Asked to stop: no new requests, and a moment for what is in flight; whatever is left the successor will redo. The
+ * disk gets longer, since what it still does would come on top of what the successor has written.
  */
 static void wind_down(struct worker *w)
 {
@@ -1138,7 +1150,7 @@ static uint64_t pool_bytes(const struct worker *w)
 {
 	uint64_t slots = w->slots.pages, stage = w->stage.pages;
 
-	return slots * 5 + stage + stage * 8 + (uint64_t)NE_SLABS_MAX * 4 +
+	return slots * 5 + stage + stage * 8 + (uint64_t)NE_SLABS_MAX * 8 +
 	       (uint64_t)LOG_DEPTH * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES) * sizeof(void *) +
 	       ACTS * (sizeof(struct act) + sizeof(struct wop)) + RIOS * sizeof(struct rio) +
 	       dops_of(w) * sizeof(struct dop) + RX_BYTES + 4096;
@@ -1162,7 +1174,7 @@ static void pools_make(struct worker *w)
 	w->stage.held = carve(&at, w->stage.pages);
 	w->stage_seq = carve(&at, w->stage.pages * 4ull);
 	w->stage_crc = carve(&at, w->stage.pages * 4ull);
-	w->inflight = carve(&at, NE_SLABS_MAX * 4ull);
+	w->inflight = carve(&at, NE_SLABS_MAX * 8ull);
 	w->bounce = carve(&at, RX_BYTES);
 	src = carve(&at, (uint64_t)LOG_DEPTH * (NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES) * sizeof(void *));
 	w->acts = carve(&at, ACTS * sizeof(struct act));
