@@ -105,7 +105,8 @@ class BlockDevice:
             context.table.counters.takeovers += 1
             emptying = reconcile(context, self._recaller)
             context.table.save()
-            context.tasks.spawn(self._resume_emptying(emptying), name="emptying slabs resumed")
+            if emptying:
+                context.tasks.spawn(self._resume_emptying(emptying), name="emptying slabs resumed")
         asyncio.get_running_loop().add_reader(context.engine.event_fd, self.pump_events)
         self.peers.start()
         if self._committer.complete:

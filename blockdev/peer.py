@@ -246,7 +246,7 @@ class Peer:
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        reason = str(error) or type(error).__name__
+        reason = str(error) or f"no answer within {self._parts.config.deadline_s:g} s"
         if reason != self.reason:
             log.warning("no session with a donor", donor=self.address.node, reason=reason)
         self.reason = reason
