@@ -14,7 +14,7 @@ from farside.blockdev.mapper import apply_assignments
 from farside.blockdev.migration import Plan, Recall, Resident, plan_recall
 from farside.blockdev.table import Slab
 from farside.errors import EngineError, PeerError
-from farside.kmod_shim.engine.binding import Protection
+from farside.kmod_shim.engine.binding import Protection, SlabState
 from farside.log import get_log
 
 # Of the donor's deadline: the rest is for the last copies to land, on donors or disk, and for DONE to travel.
@@ -123,14 +123,13 @@ class Recaller:
         return frozenset(table.slabs[n].donor for n in table.homes(cluster) if n not in numbers)
 
     def drain(self, slab: Slab, *, deadline_s: float, fail: bool = False) -> None:
-        """Starts emptying a slab; ends with ``drained``. Nothing happens when it is being emptied already.
-
-        Never twice in one process: the second job would empty the lease that has the number next.
-        """
+        """Starts emptying a slab, or changes the deadline while it is being emptied; ends with ``drained``."""
         slab.draining, slab.failed = True, slab.failed or fail
-        if slab.slab in self._context.slab_drains:
-            return
         try:
+            # One that has just been emptied, with the event on its way, must not be begun anew.
+            is_over = self._context.engine.slab_get(slab.slab).state is not SlabState.DRAINING
+            if slab.slab in self._context.slab_drains and is_over:
+                return
             self._context.engine.slab_drain(slab.slab, int(deadline_s * 1000), slab.failed)
         except EngineError as error:
             log.error("a slab can't be drained", slab=slab.slab, reason=error)
@@ -143,6 +142,7 @@ class Recaller:
         context.slab_drains.discard(number)
         slab = table.slabs.get(number)
         if slab is None or slab.returned:
+            context.engine.slab_remove(number)  # emptied a second time: its number must be free for the next
             return
         table.counters.migrated_pages += moved_pages
         table.counters.dropped_pages += dropped_pages

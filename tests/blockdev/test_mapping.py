@@ -8,7 +8,7 @@ import pytest
 
 from farside.blockdev.reconcile import reconcile
 from farside.blockdev.table import Slab
-from farside.kmod_shim.engine.binding import DonorState, EventKind
+from farside.kmod_shim.engine.binding import DonorState, EventKind, Fault
 from tests.blockdev.world import CLUSTER_BYTES, PAGE, World, page
 from tests.support.nbd_client import NbdClient
 
@@ -199,6 +199,26 @@ def test_an_evicted_slab_falls_to_disk_at_once(world: World) -> None:
     assert world.donors.by_number[donor].told_done[0][1] == 0
     assert world.table.counters.evictions == 1
     assert is_intact(client, 1)
+
+
+def test_an_eviction_ends_a_migration_that_takes_too_long(world: World) -> None:
+    donor = world.add_donor()
+    client = world.connect()
+
+    async def body() -> None:
+        await heat(world, client, *range(4))
+        for cluster in range(4):
+            fill(client, cluster)
+        world.engine.fault_set(donor, Fault.DELAY, 1, 200_000)
+        await world.recaller.migrate(donor, (0,), 60.0)
+        await world.recaller.evict(donor, (0,), 0.5)
+        await world.drained(0)
+
+    asyncio.run(body())
+
+    assert [lease for lease, _, _ in world.donors.by_number[donor].told_done] == [0]
+    assert all(is_intact(client, cluster) for cluster in range(4))
+    assert world.table.slabs == {}
 
 
 def test_recalling_what_is_not_ours_is_done_at_once(world: World) -> None:
