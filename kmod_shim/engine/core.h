@@ -253,7 +253,10 @@ struct worker {
 	bool closing, hup;		/* the client said DISC; the client is gone */
 	bool dropped, tx_blocked;
 	int close_error;
-	uint64_t last_rx_ns, full_since_ns;
+	uint64_t last_rx_ns;
+	uint64_t short_since_ns;	/* since when slots are short, or 0 */
+	bool is_full;			/* a write waits for slots where it is */
+	uint32_t answering;		/* requests that wait for room in tx */
 	uint64_t parsed_ns;		/* when parsing last got on, or had nothing to do */
 	uint32_t freed_n;
 	uint32_t freed[LOG_DEPTH];	/* log entries to free after the commit */

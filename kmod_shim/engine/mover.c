@@ -12,13 +12,15 @@
 
 #include "core.h"
 
-#define RUN_PAGES 128u
+#define RUN_PAGES  128u
+#define CLUSTER_NS 5000000000ull /* a single cluster is never in a hurry */
 
 struct drain {
 	struct worker *w;
 	uint32_t cluster, slab;
 	int home; /* the one to empty, or -1: only fill */
 	uint64_t word;
+	uint64_t deadline_ns; /* of a single cluster's drain; a slab's stands where the control side can change it */
 	uint32_t moved, left, lost;		     /* pages */
 	uint64_t (*finished)[NE_CLUSTER_PAGES / 64]; /* a bit a page, by extent: it is not in the home any more */
 };
@@ -59,9 +61,10 @@ static int link_wait(struct worker *w, struct ne_link *link, struct ne_io *io)
 	return io->status;
 }
 
-/* n pages between the stage and a home. Blocks, at most for the deadline. */
-static int home_io(struct worker *w, uint8_t op, uint64_t word, uint32_t page, uint32_t n)
+/* n pages between the stage, from its page `at` on, and a home. Blocks, at most for the deadline. */
+static int home_io(struct worker *w, uint8_t op, uint64_t word, uint32_t page, uint32_t n, uint32_t at)
 {
+	uint8_t *buf = stage(w) + (uint64_t)at * NE_PAGE_BYTES;
 	const struct ne_slab_rec *slab = &w->dev->slabs[H_SLAB(word)];
 	uint32_t bytes = n * NE_PAGE_BYTES;
 	struct ne_link *link;
@@ -74,7 +77,7 @@ static int home_io(struct worker *w, uint8_t op, uint64_t word, uint32_t page, u
 	if (base) {
 		uint8_t *there = extent_page(base, word, page);
 
-		memcpy(op == NE_IO_READ ? stage(w) : there, op == NE_IO_READ ? there : stage(w), bytes);
+		memcpy(op == NE_IO_READ ? buf : there, op == NE_IO_READ ? there : buf, bytes);
 		return 0;
 	}
 	link = worker_link(w, slab->donor);
@@ -82,7 +85,7 @@ static int home_io(struct worker *w, uint8_t op, uint64_t word, uint32_t page, u
 			    .length = bytes,
 			    .lease = slab->lease,
 			    .token = slab->token,
-			    .buf = stage(w),
+			    .buf = buf,
 			    .base = atomic_load(&w->dev->live[H_SLAB(word)].base),
 			    .posted_ns = now_ns(),
 			    .offset = (uint64_t)H_EXTENT(word) * NE_CLUSTER_BYTES +
@@ -152,8 +155,20 @@ static void run_verify(struct drain *d, uint32_t page, uint32_t n, uint64_t from
 	}
 }
 
-/* Copies a staged run to every writable home but `except`; returns the bits of those that have it. */
-static uint64_t run_copy(struct drain *d, uint32_t page, uint32_t n, int except)
+/* The good ones of a staged run to one home. */
+static bool good_to_home(struct drain *d, uint64_t word, uint32_t page, uint32_t n, const bool *good)
+{
+	for (uint32_t i = 0, k; i < n; i = k) {
+		for (k = i + 1; k < n && good[k] == good[i]; k++)
+			;
+		if (good[i] && home_io(d->w, NE_IO_WRITE, word, page + i, k - i, i))
+			return false;
+	}
+	return true;
+}
+
+/* Copies the good ones to every writable home but `except`; returns the bits of those that have them. */
+static uint64_t run_copy(struct drain *d, uint32_t page, uint32_t n, const bool *good, int except)
 {
 	struct ne_cluster *c = &d->w->dev->cluster[d->cluster];
 	uint64_t bits = 0;
@@ -164,7 +179,7 @@ static uint64_t run_copy(struct drain *d, uint32_t page, uint32_t n, int except)
 		if (h == except || !(word & H_VALID) || !(word & H_WRITE) ||
 		    !donor_is(d->w->dev, d->w->dev->slabs[H_SLAB(word)].donor, NE_DONOR_UP))
 			continue;
-		if (!home_io(d->w, NE_IO_WRITE, word, page, n))
+		if (good_to_home(d, word, page, n, good))
 			bits |= P_R(h);
 	}
 	return bits;
@@ -204,7 +219,9 @@ static bool any_is_last(const struct drain *d, uint32_t page, uint32_t n)
 /* The control side may shorten a drain, or say that the donor is gone, while it runs. */
 static bool drain_has_time(const struct drain *d)
 {
-	return now_ns() < atomic_load(&d->w->dev->live[d->slab].deadline_ns);
+	uint64_t deadline_ns = atomic_load(&d->w->dev->live[d->slab].deadline_ns);
+
+	return now_ns() < (deadline_ns ? deadline_ns : d->deadline_ns);
 }
 
 static bool drain_fails(const struct drain *d)
@@ -219,12 +236,12 @@ static bool run_move(struct drain *d, uint32_t page, uint32_t n)
 {
 	bool good[RUN_PAGES] = {false}, fail = drain_fails(d), in_time = !fail && drain_has_time(d), all = true;
 	uint64_t from = P_R(d->home), bits = 0;
-	bool staged = !fail && (in_time || any_is_last(d, page, n)) && !home_io(d->w, NE_IO_READ, d->word, page, n);
+	bool staged = !fail && (in_time || any_is_last(d, page, n)) && !home_io(d->w, NE_IO_READ, d->word, page, n, 0);
 
 	if (staged) {
 		run_verify(d, page, n, from, good);
 		if (in_time)
-			bits = run_copy(d, page, n, d->home);
+			bits = run_copy(d, page, n, good, d->home);
 	}
 	for (uint32_t i = 0; i < n; i++) {
 		if (good[i] && bits) {
@@ -356,7 +373,7 @@ static void slab_drain(struct worker *w, const struct job *job)
 
 static void one_cluster_drain(struct worker *w, const struct job *job)
 {
-	struct drain d = {.w = w, .slab = job->slab, .cluster = job->cluster};
+	struct drain d = {.w = w, .slab = job->slab, .cluster = job->cluster, .deadline_ns = now_ns() + CLUSTER_NS};
 
 	drain_begin(&d);
 	while (!cluster_drain(&d) && !atomic_load(&w->stop))
@@ -395,9 +412,9 @@ static void cluster_fill(struct worker *w, const struct job *job)
 			doze(w, 50);
 			continue;
 		}
-		if (!home_io(w, NE_IO_READ, d.word, page, n)) {
+		if (!home_io(w, NE_IO_READ, d.word, page, n, 0)) {
 			run_verify(&d, page, n, P_R(d.home), good);
-			bits = run_copy(&d, page, n, d.home);
+			bits = run_copy(&d, page, n, good, d.home);
 		}
 		for (uint32_t i = 0; i < n; i++) {
 			page_change(&w->dev->page[page + i], good[i] ? bits : 0, P_CLAIM);

@@ -158,6 +158,7 @@ static void write_page(struct worker *w, uint32_t page, const uint8_t *src, uint
 		src = ring_at(&w->slots, slot_pos);
 	}
 	atomic_fetch_or(&p->a, P_WIP);
+	atomic_thread_fence(memory_order_seq_cst); /* the copies below come behind it */
 	for (int i = 0; i < targets; i++) {
 		uint8_t *there = t[i].base ? extent_page(t[i].base, t[i].word, page) : NULL;
 
@@ -554,6 +555,7 @@ static bool source_copy(struct worker *w, uint32_t page, const struct source *s,
 		count_page_in(w, s->home);
 		return true;
 	}
+	atomic_thread_fence(memory_order_acquire);
 	if (atomic_load(&p->a) == s->a)
 		copy_drop(w, page, s);
 	w->stats.reads_retried++;
@@ -668,8 +670,10 @@ static uint32_t read_post(struct worker *w, struct req *rq, uint32_t i, const st
 {
 	struct source each[NE_CLUSTER_PAGES];
 	uint32_t n = source_run(w, rq, i, s, each), entered = 0;
-	struct rio *rio = w->act_free ? rio_make(w, rq, i, n, (uint8_t)s->home) : NULL;
+	struct rio *rio = NULL;
 
+	for (; n && !rio && w->act_free; n = rio ? n : n / 2) /* where staging is short, in smaller parts */
+		rio = rio_make(w, rq, i, n, (uint8_t)s->home);
 	if (!rio)
 		return 0;
 	if (s->from == FROM_LINK &&
@@ -692,6 +696,7 @@ static uint32_t read_post(struct worker *w, struct req *rq, uint32_t i, const st
 					   .buf = ring_at(&w->stage, rio->stage_pos),
 					   .posted_ns = rio->posted_ns};
 		ne_disk_post(w->disk, &rio->dio);
+		w->disk_dirty = true;
 	} else {
 		struct act *act = act_make(w, NE_IO_READ, (uint8_t)s->home, s->word, rio->first % NE_CLUSTER_PAGES, n,
 					   ring_at(&w->stage, rio->stage_pos), entered);

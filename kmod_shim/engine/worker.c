@@ -200,6 +200,7 @@ static struct req *req_make(struct worker *w, const struct nbd_request *nr, uint
 static void req_free(struct worker *w, struct req *rq)
 {
 	page_req_release(w, rq);
+	w->answering -= rq->stage == RQ_ANSWERING;
 	if (rq->log->slot_pos != UINT64_MAX) {
 		page_write_abandon(w, rq); /* nothing to do after a success */
 		ring_drop(&w->slots, rq->log->slot_pos, rq->pages, HOLD_REQ);
@@ -254,6 +255,7 @@ void worker_answer(struct worker *w, struct req *rq)
 	at = tx_room(w, bytes);
 	if (!at) {
 		rq->stage = RQ_ANSWERING;
+		w->answering++;
 		worker_defer(w, rq);
 		return;
 	}
@@ -338,10 +340,11 @@ static void deferred_one(struct worker *w, struct req *rq, uint64_t now)
 		patience = HOMELESS_NS;
 	if (rq->stage == RQ_ANSWERING) {
 		rq->stage = RQ_RUNNING;
+		w->answering--;
 		worker_answer(w, rq);
 		return;
 	}
-	if (rq->error && !rq->ops) {
+	if (rq->error && !rq->ops && !(rq->claimed && rq->cursor < rq->pages)) { /* claims held: finish it first */
 		worker_answer(w, rq);
 		return;
 	}
@@ -439,18 +442,20 @@ static void receive_end(struct worker *w)
 /* No slot is free: the write waits where it is, and fails when that has lasted too long. True: fail it. */
 static bool pending_is_exhausted(struct worker *w, uint64_t now)
 {
-	if (!w->full_since_ns) {
-		w->full_since_ns = now;
+	if (!w->short_since_ns) {
+		w->short_since_ns = now;
 		w->stats.waits_pending++;
 	}
-	return elapsed_ns(now, w->full_since_ns) > (uint64_t)w->dev->params.flush_wait_ms * 1000000;
+	w->is_full = true;
+	return elapsed_ns(now, w->short_since_ns) > (uint64_t)w->dev->params.flush_wait_ms * 1000000;
 }
 
 /* A slot was free. That one shortage costs everybody one wait at most, it must really be over. */
 static void shortage_ends(struct worker *w)
 {
+	w->is_full = false;
 	if (w->slots.used < w->slots.pages / 2)
-		w->full_since_ns = 0;
+		w->short_since_ns = 0;
 }
 
 /* A WRITE at the parse position. False: it has to wait. */
@@ -476,7 +481,11 @@ static bool parse_write(struct worker *w, const struct nbd_request *nr, int erro
 			else
 				shortage_ends(w);
 		}
-		return receive_begin(w, nr, error, slot_pos, now);
+		if (receive_begin(w, nr, error, slot_pos, now))
+			return true;
+		if (slot_pos != UINT64_MAX)
+			ring_drop(&w->slots, slot_pos, pages, HOLD_REQ);
+		return false;
 	}
 	if (error) {
 		reply_now(w, nr, error);
@@ -591,7 +600,7 @@ static bool parse_one(struct worker *w, uint64_t now)
 		reply_now(w, &nr, error);
 		w->rx_parsed += REQUEST_BYTES;
 	} else if (nr.type == NBD_READ) {
-		if (!parse_read(w, &nr, now))
+		if (w->answering || !parse_read(w, &nr, now))
 			return false;
 	} else {
 		rq = req_make(w, &nr, now);
@@ -681,7 +690,8 @@ static void conn_begin(struct worker *w, int sock)
 	w->hup = w->dropped = w->tx_blocked = false;
 	w->closing = w->cs->live && w->cs->goodbye_pos && w->cs->goodbye_pos <= w->rx_parsed;
 	w->close_error = 0;
-	w->full_since_ns = 0;
+	w->short_since_ns = 0;
+	w->is_full = false;
 	w->last_rx_ns = w->parsed_ns = now_ns();
 	if (w->cs->live) { /* resumed: worker_recover_log() has set the positions; patience begins now */
 		for (struct req *rq = w->deferred; rq; rq = rq->next)
@@ -849,7 +859,7 @@ static uint64_t sleep_limit_ns(const struct worker *w)
 		return LOOK_NS;
 	if (w->act_old && hedge_ns < 1000000)
 		return hedge_ns + LOOK_NS;
-	if (w->full_since_ns || w->act_old || atomic_load_explicit(&w->stop, memory_order_relaxed) ||
+	if (w->is_full || w->act_old || atomic_load_explicit(&w->stop, memory_order_relaxed) ||
 	    (w->disk && ne_disk_outstanding(w->disk))) /* the kernel may not have taken all of it yet */
 		return 1000000;
 	return UINT64_MAX;
@@ -861,7 +871,7 @@ static void sleep_until_something(struct worker *w)
 	uint32_t donor_of[NE_DONORS_MAX + 3], n = 1, first_link, sock_at = 0;
 	uint64_t limit = sleep_limit_ns(w), drained;
 	struct timespec ts;
-	bool want_rx = w->sock >= 0 && !w->closing && !w->full_since_ns && w->tx_tail - w->tx_head <= TX_SOFT_BYTES &&
+	bool want_rx = w->sock >= 0 && !w->closing && !w->is_full && w->tx_tail - w->tx_head <= TX_SOFT_BYTES &&
 		       w->active < LOG_DEPTH - 1;
 
 	if (w->disk && ne_disk_outstanding(w->disk))
