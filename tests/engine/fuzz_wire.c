@@ -17,6 +17,8 @@ static ssize_t fuzz_sendmsg(int sock, const struct msghdr *msg, int flags);
 static ssize_t fuzz_send(int sock, const void *data, size_t bytes, int flags);
 static int fuzz_poll(struct pollfd *pfd, nfds_t count, int timeout_ms);
 
+#include "link.h"
+
 #define recvmsg fuzz_recvmsg
 #define sendmsg fuzz_sendmsg
 #define send	fuzz_send
@@ -26,8 +28,6 @@ static int fuzz_poll(struct pollfd *pfd, nfds_t count, int timeout_ms);
 #undef sendmsg
 #undef send
 #undef poll
-
-#include "link.h"
 
 enum {
 	SESSION = 1,
