@@ -339,7 +339,7 @@ static void dop_answer(struct worker *w, struct dop *d, int err)
 		rq->error = EIO;
 	rq->disk_left--;
 	if (!rq->disk_left && !rq->ops && rq->cursor == rq->pages)
-		worker_answer(w, rq);
+		req_answer(w, rq);
 }
 
 /* Counts payload that the disk has refused for good so far: a FLUSH must not wait for it for ever. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * core.h - what device.c, worker.c, page.c and mover.c share: the state that outlives a process, and the rules of it.
+ * core.h - what device.c, worker.c, nbd.c, page.c, act.c and mover.c share: the state that outlives a process, and the rules of it.
  *
  * How it works
  *   The state memfd holds, for the whole device: donors, slabs, clusters (homes), pages; and for each worker: the
@@ -72,6 +72,7 @@
 #define RX_BYTES (256u << 10)
 #define TX_BYTES (34u << 20)
 #define STAGING_BYTES (64u << 20)
+#define TX_SOFT_BYTES (1u << 20)     /* more unsent than this: no further request is begun */
 #define THREADS (NE_WORKERS_MAX + 1)
 
 struct ne_page {
@@ -426,13 +427,19 @@ int worker_start(struct worker *w);
 void worker_stop(struct worker *w);
 void worker_kick(struct worker *w);
 void worker_take_mail(struct worker *w);
-void worker_recover(struct worker *w);
 void worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot);
 void worker_recover_done(struct worker *w);
+
+/* nbd.c */
+void conn_begin(struct worker *w, int sock);
+bool conn_turn(struct worker *w, uint64_t now);
+bool conn_deferred(struct worker *w, uint64_t now);
+bool conn_flush(struct worker *w);
+void conn_recover(struct worker *w);
 /* Puts a request aside, to be looked at again soon. */
-void worker_defer(struct worker *w, struct req *rq);
+void req_defer(struct worker *w, struct req *rq);
 /* Ends a request whose parts have ended: queues its answer; a READ's content is copied from rq->src. */
-void worker_answer(struct worker *w, struct req *rq);
+void req_answer(struct worker *w, struct req *rq);
 
 /* page.c: the page path. 0: under way or answered; -EBUSY: overlaps or no home now; -EAGAIN: no room now */
 int page_write(struct worker *w, struct req *rq, const uint8_t *payload);

@@ -178,7 +178,7 @@ static int workers_make(struct ne_device *dev)
 	if (dev->adopted) {
 		pages_adopt(dev);
 		for (uint32_t i = 0; i < THREADS; i++)
-			worker_recover(dev->worker[i]);
+			conn_recover(dev->worker[i]);
 	}
 	/* workers beyond params.workers run only if a larger predecessor left them payload or a connection */
 	for (uint32_t i = 0; i < THREADS && !rc; i++)

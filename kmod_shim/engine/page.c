@@ -212,7 +212,7 @@ void page_write_ended(struct worker *w, struct act *act)
 
 		wop_end(w, wop);
 		if (!rq->ops && rq->cursor == rq->pages)
-			worker_answer(w, rq);
+			req_answer(w, rq);
 	}
 }
 
@@ -378,7 +378,7 @@ int page_write(struct worker *w, struct req *rq, const uint8_t *payload)
 			return rc;
 	}
 	if (!rq->ops)
-		worker_answer(w, rq);
+		req_answer(w, rq);
 	return 0;
 }
 
@@ -422,7 +422,7 @@ int page_zero(struct worker *w, struct req *rq)
 		if (whole && w->dev->disk_fd >= 0 && !home_is_missing(w, page / NE_CLUSTER_PAGES))
 			dev_event(w->dev, NE_EVENT_CLUSTER_FREE, page / NE_CLUSTER_PAGES, 0, 0, 0);
 	}
-	worker_answer(w, rq);
+	req_answer(w, rq);
 	return 0;
 }
 
@@ -769,7 +769,7 @@ int page_read(struct worker *w, struct req *rq)
 	rq->cursor = rq->pages;
 	rq->ops--;
 	if (rq->done == rq->pages || (rq->error && !rq->ops)) {
-		worker_answer(w, rq);
+		req_answer(w, rq);
 		return 0;
 	}
 	return rq->error ? 0 : rc;
@@ -829,9 +829,9 @@ void page_read_ended(struct worker *w, struct rio *rio, int status)
 	if (!used)
 		rio_unlink(w, rq, rio); /* its room goes to who asks again */
 	if (rq->done == rq->pages || (rq->error && !rq->ops))
-		worker_answer(w, rq);
+		req_answer(w, rq);
 	else if (!rq->deferred && !rq->error)
-		worker_defer(w, rq);
+		req_defer(w, rq);
 }
 
 /* The read is slow: asks another copy for the same pages, where there is one. Whoever is first, wins. */
@@ -861,5 +861,5 @@ void page_hedge(struct worker *w, struct rio *rio)
 	rq->avoid = avoid;
 	w->stats.reads_hedged++;
 	if (page_read(w, rq) == -EAGAIN && !rq->deferred)
-		worker_defer(w, rq);
+		req_defer(w, rq);
 }
