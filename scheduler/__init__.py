@@ -1,1 +1,1 @@
-"""The central manager."""
+"""The central manager: state, order, placement, the cycle that applies them, and the simulator that feeds it."""

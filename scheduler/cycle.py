@@ -1,0 +1,179 @@
+"""One scheduling cycle over one domain: observe, order, admit, place, preempt, act. PURE.
+
+The simulator and the live manager call `run_cycle` after something happened: a job came, ended, crossed a threshold.
+
+    1. observe   who has starved, and goes back to the first queue
+    2. order     the first of each class of equal demand, by rank
+    3. admit     the best of them; when it has no room, its class has none, and under a strict policy nobody has
+    4. place     on free GPUs
+    5. preempt   else on those of running jobs that stand behind it, the last first, if that makes room: nobody is
+                 preempted unless somebody starts, and who is not in the way after all keeps running where he is
+    6. act       the starts, preemptions and promotions, each with its reason
+
+With one job a class to look at, the cost does not grow with the queue. That preempting takes the last first and then
+lets the best of the victims stay gives, where only counts matter, the same result as filling an empty cluster in the
+order of the ranks [tiresias Pseudocode 2], but never moves a job that may stay.
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from farside.scheduler.domain import Domain, Held
+from farside.scheduler.state import Action, Allocation, Demand, Preempt, Promote, Start
+from farside.scheduler.waiting import Rank
+
+
+def run_cycle(domain: Domain, now_s: float) -> tuple[Action, ...]:
+    """Decides for a domain, books what it decides there, and returns it in the order in which to carry it out."""
+    actions = _promote(domain, now_s)
+    domain.rank_new(now_s)
+    plan = _Plan(domain, now_s)
+    heads = domain.waiting.heads()
+    heapq.heapify(heads)
+    while heads:
+        rank, row, demand = heapq.heappop(heads)
+        if domain.waiting.first(demand) != (rank, row):
+            continue  # started already, or another of its class has come before it
+        if not plan.start(row, rank, demand):
+            if domain.rules.order.traits.is_strict:
+                break
+            continue
+        for victim_rank, victim, victim_demand in plan.take_displaced():
+            heapq.heappush(heads, (victim_rank, victim, victim_demand))
+        following = domain.waiting.first(demand)
+        if following is not None:
+            heapq.heappush(heads, (*following, demand))
+    return (*actions, *plan.actions())
+
+
+def _promote(domain: Domain, now_s: float) -> list[Promote]:
+    rows = domain.take_due()
+    if not rows:
+        return []
+    promoted = domain.rules.order.promotes(domain.figures(rows, now_s))
+    actions: list[Promote] = []
+    for row, is_due in zip(rows, promoted.tolist(), strict=True):
+        if is_due:
+            actions.append(Promote(row=row, reason="starved: waited too long for what it has run"))
+            domain.promote(row, now_s)
+    return actions
+
+
+@dataclass(slots=True)
+class _Victim:
+    row: int
+    rank: Rank
+    held: Held
+    winner: int = -1
+
+
+@dataclass(slots=True)
+class _Winner:
+    row: int
+    rank: Rank
+    reason: str
+
+
+class _Plan:
+    """What one cycle has decided so far. The ledger knows at once, the jobs' figures when all is decided."""
+
+    def __init__(self, domain: Domain, now_s: float) -> None:
+        self._domain = domain
+        self._now_s = now_s
+        self._unread = domain.last_running(now_s)
+        self._read: list[tuple[Rank, int]] = []
+        self._displaced: list[tuple[Rank, int, Demand]] = []
+        self._winners: dict[int, _Winner] = {}
+        self._victims: dict[int, _Victim] = {}
+
+    def start(self, row: int, rank: Rank, demand: Demand) -> bool:
+        """Starts a job if it has room, or if room can be made for it."""
+        domain = self._domain
+        allocation = domain.rules.placement.place(domain.ledger, demand)
+        victims: list[_Victim] = []
+        if allocation is None and domain.rules.order.traits.is_preemptive:
+            allocation, victims = self._make_room(rank, demand)
+        if allocation is None:
+            return False
+        for victim in victims:
+            self._displace(victim, row)
+        domain.book(row, demand, allocation, self._now_s)
+        reason = f"{demand.gpus} GPUs free" if not victims else f"goes before {len(victims)} running jobs"
+        self._winners[row] = _Winner(row, rank, reason)
+        return True
+
+    def take_displaced(self) -> list[tuple[Rank, int, Demand]]:
+        """Who was preempted since the last call: they may have room elsewhere."""
+        displaced, self._displaced = self._displaced, []
+        return displaced
+
+    def actions(self) -> list[Action]:
+        """Carries the plan over to the jobs' figures. Who lost GPUs and got the very same ones back never stopped."""
+        domain, now_s = self._domain, self._now_s
+        for row in self._victims.keys() & self._winners.keys():
+            held = domain.running[row]
+            if held.allocation == self._victims[row].held.allocation:
+                held.since_s = self._victims[row].held.since_s
+                del self._victims[row], self._winners[row]
+        actions: list[Action] = []
+        for victim in self._victims.values():
+            domain.stop(victim.row, now_s)
+            reason = "its GPUs go to a job that stands before it"
+            actions.append(Preempt(row=victim.row, winner=victim.winner, reason=reason))
+        for winner in self._winners.values():
+            delay_s = domain.start(winner.row, now_s)
+            allocation = domain.running[winner.row].allocation
+            actions.append(Start(row=winner.row, allocation=allocation, reason=winner.reason, delay_s=delay_s))
+        started = [(winner.rank, winner.row) for winner in self._winners.values()]
+        domain.settle(started, [(victim.rank, victim.row) for victim in self._victims.values()], now_s)
+        return actions
+
+    def _displace(self, victim: _Victim, winner: int) -> None:
+        victim.winner = winner
+        del self._domain.running[victim.row]  # the ledger knows already
+        self._domain.waiting.add(victim.row, victim.held.demand, victim.rank)
+        self._displaced.append((victim.rank, victim.row, victim.held.demand))
+        self._victims[victim.row] = victim
+
+    def _behind(self) -> Iterator[tuple[Rank, int]]:
+        """The running jobs, the last by rank first, without those that this cycle has stopped."""
+        yield from (entry for entry in self._read if entry[1] not in self._victims)
+        for entry in self._unread:
+            self._read.append(entry)
+            yield entry
+
+    def _make_room(self, rank: Rank, demand: Demand) -> tuple[Allocation | None, list[_Victim]]:
+        domain, ledger = self._domain, self._domain.ledger
+        gpus, given, allocation = ledger.free_gpus, 0, None
+        released: list[_Victim] = []
+        for candidate_rank, row in self._behind():
+            if candidate_rank < rank:
+                break
+            held = domain.running[row]
+            released.append(_Victim(row, candidate_rank, held))
+            gpus += held.demand.gpus
+            if gpus < demand.gpus:
+                continue
+            while given < len(released):
+                ledger.give(released[given].held.demand, released[given].held.allocation)
+                given += 1
+            allocation = domain.rules.placement.place(ledger, demand)
+            if allocation is not None:
+                break
+        return allocation, self._keep(released[:given], demand, allocation)
+
+    def _keep(self, released: list[_Victim], demand: Demand, allocation: Allocation | None) -> list[_Victim]:
+        """Gives their GPUs back to all who are not in the way, the best first; returns those who are."""
+        ledger = self._domain.ledger
+        if allocation is not None:
+            ledger.take(demand, allocation)
+        victims: list[_Victim] = []
+        for victim in reversed(released):
+            if ledger.fits(victim.held.demand, victim.held.allocation):
+                ledger.take(victim.held.demand, victim.held.allocation)
+            else:
+                victims.append(victim)
+        if allocation is not None:
+            ledger.give(demand, allocation)
+        return victims

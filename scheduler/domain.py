@@ -1,0 +1,189 @@
+"""One scheduling domain: the jobs that compete for the same nodes, and what is known and decided of them.
+
+A domain is what the cycle (cycle.py) works on. It has no clock and does no I/O; who owns it, the simulator or the live
+manager, tells it what happened and carries out what the cycle says.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from farside.scheduler.cost import CostModel, FreeCost
+from farside.scheduler.effect import NoEffect, PlacementEffect
+from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.placement.policy import PlacementPolicy
+from farside.scheduler.state import Allocation, Demand, Job, Node
+from farside.scheduler.table import Floats, JobColumns, JobTable
+from farside.scheduler.waiting import Rank, Waiting
+
+# Places in a queue's list. Who runs stands in front of who waits, newcomers at the tail; see `Domain.settle`.
+RUNNING_FROM = 0.0
+WAITING_FROM = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """By what a domain is scheduled.
+
+    Attributes:
+        order: Who goes first.
+        placement: Where.
+        cost: What a preemption costs.
+        effect: How a place slows a job down.
+        min_run_s: A job that was started is left alone this long.
+    """
+
+    order: OrderPolicy
+    placement: PlacementPolicy
+    cost: CostModel = field(default_factory=FreeCost)
+    effect: PlacementEffect = field(default_factory=NoEffect)
+    min_run_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Held:
+    """What a running job holds."""
+
+    demand: Demand
+    allocation: Allocation
+    since_s: float
+
+
+class Domain:
+    """Waiting and running jobs, and the ledger of their nodes."""
+
+    def __init__(self, name: str, nodes: tuple[Node, ...], rules: Rules, table: JobTable) -> None:
+        self.name = name
+        self.rules = rules
+        self.table = table
+        self.ledger = rules.placement.ledger(nodes)
+        self.jobs: dict[int, Job] = {}
+        self.waiting = Waiting()
+        self.running: dict[int, Held] = {}
+        self.preempted: set[int] = set()  # rows that will have to resume
+        self._unranked: set[int] = set()
+        self._due: list[int] = []
+        self._crossed: list[int] = []
+        self._running_position = RUNNING_FROM
+        self._tail_position = WAITING_FROM
+        self._head_position = WAITING_FROM
+
+    # ------------------------------------------------------------------ what happened
+
+    def submit(self, row: int, job: Job, *, remaining_s: float, predicted_gpu_s: float) -> None:
+        """A job came. Its figures are in the table from now on, under this row."""
+        self.jobs[row] = job
+        self.table.submit(row, job, remaining_s=remaining_s, predicted_gpu_s=predicted_gpu_s)
+        self.to_tail(row)
+        self._unranked.add(row)
+
+    def finish(self, row: int) -> None:
+        """A running job ended; what it held is free."""
+        held = self.running.pop(row)
+        self.ledger.give(held.demand, held.allocation)
+        self.preempted.discard(row)
+        del self.jobs[row]
+
+    def cross(self, row: int) -> None:
+        """A job reached what its policy's ``next_change_s`` told. One that runs goes to the tail of the next queue."""
+        if row in self.running:
+            self.to_tail(row)
+            self._crossed.append(row)
+        else:
+            self._due.append(row)
+
+    def to_tail(self, row: int) -> None:
+        """Puts a job behind all others of its queue's list."""
+        self.table.position[row] = self._tail_position
+        self._tail_position += 1
+
+    # ------------------------------------------------------------------ what the cycle asks
+
+    def figures(self, rows: list[int], now_s: float) -> JobColumns:
+        """Figures of some rows now."""
+        return self.table.figures(np.array(rows, dtype=np.intp), now_s)
+
+    def ranks(self, rows: list[int], now_s: float) -> list[Rank]:
+        """The policy's keys, then submit time and sequence: smaller goes first."""
+        if not rows:
+            return []
+        return list(zip(*(key.tolist() for key in self._keys(rows, now_s)), strict=True))
+
+    def _keys(self, rows: list[int], now_s: float) -> tuple[Floats, ...]:
+        jobs = self.figures(rows, now_s)
+        return (*self.rules.order.keys(jobs), jobs.submit_s, jobs.sequence)
+
+    def last_running(self, now_s: float) -> Iterator[tuple[Rank, int]]:
+        """The running jobs that may be preempted and their ranks, the last first; read no further than needed."""
+        rows = list(self.running)
+        if not rows:
+            return
+        keys = self._keys(rows, now_s)
+        for at in np.lexsort(keys[::-1])[::-1].tolist():
+            row = rows[at]
+            if self.jobs[row].preemptible and now_s - self.running[row].since_s >= self.rules.min_run_s:
+                yield tuple(key.item(at) for key in keys), row
+
+    def rank_new(self, now_s: float) -> None:
+        """Ranks what came or changed since the last cycle."""
+        rows = list(self._unranked)
+        self._unranked.clear()
+        for row, rank in zip(rows, self.ranks(rows, now_s), strict=True):
+            self.waiting.add(row, self.rules.placement.demand(self.jobs[row]), rank)
+
+    def take_due(self) -> list[int]:
+        """Waiting jobs that may have starved since the last cycle."""
+        due, self._due = self._due, []
+        return [row for row in due if row in self.waiting]
+
+    # ------------------------------------------------------------------ what the cycle does
+
+    def book(self, row: int, demand: Demand, allocation: Allocation, now_s: float) -> None:
+        """Books a waiting job's GPUs."""
+        self.ledger.take(demand, allocation)
+        self.running[row] = Held(demand, allocation, now_s)
+        self.waiting.discard(row)
+
+    def start(self, row: int, now_s: float) -> float:
+        """A job begins to run on what was booked; returns how long it is held up before it makes progress."""
+        job = self.jobs[row]
+        delay_s = self.rules.cost.preemption_s(job) if row in self.preempted else 0.0
+        self.preempted.discard(row)
+        self._unranked.discard(row)
+        speed = self.rules.effect.speed(job, self.running[row].allocation, self.ledger)
+        self.table.start(row, now_s=now_s, delay_s=delay_s, speed=speed)
+        return delay_s
+
+    def stop(self, row: int, now_s: float) -> None:
+        """A job loses its GPUs. Its rank is as it was until the next cycle."""
+        self.table.stop(row, now_s=now_s)
+        self.preempted.add(row)
+        self._unranked.add(row)
+
+    def promote(self, row: int, now_s: float) -> None:
+        """A waiting job goes back to the first queue, at its tail, its figures at zero."""
+        self.table.promote(row, now_s=now_s)
+        self.to_tail(row)
+        self._unranked.add(row)
+
+    def settle(self, started: list[tuple[Rank, int]], preempted: list[tuple[Rank, int]], now_s: float) -> None:
+        """Restores the order of the lists: who runs in front of who waits.
+
+        Those who began to run, or came to another queue and run on, stand behind the others that run, in the order of
+        their ranks; those who were preempted stand in front of all who wait, unless they had just come to the tail.
+        """
+        at_tail, self._crossed = self._crossed, []
+        crossed = [row for row in at_tail if row in self.running]
+        if not self.rules.order.traits.is_keyed_by_position:
+            return
+        position = self.table.position
+        moved = {row: rank for rank, row in started if row in self.running}
+        moved.update(zip(crossed, self.ranks(crossed, now_s), strict=True))
+        for row in sorted(moved, key=lambda row: moved[row]):
+            position[row] = self._running_position
+            self._running_position += 1
+        for _, row in sorted(preempted, reverse=True):
+            if row not in self.running and row not in at_tail:
+                self._head_position -= 1
+                position[row] = self._head_position

@@ -1,0 +1,1 @@
+"""Who goes first: one policy a file, all with the shape that `policy` states."""

@@ -1,0 +1,61 @@
+"""What an order policy is. PURE.
+
+A policy answers for many jobs at once: columns of figures in, columns of keys out. The job with the smallest keys goes
+first, compared from the first column to the last; equal ones go by submit time, then by sequence. What a key may depend
+on is what `JobColumns` has, so a waiting job's keys stand still until something happens to it; a running job's may move
+with the time.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from farside.scheduler.table import Floats, JobColumns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderTraits:
+    """How the cycle treats jobs under a policy.
+
+    Attributes:
+        is_preemptive: A job may take the GPUs of running jobs that stand behind it.
+        is_strict: The first job that has no room blocks all behind it.
+        is_keyed_by_position: Keys use the job's place in the list of its queue, which the cycle then keeps.
+    """
+
+    is_preemptive: bool = False
+    is_strict: bool = False
+    is_keyed_by_position: bool = False
+
+
+class OrderPolicy(Protocol):
+    """Who goes first."""
+
+    @property
+    def name(self) -> str:
+        """What ``--policy`` calls it."""
+        ...
+
+    @property
+    def traits(self) -> OrderTraits:
+        """How the cycle treats jobs under it."""
+        ...
+
+    def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
+        """The keys by which jobs are ordered, smallest first; one value a job in each."""
+        ...
+
+    def next_change_s(self, jobs: JobColumns) -> Floats:
+        """Seconds from now until the cycle should look again because a job crossed a threshold; infinite: never.
+
+        Only for what happens by itself while the job stays in its phase. Keys that drift without a threshold are
+        read whenever something else makes the cycle run.
+        """
+        ...
+
+    def promotes(self, jobs: JobColumns) -> Floats:
+        """1.0 for each job that has starved and must go back to the first queue with its figures at zero, else 0.0."""
+        ...
+
+    def why(self, first: JobColumns, second: JobColumns) -> str:
+        """Why the first job (columns of one job each) goes before the second, in words for an operator."""
+        ...

@@ -1,0 +1,32 @@
+"""Shortest job first: by the whole run time, which it knows. PURE."""
+
+from dataclasses import dataclass
+
+from farside.scheduler.order.plain import PlainOrder
+from farside.scheduler.order.policy import OrderTraits
+from farside.scheduler.table import Floats, JobColumns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sjf(PlainOrder):
+    """By run time; never preempts. Strict by default, as in [helios §4.2]: the shortest blocks all behind it."""
+
+    is_strict: bool = True
+
+    @property
+    def name(self) -> str:
+        """``sjf``."""
+        return "sjf"
+
+    @property
+    def traits(self) -> OrderTraits:
+        """Never preempts."""
+        return OrderTraits(is_strict=self.is_strict)
+
+    def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
+        """Run time; as it never preempts, what is left of who waits is all of it."""
+        return (jobs.remaining_s,)
+
+    def why(self, first: JobColumns, second: JobColumns) -> str:
+        """Their run times."""
+        return f"runs {first.remaining_s[0]:.0f} s, not {second.remaining_s[0]:.0f} s"

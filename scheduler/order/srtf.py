@@ -1,0 +1,54 @@
+"""Shortest remaining time, and shortest remaining service, first. PURE. Both know each job's run time."""
+
+from dataclasses import dataclass
+
+from farside.scheduler.order.plain import PlainOrder
+from farside.scheduler.order.policy import OrderTraits
+from farside.scheduler.table import Floats, JobColumns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Srtf(PlainOrder):
+    """By the run time that is left. One dimension: a wide job with little left holds many GPUs. [tiresias §3.3.2.1]"""
+
+    @property
+    def name(self) -> str:
+        """``srtf``."""
+        return "srtf"
+
+    @property
+    def traits(self) -> OrderTraits:
+        """Preempts."""
+        return OrderTraits(is_preemptive=True)
+
+    def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
+        """Remaining seconds."""
+        return (jobs.remaining_s,)
+
+    def why(self, first: JobColumns, second: JobColumns) -> str:
+        """What is left of each."""
+        return f"{first.remaining_s[0]:.0f} s left against {second.remaining_s[0]:.0f} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Srsf(PlainOrder):
+    """By remaining time times GPUs: the two dimensions that 2DAS follows without knowing. [tiresias §3.3.2.1]"""
+
+    @property
+    def name(self) -> str:
+        """``srsf``."""
+        return "srsf"
+
+    @property
+    def traits(self) -> OrderTraits:
+        """Preempts."""
+        return OrderTraits(is_preemptive=True)
+
+    def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
+        """Remaining GPU seconds."""
+        return (jobs.remaining_s * jobs.gpus,)
+
+    def why(self, first: JobColumns, second: JobColumns) -> str:
+        """What is left of each."""
+        left, right = (jobs.remaining_s[0] * jobs.gpus[0] for jobs in (first, second))
+        return f"{left:.0f} GPU s left against {right:.0f}"

@@ -1,0 +1,28 @@
+"""Only the number of GPUs counts: all nodes of a domain are one. PURE. [what the authors' simulator does]"""
+
+from dataclasses import dataclass
+
+from farside.scheduler.ledger import Ledger
+from farside.scheduler.state import Allocation, Demand, Job, Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountOnly:
+    """A job has room where as many GPUs are free as it needs, wherever they are."""
+
+    @property
+    def name(self) -> str:
+        """``count``."""
+        return "count"
+
+    def ledger(self, nodes: tuple[Node, ...]) -> Ledger:
+        """One node with all GPUs."""
+        return Ledger((Node(name="all", gpus=sum(node.gpus for node in nodes)),))
+
+    def demand(self, job: Job) -> Demand:
+        """The GPUs."""
+        return Demand(gpus=job.gpus)
+
+    def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:
+        """Any GPUs."""
+        return ((0, demand.gpus),) if ledger.free_gpus >= demand.gpus else None

@@ -1,0 +1,196 @@
+"""Events of a virtual clock: the trace's jobs come and end, and the cycle decides in between. PURE.
+
+How it works
+  Everything at one instant is one event for the cycle. At an instant jobs end first, then jobs come, then thresholds
+  are crossed, each in the order of submission; then the cycle runs once for each domain that anything happened to. With
+  a ``tick_s`` the cycle runs at the next multiple of it instead.
+
+  A start's end is known at once and stands in the queue of events with the start's number; a preemption makes that
+  number old, and the event is dropped when its time comes.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from farside.scheduler.cycle import run_cycle
+from farside.scheduler.domain import Domain, Rules
+from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.state import Action, Cluster, Preempt, Start
+from farside.scheduler.table import JobTable
+
+# Fractions of seconds do not add up exactly: what is this near is there.
+EDGE_S = 1e-6
+
+Observer = Callable[[float, Domain, tuple[Action, ...]], None]
+
+
+class Kind(IntEnum):
+    """What happens; at one instant the smaller comes first."""
+
+    END = 0
+    SUBMIT = 1
+    CROSS = 2
+    CYCLE = 3
+
+
+@dataclass(slots=True)
+class Run:
+    """What became of a job. ``held_s``: all the time that it held GPUs; ``cost_s``: of it, spent on preemptions."""
+
+    start_s: float = math.nan
+    end_s: float = math.nan
+    preemptions: int = 0
+    held_s: float = 0.0
+    cost_s: float = 0.0
+
+
+class Simulation:
+    """One trace under one set of rules. Jobs must come by submit time, ties by sequence.
+
+    Args:
+        cluster: Nodes by virtual cluster; each is a domain of its own.
+        rules: By what all of them are scheduled.
+        jobs: The trace. A job's virtual cluster must exist and be large enough: the reader of traces sees to that.
+        predict: What an estimator expects of a job, GPU seconds; NaN where there is none.
+        tick_s: The cycle runs only at multiples of this; 0: whenever something happens.
+        is_in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
+        observers: Called after each cycle that decided anything.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        rules: Rules,
+        jobs: Sequence[TraceJob],
+        *,
+        predict: Callable[[TraceJob], float] | None = None,
+        tick_s: float = 0.0,
+        is_in_whole_seconds: bool = True,
+        observers: Iterable[Observer] = (),
+    ) -> None:
+        self.jobs = jobs
+        self.runs = [Run() for _ in jobs]
+        self.table = JobTable(len(jobs))
+        self.domains: Mapping[str, Domain] = {
+            vc.name: Domain(vc.name, vc.nodes, rules, self.table) for vc in cluster.virtual_clusters
+        }
+        self.events = 0
+        self._rules = rules
+        self._predict = predict
+        self._tick_s = tick_s
+        self._is_in_whole_seconds = is_in_whole_seconds
+        self._observers = tuple(observers)
+        self._heap: list[tuple[float, int, int, int]] = []
+        self._starts = [0] * len(jobs)
+        self._segment_s = [0.0] * len(jobs)
+        self._ticking: set[str] = set()
+        self._names = tuple(self.domains)
+
+    def run(self) -> Sequence[Run]:
+        """Runs until the last job has ended."""
+        jobs, heap = self.jobs, self._heap
+        arrived = 0
+        while heap or arrived < len(jobs):
+            now_s = jobs[arrived].job.submit_s if arrived < len(jobs) else math.inf
+            if heap and heap[0][0] < now_s:
+                now_s = heap[0][0]
+            touched: dict[str, Domain] = {}
+            while heap and heap[0][0] == now_s and heap[0][1] == Kind.END:
+                self._end(now_s, touched)
+            while arrived < len(jobs) and jobs[arrived].job.submit_s == now_s:
+                self._submit(arrived, touched)
+                arrived += 1
+            ticked: dict[str, Domain] = {}
+            while heap and heap[0][0] == now_s:
+                self._later(now_s, touched, ticked)
+            for domain in (self._at_ticks(touched, ticked, now_s) if self._tick_s else touched).values():
+                self._cycle(domain, now_s)
+        return self.runs
+
+    def _end(self, now_s: float, touched: dict[str, Domain]) -> None:
+        _, _, row, start = heapq.heappop(self._heap)
+        if start != self._starts[row]:
+            return
+        self.events += 1
+        domain = self.domains[self.jobs[row].job.vc]
+        touched[domain.name] = domain
+        domain.finish(row)
+        self._starts[row] += 1
+        run = self.runs[row]
+        run.end_s = now_s
+        run.held_s += now_s - self._segment_s[row]
+
+    def _submit(self, row: int, touched: dict[str, Domain]) -> None:
+        self.events += 1
+        trace = self.jobs[row]
+        domain = self.domains[trace.job.vc]
+        touched[domain.name] = domain
+        predicted_gpu_s = self._predict(trace) if self._predict else math.nan
+        domain.submit(row, trace.job, remaining_s=trace.duration_s, predicted_gpu_s=predicted_gpu_s)
+
+    def _later(self, now_s: float, touched: dict[str, Domain], ticked: dict[str, Domain]) -> None:
+        _, kind, row, start = heapq.heappop(self._heap)
+        if kind == Kind.CYCLE:
+            domain = self.domains[self._names[row]]
+            ticked[domain.name] = domain
+        elif start == self._starts[row]:
+            self.events += 1
+            domain = self.domains[self.jobs[row].job.vc]
+            touched[domain.name] = domain
+            domain.cross(row)
+            self._watch(domain, [row], now_s)
+
+    def _at_ticks(self, touched: dict[str, Domain], ticked: dict[str, Domain], now_s: float) -> dict[str, Domain]:
+        """The domains whose tick this is; the others that were touched get one."""
+        for domain in ticked.values():
+            self._ticking.discard(domain.name)
+        for domain in touched.values():
+            at_s = math.ceil(now_s / self._tick_s) * self._tick_s
+            if at_s == now_s:
+                ticked[domain.name] = domain
+            elif domain.name not in self._ticking:
+                self._ticking.add(domain.name)
+                heapq.heappush(self._heap, (at_s, Kind.CYCLE, self._names.index(domain.name), 0))
+        return ticked
+
+    def _cycle(self, domain: Domain, now_s: float) -> None:
+        actions = run_cycle(domain, now_s)
+        changed: list[int] = []
+        for action in actions:
+            row = action.row
+            changed.append(row)
+            if isinstance(action, Start):
+                self._start(row, action.delay_s, now_s)
+            elif isinstance(action, Preempt):
+                self._starts[row] += 1
+                self.runs[row].preemptions += 1
+                self.runs[row].held_s += now_s - self._segment_s[row]
+        if changed:
+            self._watch(domain, list(dict.fromkeys(changed)), now_s)
+            for observe in self._observers:
+                observe(now_s, domain, actions)
+
+    def _start(self, row: int, delay_s: float, now_s: float) -> None:
+        table, run = self.table, self.runs[row]
+        self._starts[row] += 1
+        self._segment_s[row] = now_s
+        if math.isnan(run.start_s):
+            run.start_s = now_s
+        run.cost_s += delay_s
+        end_s = now_s + delay_s + float(table.remaining_s[row]) / float(table.speed[row])
+        heapq.heappush(self._heap, (end_s, Kind.END, row, self._starts[row]))
+
+    def _watch(self, domain: Domain, rows: list[int], now_s: float) -> None:
+        """Notes when the policy, or the end of a minimum run time, wants the cycle to look at these again."""
+        order = self._rules.order
+        changes = order.next_change_s(domain.figures(rows, now_s))
+        if self._is_in_whole_seconds:
+            changes = np.ceil(changes - EDGE_S)
+        for row, after_s in zip(rows, changes.tolist(), strict=True):
+            if 0 < after_s < math.inf:
+                heapq.heappush(self._heap, (now_s + after_s, Kind.CROSS, row, self._starts[row]))

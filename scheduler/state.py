@@ -1,0 +1,132 @@
+"""What the scheduler knows of a cluster and its jobs: frozen, PURE, the same in simulation and in life.
+
+A job is a gang: all of its GPUs or none. Times are seconds on one time line of the caller's choice (a trace's own, or
+the epoch), sizes are bytes.
+"""
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+# (place of the node in its domain, GPUs there), in the order of the nodes.
+Allocation = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine. What is infinite is not counted when jobs are placed."""
+
+    name: str
+    gpus: int
+    cpus: float = math.inf
+    memory_bytes: float = math.inf
+    gpu_model: str = ""
+    rack: str = ""
+    rdma_domain: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualCluster:
+    """A tenant's part of the cluster: nodes of its own, and a quota where it shares them.
+
+    ``quota_gpus`` is what its jobs may hold before they count as borrowers; 0: all GPUs of its nodes.
+    """
+
+    name: str
+    nodes: tuple[Node, ...]
+    quota_gpus: int = 0
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs of its nodes."""
+        return sum(node.gpus for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """All virtual clusters. A cluster without any notion of them is one whose name is empty."""
+
+    virtual_clusters: tuple[VirtualCluster, ...]
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        return sum(vc.gpus for vc in self.virtual_clusters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is known of a job when it is submitted.
+
+    ``sequence`` breaks ties between jobs submitted in the same second; it is unique. ``skew`` is S_J, the share of the
+    largest tensor in the model [tiresias §3.3.3.1]; 0 where nobody has measured it.
+    """
+
+    job_id: str
+    sequence: int
+    submit_s: float
+    gpus: int
+    vc: str = ""
+    user: str = ""
+    name: str = ""
+    parameter_servers: int = 0
+    cpus_per_gpu: float = 0.0
+    memory_bytes_per_gpu: float = 0.0
+    gpu_model: str = ""
+    model: str = ""
+    model_bytes: int = 0
+    skew: float = 0.0
+    preemptible: bool = True
+    limit_s: float = math.inf
+
+
+class Phase(Enum):
+    """Where a job is. [tiresias Figure 3.9; a preempted job waits again]"""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a job asks of a place. Jobs of equal demand are interchangeable there: if one has no room, none has."""
+
+    gpus: int
+    cpus_per_gpu: float = 0.0
+    memory_bytes_per_gpu: float = 0.0
+    gpu_model: str = ""
+    parameter_servers: int = 0
+    model_bytes: int = 0
+    is_consolidated: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Give a job these GPUs. ``delay_s``: what passes before it makes progress (victims pause, the job resumes)."""
+
+    row: int
+    allocation: Allocation = field(repr=False)
+    reason: str
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preempt:
+    """Take a running job's GPUs away, for the job ``winner``."""
+
+    row: int
+    winner: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promote:
+    """Put a starving job back into the first queue, its figures at zero. [tiresias §3.3.2.3]"""
+
+    row: int
+    reason: str
+
+
+Action = Start | Preempt | Promote

@@ -1,0 +1,129 @@
+"""The figures of many jobs, a column each: what order policies compute with. PURE.
+
+How it works
+  A running job's figures grow by themselves, so a row stores what they were when its phase last changed; `figures`
+  gives what they are now. Policies get only that, a frozen `JobColumns`, and answer for all rows at once.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farside.scheduler.state import Job
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobColumns:
+    """Some jobs' figures at one instant, an array each, one place a job.
+
+    Attributes:
+        submit_s: When it was submitted.
+        sequence: What breaks ties between jobs submitted in one second; unique.
+        gpus: W_J, the GPUs it needs.
+        is_running: 1.0 while it holds GPUs, else 0.0.
+        executed_s: t_J, seconds that it has held GPUs since it was submitted or last promoted.
+        waited_s: delta_J, seconds that it has waited since then.
+        slice_s: Seconds that it has held GPUs since it was started the last time; 0 when it waits.
+        first_start_s: When it was started first; infinite before that.
+        position: Its place in the list of its queue; smaller stands before greater.
+        remaining_s: Run time that is left, at full speed; NaN where nobody knows.
+        predicted_gpu_s: What an estimator expects of it in all, GPU seconds; NaN where there is none.
+    """
+
+    submit_s: Floats
+    sequence: Floats
+    gpus: Floats
+    is_running: Floats
+    executed_s: Floats
+    waited_s: Floats
+    slice_s: Floats
+    first_start_s: Floats
+    position: Floats
+    remaining_s: Floats
+    predicted_gpu_s: Floats
+
+
+class JobTable:
+    """The stored figures. A row is a job's place for its whole life; rows come in any order."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        self.submit_s = np.zeros(capacity)
+        self.sequence = np.zeros(capacity)
+        self.gpus = np.zeros(capacity)
+        self.since_s = np.zeros(capacity)  # when the phase last changed
+        self.is_running = np.zeros(capacity)
+        self.executed_s = np.zeros(capacity)
+        self.waited_s = np.zeros(capacity)
+        self.first_start_s = np.full(capacity, np.inf)
+        self.position = np.zeros(capacity)
+        self.remaining_s = np.full(capacity, np.nan)
+        self.progress_from_s = np.zeros(capacity)  # a start's delay ends here
+        self.speed = np.ones(capacity)
+        self.predicted_gpu_s = np.full(capacity, np.nan)
+
+    def _grow(self, row: int) -> None:
+        old = len(self.submit_s)
+        if row < old:
+            return
+        for name, column in vars(self).items():
+            grown = np.full(max(row + 1, 2 * old), _EMPTY.get(name, 0.0))
+            grown[:old] = column
+            setattr(self, name, grown)
+
+    def submit(self, row: int, job: Job, *, remaining_s: float, predicted_gpu_s: float) -> None:
+        """A job comes, and waits."""
+        self._grow(row)
+        self.submit_s[row] = self.since_s[row] = job.submit_s
+        self.sequence[row] = job.sequence
+        self.gpus[row] = job.gpus
+        self.remaining_s[row] = remaining_s
+        self.predicted_gpu_s[row] = predicted_gpu_s
+
+    def start(self, row: int, *, now_s: float, delay_s: float, speed: float) -> None:
+        """It has GPUs from now on, and makes progress after ``delay_s`` at ``speed`` (1: as fast as it can)."""
+        self.waited_s[row] += now_s - self.since_s[row]
+        self.since_s[row] = now_s
+        self.is_running[row] = 1.0
+        self.progress_from_s[row] = now_s + delay_s
+        self.speed[row] = speed
+        if self.first_start_s[row] == np.inf:
+            self.first_start_s[row] = now_s
+
+    def stop(self, row: int, *, now_s: float) -> None:
+        """It has lost its GPUs; what it did counts."""
+        self.executed_s[row] += now_s - self.since_s[row]
+        self.remaining_s[row] -= max(0.0, now_s - self.progress_from_s[row]) * self.speed[row]
+        self.since_s[row] = now_s
+        self.is_running[row] = 0.0
+
+    def promote(self, row: int, *, now_s: float) -> None:
+        """Its t_J and delta_J begin again at zero. [tiresias §3.3.2.3]"""
+        self.executed_s[row] = self.waited_s[row] = 0.0
+        self.since_s[row] = now_s
+
+    def figures(self, rows: Rows, now_s: float) -> JobColumns:
+        """The rows' figures now."""
+        running = self.is_running[rows]
+        spent = now_s - self.since_s[rows]
+        slice_s = spent * running
+        progress = np.maximum(0.0, now_s - self.progress_from_s[rows]) * self.speed[rows] * running
+        return JobColumns(
+            submit_s=self.submit_s[rows],
+            sequence=self.sequence[rows],
+            gpus=self.gpus[rows],
+            is_running=running,
+            executed_s=self.executed_s[rows] + slice_s,
+            waited_s=self.waited_s[rows] + (spent - slice_s),
+            slice_s=slice_s,
+            first_start_s=self.first_start_s[rows],
+            position=self.position[rows],
+            remaining_s=self.remaining_s[rows] - progress,
+            predicted_gpu_s=self.predicted_gpu_s[rows],
+        )
+
+
+_EMPTY = {"first_start_s": np.inf, "remaining_s": np.nan, "speed": 1.0, "predicted_gpu_s": np.nan}

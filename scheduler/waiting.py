@@ -1,0 +1,61 @@
+"""The jobs that wait in one domain, in classes of equal demand. PURE.
+
+How it works
+  When the first job of a class has no room, none of the class has; so a cycle looks at one job a class, whatever the
+  length of the queue. Each class is a heap by rank. What left a heap's middle stays there until it comes to the top.
+"""
+
+import heapq
+
+from farside.scheduler.state import Demand
+
+# The policy's keys, then submit time, then sequence.
+Rank = tuple[float, ...]
+
+
+class Waiting:
+    """Rows in order, by class."""
+
+    def __init__(self) -> None:
+        self._heaps: dict[Demand, list[tuple[Rank, int]]] = {}
+        self._ranks: dict[int, Rank] = {}
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._ranks
+
+    def add(self, row: int, demand: Demand, rank: Rank) -> None:
+        """A row comes, or comes to another rank."""
+        self._ranks[row] = rank
+        heapq.heappush(self._heaps.setdefault(demand, []), (rank, row))
+
+    def discard(self, row: int) -> None:
+        """It waits no more."""
+        self._ranks.pop(row, None)
+
+    def rows(self) -> list[int]:
+        """All rows, in no order."""
+        return list(self._ranks)
+
+    def first(self, demand: Demand) -> tuple[Rank, int] | None:
+        """The first of a class and its rank."""
+        heap = self._heaps.get(demand)
+        while heap:
+            rank, row = heap[0]
+            if self._ranks.get(row) == rank:
+                return rank, row
+            heapq.heappop(heap)
+        return None
+
+    def heads(self) -> list[tuple[Rank, int, Demand]]:
+        """The first of each class, as a heap would have them."""
+        found: list[tuple[Rank, int, Demand]] = []
+        for demand in list(self._heaps):
+            first = self.first(demand)
+            if first is None:
+                del self._heaps[demand]
+            else:
+                found.append((*first, demand))
+        return found
