@@ -27,23 +27,26 @@ from farside.scheduler.waiting import Rank
 def run_cycle(domain: Domain, now_s: float) -> tuple[Action, ...]:
     """Decides for a domain, books what it decides there, and returns it in the order in which to carry it out."""
     actions = _promote(domain, now_s)
-    domain.rank_new(now_s)
-    plan = _Plan(domain, now_s)
-    heads = domain.waiting.heads()
+    heads = domain.take_heads(now_s)
     heapq.heapify(heads)
+    plan = _Plan(domain, now_s)
+    full = set[int]()
     while heads:
-        rank, row, demand = heapq.heappop(heads)
-        if domain.waiting.first(demand) != (rank, row):
+        rank, row, group = heapq.heappop(heads)
+        if domain.waiting.first(group) != (rank, row):
             continue  # started already, or another of its class has come before it
-        if not plan.start(row, rank, demand):
-            if domain.rules.order.traits.is_strict:
+        if not plan.start(row, rank, domain.demands[group]):
+            if domain.traits.is_strict:
                 break
+            full.add(group)
             continue
-        for victim_rank, victim, victim_demand in plan.take_displaced():
-            heapq.heappush(heads, (victim_rank, victim, victim_demand))
-        following = domain.waiting.first(demand)
+        if plan.take_displaced():  # victims may leave more free than the winner takes: all may look again
+            heads = [head for head in domain.waiting.heads() if head[2] not in full]
+            heapq.heapify(heads)
+            continue
+        following = domain.waiting.first(group)
         if following is not None:
-            heapq.heappush(heads, (*following, demand))
+            heapq.heappush(heads, (*following, group))
     return (*actions, *plan.actions())
 
 
@@ -83,7 +86,7 @@ class _Plan:
         self._now_s = now_s
         self._unread = domain.last_running(now_s)
         self._read: list[tuple[Rank, int]] = []
-        self._displaced: list[tuple[Rank, int, Demand]] = []
+        self._is_displaced = False
         self._winners: dict[int, _Winner] = {}
         self._victims: dict[int, _Victim] = {}
 
@@ -92,21 +95,21 @@ class _Plan:
         domain = self._domain
         allocation = domain.rules.placement.place(domain.ledger, demand)
         victims: list[_Victim] = []
-        if allocation is None and domain.rules.order.traits.is_preemptive:
+        if allocation is None and domain.traits.is_preemptive:
             allocation, victims = self._make_room(rank, demand)
         if allocation is None:
             return False
         for victim in victims:
             self._displace(victim, row)
-        domain.book(row, demand, allocation, self._now_s)
+        domain.book(row, allocation, self._now_s)
         reason = f"{demand.gpus} GPUs free" if not victims else f"goes before {len(victims)} running jobs"
         self._winners[row] = _Winner(row, rank, reason)
         return True
 
-    def take_displaced(self) -> list[tuple[Rank, int, Demand]]:
-        """Who was preempted since the last call: they may have room elsewhere."""
-        displaced, self._displaced = self._displaced, []
-        return displaced
+    def take_displaced(self) -> bool:
+        """Whether anybody was preempted since the last call: they wait again, and may have room elsewhere."""
+        is_displaced, self._is_displaced = self._is_displaced, False
+        return is_displaced
 
     def actions(self) -> list[Action]:
         """Carries the plan over to the jobs' figures. Who lost GPUs and got the very same ones back never stopped."""
@@ -132,8 +135,8 @@ class _Plan:
     def _displace(self, victim: _Victim, winner: int) -> None:
         victim.winner = winner
         del self._domain.running[victim.row]  # the ledger knows already
-        self._domain.waiting.add(victim.row, victim.held.demand, victim.rank)
-        self._displaced.append((victim.rank, victim.row, victim.held.demand))
+        self._domain.waiting.add(victim.row, victim.held.group, victim.rank)
+        self._is_displaced = True
         self._victims[victim.row] = victim
 
     def _behind(self) -> Iterator[tuple[Rank, int]]:

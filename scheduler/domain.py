@@ -45,6 +45,7 @@ class Rules:
 class Held:
     """What a running job holds."""
 
+    group: int
     demand: Demand
     allocation: Allocation
     since_s: float
@@ -57,12 +58,17 @@ class Domain:
         self.name = name
         self.rules = rules
         self.table = table
+        self.traits = rules.order.traits
         self.ledger = rules.placement.ledger(nodes)
         self.jobs: dict[int, Job] = {}
+        self.demands: list[Demand] = []  # by class
+        self.groups: dict[int, int] = {}  # the class of each job
         self.waiting = Waiting()
         self.running: dict[int, Held] = {}
         self.preempted: set[int] = set()  # rows that will have to resume
+        self._group_of: dict[Demand, int] = {}
         self._unranked: set[int] = set()
+        self._is_changed = True
         self._due: list[int] = []
         self._crossed: list[int] = []
         self._running_position = RUNNING_FROM
@@ -74,6 +80,11 @@ class Domain:
     def submit(self, row: int, job: Job, *, remaining_s: float, predicted_gpu_s: float) -> None:
         """A job came. Its figures are in the table from now on, under this row."""
         self.jobs[row] = job
+        demand = self.rules.placement.demand(job)
+        group = self._group_of.setdefault(demand, len(self.demands))
+        if group == len(self.demands):
+            self.demands.append(demand)
+        self.groups[row] = group
         self.table.submit(row, job, remaining_s=remaining_s, predicted_gpu_s=predicted_gpu_s)
         self.to_tail(row)
         self._unranked.add(row)
@@ -83,10 +94,12 @@ class Domain:
         held = self.running.pop(row)
         self.ledger.give(held.demand, held.allocation)
         self.preempted.discard(row)
-        del self.jobs[row]
+        self._is_changed = True
+        del self.jobs[row], self.groups[row]
 
     def cross(self, row: int) -> None:
         """A job reached what its policy's ``next_change_s`` told. One that runs goes to the tail of the next queue."""
+        self._is_changed = True
         if row in self.running:
             self.to_tail(row)
             self._crossed.append(row)
@@ -125,12 +138,25 @@ class Domain:
             if self.jobs[row].preemptible and now_s - self.running[row].since_s >= self.rules.min_run_s:
                 yield tuple(key.item(at) for key in keys), row
 
-    def rank_new(self, now_s: float) -> None:
-        """Ranks what came or changed since the last cycle."""
+    def touch(self) -> None:
+        """Something else happened that may let jobs start which could not."""
+        self._is_changed = True
+
+    def take_heads(self, now_s: float) -> list[tuple[Rank, int, int]]:
+        """The first of each class that may have room now, with its rank and class, in no order.
+
+        Ranks what came or changed since the last cycle. When jobs have only come since, the other classes are as they
+        were, and had no room: where a policy says that running jobs never fall back by themselves, they are left out.
+        """
         rows = list(self._unranked)
         self._unranked.clear()
         for row, rank in zip(rows, self.ranks(rows, now_s), strict=True):
-            self.waiting.add(row, self.rules.placement.demand(self.jobs[row]), rank)
+            self.waiting.add(row, self.groups[row], rank)
+        is_changed, self._is_changed = self._is_changed, False
+        if is_changed or self.traits.is_strict or not self.traits.is_steady:
+            return self.waiting.heads()
+        came = set(rows)
+        return [head for head in self.waiting.heads({self.groups[row] for row in rows}) if head[1] in came]
 
     def take_due(self) -> list[int]:
         """Waiting jobs that may have starved since the last cycle."""
@@ -139,10 +165,11 @@ class Domain:
 
     # ------------------------------------------------------------------ what the cycle does
 
-    def book(self, row: int, demand: Demand, allocation: Allocation, now_s: float) -> None:
+    def book(self, row: int, allocation: Allocation, now_s: float) -> None:
         """Books a waiting job's GPUs."""
-        self.ledger.take(demand, allocation)
-        self.running[row] = Held(demand, allocation, now_s)
+        group = self.groups[row]
+        self.ledger.take(self.demands[group], allocation)
+        self.running[row] = Held(group, self.demands[group], allocation, now_s)
         self.waiting.discard(row)
 
     def start(self, row: int, now_s: float) -> float:
@@ -160,6 +187,7 @@ class Domain:
         self.table.stop(row, now_s=now_s)
         self.preempted.add(row)
         self._unranked.add(row)
+        self._is_changed = True
 
     def promote(self, row: int, now_s: float) -> None:
         """A waiting job goes back to the first queue, at its tail, its figures at zero."""
@@ -175,7 +203,7 @@ class Domain:
         """
         at_tail, self._crossed = self._crossed, []
         crossed = [row for row in at_tail if row in self.running]
-        if not self.rules.order.traits.is_keyed_by_position:
+        if not self.traits.is_keyed_by_position:
             return
         position = self.table.position
         moved = {row: rank for rank, row in started if row in self.running}

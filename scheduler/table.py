@@ -50,29 +50,39 @@ class JobColumns:
 class JobTable:
     """The stored figures. A row is a job's place for its whole life; rows come in any order."""
 
+    # In one block, a row a job, so that the figures of some jobs are gathered in one go. Each name is a view of a column.
+    _COLUMNS = (
+        "submit_s", "sequence", "gpus", "is_running", "executed_s", "waited_s", "first_start_s", "position",
+        "remaining_s", "predicted_gpu_s", "since_s", "progress_from_s", "speed",
+    )  # fmt: skip
+    submit_s: Floats
+    sequence: Floats
+    gpus: Floats
+    is_running: Floats
+    executed_s: Floats
+    waited_s: Floats
+    first_start_s: Floats
+    position: Floats
+    remaining_s: Floats
+    predicted_gpu_s: Floats
+    since_s: Floats  # when the phase last changed
+    progress_from_s: Floats  # when a start's delay ends
+    speed: Floats
+
     def __init__(self, capacity: int = 64) -> None:
-        self.submit_s = np.zeros(capacity)
-        self.sequence = np.zeros(capacity)
-        self.gpus = np.zeros(capacity)
-        self.since_s = np.zeros(capacity)  # when the phase last changed
-        self.is_running = np.zeros(capacity)
-        self.executed_s = np.zeros(capacity)
-        self.waited_s = np.zeros(capacity)
-        self.first_start_s = np.full(capacity, np.inf)
-        self.position = np.zeros(capacity)
-        self.remaining_s = np.full(capacity, np.nan)
-        self.progress_from_s = np.zeros(capacity)  # a start's delay ends here
-        self.speed = np.ones(capacity)
-        self.predicted_gpu_s = np.full(capacity, np.nan)
+        self._block = np.zeros((0, len(self._COLUMNS)))
+        self._grow(capacity - 1)
 
     def _grow(self, row: int) -> None:
-        old = len(self.submit_s)
-        if row < old:
+        old = self._block
+        if row < len(old):
             return
-        for name, column in vars(self).items():
-            grown = np.full(max(row + 1, 2 * old), _EMPTY.get(name, 0.0))
-            grown[:old] = column
-            setattr(self, name, grown)
+        self._block = np.zeros((max(row + 1, 2 * len(old)), len(self._COLUMNS)))
+        self._block[: len(old)] = old
+        for at, name in enumerate(self._COLUMNS):
+            setattr(self, name, self._block[:, at])
+        for name, value in (("first_start_s", np.inf), ("remaining_s", np.nan), ("predicted_gpu_s", np.nan)):
+            getattr(self, name)[len(old) :] = value
 
     def submit(self, row: int, job: Job, *, remaining_s: float, predicted_gpu_s: float) -> None:
         """A job comes, and waits."""
@@ -107,23 +117,23 @@ class JobTable:
 
     def figures(self, rows: Rows, now_s: float) -> JobColumns:
         """The rows' figures now."""
-        running = self.is_running[rows]
-        spent = now_s - self.since_s[rows]
-        slice_s = spent * running
-        progress = np.maximum(0.0, now_s - self.progress_from_s[rows]) * self.speed[rows] * running
+        (
+            submit_s, sequence, gpus, running, executed_s, waited_s, first_start_s, position,
+            remaining_s, predicted_gpu_s, since_s, progress_from_s, speed,
+        ) = self._block[rows].T  # fmt: skip
+        spent_s = now_s - since_s
+        slice_s = spent_s * running
+        progress_s = np.maximum(0.0, now_s - progress_from_s) * speed * running
         return JobColumns(
-            submit_s=self.submit_s[rows],
-            sequence=self.sequence[rows],
-            gpus=self.gpus[rows],
+            submit_s=submit_s,
+            sequence=sequence,
+            gpus=gpus,
             is_running=running,
-            executed_s=self.executed_s[rows] + slice_s,
-            waited_s=self.waited_s[rows] + (spent - slice_s),
+            executed_s=executed_s + slice_s,
+            waited_s=waited_s + (spent_s - slice_s),
             slice_s=slice_s,
-            first_start_s=self.first_start_s[rows],
-            position=self.position[rows],
-            remaining_s=self.remaining_s[rows] - progress,
-            predicted_gpu_s=self.predicted_gpu_s[rows],
+            first_start_s=first_start_s,
+            position=position,
+            remaining_s=remaining_s - progress_s,
+            predicted_gpu_s=predicted_gpu_s,
         )
-
-
-_EMPTY = {"first_start_s": np.inf, "remaining_s": np.nan, "speed": 1.0, "predicted_gpu_s": np.nan}

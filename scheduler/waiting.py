@@ -2,12 +2,11 @@
 
 How it works
   When the first job of a class has no room, none of the class has; so a cycle looks at one job a class, whatever the
-  length of the queue. Each class is a heap by rank. What left a heap's middle stays there until it comes to the top.
+  length of the queue. A class is a number here; the domain knows its demand. Each is a heap by rank. What left a heap's middle stays there until it comes to the top.
 """
 
 import heapq
-
-from farside.scheduler.state import Demand
+from collections.abc import Iterable
 
 # The policy's keys, then submit time, then sequence.
 Rank = tuple[float, ...]
@@ -17,7 +16,7 @@ class Waiting:
     """Rows in order, by class."""
 
     def __init__(self) -> None:
-        self._heaps: dict[Demand, list[tuple[Rank, int]]] = {}
+        self._heaps: dict[int, list[tuple[Rank, int]]] = {}
         self._ranks: dict[int, Rank] = {}
 
     def __len__(self) -> int:
@@ -26,10 +25,10 @@ class Waiting:
     def __contains__(self, row: int) -> bool:
         return row in self._ranks
 
-    def add(self, row: int, demand: Demand, rank: Rank) -> None:
+    def add(self, row: int, group: int, rank: Rank) -> None:
         """A row comes, or comes to another rank."""
         self._ranks[row] = rank
-        heapq.heappush(self._heaps.setdefault(demand, []), (rank, row))
+        heapq.heappush(self._heaps.setdefault(group, []), (rank, row))
 
     def discard(self, row: int) -> None:
         """It waits no more."""
@@ -39,9 +38,9 @@ class Waiting:
         """All rows, in no order."""
         return list(self._ranks)
 
-    def first(self, demand: Demand) -> tuple[Rank, int] | None:
+    def first(self, group: int) -> tuple[Rank, int] | None:
         """The first of a class and its rank."""
-        heap = self._heaps.get(demand)
+        heap = self._heaps.get(group)
         while heap:
             rank, row = heap[0]
             if self._ranks.get(row) == rank:
@@ -49,13 +48,13 @@ class Waiting:
             heapq.heappop(heap)
         return None
 
-    def heads(self) -> list[tuple[Rank, int, Demand]]:
-        """The first of each class, as a heap would have them."""
-        found: list[tuple[Rank, int, Demand]] = []
-        for demand in list(self._heaps):
-            first = self.first(demand)
-            if first is None:
-                del self._heaps[demand]
-            else:
-                found.append((*first, demand))
+    def heads(self, groups: Iterable[int] | None = None) -> list[tuple[Rank, int, int]]:
+        """The first of each class (of these classes) with its rank and class, in no order."""
+        found: list[tuple[Rank, int, int]] = []
+        for group in list(self._heaps if groups is None else groups):
+            first = self.first(group)
+            if first is not None:
+                found.append((*first, group))
+            elif group in self._heaps:
+                del self._heaps[group]
         return found

@@ -19,11 +19,13 @@ class OrderTraits:
     Attributes:
         is_preemptive: A job may take the GPUs of running jobs that stand behind it.
         is_strict: The first job that has no room blocks all behind it.
+        is_steady: A running job's keys never grow but at the times that ``next_change_s`` tells.
         is_keyed_by_position: Keys use the job's place in the list of its queue, which the cycle then keeps.
     """
 
     is_preemptive: bool = False
     is_strict: bool = False
+    is_steady: bool = True
     is_keyed_by_position: bool = False
 
 

@@ -137,7 +137,8 @@ class Simulation:
         _, kind, row, start = heapq.heappop(self._heap)
         if kind == Kind.CYCLE:
             domain = self.domains[self._names[row]]
-            ticked[domain.name] = domain
+            domain.touch()
+            (ticked if self._tick_s else touched)[domain.name] = domain
         elif start == self._starts[row]:
             self.events += 1
             domain = self.domains[self.jobs[row].job.vc]
@@ -155,8 +156,11 @@ class Simulation:
                 ticked[domain.name] = domain
             elif domain.name not in self._ticking:
                 self._ticking.add(domain.name)
-                heapq.heappush(self._heap, (at_s, Kind.CYCLE, self._names.index(domain.name), 0))
+                self._wake(domain.name, at_s)
         return ticked
+
+    def _wake(self, name: str, at_s: float) -> None:
+        heapq.heappush(self._heap, (at_s, Kind.CYCLE, self._names.index(name), 0))
 
     def _cycle(self, domain: Domain, now_s: float) -> None:
         actions = run_cycle(domain, now_s)
@@ -184,6 +188,8 @@ class Simulation:
         run.cost_s += delay_s
         end_s = now_s + delay_s + float(table.remaining_s[row]) / float(table.speed[row])
         heapq.heappush(self._heap, (end_s, Kind.END, row, self._starts[row]))
+        if self._rules.min_run_s and self._rules.order.traits.is_preemptive:
+            self._wake(self.jobs[row].job.vc, now_s + self._rules.min_run_s)
 
     def _watch(self, domain: Domain, rows: list[int], now_s: float) -> None:
         """Notes when the policy, or the end of a minimum run time, wants the cycle to look at these again."""
