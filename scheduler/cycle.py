@@ -4,11 +4,12 @@ The simulator and the live manager call `run_cycle` after something happened: a 
 
     1. observe   who has starved, and goes back to the first queue
     2. order     the first of each class of equal demand, by rank
-    3. admit     the best of them; when it has no room, its class has none, and under a strict policy nobody has
-    4. place     on free GPUs
-    5. preempt   else on those of running jobs that stand behind it, the last first, if that makes room: nobody is
+    3. reserve   for who has waited too long (reservation.py): he goes before all, and what he lacks is held for him
+    4. admit     the best of the others; when it has no room, its class has none, and under a strict policy nobody has
+    5. place     on free GPUs
+    6. preempt   else on those of running jobs that stand behind it, the last first, if that makes room: nobody is
                  preempted unless somebody starts, and who is not in the way after all keeps running where he is
-    6. act       the starts, preemptions and promotions, each with its reason
+    7. act       the starts, preemptions and promotions, each with its reason
 
 With one job a class to look at, the cost does not grow with the queue. That preempting takes the last first and then
 lets the best of the victims stay gives, where only counts matter, the same result as filling an empty cluster in the
@@ -16,12 +17,17 @@ order of the ranks [tiresias Pseudocode 2], but never moves a job that may stay.
 """
 
 import heapq
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from farside.scheduler.domain import Domain, Held
+from farside.scheduler.reservation import may_backfill, plan_reservation
 from farside.scheduler.state import Action, Allocation, Demand, Preempt, Promote, Start
 from farside.scheduler.waiting import Rank
+
+BEFORE_ALL: Rank = (-math.inf,)
+NOTHING_BUT_GPUS = Demand(gpus=0)
 
 
 def run_cycle(domain: Domain, now_s: float) -> tuple[Action, ...]:
@@ -30,6 +36,9 @@ def run_cycle(domain: Domain, now_s: float) -> tuple[Action, ...]:
     heads = domain.take_heads(now_s)
     heapq.heapify(heads)
     plan = _Plan(domain, now_s)
+    if plan.serve_longest_waiting():
+        heads = domain.waiting.heads()
+        heapq.heapify(heads)
     full = set[int]()
     while heads:
         rank, row, group = heapq.heappop(heads)
@@ -87,6 +96,7 @@ class _Plan:
         self._unread = domain.last_running(now_s)
         self._read: list[tuple[Rank, int]] = []
         self._is_displaced = False
+        self._holds: Allocation = ()  # free GPUs that are booked for the reservation while this cycle plans
         self._winners: dict[int, _Winner] = {}
         self._victims: dict[int, _Victim] = {}
 
@@ -95,7 +105,9 @@ class _Plan:
         domain = self._domain
         allocation = domain.rules.placement.place(domain.ledger, demand)
         victims: list[_Victim] = []
-        if allocation is None and domain.traits.is_preemptive:
+        if allocation is None and self._holds:
+            allocation = self._backfill(row, demand)
+        elif allocation is None and domain.traits.is_preemptive:
             allocation, victims = self._make_room(rank, demand)
         if allocation is None:
             return False
@@ -106,6 +118,52 @@ class _Plan:
         self._winners[row] = _Winner(row, rank, reason)
         return True
 
+    def serve_longest_waiting(self) -> bool:
+        """Starts who has waited too long, one after the other; what the first that can't start lacks is held for it."""
+        domain, now_s = self._domain, self._now_s
+        if domain.rules.reserve_after_s == math.inf:
+            return False
+        has_started = False
+        while True:
+            reservation = domain.reservation
+            if reservation is not None and reservation.row not in domain.waiting:
+                reservation = None
+            row = domain.longest_waiting(now_s) if reservation is None else reservation.row
+            if row < 0:
+                return has_started
+            domain.reservation = None
+            if not self.start(row, BEFORE_ALL, domain.demands[domain.groups[row]]):
+                break
+            domain.running[row].until_s = now_s + max(domain.rules.min_run_s, domain.rules.reserve_after_s)
+            has_started = True
+        domain.reservation = reservation or plan_reservation(domain, row, now_s)
+        self._hold()
+        return has_started
+
+    def _hold(self) -> None:
+        reservation = self._domain.reservation
+        if reservation is not None:
+            free = self._domain.ledger.free
+            self._holds = tuple((at, min(gpus, free[at])) for at, gpus in reservation.allocation if free[at])
+            self._domain.ledger.take(NOTHING_BUT_GPUS, self._holds)
+
+    def _unhold(self) -> None:
+        self._domain.ledger.give(NOTHING_BUT_GPUS, self._holds)
+        self._holds = ()
+
+    def _backfill(self, row: int, demand: Demand) -> Allocation | None:
+        domain = self._domain
+        if domain.reservation is None or not may_backfill(domain, domain.reservation, row, self._now_s):
+            return None
+        self._unhold()
+        allocation = domain.rules.placement.place(domain.ledger, demand)
+        if allocation is not None:
+            domain.ledger.take(demand, allocation)
+        self._hold()
+        if allocation is not None:
+            domain.ledger.give(demand, allocation)
+        return allocation
+
     def take_displaced(self) -> bool:
         """Whether anybody was preempted since the last call: they wait again, and may have room elsewhere."""
         is_displaced, self._is_displaced = self._is_displaced, False
@@ -114,6 +172,7 @@ class _Plan:
     def actions(self) -> list[Action]:
         """Carries the plan over to the jobs' figures. Who lost GPUs and got the very same ones back never stopped."""
         domain, now_s = self._domain, self._now_s
+        self._unhold()
         for row in self._victims.keys() & self._winners.keys():
             held = domain.running[row]
             if held.allocation == self._victims[row].held.allocation:

@@ -4,6 +4,8 @@ A domain is what the cycle (cycle.py) works on. It has no clock and does no I/O;
 manager, tells it what happened and carries out what the cycle says.
 """
 
+import heapq
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -13,7 +15,7 @@ from farside.scheduler.cost import CostModel, FreeCost
 from farside.scheduler.effect import NoEffect, PlacementEffect
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.policy import PlacementPolicy
-from farside.scheduler.state import Allocation, Demand, Job, Node
+from farside.scheduler.state import Allocation, Demand, Job, Node, Reservation
 from farside.scheduler.table import Floats, JobColumns, JobTable
 from farside.scheduler.waiting import Rank, Waiting
 
@@ -32,6 +34,8 @@ class Rules:
         cost: What a preemption costs.
         effect: How a place slows a job down.
         min_run_s: A job that was started is left alone this long.
+        reserve_after_s: A job that has waited this long in one go is reserved for (reservation.py); infinite: none is,
+            as in the papers.
     """
 
     order: OrderPolicy
@@ -39,16 +43,18 @@ class Rules:
     cost: CostModel = field(default_factory=FreeCost)
     effect: PlacementEffect = field(default_factory=NoEffect)
     min_run_s: float = 0.0
+    reserve_after_s: float = math.inf
 
 
 @dataclass(slots=True)
 class Held:
-    """What a running job holds."""
+    """What a running job holds. Before ``until_s`` nobody may take it away."""
 
     group: int
     demand: Demand
     allocation: Allocation
     since_s: float
+    until_s: float
 
 
 class Domain:
@@ -66,7 +72,10 @@ class Domain:
         self.waiting = Waiting()
         self.running: dict[int, Held] = {}
         self.preempted: set[int] = set()  # rows that will have to resume
-        self._group_of: dict[Demand, int] = {}
+        self._group_of: dict[tuple[Demand, float], int] = {}
+        self.reservation: Reservation | None = None
+        self._waiting_since: dict[int, float] = {}
+        self._stints: list[tuple[float, int, int]] = []  # (since when, sequence, row) of who waits, and old ones
         self._unranked: set[int] = set()
         self._is_changed = True
         self._due: list[int] = []
@@ -81,13 +90,14 @@ class Domain:
         """A job came. Its figures are in the table from now on, under this row."""
         self.jobs[row] = job
         demand = self.rules.placement.demand(job)
-        group = self._group_of.setdefault(demand, len(self.demands))
+        limit_s = job.limit_s if self.rules.reserve_after_s < math.inf else math.inf  # backfill tells them apart
+        group = self._group_of.setdefault((demand, limit_s), len(self.demands))
         if group == len(self.demands):
             self.demands.append(demand)
         self.groups[row] = group
         self.table.submit(row, job, remaining_s=remaining_s, predicted_gpu_s=predicted_gpu_s)
         self.to_tail(row)
-        self._unranked.add(row)
+        self._waits(row, job.submit_s)
 
     def finish(self, row: int) -> None:
         """A running job ended; what it held is free."""
@@ -110,6 +120,12 @@ class Domain:
         """Puts a job behind all others of its queue's list."""
         self.table.position[row] = self._tail_position
         self._tail_position += 1
+
+    def _waits(self, row: int, now_s: float) -> None:
+        self._unranked.add(row)
+        if self.rules.reserve_after_s < math.inf:
+            self._waiting_since[row] = now_s
+            heapq.heappush(self._stints, (now_s, self.jobs[row].sequence, row))
 
     # ------------------------------------------------------------------ what the cycle asks
 
@@ -135,7 +151,7 @@ class Domain:
         keys = self._keys(rows, now_s)
         for at in np.lexsort(keys[::-1])[::-1].tolist():
             row = rows[at]
-            if self.jobs[row].preemptible and now_s - self.running[row].since_s >= self.rules.min_run_s:
+            if self.jobs[row].preemptible and now_s >= self.running[row].until_s:
                 yield tuple(key.item(at) for key in keys), row
 
     def touch(self) -> None:
@@ -158,6 +174,17 @@ class Domain:
         came = set(rows)
         return [head for head in self.waiting.heads({self.groups[row] for row in rows}) if head[1] in came]
 
+    def longest_waiting(self, now_s: float) -> int:
+        """The job that has waited longest in one go, if that is too long; -1: none has."""
+        while self._stints:
+            since_s, _, row = self._stints[0]
+            if now_s - since_s < self.rules.reserve_after_s:
+                return -1
+            if row in self.waiting and self._waiting_since.get(row) == since_s:
+                return row
+            heapq.heappop(self._stints)
+        return -1
+
     def take_due(self) -> list[int]:
         """Waiting jobs that may have starved since the last cycle."""
         due, self._due = self._due, []
@@ -169,7 +196,7 @@ class Domain:
         """Books a waiting job's GPUs."""
         group = self.groups[row]
         self.ledger.take(self.demands[group], allocation)
-        self.running[row] = Held(group, self.demands[group], allocation, now_s)
+        self.running[row] = Held(group, self.demands[group], allocation, now_s, now_s + self.rules.min_run_s)
         self.waiting.discard(row)
 
     def start(self, row: int, now_s: float) -> float:
@@ -178,6 +205,7 @@ class Domain:
         delay_s = self.rules.cost.preemption_s(job) if row in self.preempted else 0.0
         self.preempted.discard(row)
         self._unranked.discard(row)
+        self._waiting_since.pop(row, None)
         speed = self.rules.effect.speed(job, self.running[row].allocation, self.ledger)
         self.table.start(row, now_s=now_s, delay_s=delay_s, speed=speed)
         return delay_s
@@ -186,7 +214,7 @@ class Domain:
         """A job loses its GPUs. Its rank is as it was until the next cycle."""
         self.table.stop(row, now_s=now_s)
         self.preempted.add(row)
-        self._unranked.add(row)
+        self._waits(row, now_s)
         self._is_changed = True
 
     def promote(self, row: int, now_s: float) -> None:

@@ -103,6 +103,15 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """What is held for a waiting job, and when it is expected to have all of it; infinite when nobody knows."""
+
+    row: int
+    allocation: Allocation
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """Give a job these GPUs. ``delay_s``: what passes before it makes progress (victims pause, the job resumes)."""
 

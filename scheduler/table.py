@@ -50,7 +50,7 @@ class JobColumns:
 class JobTable:
     """The stored figures. A row is a job's place for its whole life; rows come in any order."""
 
-    # In one block, a row a job, so that the figures of some jobs are gathered in one go. Each name is a view of a column.
+    # In one block, a row a job: the figures of some jobs are gathered in one go. Each name is a view of a column.
     _COLUMNS = (
         "submit_s", "sequence", "gpus", "is_running", "executed_s", "waited_s", "first_start_s", "position",
         "remaining_s", "predicted_gpu_s", "since_s", "progress_from_s", "speed",

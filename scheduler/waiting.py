@@ -2,7 +2,8 @@
 
 How it works
   When the first job of a class has no room, none of the class has; so a cycle looks at one job a class, whatever the
-  length of the queue. A class is a number here; the domain knows its demand. Each is a heap by rank. What left a heap's middle stays there until it comes to the top.
+  length of the queue. A class is a number here; the domain knows its demand. Each is a heap by rank. What left a heap's
+  middle stays there until it comes to the top.
 """
 
 import heapq

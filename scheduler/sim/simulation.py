@@ -132,6 +132,7 @@ class Simulation:
         touched[domain.name] = domain
         predicted_gpu_s = self._predict(trace) if self._predict else math.nan
         domain.submit(row, trace.job, remaining_s=trace.duration_s, predicted_gpu_s=predicted_gpu_s)
+        self._wake(domain.name, trace.job.submit_s + self._rules.reserve_after_s)
 
     def _later(self, now_s: float, touched: dict[str, Domain], ticked: dict[str, Domain]) -> None:
         _, kind, row, start = heapq.heappop(self._heap)
@@ -160,7 +161,8 @@ class Simulation:
         return ticked
 
     def _wake(self, name: str, at_s: float) -> None:
-        heapq.heappush(self._heap, (at_s, Kind.CYCLE, self._names.index(name), 0))
+        if at_s < math.inf:
+            heapq.heappush(self._heap, (at_s, Kind.CYCLE, self._names.index(name), 0))
 
     def _cycle(self, domain: Domain, now_s: float) -> None:
         actions = run_cycle(domain, now_s)
@@ -174,6 +176,7 @@ class Simulation:
                 self._starts[row] += 1
                 self.runs[row].preemptions += 1
                 self.runs[row].held_s += now_s - self._segment_s[row]
+                self._wake(domain.name, now_s + self._rules.reserve_after_s)
         if changed:
             self._watch(domain, list(dict.fromkeys(changed)), now_s)
             for observe in self._observers:
@@ -188,8 +191,9 @@ class Simulation:
         run.cost_s += delay_s
         end_s = now_s + delay_s + float(table.remaining_s[row]) / float(table.speed[row])
         heapq.heappush(self._heap, (end_s, Kind.END, row, self._starts[row]))
-        if self._rules.min_run_s and self._rules.order.traits.is_preemptive:
-            self._wake(self.jobs[row].job.vc, now_s + self._rules.min_run_s)
+        domain = self.domains[self.jobs[row].job.vc]
+        if domain.traits.is_preemptive and domain.running[row].until_s > now_s:
+            self._wake(domain.name, domain.running[row].until_s)
 
     def _watch(self, domain: Domain, rows: list[int], now_s: float) -> None:
         """Notes when the policy, or the end of a minimum run time, wants the cycle to look at these again."""
