@@ -116,6 +116,11 @@ class Domain:
         else:
             self._due.append(row)
 
+    def resize(self, nodes: tuple[Node, ...]) -> None:
+        """Only these nodes, of those that it was made with, are there from now on; who runs elsewhere may end."""
+        self.ledger.set_nodes(nodes)
+        self._is_changed = True
+
     def to_tail(self, row: int) -> None:
         """Puts a job behind all others of its queue's list."""
         self.table.position[row] = self._tail_position

@@ -26,13 +26,18 @@ def bits(mask: int) -> Iterator[int]:
 
 
 class Ledger:
-    """Free GPUs, CPUs and memory by node.
+    """Free GPUs, CPUs and memory by node. A node's place in ``nodes`` is what allocations name.
 
-    ``nodes`` may be grown with `set_nodes`; a node's place in it is what allocations name.
+    Nodes may leave and come back (`set_nodes`): one that has left gives nothing more, and what is held there is held on
+    until it is given back. ``is_pooled``: all nodes stand as one, and only the sum of their GPUs counts.
     """
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[Node], *, is_pooled: bool = False) -> None:
+        self.is_pooled = is_pooled
+        if is_pooled:
+            nodes = (Node(name="all", gpus=sum(node.gpus for node in nodes)),)
         self.nodes = tuple(nodes)
+        self.capacity = [node.gpus for node in nodes]
         self.free = [node.gpus for node in nodes]
         self.free_cpus = [node.cpus for node in nodes]
         self.free_memory_bytes = [node.memory_bytes for node in nodes]
@@ -84,14 +89,34 @@ class Ledger:
         for at, gpus in allocation:
             self._move(at, gpus, demand)
 
-    def _move(self, at: int, gpus: int, demand: Demand) -> None:
-        before, bit = self.free[at], 1 << at
-        after = before + gpus
-        assert 0 <= after <= self.nodes[at].gpus, "over-committed"
+    def set_nodes(self, nodes: Sequence[Node]) -> None:
+        """These nodes, of those that the ledger was made with, are there from now on; the others are not."""
+        if self.is_pooled:
+            self._set_capacity(0, sum(node.gpus for node in nodes))
+            return
+        gpus = {node.name: node.gpus for node in nodes}
+        for at, node in enumerate(self.nodes):
+            self._set_capacity(at, gpus.get(node.name, 0))
+
+    def _set_capacity(self, at: int, gpus: int) -> None:
+        free = self.free[at] + gpus - self.capacity[at]  # below 0 while more is held than there is
+        self.total_gpus += gpus - self.capacity[at]
+        self.capacity[at] = gpus
+        self._set_free(at, free)
+
+    def _set_free(self, at: int, free: int) -> None:
+        before, after, bit = max(0, self.free[at]), max(0, free), 1 << at
+        while len(self.buckets) <= after:
+            self.buckets.append(0)
         self.buckets[before] ^= bit
         self.buckets[after] ^= bit
-        self.free[at] = after
-        self.free_gpus += gpus
+        self.free[at] = free
+        self.free_gpus += after - before
+
+    def _move(self, at: int, gpus: int, demand: Demand) -> None:
+        after = self.free[at] + gpus
+        assert gpus > 0 or after >= 0, "over-committed"
+        self._set_free(at, after)
         if self.is_counting_more:
             self.free_cpus[at] += gpus * demand.cpus_per_gpu
             self.free_memory_bytes[at] += gpus * demand.memory_bytes_per_gpu

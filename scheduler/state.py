@@ -43,6 +43,15 @@ class VirtualCluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resize:
+    """From ``at_s`` on a virtual cluster has just these of its nodes."""
+
+    at_s: float
+    vc: str
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """All virtual clusters. A cluster without any notion of them is one whose name is empty."""
 

@@ -16,8 +16,8 @@ class CountOnly:
         return "count"
 
     def ledger(self, nodes: tuple[Node, ...]) -> Ledger:
-        """One node with all GPUs."""
-        return Ledger((Node(name="all", gpus=sum(node.gpus for node in nodes)),))
+        """All nodes as one."""
+        return Ledger(nodes, is_pooled=True)
 
     def demand(self, job: Job) -> Demand:
         """The GPUs."""

@@ -20,7 +20,7 @@ import numpy as np
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.sim.trace import TraceJob
-from farside.scheduler.state import Action, Cluster, Preempt, Start
+from farside.scheduler.state import Action, Cluster, Preempt, Resize, Start
 from farside.scheduler.table import JobTable
 
 # Fractions of seconds do not add up exactly: what is this near is there.
@@ -35,7 +35,8 @@ class Kind(IntEnum):
     END = 0
     SUBMIT = 1
     CROSS = 2
-    CYCLE = 3
+    RESIZE = 3
+    CYCLE = 4
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ class Simulation:
         predict: What an estimator expects of a job, GPU seconds; NaN where there is none.
         tick_s: The cycle runs only at multiples of this; 0: whenever something happens.
         is_in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
+        resizes: Nodes that come and go; a virtual cluster starts with all that it ever has, unless told otherwise.
         observers: Called after each cycle that decided anything.
     """
 
@@ -71,6 +73,7 @@ class Simulation:
         predict: Callable[[TraceJob], float] | None = None,
         tick_s: float = 0.0,
         is_in_whole_seconds: bool = True,
+        resizes: Sequence[Resize] = (),
         observers: Iterable[Observer] = (),
     ) -> None:
         self.jobs = jobs
@@ -90,6 +93,9 @@ class Simulation:
         self._segment_s = [0.0] * len(jobs)
         self._ticking: set[str] = set()
         self._names = tuple(self.domains)
+        self._resizes = tuple(resizes)
+        for at, resize in enumerate(self._resizes):
+            heapq.heappush(self._heap, (resize.at_s, Kind.RESIZE, at, 0))
 
     def run(self) -> Sequence[Run]:
         """Runs until the last job has ended."""
@@ -136,7 +142,11 @@ class Simulation:
 
     def _later(self, now_s: float, touched: dict[str, Domain], ticked: dict[str, Domain]) -> None:
         _, kind, row, start = heapq.heappop(self._heap)
-        if kind == Kind.CYCLE:
+        if kind == Kind.RESIZE:
+            domain = self.domains[self._resizes[row].vc]
+            domain.resize(self._resizes[row].nodes)
+            touched[domain.name] = domain
+        elif kind == Kind.CYCLE:
             domain = self.domains[self._names[row]]
             domain.touch()
             (ticked if self._tick_s else touched)[domain.name] = domain

@@ -17,7 +17,7 @@ from farside.scheduler.placement.count import CountOnly
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace import TraceJob
-from farside.scheduler.state import Action, Preempt, Start
+from farside.scheduler.state import Action, Preempt, Resize, Start
 from tests.support.greedy import Keys, greedy_ends
 from tests.support.traces import flat_cluster, trace
 
@@ -118,3 +118,15 @@ def test_srsf_gives_the_papers_example() -> None:
     runs = Simulation(flat_cluster(1, 2), Rules(order=Srsf(), placement=CountOnly()), jobs, tick_s=1.0).run()
 
     assert sum(run.end_s for run in runs) / len(runs) == pytest.approx(28 / 3)
+
+
+@pytest.mark.parametrize("placement", [CountOnly(), Consolidate()], ids=["count", "consolidate"])
+def test_nodes_that_leave_finish_what_they_run_and_take_nothing_more(placement: PlacementPolicy) -> None:
+    jobs = trace([(0.0, 100.0, 4), (0.0, 100.0, 4), (50.0, 10.0, 4), (60.0, 10.0, 4)])
+    cluster = flat_cluster(2, 4)
+    nodes = cluster.virtual_clusters[0].nodes
+    resizes = (Resize(at_s=10.0, vc="", nodes=nodes[:1]), Resize(at_s=300.0, vc="", nodes=nodes))
+
+    runs = Simulation(cluster, Rules(order=Fifo(), placement=placement), jobs, resizes=resizes).run()
+
+    assert [run.end_s for run in runs] == [100.0, 100.0, 110.0, 120.0]
