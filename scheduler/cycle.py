@@ -18,7 +18,7 @@ order of the ranks [tiresias Pseudocode 2], but never moves a job that may stay.
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from farside.scheduler.domain import Domain, Held
@@ -27,11 +27,16 @@ from farside.scheduler.state import Action, Allocation, Demand, Preempt, Promote
 from farside.scheduler.waiting import Rank
 
 BEFORE_ALL: Rank = (-math.inf,)
+BEHIND_ALL: Rank = (math.inf,)
 NOTHING_BUT_GPUS = Demand(gpus=0)
 
 
-def run_cycle(domain: Domain, now_s: float) -> tuple[Action, ...]:
-    """Decides for a domain, books what it decides there, and returns it in the order in which to carry it out."""
+def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> tuple[Action, ...]:
+    """Decides for a domain, books what it decides there, and returns it in the order in which to carry it out.
+
+    Who found no room may be a guest on idle nodes of ``lenders`` where nobody waits; the owner's jobs go before guests,
+    whatever the policy.
+    """
     actions = _promote(domain, now_s)
     heads = domain.take_heads(now_s)
     heapq.heapify(heads)
@@ -56,6 +61,7 @@ def run_cycle(domain: Domain, now_s: float) -> tuple[Action, ...]:
         following = domain.waiting.first(group)
         if following is not None:
             heapq.heappush(heads, (*following, group))
+    plan.borrow(lenders)
     return (*actions, *plan.actions())
 
 
@@ -77,6 +83,7 @@ class _Victim:
     row: int
     rank: Rank
     held: Held
+    home: Domain
     winner: int = -1
 
 
@@ -85,6 +92,8 @@ class _Winner:
     row: int
     rank: Rank
     reason: str
+    allocation: Allocation
+    host: Domain
 
 
 class _Plan:
@@ -94,7 +103,7 @@ class _Plan:
         self._domain = domain
         self._now_s = now_s
         self._unread = domain.last_running(now_s)
-        self._read: list[tuple[Rank, int]] = []
+        self._read: list[_Victim] = []
         self._is_displaced = False
         self._holds: Allocation = ()  # free GPUs that are booked for the reservation while this cycle plans
         self._winners: dict[int, _Winner] = {}
@@ -107,7 +116,7 @@ class _Plan:
         victims: list[_Victim] = []
         if allocation is None and self._holds:
             allocation = self._backfill(row, demand)
-        elif allocation is None and domain.traits.is_preemptive:
+        elif allocation is None and (domain.traits.is_preemptive or domain.guests):
             allocation, victims = self._make_room(rank, demand)
         if allocation is None:
             return False
@@ -115,8 +124,36 @@ class _Plan:
             self._displace(victim, row)
         domain.book(row, allocation, self._now_s)
         reason = f"{demand.gpus} GPUs free" if not victims else f"goes before {len(victims)} running jobs"
-        self._winners[row] = _Winner(row, rank, reason)
+        self._winners[row] = _Winner(row, rank, reason, allocation, domain)
         return True
+
+    def borrow(self, lenders: Sequence[Domain]) -> None:
+        """Looks for idle GPUs of others for the first of each class that still waits, as long as there are some."""
+        domain = self._domain
+        hosts = [lender for lender in lenders if lender.ledger.free_gpus and not len(lender.waiting)]
+        heads = domain.waiting.heads() if hosts else []
+        heapq.heapify(heads)
+        while heads:
+            rank, row, group = heapq.heappop(heads)
+            if self._lodge(row, rank, hosts):
+                following = domain.waiting.first(group)
+                if following is not None:
+                    heapq.heappush(heads, (*following, group))
+            elif domain.traits.is_strict:
+                break
+
+    def _lodge(self, row: int, rank: Rank, hosts: Sequence[Domain]) -> bool:
+        domain, demand = self._domain, self._domain.demands[self._domain.groups[row]]
+        if row in self._victims or not domain.jobs[row].preemptible:
+            return False
+        for host in hosts:
+            allocation = host.rules.placement.place(host.ledger, demand)
+            if allocation is not None:
+                domain.lodge(row, host, allocation, self._now_s)
+                reason = f"{demand.gpus} GPUs of {host.name} are idle"
+                self._winners[row] = _Winner(row, rank, reason, allocation, host)
+                return True
+        return False
 
     def serve_longest_waiting(self) -> bool:
         """Starts who has waited too long, one after the other; what the first that can't start lacks is held for it."""
@@ -180,41 +217,55 @@ class _Plan:
                 del self._victims[row], self._winners[row]
         actions: list[Action] = []
         for victim in self._victims.values():
-            domain.stop(victim.row, now_s)
+            victim.home.stop(victim.row, now_s)
             reason = "its GPUs go to a job that stands before it"
+            if victim.home is not domain:
+                reason = "its GPUs go back to their owner"
             actions.append(Preempt(row=victim.row, winner=victim.winner, reason=reason))
         for winner in self._winners.values():
-            delay_s = domain.start(winner.row, now_s)
-            allocation = domain.running[winner.row].allocation
-            actions.append(Start(row=winner.row, allocation=allocation, reason=winner.reason, delay_s=delay_s))
+            delay_s = domain.start(winner.row, winner.allocation, now_s)
+            actions.append(
+                Start(
+                    row=winner.row, allocation=winner.allocation, reason=winner.reason, host=winner.host.name,
+                    delay_s=delay_s,
+                )
+            )  # fmt: skip
         started = [(winner.rank, winner.row) for winner in self._winners.values()]
-        domain.settle(started, [(victim.rank, victim.row) for victim in self._victims.values()], now_s)
+        stopped = [(victim.rank, victim.row) for victim in self._victims.values() if victim.home is domain]
+        domain.settle(started, stopped, now_s)
         return actions
 
     def _displace(self, victim: _Victim, winner: int) -> None:
         victim.winner = winner
-        del self._domain.running[victim.row]  # the ledger knows already
-        self._domain.waiting.add(victim.row, victim.held.group, victim.rank)
+        if victim.home is self._domain:  # the ledger knows already
+            del self._domain.running[victim.row]
+            self._domain.waiting.add(victim.row, victim.held.group, victim.rank)
+        else:
+            del self._domain.guests[victim.row]
         self._is_displaced = True
         self._victims[victim.row] = victim
 
-    def _behind(self) -> Iterator[tuple[Rank, int]]:
-        """The running jobs, the last by rank first, without those that this cycle has stopped."""
-        yield from (entry for entry in self._read if entry[1] not in self._victims)
-        for entry in self._unread:
-            self._read.append(entry)
-            yield entry
+    def _behind(self) -> Iterator[_Victim]:
+        """Who may have to go, the first to go first: guests, then running jobs by rank; without those who are gone."""
+        domain = self._domain
+        for row, (home, held) in reversed(tuple(domain.guests.items())):
+            yield _Victim(row, BEHIND_ALL, held, home)
+        if not domain.traits.is_preemptive:
+            return
+        yield from (victim for victim in self._read if victim.row not in self._victims)
+        for rank, row in self._unread:
+            self._read.append(_Victim(row, rank, domain.running[row], domain))
+            yield self._read[-1]
 
     def _make_room(self, rank: Rank, demand: Demand) -> tuple[Allocation | None, list[_Victim]]:
         domain, ledger = self._domain, self._domain.ledger
         gpus, given, allocation = ledger.free_gpus, 0, None
         released: list[_Victim] = []
-        for candidate_rank, row in self._behind():
-            if candidate_rank < rank:
+        for candidate in self._behind():
+            if candidate.rank < rank:
                 break
-            held = domain.running[row]
-            released.append(_Victim(row, candidate_rank, held))
-            gpus += held.demand.gpus
+            released.append(candidate)
+            gpus += candidate.held.demand.gpus
             if gpus < demand.gpus:
                 continue
             while given < len(released):

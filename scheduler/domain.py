@@ -71,6 +71,7 @@ class Domain:
         self.groups: dict[int, int] = {}  # the class of each job
         self.waiting = Waiting()
         self.running: dict[int, Held] = {}
+        self.guests: dict[int, tuple[Domain, Held]] = {}  # other domains' jobs on idle nodes of this one
         self.preempted: set[int] = set()  # rows that will have to resume
         self._group_of: dict[tuple[Demand, float], int] = {}
         self.reservation: Reservation | None = None
@@ -100,12 +101,11 @@ class Domain:
         self._waits(row, job.submit_s)
 
     def finish(self, row: int) -> None:
-        """A running job ended; what it held is free."""
-        held = self.running.pop(row)
+        """A job that ran here ended; what it held is free."""
+        home, held = self.guests.pop(row) if row in self.guests else (self, self.running.pop(row))
         self.ledger.give(held.demand, held.allocation)
-        self.preempted.discard(row)
         self._is_changed = True
-        del self.jobs[row], self.groups[row]
+        del home.jobs[row], home.groups[row]
 
     def cross(self, row: int) -> None:
         """A job reached what its policy's ``next_change_s`` told. One that runs goes to the tail of the next queue."""
@@ -204,14 +204,21 @@ class Domain:
         self.running[row] = Held(group, self.demands[group], allocation, now_s, now_s + self.rules.min_run_s)
         self.waiting.discard(row)
 
-    def start(self, row: int, now_s: float) -> float:
+    def lodge(self, row: int, host: "Domain", allocation: Allocation, now_s: float) -> None:
+        """Books idle GPUs of another domain for a waiting job; their owner may take them back at any time."""
+        group = self.groups[row]
+        host.ledger.take(self.demands[group], allocation)
+        host.guests[row] = self, Held(group, self.demands[group], allocation, now_s, now_s)
+        self.waiting.discard(row)
+
+    def start(self, row: int, allocation: Allocation, now_s: float) -> float:
         """A job begins to run on what was booked; returns how long it is held up before it makes progress."""
         job = self.jobs[row]
         delay_s = self.rules.cost.preemption_s(job) if row in self.preempted else 0.0
         self.preempted.discard(row)
         self._unranked.discard(row)
         self._waiting_since.pop(row, None)
-        speed = self.rules.effect.speed(job, self.running[row].allocation, self.ledger)
+        speed = self.rules.effect.speed(job, allocation, self.ledger)
         self.table.start(row, now_s=now_s, delay_s=delay_s, speed=speed)
         return delay_s
 

@@ -122,11 +122,12 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Give a job these GPUs. ``delay_s``: what passes before it makes progress (victims pause, the job resumes)."""
+    """Give a job these GPUs, of the virtual cluster ``host``. ``delay_s`` passes before it makes progress."""
 
     row: int
     allocation: Allocation = field(repr=False)
     reason: str
+    host: str = ""
     delay_s: float = 0.0
 
 

@@ -56,6 +56,7 @@ class Simulation:
     Args:
         cluster: Nodes by virtual cluster; each is a domain of its own.
         rules: By what all of them are scheduled.
+        is_lending: Idle nodes of a virtual cluster where nobody waits are lent to the others' jobs.
         jobs: The trace. A job's virtual cluster must exist and be large enough: the reader of traces sees to that.
         predict: What an estimator expects of a job, GPU seconds; NaN where there is none.
         tick_s: The cycle runs only at multiples of this; 0: whenever something happens.
@@ -71,6 +72,7 @@ class Simulation:
         jobs: Sequence[TraceJob],
         *,
         predict: Callable[[TraceJob], float] | None = None,
+        is_lending: bool = False,
         tick_s: float = 0.0,
         is_in_whole_seconds: bool = True,
         resizes: Sequence[Resize] = (),
@@ -93,6 +95,8 @@ class Simulation:
         self._segment_s = [0.0] * len(jobs)
         self._ticking: set[str] = set()
         self._names = tuple(self.domains)
+        self._is_lending = is_lending
+        self._hosts: dict[int, str] = {}  # where a guest runs
         self._resizes = tuple(resizes)
         for at, resize in enumerate(self._resizes):
             heapq.heappush(self._heap, (resize.at_s, Kind.RESIZE, at, 0))
@@ -114,7 +118,10 @@ class Simulation:
             ticked: dict[str, Domain] = {}
             while heap and heap[0][0] == now_s:
                 self._later(now_s, touched, ticked)
-            for domain in (self._at_ticks(touched, ticked, now_s) if self._tick_s else touched).values():
+            due = self._at_ticks(touched, ticked, now_s) if self._tick_s else touched
+            if self._is_lending and due:
+                due = dict(self.domains)  # what is idle in one may be of use to any
+            for domain in due.values():
                 self._cycle(domain, now_s)
         return self.runs
 
@@ -123,7 +130,7 @@ class Simulation:
         if start != self._starts[row]:
             return
         self.events += 1
-        domain = self.domains[self.jobs[row].job.vc]
+        domain = self.domains[self._hosts.pop(row, self.jobs[row].job.vc)]
         touched[domain.name] = domain
         domain.finish(row)
         self._starts[row] += 1
@@ -175,18 +182,23 @@ class Simulation:
             heapq.heappush(self._heap, (at_s, Kind.CYCLE, self._names.index(name), 0))
 
     def _cycle(self, domain: Domain, now_s: float) -> None:
-        actions = run_cycle(domain, now_s)
+        others = [other for other in self.domains.values() if other is not domain] if self._is_lending else ()
+        actions = run_cycle(domain, now_s, others)
         changed: list[int] = []
         for action in actions:
             row = action.row
             changed.append(row)
             if isinstance(action, Start):
+                if action.host != domain.name:
+                    self._hosts[row] = action.host
                 self._start(row, action.delay_s, now_s)
             elif isinstance(action, Preempt):
                 self._starts[row] += 1
                 self.runs[row].preemptions += 1
                 self.runs[row].held_s += now_s - self._segment_s[row]
                 self._wake(domain.name, now_s + self._rules.reserve_after_s)
+                if self._hosts.pop(row, None) is not None:
+                    self._wake(self.jobs[row].job.vc, now_s)
         if changed:
             self._watch(domain, list(dict.fromkeys(changed)), now_s)
             for observe in self._observers:
@@ -202,7 +214,7 @@ class Simulation:
         end_s = now_s + delay_s + float(table.remaining_s[row]) / float(table.speed[row])
         heapq.heappush(self._heap, (end_s, Kind.END, row, self._starts[row]))
         domain = self.domains[self.jobs[row].job.vc]
-        if domain.traits.is_preemptive and domain.running[row].until_s > now_s:
+        if domain.traits.is_preemptive and row in domain.running and domain.running[row].until_s > now_s:
             self._wake(domain.name, domain.running[row].until_s)
 
     def _watch(self, domain: Domain, rows: list[int], now_s: float) -> None:
