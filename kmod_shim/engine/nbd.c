@@ -632,6 +632,17 @@ static uint32_t receive_where(struct worker *w, struct iovec iov[2])
 	return iov[1].iov_len ? 2 : 1;
 }
 
+static uint64_t room_of(const struct iovec *iov, uint32_t iovs)
+{
+	return iov[0].iov_len + (iovs > 1 ? iov[1].iov_len : 0);
+}
+
+/* With nothing in flight the loop comes to its poll at once, which costs less than to ask an empty socket first. */
+static bool is_for_the_poll_to_tell(const struct worker *w)
+{
+	return w->rx_drained && !w->active && !w->act_old && !(w->disk && ne_disk_outstanding(w->disk));
+}
+
 static bool receive(struct worker *w, uint64_t now)
 {
 	struct ne_transfer *t = transfer_peek(w->cs->rx, &w->cs->rx_gen);
@@ -639,10 +650,11 @@ static bool receive(struct worker *w, uint64_t now)
 	bool late = elapsed_ns(now, w->last_rx_ns) > STALE_NS;
 	int rc;
 
-	if (!iovs)
+	if (!iovs || is_for_the_poll_to_tell(w))
 		return false;
 	t = transfer_next(w->cs->rx, &w->cs->rx_gen, w->rx_tail, iovs);
 	rc = recvmmsg(w->sock, &t->hdr, 1, MSG_DONTWAIT, NULL);
+	w->rx_drained = rc < 0 || t->hdr.msg_len < room_of(t->iov, iovs);
 	w->last_rx_ns = now;
 	if (rc < 0 && (errno == EAGAIN || errno == EINTR))
 		return false;
@@ -680,7 +692,7 @@ static void streams_reset(struct worker *w)
 void conn_begin(struct worker *w, int sock)
 {
 	w->sock = sock;
-	w->hup = w->dropped = w->tx_blocked = false;
+	w->hup = w->dropped = w->tx_blocked = w->rx_drained = false;
 	w->closing = w->cs->live && w->cs->goodbye_pos && w->cs->goodbye_pos <= w->rx_parsed;
 	w->close_error = 0;
 	w->short_since_ns = 0;

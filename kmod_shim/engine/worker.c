@@ -145,6 +145,7 @@ static void sleep_until_something(struct worker *w)
 	}
 	ts = (struct timespec){.tv_sec = (time_t)(limit / 1000000000), .tv_nsec = (long)(limit % 1000000000)};
 	w->stats.sleeps++;
+	w->rx_drained = false;
 	if (ppoll(p, n, limit == UINT64_MAX ? NULL : &ts, NULL) <= 0)
 		return;
 	if (want_rx)
@@ -175,6 +176,7 @@ static void idle(struct worker *w, uint64_t now)
 	}
 	if (w->spinning && elapsed_ns(now, w->idle_since_ns) < spin_ns) {
 		w->stats.spins++;
+		w->rx_drained = false;
 		sched_yield(); /* a donor's thread may want this very core */
 		return;
 	}
