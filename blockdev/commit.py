@@ -6,7 +6,6 @@ are on different donors. [infiniswap has a disk always; see docs/papers.md]
 
 from farside.blockdev.context import Context
 from farside.blockdev.mapper import Mapper
-from farside.errors import EngineError
 from farside.kmod_shim.engine.binding import Protection
 from farside.log import get_log
 
@@ -33,15 +32,14 @@ class Committer:
         return not self.needed or self._context.table.committed
 
     async def restore(self) -> None:
-        """Gives clusters with too few homes new ones, as far as donors have room, and has them filled."""
+        """Gives clusters with too few homes new ones, as far as donors have room; the engine fills them."""
         context = self._context
         for _ in range(context.copies):
             lacking = [cluster for cluster in sorted(context.deficient) if self._lacks(cluster)]
             if not lacking:
                 break
             banned = {cluster: self._donors(cluster) for cluster in lacking}
-            for a in await self._mapper.place(lacking, banned=banned):
-                self._fill(a.cluster)
+            await self._mapper.place(lacking, banned=banned)
         context.deficient = {c for c in context.deficient if self._lacks(c) or self._is_moving(c)}
         if not context.deficient and not context.table.committed:
             context.table.committed = True
@@ -60,11 +58,3 @@ class Committer:
     def _donors(self, cluster: int) -> frozenset[int]:
         slabs = self._context.table.slabs
         return frozenset(slabs[number].donor for number in self._context.table.homes(cluster))
-
-    def _fill(self, cluster: int) -> None:
-        if not self._context.table.committed or self._context.protection is not Protection.REPLICA:
-            return  # nothing has been written yet, or there is nothing to copy from
-        try:
-            self._context.engine.cluster_fill(cluster)
-        except EngineError as error:
-            log.error("a cluster can't be copied to its new home", cluster=cluster, reason=error)

@@ -279,10 +279,6 @@ class BlockDevice:
         if event.a in self.context.wanted:
             self._map_soon.set()
 
-    def _on_cluster_filled(self, event: EngineEvent) -> None:
-        if event.c:
-            log.warning("a cluster's new copy is not complete", cluster=event.a, pages_missing=event.c)
-
     def _on_conn_closed(self, event: EngineEvent) -> None:
         self.on_conn_closed(event.a, event.b)
 
@@ -310,7 +306,6 @@ class BlockDevice:
         EventKind.DONOR_SUSPECT: _on_link_down,
         EventKind.SLAB_DRAINED: _on_slab_drained,
         EventKind.CLUSTER_DRAINED: _on_cluster_drained,
-        EventKind.CLUSTER_FILLED: _on_cluster_filled,
         EventKind.CONN_CLOSED: _on_conn_closed,
         EventKind.DISK_ERROR: _on_disk_error,
         EventKind.CHECKSUM: _on_checksum,

@@ -429,13 +429,13 @@ static void dop_try(struct worker *w, struct dop *d)
 			if (!disk_mark(p))
 				break;
 			if (!is_current(p, dop_slot(w, d, n))) {
-				page_change(p, 0, P_DBUSY);
+				page_change(w->dev, p, 0, P_DBUSY);
 				break;
 			}
 			n++;
 		}
 		if (!n && !w->disk && !w->cs->live) { /* its client is gone, so nobody will write it again */
-			page_forget_slot(&w->dev->page[d->first], dop_slot(w, d, 0));
+			page_forget_slot(w->dev, &w->dev->page[d->first], dop_slot(w, d, 0));
 			continue;
 		}
 		if (!n) {
@@ -494,7 +494,7 @@ static void page_landed(struct ne_device *dev, uint32_t page, uint32_t slot, boo
 			to = (to | P_DISK) & ~P_PEND;
 		else if (ours && a_donor_has_it(dev, page, a))
 			to &= ~P_PEND; /* remote alone has it from now on */
-	} while (!atomic_compare_exchange_weak(&p->a, &a, to));
+	} while (!page_swap(dev, p, &a, to));
 }
 
 /*
@@ -510,7 +510,7 @@ void dop_done(struct worker *w, struct ne_dio *dio)
 		w->stats.disk_errors++;
 		if (++d->attempts < 4) {
 			for (uint32_t i = 0; i < d->n; i++)
-				page_change(&w->dev->page[d->first + i], 0, P_DBUSY);
+				page_change(w->dev, &w->dev->page[d->first + i], 0, P_DBUSY);
 			d->retry_ns = now_ns() + 1000000;
 			dop_park(w, d);
 			return;

@@ -71,7 +71,6 @@ class EventKind(IntEnum):
     DONOR_SUSPECT = lib.NE_EVENT_DONOR_SUSPECT
     SLAB_DRAINED = lib.NE_EVENT_SLAB_DRAINED
     CLUSTER_DRAINED = lib.NE_EVENT_CLUSTER_DRAINED
-    CLUSTER_FILLED = lib.NE_EVENT_CLUSTER_FILLED
     CONN_CLOSED = lib.NE_EVENT_CONN_CLOSED
     DISK_ERROR = lib.NE_EVENT_DISK_ERROR
     CHECKSUM = lib.NE_EVENT_CHECKSUM
@@ -313,10 +312,6 @@ class Device:
         """Empties the cluster's home on the slab; `EventKind.CLUSTER_DRAINED` ends it."""
         _check("cluster_drain", lib.ne_cluster_drain(self._device, cluster, slab))
 
-    def cluster_fill(self, cluster: int) -> None:
-        """Copies pages to the writable homes that lack them; `EventKind.CLUSTER_FILLED` ends it."""
-        _check("cluster_fill", lib.ne_cluster_fill(self._device, cluster))
-
     def event_next(self) -> EngineEvent | None:
         """The next event, or None."""
         event = ffi.new("struct ne_event *")
@@ -337,6 +332,10 @@ class Device:
     def pending_bytes(self) -> int:
         """Payload bytes that wait for the disk now."""
         return int(lib.ne_pending_bytes(self._device))
+
+    def pages_exposed(self) -> int:
+        """Pages with one copy, though the protection promises two."""
+        return int(lib.ne_pages_exposed(self._device))
 
     def activity(self) -> Sequence[int]:
         """Cumulative page I/O of each cluster since this process began, wrapping at 2^32."""

@@ -16,6 +16,9 @@
  *     - WIP: b and the sources do not fit together just now (nanoseconds; only ever set by the claim's owner).
  *     - PEND: the newest content is in a slot. It is the first source of a read, and goes when the disk has it.
  *     - DBUSY: a disk write of this page is in flight, of this content or of older. The next waits: that is the order.
+ *     - A page whose only source is one donor is exposed: a second copy was promised (unless protection is none) and is
+ *       missing. Every change of a source goes through page_swap(), so that each cluster's count of them is exact; with
+ *       replicas the mover writes the second copy again. The counts are made anew from the words at adoption.
  *     - A new sequence drops every older copy in the same store, so a stale copy cannot be found.
  *   A read accepts what matches the crc of a (sequence, crc) pair that was current after the read had come. A mismatch
  *   with unchanged words is corruption: that copy is dropped, the next source asked.
@@ -310,7 +313,7 @@ struct slab_live {			/* this process's face of a slab */
 };
 
 struct job {
-	enum { JOB_SLAB_DRAIN, JOB_CLUSTER_DRAIN, JOB_CLUSTER_FILL } kind;
+	enum { JOB_SLAB_DRAIN, JOB_CLUSTER_DRAIN } kind;
 	uint32_t slab, cluster;
 };
 
@@ -326,6 +329,7 @@ struct ne_device {
 	struct ne_cluster *cluster;
 	struct ne_page *page;
 	uint32_t *activity;		/* [THREADS][clusters] */
+	_Atomic int32_t *exposed;	/* [clusters]: pages with one copy only; below 0 for a moment, between two threads */
 	struct slab_live *live;
 	_Atomic uint32_t donor_direct[NE_DONORS_MAX]; /* slabs are memory here */
 	_Atomic uint32_t donor_faulty[NE_DONORS_MAX]; /* a fault rule stands: no direct access */
@@ -377,12 +381,31 @@ static inline bool page_claim(struct ne_page *p)
 	return !(a & P_CLAIM) && atomic_compare_exchange_strong(&p->a, &a, a | P_CLAIM);
 }
 
+static inline bool page_is_exposed(uint64_t a)
+{
+	uint64_t sources = a & P_SOURCES;
+
+	return sources & P_RALL && !(sources & (sources - 1));
+}
+
+/* One step of a compare-and-swap loop over a page's word: false, and the word in *a, when it was another. */
+static inline bool page_swap(struct ne_device *dev, struct ne_page *p, uint64_t *a, uint64_t to)
+{
+	int32_t more = page_is_exposed(to) - page_is_exposed(*a);
+
+	if (!atomic_compare_exchange_weak(&p->a, a, to))
+		return false;
+	if (more && dev->params.protection != NE_PROTECT_NONE)
+		atomic_fetch_add(&dev->exposed[(uint64_t)(p - dev->page) / NE_CLUSTER_PAGES], more);
+	return true;
+}
+
 /* Changes bits of a page whose sequence is the caller's to know: sets `set`, clears `clear`. */
-static inline uint64_t page_change(struct ne_page *p, uint64_t set, uint64_t clear)
+static inline uint64_t page_change(struct ne_device *dev, struct ne_page *p, uint64_t set, uint64_t clear)
 {
 	uint64_t a = atomic_load_explicit(&p->a, memory_order_relaxed);
 
-	while (!atomic_compare_exchange_weak(&p->a, &a, (a & ~clear) | set))
+	while (!page_swap(dev, p, &a, (a & ~clear) | set))
 		;
 	return a;
 }
@@ -444,7 +467,7 @@ void req_answer(struct worker *w, struct req *rq);
 
 /* page.c: the page path. 0: under way or answered; -EBUSY: overlaps or no home now; -EAGAIN: no room now */
 int page_write(struct worker *w, struct req *rq, const uint8_t *payload);
-void page_forget_slot(struct ne_page *p, uint32_t slot);
+void page_forget_slot(struct ne_device *dev, struct ne_page *p, uint32_t slot);
 void page_write_abandon(struct worker *w, struct req *rq);
 int page_zero(struct worker *w, struct req *rq);
 /* Puts the whole request's content at dst if no waiting is needed. 0, -EAGAIN, or -EIO. */

@@ -148,6 +148,7 @@ static void pages_adopt(struct ne_device *dev)
 		to &= ~(P_CLAIM | P_WIP | P_DBUSY);
 		if (to != a)
 			atomic_store(&p->a, to);
+		dev->exposed[i / NE_CLUSTER_PAGES] += page_is_exposed(to);
 		if (to & P_PEND) {
 			uint32_t slot = (uint32_t)(atomic_load(&p->b) >> 32);
 
@@ -206,11 +207,13 @@ static int tables_make(struct ne_device *dev)
 	dev->spinners_max = cores >= SPIN_CORES_MIN ? (uint32_t)cores / 2 - 1 : 0;
 	dev->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	dev->activity = table(activity_bytes(dev));
+	dev->exposed = table(dev->clusters * sizeof(*dev->exposed));
 	dev->live = table(NE_SLABS_MAX * sizeof(*dev->live));
 	dev->faults = table(NE_DONORS_MAX * sizeof(*dev->faults));
 	dev->events = table(EVENTS * sizeof(*dev->events));
 	dev->jobs = table(JOBS * sizeof(*dev->jobs));
-	if (dev->event_fd < 0 || !dev->activity || !dev->live || !dev->faults || !dev->events || !dev->jobs)
+	if (dev->event_fd < 0 || !dev->activity || !dev->exposed || !dev->live || !dev->faults || !dev->events ||
+	    !dev->jobs)
 		return -ENOMEM;
 	return 0;
 }
@@ -278,6 +281,7 @@ void ne_device_destroy(struct ne_device *dev)
 		if (dev->live[i].base)
 			munmap(dev->live[i].base, dev->params.slab_bytes);
 	untable(dev->activity, activity_bytes(dev));
+	untable(dev->exposed, dev->clusters * sizeof(*dev->exposed));
 	untable(dev->live, NE_SLABS_MAX * sizeof(*dev->live));
 	untable(dev->faults, NE_DONORS_MAX * sizeof(*dev->faults));
 	untable(dev->events, EVENTS * sizeof(*dev->events));
@@ -348,6 +352,8 @@ int ne_donor_set(struct ne_device *dev, uint32_t donor, uint32_t state)
 	if (donor >= NE_DONORS_MAX || state > NE_DONOR_FAILED)
 		return -EINVAL;
 	atomic_store(&dev->head->donor_state[donor], state);
+	if (state == NE_DONOR_UP)
+		worker_kick(dev->worker[NE_MOVER]); /* it may have missed writes */
 	return 0;
 }
 
@@ -560,6 +566,7 @@ int ne_cluster_map(struct ne_device *dev, uint32_t cluster, uint32_t slab, uint3
 		if (h != found)
 			atomic_fetch_and(&c->home[h], ~H_WRITE);
 	atomic_store(&c->wanted, 0);
+	worker_kick(dev->worker[NE_MOVER]); /* exposed pages may have waited for it */
 	return found;
 }
 
@@ -623,13 +630,6 @@ int ne_cluster_drain(struct ne_device *dev, uint32_t cluster, uint32_t slab)
 	if (cluster >= dev->clusters || slab >= NE_SLABS_MAX)
 		return -EINVAL;
 	return job_put(dev, (struct job){.kind = JOB_CLUSTER_DRAIN, .slab = slab, .cluster = cluster});
-}
-
-int ne_cluster_fill(struct ne_device *dev, uint32_t cluster)
-{
-	if (cluster >= dev->clusters)
-		return -EINVAL;
-	return job_put(dev, (struct job){.kind = JOB_CLUSTER_FILL, .cluster = cluster});
 }
 
 /* ------------------------------------------------------------------ events */
@@ -704,6 +704,15 @@ uint64_t ne_pending_bytes(const struct ne_device *dev)
 	for (uint32_t i = 0; i < THREADS; i++)
 		pages += dev->worker[i]->slots.used;
 	return pages * NE_PAGE_BYTES;
+}
+
+uint64_t ne_pages_exposed(const struct ne_device *dev)
+{
+	int64_t pages = 0;
+
+	for (uint32_t c = 0; c < dev->clusters && dev->params.protection != NE_PROTECT_NONE; c++)
+		pages += atomic_load_explicit(&dev->exposed[c], memory_order_relaxed);
+	return pages > 0 ? (uint64_t)pages : 0;
 }
 
 int ne_activity_get(const struct ne_device *dev, uint32_t clusters, uint32_t *ret)

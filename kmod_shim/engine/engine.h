@@ -151,6 +151,7 @@ int ne_slab_remove(struct ne_device *dev, uint32_t slab);
 /*
  * Adds extent `extent` (of NE_CLUSTER_BYTES) of `slab` as a home of the cluster: new writes go to it. With protection
  * NE_PROTECT_DISK and NONE at most one such home takes writes: mapping a second makes the first a source to drain from.
+ * With replicas the cluster's exposed pages (see ne_pages_exposed) are copied to it in the background.
  * Returns the home's index (0..NE_HOMES-1), -ENOSPC when all are taken, -EBUSY while the cluster is being drained.
  */
 int ne_cluster_map(struct ne_device *dev, uint32_t cluster, uint32_t slab, uint32_t extent);
@@ -169,8 +170,6 @@ int ne_cluster_count(const struct ne_device *dev, uint32_t cluster, uint32_t ret
 int ne_slab_drain(struct ne_device *dev, uint32_t slab, uint32_t deadline_ms, bool fail);
 /* The same for one cluster's home on that slab; ends with NE_EVENT_CLUSTER_DRAINED. Used for TRIMmed clusters. */
 int ne_cluster_drain(struct ne_device *dev, uint32_t cluster, uint32_t slab);
-/* Copies a cluster's pages to those writable homes that lack them (re-replication); NE_EVENT_CLUSTER_FILLED. */
-int ne_cluster_fill(struct ne_device *dev, uint32_t cluster);
 
 /* --- events */
 
@@ -182,10 +181,9 @@ enum ne_event_kind {
 	NE_EVENT_DONOR_SUSPECT = 4,	/* a: donor. The engine has set NE_DONOR_SUSPECT */
 	NE_EVENT_SLAB_DRAINED = 5,	/* a: slab, b: pages copied to other donors, c: pages left to disk, d: pages lost */
 	NE_EVENT_CLUSTER_DRAINED = 6,	/* a: cluster, b: slab, c: pages left to disk, d: pages lost */
-	NE_EVENT_CLUSTER_FILLED = 7,	/* a: cluster, b: pages copied, c: pages that could not be */
-	NE_EVENT_CONN_CLOSED = 8,	/* a: worker, b: 0 for NBD_CMD_DISC, else errno */
-	NE_EVENT_DISK_ERROR = 9,	/* a: errno, b: first page */
-	NE_EVENT_CHECKSUM = 10,		/* a: donor (or UINT32_MAX for disk), b: page. That copy was dropped */
+	NE_EVENT_CONN_CLOSED = 7,	/* a: worker, b: 0 for NBD_CMD_DISC, else errno */
+	NE_EVENT_DISK_ERROR = 8,	/* a: errno, b: first page */
+	NE_EVENT_CHECKSUM = 9,		/* a: donor (or UINT32_MAX for disk), b: page. That copy was dropped */
 };
 
 struct ne_event { uint32_t kind; uint32_t a; uint32_t b; uint32_t c; uint32_t d; };
@@ -216,6 +214,13 @@ struct ne_stats {
 int ne_stats_get(const struct ne_device *dev, struct ne_stats *ret);
 /* Payload bytes waiting for the disk now, all workers. */
 uint64_t ne_pending_bytes(const struct ne_device *dev);
+/*
+ * Pages that one donor alone has, though the protection promises a second copy: their write went round a donor, a copy
+ * was lost or damaged, or the disk refused it. What a suspect donor has counts until the donor has failed. With replicas
+ * the mover writes the second copy again as soon as another writable home's donor is up; with a disk the next write of
+ * the page does.
+ */
+uint64_t ne_pages_exposed(const struct ne_device *dev);
 /*
  * Cumulative page I/O (in + out) per cluster since creation, wrapping at 2^32, summed over workers into ret[clusters].
  * Cheap: the caller reads it once a second for the EWMA.

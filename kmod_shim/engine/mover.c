@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mover.c - the thread that empties slabs. It claims pages in runs, copies them to the cluster's other writable homes
- * or leaves them to the disk, and gives the claims back; requests for other pages never notice.
+ * mover.c - the thread that empties slabs, and that writes missing second copies. It claims pages in runs, copies them
+ * to the cluster's other writable homes or leaves them to the disk, and gives the claims back; requests for other pages
+ * never notice.
  *
  * After a home has lost its writable bit nobody who claims a page later will write there (core.h), so a page seen
  * unclaimed and without that home's bit is finished; when all are, the home is cleared, and when every thread has let
@@ -12,13 +13,14 @@
 
 #include "core.h"
 
-#define RUN_PAGES  128u
-#define CLUSTER_NS 5000000000ull /* a single cluster is never in a hurry */
+#define RUN_PAGES     128u
+#define CLUSTER_NS    5000000000ull /* a single cluster is never in a hurry */
+#define HEAL_PAUSE_US 100000u	    /* a donor that hangs has used up its deadline: no need to rest as long again */
 
 struct drain {
 	struct worker *w;
 	uint32_t cluster, slab;
-	int home; /* the one to empty, or -1: only fill */
+	int home; /* the one to empty, or to copy from */
 	uint64_t word;
 	uint64_t deadline_ns; /* of a single cluster's drain; a slab's stands where the control side can change it */
 	uint32_t moved, left, lost;		     /* pages */
@@ -129,7 +131,7 @@ static bool page_save(struct drain *d, uint32_t page, uint8_t *buf)
 			doze(d->w, 100);
 		}
 		rc = disk_io(d->w, page, buf);
-		page_change(p, rc ? 0 : P_DISK, P_DBUSY);
+		page_change(d->w->dev, p, rc ? 0 : P_DISK, P_DBUSY);
 		if (!rc)
 			return true;
 		if (rc == -ENODEV)
@@ -150,7 +152,7 @@ static void run_verify(struct drain *d, uint32_t page, uint32_t n, uint64_t from
 			continue;
 		d->w->stats.checksum_errors++;
 		dev_event(d->w->dev, NE_EVENT_CHECKSUM, d->w->dev->slabs[H_SLAB(d->word)].donor, page + i, 0, 0);
-		for (uint64_t a = atomic_load(&p->a); !atomic_compare_exchange_weak(&p->a, &a, without_copy(a, from));)
+		for (uint64_t a = atomic_load(&p->a); !page_swap(d->w->dev, p, &a, without_copy(a, from));)
 			;
 	}
 }
@@ -201,7 +203,7 @@ static bool page_leave(struct drain *d, uint32_t page, uint8_t *staged, bool kee
 		lost = a & bit && !(a & (P_SOURCES & ~bit));
 		if (lost && (keep || atomic_load(&d->w->stop)))
 			return false;
-	} while (!atomic_compare_exchange_strong(&p->a, &a, a & bit ? without_copy(a, bit) : a));
+	} while (!page_swap(d->w->dev, p, &a, a & bit ? without_copy(a, bit) : a));
 	d->left++;
 	d->lost += lost;
 	d->w->stats.pages_lost += lost;
@@ -245,7 +247,7 @@ static bool run_move(struct drain *d, uint32_t page, uint32_t n)
 	}
 	for (uint32_t i = 0; i < n; i++) {
 		if (good[i] && bits) {
-			page_change(&d->w->dev->page[page + i], bits, from);
+			page_change(d->w->dev, &d->w->dev->page[page + i], bits, from);
 			d->moved++;
 			d->w->stats.pages_moved++;
 		} else {
@@ -253,25 +255,23 @@ static bool run_move(struct drain *d, uint32_t page, uint32_t n)
 
 			all &= page_leave(d, page + i, mem, in_time && (good[i] || !staged));
 		}
-		page_change(&d->w->dev->page[page + i], 0, P_CLAIM);
+		page_change(d->w->dev, &d->w->dev->page[page + i], 0, P_CLAIM);
 	}
 	return all;
 }
 
-/* Claims pages with `has` and without `lacks` from `page` on, one behind the other; how many. */
-static uint32_t run_claim(struct drain *d, uint32_t page, uint32_t end, uint64_t has, uint64_t lacks)
+/* Claims pages that have `bits` of `mask`, from `page` on, one behind the other; how many. */
+static uint32_t run_claim(struct drain *d, uint32_t page, uint32_t end, uint64_t mask, uint64_t bits)
 {
 	uint32_t n = 0;
 
 	while (page + n < end && n < RUN_PAGES) {
 		struct ne_page *p = &d->w->dev->page[page + n];
-		uint64_t a = atomic_load(&p->a);
 
-		if (!(a & has) || (lacks && (a & lacks) == lacks) || !page_claim(p))
+		if ((atomic_load(&p->a) & mask) != bits || !page_claim(p))
 			break;
-		a = atomic_load(&p->a);
-		if (!(a & has) || (lacks && (a & lacks) == lacks)) {
-			page_change(p, 0, P_CLAIM);
+		if ((atomic_load(&p->a) & mask) != bits) {
+			page_change(d->w->dev, p, 0, P_CLAIM);
 			break;
 		}
 		n++;
@@ -296,7 +296,7 @@ static bool cluster_pass(struct drain *d)
 			page++;
 			continue;
 		}
-		n = run_claim(d, page, end, P_R(d->home), 0);
+		n = run_claim(d, page, end, P_R(d->home), P_R(d->home));
 		all &= n && run_move(d, page, n);
 		page += n ? n : 1;
 	}
@@ -383,57 +383,94 @@ static void one_cluster_drain(struct worker *w, const struct job *job)
 		dev_event(w->dev, NE_EVENT_CLUSTER_DRAINED, job->cluster, job->slab, d.left, d.lost);
 }
 
-/* Copies pages that some home has to the writable homes that lack them. */
-static void cluster_fill(struct worker *w, const struct job *job)
+/* The homes (their bits in a page's word) whose donor can be reached now. */
+static uint64_t homes_in_reach(struct worker *w, uint32_t cluster, uint64_t needed)
 {
-	struct drain d = {.w = w, .cluster = job->cluster};
-	uint32_t page = job->cluster * NE_CLUSTER_PAGES, end = page + NE_CLUSTER_PAGES, failed = 0;
-	struct ne_cluster *c = &w->dev->cluster[job->cluster];
-	uint64_t all = 0;
+	uint64_t bits = 0;
 
-	for (int h = 0; h < NE_HOMES; h++)
-		if (atomic_load(&c->home[h]) & H_WRITE)
-			all |= P_R(h);
-	while (page < end && !atomic_load(&w->stop)) {
-		bool good[RUN_PAGES] = {false};
-		uint64_t a = atomic_load(&w->dev->page[page].a), bits = 0;
-		uint32_t n;
+	for (int h = 0; h < NE_HOMES; h++) {
+		uint64_t word = atomic_load(&w->dev->cluster[cluster].home[h]);
+		uint8_t *base;
 
-		if (!(a & P_RALL) || (a & all) == all) {
-			page++;
+		if ((word & needed) == needed && donor_is(w->dev, w->dev->slabs[H_SLAB(word)].donor, NE_DONOR_UP) &&
+		    slab_is_in_reach(w, H_SLAB(word), &base))
+			bits |= P_R(h);
+	}
+	return bits;
+}
+
+/* Writes the second copy of a run of exposed pages that stand in d->home, all claimed. False: some have none yet. */
+static bool run_heal(struct drain *d, uint32_t page, uint32_t n)
+{
+	bool good[RUN_PAGES] = {false};
+	uint64_t bits = 0;
+
+	if (!home_io(d->w, NE_IO_READ, d->word, page, n, 0)) {
+		run_verify(d, page, n, P_R(d->home), good);
+		bits = run_copy(d, page, n, good, d->home);
+	}
+	for (uint32_t i = 0; i < n; i++) {
+		page_change(d->w->dev, &d->w->dev->page[page + i], good[i] ? bits : 0, P_CLAIM);
+		d->w->stats.pages_moved += good[i] && bits;
+	}
+	return bits;
+}
+
+/* Ends at the first run that fails: what is wrong with it will be wrong with the next, and it is tried again soon. */
+static void cluster_heal(struct worker *w, uint32_t cluster)
+{
+	struct drain d = {.w = w, .cluster = cluster};
+	uint32_t page = cluster * NE_CLUSTER_PAGES, end = page + NE_CLUSTER_PAGES, n;
+	uint64_t from = homes_in_reach(w, cluster, H_VALID), to = homes_in_reach(w, cluster, H_VALID | H_WRITE);
+	bool well = to && (from & (from - 1)); /* a donor has it, another takes it */
+
+	for (; page < end && well && !atomic_load(&w->stop); page += n ? n : 1) {
+		uint64_t a = atomic_load(&w->dev->page[page].a), copy = a & P_RALL;
+
+		n = 0;
+		if (!page_is_exposed(a) || !(from & copy) || !(to & ~copy))
 			continue;
-		}
+		d.home = copy == P_R(0) ? 0 : copy == P_R(1) ? 1 : 2;
+		d.word = atomic_load(&w->dev->cluster[cluster].home[d.home]);
+		n = run_claim(&d, page, end, P_SOURCES, copy);
+		if (n) /* else somebody writes it just now */
+			well = run_heal(&d, page, n);
+	}
+}
+
+/*
+ * Second copies that are missing are written while nothing more urgent is to be done: a cluster at a time, and at most
+ * half of the time, the rest of links and cores being the clients'. What can't be had now is looked at again each
+ * second.
+ */
+static void heal(struct worker *w)
+{
+	struct ne_device *dev = w->dev;
+
+	if (dev->params.protection != NE_PROTECT_REPLICA)
+		return;
+	for (uint32_t c = 0; c < dev->clusters && !atomic_load(&w->stop); c++) {
+		uint64_t begin_ns, spent_us;
+
+		if (atomic_load_explicit(&dev->exposed[c], memory_order_relaxed) <= 0)
+			continue;
+		if (atomic_load(&dev->job_head) < atomic_load(&dev->job_tail))
+			return;
+		begin_ns = now_ns();
 		worker_take_mail(w);
 		act_poll(w);
-		d.home = a & P_R(0) ? 0 : a & P_R(1) ? 1 : 2;
-		d.word = atomic_load(&c->home[d.home]);
-		n = run_claim(&d, page, end, P_R(d.home), all);
-		if (!n) {
-			doze(w, 50);
-			continue;
-		}
-		if (!home_io(w, NE_IO_READ, d.word, page, n, 0)) {
-			run_verify(&d, page, n, P_R(d.home), good);
-			bits = run_copy(&d, page, n, good, d.home);
-		}
-		for (uint32_t i = 0; i < n; i++) {
-			page_change(&w->dev->page[page + i], good[i] ? bits : 0, P_CLAIM);
-			d.moved += good[i] && bits;
-			failed += !good[i] || !bits;
-		}
-		page += n;
+		cluster_heal(w, c);
+		spent_us = elapsed_ns(now_ns(), begin_ns) / 1000;
+		doze(w, spent_us < HEAL_PAUSE_US ? spent_us : HEAL_PAUSE_US);
 	}
-	dev_event(w->dev, NE_EVENT_CLUSTER_FILLED, job->cluster, d.moved, failed, 0);
 }
 
 static void job_run(struct worker *w, const struct job *job)
 {
 	if (job->kind == JOB_SLAB_DRAIN)
 		slab_drain(w, job);
-	else if (job->kind == JOB_CLUSTER_DRAIN)
-		one_cluster_drain(w, job);
 	else
-		cluster_fill(w, job);
+		one_cluster_drain(w, job);
 }
 
 void *mover_main(void *arg)
@@ -455,6 +492,7 @@ void *mover_main(void *arg)
 				atomic_store(&dev->job_head, head + 1);
 			continue;
 		}
+		heal(w);
 		if (poll(&p, 1, 1000) > 0 && read(w->kick_fd, &drained, sizeof(drained)) < 0)
 			continue;
 	}

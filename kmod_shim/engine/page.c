@@ -53,7 +53,7 @@ static void count_activity(struct worker *w, uint32_t page, uint32_t n)
 static void unclaim(struct worker *w, uint32_t first, uint32_t n)
 {
 	for (uint32_t i = 0; i < n; i++)
-		page_change(page_of(w, first + i), 0, P_CLAIM);
+		page_change(w->dev, page_of(w, first + i), 0, P_CLAIM);
 }
 
 static bool claim_all(struct worker *w, uint32_t first, uint32_t n)
@@ -70,7 +70,7 @@ static bool claim_all(struct worker *w, uint32_t first, uint32_t n)
  * Gives a claimed page new content's words: one sequence up, these sources, nothing of the old ones. The disk write
  * that may be in flight for older content keeps its mark. WIP must stand when b changes.
  */
-static void publish(struct ne_page *p, uint64_t bits, uint32_t crc, uint32_t slot)
+static void publish(struct ne_device *dev, struct ne_page *p, uint64_t bits, uint32_t crc, uint32_t slot)
 {
 	uint64_t a, to;
 
@@ -78,7 +78,7 @@ static void publish(struct ne_page *p, uint64_t bits, uint32_t crc, uint32_t slo
 	a = atomic_load_explicit(&p->a, memory_order_relaxed);
 	do {
 		to = ((a + 1) & P_SEQ) | bits | (a & P_DBUSY);
-	} while (!atomic_compare_exchange_weak(&p->a, &a, to));
+	} while (!page_swap(dev, p, &a, to));
 }
 
 /* Homes of the cluster that take writes now; each found one is entered. */
@@ -173,7 +173,7 @@ static void write_page(struct worker *w, uint32_t page, const uint8_t *src, uint
 	}
 	if (!have_crc)
 		crc = ne_crc32c(src, NE_PAGE_BYTES);
-	publish(p, bits, crc, slot);
+	publish(w->dev, p, bits, crc, slot);
 }
 
 static void wop_end(struct worker *w, struct wop *wop)
@@ -183,7 +183,7 @@ static void wop_end(struct worker *w, struct wop *wop)
 	uint64_t drop = P_CLAIM | (!disk && wop->rbits ? P_PEND : 0);
 
 	for (uint32_t i = 0; i < wop->n; i++)
-		page_change(page_of(w, wop->first + i), wop->rbits, drop);
+		page_change(w->dev, page_of(w, wop->first + i), wop->rbits, drop);
 	if (!wop->rbits) {
 		w->stats.writes_round += wop->n;
 		rq->need_disk = true;
@@ -307,7 +307,7 @@ static int write_cluster(struct worker *w, struct req *rq, uint32_t n, const uin
 			if (payload && slots != UINT64_MAX) /* it may have to be done again from there */
 				memset(ring_at(&w->slots, slots + rq->cursor), 0, NE_PAGE_BYTES);
 			atomic_fetch_or(&p->a, P_WIP);
-			publish(p, 0, 0, 0);
+			publish(w->dev, p, 0, 0, 0);
 			w->stats.pages_out_zero++;
 		}
 	}
@@ -389,18 +389,18 @@ int page_write(struct worker *w, struct req *rq, const uint8_t *payload)
 void page_write_abandon(struct worker *w, struct req *rq)
 {
 	for (uint32_t i = 0; i < rq->pages && w->dev->disk_fd < 0; i++)
-		page_forget_slot(page_of(w, req_first(rq) + i), slot_number(w, rq->log->slot_pos + i));
+		page_forget_slot(w->dev, page_of(w, req_first(rq) + i), slot_number(w, rq->log->slot_pos + i));
 }
 
 /* The page does not stand in that slot any more. */
-void page_forget_slot(struct ne_page *p, uint32_t slot)
+void page_forget_slot(struct ne_device *dev, struct ne_page *p, uint32_t slot)
 {
 	uint64_t a = atomic_load(&p->a);
 
 	do {
 		if ((a & (P_PEND | P_WIP)) != P_PEND || (uint32_t)(atomic_load(&p->b) >> 32) != slot)
 			return;
-	} while (!atomic_compare_exchange_weak(&p->a, &a, without_copy(a, P_PEND)));
+	} while (!page_swap(dev, p, &a, without_copy(a, P_PEND)));
 }
 
 /* TRIM and WRITE_ZEROES: the pages read as zeros from now on, whatever stores still hold. */
@@ -414,7 +414,7 @@ int page_zero(struct worker *w, struct req *rq)
 		if (!page_claim(p))
 			return -EBUSY;
 		atomic_fetch_or(&p->a, P_WIP);
-		publish(p, 0, 0, 0);
+		publish(w->dev, p, 0, 0, 0);
 	}
 	for (uint32_t page = first; page < first + n; page += run_in_cluster(page, first + n - page)) {
 		bool whole = page % NE_CLUSTER_PAGES == 0 && first + n - page >= NE_CLUSTER_PAGES;
@@ -507,7 +507,7 @@ static void copy_drop(struct worker *w, uint32_t page, const struct source *s)
 	uint64_t bit = s->home == HOME_DISK ? P_DISK : P_R(s->home), a = atomic_load(&p->a);
 
 	while ((a & P_SEQ) == (s->a & P_SEQ) && a & bit) {
-		if (!atomic_compare_exchange_weak(&p->a, &a, without_copy(a, bit)))
+		if (!page_swap(w->dev, p, &a, without_copy(a, bit)))
 			continue;
 		w->stats.checksum_errors++;
 		dev_event(w->dev, NE_EVENT_CHECKSUM,

@@ -291,7 +291,7 @@ def test_a_lost_replica_is_made_again_on_a_third_donor(twins: World) -> None:
         await twins.committer.restore()
         for number in [slab.slab for slab in twins.table.slabs_of(lost)]:
             await twins.drained(number)
-        await twins.event(EventKind.CLUSTER_FILLED, 4)
+        await twins.healed()
         assert is_intact(client, 4)
 
     asyncio.run(body())

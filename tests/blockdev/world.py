@@ -207,6 +207,12 @@ class World:
                         return event
                 await asyncio.sleep(0.005)
 
+    async def healed(self) -> None:
+        """Waits for every page to have its second copy."""
+        async with asyncio.timeout(10):
+            while self.engine.pages_exposed():
+                await asyncio.sleep(0.005)
+
     async def drained(self, slab: int) -> EngineEvent:
         """Waits for a slab to be empty, and does what follows."""
         event = await self.event(EventKind.SLAB_DRAINED, slab)
