@@ -76,6 +76,11 @@ class DeviceCollector(Collector):
         pending = GaugeMetricFamily("farside_blockdev_pending_bytes", "Payload that waits for the disk now.")
         pending.add_metric([], device.context.engine.pending_bytes())
         yield pending
+        yield GaugeMetricFamily(
+            "farside_blockdev_pages_exposed",
+            "Pages with one copy now, though the protection promises two.",
+            value=device.context.engine.pages_exposed(),
+        )
         slabs = GaugeMetricFamily(
             "farside_blockdev_slabs", "Leased slabs by donor and state.", labels=["donor", "state"]
         )

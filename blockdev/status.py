@@ -68,6 +68,7 @@ class Reporter:
             "offered": self._device.offered.is_set(),
             "mapped_bytes": mapped * CLUSTER_BYTES,
             "pending_bytes": self._engine.pending_bytes(),
+            "pages_exposed": self._engine.pages_exposed(),
             "connections": self.connections,
             "workers": config.workers,
             "longest_request_s": totals[LONGEST] / 1e9,
