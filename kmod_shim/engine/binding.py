@@ -6,7 +6,7 @@ it means, its limits and its errors stand over its prototype in `engine.h`. A ca
 when it raises. One thread at a time calls a `Device`.
 """
 
-import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -340,7 +340,9 @@ class Device:
     def activity(self) -> Sequence[int]:
         """Cumulative page I/O of each cluster since this process began, wrapping at 2^32."""
         _check("activity_get", lib.ne_activity_get(self._device, self._clusters, self._activity))
-        return struct.unpack(f"<{self._clusters}I", ffi.buffer(self._activity))
+        counters = array("I")  # memory, and not half a million objects: most of it is only compared
+        counters.frombytes(ffi.buffer(self._activity))
+        return counters
 
 
 def _slab_info(info: SlabInfo) -> object:

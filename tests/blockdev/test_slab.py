@@ -1,5 +1,7 @@
 """Activity, heat and packing."""
 
+from array import array
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +72,20 @@ def test_counters_wrap_at_32_bits() -> None:
     start = first_activity((2**32 - 10,), rule)
 
     assert next_activity(start, (5,), rule).touched == {0: 15}
+
+
+@given(st.dictionaries(st.integers(0, 4 * 300 + 1), st.integers(1, 2**32 - 1), max_size=8))
+def test_a_change_anywhere_on_a_large_device_is_seen(changes: dict[int, int]) -> None:
+    rule, before = law(), array("I", range(4 * 300 + 2))  # the last range is half of one
+    counters = array("I", before)
+    for cluster, delta in changes.items():
+        counters[cluster] = (counters[cluster] + delta) & 0xFFFFFFFF
+
+    activity = next_activity(first_activity(before, rule), counters, rule)
+
+    assert activity.touched == changes
+    expected = [0.2 * sum(delta for c, delta in changes.items() if c // 4 == number) for number in range(301)]
+    assert list(activity.rates) == pytest.approx(expected)
 
 
 def test_a_late_tick_is_a_rate_all_the_same() -> None:
