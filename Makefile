@@ -25,10 +25,10 @@ BENCH_ARGS ?=
 
 BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config liburing-dev libssl-dev \
 	python3-pyverbs python3-libnbd
-DEMO_PACKAGES := fio libnbd-bin
-TEST_PACKAGES := $(DEMO_PACKAGES) nbdkit nbd-client nbd-server qemu-utils clang libclang-rt-14-dev
+DEMO_PACKAGES := fio libnbd-bin nbdkit
+TEST_PACKAGES := $(DEMO_PACKAGES) nbd-client nbd-server qemu-utils clang libclang-rt-14-dev
 CHECK_PACKAGES := clang-format shellcheck
-BENCH_PACKAGES := $(DEMO_PACKAGES) nbdkit nbd-server qemu-utils
+BENCH_PACKAGES := $(DEMO_PACKAGES) nbd-server qemu-utils
 
 ENGINE := kmod_shim/engine
 # Headers are left out: they are tables with their comments in columns, which clang-format can't keep.

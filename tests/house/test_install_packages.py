@@ -1,11 +1,21 @@
-"""What `make` does about packages, with the system's programs replaced by small ones that tell what they were asked."""
+"""What `make` does about packages: that its lists hold what is run, and how it installs what is missing.
 
+For the latter the system's programs are replaced by small ones that tell what they were asked.
+"""
+
+import re
+import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "tools" / "install_packages.sh"
+from benchmarks import machine
+from farside.demo.main import PROGRAMS as DEMO_PROGRAMS
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tools" / "install_packages.sh"
 SHELL_TOOLS = ("cat", "rm", "mktemp", "tail", "sh")
 
 
@@ -96,3 +106,41 @@ def test_apt_gets_own_words_are_shown_when_it_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize("packages", [(), ("gcc",)])
 def test_without_apt_it_goes_on_with_what_there_is(tmp_path: Path, packages: tuple[str, ...]) -> None:
     assert FakeSystem(tmp_path).install(*packages, FARSIDE_NO_APT="1").returncode == 0
+
+
+def listed(target: str) -> set[str]:
+    """The packages that the Makefile installs before a target runs."""
+    names = f"$(BUILD_PACKAGES) $({target.upper()}_PACKAGES)"
+    argv = ["make", "--silent", "--no-print-directory", "--eval", f"tell: ; @echo {names}", "tell"]
+    return set(subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
+
+
+def needed_by_tests() -> set[str]:
+    """What the tests' `need` is asked for."""
+    calls = (re.findall(r"\bneed\(([^)]*)\)", path.read_text()) for path in ROOT.glob("tests/**/*.py"))
+    return {name for call in calls for names in call for name in re.findall(r'"([\w-]+)"', names)}
+
+
+PROGRAMS: Mapping[str, set[str]] = {
+    "demo": set(DEMO_PROGRAMS),
+    "test": needed_by_tests() | {"clang"},
+    "bench": set(machine.VERSION_COMMANDS) - {"cc"},  # a link to gcc that belongs to no package
+}
+
+
+def test_the_demo_can_run_after_its_packages_alone() -> None:
+    # diffutils is essential: no Debian is without it, and nobody lists it.
+    assert set(DEMO_PROGRAMS.values()) - {"diffutils"} <= listed("demo")
+
+
+@pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="no Debian, whose packages these are")
+@pytest.mark.parametrize("target", PROGRAMS)
+def test_every_program_that_a_target_runs_is_in_a_package_that_it_installs(target: str) -> None:
+    for program in PROGRAMS[target]:
+        if shutil.which(program) is None:
+            continue  # this machine was not made ready for that target
+        argv = ["dpkg-query", "--search", f"*bin/{program}"]
+        found = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        owners = {line.split(":")[0] for line in found.splitlines()}
+
+        assert owners & (listed(target) | {"diffutils"}), f"{program} is of {owners}"
