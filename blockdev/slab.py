@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-CLUSTER_BYTES = 2 << 20
+from farside.geometry import CLUSTER_BYTES
+
 GIB = 1 << 30
 BLOCK_RANGES = 128  # about the square root of the number of ranges that 1 TiB has
 HOT_FLOOR_PAGES_PER_S = 1.0  # below it a single burst of five pages would lease a small slab

@@ -34,14 +34,14 @@ PURE = (
     ),
 )
 # What a pure module may import besides other pure ones.
-PLAIN = {"farside.errors", "farside.units", "farside.config.daemon", "farside.config.blockdev"}
+PLAIN = {f"farside.{name}" for name in ("errors", "units", "geometry", "endpoint", "config.daemon", "config.blockdev")}
 IMPURE = {
     "asyncio", "ctypes", "datetime", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "secrets", "select",
     "selectors", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid",
 }  # fmt: skip
 
 # Lower may not import higher.
-FOUNDATION = ("errors", "units", "clock", "log", "admin", "config")
+FOUNDATION = ("errors", "units", "geometry", "endpoint", "clock", "log", "admin", "config")
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # The control protocol is one codec for both roles; the donor's folder holds it.
 SHARED_PROTOCOL = {f"farside.daemon.{name}" for name in ("protocol", "messages", "proof", "keys", "channel")}

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from farside.config.settings import Kind, about
+from farside.geometry import CLUSTER_BYTES
 from farside.units import GIB, MIB, TIB
 
 # fmt: off (a table: one setting, then what it means)
@@ -38,11 +39,14 @@ class BlockdevConfig:
         default="", metadata=about(Kind.TEXT, "Name of this machine in the cluster; empty: its host name")
     )
     size_bytes: int = field(
-        default=GIB, metadata=about(Kind.BYTES, "Size of the device; a multiple of 2 MiB", low=2 * MIB, high=16 * TIB)
+        default=GIB,
+        metadata=about(Kind.BYTES, "Size of the device; a multiple of 2 MiB", low=CLUSTER_BYTES, high=16 * TIB),
     )
     slab_bytes: int = field(
         default=64 * MIB,
-        metadata=about(Kind.BYTES, "Size of a slab; a power of two, the same at every donor", low=2 * MIB, high=GIB),
+        metadata=about(
+            Kind.BYTES, "Size of a slab; a power of two, the same at every donor", low=CLUSTER_BYTES, high=GIB
+        ),
     )
     listen: tuple[str, ...] = field(
         default=("unix:/run/farside/nbd.sock",),

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
-from farside.units import MIB, format_bytes
-
-CLUSTER_BYTES = 2 * MIB
+from farside.geometry import CLUSTER_BYTES
+from farside.units import format_bytes
 
 # (setting, what is wrong; what to do)
 Problem = tuple[str, str]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from farside.config.settings import Kind, about
+from farside.geometry import CLUSTER_BYTES
 from farside.units import GIB, MIB, TIB
 
 # fmt: off (a table: one setting, then what it means)
@@ -28,7 +29,9 @@ class DaemonConfig:
     )
     slab_bytes: int = field(
         default=64 * MIB,
-        metadata=about(Kind.BYTES, "Size of a slab, the unit that is lent; a power of two", low=2 * MIB, high=GIB),
+        metadata=about(
+            Kind.BYTES, "Size of a slab, the unit that is lent; a power of two", low=CLUSTER_BYTES, high=GIB
+        ),
     )
     memory_total_bytes: int = field(
         default=0,

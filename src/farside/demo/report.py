@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farside.demo.load import Tally
+from farside.geometry import PAGE_BYTES
 from farside.units import GIB, format_bytes, format_seconds
 
-PAGE_BYTES = 4096
 VERIFIED_MIN_BYTES = 2 * GIB
 MUST_HAVE_HAPPENED = ("evictions", "migrations", "failovers", "takeovers")
 
