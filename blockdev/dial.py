@@ -5,10 +5,10 @@ import secrets
 import socket
 from typing import Any
 
-from farside.blockdev.peerfile import parse_endpoint
 from farside.daemon.channel import Channel
 from farside.daemon.messages import NONCE_BYTES, Feature, Welcome
 from farside.daemon.protocol import Connection, Side
+from farside.endpoint import parse_endpoint
 
 
 async def connect(endpoint: str) -> socket.socket:

@@ -9,10 +9,11 @@ import msgspec
 from farside.blockdev.disk import open_disk
 from farside.blockdev.listener import open_listener
 from farside.blockdev.params import make_memory
-from farside.blockdev.peerfile import parse_endpoint, read_peers
+from farside.blockdev.peerfile import read_peers
 from farside.blockdev.supervisor import Supervisor
 from farside.config import BlockdevConfig
 from farside.daemon.keys import read_keys
+from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError
 from farside.log import get_log, start_logging
 

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from farside.blockdev.peer import PeerState
 from farside.blockdev.status import Reporter, slab_state
+from farside.endpoint import parse_address
 from farside.errors import ConfigError
 from farside.kmod_shim.engine.binding import EngineStats
 
@@ -155,8 +156,8 @@ async def serve_metrics(address: str, reporter: Reporter) -> asyncio.Server:
         finally:
             writer.close()
 
-    host, _, port = address.rpartition(":")
+    host, port = parse_address(address)
     try:
-        return await asyncio.start_server(answer, host.strip("[]"), int(port), limit=REQUEST_BYTES_MAX)
+        return await asyncio.start_server(answer, host, port, limit=REQUEST_BYTES_MAX)
     except OSError as error:
         raise ConfigError(f"metrics_listen {address}: {error.strerror}") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError
 
 
@@ -40,7 +41,10 @@ def parse_peers(text: str, name: str) -> tuple[PeerAddress, ...]:
     for peer in peers:
         if nodes.count(peer.node) > 1:
             raise ConfigError(f"peers file {name}: node {peer.node!r} is named twice")
-        parse_endpoint(peer.control)
+        try:
+            parse_endpoint(peer.control)
+        except ValueError as error:
+            raise ConfigError(f"peers file {name}: node {peer.node!r}: control: {error}") from error
     return tuple(peers)
 
 
@@ -53,19 +57,3 @@ def read_peers(path: Path) -> tuple[PeerAddress, ...]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"peers file {path}: not UTF-8") from error
     return parse_peers(text, str(path))
-
-
-def parse_endpoint(text: str) -> str | tuple[str, int]:
-    """The path of ``unix:PATH``, or host and port of ``tcp:HOST:PORT`` (an IPv6 host may stand in brackets).
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    kind, _, rest = text.partition(":")
-    if kind == "unix" and rest:
-        return rest
-    host, _, port = rest.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if kind == "tcp" and host and port.isdecimal() and 0 <= int(port) < 65536:
-        return host, int(port)
-    raise ConfigError(f"{text!r} is no endpoint", hint="write tcp:HOST:PORT or unix:PATH")

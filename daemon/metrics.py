@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from farside.daemon.status import DonorStatus
+from farside.endpoint import parse_address
 from farside.errors import ConfigError
 
 _STATES = ("ready", "lent", "migrating", "evicting")
@@ -40,12 +41,12 @@ def serving_metrics(address: str, latest: Callable[[], DonorStatus]) -> Iterator
     Raises:
         ConfigError: the address cannot be listened on.
     """
-    host, _, port = address.rpartition(":")
+    host, port = parse_address(address)
     registry = CollectorRegistry()
     registry.register(DonorCollector(latest))
     prometheus_client.ProcessCollector(registry=registry)
     try:
-        server, _ = prometheus_client.start_http_server(int(port), addr=host.strip("[]"), registry=registry)
+        server, _ = prometheus_client.start_http_server(port, addr=host, registry=registry)
     except OSError as error:
         raise ConfigError(f"metrics_listen {address}: {error.strerror}") from error
     try:

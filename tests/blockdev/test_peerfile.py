@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.blockdev.peerfile import PeerAddress, parse_endpoint, parse_peers, read_peers
+from farside.blockdev.peerfile import PeerAddress, parse_peers, read_peers
 from farside.errors import ConfigError
 
 
@@ -28,7 +28,7 @@ def test_an_empty_file_is_a_device_without_donors() -> None:
         ('[[donor]]\nnode="a"\n', "control"),
         ('[[donors]]\nnode="a"\n', "donors"),
         ('[[donor]]\nnode="a"\ncontrol="tcp:h:1"\n' * 2, "named twice"),
-        ('[[donor]]\nnode="a"\ncontrol="carrier-pigeon"\n', "no endpoint"),
+        ('[[donor]]\nnode="a"\ncontrol="carrier-pigeon"\n', "peers file f: node 'a': control: 'carrier-pigeon' is no"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(text: str, told: str) -> None:
@@ -42,11 +42,3 @@ def test_what_is_wrong_is_said_in_one_line(text: str, told: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nope\.toml"):
         read_peers(tmp_path / "nope.toml")
-
-
-def test_endpoints() -> None:
-    assert parse_endpoint("unix:/a/b") == "/a/b"
-    assert parse_endpoint("tcp:10.0.0.1:7000") == ("10.0.0.1", 7000)
-    assert parse_endpoint("tcp:[::1]:7000") == ("::1", 7000)
-    with pytest.raises(ConfigError):
-        parse_endpoint("tcp:host:http")

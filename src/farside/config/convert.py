@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from farside.config.settings import Kind, Setting, settings_of
+from farside.endpoint import parse_address, parse_endpoint
 from farside.units import format_bytes, format_seconds, parse_bytes, parse_fraction, parse_seconds
 
 _Number = Callable[[str], float]
@@ -54,26 +55,17 @@ def _endpoints(setting: Setting, value: object) -> tuple[str, ...]:
 
 
 def _endpoint(text: str) -> str:
-    scheme, _, rest = text.partition(":")
-    if scheme == "unix" and rest.startswith("/"):
-        return text
-    if scheme == "tcp":
-        _check_address(rest)
-        return text
-    raise ValueError(f"'{text}' is neither tcp:HOST:PORT nor unix:/PATH")
+    where = parse_endpoint(text)
+    if isinstance(where, str) and not where.startswith("/"):
+        raise ValueError(f"'{text}' must be a path from the root")
+    return text
 
 
 def _address(setting: Setting, value: object) -> str:
     text = _text(setting, value)
     if text:
-        _check_address(text)
+        parse_address(text)
     return text
-
-
-def _check_address(text: str) -> None:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"'{text}' is not HOST:PORT")
 
 
 def _choice(setting: Setting, value: object) -> str:

@@ -1,0 +1,41 @@
+"""Where something listens or is reached, as text: ``tcp:HOST:PORT``, ``unix:PATH``, or an address, ``HOST:PORT``."""
+
+UNIX_PATH_BYTES_MAX = 107  # sun_path of unix(7) has 108, and ends with a zero
+
+
+def parse_endpoint(text: str) -> str | tuple[str, int]:
+    """The path of ``unix:PATH``, or host and port of ``tcp:HOST:PORT``.
+
+    Raises:
+        ValueError: it is neither, or no socket can have that path.
+    """
+    kind, _, where = text.partition(":")
+    if kind == "unix" and where:
+        return socket_path(where)
+    if kind == "tcp":
+        return parse_address(where)
+    raise ValueError(f"'{text}' is no endpoint; write tcp:HOST:PORT or unix:PATH")
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``; an IPv6 host may stand in brackets.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"'{text}' is not HOST:PORT")
+    return host, int(port)
+
+
+def socket_path(path: str) -> str:
+    """The path, when a unix socket can have it.
+
+    Raises:
+        ValueError: it is too long.
+    """
+    if len(path.encode(errors="surrogateescape")) > UNIX_PATH_BYTES_MAX:
+        raise ValueError(f"'{path}' is longer than the {UNIX_PATH_BYTES_MAX} bytes of a unix socket's path")
+    return path
