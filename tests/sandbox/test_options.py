@@ -9,7 +9,7 @@ import pytest
 from farside.config import load_blockdev, load_daemon
 from farside.errors import ConfigError
 from farside.sandbox import settings
-from farside.sandbox.files import free_port, make_disk, uri
+from farside.sandbox.files import backup_disk, free_port, uri
 from farside.sandbox.layout import Plan
 from farside.sandbox.main import make_plan, run
 
@@ -46,6 +46,8 @@ def plan(**changes: Any) -> Plan:
         ({"protection": "none", "size_bytes": 1024 * MIB}, "--size"),
         ({"listen": ("carrier-pigeon",)}, "--listen"),
         ({"listen": ("unix:",)}, "--listen"),
+        ({"listen": ("tcp:127.0.0.1",)}, "--listen"),
+        ({"listen": (f"unix:/{'s' * 107}",)}, "--listen .* longer than the 107 bytes"),
     ],
 )
 def test_an_option_that_cannot_work_is_refused_by_name(changes: dict[str, Any], word: str) -> None:
@@ -92,14 +94,34 @@ def test_a_port_is_outside_the_range_of_outgoing_connections() -> None:
     assert 20000 <= free_port() < 32768
 
 
-def test_a_backup_disk_that_was_there_is_used_and_one_that_was_not_is_made(tmp_path: Path) -> None:
-    assert make_disk(tmp_path / "disk", MIB)
-    assert (tmp_path / "disk").stat().st_size == MIB
-    assert not make_disk(tmp_path / "disk", MIB)
-
-
-def test_a_backup_disk_without_room_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="backup disk"):
-        make_disk(tmp_path / "disk", 1 << 60)
+def test_a_backup_disk_that_is_not_there_is_made_and_goes_again(tmp_path: Path) -> None:
+    with backup_disk(tmp_path / "disk", MIB):
+        assert (tmp_path / "disk").stat().st_size == MIB
 
     assert not (tmp_path / "disk").exists()
+
+
+def test_a_backup_disk_that_was_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "disk").write_bytes(bytes(MIB))
+
+    with backup_disk(tmp_path / "disk", MIB):
+        pass
+
+    assert (tmp_path / "disk").stat().st_size == MIB
+
+
+def test_a_file_that_is_too_small_for_a_backup_disk_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "disk").write_text("precious")
+
+    with pytest.raises(ConfigError, match="has 8 B where 1 MiB are needed"), backup_disk(tmp_path / "disk", MIB):
+        pass
+
+    assert (tmp_path / "disk").read_text() == "precious"
+
+
+@pytest.mark.parametrize(("name", "size_bytes"), [("disk", 1 << 60), ("none/disk", MIB)])
+def test_a_backup_disk_without_room_is_one_line(tmp_path: Path, name: str, size_bytes: int) -> None:
+    with pytest.raises(ConfigError, match="backup disk"), backup_disk(tmp_path / name, size_bytes):
+        pass
+
+    assert list(tmp_path.iterdir()) == []

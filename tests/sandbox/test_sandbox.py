@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,18 @@ def test_a_second_sandbox_in_the_same_folder_is_refused_in_one_line(sandbox: Ses
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_second_sandbox_on_the_listener_of_another_leaves_it_its_clients(sandbox: Session, tmp_path: Path) -> None:
+    listener = sandbox.uri.partition("socket=")[2]
+
+    done = outcome(farside("sandbox", *SMALL, "--state", str(tmp_path / "other"), "--listen", f"unix:{listener}"))
+
+    assert done.stderr == (
+        f"farside: --listen {listener}: another process serves it; end that one, or name another path\n"
+    )
+    assert nbdsh(sandbox.uri, "print(h.get_size())").strip() == str(64 << 20)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_state_without_a_sandbox_is_one_line(tmp_path: Path) -> None:
     done = outcome(farside("status", "--state", str(tmp_path)))
 
@@ -93,19 +106,10 @@ def test_it_ends_clean_and_leaves_nothing_behind(tmp_path: Path, number: signal.
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("ready nbd+unix://")
-        client = subprocess.Popen(
-            ["/usr/bin/python3", "-m", "nbd", "-u", f"nbd+unix:///?socket={tmp_path / 's'}", "-c", _STAY],
-            stdout=subprocess.PIPE,
-        )
-        assert client.stdout is not None
-        assert client.stdout.readline() == b"connected\n"
+        with connected_client(tmp_path / "s"):
+            process.send_signal(number)
 
-        process.send_signal(number)
-
-        assert process.wait(timeout=20) == 0
-        client.kill()
-        client.wait()
-        client.stdout.close()
+            assert process.wait(timeout=20) == 0
     assert list(tmp_path.iterdir()) == []
     assert processes_naming(str(tmp_path)) == []
 
@@ -122,20 +126,22 @@ def test_one_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     until(lambda: not processes_naming(str(tmp_path)), what="every process to end", deadline_s=15)
 
 
-def test_what_a_killed_one_left_is_cleared_by_the_next(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    argv = farside("sandbox", *SMALL, "--state", str(state))
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_what_a_killed_one_left_is_cleared_by_the_next(tmp_path: Path, transport: str) -> None:
+    state, listen = tmp_path / "state", ("--listen", f"unix:{tmp_path / 's'}")
+    options = (*SMALL, "--transport", transport, *listen)
+    with subprocess.Popen(farside("sandbox", *options, "--state", str(state)), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        process.kill()
-        process.wait()
-    until(lambda: not processes_naming(str(tmp_path)), what="every process to end", deadline_s=15)
+        with connected_client(tmp_path / "s"):  # for whose sake its borrower goes on
+            process.kill()
+            process.wait()
 
-    with open_sandbox(SMALL, state=state) as session:
-        assert nbdsh(session.uri, "print(h.get_size())").strip() == str(64 << 20)
+            with open_sandbox(options, state=state) as session:
+                assert nbdsh(session.uri, "print(h.get_size())").strip() == str(64 << 20)
 
-    assert not state.exists() or list(state.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [state]
+    assert list(state.iterdir()) == []
 
 
 def test_a_start_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
@@ -149,6 +155,19 @@ def test_a_start_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> No
     assert str(taken) in done.stderr
     assert list(tmp_path.iterdir()) == []
     assert processes_naming(str(tmp_path)) == []
+
+
+@contextmanager
+def connected_client(path: Path) -> Iterator[None]:
+    """A client that is connected to the listener at `path` and asks nothing."""
+    argv = ["/usr/bin/python3", "-m", "nbd", "-u", f"nbd+unix:///?socket={path}", "-c", _STAY]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"connected\n"
+        try:
+            yield
+        finally:
+            client.kill()
 
 
 _STAY = "print('connected', flush=True)\nimport time\ntime.sleep(60)"

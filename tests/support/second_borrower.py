@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from farside.sandbox import settings
-from farside.sandbox.files import make_disk
 from farside.sandbox.layout import BORROWER
 from farside.sandbox.main import make_plan
 from farside.sandbox.session import Session
@@ -30,7 +29,6 @@ def second_borrower(session: Session, folder: Path, changes: Mapping[str, str] |
         workers=2,
         restart_donors=False,
     )
-    make_disk(folder / "disk", plan.size_bytes)
     own = {
         "node": f"{BORROWER}-2",
         "state_dir": str(folder / "own"),

@@ -4,32 +4,60 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable
+import stat
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError, PeerError
+from farside.units import format_bytes
 
 LOOK_EVERY_S = 0.05
+PROBE_LIMIT_S = 1.0  # who listens but does not accept is somebody too
 # Below the kernel's usual range for outgoing connections (from 32768), so that nothing takes a donor's port while the
 # donor is away.
 PORTS = range(20000, 32000)
 
 
-def make_disk(path: Path, size_bytes: int) -> bool:
-    """Makes sure that a backup disk of that size stands there, its space allocated; true when it was made now.
+@contextmanager
+def backup_disk(path: Path, size_bytes: int) -> Iterator[None]:
+    """A backup disk for the body of the `with`: what stands there, or else a file, fully allocated, that goes after.
 
     Raises:
-        ConfigError: there is no room, or what stands there is too small.
+        ConfigError: there is no room for it, or what stands there is too small.
     """
-    made = not path.exists()
     try:
-        with path.open("ab") as file:
-            os.posix_fallocate(file.fileno(), 0, size_bytes)
-    except OSError as ex:
+        made = _make_disk(path, size_bytes)
+    except OSError as error:
+        raise ConfigError(f"backup disk {path}: {error.strerror}") from None
+    try:
+        yield
+    finally:
         if made:
             path.unlink(missing_ok=True)
-        raise ConfigError(f"backup disk {path}: {ex.strerror}") from None
-    return made
+
+
+def _make_disk(path: Path, size_bytes: int) -> bool:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode) and found.st_size < size_bytes:
+            have, want = format_bytes(found.st_size), format_bytes(size_bytes)
+            raise ConfigError(
+                f"backup disk {path}: has {have} where {want} are needed",
+                hint="name one that is as large as the device, or one that is not there yet",
+            ) from None
+        return False
+    try:
+        os.posix_fallocate(fd, 0, size_bytes)
+    except OSError:
+        path.unlink()
+        raise
+    finally:
+        os.close(fd)
+    return True
 
 
 def free_port() -> int:
@@ -46,8 +74,37 @@ def free_port() -> int:
 
 def uri(listener: str) -> str:
     """NBD URI of a listener written as unix:PATH or tcp:HOST:PORT."""
-    kind, _, where = listener.partition(":")
-    return f"nbd+unix:///?socket={where}" if kind == "unix" else f"nbd://{where}"
+    where = parse_endpoint(listener)
+    return f"nbd+unix:///?socket={where}" if isinstance(where, str) else f"nbd://{listener.removeprefix('tcp:')}"
+
+
+def socket_of(uri: str) -> Path | None:
+    """Path of the unix socket that a URI of ours names."""
+    path = uri.partition("?socket=")[2]
+    return Path(path) if path else None
+
+
+def clear_socket(path: Path) -> None:
+    """Removes the unix socket that a dead process left.
+
+    Raises:
+        ConfigError: it is no socket, or somebody serves it; it stays.
+    """
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise ConfigError(f"{path}: a file that is no socket is there", hint="name another path")
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(PROBE_LIMIT_S)
+            probe.connect(os.fspath(path))
+    except FileNotFoundError:
+        return
+    except ConnectionRefusedError:
+        path.unlink(missing_ok=True)
+        return
+    except OSError as error:
+        if not isinstance(error, TimeoutError):
+            raise ConfigError(f"{path}: {error.strerror}") from error
+    raise ConfigError(f"{path}: another process serves it", hint="end that one, or name another path")
 
 
 async def until(look: Callable[[], Awaitable[bool]], *, what: str, limit_s: float) -> None:

@@ -1,5 +1,6 @@
 """What a sandbox consists of: the options it was asked for, its folder, and the record of what runs in it.
 
+DIR/sandbox.lock     says that the folder is a sandbox's, and, while one runs in it, that it is taken
 DIR/sandbox.json     the record, rewritten whenever something starts or ends
 DIR/sandbox.sock     admin socket of the sandbox itself
 DIR/cluster.key      the key that donors and borrower share
@@ -18,7 +19,11 @@ import msgspec
 from farside.errors import ConfigError
 from farside.units import MIB
 
+LOCK_NAME = "sandbox.lock"
 RECORD_NAME = "sandbox.json"
+# What a sandbox makes in its folder beside the lock.
+FILES = (RECORD_NAME, "sandbox.sock", "cluster.key", "peers.toml", "disk")
+FOLDERS = ("donors", "blockdev")
 BORROWER = "borrower"
 
 # Small donors want small slabs, or three of them have nothing to choose from; production's default is 64 MiB.

@@ -1,23 +1,28 @@
 """`farside sandbox`: from options to a running memory plane, and its end."""
 
 import asyncio
-import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 from farside import admin
-from farside.errors import ConfigError, FarsideError
-from farside.sandbox import layout
-from farside.sandbox.files import uri
+from farside.endpoint import parse_endpoint
+from farside.errors import ConfigError, FarsideError, PeerError
+from farside.geometry import CLUSTER_BYTES
+from farside.sandbox.files import backup_disk, clear_socket, uri
+from farside.sandbox.folder import check_length, claimed
 from farside.sandbox.layout import SLAB_BYTES_DEFAULT, WORKERS_DEFAULT, Plan
 from farside.sandbox.plane import Plane
 from farside.units import MIB, format_bytes
 
 DONORS_MAX = 64
 LISTEN_DEFAULT_NAME = "nbd.sock"
+
+ErrorT = TypeVar("ErrorT", bound=Exception)
 
 
 def run(
@@ -39,15 +44,16 @@ def run(
 
     Prints ``ready URI`` for each listener on standard output when clients may connect. `slab_bytes` is 16 MiB when not
     given. Without `disk`, `replicas` or `no_protection` the backup disk is a file in the state folder. Without `state`
-    the folder is a temporary one. What the sandbox made is gone when this returns; what was there before stays.
+    the folder is a temporary one. What the sandbox made is gone when this returns; it takes no folder, listener or file
+    that another made, but for a `disk` that is named.
 
     Raises:
         FarsideError: an option is wrong, or a process did not start.
     """
-    is_temporary = state is None
-    folder = Path(tempfile.mkdtemp(prefix="farside-sandbox-")) if state is None else state.absolute()
-    made = not folder.exists()
-    try:
+    with ExitStack() as stack:
+        if state is None:
+            state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farside-sandbox-")))
+        folder = state.absolute()
         plan = make_plan(
             donors=donors,
             donor_memory_bytes=donor_memory_bytes,
@@ -60,14 +66,13 @@ def run(
             workers=workers,
             restart_donors=restart_donors,
         )
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _refuse_a_second_sandbox(folder)
+        check_length(folder)
+        stack.enter_context(claimed(folder))
+        for listener in plan.listen:
+            _refuse_a_taken(listener)
+        if plan.disk is not None:
+            stack.enter_context(backup_disk(plan.disk, plan.size_bytes))
         return _run_to_the_end(Plane(plan, folder))
-    finally:
-        if is_temporary:
-            shutil.rmtree(folder, ignore_errors=True)
-        elif made and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def make_plan(
@@ -111,8 +116,8 @@ def _objections(plan: Plan) -> tuple[tuple[bool, str], ...]:
     return (
         (not 1 <= plan.donors <= DONORS_MAX, f"--donors {plan.donors}: from 1 to {DONORS_MAX}"),
         (plan.transport not in ("tcp", "shm"), f"--transport {plan.transport}: tcp or shm"),
-        (plan.size_bytes <= 0 or plan.size_bytes % (2 * MIB) != 0, "--size: a multiple of 2MiB"),
-        (plan.slab_bytes < 2 * MIB or plan.slab_bytes.bit_count() != 1, "--slab: a power of two from 2MiB"),
+        (plan.size_bytes <= 0 or plan.size_bytes % CLUSTER_BYTES != 0, "--size: a multiple of 2MiB"),
+        (plan.slab_bytes < CLUSTER_BYTES or plan.slab_bytes.bit_count() != 1, "--slab: a power of two from 2MiB"),
         (
             plan.donor_memory_bytes < plan.headroom_bytes + plan.slab_bytes,
             f"--donor-memory {memory} leaves no room for a slab of {slab} beside the headroom",
@@ -139,20 +144,23 @@ def _protection(*, disk: Path | None, replicas: int, no_protection: bool) -> str
 
 def _absolute(listener: str) -> str:
     # A child's working folder is ours too, but a record that names relative paths is of no use to others.
-    kind, separator, where = listener.partition(":")
-    if kind == "unix" and where:
-        return f"unix:{Path(where).absolute()}"
-    if kind == "tcp" and separator:
-        return listener
-    raise ConfigError(f"--listen {listener}: unix:PATH or tcp:HOST:PORT")
+    try:
+        where = parse_endpoint(listener)
+        found = f"unix:{Path(where).absolute()}" if isinstance(where, str) else listener
+        parse_endpoint(found)
+    except ValueError as error:
+        raise ConfigError(f"--listen {listener}: {error}") from None
+    return found
 
 
-def _refuse_a_second_sandbox(folder: Path) -> None:
-    if not (folder / layout.RECORD_NAME).exists():
-        return
-    pid = layout.read_record(folder).pid
-    if Path(f"/proc/{pid}").exists():
-        raise ConfigError(f"a sandbox runs in {folder} already, process {pid}")
+def _refuse_a_taken(listener: str) -> None:
+    # The borrower would refuse it too, but only when everything else runs.
+    where = parse_endpoint(listener)
+    if isinstance(where, str):
+        try:
+            clear_socket(Path(where))
+        except ConfigError as error:
+            raise ConfigError(f"--listen {error}") from None
 
 
 def _run_to_the_end(plane: Plane) -> int:
@@ -160,12 +168,13 @@ def _run_to_the_end(plane: Plane) -> int:
         asyncio.run(_serve(plane))
     except* FarsideError as group:
         raise _first(group) from None
-    finally:
-        plane.remove_files()
+    except* OSError as group:  # no room left, or somebody removed the folder
+        error = _first(group)
+        raise PeerError(f"{error.filename or 'sandbox'}: {error.strerror or error}") from error
     return 0
 
 
-def _first(group: BaseExceptionGroup[FarsideError]) -> FarsideError:
+def _first(group: BaseExceptionGroup[ErrorT]) -> ErrorT:
     found = group.exceptions[0]
     return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
@@ -176,7 +185,6 @@ async def _serve(plane: Plane) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, told_to_end.set)
     try:
-        plane.remove_files()  # what a sandbox that was killed may have left here
         plane.write_files()
         async with asyncio.TaskGroup() as tasks:
             work = tasks.create_task(_start_and_tell(plane, tasks))

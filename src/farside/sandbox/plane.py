@@ -9,13 +9,12 @@ import asyncio
 import contextlib
 import os
 import secrets
-import shutil
 from pathlib import Path
 
 from farside.admin import ask
 from farside.errors import ConfigError, PeerError
 from farside.sandbox import layout, pressure, process, settings
-from farside.sandbox.files import free_port, make_disk, until, uri
+from farside.sandbox.files import free_port, until, uri
 from farside.sandbox.layout import BORROWER, Plan, ProcessRecord, SandboxRecord
 from farside.sandbox.process import Child
 
@@ -33,12 +32,11 @@ class Plane:
         self.children: dict[str, Child] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._ending = False
-        self._made_disk = False
 
     # --- files
 
     def write_files(self) -> None:
-        """Makes the folder's files: key, peers, one config a process, meminfo of every donor, the backup disk."""
+        """Makes the folder's files: key, peers, one config a process, meminfo of every donor."""
         key = self.state / "cluster.key"
         key.touch(mode=0o600)
         key.write_text(secrets.token_hex(32) + "\n")
@@ -51,20 +49,6 @@ class Plane:
         (self.state / "peers.toml").write_text(settings.peers_text(controls))
         (self.state / "blockdev").mkdir()
         self._config_path(BORROWER).write_text(settings.toml_text(settings.blockdev_settings(self.plan, self.state)))
-        if self.plan.disk is not None:
-            self._made_disk = make_disk(self.plan.disk, self.plan.size_bytes)
-
-    def remove_files(self) -> None:
-        """Removes what `write_files` and the processes left, and nothing else that stands in the folder."""
-        for name in (layout.RECORD_NAME, "sandbox.sock", "cluster.key", "peers.toml", "disk"):
-            (self.state / name).unlink(missing_ok=True)
-        if self._made_disk and self.plan.disk is not None:
-            self.plan.disk.unlink(missing_ok=True)
-        for folder in ("donors", "blockdev"):
-            shutil.rmtree(self.state / folder, ignore_errors=True)
-        for listener in self.plan.listen:
-            if listener.startswith("unix:"):
-                Path(listener.removeprefix("unix:")).unlink(missing_ok=True)
 
     def record(self) -> SandboxRecord:
         """What runs now, as the record file tells it."""

@@ -15,6 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
+from farside.errors import PeerError
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 END_LIMIT_S = 8.0
 # To a borrower one SIGTERM means "when your clients have left", a second one means "now".
@@ -70,6 +74,27 @@ async def start(name: str, arguments: Sequence[str], *, log: Path) -> Child:
             preexec_fn=lambda: _die_with(parent),
         )
     return Child(name, process)
+
+
+def kill_leftover(pid: int, state: Path) -> None:
+    """Ends a child, and its own children, that a sandbox in that folder left behind when it was killed.
+
+    Nothing happens when it has ended, or when another process has its number by now.
+
+    Raises:
+        PeerError: it does not go away.
+    """
+    try:
+        process = psutil.Process(pid)
+        if not any(word.startswith(f"{state}/") for word in process.cmdline()):
+            return
+        family = [process, *process.children(recursive=True)]
+        for one in family:
+            one.kill()
+    except psutil.Error:
+        return  # it ended by itself
+    if psutil.wait_procs(family, timeout=END_LIMIT_S)[1]:
+        raise PeerError(f"process {pid}, which a killed sandbox in {state} left behind, does not end")
 
 
 def command(*arguments: str) -> list[str]:

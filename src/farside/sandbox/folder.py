@@ -1,0 +1,93 @@
+"""The sandbox's folder: claimed before anything is written into it, and left as it was found.
+
+A sandbox takes a folder that is not there yet, an empty one, or one that a sandbox left behind when it was killed; the
+lock file tells the last of these apart, and whether one is at work in it. So whatever bears one of our names in a
+claimed folder is ours to remove, and a folder with anybody else's files is never touched.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from farside.endpoint import socket_path
+from farside.errors import ConfigError
+from farside.sandbox.files import clear_socket, socket_of
+from farside.sandbox.layout import FILES, FOLDERS, LOCK_NAME, RECORD_NAME, read_record
+from farside.sandbox.pressure import donor_folder
+from farside.sandbox.process import kill_leftover
+
+
+@contextmanager
+def claimed(state: Path) -> Iterator[None]:
+    """Makes `state` this sandbox's own for the body of the `with`, and removes what stands there of ours afterwards.
+
+    What a killed sandbox left there, processes and files, goes first.
+
+    Raises:
+        ConfigError: it can't be made, is somebody else's, or a sandbox runs in it.
+    """
+    made = [folder for folder in (state, *state.parents) if not folder.exists()]
+    try:
+        with suppress(FileExistsError):
+            state.mkdir(mode=0o700, parents=True)
+        lock = _lock(state)
+    except OSError as error:
+        raise ConfigError(f"--state {state}: {error.strerror}", hint="name a folder that can be made") from error
+    try:
+        _clear(state)
+        yield
+    finally:
+        _clear(state)
+        (state / LOCK_NAME).unlink(missing_ok=True)
+        os.close(lock)
+        for folder in made:
+            with suppress(OSError):  # somebody has put something there meanwhile
+                folder.rmdir()
+
+
+def check_length(state: Path) -> None:
+    """Looks whether sockets in the folder can have their paths.
+
+    Raises:
+        ConfigError: it is too long for that.
+    """
+    try:
+        socket_path(os.fspath(donor_folder(state, "d64") / "control.sock"))
+    except ValueError:
+        raise ConfigError(f"--state {state}: is too long for the sockets in it", hint="name a shorter path") from None
+
+
+def _lock(state: Path) -> int:
+    path = state / LOCK_NAME
+    if not path.exists() and any(state.iterdir()):
+        raise ConfigError(
+            f"--state {state}: holds files that no sandbox made", hint="name an empty folder or one that is not there"
+        )
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_nlink == 0:
+            raise BlockingIOError  # it ended just now, and took the file with it
+    except OSError as error:
+        os.close(fd)
+        if isinstance(error, BlockingIOError):
+            raise ConfigError(f"a sandbox runs in {state} already", hint="end it, or name another folder") from None
+        raise
+    return fd
+
+
+def _clear(state: Path) -> None:
+    with suppress(ConfigError):  # no record: it ended before it had started anything
+        record = read_record(state)
+        for process in (record.blockdev, *record.donors):
+            kill_leftover(process.pid, state)
+        for path in filter(None, map(socket_of, record.uris)):
+            with suppress(ConfigError):  # another process serves it by now
+                clear_socket(path)
+    for file in (*(state / name for name in FILES), *state.glob(f".{RECORD_NAME}.*")):
+        file.unlink(missing_ok=True)
+    for name in FOLDERS:
+        shutil.rmtree(state / name, ignore_errors=True)
