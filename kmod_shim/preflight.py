@@ -18,7 +18,6 @@ from farside.kmod_shim import probes
 from farside.units import GIB, KIB, MIB, format_bytes
 
 _CAP_IPC_LOCK = 14
-_CAP_SYS_RESOURCE = 24
 MEMORY_LEAST_BYTES = GIB  # below this there is nothing worth lending, and no room for a borrower's pending pages
 # A swap server that has to allocate while memory is out needs a reserve: 1/64 of memory, as far as 512 MiB.
 MIN_FREE_MOST_BYTES = 512 * MIB
@@ -59,7 +58,6 @@ def preflight(root: Path, *, key_files: tuple[Path, ...], disk: Disk | None) -> 
         memory_check(root),
         huge_page_check(root),
         memlock_check(root),
-        io_flusher_check(root),
         min_free_check(root),
         *(key_check(key_file) for key_file in key_files or (None,)),
         disk_check(disk),
@@ -124,22 +122,12 @@ def huge_page_check(root: Path) -> Check:
 
 
 def memlock_check(root: Path) -> Check:
-    """Memory can be locked, so that what serves swap is never swapped itself."""
+    """Memory may be pinned, which io_uring wants to use the disk's buffers in place; the disk works without."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY or _has_capability(root, _CAP_IPC_LOCK):
         return _ok("memlock", "no limit")
-    return _warning("memlock", format_bytes(limit), "LimitMEMLOCK=infinity in the unit, or `ulimit -l unlimited`")
-
-
-def io_flusher_check(root: Path) -> Check:
-    """PR_SET_IO_FLUSHER is allowed, so that a server of swap may allocate while memory is reclaimed."""
-    if _has_capability(root, _CAP_SYS_RESOURCE):
-        return _ok("io flusher", "CAP_SYS_RESOURCE is there")
-    return _warning(
-        "io flusher",
-        "no CAP_SYS_RESOURCE: as a swap device it could wait for itself when memory runs out",
-        "run with AmbientCapabilities=CAP_SYS_RESOURCE, or as root, before swapping to it",
-    )
+    found = f"{format_bytes(limit)} may be pinned: writes to the backup disk may take more CPU"
+    return _warning("memlock", found, "LimitMEMLOCK=infinity in the unit, or `ulimit -l unlimited`")
 
 
 def min_free_check(root: Path) -> Check:
@@ -200,19 +188,20 @@ def nbd_check(root: Path) -> Check:
 
 
 def rdma_check(root: Path) -> Check:
-    """RDMA devices, real or soft."""
+    """RDMA devices, real or soft. Pages travel by TCP or shared memory until a later version."""
     folder = root / "sys/class/infiniband"
     devices = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     if devices:
-        return _ok("rdma", ", ".join(devices))
-    return _warning("rdma", "no device: TCP is used", "rdma link add rxe0 type rxe netdev eth0 gives a soft one")
+        return _ok("rdma", f"{', '.join(devices)}; not used yet")
+    advice = "for a later version: rdma link add rxe0 type rxe netdev eth0 gives a soft one"
+    return _warning("rdma", "no device; none is used yet", advice)
 
 
 def pyverbs_check() -> Check:
-    """Python's bindings of libibverbs."""
+    """Python's bindings of libibverbs, for RDMA in a later version."""
     if importlib.util.find_spec("pyverbs") is not None:
         return _ok("python3-pyverbs", "there")
-    return _warning("python3-pyverbs", "missing: no RDMA", "apt-get install python3-pyverbs")
+    return _warning("python3-pyverbs", "missing; not used yet", "for a later version: apt-get install python3-pyverbs")
 
 
 def read_meminfo(root: Path) -> dict[str, int]:
