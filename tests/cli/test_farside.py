@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from farside.cli.app import app
+from farside.config import load
 
 HELP_CPU_LIMIT_S = 0.2
 
@@ -89,6 +93,34 @@ def test_config_check_tells_every_problem_and_what_is_well(tmp_path: Path) -> No
     assert [line.split(": ")[2] for line in done.stderr.splitlines()] == ["workers", "spin_us"]
 
 
+def test_config_check_tells_a_file_that_is_well_from_one_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "ETC", tmp_path)
+    (tmp_path / "daemon.d").mkdir()
+    (tmp_path / "daemon.d" / "site.toml").write_text('node = "d1"\n')
+
+    done = CliRunner().invoke(app, ["config", "check"])
+
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        f"daemon: {tmp_path}/daemon.d/site.toml: ok",
+        f"blockdev: {tmp_path}/blockdev.toml: not there, defaults",
+    ]
+
+
+def test_config_check_holds_defaults_that_are_asked_for_to_the_rules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "ETC", tmp_path)
+
+    well = CliRunner().invoke(app, ["config", "check", "--for", "daemon"])
+    wrong = CliRunner().invoke(app, ["config", "check", "--for", "blockdev"])
+
+    assert (well.exit_code, well.stdout) == (0, f"daemon: {tmp_path}/daemon.toml: not there, defaults\n")
+    assert wrong.exit_code == 2
+
+
 def test_config_check_asks_whose_a_file_is(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('node = "d1"\n')
@@ -161,7 +193,7 @@ def test_doctor_reads_the_peers_file(tmp_path: Path) -> None:
     there = json.loads(farside(*command).stdout)
 
     assert [check["outcome"] for check in missing if check["name"] == "peers"] == ["failed"]
-    assert [check["found"] for check in there if check["name"] == "peers"] == [f"{tmp_path}/peers.toml: 1 donors"]
+    assert [check["found"] for check in there if check["name"] == "peers"] == [f"{tmp_path}/peers.toml: 1 donor"]
 
 
 def test_a_running_process_is_asked_by_status(tmp_path: Path) -> None:

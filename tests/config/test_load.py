@@ -1,15 +1,20 @@
 """Files, drop-ins and the command line to one config."""
 
+import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.config import BlockdevConfig, DaemonConfig, FaultRule, load_blockdev, load_daemon
+from farside.blockdev.params import make_memory
+from farside.config import BlockdevConfig, DaemonConfig, FaultRule, load, load_blockdev, load_daemon
+from farside.config.check import NAME_BYTES_MAX, NODE
 from farside.config.convert import convert, shown
 from farside.config.load import ConfigProblems, effective_daemon
 from farside.config.settings import Setting, settings_of
+from farside.daemon import messages
 from farside.units import GIB, MIB
 
 
@@ -133,6 +138,9 @@ def test_fault_rules_are_tables(tmp_path: Path) -> None:
             "slab_bytes: is not a power of two; the nearest are 32 MiB and 64 MiB",
         ),
         ('disk_path = "/d"\nlisten = []', "listen: is empty"),
+        (f'disk_path = "/d"\nname = "{"n" * 234}"', "name: is longer than 233 bytes"),
+        ('disk_path = "/d"\nnode = "my host"', "node: 'my host' is no name of a node"),
+        (f'disk_path = "/d"\nadmin_socket = "/{"s" * 107}"', "admin_socket: '/sss"),
         ('disk_path = "/d"\nhedge_s = 2', "hedge_s: is longer than deadline_s"),
         ('disk_path = "/d"\n[[fault]]\ndonor = "d"\nkind = "delay"', "fault: table 1: kind 'delay' needs delay_s"),
         ('disk_path = "/d"\n[[fault]]\ndonor = "disk"\nkind = "hang"', "fault: table 1: the disk knows delay"),
@@ -161,6 +169,32 @@ def test_a_donors_settings_are_checked_together_too(tmp_path: Path) -> None:
         "evict_deadline_s",
         "migrate_deadline_s",
     ]
+
+
+@pytest.mark.parametrize("name", ["d1", "a.b_c:d-E", "n" * 64, "n" * 65, "my host", "ü", ""])
+def test_a_node_is_called_what_the_control_protocol_allows(name: str) -> None:
+    try:
+        msgspec.convert(name, messages.Node)
+    except msgspec.ValidationError:
+        is_allowed = False
+    else:
+        is_allowed = True
+
+    assert (NODE.fullmatch(name) is not None) == is_allowed
+
+
+def test_the_longest_name_of_a_device_fits_its_memory_files(tmp_path: Path) -> None:
+    for fd in make_memory(BlockdevConfig(name="n" * NAME_BYTES_MAX, disk_path=tmp_path / "disk")).values():
+        os.close(fd)
+
+
+def test_a_problem_with_no_file_at_all_names_the_file_that_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "ETC", tmp_path)
+
+    with pytest.raises(ConfigProblems, match=f"^{tmp_path}/blockdev.toml: disk_path: is empty"):
+        load_blockdev()
 
 
 def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:

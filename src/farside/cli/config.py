@@ -32,17 +32,23 @@ def check(
     files: Annotated[list[Path] | None, typer.Argument(help="Files; none: those in /etc/farside.")] = None,
     program: _Whose = None,
 ) -> None:
-    """Check settings; every problem is one line. Exit code 2 when there is one."""
-    from farside.config.load import ConfigProblems
+    """Check settings; every problem is one line. Exit code 2 when there is one.
+
+    A program that nobody configured in /etc/farside is checked only when --for names it.
+    """
+    from farside.config.load import ETC, ConfigProblems, standard_files
 
     problems: list[str] = []
     for whose, paths in groups(files or (), program):
+        read = paths or standard_files(whose)
         try:
-            effective(whose, paths)
+            if read or program:
+                effective(whose, paths)
         except ConfigProblems as error:
             problems += error.problems
         else:
-            print(f"{whose}: {', '.join(map(str, paths)) or f'/etc/farside/{whose}.toml'}: ok")
+            told = f"{', '.join(map(str, read))}: ok" if read else f"{ETC / f'{whose}.toml'}: not there, defaults"
+            print(f"{whose}: {told}")
     for problem in problems:
         print(f"farside: {problem}", file=sys.stderr)
     if problems:

@@ -8,7 +8,7 @@ import msgspec
 from farside.blockdev.peerfile import read_peers
 from farside.cli.config import Program, effective, groups
 from farside.config import BlockdevConfig, DaemonConfig
-from farside.config.load import ETC, ConfigProblems
+from farside.config.load import ConfigProblems, standard_files
 from farside.errors import ConfigError
 from farside.kmod_shim.preflight import Check, Disk, Outcome, preflight, problems
 
@@ -49,7 +49,7 @@ def _settings(files: Sequence[Path]) -> tuple[list[DaemonConfig | BlockdevConfig
 def _standard() -> Iterator[tuple[Program, list[Path]]]:
     # A machine that only borrows has no daemon.toml: what nobody configured is not checked.
     for program in Program:
-        if (ETC / f"{program}.toml").exists() or (ETC / f"{program}.d").is_dir():
+        if standard_files(program):
             yield program, []
 
 
@@ -68,7 +68,8 @@ def _peers(configs: Sequence[DaemonConfig | BlockdevConfig]) -> Iterator[Check]:
             else:
                 few = "name a donor there; until then every page goes to the disk" if not count else ""
                 outcome = Outcome.WARNING if few else Outcome.OK
-                yield Check(name="peers", outcome=outcome, found=f"{config.peers_file}: {count} donors", advice=few)
+                found = f"{config.peers_file}: {count} donor{'' if count == 1 else 's'}"
+                yield Check(name="peers", outcome=outcome, found=found, advice=few)
 
 
 def _key_files(configs: Sequence[DaemonConfig | BlockdevConfig]) -> tuple[Path, ...]:

@@ -130,7 +130,8 @@ class BlockdevConfig:
         metadata=about(Kind.COUNT, "Donors that are asked before one is taken (power of two choices)", low=1, high=256),
     )
     state_dir: Path = field(
-        default=Path("/run/farside"), metadata=about(Kind.PATH, "Where sockets and files of this process go")
+        default=Path("/run/farside"),
+        metadata=about(Kind.PATH, "Folder made at the start; sockets go where listen and admin_socket say"),
     )
     metrics_listen: str = field(
         default="", metadata=about(Kind.ADDRESS, "HOST:PORT of the Prometheus metrics; empty: none")

@@ -1,11 +1,17 @@
 """What must hold between settings: pure rules, each one message with the setting to change."""
 
+import re
 from collections.abc import Iterator
 
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
+from farside.endpoint import socket_path
 from farside.geometry import CLUSTER_BYTES
 from farside.units import format_bytes
+
+NODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")  # what the control protocol lets a node be called
+# Memory files bear the device's name; memfd_create(2) takes 249 bytes, and 16 of them are ours.
+NAME_BYTES_MAX = 233
 
 # (setting, what is wrong; what to do)
 Problem = tuple[str, str]
@@ -15,6 +21,7 @@ def daemon_problems(config: DaemonConfig) -> Iterator[Problem]:
     """What is wrong with a donor's settings taken together."""
     if not config.listen:
         yield "listen", "is empty, so that no borrower can reach this donor; name at least one endpoint"
+    yield from _identity_problems(config)
     yield from _power_of_two("slab_bytes", config.slab_bytes)
     total = config.memory_total_bytes
     if total and config.headroom_bytes >= total:
@@ -37,6 +44,9 @@ def blockdev_problems(config: BlockdevConfig) -> Iterator[Problem]:
         yield "listen", "is empty, so that no client can reach the device; name at least one endpoint"
     if not config.name:
         yield "name", "is empty; give the device a name"
+    if len(config.name.encode()) > NAME_BYTES_MAX:
+        yield "name", f"is longer than {NAME_BYTES_MAX} bytes; give the device a shorter name"
+    yield from _identity_problems(config)
     if config.size_bytes % CLUSTER_BYTES:
         down = config.size_bytes // CLUSTER_BYTES * CLUSTER_BYTES
         yield "size_bytes", f"is not a multiple of 2 MiB; {down} is the nearest below, {down + CLUSTER_BYTES} above"
@@ -50,6 +60,18 @@ def blockdev_problems(config: BlockdevConfig) -> Iterator[Problem]:
             yield "fault", f"table {number}: kind 'delay' needs delay_s above 0"
         if rule.donor == "disk" and rule.kind not in ("delay", "error", "short"):
             yield "fault", f"table {number}: the disk knows delay, error and short only"
+
+
+def _identity_problems(config: DaemonConfig | BlockdevConfig) -> Iterator[Problem]:
+    if not NODE.fullmatch(config.node):
+        yield (
+            "node",
+            f"'{config.node:.70}' is no name of a node; up to 64 letters, digits and any of . _ : - make one",
+        )
+    try:
+        socket_path(str(config.admin_socket))
+    except ValueError as error:
+        yield "admin_socket", f"{error}; name a shorter one"
 
 
 def _protection_problems(config: BlockdevConfig) -> Iterator[Problem]:

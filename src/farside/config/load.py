@@ -43,6 +43,12 @@ class ConfigProblems(ConfigError):
         self.problems = tuple(problems)
 
 
+def standard_files(program: str) -> tuple[Path, ...]:
+    """/etc/farside/PROGRAM.toml and its drop-ins, as far as they are there."""
+    standard = ETC / f"{program}.toml"
+    return ((standard,) if standard.exists() else ()) + _drop_ins(standard)
+
+
 def load_daemon(paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None) -> DaemonConfig:
     """The donor's settings from these files (none: /etc/farside/daemon.toml) with their drop-ins.
 
@@ -65,14 +71,15 @@ def effective_daemon(
     paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
 ) -> Effective[DaemonConfig]:
     """As `load_daemon`, with the source of each value."""
-    return _load(DaemonConfig, daemon_problems, _files(paths, ETC / "daemon.toml"), overrides or {})
+    return _load(DaemonConfig, daemon_problems, _files(paths, "daemon"), overrides or {}, blamed=ETC / "daemon.toml")
 
 
 def effective_blockdev(
     paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
 ) -> Effective[BlockdevConfig]:
     """As `load_blockdev`, with the source of each value."""
-    return _load(BlockdevConfig, blockdev_problems, _files(paths, ETC / "blockdev.toml"), overrides or {})
+    files = _files(paths, "blockdev")
+    return _load(BlockdevConfig, blockdev_problems, files, overrides or {}, blamed=ETC / "blockdev.toml")
 
 
 def _load(
@@ -80,6 +87,8 @@ def _load(
     problems_of: Callable[[ConfigT], Iterator[Problem]],
     files: Sequence[Path],
     overrides: Mapping[str, object],
+    *,
+    blamed: Path,
 ) -> Effective[ConfigT]:
     known = settings_of(kind)
     values: dict[str, Any] = {}
@@ -95,7 +104,9 @@ def _load(
     if problems:
         raise ConfigProblems(problems)
     config = _with_node(kind(**values))
-    problems = [f"{_blamed(sources[name], files)}: {name}: {text}" for name, text in problems_of(config)]
+    # A default is at fault only because no file says otherwise: name the file that should.
+    silent = {DEFAULT: str(next(iter(files), blamed))}
+    problems = [f"{silent.get(sources[name], sources[name])}: {name}: {text}" for name, text in problems_of(config)]
     if problems:
         raise ConfigProblems(problems)
     return Effective(config=config, sources=sources)
@@ -107,19 +118,12 @@ def _value(known: Mapping[str, Setting], name: str, value: object) -> object:
     return convert(known[name], value)
 
 
-def _blamed(source: str, files: Sequence[Path]) -> str:
-    # A default is at fault only because no file says otherwise: name the file that should.
-    return str(files[0]) if source == DEFAULT and files else source
-
-
 def _with_node(config: ConfigT) -> ConfigT:
     return config if config.node else replace(config, node=socket.gethostname())
 
 
-def _files(paths: Sequence[Path], standard: Path) -> tuple[Path, ...]:
-    if paths:
-        return tuple(file for path in paths for file in (path, *_drop_ins(path)))
-    return ((standard,) if standard.exists() else ()) + _drop_ins(standard)
+def _files(paths: Sequence[Path], program: str) -> tuple[Path, ...]:
+    return tuple(file for path in paths for file in (path, *_drop_ins(path))) or standard_files(program)
 
 
 def _drop_ins(path: Path) -> tuple[Path, ...]:

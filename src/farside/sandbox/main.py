@@ -54,6 +54,7 @@ def run(
         if state is None:
             state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farside-sandbox-")))
         folder = state.absolute()
+        check_length(folder)
         plan = make_plan(
             donors=donors,
             donor_memory_bytes=donor_memory_bytes,
@@ -66,7 +67,6 @@ def run(
             workers=workers,
             restart_donors=restart_donors,
         )
-        check_length(folder)
         stack.enter_context(claimed(folder))
         for listener in plan.listen:
             _refuse_a_taken(listener)
