@@ -6,11 +6,13 @@ control = "tcp:10.0.0.1:7001"        # or "unix:/run/farside/donor.sock"
 """
 
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from farside.config.convert import nearest
 from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError
 
@@ -23,8 +25,11 @@ class PeerAddress:
     control: str
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _File(msgspec.Struct):
     donor: list[PeerAddress] = []
+
+
+_TABLES = dict[str, list[dict[str, str]]]
 
 
 def parse_peers(text: str, name: str) -> tuple[PeerAddress, ...]:
@@ -34,7 +39,11 @@ def parse_peers(text: str, name: str) -> tuple[PeerAddress, ...]:
         ConfigError: it is no TOML, has unknown keys, names a node twice, or an address of another kind.
     """
     try:
-        peers = msgspec.convert(tomllib.loads(text), type=_File).donor
+        tables = msgspec.convert(tomllib.loads(text), type=_TABLES)
+        _check_names(tables, ("donor",), f"peers file {name}")
+        for number, table in enumerate(tables.get("donor", ()), 1):
+            _check_names(table, ("node", "control"), f"peers file {name}: [[donor]] number {number}")
+        peers = msgspec.convert(tables, type=_File).donor
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"peers file {name}: {error}") from error
     nodes = [peer.node for peer in peers]
@@ -46,6 +55,15 @@ def parse_peers(text: str, name: str) -> tuple[PeerAddress, ...]:
         except ValueError as error:
             raise ConfigError(f"peers file {name}: node {peer.node!r}: control: {error}") from error
     return tuple(peers)
+
+
+def _check_names(table: Iterable[str], names: tuple[str, ...], where: str) -> None:
+    # msgspec would tell no nearest name, and a dataclass of its own takes any.
+    for name in table:
+        if name not in names:
+            meant = nearest(name, names)
+            hint = f"did you mean {meant!r}?" if meant else f"there is only {' and '.join(names)}"
+            raise ConfigError(f"{where}: no such name: {name!r}", hint=hint)
 
 
 def read_peers(path: Path) -> tuple[PeerAddress, ...]:

@@ -26,7 +26,10 @@ def test_an_empty_file_is_a_device_without_donors() -> None:
     [
         ("[[donor]", "f: "),
         ('[[donor]]\nnode="a"\n', "control"),
-        ('[[donors]]\nnode="a"\n', "donors"),
+        ('[[donors]]\nnode="a"\n', "f: no such name: 'donors'; did you mean 'donor'?"),
+        ('[[donor]]\nnode="a"\ncontrol="tcp:h:1"\n[[donor]]\nnode="b"\ncontroll="x"\n', "[[donor]] number 2: no such"),
+        ('[[donor]]\nnode="a"\ncontrol="tcp:h:1"\nweight="x"\n', "'weight'; there is only node and control"),
+        ('donor = "a"\n', "$[...]"),
         ('[[donor]]\nnode="a"\ncontrol="tcp:h:1"\n' * 2, "named twice"),
         ('[[donor]]\nnode="a"\ncontrol="carrier-pigeon"\n', "peers file f: node 'a': control: 'carrier-pigeon' is no"),
     ],
