@@ -124,12 +124,16 @@ def sandbox(
         list[str] | None,
         typer.Option(metavar="ENDPOINT", help="unix:PATH or tcp:HOST:PORT for clients; may be repeated."),
     ] = None,
-    disk: Annotated[Path | None, typer.Option(help="Backup file; without it one in the state folder.")] = None,
+    disk: Annotated[
+        Path | None, typer.Option(help="Backup file, written over; without it one in the state folder.")
+    ] = None,
     replicas: Annotated[int, typer.Option(min=1, max=2, help="2: a second donor instead of the disk.")] = 1,
     no_protection: Annotated[
         bool, typer.Option("--no-protection", help="Neither disk nor replica: a lost donor loses pages.")
     ] = False,
-    state: Annotated[Path | None, typer.Option(help="Folder for sockets, logs, configs; else a temporary one.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder for sockets, logs, configs, new or empty; else a temporary one.")
+    ] = None,
     slab: Annotated[
         int | None, typer.Option(parser=options.byte_count, metavar="BYTES", help="Size of a slab.")
     ] = None,
@@ -197,7 +201,7 @@ def admin(
 @app.command()
 def demo(
     state: Annotated[
-        Path | None, typer.Option(help="Folder to leave logs and settings in; else a temporary one.")
+        Path | None, typer.Option(help="Folder of its sandbox, for `farside status --state`; else a temporary one.")
     ] = None,
 ) -> None:
     """Show all of it on this machine, in a minute.
