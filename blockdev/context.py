@@ -32,7 +32,7 @@ class Context:
     slab_rates: dict[int, float] = field(default_factory=dict)  # device.py, once a second
     wanted: set[int] = field(default_factory=set)  # clusters the engine said WANT for; mapper.py takes them out
     deficient: set[int] = field(default_factory=set)  # commit.py: clusters that may have too few homes
-    slab_drains: set[int] = field(default_factory=set)  # recall.py: slabs the engine is emptying in this process
+    slab_drains: dict[int, float] = field(default_factory=dict)  # recall.py: slabs the engine empties, and until when
     cluster_drains: set[tuple[int, int]] = field(default_factory=set)  # mapper.py: (cluster, slab) likewise
     recalled: set[int] = field(default_factory=set)  # recall.py: slabs whose move is being planned
 

@@ -4,8 +4,12 @@ How it works. MIGRATE: mark the slabs as draining, plan with the extents there a
 tell the engine the new homes, then let it drain the slab until the deadline. EVICT: the deadline is too short to ask
 anybody; with a disk the slab is drained at once. SLAB_DRAINED comes back to ``drained`` in any case, and the donor
 hears DONE. [infiniswap §2.4.4; ours moves first, see docs/papers.md]
+
+A slab's number is used again as soon as its donor has it back. So what waits for anybody holds the ``Slab`` itself, and
+asks ``is_ours`` after each wait: the slab may have gone meanwhile, and another have come under its number.
 """
 
+import math
 from collections.abc import Sequence
 
 from farside.blockdev.context import Context
@@ -13,7 +17,7 @@ from farside.blockdev.leaser import Leaser
 from farside.blockdev.mapper import apply_assignments
 from farside.blockdev.migration import Plan, Recall, Resident, plan_recall
 from farside.blockdev.table import Slab
-from farside.errors import EngineError, PeerError
+from farside.errors import EngineError, FarsideError, PeerError
 from farside.kmod_shim.engine.binding import Protection, SlabState
 from farside.log import get_log
 
@@ -29,17 +33,15 @@ class Recaller:
     def __init__(self, context: Context, leaser: Leaser) -> None:
         self._context = context
         self._leaser = leaser
+        self._telling: set[int] = set()  # slabs whose donors are just being told
 
     async def migrate(self, donor: int, leases: Sequence[int], deadline_s: float) -> None:
         """MIGRATE from a donor: answers each lease with DONE by the deadline, as far as it can."""
-        slabs = await self._start(donor, leases)
-        self._context.table.counters.migrations += len(slabs)
-        await self._move_and_drain(donor, slabs, deadline_s)
+        await self._move_and_drain(donor, self._start(donor, leases, at_once=False), deadline_s)
 
     async def evict(self, donor: int, leases: Sequence[int], deadline_s: float) -> None:
         """EVICT from a donor: drops the slabs to disk at once; without a disk their pages move as in ``migrate``."""
-        slabs = await self._start(donor, leases)
-        self._context.table.counters.evictions += len(slabs)
+        slabs = self._start(donor, leases, at_once=True)
         if self._context.protection is Protection.DISK:
             for slab in slabs:
                 self.drain(slab, deadline_s=0.0)
@@ -52,41 +54,51 @@ class Recaller:
         for slab in slabs:
             slab.draining = True
         self._context.table.save()
-        await self._move_and_drain(donor, [slab for slab in slabs if not slab.returned], deadline_s)
+        await self._move_and_drain(donor, slabs, deadline_s)
 
     async def resume(self, slabs: Sequence[Slab], deadline_s: float) -> None:
         """Goes on emptying what the process before us had begun to empty."""
         for donor in {slab.donor for slab in slabs}:
             await self._move_and_drain(donor, [slab for slab in slabs if slab.donor == donor], deadline_s)
 
-    async def _start(self, donor: int, leases: Sequence[int]) -> list[Slab]:
-        table = self._context.table
-        slabs = []
+    def _start(self, donor: int, leases: Sequence[int], *, at_once: bool) -> list[Slab]:
+        context, slabs = self._context, []
         for lease in leases:
-            slab = table.slab_by_lease(donor, lease)
-            if slab is None or slab.returned:
-                await self._say_done(donor, lease)
+            slab = context.table.slab_by_lease(donor, lease)
+            if slab is None:
+                context.tasks.spawn(self._say_done(donor, lease), name="recall of a lease that is not ours")
                 continue
             slab.draining = slab.told = True
+            if slab.returned:
+                context.tasks.spawn(self.give_back(slab), name="recall of a slab that is empty")
+                continue
+            slab.evicted = slab.evicted or at_once
             slabs.append(slab)
-        table.save()
+        context.table.save()
         return slabs
 
-    async def _move_and_drain(self, donor: int, slabs: Sequence[Slab], deadline_s: float) -> None:
-        clock = self._context.clock
-        end_s = clock.now_s() + deadline_s * DEADLINE_SHARE
-        numbers = {slab.slab for slab in slabs}
-        self._context.recalled |= numbers
-        try:
-            await self._map_elsewhere(donor, frozenset(numbers), end_s)
-        finally:
-            self._context.recalled -= numbers
-        for slab in slabs:
-            self.drain(slab, deadline_s=max(0.0, end_s - clock.now_s()))
+    def is_ours(self, slab: Slab) -> bool:
+        """False once the slab is empty: from then on its number may be another's."""
+        return self._context.table.slabs.get(slab.slab) is slab and not slab.returned
 
-    async def _map_elsewhere(self, donor: int, numbers: frozenset[int], end_s: float) -> None:
+    async def _move_and_drain(self, donor: int, slabs: Sequence[Slab], deadline_s: float) -> None:
+        context = self._context
+        end_s = context.clock.now_s() + deadline_s * DEADLINE_SHARE
+        numbers = {slab.slab for slab in slabs if self.is_ours(slab)}
+        context.recalled |= numbers
+        try:
+            await self._map_elsewhere(donor, slabs, end_s)
+        except (FarsideError, OSError) as error:  # whatever planning met, the donor gets its memory back
+            log.error("a recall could not be planned", donor=context.table.node(donor), reason=error)
+        finally:
+            context.recalled -= numbers
+        for slab in filter(self.is_ours, slabs):
+            self.drain(slab, deadline_s=max(0.0, end_s - context.clock.now_s()))
+
+    async def _map_elsewhere(self, donor: int, slabs: Sequence[Slab], end_s: float) -> None:
         context = self._context
         while (left_s := end_s - context.clock.now_s()) > 0:
+            numbers = frozenset(slab.slab for slab in filter(self.is_ours, slabs))
             recall = Recall(donor=donor, slabs=numbers, deadline_s=left_s, residents=self._residents(numbers))
             plan = plan_recall(recall, context.table.open_views(), clusters_per_range=context.law.clusters_per_range)
             apply_assignments(context, plan.moves)
@@ -108,7 +120,7 @@ class Recaller:
                 activity=context.activity.rates[context.range_of(cluster)],
                 other_donors=self._other_donors(cluster, numbers),
             )
-            for number in sorted(numbers & context.table.slabs.keys())
+            for number in sorted(numbers)
             for cluster in context.table.residents(number)
             if len(context.table.live_homes(cluster)) < context.copies
         )
@@ -123,23 +135,27 @@ class Recaller:
         return frozenset(table.slabs[n].donor for n in table.homes(cluster) if n not in numbers)
 
     def drain(self, slab: Slab, *, deadline_s: float, fail: bool = False) -> None:
-        """Starts emptying a slab, or changes the deadline while it is being emptied; ends with ``drained``."""
+        """Starts emptying a slab, or shortens the time while it is being emptied; ends with ``drained``."""
+        assert self.is_ours(slab)
         slab.draining, slab.failed = True, slab.failed or fail
+        drains, now_s = self._context.slab_drains, self._context.clock.now_s()
+        # A MIGRATE whose planning took long must not give back the time that an EVICT has taken meanwhile.
+        end_s = min(now_s + deadline_s, drains.get(slab.slab, math.inf))
         try:
             # One that has just been emptied, with the event on its way, must not be begun anew.
             is_over = self._context.engine.slab_get(slab.slab).state is not SlabState.DRAINING
-            if slab.slab in self._context.slab_drains and is_over:
+            if slab.slab in drains and is_over:
                 return
-            self._context.engine.slab_drain(slab.slab, int(deadline_s * 1000), slab.failed)
+            self._context.engine.slab_drain(slab.slab, int(max(0.0, end_s - now_s) * 1000), slab.failed)
         except EngineError as error:
             log.error("a slab can't be drained", slab=slab.slab, reason=error)
             return
-        self._context.slab_drains.add(slab.slab)
+        drains[slab.slab] = end_s
 
     async def drained(self, number: int, *, moved_pages: int, dropped_pages: int, lost_pages: int) -> None:
         """After SLAB_DRAINED: forgets the slab and gives it back to its donor."""
         context, table = self._context, self._context.table
-        context.slab_drains.discard(number)
+        context.slab_drains.pop(number, None)
         slab = table.slabs.get(number)
         if slab is None or slab.returned:
             context.engine.slab_remove(number)  # emptied a second time: its number must be free for the next
@@ -147,6 +163,9 @@ class Recaller:
         table.counters.migrated_pages += moved_pages
         table.counters.dropped_pages += dropped_pages
         table.counters.lost_pages += lost_pages
+        if slab.told and not slab.failed:  # counted by how it ended, as its donor does
+            table.counters.evictions += slab.evicted
+            table.counters.migrations += not slab.evicted
         if lost_pages:
             log.error("pages are lost, no other copy was left", slab=number, pages=lost_pages)
         context.deficient.update(table.residents(number) if context.protection is not Protection.DISK else ())
@@ -157,7 +176,23 @@ class Recaller:
         await self.give_back(slab, moved_pages=moved_pages, dropped_pages=dropped_pages)
 
     async def give_back(self, slab: Slab, *, moved_pages: int = 0, dropped_pages: int = 0) -> None:
-        """Tells the donor that it has its slab back, then forgets it; without an answer it stays for later."""
+        """Tells the donor that it has its slab back, then forgets it.
+
+        Without an answer the slab stays; peer.py has it said again with each KEEPALIVE that the donor answers.
+        """
+        table = self._context.table
+        if slab.slab in self._telling or table.slabs.get(slab.slab) is not slab:
+            return
+        self._telling.add(slab.slab)
+        try:
+            is_free = await self._tell(slab, moved_pages, dropped_pages)
+        finally:
+            self._telling.discard(slab.slab)
+        if is_free and table.slabs.get(slab.slab) is slab:
+            table.drop_slab(slab.slab)
+            table.save()
+
+    async def _tell(self, slab: Slab, moved_pages: int, dropped_pages: int) -> bool:
         donors = self._context.donors
         try:
             if slab.told:
@@ -168,10 +203,8 @@ class Recaller:
             if not slab.failed:  # a lost donor takes its slab back by expiry
                 donor = self._context.table.node(slab.donor)
                 log.info("a donor has not heard that its slab is free", slab=slab.slab, donor=donor, reason=error)
-                return
-        if self._context.table.slabs.get(slab.slab) is slab:
-            self._context.table.drop_slab(slab.slab)
-            self._context.table.save()
+                return False
+        return True
 
     async def _say_done(self, donor: int, lease: int) -> None:
         # For a lease that is not ours any more: the donor waits for a word all the same.

@@ -35,6 +35,7 @@ class Slab:
     draining: bool = False  # being emptied; takes no cluster
     failed: bool = False  # emptied without reading, its donor is lost
     told: bool = False  # the donor waits for DONE, not for RELEASE
+    evicted: bool = False  # and it had no time to let us move the pages, or none any more
     returned: bool = False  # the engine knows it no more; the donor has not confirmed yet
 
     @property
@@ -62,8 +63,8 @@ class DonorRecord:
 class Counters:
     """Events since the device was made, over all its processes."""
 
-    evictions: int = 0  # slabs that a donor wanted back at once
-    migrations: int = 0  # slabs that a donor wanted back with time to move
+    evictions: int = 0  # slabs given back that a donor wanted at once, or that were late for it
+    migrations: int = 0  # slabs given back in the time that a donor gave to move their pages
     migrated_pages: int = 0
     dropped_pages: int = 0
     lost_pages: int = 0

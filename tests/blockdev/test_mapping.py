@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from farside.blockdev.donor_port import Grant
 from farside.blockdev.reconcile import reconcile
 from farside.blockdev.table import Slab
 from farside.kmod_shim.engine.binding import DonorState, EventKind, Fault
@@ -23,6 +24,13 @@ def world(tmp_path: Path) -> Iterator[World]:
 @pytest.fixture
 def twins(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path, "replica")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, "none")
     yield made
     made.close()
 
@@ -162,6 +170,7 @@ def test_a_recalled_slab_moves_to_another_donor(world: World) -> None:
     assert is_intact(client, 1)
     assert is_intact(client, 2)
     assert world.table.counters.migrated_pages == 128
+    assert (world.table.counters.migrations, world.table.counters.evictions) == (1, 0)
     world.check()
 
 
@@ -219,14 +228,89 @@ def test_an_eviction_ends_a_migration_that_takes_too_long(world: World) -> None:
     assert [lease for lease, _, _ in world.donors.by_number[donor].told_done] == [0]
     assert all(is_intact(client, cluster) for cluster in range(4))
     assert world.table.slabs == {}
+    assert (world.table.counters.migrations, world.table.counters.evictions) == (0, 1)
+
+
+def test_a_drain_is_never_given_more_time_than_it_had(world: World) -> None:
+    donor = world.add_donor()
+    client = world.connect()
+
+    async def body() -> None:
+        await heat(world, client, *range(4))
+        for cluster in range(4):
+            fill(client, cluster)
+        world.add_donor()
+        world.engine.fault_set(donor, Fault.DELAY, 1, 200_000)
+        await world.recaller.migrate(donor, (0,), 60.0)
+        slab = world.table.slabs[0]
+        world.recaller.drain(slab, deadline_s=0.5)
+        before = world.context.slab_drains[0]
+        world.recaller.drain(slab, deadline_s=60.0)
+        assert world.context.slab_drains[0] == before
+        await world.drained(0)
+
+    asyncio.run(body())
+
+    assert all(is_intact(client, cluster) for cluster in range(4))
 
 
 def test_recalling_what_is_not_ours_is_done_at_once(world: World) -> None:
     donor = world.add_donor()
 
-    asyncio.run(world.recaller.migrate(donor, (77,), 5.0))
+    async def body() -> None:
+        await world.recaller.migrate(donor, (77,), 5.0)
+        await world.until(lambda: world.donors.by_number[donor].told_done == [(77, 0, 0)])
 
-    assert world.donors.by_number[donor].told_done == [(77, 0, 0)]
+    asyncio.run(body())
+
+
+def test_a_slab_that_comes_under_the_number_of_a_recalled_one_is_not_emptied(bare: World) -> None:
+    first = bare.add_donor(room=1)
+    client = bare.connect()
+
+    async def body() -> None:
+        await bare.mapper.place([3])
+        second = bare.add_donor(room=4)
+        gate = bare.donors.by_number[second].gate = asyncio.Event()
+        recall = asyncio.create_task(bare.recaller.migrate(first, (0,), 5.0))
+        await bare.until(lambda: bare.donors.by_number[second].waiting)
+        bare.donors.by_number[second].gate = None
+        bare.lose_donor(first)
+        await bare.drained(0)
+        await bare.mapper.place([5])
+        fill(client, 5)
+        gate.set()
+        await recall
+        assert bare.table.slabs[0].donor == second
+        assert not bare.table.slabs[0].draining
+        assert not bare.context.slab_drains
+
+    asyncio.run(body())
+
+    assert is_intact(client, 5)
+
+
+def test_a_recall_that_could_not_be_planned_still_empties_the_slab(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = world.add_donor()
+    client = world.connect()
+
+    async def no_lease(donor: int) -> Grant:
+        raise OSError(28, "no room for the table")
+
+    async def body() -> None:
+        await heat(world, client, 1)
+        fill(client, 1)
+        world.add_donor()
+        monkeypatch.setattr(world.donors, "lease", no_lease)
+        await world.recaller.migrate(first, (0,), 5.0)
+        await world.drained(0)
+
+    asyncio.run(body())
+
+    assert [lease for lease, _, _ in world.donors.by_number[first].told_done] == [0]
+    assert is_intact(client, 1)
 
 
 def test_a_lost_donors_clusters_come_from_disk_and_are_mapped_again(world: World) -> None:

@@ -5,7 +5,7 @@ import fcntl
 import os
 import random
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +45,8 @@ class LocalDonor:
     told_done: list[tuple[int, int, int]] = field(default_factory=list)
     told_release: list[int] = field(default_factory=list)
     next_lease: int = 0
+    gate: asyncio.Event | None = None  # MAP is answered once it is set
+    waiting: int = 0  # MAPs that came to the gate
 
 
 class LocalDonors:
@@ -73,6 +75,9 @@ class LocalDonors:
 
     async def lease(self, donor: int) -> Grant:
         lender = self.by_number[donor]
+        if lender.gate is not None:
+            lender.waiting += 1
+            await lender.gate.wait()
         if not lender.answers or lender.room <= len(lender.leases):
             raise PeerError("no slab")
         memfd = os.memfd_create("slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -207,11 +212,15 @@ class World:
                         return event
                 await asyncio.sleep(0.005)
 
+    async def until(self, look: Callable[[], object]) -> None:
+        """Returns when it is true."""
+        async with asyncio.timeout(10):
+            while not look():
+                await asyncio.sleep(0.002)
+
     async def healed(self) -> None:
         """Waits for every page to have its second copy."""
-        async with asyncio.timeout(10):
-            while self.engine.pages_exposed():
-                await asyncio.sleep(0.005)
+        await self.until(lambda: not self.engine.pages_exposed())
 
     async def drained(self, slab: int) -> EngineEvent:
         """Waits for a slab to be empty, and does what follows."""
