@@ -38,8 +38,7 @@ class Committer:
             lacking = [cluster for cluster in sorted(context.deficient) if self._lacks(cluster)]
             if not lacking:
                 break
-            banned = {cluster: self._donors(cluster) for cluster in lacking}
-            await self._mapper.place(lacking, banned=banned)
+            await self._mapper.place(lacking, lacks=self._lacks, banned=self._donors)
         context.deficient = {c for c in context.deficient if self._lacks(c) or self._is_moving(c)}
         if not context.deficient and not context.table.committed:
             context.table.committed = True

@@ -7,7 +7,7 @@ engine happen without a wait in between, so extents that change hands meanwhile 
 
 import asyncio
 import errno
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from farside.blockdev.context import Context
 from farside.blockdev.leaser import Leaser
@@ -16,8 +16,6 @@ from farside.errors import EngineError
 from farside.log import get_log
 
 log = get_log("blockdev.mapper")
-
-_NOBODY: Mapping[int, frozenset[int]] = {}
 
 
 def apply_assignments(context: Context, assignments: Sequence[Assignment]) -> tuple[Assignment, ...]:
@@ -72,7 +70,7 @@ class Mapper:
         context.wanted -= mapped
         wanting = wanting_clusters(context.activity, context.law, wanted=context.wanted, mapped=mapped)
         if wanting and not self._one_at_a_time.locked():
-            done = await self.place(wanting)
+            done = await self.place(wanting, lacks=lambda c: not context.table.homes(c), banned=lambda _: frozenset())
             context.wanted.difference_update(a.cluster for a in done)
 
     def unmap_cold(self, last: Activity) -> None:
@@ -88,37 +86,44 @@ class Mapper:
             start_cluster_drain(self._context, cluster, slab.slab)
 
     async def place(
-        self, clusters: Sequence[int], *, banned: Mapping[int, frozenset[int]] = _NOBODY
+        self,
+        clusters: Sequence[int],
+        *,
+        lacks: Callable[[int], bool],
+        banned: Callable[[int], frozenset[int]],
     ) -> tuple[Assignment, ...]:
         """Gives each cluster one more home, leasing slabs as needed; returns what was done.
 
-        ``banned``: donors that a cluster must not go to. Clusters that nobody has room for are left out.
+        ``lacks``: whether a cluster still wants one; ``banned``: donors that it must not go to. Both are asked again
+        after each wait, because a recall may have moved the cluster. Those that nobody has room for are left out.
         """
         async with self._one_at_a_time:
             done: list[Assignment] = []
             # A range at a time keeps packing linear, and gives a range its own slab.
             for chunk in _by_range(clusters, self._context):
-                done += await self._place_chunk(chunk, banned)
+                done += await self._place_chunk(chunk, lacks, banned)
             return tuple(done)
 
-    async def _place_chunk(self, chunk: Sequence[int], banned: Mapping[int, frozenset[int]]) -> list[Assignment]:
+    async def _place_chunk(
+        self, chunk: Sequence[int], lacks: Callable[[int], bool], banned: Callable[[int], frozenset[int]]
+    ) -> list[Assignment]:
         done: list[Assignment] = []
         left = list(chunk)
-        while left:
+        while left := [c for c in left if lacks(c)]:
+            bans = {c: banned(c) for c in left}
             packing = pack(
                 left,
                 self._context.table.open_views(),
                 clusters_per_range=self._context.law.clusters_per_range,
-                banned_donors=banned,
+                banned_donors=bans,
             )
             done += apply_assignments(self._context, packing.assigned)
             if not packing.homeless:
                 break
             first = packing.homeless[0]
-            ban = banned.get(first, frozenset())
-            slab = await self._leaser.lease_slab(home_range=self._context.range_of(first), banned=ban)
+            slab = await self._leaser.lease_slab(home_range=self._context.range_of(first), banned=bans[first])
             # Nobody has room for this one: the same holds for all that bar the same donors.
-            left = [c for c in packing.homeless if slab is not None or banned.get(c, frozenset()) != ban]
+            left = [c for c in packing.homeless if slab is not None or bans[c] != bans[first]]
         return done
 
 

@@ -52,6 +52,10 @@ async def heat(world: World, client: NbdClient, *clusters: int) -> None:
     await world.mapper.map_hot()
 
 
+async def place(world: World, cluster: int) -> None:
+    await world.mapper.place([cluster], lacks=lambda _: True, banned=lambda _: frozenset())
+
+
 async def resume(world: World, emptying: tuple[Slab, ...]) -> None:
     await world.recaller.resume(emptying, 1.0)
     for slab in emptying:
@@ -269,7 +273,7 @@ def test_a_slab_that_comes_under_the_number_of_a_recalled_one_is_not_emptied(bar
     client = bare.connect()
 
     async def body() -> None:
-        await bare.mapper.place([3])
+        await place(bare, 3)
         second = bare.add_donor(room=4)
         gate = bare.donors.by_number[second].gate = asyncio.Event()
         recall = asyncio.create_task(bare.recaller.migrate(first, (0,), 5.0))
@@ -277,7 +281,7 @@ def test_a_slab_that_comes_under_the_number_of_a_recalled_one_is_not_emptied(bar
         bare.donors.by_number[second].gate = None
         bare.lose_donor(first)
         await bare.drained(0)
-        await bare.mapper.place([5])
+        await place(bare, 5)
         fill(client, 5)
         gate.set()
         await recall
@@ -383,6 +387,33 @@ def test_a_lost_replica_is_made_again_on_a_third_donor(twins: World) -> None:
     assert twins.table.slabs_of(lost) == ()
     assert all(len(twins.homes(cluster)) == 2 for cluster in range(32))
     twins.check()
+
+
+def test_two_homes_never_meet_on_one_donor_when_a_recall_overtakes_the_committer(twins: World) -> None:
+    first, second = twins.add_donor(), twins.add_donor()
+
+    async def body() -> None:
+        await twins.committer.restore()
+        third = twins.add_donor()
+        gate = twins.donors.by_number[third].gate = asyncio.Event()
+        twins.lose_donor(second)
+        for slab in twins.table.slabs_of(second):
+            await twins.drained(slab.slab)
+        twins.context.deficient.update(range(32))
+        restoring = asyncio.create_task(twins.committer.restore())
+        await twins.until(lambda: twins.donors.by_number[third].waiting)
+        leases = tuple(slab.lease for slab in twins.table.slabs_of(first))
+        recall = asyncio.create_task(twins.recaller.migrate(first, leases, 5.0))
+        await twins.until(lambda: twins.donors.by_number[third].waiting == 2)
+        gate.set()
+        await asyncio.gather(restoring, recall)
+
+    asyncio.run(body())
+
+    for cluster in range(32):
+        donors = [twins.table.slabs[slab].donor for slab in twins.table.homes(cluster)]
+        assert len(set(donors)) == len(donors)
+        assert len(twins.table.live_homes(cluster)) <= 2
 
 
 def test_a_recalled_replica_moves_and_stays_apart_from_its_twin(twins: World) -> None:
