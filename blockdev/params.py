@@ -37,7 +37,10 @@ def make_memory(config: BlockdevConfig) -> dict[str, int]:
     """
     fds: dict[str, int] = {}
     try:
-        sizes = {"state": Device.state_bytes(engine_params(config)), "control": control_bytes(config.size_bytes)}
+        sizes = {
+            "state": Device.state_bytes(engine_params(config)),
+            "control": control_bytes(extents=extents_per_slab(config)),
+        }
         for name, size_bytes in sizes.items():
             fds[name] = os.memfd_create(f"farside-{config.name}-{name}", os.MFD_CLOEXEC)
             os.truncate(fds[name], size_bytes)

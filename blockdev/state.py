@@ -10,15 +10,20 @@ import os
 import struct
 import zlib
 
+from farside.geometry import SLABS_MAX
+
 _MAGIC = 0x4C54434544495346  # "FSIDECTL"
 _HEADER = struct.Struct("<QQQI")
 _HEADER_BYTES = 4096  # a page of its own, so that payloads are page-aligned
+# Upper bounds of what table.py's records take. The file is sparse: what is not needed costs nothing.
+_SLAB_BYTES = 192
+_EXTENT_BYTES = 5
+_REST_BYTES = 4 << 20  # donors, counters, the peers file
 
 
-def control_bytes(size_bytes: int) -> int:
-    """How large to make the file for a device: room for three homes a cluster in both halves, and it is sparse."""
-    clusters = size_bytes // (2 << 20)
-    return 2 * (_HEADER_BYTES + (4 << 20) + 64 * clusters)
+def control_bytes(*, extents: int) -> int:
+    """How large to make the file: room, in both halves, for as many slabs as there may be, of so many extents each."""
+    return 2 * (_HEADER_BYTES + _REST_BYTES + SLABS_MAX * (_SLAB_BYTES + _EXTENT_BYTES * extents))
 
 
 class StateFile:

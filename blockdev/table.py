@@ -15,9 +15,9 @@ from farside.blockdev.peerfile import PeerAddress
 from farside.blockdev.slab import Assignment, SlabView
 from farside.blockdev.state import StateFile
 from farside.errors import Unavailable
+from farside.geometry import SLABS_MAX
 
 DONORS_MAX = 256  # NE_DONORS_MAX
-SLABS_MAX = 65536  # NE_SLABS_MAX
 FREE = -1
 
 
@@ -171,8 +171,15 @@ class Table:
 
     # ------------------------------------------------------------------- slabs
 
+    @property
+    def is_full(self) -> bool:
+        """True when no number is left for another slab."""
+        return len(self.slabs) >= SLABS_MAX
+
     def add_slab(self, *, donor: int, lease: int, token: int, epoch: int, home_range: int) -> Slab:
-        """Records a new lease under the lowest free number."""
+        """Records a new lease under the lowest free number. Raises Unavailable when there is none."""
+        if self.is_full:
+            raise Unavailable(f"this device has {SLABS_MAX} slabs, which is all it can have")
         number = next(n for n in range(SLABS_MAX) if n not in self.slabs)
         slab = Slab(
             slab=number, donor=donor, lease=lease, token=token, epoch=epoch, home_range=home_range,

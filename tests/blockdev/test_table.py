@@ -6,8 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from farside.blockdev.slab import Assignment
-from farside.blockdev.state import StateFile
-from farside.blockdev.table import Table
+from farside.blockdev.state import StateFile, control_bytes
+from farside.blockdev.table import Slab, Table
+from farside.errors import Unavailable
+from farside.geometry import SLABS_MAX
 
 
 @pytest.fixture
@@ -103,6 +105,35 @@ def test_slab_numbers_are_used_again(file: StateFile) -> None:
     made.drop_slab(0)
 
     assert made.add_slab(donor=0, lease=8, token=1, epoch=2, home_range=0).slab == 0
+
+
+def full(file: StateFile) -> Table:
+    made = table(file)
+    for number in range(SLABS_MAX):
+        made.slabs[number] = Slab(
+            slab=number, donor=255, lease=number, token=2**64 - 1, epoch=2**32 - 1, home_range=2**31,
+            clusters=[2**23 - 1] * 4, draining=True, failed=True, told=True, evicted=True, returned=True,
+        )  # fmt: skip
+    return made
+
+
+def test_there_is_room_for_as_many_slabs_as_the_engine_knows() -> None:
+    fd = os.memfd_create("control")
+    os.truncate(fd, control_bytes(extents=4))
+    full(StateFile(fd)).save()
+
+    again = table(StateFile(fd))
+
+    assert len(again.slabs) == SLABS_MAX
+    os.close(fd)
+
+
+def test_one_slab_more_than_that_is_refused(file: StateFile) -> None:
+    made = full(file)
+
+    assert made.is_full
+    with pytest.raises(Unavailable):
+        made.add_slab(donor=0, lease=8, token=1, epoch=2, home_range=0)
 
 
 def test_live_homes_are_those_on_slabs_that_stay(file: StateFile) -> None:

@@ -137,6 +137,14 @@ def test_fault_rules_are_tables(tmp_path: Path) -> None:
             'disk_path = "/d"\nslab_bytes = "48MiB"',
             "slab_bytes: is not a power of two; the nearest are 32 MiB and 64 MiB",
         ),
+        (
+            'disk_path = "/d"\nsize_bytes = "8TiB"',
+            "slab_bytes: is too small for size_bytes: 3.75 TiB is all that 61440 slabs of 64 MiB hold; make",
+        ),
+        (
+            'protection = "replica"\nsize_bytes = "64GiB"\nslab_bytes = "2MiB"',
+            "slab_bytes: is too small for size_bytes: 60 GiB, two copies of each page, is all that 61440",
+        ),
         ('disk_path = "/d"\nlisten = []', "listen: is empty"),
         (f'disk_path = "/d"\nname = "{"n" * 234}"', "name: is longer than 233 bytes"),
         ('disk_path = "/d"\nnode = "my host"', "node: 'my host' is no name of a node"),

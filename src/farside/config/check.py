@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
 from farside.endpoint import socket_path
-from farside.geometry import CLUSTER_BYTES
+from farside.geometry import CLUSTER_BYTES, SLABS_MAX
 from farside.units import format_bytes
 
 NODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")  # what the control protocol lets a node be called
 # Memory files bear the device's name; memfd_create(2) takes 249 bytes, and 16 of them are ours.
 NAME_BYTES_MAX = 233
+SLABS_SPARE = 4096  # of them, for slabs that move: each stands twice for a moment
 
 # (setting, what is wrong; what to do)
 Problem = tuple[str, str]
@@ -51,6 +52,7 @@ def blockdev_problems(config: BlockdevConfig) -> Iterator[Problem]:
         down = config.size_bytes // CLUSTER_BYTES * CLUSTER_BYTES
         yield "size_bytes", f"is not a multiple of 2 MiB; {down} is the nearest below, {down + CLUSTER_BYTES} above"
     yield from _power_of_two("slab_bytes", config.slab_bytes)
+    yield from _slab_number_problems(config)
     yield from _power_of_two("pending_bytes", config.pending_bytes)
     if config.hedge_s > config.deadline_s:
         yield "hedge_s", "is longer than deadline_s; a second copy is of use only before the donor is suspect"
@@ -72,6 +74,22 @@ def _identity_problems(config: DaemonConfig | BlockdevConfig) -> Iterator[Proble
         socket_path(str(config.admin_socket))
     except ValueError as error:
         yield "admin_socket", f"{error}; name a shorter one"
+
+
+def _slab_number_problems(config: BlockdevConfig) -> Iterator[Problem]:
+    copies = 2 if config.protection == "replica" else 1
+    most_bytes = (SLABS_MAX - SLABS_SPARE) * config.slab_bytes // copies
+    if config.size_bytes <= most_bytes:
+        return
+    enough = config.slab_bytes
+    while config.size_bytes * copies > (SLABS_MAX - SLABS_SPARE) * enough:
+        enough *= 2
+    twice = ", two copies of each page," if copies == 2 else ""
+    yield (
+        "slab_bytes",
+        f"is too small for size_bytes: {format_bytes(most_bytes)}{twice} is all that {SLABS_MAX - SLABS_SPARE} slabs "
+        f"of {format_bytes(config.slab_bytes)} hold; make slabs {format_bytes(enough)}, at every donor",
+    )
 
 
 def _protection_problems(config: BlockdevConfig) -> Iterator[Problem]:
