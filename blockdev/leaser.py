@@ -5,32 +5,45 @@ The rule itself is ``placement.py``; here is only the talking in between. [infin
 
 import asyncio
 import os
+from collections.abc import Mapping
 
 from farside.blockdev.context import Context
 from farside.blockdev.donor_port import Grant
 from farside.blockdev.placement import choose, draw
 from farside.blockdev.table import Slab
-from farside.errors import EngineError, PeerError
+from farside.errors import EngineError, PeerError, Unavailable
 from farside.kmod_shim.engine.binding import SlabInfo
 from farside.log import get_log
 
 BACKOFF_MIN_S = 1.0
-BACKOFF_MAX_S = 8.0  # after everybody refused; a donor that finds memory is heard at its next KEEPALIVE at the latest
+BACKOFF_MAX_S = 8.0
 
 log = get_log("blockdev.leaser")
 
 
 class Leaser:
-    """Leases slabs for one device, and keeps quiet for a while after all donors have refused."""
+    """Leases slabs for one device, and says when it is no use to ask again so soon."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._backoff_s = 0.0
         self._quiet_until_s = 0.0
+        self._refused_with: Mapping[int, int] = {}  # what donors said they had when all of them refused
+
+    @property
+    def is_quiet(self) -> bool:
+        """True for a while after all donors have refused, until one tells of more free slabs (KEEPALIVE) than it did.
+
+        It is for those who come back every second by themselves. A recall has one try only, and asks in any case.
+        """
+        if self._context.clock.now_s() >= self._quiet_until_s:
+            return False
+        return all(free <= self._refused_with.get(donor, 0) for donor, free in self._free_slabs().items())
 
     async def lease_slab(self, *, home_range: int, banned: frozenset[int] = frozenset()) -> Slab | None:
         """A new slab in the table and the engine, or None when no donor gives one. Never from a ``banned`` donor."""
-        if self._context.clock.now_s() < self._quiet_until_s:
+        if self._context.table.is_full:
+            self._be_quiet("no number is left for another slab")
             return None
         tried = set(banned)
         while drawn := draw(
@@ -50,10 +63,17 @@ class Leaser:
                 return slab
             tried.add(verdict.donor)
         if not banned:
-            self._backoff_s = min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, 2 * self._backoff_s))
-            self._quiet_until_s = self._context.clock.now_s() + self._backoff_s
-            log.info("no donor has a free slab", again_in_s=self._backoff_s)
+            self._be_quiet("no donor has a free slab")
         return None
+
+    def _be_quiet(self, reason: str) -> None:
+        self._backoff_s = min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, 2 * self._backoff_s))
+        self._quiet_until_s = self._context.clock.now_s() + self._backoff_s
+        self._refused_with = self._free_slabs()
+        log.info("no slab is to be had", reason=reason, again_in_s=self._backoff_s)
+
+    def _free_slabs(self) -> Mapping[int, int]:
+        return {view.donor: view.free_slabs for view in self._context.donors.views() if view.usable}
 
     async def _lease_from(self, donor: int, home_range: int, reason: str) -> Slab | None:
         try:
@@ -65,29 +85,33 @@ class Leaser:
 
     async def _add(self, donor: int, grant: Grant, home_range: int, reason: str) -> Slab | None:
         table = self._context.table
-        slab = table.add_slab(
-            donor=donor, lease=grant.lease, token=grant.token, epoch=grant.epoch, home_range=home_range
-        )  # fmt: skip
-        table.save()
+        slab = None
         try:
+            slab = table.add_slab(
+                donor=donor, lease=grant.lease, token=grant.token, epoch=grant.epoch, home_range=home_range
+            )  # fmt: skip
+            table.save()
             self._context.engine.slab_add(slab_info(slab), grant.memfd)
-        except EngineError as error:
-            log.error("a slab can't be used", slab=slab.slab, donor=table.node(donor), reason=error)
+        except (EngineError, OSError, Unavailable) as error:
+            log.error("a slab can't be used", donor=table.node(donor), lease=grant.lease, reason=error)
             if grant.memfd >= 0:
                 os.close(grant.memfd)
-            slab.draining = slab.returned = True
-            await self._return(slab)
+            await self._return(donor, grant.lease, slab)
             return None
         log.info("slab leased", slab=slab.slab, donor=table.node(donor), lease=slab.lease, choice=reason)
         return slab
 
-    async def _return(self, slab: Slab) -> None:
+    async def _return(self, donor: int, lease: int, slab: Slab | None) -> None:
+        if slab is not None:
+            slab.draining = slab.returned = True
         try:
-            await self._context.donors.release(slab.donor, (slab.lease,))
+            await self._context.donors.release(donor, (lease,))
         except PeerError:
-            return  # it is in the table as returned: peers.py says so when the donor is back
-        self._context.table.drop_slab(slab.slab)
-        self._context.table.save()
+            return  # it is in the table as returned: peer.py says so once the donor answers again
+        table = self._context.table
+        if slab is not None and table.slabs.get(slab.slab) is slab:
+            table.drop_slab(slab.slab)
+            table.save()
 
 
 def slab_info(slab: Slab) -> SlabInfo:

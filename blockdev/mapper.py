@@ -121,7 +121,9 @@ class Mapper:
             if not packing.homeless:
                 break
             first = packing.homeless[0]
-            slab = await self._leaser.lease_slab(home_range=self._context.range_of(first), banned=bans[first])
+            home_range, slab = self._context.range_of(first), None
+            if not self._leaser.is_quiet:
+                slab = await self._leaser.lease_slab(home_range=home_range, banned=bans[first])
             # Nobody has room for this one: the same holds for all that bar the same donors.
             left = [c for c in packing.homeless if slab is not None or bans[c] != bans[first]]
         return done

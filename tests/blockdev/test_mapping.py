@@ -1,6 +1,8 @@
 """Mapping, committing and recalling over a real engine."""
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from farside.blockdev.donor_port import Grant
 from farside.blockdev.reconcile import reconcile
 from farside.blockdev.table import Slab
+from farside.errors import Unavailable
 from farside.kmod_shim.engine.binding import DonorState, EventKind, Fault
 from tests.blockdev.world import CLUSTER_BYTES, PAGE, World, page
 from tests.support.nbd_client import NbdClient
@@ -118,6 +121,68 @@ def test_without_room_anywhere_the_disk_serves(world: World) -> None:
 
     assert world.table.slabs == {}
     assert is_intact(client, 1)
+
+
+def test_who_has_nothing_is_not_asked_again_and_again(world: World) -> None:
+    donor = world.add_donor(room=0)
+    client = world.connect()
+
+    asyncio.run(heat(world, client, 1))
+    asked = world.donors.by_number[donor].asked
+    asyncio.run(heat(world, client, 1))
+
+    assert world.donors.by_number[donor].asked == asked
+
+
+def test_a_donor_that_tells_of_new_room_is_asked_at_once(world: World) -> None:
+    donor = world.add_donor(room=0)
+    client = world.connect()
+
+    asyncio.run(heat(world, client, 1))
+    world.donors.by_number[donor].room = 1
+    asyncio.run(heat(world, client, 1))
+
+    assert list(world.table.mapped()) == [1]
+
+
+def test_a_recall_asks_for_room_although_all_have_just_refused(world: World) -> None:
+    first, second = world.add_donor(room=1), world.add_donor(room=0)
+    client = world.connect()
+
+    async def body() -> None:
+        await heat(world, client, *range(5))
+        fill(client, 0)
+        world.donors.by_number[second].unheard = 4
+        await heat(world, client, *range(5))  # all of them are quiet towards the mapper
+        await world.recaller.migrate(first, (0,), 5.0)
+        await world.drained(0)
+
+    asyncio.run(body())
+
+    assert {slab.donor for slab in world.table.slabs.values()} == {second}
+
+
+@pytest.mark.parametrize("part", ["add_slab", "save"])
+def test_a_lease_that_the_table_has_no_room_for_goes_back(
+    world: World, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    donor = world.add_donor()
+    client = world.connect()
+    asyncio.run(heat(world, client))
+    fds = len(os.listdir("/proc/self/fd"))
+
+    def no_room(**_: int) -> Slab:
+        raise Unavailable("no room") if part == "add_slab" else OSError(28, "no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.table, part, no_room)
+        with contextlib.suppress(OSError):
+            asyncio.run(world.leaser.lease_slab(home_range=0))
+
+    assert world.donors.by_number[donor].told_release == [0]
+    assert world.donors.by_number[donor].leases == {}
+    assert world.table.slabs == {}
+    assert len(os.listdir("/proc/self/fd")) == fds
 
 
 def test_a_trimmed_clusters_extent_is_free_again(world: World) -> None:

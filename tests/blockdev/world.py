@@ -47,6 +47,8 @@ class LocalDonor:
     next_lease: int = 0
     gate: asyncio.Event | None = None  # MAP is answered once it is set
     waiting: int = 0  # MAPs that came to the gate
+    asked: int = 0  # QUERY_MEMs
+    unheard: int = 0  # slabs that it would lease and has not told of in a KEEPALIVE
 
 
 class LocalDonors:
@@ -71,7 +73,10 @@ class LocalDonors:
         return tuple(self.view(number) for number in self.by_number)
 
     async def ask(self, donor: int) -> DonorView | None:
-        return self.view(donor) if self.by_number[donor].answers else None
+        lender = self.by_number[donor]
+        lender.asked += 1
+        lender.room, lender.unheard = lender.room + lender.unheard, 0
+        return self.view(donor) if lender.answers else None
 
     async def lease(self, donor: int) -> Grant:
         lender = self.by_number[donor]
@@ -125,7 +130,7 @@ class World:
         self.state_fd = os.memfd_create("state")
         os.truncate(self.state_fd, Device.state_bytes(engine_params(self.config)))
         self.control_fd = os.memfd_create("control")
-        os.truncate(self.control_fd, control_bytes(self.config.size_bytes))
+        os.truncate(self.control_fd, control_bytes(extents=extents_per_slab(self.config)))
         self.clients: list[NbdClient] = []
         self.tasks = Tasks()
         self.events: list[EngineEvent] = []
@@ -154,10 +159,10 @@ class World:
             law=law,
             activity=first_activity(self.engine.activity(), law),
         )
-        leaser = Leaser(self.context)
-        self.mapper = Mapper(self.context, leaser)
+        self.leaser = Leaser(self.context)
+        self.mapper = Mapper(self.context, self.leaser)
         self.committer = Committer(self.context, self.mapper)
-        self.recaller = Recaller(self.context, leaser)
+        self.recaller = Recaller(self.context, self.leaser)
 
     def close(self) -> None:
         for client in self.clients:
