@@ -32,7 +32,9 @@ read that can read the pages too; docs/operating.md says when to put a VPN below
 
 Sequences: a borrower's request carries a number that grows by one; the answer repeats it. What a donor asks has its
 own numbers with the top bit set. An answer to nothing, or of a type that does not answer that request, is a fault.
-ERROR answers any request; ERROR with sequence 0 is a farewell.
+ERROR answers any request; ERROR with sequence 0 is a farewell. One that comes before the peer has proved itself may be
+anybody's: it ends the connection, and its text is for people, but its code is passed on as 0. A donor that refuses a
+borrower in WELCOME's place has the transcript, and gives that ERROR a message code.
 
 A data connection ("data" in HELLO) ends after WELCOME: the socket then carries wire.h's requests. The borrower sends
 none before it has read WELCOME, so the donor never has bytes of them in here; ``unread`` proves it.
@@ -147,6 +149,7 @@ class _Frame:
     kind: int
     seq: int
     body: bytes
+    is_proved: bool  # it carries a message code
 
 
 class Connection:
@@ -226,11 +229,11 @@ class Connection:
         return self._frame(self.hello, 0)
 
     def receive(self, data: bytes) -> None:
-        """Takes bytes from the peer; empty means that it closed."""
-        if data:
-            self._buffer += data
-        else:
+        """Takes bytes from the peer; empty means that it closed. After a farewell nothing more is kept."""
+        if not data:
             self._eof = True
+        elif self.phase not in (Phase.CLOSED, Phase.BROKEN):
+            self._buffer += data
 
     def next_event(self) -> Event | NeedData:
         """Returns what the bytes so far mean, one event a call.
@@ -263,7 +266,9 @@ class Connection:
         """Returns the ERROR frame to send before closing, or nothing where the peer could not understand one."""
         can_say = self.side is Side.DONOR or self.phase in (Phase.OPEN, Phase.BROKEN)
         handed_over = self.phase in (Phase.HANDED_OVER, Phase.CLOSED)
-        self.phase = Phase.CLOSED
+        if self.phase is Phase.DECISION and self.side is Side.DONOR:
+            self._start_codes()  # the borrower acts on the code, so it must be ours
+        self._close()
         return self._frame(_error(code, text), 0) if can_say and not handed_over else b""
 
     # ---- receiving
@@ -281,16 +286,22 @@ class Connection:
     def _at_end(self) -> Event:
         if self._buffer:
             raise _fault(m.ErrorCode.MALFORMED, "closed in the middle of a frame")
-        self.phase = Phase.CLOSED
+        self._close()
         return PeerClosed()
+
+    def _close(self) -> None:
+        self.phase = Phase.CLOSED
+        self._buffer.clear()
 
     def _accept(self, frame: _Frame) -> Event:
         if self.phase is Phase.OPEN:
             return self._accept_open(frame)
         message = self._decode(frame)
         if isinstance(message, m.Error):
-            self.phase = Phase.CLOSED
-            return Received(seq=frame.seq, message=message)
+            self._close()
+            return Received(
+                seq=frame.seq, message=message if frame.is_proved else msgspec.structs.replace(message, code=0)
+            )
         if self.phase is Phase.HELLO and isinstance(message, m.Hello):
             return self._accept_hello(message, frame.body)
         if self.phase is Phase.REPLY and isinstance(message, m.HelloReply):
@@ -352,7 +363,7 @@ class Connection:
     def _accept_open(self, frame: _Frame) -> Event:
         message = self._decode(frame)
         if isinstance(message, m.Error) and frame.seq == 0:
-            self.phase = Phase.CLOSED
+            self._close()
             return Received(seq=0, message=message)
         expected_answers = ANSWERS[self.side.other]
         if type(message) in expected_answers:
@@ -433,20 +444,17 @@ class Connection:
         data = bytes(self._buffer[: _LENGTH_BYTES + length])
         del self._buffer[: _LENGTH_BYTES + length]
         _, version, kind, seq = _HEADER.unpack_from(data)
-        if self._is_coded(kind):
-            data = self._verified(data)
-        return self._checked_version(_Frame(version=version, kind=kind, seq=seq, body=data[_HEADER.size :]))
-
-    def _is_coded(self, kind: int) -> bool:
-        # In WELCOME's place an ERROR comes plain: the donor has not agreed to talk. It can only end the connection.
-        return self._codes_in is not None and not (self.phase is Phase.DECISION and m.TYPES.get(kind) is m.Error)
-
-    def _verified(self, data: bytes) -> bytes:
-        assert self._codes_in is not None
-        content, code = data[:-CODE_BYTES], data[-CODE_BYTES:]
-        if len(content) < _HEADER.size or not is_same(code, self._codes_in.code(content)):
+        is_proved = self._codes_in is not None and self._is_coded(data, self._codes_in)
+        # In WELCOME's place an ERROR may come plain: from a donor that our own proof did not convince, or from anybody.
+        may_be_plain = self._codes_in is None or (self.phase is Phase.DECISION and m.TYPES.get(kind) is m.Error)
+        if not is_proved and not may_be_plain:
             raise _fault(m.ErrorCode.AUTH, "a frame's message code is wrong")
-        return content
+        body = data[_HEADER.size : -CODE_BYTES if is_proved else None]
+        return self._checked_version(_Frame(version=version, kind=kind, seq=seq, body=body, is_proved=is_proved))
+
+    def _is_coded(self, data: bytes, codes: Codes) -> bool:
+        content, code = data[:-CODE_BYTES], data[-CODE_BYTES:]
+        return len(content) >= _HEADER.size and is_same(code, codes.code(content))
 
     def _checked_version(self, frame: _Frame) -> _Frame:
         # HELLO comes in the oldest version's frame, whatever else its sender speaks.

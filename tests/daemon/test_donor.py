@@ -47,7 +47,7 @@ def test_a_wrong_key_gets_an_error_and_a_counter(plane: Plane) -> None:
             await channel.open()
         channel.close()
 
-        assert caught.value.code == m.ErrorCode.AUTH
+        assert caught.value.code == 0  # of a donor that has not proved itself no code is believed
         assert plane.status().refused["AUTH"] == 1
 
     scenario(plane, body)

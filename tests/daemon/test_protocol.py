@@ -132,7 +132,7 @@ def test_a_borrower_with_another_key_is_refused_at_its_proof() -> None:
         d.next_event()
 
     assert caught.value.code == m.ErrorCode.AUTH
-    assert message(borrower_waiting(), d.farewell(m.ErrorCode.AUTH, "no")) == m.Error(code=2, message="no")
+    assert message(borrower_waiting(), d.farewell(m.ErrorCode.AUTH, "no")) == m.Error(code=0, message="no")
 
 
 def borrower_waiting() -> Connection:
@@ -213,6 +213,40 @@ def test_a_donor_may_refuse_a_proved_borrower() -> None:
 
     assert message(pair.borrower, refusal) == m.Error(code=9, message="no such session")
     assert pair.borrower.phase is pair.donor.phase is Phase.CLOSED
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+def test_the_code_of_an_error_that_nobody_has_proved_is_not_believed(frames: int) -> None:
+    b, d = borrower(), donor()
+    hello = b.start()
+    if frames == 2:
+        output(b, output(d, hello))  # the borrower has said AUTH, and waits for WELCOME
+    body = msgspec.msgpack.encode(m.Error(code=m.ErrorCode.SESSION, message="no such session"))
+    stranger = (8 + len(body)).to_bytes(4, "little") + b"\x01\x00\x05\x00" + bytes(4) + body
+
+    heard = message(b, stranger)
+
+    assert heard == m.Error(code=0, message="no such session")
+    assert b.phase is Phase.CLOSED
+
+
+def test_a_borrower_that_is_refused_without_a_message_hears_the_code_of_the_farewell() -> None:
+    pair = proved(borrower(), donor())
+
+    farewell = pair.donor.farewell(m.ErrorCode.SESSION, "no such session of yours")
+
+    assert message(pair.borrower, farewell) == m.Error(code=9, message="no such session of yours")
+
+
+def test_nothing_is_kept_of_what_comes_after_a_farewell() -> None:
+    pair = open_pair()
+    farewell = pair.borrower.farewell(m.ErrorCode.MALFORMED, "bye")
+
+    assert message(pair.donor, farewell + bytes(100)) == m.Error(code=3, message="bye")
+    pair.donor.receive(bytes(1 << 20))
+
+    assert pair.donor.next_event() is NEED_DATA
+    assert pair.donor.unread == b""
 
 
 def test_nothing_but_a_decision_is_sent_before_welcome() -> None:
