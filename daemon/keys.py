@@ -1,8 +1,8 @@
 """The cluster key file: the door that reads it.
 
 One key a line, 32 bytes as 64 hex digits or as base64; empty lines and lines that begin with # are skipped. At most
-two keys: the first is preferred, either is accepted. That is how a key is changed without a gap: add the new one as
-second line on every node, then make it first everywhere, then take the old one out.
+two keys: the first is preferred, either is accepted. That is how a key is changed without a gap: add the new one on
+every node, before or behind the old one, and only then take the old one out.
 """
 
 import base64
