@@ -1,7 +1,8 @@
 """A control connection in use: requests and their answers, and what the donor says by itself.
 
 Any number of tasks may ask at once; one task reads. An answer that comes after its asker has given up is not lost: the
-descriptors in it are closed, and leases in it that nobody knows are given back.
+descriptors in it are closed, and leases in it that nobody knows are given back. Where that can't be said the connection
+ends: leases that are not named in the next RESUME expire.
 """
 
 import asyncio
@@ -38,23 +39,49 @@ class Line:
         self._asks = asyncio.Semaphore(ASKS_MAX)
 
     async def ask(self, message: m.Message, limit_s: float) -> Answer:
-        """The donor's answer within ``limit_s``. Raises PeerError: it refused, is gone, or is late."""
-        async with self._asks:
-            try:
-                seq = self._channel.ask(message)
-            except LocalProtocolError as error:
-                raise PeerError(str(error)) from error
-            future = self._waiting[seq] = asyncio.get_running_loop().create_future()
-            try:
-                async with asyncio.timeout(limit_s):
-                    answer, fds = await future
-            except TimeoutError as error:
-                raise PeerError(f"no answer to {type(message).__name__} within {limit_s:g} s") from error
-            finally:
-                self._waiting.pop(seq, None)
+        """The donor's answer within ``limit_s``, the wait for our turn included.
+
+        Raises:
+            PeerError: it refused, is gone, or is late.
+        """
+        try:
+            async with asyncio.timeout(limit_s), self._asks:
+                answer, fds = await self._exchange(message)
+        except TimeoutError as error:
+            raise PeerError(f"no answer to {type(message).__name__} within {limit_s:g} s") from error
         if isinstance(answer, m.Error):
             raise PeerError(answer.message, code=answer.code)
         return answer, fds
+
+    async def _exchange(self, message: m.Message) -> Answer:
+        try:
+            seq = self._channel.ask(message)
+        except LocalProtocolError as error:
+            raise PeerError(str(error)) from error
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[seq] = future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # The time may have run out in the very turn of the loop in which the answer came.
+            if future.done() and not future.cancelled() and not future.exception():
+                self.put_back(*future.result())
+            raise
+        finally:
+            self._waiting.pop(seq, None)
+
+    def put_back(self, answer: m.Message, fds: tuple[int, ...]) -> None:
+        """Closes the descriptors of an answer that nobody wants, and gives leases in it back that nobody knows."""
+        for fd in fds:
+            os.close(fd)
+        leases = answer.leases if isinstance(answer, m.MrInfo) else ()
+        unknown = tuple(lease.lease for lease in leases if not self._is_known(lease.lease))
+        if not unknown:
+            return
+        try:
+            self._channel.ask(m.Release(leases=unknown))
+        except (LocalProtocolError, PeerError):
+            self._channel.close()
 
     def answer(self, seq: int, message: m.Message) -> None:
         """Answers what the donor asked."""
@@ -90,12 +117,7 @@ class Line:
 
     def _settle(self, seq: int, message: m.Message, fds: tuple[int, ...]) -> None:
         future = self._waiting.get(seq)
-        if future is not None and not future.done():
+        if future is None or future.done():
+            self.put_back(message, fds)
+        else:
             future.set_result((message, fds))
-            return
-        for fd in fds:
-            os.close(fd)
-        if isinstance(message, m.MrInfo):
-            late = tuple(lease.lease for lease in message.leases if not self._is_known(lease.lease))
-            if late:
-                self._channel.ask(m.Release(leases=late))
