@@ -14,11 +14,13 @@ emptied without being read and its leases never used again; it may then come bac
 
 import asyncio
 import enum
+import math
 import os
 import random
 import socket
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Protocol
 
 from farside.blockdev.dial import open_control, open_data
@@ -40,9 +42,11 @@ from farside.log import get_log
 
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 1.0
-SETTLE_S = 1.0  # a session that held so long was a good one
+SETTLE_S = 1.0  # a session that held so long, its pages in reach, was a good one
 RECALL_REST_S = 5.0  # a donor that has just wanted memory back is not asked for more
 KEEPALIVE_MAX_S = 2.0  # seldom enough to cost nothing, often enough for a status that people look at
+
+_EXPECTED = (PeerError, RemoteProtocolError, EngineError, OSError, TimeoutError)  # how sessions end
 
 log = get_log("blockdev.peer")
 
@@ -116,6 +120,10 @@ class Peer:
         self._line: Line | None = None
         self._expiry_s = 0.0
         self._recalled_s = -RECALL_REST_S
+        self._lost_s = 0.0  # since when there has been no good session
+        self._retry_s = RETRY_MIN_S
+        self._linked_s = math.inf  # when the pages of this session came into reach
+        self._slow_asks = 0  # MAP and RESUME without an answer
         self._relink = asyncio.Event()
         self._breaks_on = False  # its data connections broke again and again for all of grace_s
         self._mapped_tokens: set[int] = set()  # leases whose memory the engine has in this process
@@ -128,8 +136,7 @@ class Peer:
     @property
     def transport(self) -> str:
         """``shm`` or ``tcp``: how its pages travel."""
-        is_local = self.address.control.startswith("unix:")
-        return "shm" if is_local and self._parts.config.transport in ("auto", "shm") else "tcp"
+        return transport_to(self.address, self._parts.config)
 
     def view(self) -> DonorView:
         """The donor as the placement sees it."""
@@ -150,15 +157,14 @@ class Peer:
 
     async def ask(self, message: m.Message) -> m.Message:
         """The donor's answer to a request. Raises PeerError: it refused, is gone, or is late."""
-        answer, fds = await self._ask(message)
-        for fd in fds:
-            os.close(fd)
+        # A donor may answer in order: what stands behind a MAP or RESUME is late for that reason alone.
+        answer, _ = await self._connected().ask(message, self._long_s if self._slow_asks else self._deadline_s)
         return answer
 
     async def query(self) -> DonorView | None:
         """Its figures now, or None when it does not say within the deadline. [infiniswap §2.4.2]"""
         try:
-            answer = await self.ask(m.QueryMem(device=self._parts.config.name))
+            answer, _ = await self._connected().ask(m.QueryMem(device=self._parts.config.name), self._deadline_s)
         except PeerError:
             return None
         assert isinstance(answer, m.FreeMem)
@@ -167,12 +173,12 @@ class Peer:
 
     async def lease(self) -> Grant:
         """One slab. Raises PeerError."""
-        # A donor without a prepared slab must zero one first: that is no reason to suspect it.
-        request = m.Map(device=self._parts.config.name, count=1)
-        answer, fds = await self._ask(request, self._parts.config.grace_s)
+        line = self._connected()
+        answer, fds = await self._ask_slow(line, m.Map(device=self._parts.config.name, count=1))
         assert isinstance(answer, m.MrInfo)
         if len(answer.leases) != 1:
-            raise PeerError("granted no slab", code=m.ErrorCode.NO_MEMORY)
+            line.put_back(answer, fds)
+            raise PeerError(f"granted {len(answer.leases)} slabs, not one", code=m.ErrorCode.NO_MEMORY)
         lease = answer.leases[0]
         if fds:
             self._mapped_tokens.add(lease.token)
@@ -208,44 +214,73 @@ class Peer:
             self.state = PeerState.SUSPECT
         self._relink.set()
 
-    async def _ask(self, message: m.Message, limit_s: float | None = None) -> Answer:
+    @property
+    def _deadline_s(self) -> float:
+        return self._parts.config.deadline_s
+
+    @property
+    def _long_s(self) -> float:
+        # A donor without a prepared slab must zero one first: that is no reason to suspect it.
+        return max(self._deadline_s, self._parts.config.grace_s)
+
+    def _connected(self) -> Line:
         if self._line is None:
             raise PeerError(f"not connected: {self.reason}")
-        return await self._line.ask(message, self._parts.config.deadline_s if limit_s is None else limit_s)
+        return self._line
+
+    async def _ask_slow(self, line: Line, message: m.Message) -> Answer:
+        self._slow_asks += 1
+        try:
+            return await line.ask(message, self._long_s)
+        finally:
+            self._slow_asks -= 1
 
     # ---------------------------------------------------------------- sessions
 
     async def run(self) -> None:
         """Keeps a session with this donor until cancelled."""
-        clock, config = self._parts.clock, self._parts.config
-        retry_s = RETRY_MIN_S
-        if self._record.session == 0 and self._parts.table.slabs_of(self.donor):
-            await self._fail()  # the process before us had just given it up
-        lost_s = clock.now_s()
+        clock = self._parts.clock
+        self._lost_s = clock.now_s()
         while True:
-            began_s = clock.now_s()
             try:
-                # A task of its own: a TaskGroup whose child fails leaves its task "being cancelled" in Python 3.11,
-                # and timeouts in it then end as cancellations (python/cpython issue 116720).
-                await asyncio.get_running_loop().create_task(self._session())
-            except* (PeerError, RemoteProtocolError, EngineError, OSError, TimeoutError) as group:
-                self._note_lost(group)
-            if clock.now_s() - began_s >= SETTLE_S + config.deadline_s:
-                retry_s, lost_s = RETRY_MIN_S, clock.now_s()
-            has_slabs = self._parts.table.slab_count(self.donor) > 0
-            is_hopeless = self._record.session == 0 or self._breaks_on
-            if has_slabs and (is_hopeless or clock.now_s() - lost_s >= config.grace_s):
-                await self._fail()
-                lost_s = clock.now_s()
-            elif not has_slabs:
-                self.state, lost_s = PeerState.DOWN, clock.now_s()
-            await clock.sleep_until_s(clock.now_s() + retry_s * random.uniform(0.75, 1.25))
-            retry_s = min(RETRY_MAX_S, 2 * retry_s)
+                await self._judge()  # the process before us may have just given it up
+                await self._hold_session()
+                await self._judge()
+            # Whatever one session met, the next must come: else the donor's pages would never be reached again.
+            except Exception as error:
+                log.error("unexpected fault", donor=self.address.node, cause=error)
+            await clock.sleep_until_s(clock.now_s() + self._retry_s * random.uniform(0.75, 1.25))
+            self._retry_s = min(RETRY_MAX_S, 2 * self._retry_s)
 
-    def _note_lost(self, group: BaseExceptionGroup[BaseException]) -> None:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
+    async def _hold_session(self) -> None:
+        self._linked_s = math.inf
+        try:
+            # A task of its own: a TaskGroup whose child fails leaves its task "being cancelled" in Python 3.11,
+            # and timeouts in it then end as cancellations (python/cpython issue 116720).
+            await asyncio.get_running_loop().create_task(self._session())
+        except* Exception as group:
+            self._note_lost(group)
+        now_s = self._parts.clock.now_s()
+        # Counted from the links on: a donor that greets us and never gets as far as that is not there.
+        if now_s - self._linked_s >= SETTLE_S + self._deadline_s:
+            self._retry_s, self._lost_s = RETRY_MIN_S, now_s
+
+    async def _judge(self) -> None:
+        """Without a session: gives the donor up when nothing is to be hoped for, or not any more."""
+        now_s = self._parts.clock.now_s
+        if self._parts.table.slab_count(self.donor):
+            is_hopeless = self._record.session == 0 or self._breaks_on
+            if not is_hopeless and now_s() - self._lost_s < self._parts.config.grace_s:
+                return
+            await self._fail()
+        self.state, self._lost_s = PeerState.DOWN, now_s()
+
+    def _note_lost(self, group: ExceptionGroup[Exception]) -> None:
+        error: Exception = group
+        while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
+        if not isinstance(error, _EXPECTED):
+            log.error("unexpected fault", donor=self.address.node, cause=group)
         reason = str(error) or f"no answer within {self._parts.config.deadline_s:g} s"
         if reason != self.reason:
             log.warning("no session with a donor", donor=self.address.node, reason=reason)
@@ -271,6 +306,7 @@ class Peer:
             if record.session not in (0, welcome.session):
                 raise PeerError("the donor gave another session than ours", code=m.ErrorCode.SESSION)
             record.session, self._expiry_s = welcome.session, welcome.lease_expiry_s
+            record.control = self.address.control
             parts.table.save()
             self._line = line
             async with asyncio.TaskGroup() as group:
@@ -297,30 +333,37 @@ class Peer:
 
     async def _resume(self) -> None:
         """Asks which leases of before still stand; what does not is lost."""
-        parts = self._parts
-        slabs = [slab for slab in parts.table.slabs_of(self.donor) if not slab.failed]
-        if not slabs:
-            return
-        held: dict[tuple[int, int], int] = {}
-        for start in range(0, len(slabs), m.LEASES_MAX):
-            leases = tuple((slab.lease, slab.token) for slab in slabs[start : start + m.LEASES_MAX])
-            request = m.Resume(device=parts.config.name, leases=leases)
-            answer, fds = await self._ask(request, parts.config.grace_s)
-            assert isinstance(answer, m.MrInfo)
-            for number, lease in enumerate(answer.leases):
-                held[lease.lease, lease.token] = fds[number] if fds else -1
-        lost = []
-        for slab in slabs:
-            memfd = held.get((slab.lease, slab.token))
-            if memfd is None:
-                lost.append(slab)
-            elif slab.returned:
+        slabs = [slab for slab in self._parts.table.slabs_of(self.donor) if not slab.failed]
+        held: dict[tuple[int, int], int] = {}  # (lease, token) -> descriptor, or -1
+        try:
+            for start in range(0, len(slabs), m.LEASES_MAX):
+                await self._confirm(slabs[start : start + m.LEASES_MAX], held)
+            lost = []
+            for slab in slabs:
+                if self._parts.table.slabs.get(slab.slab) is not slab:
+                    continue  # it became empty and went back while we asked; its number may be another's by now
+                memfd = held.pop((slab.lease, slab.token), None)
+                if memfd is None:
+                    lost.append(slab)
+                elif slab.returned:
+                    self._close(memfd)
+                else:
+                    self._remap(slab, memfd)
+        finally:
+            for memfd in held.values():
                 self._close(memfd)
-                parts.hooks.still_held(slab)
-            else:
-                self._remap(slab, memfd)
         if lost:
-            parts.hooks.slabs_lost(lost)
+            self._parts.hooks.slabs_lost(lost)
+
+    async def _confirm(self, slabs: Sequence[Slab], held: dict[tuple[int, int], int]) -> None:
+        leases = tuple((slab.lease, slab.token) for slab in slabs)
+        request = m.Resume(device=self._parts.config.name, leases=leases)
+        answer, fds = await self._ask_slow(self._connected(), request)
+        assert isinstance(answer, m.MrInfo)
+        for lease, memfd in zip_longest(answer.leases, fds, fillvalue=-1):
+            assert isinstance(lease, m.Lease)  # there is no descriptor without a lease
+            self._close(held.pop((lease.lease, lease.token), -1))
+            held[lease.lease, lease.token] = memfd
 
     def _remap(self, slab: Slab, memfd: int) -> None:
         if memfd < 0 or slab.token in self._mapped_tokens:
@@ -355,6 +398,8 @@ class Peer:
             attach_all(parts.engine, self.donor, workers, socks)
         self._set_engine_state(DonorState.UP)
         self.state, self.reason = PeerState.UP, ""
+        if not self.linked.is_set():
+            self._linked_s = parts.clock.now_s()
         self.linked.set()
         log.info("donor is up", donor=self.address.node, transport=self.transport, epoch=self._record.epoch)
 
@@ -384,7 +429,6 @@ class Peer:
         while parts.table.slab_count(self.donor):
             await parts.clock.sleep_until_s(parts.clock.now_s() + RETRY_MIN_S)
         self._set_engine_state(DonorState.NONE)
-        self.state = PeerState.DOWN
 
     # ------------------------------------------------------- while it is there
 
@@ -405,6 +449,9 @@ class Peer:
             answer = await self.ask(m.KeepAlive())
             assert isinstance(answer, m.FreeMem)
             self.figures = answer
+            for slab in self._parts.table.slabs_of(self.donor):
+                if slab.returned:
+                    self._parts.hooks.still_held(slab)
             await clock.sleep_until_s(clock.now_s() + period_s)
 
     async def _keep_links(self) -> None:
@@ -423,6 +470,12 @@ class Peer:
             await clock.sleep_until_s(clock.now_s() + pause_s)
             pause_s = min(RETRY_MAX_S, 2 * pause_s)
             await self._link()
+
+
+def transport_to(address: PeerAddress, config: BlockdevConfig) -> str:
+    """``shm`` or ``tcp``: how pages travel to a donor at this address."""
+    is_local = address.control.startswith("unix:")
+    return "shm" if is_local and config.transport in ("auto", "shm") else "tcp"
 
 
 def node_name(config: BlockdevConfig) -> str:

@@ -56,6 +56,7 @@ class DonorRecord:
     donor: int
     node: str
     session: int = 0
+    control: str = ""  # the listener through which its slabs were leased
     epoch: int = 0  # of the newest data connections; the donor fences lower ones
 
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
+from farside.blockdev import peer as peer_module
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.keyring import KeyRing
 from farside.blockdev.peer import Peer, PeerParts, PeerState
@@ -22,7 +24,7 @@ from farside.config import BlockdevConfig
 from farside.daemon import messages as m
 from farside.daemon.channel import Channel
 from farside.daemon.protocol import Connection, PeerClosed, Received, Side
-from farside.errors import PeerError, RemoteProtocolError
+from farside.errors import EngineError, PeerError, RemoteProtocolError
 from farside.kmod_shim.engine.binding import MOVER, DonorState
 
 KEY = bytes(range(32))
@@ -41,7 +43,12 @@ class ScriptedDonor:
         self.is_mute = False
         self.is_thawed = asyncio.Event()
         self.is_thawed.set()
-        self.map_delay_s = 0.0
+        self.may_map = asyncio.Event()
+        self.may_map.set()
+        self.may_resume = asyncio.Event()
+        self.may_resume.set()
+        self.granted = 1  # slabs for each MAP
+        self.has_memory = False  # as a donor on this host: passes memfds
         self.heard: list[m.Message] = []
         self.hellos: list[m.Hello] = []
         self.control: Channel | None = None
@@ -66,7 +73,11 @@ class ScriptedDonor:
 
     async def _serve(self, sock: socket.socket) -> None:
         connection = Connection(
-            side=Side.DONOR, keys=(KEY,), nonce=secrets.token_bytes(32), node=self.node, features=m.Feature.MIGRATE
+            side=Side.DONOR,
+            keys=(KEY,),
+            nonce=secrets.token_bytes(32),
+            node=self.node,
+            features=m.Feature.MIGRATE | m.Feature.SHM,
         )
         channel = Channel(sock, connection)
         try:
@@ -105,15 +116,22 @@ class ScriptedDonor:
                 )
                 channel.answer(seq, free)
             case m.Map():
-                lease = len(self.held)
-                self.held[lease] = 900 + lease
-                granted = m.MrInfo(leases=(self._lease(lease),))
-                asyncio.get_running_loop().call_later(self.map_delay_s, channel.answer, seq, granted)
+                await self.may_map.wait()  # as real ones: nothing that comes later is answered before
+                leases = range(len(self.held), len(self.held) + self.granted)
+                self.held.update((lease, 900 + lease) for lease in leases)
+                self._answer_leases(channel, seq, tuple(self._lease(lease) for lease in leases))
             case m.Resume(leases=leases):
+                await self.may_resume.wait()
                 held = tuple(self._lease(n) for n, token in leases if self.held.get(n) == token)
-                channel.answer(seq, m.MrInfo(leases=held))
+                self._answer_leases(channel, seq, held)
             case m.Release() | m.Done():
                 channel.answer(seq, m.Ok())
+
+    def _answer_leases(self, channel: Channel, seq: int, leases: tuple[m.Lease, ...]) -> None:
+        fds = [os.memfd_create("slab") for _ in leases] if self.has_memory else []
+        channel.answer(seq, m.MrInfo(leases=leases), fds)
+        for fd in fds:
+            os.close(fd)
 
     def _lease(self, number: int) -> m.Lease:
         return m.Lease(lease=number, token=self.held[number], rkey=0, addr=0, length=self.slab_bytes, epoch=1)
@@ -128,8 +146,16 @@ class Recorder:
         self.links: list[int] = []
         self.recalls: list[m.Message] = []
         self.lost: list[int] = []
+        self.remaps = 0
+        self.fault: Exception | None = None  # what the next recall ends with
 
     # the engine
+    def link_attach_shm(self, donor: int) -> None: ...
+
+    def slab_remap(self, slab: int, memfd: int) -> None:
+        self.remaps += 1
+        raise EngineError("slab_remap", 1)
+
     def donor_set(self, donor: int, state: DonorState) -> None:
         self.states.append(state)
 
@@ -139,6 +165,9 @@ class Recorder:
 
     # the hooks
     def recall(self, donor: int, message: m.Migrate | m.Evict) -> None:
+        if self.fault is not None:
+            fault, self.fault = self.fault, None
+            raise fault
         self.recalls.append(message)
 
     def lease_activity(self, donor: int, leases: Sequence[int]) -> tuple[tuple[int, float], ...]:
@@ -163,7 +192,7 @@ class Recorder:
 class Scene:
     """A borrower's one peer and its donor."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, grace_s: float = 0.8, transport: str = "tcp") -> None:
         fd = os.memfd_create("control")
         os.truncate(fd, 1 << 20)
         (folder / "key").write_text(KEY.hex())
@@ -172,9 +201,9 @@ class Scene:
             node="b1",
             slab_bytes=8 * MIB,
             workers=2,
-            transport="tcp",
+            transport=transport,
             deadline_s=0.4,
-            grace_s=0.8,
+            grace_s=grace_s,
             key_file=folder / "key",
         )
         self.table = Table(StateFile(fd), extents=4)
@@ -404,12 +433,136 @@ def test_notices_of_the_donor_reach_the_device(scene: Scene) -> None:
 def test_a_lease_that_comes_too_late_is_given_back(scene: Scene) -> None:
     async def body() -> None:
         await scene.is_up()
-        scene.donor.map_delay_s = 1.0
+        scene.donor.may_map.clear()
         with pytest.raises(PeerError, match="no answer to Map"):
             await scene.peer.lease()
+        scene.donor.may_map.set()
         await until(lambda: m.Release(leases=(0,)) in scene.donor.heard)
 
     play(scene, body)
+
+
+def test_leases_that_were_not_asked_for_go_back(scene: Scene) -> None:
+    scene.donor.granted = 2
+
+    async def body() -> None:
+        await scene.is_up()
+        with pytest.raises(PeerError, match="granted 2 slabs"):
+            await scene.peer.lease()
+        await until(lambda: m.Release(leases=(0, 1)) in scene.donor.heard)
+
+    play(scene, body)
+
+
+def test_a_donor_that_is_slow_to_map_is_not_suspected(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, grace_s=5.0)
+
+    async def body() -> None:
+        await scene.is_up()
+        scene.donor.may_map.clear()
+        lease = asyncio.create_task(scene.peer.lease())
+        await until(lambda: m.Map(device="swap0") in scene.donor.heard)
+        for _ in range(2):  # each takes the deadline; a KEEPALIVE is under way all the while
+            assert await scene.peer.query() is None
+        scene.donor.may_map.set()
+        await lease
+        assert scene.peer.state is PeerState.UP
+
+    play(scene, body)
+
+    assert [hello.role for hello in scene.donor.hellos].count("control") == 1
+
+
+def test_a_donor_that_greets_and_goes_no_further_fails_after_the_grace_time(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_module, "SETTLE_S", 0.1)  # each try takes longer than that
+
+    async def body() -> None:
+        await scene.is_up()
+        scene.add_slab()
+        scene.donor.is_mute = True
+        await until(lambda: scene.recorder.lost == [0])
+
+    play(scene, body)
+
+    assert scene.table.counters.failovers == 1
+
+
+def test_whoever_has_no_key_cannot_say_that_a_donor_has_lost_our_slabs(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, grace_s=60.0)
+    body = msgspec.msgpack.encode(m.Error(code=m.ErrorCode.SESSION, message="who are you?"))
+    error = (8 + len(body)).to_bytes(4, "little") + b"\x01\x00\x05\x00" + bytes(4) + body
+
+    async def stranger(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(error)
+        await writer.drain()
+        writer.close()
+
+    async def live() -> None:
+        await scene.is_up()
+        scene.add_slab()
+        await scene.stop_donor()
+        server = await asyncio.start_unix_server(stranger, scene.donor.path)
+        await until(lambda: "who are you?" in scene.peer.reason)
+        server.close()
+        await scene.start_donor()
+        await scene.is_up()
+
+    play(scene, live)
+
+    assert scene.recorder.lost == []
+    assert scene.table.counters.failovers == 0
+
+
+def test_whatever_ends_a_session_the_next_one_comes(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        assert scene.donor.control is not None
+        scene.recorder.fault = AssertionError("never thought of")
+        scene.donor.control.ask(m.Evict(leases=(3,), deadline_s=2.0))
+        await until(lambda: [hello.role for hello in scene.donor.hellos].count("control") == 2)
+        await scene.is_up()
+
+    play(scene, body)
+
+
+def test_a_slab_that_went_back_while_we_asked_for_it_is_left_alone(scene: Scene) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        slab = scene.add_slab()
+        await scene.stop_donor()
+        del scene.donor.held[slab.lease]
+        scene.donor.may_resume.clear()
+        await scene.start_donor()
+        await until(lambda: any(isinstance(heard, m.Resume) for heard in scene.donor.heard))
+        scene.table.drop_slab(slab.slab)
+        other = scene.table.add_slab(donor=77, lease=1, token=1, epoch=1, home_range=0)
+        assert other.slab == slab.slab
+        scene.donor.may_resume.set()
+        await scene.is_up()
+
+    play(scene, body)
+
+    assert scene.recorder.lost == []
+
+
+def test_descriptors_of_a_resume_that_fails_half_way_are_closed(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, transport="auto")
+    scene.donor.has_memory = True
+
+    def open_fds() -> int:
+        return sum("memfd:slab" in os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+
+    async def body() -> None:
+        scene.add_slab(0)
+        scene.add_slab(1)
+        scene.table.donor("d1").session = 41
+        await until(lambda: scene.recorder.remaps >= 2)
+
+    play(scene, body)
+
+    assert open_fds() == 0
 
 
 @pytest.mark.parametrize(
@@ -429,13 +582,15 @@ def test_a_donor_that_does_not_fit_is_left_alone_with_a_reason(
     assert scene.peer.state is PeerState.DOWN
 
 
-def test_a_slab_given_back_and_not_confirmed_is_told_again(scene: Scene) -> None:
+@pytest.mark.parametrize("reconnects", [False, True])
+def test_a_slab_given_back_and_not_confirmed_is_told_again(scene: Scene, reconnects: bool) -> None:
     async def body() -> None:
         await scene.is_up()
         slab = scene.add_slab(5)
         slab.draining = slab.returned = True
-        await scene.stop_donor()
-        await scene.start_donor()
+        if reconnects:
+            await scene.stop_donor()
+            await scene.start_donor()
         await until(lambda: m.Release(leases=(5,)) in scene.recorder.recalls)
 
     play(scene, body)
