@@ -31,7 +31,6 @@ from farside.blockdev.total import add_stats
 from farside.clock import Clock
 from farside.config import BlockdevConfig
 from farside.daemon import messages as m
-from farside.errors import EngineError, FarsideError
 from farside.kmod_shim.engine.binding import EngineEvent, EventKind, Fault, Protection
 from farside.log import get_log
 
@@ -40,7 +39,6 @@ EMPTY_SLAB_LINGER_S = 3.0  # a slab emptied by TRIM is often wanted again by the
 WANT_DELAY_S = 0.01  # WANT events come in crowds; one pass maps them together
 SWEEP_CLUSTERS = 64
 RESUMED_DEADLINE_S = 2.0  # the donor's own is not known any more; part of it has passed
-LEAVE_DEADLINE_S = 30.0  # to move off a donor that has left the peers file
 GIB = 1 << 30
 
 log = get_log("blockdev")
@@ -164,8 +162,9 @@ class BlockDevice:
             await clock.sleep_until_s(self._ticked_s + TICK_S)
             try:
                 self.tick()
-            except (EngineError, OSError) as error:
-                log.error("a tick failed", reason=error)
+            # Whatever went wrong in one second, the next must come: nothing else maps, gives back and saves.
+            except Exception as error:
+                log.error("unexpected fault", work="tick", cause=error)
 
     def tick(self) -> None:
         """One second's work."""
@@ -210,8 +209,8 @@ class BlockDevice:
             self._map_soon.clear()
             try:
                 await self._map_now()
-            except (FarsideError, OSError) as error:
-                log.error("mapping failed, the next second tries again", reason=error)
+            except Exception as error:  # the next second tries again
+                log.error("unexpected fault", work="mapping", cause=error)
 
     async def _map_now(self) -> None:
         if not self._committer.needed:
@@ -349,9 +348,9 @@ class BlockDevice:
         self.context.tasks.spawn(self._recaller.give_back(slab), name="slab returned again")
 
     def retire(self, donor: int) -> None:
-        """A donor left the peers file: its slabs move to others."""
-        leases = [slab.lease for slab in self.context.table.slabs_of(donor)]
-        work = self._recaller.move_away(donor, leases, LEAVE_DEADLINE_S)
+        """A donor left the peers file: its slabs move to others, those that are not on their way yet."""
+        slabs = [slab for slab in self.context.table.slabs_of(donor) if not slab.draining]
+        work = self._recaller.move_away(donor, slabs)
         self.context.tasks.spawn(work, name="donor retired")
 
     # ------------------------------------------------------------------ faults

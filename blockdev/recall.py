@@ -23,6 +23,9 @@ from farside.log import get_log
 
 # Of the donor's deadline: the rest is for the last copies to land, on donors or disk, and for DONE to travel.
 DEADLINE_SHARE = 0.8
+LEAVE_LIMIT_S = 30.0  # to move off a donor of our own accord; then the rest falls to the disk
+LEAVE_BARE_LIMIT_S = 3600.0  # without a disk what has not moved by then is lost, and nobody is in a hurry
+LEAVE_PERIOD_S = 1.0  # between two looks for room
 
 log = get_log("blockdev.recall")
 
@@ -48,18 +51,31 @@ class Recaller:
         else:
             await self._move_and_drain(donor, slabs, deadline_s)
 
-    async def move_away(self, donor: int, leases: Sequence[int], deadline_s: float) -> None:
-        """Leaves a donor of our own accord; it hears RELEASE for each slab."""
-        slabs = [s for s in (self._context.table.slab_by_lease(donor, lease) for lease in leases) if s is not None]
+    async def move_away(self, donor: int, slabs: Sequence[Slab]) -> None:
+        """Leaves a donor of our own accord; it hears RELEASE for each slab.
+
+        Nobody waits for it, so without a disk a slab is emptied only when all of it has another home.
+        """
+        context = self._context
         for slab in slabs:
             slab.draining = True
-        self._context.table.save()
-        await self._move_and_drain(donor, slabs, deadline_s)
+        context.table.save()
+        limit_s = LEAVE_LIMIT_S if context.protection is Protection.DISK else LEAVE_BARE_LIMIT_S
+        while left := [s for s in slabs if self.is_ours(s) and s.slab not in context.slab_drains]:
+            await self._plan(donor, left, context.clock.now_s() + limit_s)
+            for slab in left:
+                if self.is_ours(slab) and self._is_placed(slab):
+                    self.drain(slab, deadline_s=limit_s)
+            await context.clock.sleep_until_s(context.clock.now_s() + LEAVE_PERIOD_S)
 
     async def resume(self, slabs: Sequence[Slab], deadline_s: float) -> None:
         """Goes on emptying what the process before us had begun to empty."""
-        for donor in {slab.donor for slab in slabs}:
-            await self._move_and_drain(donor, [slab for slab in slabs if slab.donor == donor], deadline_s)
+        donors = {slab.donor for slab in slabs}
+        for donor in donors:
+            unasked = [slab for slab in slabs if slab.donor == donor and not slab.told]
+            self._context.tasks.spawn(self.move_away(donor, unasked), name="slabs move on")
+        for donor in donors:
+            await self._move_and_drain(donor, [s for s in slabs if s.donor == donor and s.told], deadline_s)
 
     def _start(self, donor: int, leases: Sequence[int], *, at_once: bool) -> list[Slab]:
         context, slabs = self._context, []
@@ -82,8 +98,14 @@ class Recaller:
         return self._context.table.slabs.get(slab.slab) is slab and not slab.returned
 
     async def _move_and_drain(self, donor: int, slabs: Sequence[Slab], deadline_s: float) -> None:
+        clock = self._context.clock
+        end_s = clock.now_s() + deadline_s * DEADLINE_SHARE
+        await self._plan(donor, slabs, end_s)
+        for slab in filter(self.is_ours, slabs):
+            self.drain(slab, deadline_s=max(0.0, end_s - clock.now_s()))
+
+    async def _plan(self, donor: int, slabs: Sequence[Slab], end_s: float) -> None:
         context = self._context
-        end_s = context.clock.now_s() + deadline_s * DEADLINE_SHARE
         numbers = {slab.slab for slab in slabs if self.is_ours(slab)}
         context.recalled |= numbers
         try:
@@ -92,8 +114,6 @@ class Recaller:
             log.error("a recall could not be planned", donor=context.table.node(donor), reason=error)
         finally:
             context.recalled -= numbers
-        for slab in filter(self.is_ours, slabs):
-            self.drain(slab, deadline_s=max(0.0, end_s - context.clock.now_s()))
 
     async def _map_elsewhere(self, donor: int, slabs: Sequence[Slab], end_s: float) -> None:
         context = self._context
@@ -123,6 +143,12 @@ class Recaller:
             for number in sorted(numbers)
             for cluster in context.table.residents(number)
             if len(context.table.live_homes(cluster)) < context.copies
+        )
+
+    def _is_placed(self, slab: Slab) -> bool:
+        context = self._context
+        return context.protection is Protection.DISK or all(
+            len(context.table.live_homes(cluster)) >= context.copies for cluster in context.table.residents(slab.slab)
         )
 
     def _pages_to_keep(self, cluster: int) -> int:

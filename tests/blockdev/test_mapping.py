@@ -185,6 +185,28 @@ def test_a_lease_that_the_table_has_no_room_for_goes_back(
     assert len(os.listdir("/proc/self/fd")) == fds
 
 
+def test_without_a_disk_a_donor_is_left_only_when_there_is_room_for_all_of_a_slab(bare: World) -> None:
+    first = bare.add_donor()
+    client = bare.connect()
+
+    async def body() -> None:
+        await place(bare, 3)
+        fill(client, 3)
+        second = bare.add_donor(room=0)
+        leaving = asyncio.create_task(bare.recaller.move_away(first, bare.table.slabs_of(first)))
+        await bare.until(lambda: bare.donors.by_number[second].asked)
+        assert not bare.context.slab_drains
+        bare.donors.by_number[second].room = 1
+        await bare.drained(0)
+        await leaving
+
+    asyncio.run(body())
+
+    assert [slab.donor for slab in bare.table.slabs.values()] == [first + 1]
+    assert bare.table.counters.lost_pages == 0
+    assert is_intact(client, 3)
+
+
 def test_a_trimmed_clusters_extent_is_free_again(world: World) -> None:
     world.add_donor()
     client = world.connect()
