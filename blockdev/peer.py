@@ -176,9 +176,9 @@ class Peer:
         line = self._connected()
         answer, fds = await self._ask_slow(line, m.Map(device=self._parts.config.name, count=1))
         assert isinstance(answer, m.MrInfo)
-        if len(answer.leases) != 1:
+        if len(answer.leases) != 1 or self.retired:
             line.put_back(answer, fds)
-            raise PeerError(f"granted {len(answer.leases)} slabs, not one", code=m.ErrorCode.NO_MEMORY)
+            raise PeerError(f"granted {len(answer.leases)} slabs, not one, or is leaving", code=m.ErrorCode.NO_MEMORY)
         lease = answer.leases[0]
         if fds:
             self._mapped_tokens.add(lease.token)
@@ -273,7 +273,7 @@ class Peer:
             if not is_hopeless and now_s() - self._lost_s < self._parts.config.grace_s:
                 return
             await self._fail()
-        self.state, self._lost_s = PeerState.DOWN, now_s()
+        self.state, self._lost_s, self._breaks_on = PeerState.DOWN, now_s(), False
 
     def _note_lost(self, group: ExceptionGroup[Exception]) -> None:
         error: Exception = group
@@ -420,7 +420,7 @@ class Peer:
         """Gives the donor up, and returns when nothing of it is left."""
         parts = self._parts
         self.state = PeerState.FAILED
-        self._record.session, self._breaks_on = 0, False
+        self._record.session = 0
         parts.table.counters.failovers += 1
         parts.table.save()
         self._set_engine_state(DonorState.FAILED)

@@ -1,10 +1,16 @@
-"""All donors of the peers file: follows the file, and answers for ``donor_port.Donors``."""
+"""All donors of the peers file: follows the file, and answers for ``donor_port.Donors``.
+
+How it works. A donor that leaves the file is retired: nothing new is leased from it, its slabs move away, and when none
+is left it is forgotten. So is a donor whose address changes between unix: and tcp:, before it joins again at the new
+one: slabs that came as shared memory can't be reached over a network, nor the other way round. A successor process goes
+on with such donors where it finds slabs of theirs in the table.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
 
 from farside.blockdev.donor_port import Grant
-from farside.blockdev.peer import Peer, PeerParts, PeerState
+from farside.blockdev.peer import Peer, PeerParts, PeerState, transport_to
 from farside.blockdev.peerfile import PeerAddress, read_peers
 from farside.blockdev.placement import DonorView
 from farside.blockdev.task import Tasks
@@ -23,6 +29,7 @@ class Peers:
         self._parts = parts
         self._tasks = tasks
         self._peers: dict[str, Peer] = {}
+        self._named: dict[str, PeerAddress] = {}
         self._seen: tuple[int, int, int] | None = None
 
     def start(self) -> None:
@@ -89,43 +96,57 @@ class Peers:
         clock, path = self._parts.clock, self._parts.config.peers_file
         while True:
             await clock.sleep_until_s(clock.now_s() + WATCH_PERIOD_S)
-            self._forget_retired()
-            stamp = _stamp(path)
-            if stamp is None or stamp == self._seen:
-                continue
-            self._seen = stamp
             try:
-                self._apply(read_peers(path))
+                self.look(path)
             except FarsideError as error:
                 log.error("the peers file was not taken, the donors of before stay", reason=error)
+            # Whatever one look met, the next must come: else no donor would ever join or leave again.
+            except Exception as error:
+                log.error("unexpected fault", work="peers file", cause=error)
+
+    def look(self, path: Path) -> None:
+        """One look at the file and at those who are leaving. Raises ConfigError when the file is not usable."""
+        stamp = _stamp(path)
+        if stamp is None or stamp == self._seen:
+            self._follow()
+            return
+        self._seen = stamp
+        self._apply(read_peers(path))
 
     def _apply(self, addresses: tuple[PeerAddress, ...]) -> None:
-        named = {address.node: address for address in addresses}
+        self._named = {address.node: address for address in addresses}
         self._parts.table.peers = addresses
         self._parts.table.save()
         for record in self._parts.table.donors():
-            orphans = [slab for slab in self._parts.table.slabs_of(record.donor) if not slab.failed]
-            if orphans and record.node not in named and record.node not in self._peers:
-                log.warning("a donor with slabs of this device is not in the peers file", donor=record.node)
-                self._parts.hooks.slabs_lost(orphans)
-        for node, peer in self._peers.items():
-            if node not in named and not peer.retired:
-                log.info("donor left the peers file; its slabs move away", donor=node)
-                peer.retired = True
-                self._parts.hooks.retire(peer.donor)
-        for address in named.values():
-            old = self._peers.get(address.node)
-            if old is not None:
-                old.retired, old.address = False, address
-                continue
-            peer = self._peers[address.node] = Peer(self._parts, address)
-            peer.task = self._tasks.spawn(peer.run(), name=f"donor {address.node}")
+            if record.control and record.node not in self._peers and self._parts.table.slab_count(record.donor):
+                self._join(PeerAddress(node=record.node, control=record.control))
+        self._follow()
 
-    def _forget_retired(self) -> None:
+    def _follow(self) -> None:
         for node, peer in list(self._peers.items()):
-            if peer.retired and peer.state in (PeerState.DOWN, PeerState.UP) and not peer.view().slabs:
-                peer.forget()
-                del self._peers[node]
+            address = self._named.get(node)
+            if address is not None and transport_to(address, self._parts.config) == peer.transport:
+                peer.retired, peer.address = False, address
+            else:
+                self._send_away(peer)
+        for node, address in self._named.items():
+            if node not in self._peers:
+                self._join(address)
+
+    def _join(self, address: PeerAddress) -> None:
+        peer = self._peers[address.node] = Peer(self._parts, address)
+        peer.task = self._tasks.spawn(peer.run(), name=f"donor {address.node}")
+
+    def _send_away(self, peer: Peer) -> None:
+        if not peer.retired:
+            log.info("donor leaves, or comes back another way; its slabs move", donor=peer.address.node)
+            peer.retired = True
+        slabs = self._parts.table.slabs_of(peer.donor)
+        if not all(slab.draining for slab in slabs):
+            self._parts.hooks.retire(peer.donor)
+        if not slabs and peer.state in (PeerState.DOWN, PeerState.UP):
+            peer.forget()
+            del self._peers[peer.address.node]
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

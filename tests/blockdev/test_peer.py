@@ -146,6 +146,7 @@ class Recorder:
         self.links: list[int] = []
         self.recalls: list[m.Message] = []
         self.lost: list[int] = []
+        self.retired: list[int] = []
         self.remaps = 0
         self.fault: Exception | None = None  # what the next recall ends with
 
@@ -184,7 +185,10 @@ class Recorder:
     def still_held(self, slab: Slab) -> None:
         self.recalls.append(m.Release(leases=(slab.lease,)))
 
-    def retire(self, donor: int) -> None: ...
+    def retire(self, donor: int) -> None:
+        self.retired.append(donor)
+        for slab in self.table.slabs_of(donor):
+            slab.draining = True
 
     def pump_events(self) -> None: ...
 
@@ -208,7 +212,7 @@ class Scene:
         )
         self.table = Table(StateFile(fd), extents=4)
         self.recorder = Recorder(self.table)
-        parts = PeerParts(
+        self.parts = PeerParts(
             config=config,
             keys=KeyRing(folder / "key"),
             engine=cast(Engine, self.recorder),
@@ -217,7 +221,7 @@ class Scene:
             hooks=self.recorder,
         )
         self.donor = ScriptedDonor(folder / "donor.sock")
-        self.peer = Peer(parts, PeerAddress(node="d1", control=f"unix:{self.donor.path}"))
+        self.peer = Peer(self.parts, PeerAddress(node="d1", control=f"unix:{self.donor.path}"))
         self.donor_task: asyncio.Task[None] | None = None
 
     async def start_donor(self) -> None:

@@ -1,0 +1,131 @@
+"""All donors of the peers file: who joins, who leaves, and who comes back another way."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+import pytest
+
+from farside.blockdev import peers as peers_module
+from farside.blockdev.peers import Peers
+from farside.blockdev.task import Tasks
+from tests.blockdev.test_peer import Scene, until
+
+
+class Cast:
+    """A device's donors over the scene's parts; none of them answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.scene = Scene(folder, transport="auto", grace_s=60.0)
+        self.table = self.scene.table
+        self.hooks = self.scene.recorder
+        self.file = folder / "peers.toml"
+        self.table.forget_donor("d1")
+
+    def name(self, **donors: str) -> None:
+        """Writes the peers file."""
+        new = self.file.with_suffix(".new")
+        new.write_text("".join(f'[[donor]]\nnode = "{node}"\ncontrol = "{at}"\n' for node, at in donors.items()))
+        new.rename(self.file)
+
+    def lend(self, node: str, *, control: str = "") -> int:
+        """A slab of the donor; returns the donor's number."""
+        record = self.table.donor(node)
+        record.control, record.session = control or record.control, 1
+        self.table.add_slab(donor=record.donor, lease=len(self.table.slabs), token=1, epoch=1, home_range=0)
+        return record.donor
+
+    def seen(self, peers: Peers) -> dict[str, tuple[str, bool]]:
+        return {peer.address.node: (peer.address.control, peer.retired) for peer in peers.all()}
+
+
+@pytest.fixture
+def cast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cast:
+    monkeypatch.setattr(peers_module, "WATCH_PERIOD_S", 0.01)
+    made = Cast(tmp_path)
+    object.__setattr__(made.scene.parts.config, "peers_file", made.file)
+    return made
+
+
+def play(cast: Cast, body: Callable[[Peers], Coroutine[object, object, None]]) -> None:
+    async def live() -> None:
+        async with Tasks() as tasks:
+            peers = Peers(cast.scene.parts, tasks)
+            peers.start()
+            await asyncio.sleep(0)  # its tasks begin
+            await body(peers)
+            await asyncio.sleep(0)
+
+    asyncio.run(live())
+
+
+def test_a_donor_that_moves_to_another_port_is_followed_at_once(cast: Cast) -> None:
+    cast.name(d1="tcp:127.0.0.1:1")
+
+    async def body(peers: Peers) -> None:
+        cast.lend("d1")
+        cast.name(d1="tcp:127.0.0.1:2")
+        await until(lambda: cast.seen(peers) == {"d1": ("tcp:127.0.0.1:2", False)})
+
+    play(cast, body)
+
+    assert cast.hooks.retired == []
+
+
+def test_a_donor_that_changes_its_kind_of_address_leaves_before_it_joins_again(cast: Cast) -> None:
+    cast.name(d1="unix:/nowhere")
+
+    async def body(peers: Peers) -> None:
+        donor = cast.lend("d1")
+        cast.name(d1="tcp:127.0.0.1:1")
+        await until(lambda: cast.seen(peers) == {"d1": ("unix:/nowhere", True)})
+        assert cast.hooks.retired == [donor]
+        assert cast.hooks.lost == []
+        cast.table.drop_slab(0)
+        await until(lambda: cast.seen(peers) == {"d1": ("tcp:127.0.0.1:1", False)})
+
+    play(cast, body)
+
+
+def test_a_successor_moves_off_a_donor_that_has_left_the_file(cast: Cast) -> None:
+    cast.name(d2="tcp:127.0.0.1:1")
+    gone = cast.lend("d1", control="tcp:127.0.0.1:2")
+
+    async def body(peers: Peers) -> None:
+        assert cast.seen(peers) == {"d1": ("tcp:127.0.0.1:2", True), "d2": ("tcp:127.0.0.1:1", False)}
+
+    play(cast, body)
+
+    assert cast.hooks.retired == [gone]
+    assert cast.hooks.lost == []
+
+
+def test_a_slab_of_a_leaving_donor_that_stayed_is_moved_later(cast: Cast) -> None:
+    cast.name()
+    cast.lend("d1", control="tcp:127.0.0.1:2")
+
+    async def body(peers: Peers) -> None:
+        cast.lend("d1")
+        await until(lambda: len(cast.hooks.retired) == 2)
+
+    play(cast, body)
+
+
+def test_one_look_that_goes_wrong_is_not_the_last(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    cast.name(d1="tcp:127.0.0.1:1")
+
+    async def body(peers: Peers) -> None:
+        real, calls = cast.table.save, 0
+
+        def save() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                raise OSError(28, "no room")
+            real()
+
+        monkeypatch.setattr(cast.table, "save", save)
+        cast.name(d1="tcp:127.0.0.1:1", d2="tcp:127.0.0.1:2")
+        await until(lambda: set(cast.seen(peers)) == {"d1", "d2"})
+
+    play(cast, body)
