@@ -614,15 +614,21 @@ static int job_put(struct ne_device *dev, struct job job)
 int ne_slab_drain(struct ne_device *dev, uint32_t slab, uint32_t deadline_ms, bool fail)
 {
 	struct slab_live *live = &dev->live[slab % NE_SLABS_MAX];
+	uint32_t state;
 	bool running;
 
 	if (slab >= NE_SLABS_MAX || atomic_load(&dev->slabs[slab].state) == NE_SLAB_NONE)
 		return -EINVAL;
-	running = atomic_load(&dev->slabs[slab].state) == NE_SLAB_DRAINING && atomic_load(&live->deadline_ns);
+	state = atomic_load(&dev->slabs[slab].state);
+	running = state == NE_SLAB_DRAINING && atomic_load(&live->deadline_ns);
 	atomic_store(&live->fail, fail);
 	atomic_store(&live->deadline_ns, now_ns() + deadline_ms * 1000000ull);
-	atomic_store(&dev->slabs[slab].state, NE_SLAB_DRAINING);
-	return running ? 0 : job_put(dev, (struct job){.kind = JOB_SLAB_DRAIN, .slab = slab});
+	/* Gone, or gone in this very moment: its event is on the way. A second drain might meet the number's next slab.
+	 */
+	if (running || state == NE_SLAB_GONE ||
+	    !atomic_compare_exchange_strong(&dev->slabs[slab].state, &state, NE_SLAB_DRAINING))
+		return 0;
+	return job_put(dev, (struct job){.kind = JOB_SLAB_DRAIN, .slab = slab});
 }
 
 int ne_cluster_drain(struct ne_device *dev, uint32_t cluster, uint32_t slab)

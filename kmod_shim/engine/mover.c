@@ -365,9 +365,9 @@ static void slab_drain(struct worker *w, const struct job *job)
 	slab_settle(w, job->slab);
 	slab_settle(w, job->slab); /* the other phase: nothing at all is left */
 	if (atomic_load(&w->stop))
-		return; /* the successor is told to drain it again */
+		return;						     /* the successor is told to drain it again */
+	atomic_store(&w->dev->slabs[job->slab].state, NE_SLAB_GONE); /* first: see ne_slab_drain() */
 	atomic_store(&w->dev->live[job->slab].deadline_ns, 0);
-	atomic_store(&w->dev->slabs[job->slab].state, NE_SLAB_GONE);
 	dev_event(w->dev, NE_EVENT_SLAB_DRAINED, job->slab, d.moved, d.left, d.lost);
 }
 
