@@ -234,6 +234,15 @@ static void link_reap(struct worker *w, uint32_t donor, int err)
 	dev_event(w->dev, NE_EVENT_LINK_DOWN, donor, w->idx, (uint32_t)err, 0);
 }
 
+/* Others come back from poll() by themselves, after a while or at once. */
+static bool sleeps_on_its_socket(const struct ne_link *link)
+{
+	uint64_t timeout;
+	short events;
+
+	return link->ops->wait(link, &events, &timeout) >= 0 && timeout == UINT64_MAX;
+}
+
 /* Hands posts to the wire and takes what has ended. */
 bool act_poll(struct worker *w)
 {
@@ -244,15 +253,21 @@ bool act_poll(struct worker *w)
 	for (uint32_t i = 0; i < w->link_n; i++) {
 		uint32_t donor = w->link_list[i];
 		struct ne_link *link = w->links[donor];
+		uint64_t bit = 1ull << donor % 64, *quiet = &w->link_quiet[donor / 64];
 
 		if (!link)
 			continue;
-		if (w->dirty[donor / 64] & 1ull << donor % 64) {
-			w->dirty[donor / 64] &= ~(1ull << donor % 64);
+		if (w->dirty[donor / 64] & bit) {
+			w->dirty[donor / 64] &= ~bit;
 			link->ops->submit(link);
 		}
-		if (link->ops->outstanding(link))
-			any |= link_poll(w, donor);
+		if (link->ops->outstanding(link) && !(*quiet & bit)) {
+			bool some = link_poll(w, donor);
+
+			any |= some;
+			if (!some && sleeps_on_its_socket(link))
+				*quiet |= bit;
+		}
 		if (!link->ops->alive(link)) {
 			link_reap(w, donor, w->link_err[donor]);
 			w->link_err[donor] = 0;

@@ -258,7 +258,10 @@ struct worker {
 	bool dropped, tx_blocked;
 	int close_error;
 	uint64_t last_rx_ns;
-	bool rx_drained; /* the last receive took all there was: only the poll knows of more */
+	/* Sockets that had no more when they were last asked. Only the poll knows of more; asking again would cost a call. */
+	bool rx_drained;
+	uint64_t link_quiet[NE_DONORS_MAX / 64];
+	uint32_t turns; /* since the last poll */
 	uint64_t short_since_ns;	/* since when slots are short, or 0 */
 	bool is_full;			/* a write waits for slots where it is */
 	uint32_t answering;		/* requests that wait for room in tx */

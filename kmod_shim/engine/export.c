@@ -23,6 +23,7 @@
  *     connection, because the stream's position is lost.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -82,6 +83,7 @@ struct conn {
 	uint32_t write_left;
 	uint32_t write_status;
 	bool broken;		 /* the stream makes no sense any more */
+	bool drained;		 /* the last receive took all there was */
 	bool backlog;		 /* the round was full: `in` holds more requests */
 	uint64_t idle_ns;	 /* since when there is nothing to do, or 0 */
 	uint32_t spins;		 /* how many more may be in vain; 0: sleep at once */
@@ -288,10 +290,10 @@ static uint32_t send_round(struct conn *conn)
 }
 
 /*
- * Receives, without waiting. Payload of a WRITE goes straight to its slab, which is why this is under the mark too, and
- * what follows it to `in`. Returns as recvmsg() does.
+ * Payload of a WRITE goes straight to its slab, and what follows it to `in`: then this stands under the mark, and must
+ * not wait (MSG_DONTWAIT). Returns as recvmsg() does.
  */
-static ssize_t receive(struct conn *conn)
+static ssize_t receive(struct conn *conn, int flags)
 {
 	struct iovec iov[2];
 	struct msghdr msg = {.msg_iov = iov};
@@ -307,9 +309,10 @@ static ssize_t receive(struct conn *conn)
 	if (direct)
 		iov[msg.msg_iovlen++] = (struct iovec){to, direct};
 	iov[msg.msg_iovlen++] = (struct iovec){conn->in + conn->in_to, IN_BYTES - conn->in_to};
-	bytes = recvmsg(conn->sock, &msg, MSG_DONTWAIT);
+	bytes = recvmsg(conn->sock, &msg, flags);
 	if (bytes <= 0)
 		return bytes;
+	conn->drained = (size_t)bytes < direct + iov[msg.msg_iovlen - 1].iov_len;
 	if (direct)
 		write_advance(conn, bytes < direct ? bytes : direct);
 	conn->in_to += bytes > direct ? bytes - direct : 0;
@@ -370,16 +373,27 @@ static void wait_for_request(struct conn *conn)
 		spin_again(conn);
 }
 
+/* With nothing under way that must be under the mark, and nobody to spin for, one call waits and receives. */
+static bool may_wait_receiving(const struct conn *conn)
+{
+	return !conn->exp->may_spin && conn->drained && !conn->backlog && !conn->write_left;
+}
+
 static void serve(struct conn *conn)
 {
 	while (!conn->broken) {
+		bool waits = may_wait_receiving(conn);
 		ssize_t received = 1;
 		uint32_t spilled = 0;
 		int err = 0;
 
+		if (waits) {
+			received = receive(conn, 0);
+			err = errno;
+		}
 		mark_enter(conn);
-		if (!conn->backlog) {
-			received = receive(conn);
+		if (!waits && !conn->backlog) {
+			received = receive(conn, MSG_DONTWAIT);
 			err = errno;
 		}
 		if (received > 0) {
@@ -593,6 +607,7 @@ int ne_export_conn(struct ne_export *exp, uint64_t session, int sock)
 		return -ENOMEM;
 	/* A unix socket has no such option, and no such delay. */
 	setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+	fcntl(sock, F_SETFL, fcntl(sock, F_GETFL) & ~O_NONBLOCK); /* who must not wait says so in each call */
 	conn->exp = exp;
 	conn->session = session;
 	conn->sock = sock;

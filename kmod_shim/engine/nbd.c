@@ -637,12 +637,6 @@ static uint64_t room_of(const struct iovec *iov, uint32_t iovs)
 	return iov[0].iov_len + (iovs > 1 ? iov[1].iov_len : 0);
 }
 
-/* With nothing in flight the loop comes to its poll at once, which costs less than to ask an empty socket first. */
-static bool is_for_the_poll_to_tell(const struct worker *w)
-{
-	return w->rx_drained && !w->active && !w->act_old && !(w->disk && ne_disk_outstanding(w->disk));
-}
-
 static bool receive(struct worker *w, uint64_t now)
 {
 	struct ne_transfer *t = transfer_peek(w->cs->rx, &w->cs->rx_gen);
@@ -650,7 +644,7 @@ static bool receive(struct worker *w, uint64_t now)
 	bool late = elapsed_ns(now, w->last_rx_ns) > STALE_NS;
 	int rc;
 
-	if (!iovs || is_for_the_poll_to_tell(w))
+	if (!iovs || w->rx_drained)
 		return false;
 	t = transfer_next(w->cs->rx, &w->cs->rx_gen, w->rx_tail, iovs);
 	rc = recvmmsg(w->sock, &t->hdr, 1, MSG_DONTWAIT, NULL);

@@ -17,7 +17,8 @@
 
 #include "core.h"
 
-#define LOOK_NS 200000ull /* how soon what waits without an event is looked at again */
+#define TURNS_MAX 16u
+#define LOOK_NS	  200000ull /* how soon what waits without an event is looked at again */
 
 /* ------------------------------------------------------------------ mail from the control thread */
 
@@ -113,6 +114,14 @@ static uint64_t sleep_limit_ns(const struct worker *w)
 	return UINT64_MAX;
 }
 
+/* Every socket may have something. */
+static void ask_all(struct worker *w)
+{
+	w->rx_drained = false;
+	memset(w->link_quiet, 0, sizeof(w->link_quiet));
+	w->turns = 0;
+}
+
 static void sleep_until_something(struct worker *w)
 {
 	struct pollfd p[NE_DONORS_MAX + 3] = {{.fd = w->kick_fd, .events = POLLIN}};
@@ -145,11 +154,16 @@ static void sleep_until_something(struct worker *w)
 	}
 	ts = (struct timespec){.tv_sec = (time_t)(limit / 1000000000), .tv_nsec = (long)(limit % 1000000000)};
 	w->stats.sleeps++;
-	w->rx_drained = false;
-	if (ppoll(p, n, limit == UINT64_MAX ? NULL : &ts, NULL) <= 0)
+	w->turns = 0;
+	if (ppoll(p, n, limit == UINT64_MAX ? NULL : &ts, NULL) <= 0) {
+		ask_all(w);
 		return;
-	if (want_rx)
+	}
+	if (want_rx) {
 		w->last_rx_ns = now_ns(); /* we were listening */
+		if (p[sock_at].revents)
+			w->rx_drained = false;
+	}
 	if (sock_at && !want_rx && p[sock_at].revents & (POLLHUP | POLLERR))
 		w->hup = true;
 	if (p[0].revents && read(w->kick_fd, &drained, sizeof(drained)) < 0)
@@ -157,6 +171,8 @@ static void sleep_until_something(struct worker *w)
 	for (uint32_t i = first_link; i < n; i++) { /* an idle link has nothing to say but its end */
 		struct ne_link *link = w->links[donor_of[i]];
 
+		if (p[i].revents)
+			w->link_quiet[donor_of[i] / 64] &= ~(1ull << donor_of[i] % 64);
 		if (p[i].revents & (POLLIN | POLLHUP | POLLERR) && link && !link->ops->outstanding(link))
 			link->ops->kill(link, ECONNRESET);
 	}
@@ -176,7 +192,7 @@ static void idle(struct worker *w, uint64_t now)
 	}
 	if (w->spinning && elapsed_ns(now, w->idle_since_ns) < spin_ns) {
 		w->stats.spins++;
-		w->rx_drained = false;
+		ask_all(w);
 		sched_yield(); /* a donor's thread may want this very core */
 		return;
 	}
@@ -204,6 +220,8 @@ static void turn(struct worker *w)
 	uint64_t now = now_ns();
 	bool any = false;
 
+	if (++w->turns > TURNS_MAX) /* so busy that it never comes to the poll */
+		ask_all(w);
 	if (atomic_load_explicit(&w->kicked, memory_order_relaxed))
 		worker_take_mail(w);
 	if (w->sock >= 0 || w->hup)
