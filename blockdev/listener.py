@@ -9,7 +9,6 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.handshake import Export, Handshake, Next, Step
@@ -186,34 +185,3 @@ async def _read_exactly(sock: socket.socket, count: int) -> bytes:
             raise asyncio.IncompleteReadError(bytes(data), count)
         data += part
     return bytes(data)
-
-
-def open_listener(endpoint: str | tuple[str, int]) -> socket.socket:
-    """A listening socket on a unix path or a TCP address. Raises OSError; a stale unix socket is removed first."""
-    if isinstance(endpoint, tuple):
-        family = socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    else:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        _clear_stale(endpoint)
-    try:
-        sock.bind(endpoint)
-        if isinstance(endpoint, str):
-            os.chmod(endpoint, 0o600)  # whoever may connect may read everybody's swapped memory
-        sock.listen(128)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-def _clear_stale(path: str) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            with suppress(FileNotFoundError):
-                os.unlink(path)
-        except OSError:
-            pass  # not there, or no socket: bind() says what is wrong

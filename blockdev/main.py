@@ -1,21 +1,19 @@
 """`farside blockdev`: checks the settings, makes what a device needs, and supervises a server process over it."""
 
 import os
-import socket
 from contextlib import suppress
 
 import msgspec
 
 from farside.blockdev.disk import open_disk
-from farside.blockdev.listener import open_listener
 from farside.blockdev.params import make_memory
 from farside.blockdev.peerfile import read_peers
 from farside.blockdev.supervisor import Supervisor
 from farside.config import BlockdevConfig
 from farside.daemon.keys import read_keys
-from farside.endpoint import parse_endpoint
-from farside.errors import ConfigError
+from farside.listen import clear_stale, open_listener
 from farside.log import get_log, start_logging
+from farside.notify import notify_systemd
 
 LISTEN_FDS_START = 3  # sd_listen_fds(3)
 
@@ -44,11 +42,11 @@ def run(config: BlockdevConfig, *, stdio: bool = False) -> int:
     config.state_dir.mkdir(parents=True, exist_ok=True)
     paths = _add_listeners(config, fds)
     try:
-        return Supervisor(fds, on_ready=_say_ready).run()
+        return Supervisor(fds, on_ready=lambda: notify_systemd("READY=1")).run()
     finally:
         for path in paths:
-            with suppress(OSError):
-                os.unlink(path)
+            with suppress(OSError):  # in use: an orphan of an earlier supervisor's, or the next one's
+                clear_stale(path)
 
 
 def _add_listeners(config: BlockdevConfig, fds: dict[str, int]) -> list[str]:
@@ -57,14 +55,10 @@ def _add_listeners(config: BlockdevConfig, fds: dict[str, int]) -> list[str]:
     for number, fd in enumerate(activated):
         fds[f"listen:{number}"] = fd
     paths: list[str] = []
-    for number, text in enumerate(() if activated else config.listen):
-        endpoint = parse_endpoint(text)
-        try:
-            fds[f"listen:{number}"] = open_listener(endpoint).detach()
-        except OSError as error:
-            raise ConfigError(f"listen {text}: {error.strerror}") from error
-        if isinstance(endpoint, str):
-            paths.append(endpoint)
+    for number, endpoint in enumerate(() if activated else config.listen):
+        fds[f"listen:{number}"] = open_listener(endpoint).detach()
+        if endpoint.startswith("unix:"):
+            paths.append(endpoint.removeprefix("unix:"))
     return paths
 
 
@@ -86,12 +80,3 @@ def _config_memory(config: BlockdevConfig) -> int:
     fd = os.memfd_create("farside-config", os.MFD_CLOEXEC)
     os.write(fd, msgspec.json.encode(config, enc_hook=os.fspath))
     return fd
-
-
-def _say_ready() -> None:
-    """sd_notify(3), where there is someone to hear it."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock, suppress(OSError):
-        sock.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)

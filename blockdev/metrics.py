@@ -15,9 +15,8 @@ from prometheus_client.registry import Collector
 
 from farside.blockdev.peer import PeerState
 from farside.blockdev.status import Reporter, slab_state
-from farside.endpoint import parse_address
-from farside.errors import ConfigError
 from farside.kmod_shim.engine.binding import EngineStats
+from farside.listen import open_listener
 
 SCRAPE_LIMIT_S = 10.0
 REQUEST_BYTES_MAX = 16384
@@ -156,8 +155,5 @@ async def serve_metrics(address: str, reporter: Reporter) -> asyncio.Server:
         finally:
             writer.close()
 
-    host, port = parse_address(address)
-    try:
-        return await asyncio.start_server(answer, host, port, limit=REQUEST_BYTES_MAX)
-    except OSError as error:
-        raise ConfigError(f"metrics_listen {address}: {error.strerror}") from error
+    listener = open_listener(f"tcp:{address}", setting="metrics_listen")
+    return await asyncio.start_server(answer, sock=listener, limit=REQUEST_BYTES_MAX)

@@ -6,7 +6,6 @@ ends it at once. Killed without warning it leaves nothing but socket files, whic
 """
 
 import asyncio
-import os
 import random
 import signal
 import socket
@@ -20,7 +19,6 @@ from farside.daemon.counters import Counters
 from farside.daemon.cycle import Cycle
 from farside.daemon.keys import read_keys
 from farside.daemon.lender import Exporter, Lender
-from farside.daemon.listen import close_listener, open_listener
 from farside.daemon.memory import MemoryWatch
 from farside.daemon.metrics import serving_metrics
 from farside.daemon.pool import Pool, SlabMemory
@@ -31,7 +29,9 @@ from farside.daemon.sessions import Ledger
 from farside.daemon.status import DonorStatus, donor_status
 from farside.daemon.tasks import Tasks
 from farside.errors import ConfigError
+from farside.listen import close_listener, open_listener
 from farside.log import get_log, start_logging
+from farside.notify import notify_systemd
 
 _log = get_log("daemon")
 
@@ -122,14 +122,14 @@ class Donor:
         for listener in listeners:
             group.create_task(server.accept(listener))
         _log.info("donor ready", node=self.node, listen=" ".join(self._config.listen), ready_slabs=self._pool.ready)
-        _notify_systemd("READY=1")
+        notify_systemd("READY=1")
         self.ready.set()
         await self._until_told(1)
         await self._give_up(lender, recaller)
 
     async def _give_up(self, lender: Lender, recaller: Recaller) -> None:
         """Gets everything back; a second signal, or the deadlines, end the wait."""
-        _notify_systemd("STOPPING=1")
+        notify_systemd("STOPPING=1")
         lender.is_closing = True
         config = self._config
         _log.info("donor stopping", lent=len(self._ledger.loans))
@@ -231,12 +231,3 @@ def _listening(endpoint: str) -> Iterator[socket.socket]:
         yield listener
     finally:
         close_listener(listener)
-
-
-def _notify_systemd(message: str) -> None:
-    """sd_notify(3), where there is someone to hear it."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock, suppress(OSError):
-        sock.sendto(message.encode(), "\0" + address[1:] if address.startswith("@") else address)

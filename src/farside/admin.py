@@ -4,21 +4,22 @@
     {"command": "fault", "donor": "d1", ...}    ->  {"ok": false, "error": "one line"}
 
 A connection may carry several requests, one after another. Lines are at most `LINE_BYTES_MAX` long in both directions;
-the socket has mode 0600 before anybody can connect. `serve` is the process's side, `call` and `ask` are the caller's.
+the socket is its owner's before anybody can connect. `serve` is the process's side, `call` and `ask` are the caller's.
 """
 
 import asyncio
 import os
 import socket
-import stat
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
-from farside.errors import ConfigError, FarsideError, PeerError
+from farside.errors import FarsideError, PeerError
+from farside.listen import clear_stale, open_listener
 from farside.log import get_log
 
 LINE_BYTES_MAX = 1 << 20  # a status of thousands of slabs fits; a runaway caller does not
@@ -33,16 +34,15 @@ _log = get_log("admin")
 class AdminServer:
     """A served admin socket. Close it, or use it with ``async with``; the socket file goes with it."""
 
-    def __init__(self, path: Path, server: asyncio.Server, identity: tuple[int, int]) -> None:
+    def __init__(self, path: Path, server: asyncio.Server) -> None:
         self.path = path
         self._server = server
-        self._identity = identity
 
     async def close(self) -> None:
         """Stops listening and removes the socket file, unless another process has put its own there since."""
         self._server.close()
-        if _identity(self.path) == self._identity:
-            self.path.unlink(missing_ok=True)
+        with suppress(OSError):
+            clear_stale(os.fspath(self.path))
         await asyncio.sleep(0)
 
     async def __aenter__(self) -> Self:
@@ -63,7 +63,7 @@ async def serve(path: Path, handlers: Mapping[str, Handler]) -> AdminServer:
     Raises:
         ConfigError: The socket can't be made, or another live process serves it.
     """
-    listener = _listen(path)
+    listener = open_listener(f"unix:{path}", setting="admin_socket")
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -72,9 +72,7 @@ async def serve(path: Path, handlers: Mapping[str, Handler]) -> AdminServer:
             writer.close()
 
     server = await asyncio.start_unix_server(converse, sock=listener, limit=LINE_BYTES_MAX)
-    identity = _identity(path)
-    assert identity is not None
-    return AdminServer(path, server, identity)
+    return AdminServer(path, server)
 
 
 def call(path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **arguments: object) -> Any:
@@ -111,50 +109,6 @@ async def ask(path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **ar
 
 
 # --- the server's side
-
-
-def _listen(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _clear_stale(path)
-        listener.bind(os.fspath(path))
-        # Nobody can connect between bind() and listen(), so that the mode is right from the start.
-        path.chmod(0o600)
-        listener.listen(16)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"admin socket {path}: {error.strerror or error}", hint="set admin_socket to a path this user may write"
-        ) from error
-    except ConfigError:
-        listener.close()
-        raise
-    return listener
-
-
-def _clear_stale(path: Path) -> None:
-    if not path.exists():
-        return
-    if not stat.S_ISSOCK(path.stat().st_mode):
-        raise ConfigError(f"admin socket {path}: a file that is no socket is there", hint="remove it or name another")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(os.fspath(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)
-            return
-    raise ConfigError(f"admin socket {path}: another process serves it", hint="stop that one or name another socket")
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 async def _converse(

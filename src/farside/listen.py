@@ -1,0 +1,96 @@
+"""Listening sockets by name; the one place that makes the file of a unix socket, and takes away what a dead one left.
+
+A file that is no socket is never removed, and neither is a socket that somebody serves: both are an error of one line.
+"""
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from farside.endpoint import parse_endpoint
+from farside.errors import ConfigError
+
+BACKLOG = 512  # connections not accepted yet: a cluster that reconnects at once after a restart
+
+
+def open_listener(endpoint: str, *, setting: str = "listen") -> socket.socket:
+    """A socket that listens at ``tcp:HOST:PORT`` or ``unix:PATH``; only the owner may connect to the latter.
+
+    Raises:
+        ConfigError: it cannot, with the reason; ``setting`` is what the user has to change.
+    """
+    try:
+        where = parse_endpoint(endpoint)
+        return _unix(where) if isinstance(where, str) else _tcp(*where)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{setting} {endpoint}: {reason}") from error
+
+
+def close_listener(listener: socket.socket) -> None:
+    """Closes it, and removes a unix socket's file."""
+    path = listener.getsockname() if listener.family == socket.AF_UNIX else ""
+    listener.close()
+    if isinstance(path, str) and path:
+        with suppress(OSError):  # in use: another process listens there by now
+            clear_stale(path)
+
+
+def clear_stale(path: str) -> None:
+    """Removes the unix socket that a process left behind; nothing happens where there is no file.
+
+    Raises:
+        OSError: it is no socket, or somebody serves it; the file stays.
+    """
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(errno.EEXIST, "a file that is no socket is there; remove it or name another")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)  # a full queue is an answer too: somebody listens
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except BlockingIOError:
+            pass
+    raise OSError(errno.EADDRINUSE, "another process serves it; stop that one or name another")
+
+
+def _tcp(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)
+
+
+def _unix(path: str) -> socket.socket:
+    folder = os.path.dirname(path) or "."
+    os.makedirs(folder, exist_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        with _locked(folder):
+            clear_stale(path)
+            listener.bind(path)
+            # Nobody can connect between bind() and listen(), so that the mode is right from the start.
+            os.chmod(path, 0o600)
+            listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """Of two processes that start at once, neither takes the other's socket for stale before it listens."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
