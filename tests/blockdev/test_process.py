@@ -1,6 +1,7 @@
 """`farside blockdev` as processes: replaced, killed, ended, activated. No donors; the disk serves."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -368,6 +369,24 @@ def test_a_disk_that_can_not_be_opened_is_said_in_one_line(process: Process) -> 
 
     assert ended.returncode == 2
     assert f"disk {process.folder / 'disk'}" in ended.stderr.splitlines()[-1]
+
+
+def test_a_second_device_on_the_same_disk_is_refused_also_after_a_replacement(process: Process) -> None:
+    process.start()
+    pids = {process.status()["supervisor_pid"], process.status()["server_pid"]}
+    (process.folder / "second").mkdir()
+    second = Process(process.folder / "second", disk_path=str(process.folder / "disk"))
+
+    for replaced in (False, True):
+        if replaced:
+            pids.add(admin.call(process.admin, "replace", timeout_s=30)["server_pid"])
+        ended = subprocess.run(second.command(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 2
+        named = re.search(r"is in use by process (\d+);", ended.stderr.splitlines()[-1])
+        assert named is not None
+        assert int(named[1]) in pids
+
+    second.close()
 
 
 def test_ready_is_said_to_the_service_manager(process: Process) -> None:

@@ -62,7 +62,6 @@ def test_metrics_of_both_programs_pass_promtools_checks(tmp_path: Path) -> None:
     tool = promtool()
     make_key(tmp_path / "key")
     (tmp_path / "peers.toml").write_text(f'[[donor]]\nnode = "d1"\ncontrol = "unix:{tmp_path}/donor.sock"\n')
-    (tmp_path / "disk").touch()
 
     with ExitStack() as stack:
         for program in PROGRAMS:
