@@ -2,8 +2,11 @@
 
 One message is one JSON object with ``op``, and at most one descriptor:
 
-    supervisor -> server   fd name + descriptor ("state", "control", "listen:0", "conn:3"); adopt; stop; drain; quit
-    server -> supervisor   loaded; ready; conn worker + descriptor; forget worker; replace; clients count
+    supervisor -> server   fd name + descriptor ("state", "control", "config", "disk", "listen:0", "conn:3");
+                           check: these are the device's memory files, can you go on with them; adopt: that was all;
+                           stop: for a successor; drain: when clients have left; now; quit + the successor's pid
+    server -> supervisor   loaded; ready; stopped; failed + exit code and reason; replace;
+                           conn + worker and descriptor; forget + worker
 """
 
 import array

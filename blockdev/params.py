@@ -1,12 +1,16 @@
 """What the engine is told of the settings, and the memory files that a device lives in."""
 
 import os
+from collections.abc import Mapping
+
+import msgspec
 
 from farside.blockdev.context import PROTECTIONS
 from farside.blockdev.handshake import Export
-from farside.blockdev.state import control_bytes
+from farside.blockdev.state import StateFile, control_bytes
+from farside.blockdev.table import Table
 from farside.config import BlockdevConfig
-from farside.errors import ConfigError, EngineError
+from farside.errors import ConfigError, EngineError, Unavailable
 from farside.kmod_shim.engine.binding import CLUSTER_BYTES, Device, Params
 
 FLUSH_WAIT_MS = 5000  # a write that finds pending full; half of the kernel's request timeout (10 s) that we advise
@@ -49,6 +53,22 @@ def make_memory(config: BlockdevConfig) -> dict[str, int]:
             os.close(fd)
         raise ConfigError(f"no device of these settings: {error}") from error
     return fds
+
+
+def check_memory(config: BlockdevConfig, fds: Mapping[str, int]) -> None:
+    """Returns when this program can go on with the device in these memory files; they may be in use.
+
+    Raises:
+        Unavailable: another version wrote them, in another layout.
+    """
+    try:
+        Device.state_check(engine_params(config), fds["state"])
+        Table(StateFile(fds["control"]), extents=extents_per_slab(config))
+    except (EngineError, msgspec.MsgspecError) as error:
+        raise Unavailable(
+            f"this version can't go on with the running device: {error}",
+            hint="the device must be ended and started anew, or the version before be installed again",
+        ) from error
 
 
 def export_of(config: BlockdevConfig) -> Export:

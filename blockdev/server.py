@@ -1,8 +1,9 @@
 """The server process: one engine, its donors and its clients, over descriptors that the supervisor hands in.
 
-How it works. It starts, imports everything, says "loaded" and waits. With "adopt" it has all descriptors, takes the
-device up where an earlier process left it, reaches the donors first and the clients' sockets then, and says "ready".
-From "stop" on it touches nothing any more; it lives on until "quit" only to answer who asked for the replacement.
+How it works. It starts, imports everything, looks whether it understands the device's memory files, says "loaded" and
+waits: until then whoever serves the device goes on. With "adopt" it has all descriptors, takes the device up where an
+earlier process left it, reaches the donors first and the clients' sockets then, and says "ready". From "stop" on it
+touches nothing any more; it lives on until "quit" only to answer who asked for the replacement.
 The signals of a terminal or service manager are the supervisor's: here they are ignored.
 """
 
@@ -22,11 +23,11 @@ from farside.blockdev.device import BlockDevice
 from farside.blockdev.keyring import KeyRing
 from farside.blockdev.listener import Clients, Listener
 from farside.blockdev.metrics import serve_metrics
-from farside.blockdev.params import engine_params, export_of, extents_per_slab
+from farside.blockdev.params import check_memory, engine_params, export_of, extents_per_slab
 from farside.blockdev.state import StateFile
 from farside.blockdev.status import Reporter
 from farside.blockdev.table import Table
-from farside.blockdev.task import Tasks
+from farside.blockdev.task import Tasks, first_of
 from farside.clock import RealClock
 from farside.config import BlockdevConfig
 from farside.errors import ConfigError, FarsideError, Unavailable
@@ -38,13 +39,17 @@ RELEASE_NOW_LIMIT_S = 0.8
 HANDSHAKES_LIMIT_S = 1.0  # for those under way when we are replaced; who comes later waits in the listen queue
 LINKS_LIMIT_S = 0.25  # the disk is slower than donors are to be reached, and clients wait all the while
 REPLACE_LIMIT_S = 12.0
+REASON_MAX = 500  # characters of an error that the supervisor is told; a message has room for 4096 bytes
 
 log = get_log("blockdev.server")
 
 
 def decode_config(data: bytes) -> BlockdevConfig:
-    """The settings as ``main.py`` put them into a memory file."""
-    return msgspec.json.decode(data, type=BlockdevConfig, dec_hook=lambda kind, value: kind(value))
+    """The settings as ``main.py`` put them into a memory file. Raises Unavailable: another version did."""
+    try:
+        return msgspec.json.decode(data, type=BlockdevConfig, dec_hook=lambda kind, value: kind(value))
+    except msgspec.MsgspecError as error:
+        raise Unavailable(f"this version does not understand the running device's settings: {error}") from error
 
 
 class Server:
@@ -53,6 +58,7 @@ class Server:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._fds: dict[str, int] = {}
+        self._check = asyncio.Event()
         self._adopt = asyncio.Event()
         self._leave = asyncio.Event()  # drain, now, stop or the supervisor's death: what is meant stands in _how
         self._how = ""
@@ -76,6 +82,8 @@ class Server:
         match message.op:
             case "fd":
                 self._fds[message.name] = message.fd
+            case "check":
+                self._check.set()
             case "adopt":
                 self._adopt.set()
             case "stop" | "drain" | "now":
@@ -96,9 +104,9 @@ class Server:
         if not self._quit.done():
             self._quit.set_result(0)
 
-    def _tell(self, op: str, *, number: int = 0, fd: int = -1) -> None:
+    def _tell(self, op: str, *, name: str = "", number: int = 0, fd: int = -1) -> None:
         with suppress(OSError):  # an orphan has nobody to tell
-            fdpass.send(self._end, op, number=number, fd=fd)
+            fdpass.send(self._end, op, name=name, number=number, fd=fd)
 
     # -------------------------------------------------------------------- life
 
@@ -106,16 +114,17 @@ class Server:
         """Serves until told to end; returns the exit code."""
         self._end.setblocking(False)
         asyncio.get_running_loop().add_reader(self._end.fileno(), self._on_readable)
-        self._tell("loaded")
-        await _first(self._adopt, self._leave)
-        if not self._adopt.is_set():
-            return 0
-        config = decode_config(os.pread(self._fds["config"], 1 << 20, 0))
-        start_logging(config.log_level)
+        await self._check.wait()
         try:
+            config = decode_config(os.pread(self._fds["config"], 1 << 20, 0))
+            start_logging(config.log_level)
+            check_memory(config, self._fds)
+            self._tell("loaded")
+            await self._adopt.wait()
             await self._serve(config)
         except FarsideError as error:
             log.error("the server can't go on", reason=error)
+            self._tell("failed", name=str(error)[:REASON_MAX], number=error.exit_code)
             return error.exit_code
         if self._how == "stop":
             self._tell("stopped")
@@ -182,11 +191,7 @@ class Server:
             if not device.context.engine.adopted:
                 raise
             log.error("a successor goes on without this", reason=error)  # clients wait for us, lookers-on can
-        leaving = asyncio.ensure_future(self._leave.wait())
-        offered = asyncio.ensure_future(device.offered.wait())
-        await asyncio.wait((leaving, offered), return_when=asyncio.FIRST_COMPLETED)
-        leaving.cancel()
-        offered.cancel()
+        await first_of(self._leave.wait(), device.offered.wait())
         for name, fd in self._fds.items():
             if name.startswith("listen:") and device.offered.is_set():
                 sock = socket.socket(fileno=fd)
@@ -203,11 +208,7 @@ class Server:
         clients.closing = True
         if clients.taken and not self._now.is_set():
             log.info("waiting for clients to leave", clients=len(clients.taken))
-        none_left = asyncio.ensure_future(clients.wait_until_none())
-        now = asyncio.ensure_future(self._now.wait())
-        await asyncio.wait((none_left, now), return_when=asyncio.FIRST_COMPLETED)
-        none_left.cancel()
-        now.cancel()
+        await first_of(clients.wait_until_none(), self._now.wait())
         await device.leave(RELEASE_NOW_LIMIT_S if self._now.is_set() else RELEASE_LIMIT_S)
 
     async def _replace(self, _: Mapping[str, object]) -> object:
@@ -218,13 +219,6 @@ class Server:
                 return {"server_pid": await asyncio.shield(self._quit)}
         except TimeoutError as error:
             raise Unavailable("the replacement did not start; the old server goes on, see its log") from error
-
-
-async def _first(*events: asyncio.Event) -> None:
-    waits = [asyncio.ensure_future(event.wait()) for event in events]
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
 
 
 def main() -> None:

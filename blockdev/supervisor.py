@@ -3,15 +3,20 @@
 How it works. It owns the memory files, the listening sockets and the disk, and a duplicate of every client's socket.
 The server process (server.py) is given all of them; when it dies, the next one is given the same and goes on at the
 request where the last one stopped. It touches no page and no donor, and does as little else as it can, because
-everything that can go wrong here would end the device.
+everything that can go wrong here would end the device. That no process can be started now, for want of memory or
+descriptors, ends nothing: what serves goes on serving, and another attempt follows.
 
     kill -9 of the server       its end closes -> the spare, which has all code loaded and waits: fds, adopt
-    replace (SIGHUP, admin)     spawn, with the code as it is now on the disk; "loaded" -> old: stop;
-                                "stopped" -> new: fds, adopt; "ready" -> old: quit
+    replace (SIGHUP, admin)     spawn, with the code as it is now on the disk, and the memory files to look at;
+                                "loaded" -> old: stop; "stopped" -> new: fds, adopt; "ready" -> old: quit
+    "stopped", and the new      the old one serves no more: a third is started
+    one has died meanwhile
     SIGTERM                     server: drain (no new clients, wait for the old ones, leases back); exit 0
     second SIGTERM              server: now
+    the first server "failed"   nobody uses the device yet: the end, with its reason
 
-A server that ends CRASHES_MAX times within CRASH_WINDOW_S is started again after a growing pause; never is it given up.
+A server that ends CRASHES_MAX times within CRASH_WINDOW_S is started again after a growing pause; once the device has
+served, it is never given up.
 """
 
 import os
@@ -27,6 +32,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from farside.blockdev import fdpass
+from farside.errors import ConfigError, FarsideError
 from farside.log import get_log
 
 CRASHES_MAX = 5
@@ -35,6 +41,9 @@ PAUSE_MAX_S = 10.0
 STOP_LIMIT_S = 5.0  # a server that does not stop for its successor is killed: that adopts all the same
 NOW_LIMIT_S = 3.0
 EXIT_LIMIT_S = 0.5  # from closing its end to being gone; a killed one is gone already
+RETRY_S = 1.0  # after a process could not be started
+MEMORY = ("config", "state", "control")  # what a new server looks at before anybody stops for it
+NEVER_S = float("inf")
 
 log = get_log("blockdev.supervisor")
 
@@ -47,8 +56,7 @@ class Server:
     end: socket.socket
     loaded: bool = False
     adopted: bool = False
-    stopped: bool = False
-    kill_at_s: float = field(default=float("inf"))
+    kill_at_s: float = field(default=NEVER_S)
 
 
 class Supervisor:
@@ -66,16 +74,21 @@ class Supervisor:
         self._deaths: deque[float] = deque(maxlen=CRASHES_MAX)
         self._pause_s = 0.0
         self._spawn_at_s = 0.0
+        self._spare_at_s = NEVER_S
         self._terms = 0
         self._signals, self._signals_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def run(self) -> int:
-        """Supervises until told to end; returns the exit code."""
+        """Supervises until told to end; returns the exit code.
+
+        Raises:
+            FarsideError: The first server failed, before clients could connect; its own words.
+        """
         self._catch_signals()
         try:
             while not (self._terms and self._current is None and self._successor is None):
-                if self._current is None and not self._terms and time.monotonic() >= self._spawn_at_s:
-                    self._start_next()
+                if not self._terms:
+                    self._start_what_is_due(time.monotonic())
                 self._wait()
             return 0
         finally:
@@ -90,9 +103,10 @@ class Supervisor:
 
     def _wait(self) -> None:
         times = [s.kill_at_s for s in (self._current, self._successor) if s is not None]
-        times += [self._spawn_at_s] if self._current is None and not self._terms else []
-        until_s = min(times, default=float("inf"))
-        timeout_s = None if until_s == float("inf") else max(0.0, until_s - time.monotonic())
+        if not self._terms:
+            times += [self._spare_at_s, *([self._spawn_at_s] if self._current is None else [])]
+        until_s = min(times, default=NEVER_S)
+        timeout_s = None if until_s == NEVER_S else max(0.0, until_s - time.monotonic())
         for key, _ in self._selector.select(timeout_s):
             if key.data is None:
                 self._on_signals(os.read(self._signals, 64))
@@ -101,7 +115,7 @@ class Supervisor:
         for server in (self._current, self._successor):
             if server is not None and time.monotonic() >= server.kill_at_s:
                 log.error("the server does not end, killing it", pid=server.process.pid)
-                server.kill_at_s = float("inf")
+                server.kill_at_s = NEVER_S
                 server.process.kill()
 
     def _catch_signals(self) -> None:
@@ -120,53 +134,82 @@ class Supervisor:
 
     def _end_servers(self, how: str) -> None:
         self._dismiss_spare()
+        if self._successor is not None and not self._successor.loaded:
+            self._dismiss(self._successor)  # nobody has stopped for it
+            self._successor = None
         for server in (self._current, self._successor):
             if server is None:
                 continue
             if how == "now":
                 server.kill_at_s = min(server.kill_at_s, time.monotonic() + NOW_LIMIT_S)
-            self._tell(server, how)
+            if server.adopted:  # one that is not hears it with what it adopts: its clients wait for it
+                self._tell(server, how)
 
     # --------------------------------------------------------------- processes
 
-    def _spawn(self) -> Server:
-        ours, theirs = fdpass.pair()
-        with theirs:
+    def _start_what_is_due(self, now_s: float) -> None:
+        if self._current is None and now_s >= self._spawn_at_s:
+            self._current, self._spare = self._spare or self._spawn(), None
+            if self._current is None:
+                self._spawn_at_s = now_s + RETRY_S
+            elif self._current.loaded:
+                self._hand_over(self._current)
+        if now_s >= self._spare_at_s:
+            self._spare = self._spare or self._spawn()
+            self._spare_at_s = NEVER_S if self._spare else now_s + RETRY_S
+
+    def _spawn(self) -> Server | None:
+        """A new server process, or None when this is not the time: no memory, descriptor or place for a process."""
+        ends: tuple[socket.socket, ...] = ()
+        try:
+            ends = ours, theirs = fdpass.pair()
+            ours.setblocking(False)
             process = subprocess.Popen(
                 [sys.executable, "-m", "farside.blockdev.server", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
             )
-        server = Server(process, ours)
-        ours.setblocking(False)
-        self._selector.register(ours, selectors.EVENT_READ, server)
+            server = Server(process, ours)
+            self._selector.register(ours, selectors.EVENT_READ, server)
+        except OSError as error:
+            log.error("no server process can be started now", reason=error)
+            for end in ends:
+                end.close()  # a process that has got this far ends with it
+            return None
+        theirs.close()
         log.info("server process started", pid=process.pid)
+        for name in MEMORY:
+            self._tell(server, "fd", name=name, fd=self._fds[name])
+        self._tell(server, "check")
         return server
-
-    def _start_next(self) -> None:
-        self._current, self._spare = self._spare or self._spawn(), None
-        if self._current.loaded:
-            self._hand_over(self._current)
 
     def _replace(self) -> None:
         if self._current is None or not self._current.adopted or self._successor is not None or self._terms:
             log.info("no replacement now: one is under way, or there is no server")
             return
-        self._dismiss_spare()  # its code may be older than what we are to go on with
         self._successor = self._spawn()
 
     def _dismiss_spare(self) -> None:
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            self._selector.unregister(spare.end)
-            spare.end.close()  # it ends by itself: it has taken nothing up
-            spare.process.wait()
+        self._spare_at_s = NEVER_S
+        if self._spare is not None:
+            self._dismiss(self._spare)
+            self._spare = None
+
+    def _dismiss(self, server: Server) -> None:
+        """Ends a server that has taken nothing up; at once, whatever it does, because we wait for it."""
+        self._selector.unregister(server.end)
+        server.end.close()
+        server.process.kill()
+        server.process.wait()
 
     def _hand_over(self, server: Server) -> None:
         server.adopted = True
         for name, fd in self._fds.items():
-            self._tell(server, "fd", name=name, fd=fd)
+            if name not in MEMORY:
+                self._tell(server, "fd", name=name, fd=fd)
         self._tell(server, "adopt")
+        if self._terms:
+            self._tell(server, "drain" if self._terms == 1 else "now")
 
     def _tell(self, server: Server, op: str, *, name: str = "", number: int = 0, fd: int = -1) -> None:
         # The other side is gone, or stuck with a full queue: its end is noticed by itself.
@@ -193,9 +236,10 @@ class Supervisor:
                 self._on_server_ready(server)
             case "stopped":
                 self._on_stopped(server)
+            case "failed":
+                self._on_failed(server, message)
             case "conn":
-                self._forget(message.number)
-                self._fds[f"conn:{message.number}"] = message.fd
+                self._hold(message.number, message.fd)
             case "forget":
                 self._forget(message.number)
             case "replace":
@@ -205,17 +249,20 @@ class Supervisor:
         if server is self._spare:
             return
         if server is self._successor and self._current is not None:
+            self._dismiss_spare()  # its code may be older than what we are to go on with
+            log.info("the replacement is loaded: stopping the old server", pid=server.process.pid)
             self._current.kill_at_s = time.monotonic() + STOP_LIMIT_S
             self._tell(self._current, "stop")
         else:
             self._hand_over(server)
 
     def _on_stopped(self, server: Server) -> None:
-        server.stopped = True
-        server.kill_at_s = float("inf")
-        if server is self._current and self._successor is not None:
-            self._leaving.append(server)
-            self._current, self._successor = self._successor, None
+        if server is not self._current:
+            return
+        server.kill_at_s = NEVER_S
+        self._leaving.append(server)
+        self._current, self._successor = self._successor, None
+        if self._current is not None:
             self._hand_over(self._current)
 
     def _on_server_ready(self, server: Server) -> None:
@@ -225,8 +272,19 @@ class Supervisor:
             on_ready, self._on_ready = self._on_ready, None
             on_ready()
         log.info("serving", pid=server.process.pid)
-        if self._spare is None and not self._terms:
-            self._spare = self._spawn()
+        self._spare_at_s = time.monotonic()
+
+    def _on_failed(self, server: Server, message: fdpass.Message) -> None:
+        if self._on_ready is not None and server is self._current:
+            kind = ConfigError if message.number == ConfigError.exit_code else FarsideError
+            raise kind(message.name)
+
+    def _hold(self, worker: int, fd: int) -> None:
+        self._forget(worker)
+        if fd < 0:
+            log.error("a client's socket came without room for it: it will not outlive its server", worker=worker)
+        else:
+            self._fds[f"conn:{worker}"] = fd
 
     def _forget(self, worker: int) -> None:
         fd = self._fds.pop(f"conn:{worker}", None)
@@ -249,22 +307,23 @@ class Supervisor:
             self._successor = None
             log.error("the replacement ended before it was ready; the old server stays", status=status)
             if self._current is not None:
-                self._current.kill_at_s = float("inf")
+                self._current.kill_at_s = NEVER_S
         elif server is self._current:
             self._current, self._successor = self._successor, None
             self._after_death(status)
 
     def _after_death(self, status: int) -> None:
         now_s = time.monotonic()
+        if self._current is not None:
+            log.error("server process ended before it had stopped for its successor", status=status)
+            if self._current.loaded:
+                self._hand_over(self._current)
+            return
         if self._terms:
             log.info("server process ended", status=status)
             return
         self._deaths.append(now_s)
         log.error("server process ended; its clients wait for the next", status=status)
-        if self._current is not None:
-            if self._current.loaded:
-                self._hand_over(self._current)
-            return
         if len(self._deaths) == CRASHES_MAX and now_s - self._deaths[0] < CRASH_WINDOW_S:
             self._pause_s = min(PAUSE_MAX_S, max(1.0, 2 * self._pause_s))
             log.error("the server ends again and again", times=CRASHES_MAX, pause_s=self._pause_s)

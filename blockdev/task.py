@@ -32,7 +32,18 @@ class Tasks:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(_guarded(work, name), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: work.close())  # cancelled before its first step, it was never awaited
         return task
+
+
+async def first_of(*works: Coroutine[object, object, object]) -> None:
+    """Returns when one of these has ended; the others are cancelled, and so are all when we are."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def _guarded(work: Coroutine[object, object, None], name: str) -> None:

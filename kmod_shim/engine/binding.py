@@ -204,6 +204,11 @@ class Device:
         """The size that the state memfd must have."""
         return _check("state_bytes", int(lib.ne_state_bytes(_params(params))))
 
+    @staticmethod
+    def state_check(params: Params, state_fd: int) -> None:
+        """Returns when a device of these parameters can be made over the state memfd, or adopted from it."""
+        _check("state_check", lib.ne_state_check(_params(params), state_fd))
+
     def stop(self) -> None:
         """Stops every worker at a request boundary; the state memfd is then ready for a successor."""
         _check("device_stop", lib.ne_device_stop(self._device))

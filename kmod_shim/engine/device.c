@@ -100,12 +100,31 @@ static bool params_fit(const struct ne_params *a, const struct ne_params *b)
 	       a->encrypt_disk == b->encrypt_disk;
 }
 
+static bool head_fits(const struct ne_state_head *h, const struct ne_params *params)
+{
+	return h->magic == STATE_MAGIC && h->version == STATE_VERSION && params_fit(&h->params, params);
+}
+
+int ne_state_check(const struct ne_params *params, int state_fd)
+{
+	int64_t bytes = ne_state_bytes(params);
+	struct ne_state_head h;
+	struct stat st;
+
+	if (bytes < 0)
+		return (int)bytes;
+	/* not the key behind: it is nobody's before he adopts the device */
+	if (fstat(state_fd, &st) || pread(state_fd, &h, offsetof(struct ne_state_head, disk_key), 0) < 0)
+		return -errno;
+	return !h.ready || (head_fits(&h, params) && st.st_size >= bytes) ? 0 : -ESTALE;
+}
+
 static int state_begin(struct ne_device *dev)
 {
 	struct ne_state_head *h = dev->head;
 
 	if (atomic_load(&h->ready)) {
-		if (h->magic != STATE_MAGIC || h->version != STATE_VERSION || !params_fit(&h->params, &dev->params))
+		if (!head_fits(h, &dev->params))
 			return -ESTALE;
 		dev->adopted = true;
 		return 0;

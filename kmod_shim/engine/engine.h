@@ -63,6 +63,11 @@ struct ne_device;
 
 /* Bytes that the state memfd must have for these parameters, or -EINVAL. */
 int64_t ne_state_bytes(const struct ne_params *params);
+/*
+ * 0 when ne_device_create() will take this memfd, whoever serves the device now: it is empty, or its layout and params
+ * are ours. -ESTALE when they are not. Changes nothing.
+ */
+int ne_state_check(const struct ne_params *params, int state_fd);
 
 /*
  * Makes a device over state_fd (a memfd of ne_state_bytes(); sparse) and disk_fd (-1 without a disk; opened O_DIRECT,

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,24 @@ class Process:
         self.sockets.append(sock)
         return NbdClient(greet(sock))
 
+    def children(self) -> set[int]:
+        """Server processes: the one that serves, a spare, one that comes or goes."""
+        assert self.child is not None
+        return {
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/stat")
+            if _parent(path) == self.child.pid and not _is_zombie(int(path.parent.name))
+        }
+
+    def until_spare(self) -> int:
+        """The process that waits for the serving one's death."""
+        pid = self.status()["server_pid"]
+        until(lambda: len(self.children()) == 2, what="a spare", deadline_s=30)
+        return next(iter(self.children() - {pid}))
+
+    def until_said(self, text: str) -> None:
+        until(lambda: text.encode() in (self.folder / "log").read_bytes(), what=text, deadline_s=30)
+
     def end(self, *, limit_s: float = 20) -> int:
         assert self.child is not None
         self.child.send_signal(signal.SIGTERM)
@@ -116,6 +136,13 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         pass  # it has ended by itself
+
+
+def _parent(stat: Path) -> int:
+    try:
+        return int(stat.read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0  # it has ended
 
 
 def _toml(value: object) -> str:
@@ -295,6 +322,132 @@ def test_a_server_that_dies_again_and_again_is_started_again_after_a_pause(proce
         process.until_another_serves(pid)
 
     assert b"again and again" in (process.folder / "log").read_bytes()
+
+
+def test_a_successor_that_dies_while_the_old_server_stops_is_followed_by_a_third(process: Process) -> None:
+    process.start()
+    load = Load(process.client())
+    old, spare = process.status()["server_pid"], process.until_spare()
+    assert process.child is not None
+
+    os.kill(old, signal.SIGSTOP)
+    process.child.send_signal(signal.SIGHUP)
+    process.until_said("the replacement is loaded")
+    (successor,) = process.children() - {old, spare}
+    os.kill(successor, signal.SIGKILL)
+    process.until_said("the replacement ended before it was ready")
+    os.kill(old, signal.SIGCONT)
+
+    process.until_another_serves(old)
+    seen = load.requests
+    until(lambda: load.requests > seen + 100, what="the load goes on")
+    load.end()
+
+
+@contextmanager
+def no_descriptor_left(pid: int) -> Iterator[None]:
+    """A process that can open nothing more, and so can start no other."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, before[1]))
+    yield
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def test_a_replacement_that_can_not_be_started_leaves_the_old_server_serving(process: Process) -> None:
+    process.start()
+    load = Load(process.client())
+    pid = process.status()["server_pid"]
+    process.until_spare()
+    assert process.child is not None
+
+    with no_descriptor_left(process.child.pid):
+        process.child.send_signal(signal.SIGHUP)
+        process.until_said("no server process can be started now")
+
+    assert process.status()["server_pid"] == pid
+    admin.call(process.admin, "replace", timeout_s=30)
+    load.end()
+
+
+def test_a_spare_that_can_not_be_started_is_started_later(process: Process) -> None:
+    process.start()
+    load = Load(process.client())
+    process.until_spare()
+    pid = process.status()["server_pid"]
+    assert process.child is not None
+
+    with no_descriptor_left(process.child.pid):
+        os.kill(pid, signal.SIGKILL)
+        process.until_another_serves(pid)
+        process.until_said("no server process can be started now")
+
+    process.until_spare()
+    load.end()
+
+
+def test_a_server_that_can_not_be_started_is_started_later(process: Process) -> None:
+    process.start()
+    load = Load(process.client())
+    spare = process.until_spare()
+    pid = process.status()["server_pid"]
+    assert process.child is not None
+
+    with no_descriptor_left(process.child.pid):
+        os.kill(spare, signal.SIGKILL)
+        until(lambda: process.children() == {pid}, what="the spare is gone")
+        os.kill(pid, signal.SIGKILL)
+        process.until_said("no server process can be started now")
+
+    process.until_another_serves(pid)
+    load.end()
+
+
+def test_a_spare_that_is_stuck_holds_up_no_replacement(process: Process) -> None:
+    process.start()
+    os.kill(process.until_spare(), signal.SIGSTOP)
+
+    admin.call(process.admin, "replace", timeout_s=30)
+
+
+def test_a_version_that_does_not_know_the_devices_layout_leaves_the_old_server_serving(process: Process) -> None:
+    process.start()
+    load = Load(process.client())
+    pid = process.status()["server_pid"]
+    process.until_spare()
+    assert process.child is not None
+    state = next(
+        path for path in Path(f"/proc/{process.child.pid}/fd").iterdir() if "-state" in os.readlink(path)
+    )  # fmt: skip
+
+    with state.open("r+b") as file:  # as if another version had written it
+        file.seek(8)
+        file.write((99).to_bytes(4, "little"))
+    process.child.send_signal(signal.SIGHUP)
+    process.until_said("this version can't go on with the running device")
+    process.until_said("the old server stays")
+
+    assert process.status()["server_pid"] == pid
+    seen = load.requests
+    until(lambda: load.requests > seen + 100, what="the load goes on")
+    load.end()
+
+
+@pytest.mark.parametrize("setting", ["admin_socket", "metrics_listen"])
+def test_a_device_that_can_not_start_ends_with_one_line(process: Process, setting: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.socket(socket.AF_UNIX) as owned:
+        owned.bind(str(process.folder / "taken"))
+        owned.listen()
+        values = {"admin_socket": process.folder / "taken", "metrics_listen": f"127.0.0.1:{taken.getsockname()[1]}"}
+        (process.folder / "second").mkdir()
+        second = Process(process.folder / "second", **{setting: str(values[setting])})
+
+        ended = subprocess.run(second.command(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        second.close()
+
+    assert ended.returncode == 2
+    assert setting in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+    assert "never awaited" not in ended.stderr
 
 
 def test_an_orphaned_server_serves_until_its_last_client_leaves(process: Process) -> None:
