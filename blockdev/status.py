@@ -123,6 +123,7 @@ class Reporter:
             "total_bytes": figures.total_bytes if figures else 0,
             "headroom_bytes": figures.headroom_bytes if figures else 0,
             "slabs": peer.view().slabs,
+            "faults_hit": self._engine.fault_hits(peer.donor),
         }
 
     def _slab(self, slab: Slab) -> Mapping[str, object]:

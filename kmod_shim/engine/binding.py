@@ -260,6 +260,10 @@ class Device:
         """Spoils one in ``every`` operations to the donor; 0 ends it."""
         _check("fault_set", lib.ne_fault_set(self._device, donor, int(kind), every, delay_us))
 
+    def fault_hits(self, donor: int) -> int:
+        """Operations that the donor's present fault rules have hit."""
+        return int(lib.ne_fault_hits(self._device, donor))
+
     def disk_fault_set(self, kind: Fault, every: int, delay_us: int = 0) -> None:
         """Spoils one in ``every`` disk writes; 0 ends it."""
         _check("disk_fault_set", lib.ne_disk_fault_set(self._device, int(kind), every, delay_us))

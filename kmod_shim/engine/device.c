@@ -451,6 +451,18 @@ int ne_fault_set(struct ne_device *dev, uint32_t donor, uint32_t kind, uint32_t 
 	return 0;
 }
 
+uint64_t ne_fault_hits(const struct ne_device *dev, uint32_t donor)
+{
+	uint64_t hits = 0;
+
+	for (uint32_t kind = 0; donor < NE_DONORS_MAX && kind < NE_FAULT_KINDS; kind++) {
+		uint32_t every = atomic_load(&dev->faults[donor].every[kind]);
+
+		hits += every ? atomic_load(&dev->faults[donor].count[kind]) / every : 0;
+	}
+	return hits;
+}
+
 int ne_disk_fault_set(struct ne_device *dev, uint32_t kind, uint32_t every, uint32_t delay_us)
 {
 	if (kind != NE_FAULT_ERROR && kind != NE_FAULT_DELAY && kind != NE_FAULT_SHORT)

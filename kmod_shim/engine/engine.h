@@ -128,6 +128,8 @@ enum ne_fault {
 	NE_FAULT_KINDS = 6,
 };
 int ne_fault_set(struct ne_device *dev, uint32_t donor, uint32_t kind, uint32_t every, uint32_t delay_us);
+/* Operations that the donor's present rules have hit; one that is taken off takes its hits along. */
+uint64_t ne_fault_hits(const struct ne_device *dev, uint32_t donor);
 /* The same for the disk: NE_FAULT_ERROR, NE_FAULT_DELAY and NE_FAULT_SHORT on disk writes. */
 int ne_disk_fault_set(struct ne_device *dev, uint32_t kind, uint32_t every, uint32_t delay_us);
 
