@@ -16,7 +16,7 @@ from farside.blockdev.listener import Clients, Listener
 from farside.blockdev.params import engine_params, export_of, extents_per_slab
 from farside.blockdev.state import StateFile
 from farside.blockdev.table import Table
-from farside.blockdev.task import Tasks
+from farside.blockdev.task import Tasks, first_of
 from farside.clock import RealClock
 from farside.config import BlockdevConfig
 from farside.errors import ConfigError
@@ -54,13 +54,32 @@ async def _serve(config: BlockdevConfig, fds: dict[str, int]) -> int:
             clients = Clients(engine, 1, hold=lambda worker, fd: None, forget=lambda worker: stopping.set())
             device.on_conn_closed = clients.closed
             device.start()
-            await device.offered.wait()
-            worker = await Listener(export_of(config), clients, tasks).negotiate(
-                socket.socket(fileno=sys.stdin.fileno())
-            )
+            client = socket.socket(fileno=sys.stdin.fileno())
+            worker: int | None = None
+
+            async def let_in() -> None:
+                nonlocal worker
+                worker = await Listener(export_of(config), clients, tasks).negotiate(client)
+
+            # Donors may be long in coming: meanwhile a signal is heard, and so is a client that gives up.
+            await first_of(device.offered.wait(), _hung_up(client), stopping.wait())
+            if device.offered.is_set():
+                await first_of(let_in(), stopping.wait())
             if worker is not None:
                 await stopping.wait()
             await device.leave(RELEASE_LIMIT_S)
             return 0 if worker is not None else 1
     finally:
         engine.destroy()
+
+
+async def _hung_up(client: socket.socket) -> None:
+    """Returns when the client has left; it has nothing to say before our greeting, so what can be read is its end."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(client, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(client)
+    if client.recv(1, socket.MSG_PEEK):
+        await asyncio.Event().wait()  # it talks first all the same: how it ends is seen in the handshake

@@ -507,6 +507,24 @@ def test_one_client_is_served_on_standard_input(process: Process) -> None:
     assert process.child.wait(20) == 0
 
 
+@pytest.mark.parametrize("end", ["signal", "client"])
+def test_who_waits_on_standard_input_for_donors_that_do_not_come_can_end_it(tmp_path: Path, end: str) -> None:
+    process = Process(tmp_path, protection="replica", disk_path="", log_level="info")
+    ours, theirs = socket.socketpair()
+    process.child = subprocess.Popen(process.command("-s"), stdin=theirs.fileno(), stderr=process.log)
+    theirs.close()
+    process.until_said("waiting for donors")
+
+    if end == "signal":
+        process.child.terminate()
+    else:
+        ours.close()
+
+    assert process.child.wait(20) == 1
+    ours.close()
+    process.close()
+
+
 def test_standard_input_that_is_no_socket_is_said_in_one_line(process: Process) -> None:
     ended = subprocess.run(process.command("-s"), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
 
