@@ -19,6 +19,15 @@ from farside.log import get_log
 HANDSHAKE_LIMIT_S = 10.0
 HANDSHAKES_MAX = 64  # at once; who comes then waits in the listen queue
 
+# A client whose machine has vanished would have its worker for ever: after two minutes of silence it is gone.
+TCP_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),  # seconds
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),  # seconds
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 6),
+)
+
 log = get_log("blockdev.clients")
 
 
@@ -132,7 +141,8 @@ class Listener:
     async def negotiate(self, sock: socket.socket) -> int | None:
         """Runs one handshake; returns the worker that serves the client now, or None. Owns the socket."""
         if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for level, option, value in TCP_OPTIONS:
+                sock.setsockopt(level, option, value)
         worker: int | None = None
         try:
             async with asyncio.timeout(HANDSHAKE_LIMIT_S):

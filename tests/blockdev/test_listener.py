@@ -94,6 +94,26 @@ def test_the_first_request_is_left_for_the_engine(door: Door, step: int) -> None
     assert sock.recv(1000) == REQUEST
 
 
+def test_a_tcp_client_whose_machine_vanishes_is_noticed(door: Door) -> None:
+    async def live() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            client = socket.create_connection(listener.getsockname())
+            ours, _ = listener.accept()
+        with client:
+            client.sendall(go())
+            assert await door.listener.negotiate(ours) == 0
+
+    asyncio.run(live())
+
+    given = door.workers.given[0]
+    assert given.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    idle, every, times = (
+        given.getsockopt(socket.IPPROTO_TCP, option)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    )
+    assert idle + every * times <= 120
+
+
 def test_the_supervisor_holds_the_socket_before_the_engine_has_it(door: Door) -> None:
     negotiate(door, go())
 
