@@ -1,4 +1,4 @@
-"""Prometheus metrics of a borrower, collected when they are asked for.
+"""Prometheus metrics of a borrower, collected when they are asked for; counters go on through all its processes.
 
 Served from the event loop and not by prometheus_client's own thread: a device is called from one thread only, and a
 thread would have to be waited for while a successor stands ready.
@@ -6,7 +6,7 @@ thread would have to be waited for while a successor stands ready.
 
 import asyncio
 from collections import Counter as Tally
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from farside.blockdev.peer import PeerState
 from farside.blockdev.status import Reporter, slab_state
-from farside.kmod_shim.engine.binding import EngineStats
+from farside.blockdev.total import LONGEST, latency_buckets
 from farside.listen import open_listener
 
 SCRAPE_LIMIT_S = 10.0
@@ -62,8 +62,9 @@ class DeviceCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families, from one reading of the engine's counters."""
-        stats = self._reporter.stats()
-        yield from engine_families(stats)
+        device = self._reporter.device
+        device.save()  # what is told now, no successor takes back: Prometheus would count all of it once more
+        yield from engine_families(device.context.table.totals)
         yield from self._device_families()
 
     def _device_families(self) -> Iterator[Metric]:
@@ -98,9 +99,8 @@ class DeviceCollector(Collector):
             yield CounterMetricFamily(f"farside_blockdev_{name}", text, value=counters[name])
 
 
-def engine_families(stats: EngineStats) -> Iterator[Metric]:
-    """The families that come from the engine alone."""
-    values = asdict(stats)
+def engine_families(totals: Mapping[str, int]) -> Iterator[Metric]:
+    """The families that come from the engine alone, over all processes of the device (total.py)."""
     for name, help_text, label, places in (
         ("pages_in", "Pages read, by where they came from.", "source", _PAGES_IN),
         ("pages_out", "Pages written, by where they went.", "target", _PAGES_OUT),
@@ -108,14 +108,14 @@ def engine_families(stats: EngineStats) -> Iterator[Metric]:
     ):
         family = CounterMetricFamily(f"farside_blockdev_{name}", help_text, labels=[label])
         for place in places:
-            family.add_metric([place], values[f"{name}_{place}"])
+            family.add_metric([place], totals[f"{name}_{place}"])
         yield family
     for name, text in _PLAIN.items():
-        yield CounterMetricFamily(f"farside_blockdev_{name}", text, value=values[name])
+        yield CounterMetricFamily(f"farside_blockdev_{name}", text, value=totals[name])
     for kind in ("read", "write"):
-        yield _histogram(kind, values[f"latency_{kind}"])
+        yield _histogram(kind, latency_buckets(totals, kind))
     longest = GaugeMetricFamily("farside_blockdev_longest_request_seconds", "The longest request so far.")
-    longest.add_metric([], stats.longest_request_ns / 1e9)
+    longest.add_metric([], totals[LONGEST] / 1e9)
     yield longest
 
 

@@ -39,10 +39,6 @@ class Reporter:
         """The device."""
         return self._device
 
-    def stats(self) -> EngineStats:
-        """The engine's counters now."""
-        return self._engine.stats()
-
     @property
     def connections(self) -> int:
         """Clients served now."""

@@ -4,21 +4,32 @@ The engine counts from zero in each process; what the processes before counted i
 a second, so that a killed process takes at most its last second along.
 """
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 
-from farside.kmod_shim.engine.binding import EngineStats
+from farside.kmod_shim.engine.binding import LATENCY_BUCKETS, EngineStats
 
 LONGEST = "longest_request_ns"
-_NOT_SUMMED = frozenset({LONGEST, "latency_read", "latency_write"})
 
 
 def add_stats(before: Mapping[str, int], stats: EngineStats) -> dict[str, int]:
-    """Counters of the processes before plus those of this one; for the longest request, the longer."""
-    total = {
-        field.name: before.get(field.name, 0) + int(getattr(stats, field.name))
-        for field in fields(EngineStats)
-        if field.name not in _NOT_SUMMED
-    }
+    """Counters of the processes before plus those of this one; for the longest request, the longer.
+
+    A histogram is a counter a bucket: see ``latency_buckets``.
+    """
+    total = {name: before.get(name, 0) + count for name, count in _flat(stats)}
     total[LONGEST] = max(before.get(LONGEST, 0), stats.longest_request_ns)
     return total
+
+
+def latency_buckets(totals: Mapping[str, int], kind: str) -> tuple[int, ...]:
+    """The histogram of ``kind`` (read, write): bucket i counts requests that took [2^i, 2^(i+1)) ns."""
+    return tuple(totals[f"latency_{kind}_{i}"] for i in range(LATENCY_BUCKETS))
+
+
+def _flat(stats: EngineStats) -> Iterator[tuple[str, int]]:
+    for name, value in asdict(stats).items():
+        if isinstance(value, tuple):
+            yield from ((f"{name}_{i}", count) for i, count in enumerate(value))
+        else:
+            yield name, value

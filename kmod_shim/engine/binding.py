@@ -23,6 +23,7 @@ WORKERS_MAX: int = lib.NE_WORKERS_MAX
 MOVER: int = lib.NE_MOVER
 DONORS_MAX: int = lib.NE_DONORS_MAX
 SLABS_MAX: int = lib.NE_SLABS_MAX
+LATENCY_BUCKETS: int = lib.NE_LATENCY_BUCKETS
 
 
 class Protection(IntEnum):

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from farside.blockdev.metrics import engine_families
+from farside.blockdev.total import add_stats
 from farside.kmod_shim.engine.binding import EngineStats
 
 
@@ -23,7 +24,7 @@ class Engine(Collector):
         self.told = told
 
     def collect(self) -> list[Metric]:
-        return list(engine_families(self.told))
+        return list(engine_families(add_stats({}, self.told)))
 
 
 def samples(told: EngineStats) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

@@ -9,17 +9,20 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from farside import admin
 from farside.blockdev.handshake import Export, Handshake
 from farside.errors import PeerError
 from tests.support.nbd_client import NbdClient
+from tests.support.sandbox import free_port
 from tests.support.waiting import until
 
 MIB = 1 << 20
@@ -265,6 +268,31 @@ def test_a_client_that_leaves_frees_its_worker_also_after_a_takeover(process: Pr
 
     process.client().write(0, bytes(PAGE))
     second.write(0, bytes(PAGE))
+
+
+def test_what_prometheus_has_seen_no_takeover_takes_back(tmp_path: Path) -> None:
+    port = free_port()
+    process = Process(tmp_path, metrics_listen=f"127.0.0.1:{port}").start()
+
+    def scraped() -> Mapping[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        counted = ("_total", "_bucket", "_count", "_sum")
+        return {f"{s.name} {s.labels}": s.value for f in families for s in f.samples if s.name.endswith(counted)}
+
+    client = process.client()
+    for number in range(50):
+        client.write(number * PAGE, b"x" * PAGE)
+        client.read(number * PAGE, PAGE)
+    before = scraped()
+    pid = process.status()["server_pid"]
+    os.kill(pid, signal.SIGKILL)
+    process.until_another_serves(pid)
+    after = scraped()
+    process.close()
+
+    assert sum(before.values()) > 200
+    assert {name for name, value in before.items() if after[name] < value} == set()
 
 
 def test_a_client_beyond_the_workers_is_refused_and_the_others_go_on(process: Process) -> None:
