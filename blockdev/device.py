@@ -38,6 +38,7 @@ TICK_S = 1.0  # the paper's period of the EWMA [infiniswap §2.4.1]
 EMPTY_SLAB_LINGER_S = 3.0  # a slab emptied by TRIM is often wanted again by the next program
 WANT_DELAY_S = 0.01  # WANT events come in crowds; one pass maps them together
 SWEEP_CLUSTERS = 64
+SETTLED_PAGES_PER_S = 1.0  # until the saved rates are below it an idle device goes on saving them
 RESUMED_DEADLINE_S = 2.0  # the donor's own is not known any more; part of it has passed
 GIB = 1 << 30
 
@@ -75,7 +76,8 @@ class BlockDevice:
             tasks=tasks,
             rng=random.Random(),
             law=law,
-            activity=first_activity(engine.activity(), law),
+            activity=first_activity(engine.activity(), law, table.range_rates),
+            slab_rates=dict(table.slab_rates),
         )
         self.offered = asyncio.Event()
         self.rates = 0.0
@@ -133,8 +135,9 @@ class BlockDevice:
 
     def save(self) -> None:
         """Saves everything a successor goes on with."""
-        self.context.table.totals = self.totals()
-        self.context.table.save()
+        context, table = self.context, self.context.table
+        table.totals, table.range_rates, table.slab_rates = self.totals(), context.activity.rates, context.slab_rates
+        table.save()
 
     async def leave(self, limit_s: float) -> None:
         """Gives all leases back, at the end of the device's life, within ``limit_s``."""
@@ -191,7 +194,7 @@ class BlockDevice:
         # 3. what a lost event would leave behind
         self.pump_events()
         # 4. record
-        if self.totals() != context.table.totals:
+        if self.totals() != context.table.totals or max(context.table.range_rates, default=0.0) >= SETTLED_PAGES_PER_S:
             self.save()
 
     def _pages_by_slab(self) -> dict[int, int]:

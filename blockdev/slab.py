@@ -63,10 +63,16 @@ def activity_law(
     )
 
 
-def first_activity(counters: Sequence[int], law: ActivityLaw) -> Activity:
-    """The state at the start: every range cold, its rate zero. [infiniswap §2.4.1, "initialized to zero"]"""
+def first_activity(counters: Sequence[int], law: ActivityLaw, rates: Sequence[float] = ()) -> Activity:
+    """The state at the start: every range cold, its rate zero. [infiniswap §2.4.1, "initialized to zero"]
+
+    A successor starts with the ``rates`` that the process before had. States follow from them; a range between the
+    thresholds counts as hot, because what it has mapped must turn cold once to be given back.
+    """
     ranges = -(-len(counters) // law.clusters_per_range)
-    return Activity(counters=counters, rates=(0.0,) * ranges, states=(RangeState.COLD,) * ranges)
+    known = tuple(rates) if len(rates) == ranges else (0.0,) * ranges
+    states = tuple(_next_state(RangeState.HOT, rate, law) for rate in known)
+    return Activity(counters=counters, rates=known, states=states)
 
 
 def next_activity(last: Activity, counters: Sequence[int], law: ActivityLaw, *, elapsed_s: float = 1.0) -> Activity:

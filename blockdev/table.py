@@ -6,7 +6,7 @@ saved after the engine has said so. So the table always holds at least what the 
 drop the rest at adoption.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -83,6 +83,8 @@ class _Saved:
     committed: bool = False
     peers: list[PeerAddress] = field(default_factory=list)
     totals: dict[str, int] = field(default_factory=dict)
+    range_rates: tuple[float, ...] = ()
+    slab_rates: dict[int, float] = field(default_factory=dict)
 
 
 class Table:
@@ -93,6 +95,8 @@ class Table:
         counters: Event counters; they are saved with the next change.
         peers: The donors that the peers file named when it was last readable.
         totals: The engine's counters over all processes, as of the last second (total.py).
+        range_rates: Page I/O a second of each range, likewise; empty in a new device.
+        slab_rates: Page I/O a second by slab, likewise.
         committed: The whole size once had its homes, so the device was exported (replica and none).
     """
 
@@ -107,6 +111,8 @@ class Table:
         self.committed = saved.committed
         self.peers = tuple(saved.peers)
         self.totals = saved.totals
+        self.range_rates = saved.range_rates
+        self.slab_rates: Mapping[int, float] = saved.slab_rates
         self._donors = {record.node: record for record in saved.donors}
         self._homes: dict[int, dict[int, int]] = {}  # cluster -> slab -> extent
         self._by_lease: dict[int, dict[int, int]] = {}  # donor -> lease -> slab
@@ -127,6 +133,8 @@ class Table:
             committed=self.committed,
             peers=list(self.peers),
             totals=self.totals,
+            range_rates=self.range_rates,
+            slab_rates=dict(self.slab_rates),
         )
         self._file.write(msgspec.msgpack.encode(saved))
 
