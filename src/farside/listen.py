@@ -48,7 +48,7 @@ def clear_stale(path: str) -> None:
     """
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise FileExistsError(errno.EEXIST, "a file that is no socket is there; remove it or name another")
+            raise FileExistsError(errno.EEXIST, "a file that is no socket is there; remove it, or name another path")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -60,7 +60,7 @@ def clear_stale(path: str) -> None:
             return
         except BlockingIOError:
             pass
-    raise OSError(errno.EADDRINUSE, "another process serves it; stop that one or name another")
+    raise OSError(errno.EADDRINUSE, "another process serves it; end that one, or name another path")
 
 
 def _tcp(host: str, port: int) -> socket.socket:

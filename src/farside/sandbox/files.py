@@ -14,7 +14,6 @@ from farside.errors import ConfigError, PeerError
 from farside.units import format_bytes
 
 LOOK_EVERY_S = 0.05
-PROBE_LIMIT_S = 1.0  # who listens but does not accept is somebody too
 # Below the kernel's usual range for outgoing connections (from 32768), so that nothing takes a donor's port while the
 # donor is away.
 PORTS = range(20000, 32000)
@@ -82,29 +81,6 @@ def socket_of(uri: str) -> Path | None:
     """Path of the unix socket that a URI of ours names."""
     path = uri.partition("?socket=")[2]
     return Path(path) if path else None
-
-
-def clear_socket(path: Path) -> None:
-    """Removes the unix socket that a dead process left.
-
-    Raises:
-        ConfigError: it is no socket, or somebody serves it; it stays.
-    """
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise ConfigError(f"{path}: a file that is no socket is there", hint="name another path")
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(PROBE_LIMIT_S)
-            probe.connect(os.fspath(path))
-    except FileNotFoundError:
-        return
-    except ConnectionRefusedError:
-        path.unlink(missing_ok=True)
-        return
-    except OSError as error:
-        if not isinstance(error, TimeoutError):
-            raise ConfigError(f"{path}: {error.strerror}") from error
-    raise ConfigError(f"{path}: another process serves it", hint="end that one, or name another path")
 
 
 async def until(look: Callable[[], Awaitable[bool]], *, what: str, limit_s: float) -> None:

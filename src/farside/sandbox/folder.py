@@ -14,7 +14,8 @@ from pathlib import Path
 
 from farside.endpoint import socket_path
 from farside.errors import ConfigError
-from farside.sandbox.files import clear_socket, socket_of
+from farside.listen import clear_stale
+from farside.sandbox.files import socket_of
 from farside.sandbox.layout import FILES, FOLDERS, LOCK_NAME, RECORD_NAME, read_record
 from farside.sandbox.pressure import donor_folder
 from farside.sandbox.process import kill_leftover
@@ -85,8 +86,8 @@ def _clear(state: Path) -> None:
         for process in (record.blockdev, *record.donors):
             kill_leftover(process.pid, state)
         for path in filter(None, map(socket_of, record.uris)):
-            with suppress(ConfigError):  # another process serves it by now
-                clear_socket(path)
+            with suppress(OSError):  # another process serves it by now
+                clear_stale(os.fspath(path))
     for file in (*(state / name for name in FILES), *state.glob(f".{RECORD_NAME}.*")):
         file.unlink(missing_ok=True)
     for name in FOLDERS:

@@ -13,7 +13,8 @@ from farside import admin
 from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError, FarsideError, PeerError
 from farside.geometry import CLUSTER_BYTES
-from farside.sandbox.files import backup_disk, clear_socket, uri
+from farside.listen import clear_stale
+from farside.sandbox.files import backup_disk, uri
 from farside.sandbox.folder import check_length, claimed
 from farside.sandbox.layout import SLAB_BYTES_DEFAULT, WORKERS_DEFAULT, Plan
 from farside.sandbox.plane import Plane
@@ -158,9 +159,9 @@ def _refuse_a_taken(listener: str) -> None:
     where = parse_endpoint(listener)
     if isinstance(where, str):
         try:
-            clear_socket(Path(where))
-        except ConfigError as error:
-            raise ConfigError(f"--listen {error}") from None
+            clear_stale(where)
+        except OSError as error:
+            raise ConfigError(f"--listen {where}: {error.strerror}") from None
 
 
 def _run_to_the_end(plane: Plane) -> int:
