@@ -6,7 +6,7 @@ Every loan begins in ``lend`` and ends in ``end``, whatever the reason. The orde
 
 1. the engine revokes the lease: when that returns, none of its threads touches the slab,
 2. the ledger forgets the loan, so that nobody is answered about it any more,
-3. the pool takes the slab back: zeroed for the next borrower, or freed.
+3. the pool frees the slab, and makes a new one where one should be ready.
 
 A slab on this host has no step 1: its borrower maps the memfd itself. Punching it out takes its content away from who
 did not let go; that borrower reads zeros where it expects data, and its page checksums tell it so.
@@ -214,8 +214,6 @@ class Lender:
         )
         if transport is Transport.TCP:
             self.exporter.lease(loan.lease, session.number, loan.token, slab.address, slab.length_bytes)
-        else:
-            slab.was_passed = True
         self.counters.lent += 1
         _log.info("slab lent", lease=loan.lease, borrower=session.node, device=device, transport=transport)
         return loan

@@ -5,30 +5,31 @@ How it works
 A slab is a memfd of ``slab_bytes``, sealed so that nobody can shrink it under us, mapped and populated here, hence
 zeroed by the kernel. It is in exactly one of these places::
 
-    making -> ready -> lent -> cleaning -> ready     lent over a network: nobody else ever had the memfd
-       |        |               |
-       +--------+---------------+-----> gone         not wanted any more, or the memfd was passed out
+    making -> ready -> lent -> freeing -> gone, or replaced by a new one that is ready
+                  |               |
+                  +---------------+
 
-* Zero before lent: a slab becomes ready only when it is made, or when its old pages were punched out of the memfd and
-  new ones populated. No byte of one borrower reaches another.
-* A memfd that was passed to a borrower on this host is never lent again: that borrower may keep it. Its pages are
-  punched out (that frees them whoever holds it) and the memfd is closed.
-* Whatever takes milliseconds (populating 64 MiB takes about 20) runs in a thread; the event loop, which owns all state
-  here, never waits for it.
+* Zero before lent: a slab is lent once. What comes back is freed, and where one is to be kept ready, a new one is made
+  in its place; the kernel zeroes it. No byte of one borrower reaches another.
+* A borrower on this host may keep the memfd that it was passed. So pages are punched out before the memfd is closed:
+  that frees them whoever holds it.
+* Whatever takes milliseconds (populating 64 MiB takes about 20) runs in a thread, in system calls that let Python's
+  other threads run; the event loop, which owns all state here, never waits for it.
 * Huge pages: used while the operator has set enough aside. They are no part of what HeadRoom watches: taking one from
   the kernel's pool or giving it back changes nothing for other programs. They are counted apart.
 * Slabs must not be swapped out. The service's cgroup sets MemorySwapMax=0 (systemd/), which covers memfds too; mlock
   would need a limit as large as all that is lent.
 
 Rejected: one large memfd with slabs as parts of it (passing it would show a borrower everybody's pages), memset for
-zeroing (needs the pages in, and takes as long as the kernel, which must not be trusted less).
+zeroing (needs the pages in, and takes as long as the kernel, which must not be trusted less), madvise(MADV_REMOVE) for
+punching (Python's holds its lock meanwhile: 10 ms without an event loop for 64 MiB).
 """
 
 import asyncio
 import fcntl
 import functools
-import mmap
 import os
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,12 @@ from farside.errors import EngineError
 from farside.log import get_log
 
 _log = get_log("daemon.pool")
+
+# linux/falloc.h: FS_IOC_UNRESVSP64 takes a struct space_resv, and is fallocate(PUNCH_HOLE) on every file system since
+# Linux 5.5. Python has no such fallocate.
+_PUNCH_HOLE = 0x4030_582B
+_SPACE_RESV = struct.Struct("@hhqqiI16x")
+
 _T = TypeVar("_T")
 
 
@@ -61,7 +68,6 @@ class Slab:
     address: int
     length_bytes: int
     is_huge: bool
-    was_passed: bool = False  # its memfd was given to another process
 
 
 class Pool:
@@ -115,7 +121,7 @@ class Pool:
     async def grow(self, count: int) -> int:
         """Makes up to ``count`` slabs ready; returns how many it was. Fewer when the kernel has no memory for more."""
         for made in range(count):
-            slab = await self._changed(self._make)
+            slab = await self._changed(lambda: self._make(is_huge=self._huge_slabs_free() > 0))
             if slab is None:
                 return made
             self._keep_ready(slab)
@@ -131,15 +137,14 @@ class Pool:
         return len(going)
 
     async def take_back(self, slab: Slab, *, keep: bool) -> None:
-        """Ends a loan: the slab's content is gone when this returns. ``keep`` it ready for another where that is safe.
+        """Ends a loan: the slab is gone when this returns. ``keep`` puts a new one in its place.
 
         Nobody may touch its memory any more (Exporter.revoke); or, where the memfd was passed out, rely on it.
         """
         self._lent.remove(slab)
-        if not keep or slab.was_passed:
-            await self._changed(lambda: self._free(slab))
-        elif await self._changed(lambda: self._renew(slab)):
-            self._keep_ready(slab)
+        new = await self._changed(lambda: self._replace(slab) if keep else self._free(slab))
+        if new is not None:
+            self._keep_ready(new)
 
     def close(self) -> None:
         """Frees every slab that is not being made or cleaned now; those are freed when they are done."""
@@ -167,42 +172,44 @@ class Pool:
 
     # ---- in a thread
 
-    def _make(self) -> Slab | None:
-        is_huge = self._huge_slabs_free() > 0
-        fd = _sealed_memfd(self.slab_bytes, is_huge=is_huge)
-        slab = Slab(fd=fd, address=0, length_bytes=self.slab_bytes, is_huge=is_huge)
-        return slab if self._map_or_close(slab) else None
+    def _make(self, *, is_huge: bool) -> Slab | None:
+        fd = -1
+        try:
+            fd = _sealed_memfd(self.slab_bytes, is_huge=is_huge)
+            address = self._memory.map(fd, self.slab_bytes)
+        # Out of descriptors is like out of memory: what is not made now may be made later.
+        except (OSError, EngineError) as error:
+            if fd >= 0:
+                os.close(fd)
+            _log.warning("a slab could not be made", error=error)
+            return None
+        return Slab(fd=fd, address=address, length_bytes=self.slab_bytes, is_huge=is_huge)
 
-    def _renew(self, slab: Slab) -> bool:
-        self._memory.unmap(slab.address, slab.length_bytes)
-        _punch_out(slab)
-        return self._map_or_close(slab)
+    def _replace(self, slab: Slab) -> Slab | None:
+        self._free(slab)
+        return self._make(is_huge=slab.is_huge)
 
     def _free(self, slab: Slab) -> None:
         self._memory.unmap(slab.address, slab.length_bytes)
-        _punch_out(slab)
-        os.close(slab.fd)
-
-    def _map_or_close(self, slab: Slab) -> bool:
         try:
-            slab.address = self._memory.map(slab.fd, slab.length_bytes)
-        except EngineError as error:
+            _punch_out(slab)
+        finally:
             os.close(slab.fd)
-            _log.warning("no memory for a slab", error=error)
-            return False
-        return True
 
 
 def _sealed_memfd(length_bytes: int, *, is_huge: bool) -> int:
     huge = os.MFD_HUGETLB if is_huge else 0
     fd = os.memfd_create("farside-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | huge)
-    os.ftruncate(fd, length_bytes)
-    # A borrower that could shrink it would make our threads, or another's, die of SIGBUS.
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    try:
+        os.ftruncate(fd, length_bytes)
+        # A borrower that could shrink it would make our threads, or another's, die of SIGBUS.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 
 def _punch_out(slab: Slab) -> None:
     """Takes every page out of the memfd, for all who have it mapped; what is read there afterwards is zero."""
-    with mmap.mmap(slab.fd, slab.length_bytes) as view:
-        view.madvise(mmap.MADV_REMOVE)
+    fcntl.ioctl(slab.fd, _PUNCH_HOLE, _SPACE_RESV.pack(0, os.SEEK_SET, 0, slab.length_bytes, 0, 0))

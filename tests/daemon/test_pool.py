@@ -1,12 +1,18 @@
 """Slabs: sealed, zeroed before anybody else gets them, and gone when their memory is wanted back."""
 
 import asyncio
+import errno
 import mmap
 import os
+import resource
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from farside.daemon.pool import Pool, Slab
+from farside.daemon.pool import Pool, Slab, _punch_out
 from tests.daemon.fakes import FakeMemory
 
 SLAB = 2 << 20
@@ -40,23 +46,21 @@ def test_a_slab_made_is_ready_and_lent_once() -> None:
     pool.close()
 
 
-def test_a_slab_lent_over_a_network_comes_back_as_zeros() -> None:
+def test_a_slab_that_comes_back_is_replaced_by_one_of_zeros() -> None:
     pool, memory = make()
     slab = lend(pool)
     memory.views[slab.address][:4] = b"dirt"
 
     asyncio.run(pool.take_back(slab, keep=True))
-    again = lend(pool)
+    other = lend(pool)
 
-    assert again is slab
-    assert memory.views[again.address][:] == bytes(SLAB)
+    assert memory.views[other.address][:] == bytes(SLAB)
     pool.close()
 
 
-def test_a_memfd_that_was_passed_out_is_punched_and_never_lent_again() -> None:
+def test_a_memfd_that_a_borrower_keeps_is_empty_and_never_lent_again() -> None:
     pool, _ = make()
     slab = lend(pool)
-    slab.was_passed = True
     kept_by_borrower = os.dup(slab.fd)
     with mmap.mmap(kept_by_borrower, SLAB) as view:
         view[:4] = b"mine"
@@ -65,8 +69,85 @@ def test_a_memfd_that_was_passed_out_is_punched_and_never_lent_again() -> None:
 
         assert resident_bytes(kept_by_borrower) == 0
         assert view[:4] == bytes(4)
-    assert pool.slabs_bytes == 0
+    assert not os.path.sameopenfile(lend(pool).fd, kept_by_borrower)
+    pool.close()
     os.close(kept_by_borrower)
+
+
+def test_other_threads_run_while_a_slab_is_emptied() -> None:
+    memory = FakeMemory()
+    pool = Pool(memory, slab_bytes=64 << 20)
+
+    def turns_meanwhile() -> int:
+        """How often another thread had a turn while the pages went."""
+        asyncio.run(pool.grow(1))
+        slab = lend(pool)
+        memory.views[slab.address][:] = b"x" * len(memory.views[slab.address])
+        begin, end = threading.Event(), threading.Event()
+        turns: list[None] = []
+
+        def take_turns() -> None:
+            begin.wait()
+            while not end.wait(0.0002):
+                turns.append(None)
+
+        other = threading.Thread(target=take_turns)
+        other.start()
+        begin.set()
+        _punch_out(slab)
+        count = len(turns)
+        end.set()
+        other.join()
+        asyncio.run(pool.take_back(slab, keep=False))
+        return count
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # then only a call that lets go of Python's lock lets another thread run
+    try:
+        # A few for the short calls around it; dozens for one of 10 ms that holds nobody up.
+        assert any(turns_meanwhile() > 5 for _ in range(20))
+    finally:
+        sys.setswitchinterval(interval_s)
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """This process can open so many more files, in the body."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    holes = [os.dup(0) for _ in range(100)]  # so that no number far below the limit is free
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(holes) + 1 + count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in holes:
+            os.close(fd)
+
+
+def test_growing_stops_where_descriptors_end() -> None:
+    async def scenario() -> None:
+        pool = Pool(FakeMemory(), slab_bytes=SLAB)
+        await pool.grow(1)  # the thread that makes slabs is there now
+        with descriptors_left(4):
+            made = await pool.grow(5)  # each takes a memfd, and here a second for the stand-in's map
+
+            assert (made, pool.changing) == (2, 0)
+            pool.close()
+            assert await pool.grow(0) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_slab_that_cannot_be_sealed_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EINVAL, "not a whole number of huge pages")
+
+    pool = Pool(FakeMemory(), slab_bytes=SLAB)
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    before = len(os.listdir("/proc/self/fd"))
+
+    assert asyncio.run(pool.grow(1)) == 0
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_slab_not_kept_gives_its_memory_back_at_once() -> None:
