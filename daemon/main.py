@@ -7,6 +7,7 @@ ends it at once. Killed without warning it leaves nothing but socket files, whic
 
 import asyncio
 import random
+import resource
 import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,6 +54,7 @@ def run(config: DaemonConfig) -> int:
     from farside.kmod_shim.engine import binding  # late: `--help` and tests of the rest need no engine
 
     start_logging(config.log_level)
+    _raise_descriptor_limit()
     donor = Donor(config, exporter=binding.Exporter(), slab_memory=binding, clock=RealClock())
     asyncio.run(donor.run())
     return 0
@@ -231,3 +233,9 @@ def _listening(endpoint: str) -> Iterator[socket.socket]:
         yield listener
     finally:
         close_listener(listener)
+
+
+def _raise_descriptor_limit() -> None:
+    # Each slab is one, and so is each connection. The customary 1024 is for programs that use select(), we do not.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -70,10 +70,11 @@ class MemoryWatch:
         self._smoothed_bytes = smoothed_use_bytes(self._smoothed_bytes, self._used_bytes, self._beta)
 
     def huge_slabs_free(self) -> int:
-        """Slabs that could stand on the huge pages that the operator set aside."""
-        if self._hugepages == "off":
+        """Slabs that could stand on the huge pages set aside for them; none where a page is more than a slab."""
+        page_bytes = self._reading.huge_page_bytes
+        if self._hugepages == "off" or not page_bytes or self._slab_bytes % page_bytes:
             return 0
-        return self._reading.huge_pages_free * self._reading.huge_page_bytes // self._slab_bytes
+        return self._reading.huge_pages_free * page_bytes // self._slab_bytes
 
     def snapshot(self, slabs: SlabCounts) -> MemorySnapshot:
         """What the policies decide on."""

@@ -1,5 +1,6 @@
 """`farside daemon` as a process: with the real engine, from its start to its end."""
 
+import resource
 import signal
 import subprocess
 import sys
@@ -69,6 +70,17 @@ def test_it_says_what_it_is_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
         assert process.wait(timeout=10) == 0
         assert not (tmp_path / "donor.sock").exists()
         assert not (tmp_path / "admin.sock").exists()
+
+
+def test_slabs_and_connections_may_take_all_descriptors_that_the_system_allows(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "farside", "daemon", "--config", str(write_config(tmp_path))]
+    with subprocess.Popen(["sh", "-c", 'ulimit -Sn 256 && ulimit -Hn 4096 && exec "$@"', "sh", *argv]) as process:
+        try:
+            until(lambda: status(tmp_path), what="the donor's status")
+
+            assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (4096, 4096)
+        finally:
+            process.kill()
 
 
 def test_its_metrics_can_be_scraped_and_have_help(tmp_path: Path) -> None:
