@@ -164,8 +164,10 @@ class Pool:
         """Runs what takes milliseconds in a thread; one slab counts as changing for so long."""
         self._changing += 1
         self.changes += 1
+        running = asyncio.get_running_loop().run_in_executor(None, work)
         try:
-            return await asyncio.to_thread(work)
+            # Work that a cancelled task leaves in the queue must be done all the same: nobody else knows of its slab.
+            return await asyncio.shield(running)
         finally:
             self._changing -= 1
             self.changes += 1

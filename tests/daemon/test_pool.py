@@ -8,6 +8,7 @@ import resource
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -212,6 +213,31 @@ def test_a_slab_that_comes_back_after_the_end_is_freed() -> None:
         await asyncio.sleep(0)
         pool.close()
         await growing
+
+        assert memory.views == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_slab_on_its_way_out_is_freed_though_who_gave_it_back_is_cancelled() -> None:
+    async def scenario() -> None:
+        loop, go, busy = asyncio.get_running_loop(), threading.Event(), threading.Event()
+        executor = ThreadPoolExecutor(max_workers=1)
+        loop.set_default_executor(executor)
+        memory = FakeMemory()
+        pool = Pool(memory, slab_bytes=SLAB)
+        await pool.grow(1)
+        executor.submit(busy.set)
+        executor.submit(go.wait)
+        busy.wait()
+        taking = asyncio.create_task(pool.take_back(lend(pool), keep=False))
+        await asyncio.sleep(0)
+
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        pool.close()
+        go.set()
+        await loop.shutdown_default_executor()
 
         assert memory.views == {}
 
