@@ -232,11 +232,24 @@ class Channel:
             raise PeerError(f"connection lost: {self._broken.strerror}")
         if self._out_bytes + len(data) > OUT_BYTES_MAX:
             raise PeerError("the peer does not read what it asked for")
-        # What must wait needs descriptors of its own: the caller may close its right after this call.
-        self._out.append((memoryview(data), tuple(os.dup(fd) for fd in fds)))
+        self._out.append((memoryview(data), self._duplicates(fds)))
         self._out_bytes += len(data)
         self._drained.clear()
         self._flush()
+
+    def _duplicates(self, fds: Sequence[int]) -> tuple[int, ...]:
+        """Descriptors of our own, for a frame that must wait: the caller may close its right after the call."""
+        ours: list[int] = []
+        try:
+            for fd in fds:
+                ours.append(os.dup(fd))
+        except OSError as error:
+            for fd in ours:
+                os.close(fd)
+            # The protocol has counted the frame, so none can be sent after it.
+            self._broken = error
+            raise PeerError(f"no descriptors to pass: {error.strerror}") from error
+        return tuple(ours)
 
     def _flush(self) -> None:
         try:

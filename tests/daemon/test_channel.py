@@ -1,6 +1,8 @@
 """The channel over real sockets: handshake, descriptors, hand-over, and peers that do not read."""
 
 import asyncio
+import errno
+import fcntl
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -102,6 +104,37 @@ def test_descriptors_that_wait_for_a_slow_reader_survive_their_senders_close() -
                 await received(b)
                 for fd in b.take_fds(1):
                     os.close(fd)
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_for_which_there_are_no_descriptors_ends_the_connection_and_leaves_none_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with opened() as (b, d):
+            b.ask(m.Map(device="s"))
+            asked = await received(d)
+            first, second = os.memfd_create("one"), os.memfd_create("two")
+            duplicates: list[int] = []
+
+            def dup_one(fd: int) -> int:
+                if duplicates:
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                duplicates.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0))
+                return duplicates[0]
+
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "dup", dup_one)
+                with pytest.raises(PeerError, match="Too many open files"):
+                    d.answer(asked.seq, m.MrInfo(leases=()), [first, second])
+
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(duplicates[0])
+            with pytest.raises(PeerError):  # the frame has had its number: none may follow it
+                d.ask(m.CheckActivity(leases=(1,)))
+            os.close(first)
+            os.close(second)
 
     asyncio.run(scenario())
 
