@@ -1,11 +1,15 @@
 """One borrower's control connection: what it asks, and what it gets.
 
-Each request is answered before the next is read, so a borrower that asks for much waits for itself only. What goes
-wrong with one request is an ERROR answer; what goes wrong with the protocol ends the connection, not the session: its
-loans stand until they expire, and the borrower may come back.
+Each request is answered before the next is read, but for MAP: making slabs takes as long as the kernel needs, and what
+the borrower says meanwhile (that it is alive, that it lets slabs go) must not wait for that. The MAPs of one connection
+are answered one after another, so a borrower that asks for much waits for itself only.
+
+What goes wrong with one request is an ERROR answer; what goes wrong with the protocol ends the connection, not the
+session: its loans stand until they expire, and the borrower may come back.
 """
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable
 
 from farside.daemon import messages as m
 from farside.daemon.channel import Channel
@@ -14,6 +18,8 @@ from farside.daemon.lender import Lender
 from farside.daemon.protocol import PeerClosed, Received
 from farside.daemon.recall import Recaller
 from farside.daemon.sessions import Loan, LoanState, Refused, Session, Transport
+from farside.daemon.tasks import Tasks
+from farside.errors import PeerError
 
 _ENDING_OF_DONE = {
     LoanState.LENT: Ending.RELEASED,
@@ -25,12 +31,15 @@ _ENDING_OF_DONE = {
 class Conversation:
     """Answers one connected borrower."""
 
-    def __init__(self, lender: Lender, recaller: Recaller, session: Session, channel: Channel) -> None:
+    def __init__(self, lender: Lender, recaller: Recaller, session: Session, channel: Channel, tasks: Tasks) -> None:
+        """``tasks`` is where slabs are mapped."""
         self._lender = lender
         self._recaller = recaller
         self._session = session
         self._channel = channel
-        self._handlers: dict[type[m.Message], Callable[[int, m.Message], Awaitable[None]]] = {
+        self._tasks = tasks
+        self._mapping = asyncio.Lock()  # fair: who waits first is first
+        self._handlers: dict[type[m.Message], Callable[[int, m.Message], None]] = {
             m.QueryMem: self._on_query_mem,
             m.KeepAlive: self._on_query_mem,
             m.Map: self._on_map,
@@ -55,34 +64,32 @@ class Conversation:
             assert isinstance(event, Received)
             self._session.heard_s = self._lender.clock.now_s()
             try:
-                await self._handlers[type(event.message)](event.seq, event.message)
+                self._handlers[type(event.message)](event.seq, event.message)
             except Refused as refused:
-                self._lender.counters.refused[refused.code.name] += 1
-                self._channel.answer(event.seq, m.Error(code=int(refused.code), message=str(refused)[:256]))
+                self._refuse(event.seq, refused)
+
+    @property
+    def _transport(self) -> Transport:
+        """How this borrower reaches slabs on this connection."""
+        is_shm = self._channel.is_local and m.Feature.SHM in self._channel.connection.features
+        return Transport.SHM if is_shm else Transport.TCP
 
     # ---- requests
 
-    async def _on_query_mem(self, seq: int, _: m.Message) -> None:
+    def _on_query_mem(self, seq: int, _: m.Message) -> None:
         lender = self._lender
         self._channel.answer(seq, lender.memory.free_mem(lender.snapshot(), is_closing=lender.is_closing))
 
-    async def _on_map(self, seq: int, request: m.Message) -> None:
+    def _on_map(self, seq: int, request: m.Message) -> None:
         assert isinstance(request, m.Map)
-        is_shm = self._channel.is_local and m.Feature.SHM in self._channel.connection.features
-        loans = await self._lender.lend(
-            self._session,
-            device=request.device,
-            count=request.count,
-            transport=Transport.SHM if is_shm else Transport.TCP,
-        )
-        self._answer_leases(seq, loans)
+        self._tasks.start(self._map(seq, request), "mapping slabs")
 
-    async def _on_resume(self, seq: int, request: m.Message) -> None:
+    def _on_resume(self, seq: int, request: m.Message) -> None:
         assert isinstance(request, m.Resume)
         self._answer_leases(seq, self._lender.ledger.confirm(self._session, request.leases))
         self._recaller.overdue_notices(self._session)
 
-    async def _on_release(self, seq: int, request: m.Message) -> None:
+    def _on_release(self, seq: int, request: m.Message) -> None:
         assert isinstance(request, m.Release)
         unknown = [lease for lease in request.leases if lease not in self._session.loans]
         for lease in dict.fromkeys(request.leases):
@@ -92,7 +99,7 @@ class Conversation:
             raise Refused(m.ErrorCode.NO_LEASE, f"no leases {unknown[:8]} of yours; the others are released")
         self._channel.answer(seq, m.Ok())
 
-    async def _on_done(self, seq: int, request: m.Message) -> None:
+    def _on_done(self, seq: int, request: m.Message) -> None:
         assert isinstance(request, m.Done)
         loan = self._lender.ledger.find(self._session, request.lease)
         self._lender.counters.moved_pages += request.moved_pages
@@ -100,18 +107,52 @@ class Conversation:
         self._lender.end(loan, _ENDING_OF_DONE[loan.state])
         self._channel.answer(seq, m.Ok())
 
+    # ---- slabs, in a task of their own
+
+    async def _map(self, seq: int, request: m.Map) -> None:
+        try:
+            async with self._mapping:
+                # Else the borrower has gone, or come back on a newer connection, while an earlier MAP was answered.
+                if self._session.channel is self._channel:
+                    await self._lend(seq, request)
+        except PeerError:
+            self._channel.close()
+        # A fault of ours: no answer will come, so the borrower must not wait for one.
+        except Exception:
+            self._channel.close()
+            raise
+
+    async def _lend(self, seq: int, request: m.Map) -> None:
+        try:
+            loans = await self._lender.lend(
+                self._session, device=request.device, count=request.count, transport=self._transport
+            )
+        except Refused as refused:
+            self._refuse(seq, refused)
+            return
+        try:
+            self._answer_leases(seq, loans)
+        except PeerError:
+            for loan in loans:  # that the borrower has not heard of
+                self._lender.end(loan, Ending.RELEASED)
+            raise
+
     # ---- answers to what we asked
 
-    async def _on_activity(self, seq: int, answer: m.Message) -> None:
+    def _on_activity(self, seq: int, answer: m.Message) -> None:
         assert isinstance(answer, m.Activity)
         future = self._session.asked.pop(seq, None)
         if future is not None and not future.done():
             future.set_result(answer)
 
-    async def _on_error(self, seq: int, _: m.Message) -> None:
+    def _on_error(self, seq: int, _: m.Message) -> None:
         future = self._session.asked.pop(seq, None)
         if future is not None:
             future.cancel()  # no answer, then
+
+    def _refuse(self, seq: int, refused: Refused) -> None:
+        self._lender.counters.refused[refused.code.name] += 1
+        self._channel.answer(seq, m.Error(code=int(refused.code), message=str(refused)[:256]))
 
     def _answer_leases(self, seq: int, loans: tuple[Loan, ...]) -> None:
         leases = tuple(_lease(loan) for loan in loans)

@@ -156,16 +156,18 @@ class Lender:
         """
         if self.is_closing:
             raise Refused(ErrorCode.NOT_NOW, "this donor is going away")
-        allowed = self.ledger.check_quota(session.node, count)
+        self.ledger.check_quota(session.node)
         loans: list[Loan] = []
-        while len(loans) < allowed and (slab := await self._slab()) is not None:
-            if not self.ledger.is_open(session) or self.is_closing:
+        while len(loans) < count and self._may_lend(session) and (slab := await self._slab()) is not None:
+            if not self._may_lend(session):  # any more: making the slab took its time
                 await self.pool.take_back(slab, keep=not self.is_closing)
                 break
             loans.append(self._grant(session, slab, device, transport))
-        if not loans:
+        # A recall or an expiry may have ended the first ones while the last were made.
+        standing = tuple(loan for loan in loans if self.ledger.is_standing(loan))
+        if not standing:
             raise Refused(ErrorCode.NO_MEMORY, "no memory to lend now")
-        return tuple(loans)
+        return standing
 
     def end(self, loan: Loan, how: Ending) -> None:
         """Ends a loan; its slab is cleaned or freed in the background."""
@@ -195,6 +197,9 @@ class Lender:
         """Ends all data connections of a session."""
         self.exporter.fence(session.number)
         self.counters.fences += 1
+
+    def _may_lend(self, session: Session) -> bool:
+        return not self.is_closing and self.ledger.is_open(session) and self.ledger.has_quota(session.node)
 
     async def _slab(self) -> Slab | None:
         """A ready slab, or one made now if memory bears it. Others may take it while it is made: hence the loop."""

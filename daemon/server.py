@@ -46,7 +46,7 @@ class Server:
         slab_bytes: int,
         tasks: Tasks,
     ) -> None:
-        """``tasks`` is where connections are served."""
+        """``tasks`` is where connections are served, and slabs mapped for them."""
         self._node = node
         self._keys = keys
         self._lender = lender
@@ -119,7 +119,7 @@ class Server:
         self._welcome(channel, session)
         _log.info("borrower connected", borrower=session.node, session=session.number, loans=len(session.loans))
         try:
-            await Conversation(self._lender, self._recaller, session, channel).run()
+            await Conversation(self._lender, self._recaller, session, channel, self._tasks).run()
         finally:
             if session.channel is channel:
                 session.channel = None

@@ -154,19 +154,14 @@ class Ledger:
 
     # ---- loans
 
-    def check_quota(self, node: str, count: int) -> int:
-        """How many of `count` more slabs this node may have.
+    def has_quota(self, node: str) -> bool:
+        """Whether this node may have one more slab."""
+        return not self._quota or sum(loan.session.node == node for loan in self._loans.values()) < self._quota
 
-        Raises:
-            Refused: none.
-        """
-        if not self._quota:
-            return count
-        held = sum(loan.session.node == node for loan in self._loans.values())
-        left = min(count, self._quota - held)
-        if left <= 0:
-            raise Refused(ErrorCode.QUOTA, f"{node} holds {held} slabs of {self._quota} that it may")
-        return left
+    def check_quota(self, node: str) -> None:
+        """Raises Refused when this node may have no more slabs."""
+        if not self.has_quota(node):
+            raise Refused(ErrorCode.QUOTA, f"{node} holds all {self._quota} slabs that it may")
 
     def grant(
         self, session: Session, *, slab: Slab, device: str, transport: Transport, token: int, now_s: float

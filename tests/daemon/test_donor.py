@@ -5,12 +5,15 @@ import mmap
 import os
 import random
 import socket
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from farside.daemon import messages as m
+from farside.daemon.counters import Ending
 from farside.daemon.protocol import PeerClosed
 from farside.errors import PeerError
 from tests.daemon.plane import HEADROOM, SLAB, TOTAL, Borrower, Plane, running, settled, until
@@ -115,6 +118,104 @@ def test_more_than_stands_ready_is_made_on_demand(plane: Plane) -> None:
         assert len(await borrower.map(9)) == 9
 
     scenario(plane, body)
+
+
+@contextmanager
+def memory_is_slow(plane: Plane) -> Iterator[threading.Event]:
+    """The kernel gives no memory before the event is set."""
+    go, make = threading.Event(), plane.memory.map
+
+    def wait_and_make(fd: int, length_bytes: int, /) -> int:
+        assert go.wait(10)
+        return make(fd, length_bytes)
+
+    plane.memory.map = wait_and_make  # type: ignore[method-assign]
+    try:
+        yield go
+    finally:
+        go.set()
+
+
+def test_a_map_that_waits_for_memory_holds_up_nothing_else_of_its_borrower(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+        one, two = await borrower.map(2)
+        with memory_is_slow(plane) as go:
+            mapping = borrower.channel.ask(m.Map(device="swap", count=3))
+            queued = borrower.channel.ask(m.Map(device="swap"))
+
+            assert isinstance(await borrower.ask(m.KeepAlive()), m.FreeMem)
+            assert isinstance(await borrower.ask(m.QueryMem()), m.FreeMem)
+            assert await borrower.ask(m.Release(leases=(one.lease,))) == m.Ok()
+            assert await borrower.ask(m.Done(lease=two.lease)) == m.Ok()
+            assert borrower.notices == []
+            go.set()
+
+        answers = [await borrower.notice() for _ in range(2)]
+        assert [answer.seq for answer in answers] == [mapping, queued]
+        assert [len(mr_info(answer.message).leases) for answer in answers] == [3, 1]
+
+    scenario(plane, body)
+
+
+def mr_info(answer: m.Message) -> m.MrInfo:
+    assert isinstance(answer, m.MrInfo), answer
+    return answer
+
+
+def test_slabs_mapped_for_a_borrower_that_is_gone_meanwhile_come_back_at_once(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+        await borrower.map(2)
+        with memory_is_slow(plane) as go:
+            for _ in range(2):
+                borrower.channel.ask(m.Map(device="swap"))
+            await until(lambda: plane.donor._pool.changing, "a slab in the making")
+            borrower.close()
+            again = await plane.borrower(session=borrower.session)
+            go.set()
+
+        await until(lambda: plane.status().counters["released"] == 1, "the slab is back")
+        assert len(plane.exporter.leases) == 2
+        assert plane.status().counters["lent"] == 3
+        assert isinstance(await again.ask(m.QueryMem()), m.FreeMem)
+
+    scenario(plane, body)
+
+
+def test_a_slab_taken_back_before_its_map_is_answered_is_not_in_the_answer(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower(features=m.Feature.SHM | m.Feature.MIGRATE)
+        with memory_is_slow(plane) as go:
+            asked = borrower.channel.ask(m.Map(device="swap", count=3))  # two stand ready, one is to be made
+            lender = plane.donor.lender
+            assert lender is not None
+            await until(lambda: plane.donor._pool.changing, "a slab in the making")
+            lender.end(lender.ledger.loans[0], Ending.REVOKED)
+            go.set()
+
+        answer = await borrower.notice()
+        assert answer.seq == asked
+        borrower.fds += borrower.channel.take_fds(borrower.channel.fds_waiting)
+        assert [lease.lease for lease in mr_info(answer.message).leases] == [1, 2]
+        assert len(borrower.fds) == 2
+
+    scenario(plane, body)
+
+
+def test_two_borrowers_of_a_node_that_map_at_once_stay_in_its_quota(tmp_path: Path) -> None:
+    async def body(plane: Plane) -> None:
+        one, two = await plane.borrower(), await plane.borrower()
+        with memory_is_slow(plane) as go:
+            for borrower in (one, two):
+                borrower.channel.ask(m.Map(device="swap", count=5))
+            await until(lambda: plane.donor._pool.changing == 2, "slabs in the making")
+            go.set()
+
+        answers = [(await borrower.notice()).message for borrower in (one, two)]
+        assert sum(len(answer.leases) for answer in answers if isinstance(answer, m.MrInfo)) == 5
+
+    scenario(Plane(tmp_path, {"quota_slabs_per_borrower": 5}), body)
 
 
 def test_headroom_is_never_lent(plane: Plane) -> None:
