@@ -86,7 +86,7 @@ class Conversation:
 
     def _on_resume(self, seq: int, request: m.Message) -> None:
         assert isinstance(request, m.Resume)
-        self._answer_leases(seq, self._lender.ledger.confirm(self._session, request.leases))
+        self._answer_leases(seq, self._lender.ledger.confirm(self._session, request.leases, self._transport))
         self._recaller.overdue_notices(self._session)
 
     def _on_release(self, seq: int, request: m.Message) -> None:

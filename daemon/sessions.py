@@ -192,12 +192,15 @@ class Ledger:
             raise Refused(ErrorCode.NO_LEASE, f"no lease {lease} of yours; it may have been revoked")
         return loan
 
-    def confirm(self, session: Session, named: tuple[tuple[int, int], ...]) -> tuple[Loan, ...]:
-        """Those of the (lease, token) that the session still holds."""
+    def confirm(self, session: Session, named: tuple[tuple[int, int], ...], transport: Transport) -> tuple[Loan, ...]:
+        """Those of the (lease, token) that the session still holds and can reach.
+
+        A borrower whose way to this donor has changed cannot use what was lent over the other one.
+        """
         held = []
         for lease, token in named:
             loan = session.loans.get(lease)
-            if loan is not None and loan.token == token:
+            if loan is not None and loan.token == token and loan.transport is transport:
                 loan.unconfirmed_s = None
                 held.append(loan)
         return tuple(held)

@@ -364,6 +364,27 @@ def test_a_borrower_that_comes_back_resumes_what_it_can_name(plane: Plane) -> No
     scenario(plane, body)
 
 
+@pytest.mark.parametrize(
+    ("lent", "resumed"),
+    [(m.Feature.SHM, m.Feature.NONE), (m.Feature.NONE, m.Feature.SHM)],
+    ids=["shm to tcp", "tcp to shm"],
+)
+def test_slabs_are_resumed_only_the_way_they_were_lent(plane: Plane, lent: m.Feature, resumed: m.Feature) -> None:
+    async def body(plane: Plane) -> None:
+        before = await plane.borrower(features=lent | m.Feature.MIGRATE)
+        (lease,) = await before.map()
+        before.close()
+
+        after = await plane.borrower(session=before.session, features=resumed | m.Feature.MIGRATE)
+        answer = await after.ask(m.Resume(device="swap", leases=((lease.lease, lease.token),)))
+
+        assert answer == m.MrInfo(leases=())
+        assert after.channel.fds_waiting == 0
+        assert len(await after.map()) == 1
+
+    scenario(plane, body)
+
+
 def test_a_session_is_its_nodes_alone(plane: Plane) -> None:
     async def body(plane: Plane) -> None:
         borrower = await plane.borrower("b1")
