@@ -51,7 +51,7 @@ class Conversation:
         }
 
     async def run(self) -> None:
-        """Answers until the borrower closes.
+        """Answers until the borrower closes, or says that it is about to.
 
         Raises:
             PeerError: the connection was lost.
@@ -62,6 +62,8 @@ class Conversation:
             if isinstance(event, PeerClosed):
                 return
             assert isinstance(event, Received)
+            if isinstance(event.message, m.Error) and event.seq == 0:
+                return
             self._session.heard_s = self._lender.clock.now_s()
             try:
                 self._handlers[type(event.message)](event.seq, event.message)

@@ -680,6 +680,17 @@ def test_a_meminfo_that_goes_away_leaves_the_last_sample(plane: Plane) -> None:
     scenario(plane, body)
 
 
+def test_a_farewell_ends_the_conversation_though_the_socket_stays_open(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+        borrower.channel._sock.sendall(borrower.channel.connection.farewell(m.ErrorCode.NOT_NOW, "enough"))
+
+        assert isinstance(await borrower.channel.next_event(), PeerClosed)
+        assert not plane.status().sessions[0].connected
+
+    scenario(plane, body)
+
+
 def test_a_fault_of_ours_in_one_connection_ends_nothing_else(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(plane: Plane) -> None:
         one, two = await plane.borrower(), await plane.borrower("b2")
