@@ -181,7 +181,11 @@ class Donor:
     async def _keep_publishing(self, lender: Lender) -> None:
         while True:
             await self._clock.sleep_until_s(self._clock.now_s() + STATUS_PERIOD_S)
-            self._publish(lender)
+            try:
+                self._publish(lender)
+            # The next picture may be possible again; a donor must not end for want of one.
+            except Exception as error:
+                _log.error("unexpected fault", cause=error, work="status")
 
     # ---- parts
 

@@ -691,6 +691,23 @@ def test_a_farewell_ends_the_conversation_though_the_socket_stays_open(plane: Pl
     scenario(plane, body)
 
 
+def test_a_picture_that_could_not_be_made_is_made_a_second_later(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("a fault of ours")
+
+    async def body(plane: Plane) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("farside.daemon.main.donor_status", fail)
+            await plane.pass_time(3)
+        borrower = await plane.borrower()
+        await plane.pass_time(2)
+
+        assert [session.borrower for session in plane.donor._picture().sessions] == ["b1"]
+        assert isinstance(await borrower.ask(m.QueryMem()), m.FreeMem)
+
+    scenario(plane, body)
+
+
 def test_a_fault_of_ours_in_one_connection_ends_nothing_else(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(plane: Plane) -> None:
         one, two = await plane.borrower(), await plane.borrower("b2")
