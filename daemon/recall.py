@@ -97,21 +97,26 @@ class Recaller:
 
     async def _activity(self, loans: Sequence[Loan]) -> dict[int, float]:
         """Activity by lease, of the borrowers that answer in time."""
-        answers: list[asyncio.Future[Activity]] = []
+        asked: list[tuple[tuple[int, ...], asyncio.Future[Activity]]] = []
         for session, leases in _by_session(loans):
             for part in _parts(leases):
-                answers += _ask(session, CheckActivity(leases=part))
+                asked += ((part, answer) for answer in _ask(session, CheckActivity(leases=part)))
         timer = asyncio.ensure_future(self._clock.sleep_until_s(self._clock.now_s() + self._evict_deadline_s))
-        everybody = asyncio.gather(*answers, return_exceptions=True)
+        everybody = asyncio.gather(*(answer for _, answer in asked), return_exceptions=True)
         try:
             await asyncio.wait((timer, everybody), return_when=asyncio.FIRST_COMPLETED)
-            answered = [future.result() for future in answers if future.done() and not future.exception()]
+            # Of a borrower's own slabs only: it must not make another's look idle.
+            return {
+                lease: rate
+                for part, answer in asked
+                if answer.done() and not answer.cancelled()
+                for lease, rate in answer.result().activity
+                if lease in part
+            }
         finally:
             timer.cancel()
             everybody.cancel()
             await asyncio.gather(timer, everybody, return_exceptions=True)
-        asked = {loan.lease for loan in loans}
-        return {lease: rate for answer in answered for lease, rate in answer.activity if lease in asked}
 
     # ---- telling and waiting
 

@@ -518,6 +518,45 @@ def test_a_recalled_slab_not_done_is_evicted_and_then_revoked(plane: Plane) -> N
     scenario(plane, body)
 
 
+def test_a_borrower_tells_of_its_own_slabs_only(tmp_path: Path) -> None:
+    async def body(plane: Plane) -> None:
+        victim, liar = await plane.borrower("victim"), await plane.borrower("liar")
+        (victims,) = await victim.map()
+        (its,) = await liar.map()
+        squeeze = asyncio.create_task(plane.squeeze(others_for(HEADROOM - SLAB // 2, 2), seconds=30))
+
+        honest, asked = await victim.notice(), await liar.notice()
+        victim.channel.answer(honest.seq, m.Activity(activity=((victims.lease, 50.0),)))
+        await settled()
+        liar.channel.answer(asked.seq, m.Activity(activity=((its.lease, 1.0), (victims.lease, 0.0))))
+        told = await liar.notice()
+        squeeze.cancel()
+
+        assert isinstance(told.message, m.Migrate)
+        assert told.message.leases == (its.lease,)
+
+    scenario(Plane(tmp_path, {"preallocate_slabs": 0}), body)
+
+
+@pytest.mark.parametrize("goes", [False, True], ids=["refuses", "goes"])
+def test_a_borrower_that_does_not_tell_its_activity_costs_the_donor_nothing(plane: Plane, goes: bool) -> None:
+    async def body(plane: Plane) -> None:
+        borrower, _ = await lend_all(plane, 8)
+        squeeze = asyncio.create_task(plane.squeeze(others_for(HEADROOM - SLAB // 2, 8), seconds=40))
+        asked = await borrower.notice()
+        assert isinstance(asked.message, m.CheckActivity)
+
+        if goes:
+            borrower.close()
+        else:
+            borrower.channel.answer(asked.seq, m.Error(code=m.ErrorCode.NOT_NOW, message="busy"))
+
+        await until(lambda: len(plane.exporter.leases) == 7, "a slab taken all the same")
+        squeeze.cancel()
+
+    scenario(plane, body)
+
+
 def test_done_after_evict_counts_as_evicted(plane: Plane) -> None:
     async def body(plane: Plane) -> None:
         borrower, _ = await lend_all(plane, 1)
