@@ -153,7 +153,7 @@ class Donor:
                 self.unmapped += action.count
             elif isinstance(action, ReleaseUnmapped):
                 self.unmapped -= action.count
-            else:
+            elif isinstance(action, Recall):
                 recall = action
         return recall
 

@@ -1,7 +1,7 @@
 """The donor's heartbeat: each sample period it looks at memory, decides, and acts."""
 
 from farside.clock import Clock
-from farside.daemon.headroom import Action, Grow, Recall, ReleaseUnmapped, decide
+from farside.daemon.headroom import Action, Grow, Hasten, Recall, ReleaseUnmapped, decide
 from farside.daemon.lender import Lender
 from farside.daemon.recall import Recaller
 from farside.daemon.sense import MemorySense
@@ -83,8 +83,11 @@ class Cycle:
         self._lender.memory.note(reading, slabs_bytes=self._lender.pool.slabs_bytes)
 
     async def _act(self, action: Action) -> None:
-        _log.debug("memory", action=type(action).__name__, count=action.count, reason=action.reason)
+        _log.debug("memory", action=repr(action))
         match action:
+            case Hasten():
+                count = self._recaller.hasten()
+                _log.warning("no time left to move recalled slabs", count=count, reason=action.reason)
             case Grow():
                 await self._lender.pool.grow(action.count)
             case ReleaseUnmapped():

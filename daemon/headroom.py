@@ -15,7 +15,7 @@ Where we differ from the paper, and why (docs/papers.md):
 * Not all that is free is made into slabs ahead of time, only ``preallocate_slabs``: a slab made is memory that the page
   cache loses.
 * How long a borrower gets to move a recalled slab shrinks with what is left; when programs already stall (PSI) it gets
-  no time to move anything.
+  no time to move anything. That holds for slabs already on their way, too: the time that they got ends.
 """
 
 from dataclasses import dataclass
@@ -49,6 +49,7 @@ class MemorySnapshot:
     unmapped: int
     mapped: int
     recalled: int = 0  # on loan, asked back, not free yet
+    migrating: int = 0  # those of them that have time to move their pages
     huge_unmapped: int = 0
     huge_mapped: int = 0
     huge_free: int = 0  # slabs that could still be made there
@@ -80,7 +81,14 @@ class Recall:
     reason: str
 
 
-Action: TypeAlias = Grow | ReleaseUnmapped | Recall
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hasten:
+    """End the time that recalled slabs have to move their pages: evict them at once."""
+
+    reason: str
+
+
+Action: TypeAlias = Grow | ReleaseUnmapped | Recall | Hasten
 
 
 def default_headroom_bytes(total_bytes: int) -> int:
@@ -159,8 +167,11 @@ def decide(snapshot: MemorySnapshot, params: HeadroomParams) -> tuple[Action, ..
     [infiniswap §2.5.1, §2.5.2]
     """
     back = slabs_to_give_back(snapshot, params)
-    if back:
-        return _give_back(snapshot, params, back)
+    # What is on its way back counts as free, but where a new recall would get no time to move, it has none either.
+    is_urgent = snapshot.migrating and move_deadline_s(snapshot, params) <= params.evict_deadline_s
+    hasten = (Hasten(reason=_shortage_reason(snapshot, params)),) if is_urgent else ()
+    if back or hasten:
+        return (*hasten, *_give_back(snapshot, params, back))
     ready = snapshot.unmapped + snapshot.huge_unmapped
     count = min(params.preallocate_slabs - ready, slabs_to_grow(snapshot, params))
     if count <= 0:

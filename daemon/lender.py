@@ -101,7 +101,7 @@ class Lender:
     """The donor's loans.
 
     Attributes:
-        loan_ended: Set whenever a loan ends; who waits for that clears it.
+        loans_changed: Set whenever a loan ends, or has less time than before; who waits for that clears it.
         is_closing: True once no more is lent.
     """
 
@@ -124,7 +124,7 @@ class Lender:
         self.memory = memory
         self.clock = clock
         self.counters = counters
-        self.loan_ended = asyncio.Event()
+        self.loans_changed = asyncio.Event()
         self.is_closing = False
         self._tasks = tasks
         self._token = token
@@ -139,6 +139,7 @@ class Lender:
                 unmapped=self.pool.ready - self.pool.huge_ready,
                 mapped=mapped,
                 recalled=len(loans) - huge_mapped - mapped + self.pool.changing,
+                migrating=sum(loan.state is LoanState.MIGRATING for loan in loans),
                 huge_unmapped=self.pool.huge_ready,
                 huge_mapped=huge_mapped,
             )
@@ -177,7 +178,7 @@ class Lender:
         self.counters.ended[how] += 1
         _log.info("loan ended", lease=loan.lease, borrower=loan.session.node, how=how)
         self._tasks.start(self.pool.take_back(loan.slab, keep=self._is_wanted(how)), "cleaning a slab")
-        self.loan_ended.set()
+        self.loans_changed.set()
 
     def expire(self) -> None:
         """Takes back what silent borrowers have. [architecture: the donor never waits for a borrower]"""

@@ -36,6 +36,7 @@ class SlabCounts:
     unmapped: int
     mapped: int
     recalled: int
+    migrating: int = 0
     huge_unmapped: int = 0
     huge_mapped: int = 0
 
@@ -85,6 +86,7 @@ class MemoryWatch:
             unmapped=slabs.unmapped,
             mapped=slabs.mapped,
             recalled=slabs.recalled,
+            migrating=slabs.migrating,
             huge_unmapped=slabs.huge_unmapped,
             huge_mapped=slabs.huge_mapped,
             huge_free=self.huge_slabs_free(),

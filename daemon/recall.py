@@ -12,6 +12,8 @@ A slab whose deadline is 0, or whose borrower cannot migrate or is not connected
 own task and waits for its own loans only; nothing else waits for a borrower, ever. So a slab that is recalled is free
 after both deadlines at the latest, whatever its borrower does. [infiniswap §2.5.2; MIGRATE and the deadlines are ours]
 
+When memory gets so short that nobody can wait for pages to move, all that migrate are told to evict (``hasten``).
+
 A borrower that lost its connection meanwhile hears of it when it comes back in time (``overdue_notices``).
 """
 
@@ -71,14 +73,18 @@ class Recaller:
         """Tells the borrowers of loans that ``begin`` marked, and returns when none of them stands any more."""
         self._tell(loans)
         await self._until_due(loans)
-        late = [loan for loan in loans if self._stands(loan) and loan.state is LoanState.MIGRATING]
-        for loan in late:
-            loan.state, loan.due_s = LoanState.EVICTING, self._clock.now_s() + self._evict_deadline_s
-        self._tell(late)
+        self._evict([loan for loan in loans if self._stands(loan) and loan.state is LoanState.MIGRATING])
         await self._until_due(loans)
         for loan in filter(self._stands, loans):
             _log.warning("slab taken from a borrower that did not let go", lease=loan.lease, borrower=loan.session.node)
             self._lender.end(loan, Ending.REVOKED)
+
+    def hasten(self) -> int:
+        """Ends the time to move of every slab that has some; returns how many they were."""
+        loans = [loan for loan in self._lender.ledger.loans if loan.state is LoanState.MIGRATING]
+        self._evict(loans)
+        self._lender.loans_changed.set()  # who waits for them waits shorter
+        return len(loans)
 
     async def recall_all(self, deadline_s: float) -> None:
         """Takes everything back; returns when nothing is lent any more."""
@@ -86,8 +92,8 @@ class Recaller:
         self.begin(loans, deadline_s)
         await self.finish(loans)
         while self._lender.ledger.loans:  # other batches' loans
-            self._lender.loan_ended.clear()
-            await self._lender.loan_ended.wait()
+            self._lender.loans_changed.clear()
+            await self._lender.loans_changed.wait()
 
     def overdue_notices(self, session: Session) -> None:
         """Tells a borrower that came back what it missed."""
@@ -120,6 +126,11 @@ class Recaller:
 
     # ---- telling and waiting
 
+    def _evict(self, loans: Sequence[Loan]) -> None:
+        for loan in loans:
+            loan.state, loan.due_s = LoanState.EVICTING, self._clock.now_s() + self._evict_deadline_s
+        self._tell(loans)
+
     def _tell(self, loans: Iterable[Loan]) -> None:
         now_s = self._clock.now_s()
         for state in (LoanState.MIGRATING, LoanState.EVICTING):
@@ -131,8 +142,8 @@ class Recaller:
     async def _until_due(self, loans: Sequence[Loan]) -> None:
         """Returns when each of the loans has ended or is past its time."""
         while waiting := [loan.due_s for loan in loans if self._stands(loan) and loan.due_s > self._clock.now_s()]:
-            self._lender.loan_ended.clear()
-            await wait_either(self._clock, self._lender.loan_ended, min(waiting))
+            self._lender.loans_changed.clear()
+            await wait_either(self._clock, self._lender.loans_changed, min(waiting))
 
     def _stands(self, loan: Loan) -> bool:
         return self._lender.ledger.is_standing(loan)

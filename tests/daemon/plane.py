@@ -75,6 +75,11 @@ class Plane:
         slabs_bytes = len(self.memory.views) * SLAB
         write_meminfo(self.folder, available_bytes=max(0, TOTAL - self.others_bytes - slabs_bytes))
 
+    def tell_pressure(self, *, full_pct: float) -> None:
+        """The share of time in which all programs waited for memory, from now on."""
+        (self.folder / "pressure").mkdir(exist_ok=True)
+        (self.folder / "pressure" / "memory").write_text(f"full avg10={full_pct:.2f} avg60=0.00 avg300=0.00 total=1\n")
+
     async def pass_time(self, seconds: float, step_s: float = 0.25) -> None:
         """Moves the clock in small steps, with the kernel's answer up to date and sockets served at each."""
         for _ in range(round(seconds / step_s)):

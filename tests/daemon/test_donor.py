@@ -518,6 +518,27 @@ def test_a_recalled_slab_not_done_is_evicted_and_then_revoked(plane: Plane) -> N
     scenario(plane, body)
 
 
+def test_programs_that_stall_do_not_wait_for_a_recall_that_has_time(tmp_path: Path) -> None:
+    async def body(plane: Plane) -> None:
+        borrower, _ = await lend_all(plane, 3)
+        squeeze = asyncio.create_task(plane.squeeze(TOTAL - HEADROOM, seconds=90))
+        first = await borrower.notice()
+        assert isinstance(first.message, m.Migrate)
+        assert first.message.deadline_s > 30
+
+        plane.tell_pressure(full_pct=30.0)
+        second = await borrower.notice()
+
+        assert isinstance(second.message, m.Evict)
+        assert second.message.leases == first.message.leases
+        assert second.message.deadline_s <= 0.5
+        await until(lambda: plane.exporter.leases == {}, "leases revoked")
+        assert plane.clock.now_s() < 20
+        squeeze.cancel()
+
+    scenario(Plane(tmp_path, {"migrate_deadline_s": 60.0, "psi_full_pct_limit": 10.0}), body)
+
+
 def test_a_borrower_tells_of_its_own_slabs_only(tmp_path: Path) -> None:
     async def body(plane: Plane) -> None:
         victim, liar = await plane.borrower("victim"), await plane.borrower("liar")

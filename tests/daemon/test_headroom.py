@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from farside.daemon.headroom import (
     Grow,
+    Hasten,
     HeadroomParams,
     MemorySnapshot,
     Recall,
@@ -114,6 +115,22 @@ def test_stalling_programs_get_a_slab_back_at_once_whatever_is_free() -> None:
     assert slabs_to_grow(stalled, params) == 0
 
 
+def test_stalling_programs_end_the_time_to_move_of_slabs_already_recalled() -> None:
+    params = replace(PARAMS, psi_full_pct_limit=5)
+    stalled = replace(machine(10, mapped=4, recalled=2), psi_full_pct=5.1)
+
+    assert decide(replace(stalled, migrating=2), params) == (Hasten(reason="memory pressure 5.1 % above 5.0 %"),)
+    assert decide(replace(stalled, migrating=0), params) == ()
+
+
+def test_headroom_that_goes_while_slabs_move_ends_their_time_to_move() -> None:
+    assert decide(machine(55, mapped=0, recalled=3), PARAMS) == ()
+    assert decide(replace(machine(55, recalled=3), migrating=3), PARAMS) == ()
+    assert decide(replace(machine(60.5, recalled=3), migrating=3), PARAMS) == (
+        Hasten(reason="free memory 512 MiB below HeadRoom 8192 MiB"),
+    )
+
+
 def test_pressure_that_the_kernel_does_not_tell_is_no_pressure() -> None:
     assert decide(machine(10, unmapped=2), replace(PARAMS, psi_full_pct_limit=5)) == ()
 
@@ -140,6 +157,7 @@ SNAPSHOTS = st.builds(
     unmapped=st.integers(0, 500),
     mapped=st.integers(0, 500),
     recalled=st.integers(0, 500),
+    migrating=st.integers(0, 500),
     huge_unmapped=st.integers(0, 9),
     huge_mapped=st.integers(0, 9),
     psi_full_pct=st.none() | st.floats(0, 100),
@@ -179,10 +197,11 @@ def test_after_giving_back_headroom_is_free_or_nothing_is_left(
 
 @given(snapshot=SNAPSHOTS, params=ANY_PARAMS)
 def test_it_never_grows_and_gives_back_at_once(snapshot: MemorySnapshot, params: HeadroomParams) -> None:
-    kinds = {type(action) for action in decide(snapshot, params)}
+    actions = decide(snapshot, params)
+    kinds = {type(action) for action in actions}
 
-    assert not (Grow in kinds and kinds & {ReleaseUnmapped, Recall})
-    assert all(action.count > 0 for action in decide(snapshot, params))
+    assert not (Grow in kinds and kinds & {ReleaseUnmapped, Recall, Hasten})
+    assert all(isinstance(action, Hasten) or action.count > 0 for action in actions)
 
 
 @given(snapshot=SNAPSHOTS, params=ANY_PARAMS, more=st.integers(0, 64 * GIB))
