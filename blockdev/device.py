@@ -17,7 +17,6 @@ from typing import ClassVar
 from farside.blockdev.commit import Committer
 from farside.blockdev.context import Context
 from farside.blockdev.engine_port import Engine
-from farside.blockdev.keyring import KeyRing
 from farside.blockdev.leaser import Leaser
 from farside.blockdev.mapper import Mapper
 from farside.blockdev.peer import PeerParts
@@ -31,6 +30,7 @@ from farside.blockdev.total import add_stats
 from farside.clock import Clock
 from farside.config import BlockdevConfig
 from farside.daemon import messages as m
+from farside.daemon.keys import KeyRing
 from farside.kmod_shim.engine.binding import EngineEvent, EventKind, Fault, Protection
 from farside.log import get_log
 

@@ -26,7 +26,6 @@ from typing import Protocol
 from farside.blockdev.dial import open_control, open_data
 from farside.blockdev.donor_port import Grant
 from farside.blockdev.engine_port import Engine
-from farside.blockdev.keyring import KeyRing
 from farside.blockdev.line import Answer, Line
 from farside.blockdev.links import attach_all, open_all
 from farside.blockdev.peerfile import PeerAddress
@@ -36,6 +35,7 @@ from farside.clock import Clock
 from farside.config import BlockdevConfig
 from farside.daemon import messages as m
 from farside.daemon.channel import Channel
+from farside.daemon.keys import KeyRing
 from farside.errors import EngineError, PeerError, RemoteProtocolError
 from farside.kmod_shim.engine.binding import MOVER, DonorState
 from farside.log import get_log

@@ -20,7 +20,6 @@ import msgspec
 from farside import admin
 from farside.blockdev import fdpass
 from farside.blockdev.device import BlockDevice
-from farside.blockdev.keyring import KeyRing
 from farside.blockdev.listener import Clients, Listener
 from farside.blockdev.metrics import serve_metrics
 from farside.blockdev.params import check_memory, engine_params, export_of, extents_per_slab
@@ -30,6 +29,7 @@ from farside.blockdev.table import Table
 from farside.blockdev.task import Tasks, first_of
 from farside.clock import RealClock
 from farside.config import BlockdevConfig
+from farside.daemon.keys import KeyRing
 from farside.errors import ConfigError, FarsideError, Unavailable
 from farside.kmod_shim.engine.binding import Device
 from farside.log import get_log, start_logging

@@ -11,7 +11,6 @@ import sys
 from os import fstat
 
 from farside.blockdev.device import BlockDevice
-from farside.blockdev.keyring import KeyRing
 from farside.blockdev.listener import Clients, Listener
 from farside.blockdev.params import engine_params, export_of, extents_per_slab
 from farside.blockdev.state import StateFile
@@ -19,6 +18,7 @@ from farside.blockdev.table import Table
 from farside.blockdev.task import Tasks, first_of
 from farside.clock import RealClock
 from farside.config import BlockdevConfig
+from farside.daemon.keys import KeyRing
 from farside.errors import ConfigError
 from farside.kmod_shim.engine.binding import Device
 

@@ -2,7 +2,8 @@
 
 One key a line, 32 bytes as 64 hex digits or as base64; empty lines and lines that begin with # are skipped. At most
 two keys: the first is preferred, either is accepted. That is how a key is changed without a gap: add the new one on
-every node, before or behind the old one, and only then take the old one out.
+every node, before the old one (`farside keygen --add` does) or behind it, and only then take the old one out. `KeyRing`
+sees the file change, so that no process is restarted for it.
 """
 
 import base64
@@ -12,6 +13,9 @@ import stat
 from pathlib import Path
 
 from farside.errors import ConfigError
+from farside.log import get_log
+
+_log = get_log("daemon.keys")
 
 KEY_BYTES = 32
 KEYS_MAX = 2
@@ -37,6 +41,37 @@ def read_keys(path: str | Path) -> tuple[bytes, ...]:
     if len(text) > _FILE_BYTES_MAX:
         raise ConfigError(f"key file {path}: larger than {_FILE_BYTES_MAX} bytes, this is no key file")
     return parse_keys(text, str(path))
+
+
+class KeyRing:
+    """The keys of one key file as they are now: it is read again when it has changed.
+
+    The last good ones stand when a change of it is not usable.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError when there is no usable key at the start."""
+        self._path = path
+        self._seen = self._stamp()
+        self._keys = read_keys(path)
+
+    def current(self) -> tuple[bytes, ...]:
+        """The keys, preferred first."""
+        stamp = self._stamp()
+        if stamp != self._seen:
+            self._seen = stamp
+            try:
+                self._keys = read_keys(self._path)
+            except ConfigError as error:
+                _log.error("the key file was not taken, the keys of before stay", reason=error)
+        return self._keys
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def parse_keys(text: bytes, name: str) -> tuple[bytes, ...]:

@@ -18,7 +18,7 @@ from farside.clock import Clock, RealClock
 from farside.config import DaemonConfig
 from farside.daemon.counters import Counters
 from farside.daemon.cycle import Cycle
-from farside.daemon.keys import read_keys
+from farside.daemon.keys import KeyRing
 from farside.daemon.lender import Exporter, Lender
 from farside.daemon.memory import MemoryWatch
 from farside.daemon.metrics import serving_metrics
@@ -70,7 +70,7 @@ class Donor:
         self._config = config
         self._exporter = exporter
         self._clock = clock
-        self._keys = read_keys(config.key_file)
+        self._keys = KeyRing(config.key_file)
         self._sense = MemorySense(proc_root=config.proc_root, cgroup=config.cgroup)
         memory = self._memory = MemoryWatch(config, self._sense.read())
         self._pool = Pool(slab_memory, slab_bytes=config.slab_bytes, huge_slabs_free=memory.huge_slabs_free)

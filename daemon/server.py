@@ -15,6 +15,7 @@ import socket
 from farside.daemon import messages as m
 from farside.daemon.channel import Channel
 from farside.daemon.conversation import Conversation
+from farside.daemon.keys import KeyRing
 from farside.daemon.lender import Lender
 from farside.daemon.protocol import Connection, Side
 from farside.daemon.recall import Recaller
@@ -40,7 +41,7 @@ class Server:
         self,
         *,
         node: str,
-        keys: tuple[bytes, ...],
+        keys: KeyRing,
         lender: Lender,
         recaller: Recaller,
         slab_bytes: int,
@@ -95,7 +96,7 @@ class Server:
     def _connection(self) -> Connection:
         return Connection(
             side=Side.DONOR,
-            keys=self._keys,
+            keys=self._keys.current(),
             nonce=secrets.token_bytes(m.NONCE_BYTES),
             node=self._node,
             features=m.Feature.SHM | m.Feature.MIGRATE,

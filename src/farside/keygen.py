@@ -1,7 +1,7 @@
 """Making and changing the cluster's key file; `farside.daemon.keys` reads it.
 
-A change without a gap: `add` on one node, copy the file to all, restart them one by one, then `retire` and copy again.
-While it lasts each side names both keys, and any that both sides know is good.
+A change without a gap: `add` on one node, copy the file to all, then `retire` and copy again. Nobody is restarted: each
+process reads the file again when it has changed. While the change lasts, any key that both sides know is good.
 """
 
 import os

@@ -8,9 +8,9 @@ import pytest
 
 from farside.blockdev import device as device_module
 from farside.blockdev.device import BlockDevice
-from farside.blockdev.keyring import KeyRing
 from farside.blockdev.task import Tasks
 from farside.clock import RealClock
+from farside.daemon.keys import KeyRing
 from tests.blockdev.world import World
 
 

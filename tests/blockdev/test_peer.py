@@ -14,7 +14,6 @@ import pytest
 
 from farside.blockdev import peer as peer_module
 from farside.blockdev.engine_port import Engine
-from farside.blockdev.keyring import KeyRing
 from farside.blockdev.peer import Peer, PeerParts, PeerState
 from farside.blockdev.peerfile import PeerAddress
 from farside.blockdev.state import StateFile
@@ -23,6 +22,7 @@ from farside.clock import RealClock
 from farside.config import BlockdevConfig
 from farside.daemon import messages as m
 from farside.daemon.channel import Channel
+from farside.daemon.keys import KeyRing
 from farside.daemon.protocol import Connection, PeerClosed, Received, Side
 from farside.errors import EngineError, PeerError, RemoteProtocolError
 from farside.kmod_shim.engine.binding import MOVER, DonorState
