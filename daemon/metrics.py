@@ -3,7 +3,6 @@
 The scrape comes in a thread of its own; it reads the last picture that the event loop published, nothing else.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,8 +13,6 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from farside.daemon.status import DonorStatus
 from farside.endpoint import parse_address
 from farside.errors import ConfigError
-
-_STATES = ("ready", "lent", "migrating", "evicting")
 
 
 class DonorCollector(Collector):
@@ -58,9 +55,8 @@ def serving_metrics(address: str, latest: Callable[[], DonorStatus]) -> Iterator
 
 def _slabs(status: DonorStatus) -> Metric:
     family = GaugeMetricFamily("farside_donor_slabs", "Slabs by state.", labels=["state"])
-    counts = Counter(slab.state for slab in status.slabs)
-    for state in _STATES:
-        family.add_metric([state], counts[state])
+    for state, count in status.slab_counts.items():
+        family.add_metric([state], count)
     return family
 
 
@@ -73,7 +69,7 @@ def _memory(status: DonorStatus) -> Iterator[Metric]:
         ("memory_free_bytes", "Memory that nobody uses.", memory.free_bytes),
         ("headroom_bytes", "Memory that is to stay free.", memory.headroom_bytes),
         ("leasable_slabs", "Slabs that could be lent now.", memory.free_slabs),
-        ("sessions", "Borrowers with a session.", len(status.sessions)),
+        ("sessions", "Borrowers with a session.", len(status.sessions) + status.sessions_omitted),
     ):
         yield GaugeMetricFamily(f"farside_donor_{name}", text, value=value)
 

@@ -1,11 +1,18 @@
 """What a donor tells about itself, to `farside status` and to Prometheus: one frozen picture."""
 
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from farside.daemon.headroom import free_bytes, leasable_slabs
 from farside.daemon.lender import Lender
+from farside.daemon.sessions import LoanState
+
+ROWS_MAX = 1024
+"""Slabs, and sessions, in one answer: with the longest names these are 0.7 MiB of the 1 MiB that it may have."""
+_DEVICE_CHARS = 64  # of a device's name, which a borrower makes up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +51,21 @@ class SessionStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DonorStatus:
-    """A donor at one moment. Counters only grow; ``traffic`` is what its threads served over networks."""
+    """A donor at one moment. Counters only grow; ``traffic`` is what its threads served over networks.
+
+    ``slabs`` and ``sessions`` are the first ROWS_MAX; ``slab_counts`` has all slabs, by state.
+    """
 
     node: str
     pid: int
     closing: bool
     slab_bytes: int
     memory: MemoryStatus
+    slab_counts: Mapping[str, int]
     slabs: tuple[SlabStatus, ...]
+    slabs_omitted: int
     sessions: tuple[SessionStatus, ...]
+    sessions_omitted: int
     counters: Mapping[str, int]
     refused: Mapping[str, int]
     traffic: Mapping[str, int]
@@ -62,13 +75,16 @@ def donor_status(node: str, lender: Lender) -> DonorStatus:
     """The donor now."""
     now_s = lender.clock.now_s()
     stats = lender.exporter.stats()
+    sessions, counts = lender.ledger.sessions, _slab_counts(lender)
     return DonorStatus(
         node=node,
         pid=os.getpid(),
         closing=lender.is_closing,
         slab_bytes=lender.pool.slab_bytes,
         memory=_memory(lender),
-        slabs=_slabs(lender, now_s),
+        slab_counts=counts,
+        slabs=tuple(islice(_slabs(lender, now_s), ROWS_MAX)),
+        slabs_omitted=max(0, sum(counts.values()) - ROWS_MAX),
         sessions=tuple(
             SessionStatus(
                 borrower=session.node,
@@ -76,8 +92,9 @@ def donor_status(node: str, lender: Lender) -> DonorStatus:
                 silent_s=round(now_s - session.heard_s, 3),
                 slabs=len(session.loans),
             )
-            for session in lender.ledger.sessions
+            for session in sessions[:ROWS_MAX]
         ),
+        sessions_omitted=max(0, len(sessions) - ROWS_MAX),
         counters=lender.counters.totals(),
         refused={**lender.counters.refused, "DATA": stats.refused},
         traffic={
@@ -103,16 +120,20 @@ def _memory(lender: Lender) -> MemoryStatus:
     )
 
 
-def _slabs(lender: Lender, now_s: float) -> tuple[SlabStatus, ...]:
-    lent = tuple(
-        SlabStatus(
+def _slab_counts(lender: Lender) -> dict[str, int]:
+    lent = Counter(loan.state for loan in lender.ledger.loans)
+    return {"ready": lender.pool.ready, **{str(state): lent[state] for state in LoanState}}
+
+
+def _slabs(lender: Lender, now_s: float) -> Iterator[SlabStatus]:
+    for loan in lender.ledger.loans:
+        yield SlabStatus(
             state=str(loan.state),
             lease=loan.lease,
             borrower=loan.session.node,
-            device=loan.device,
+            device=loan.device[:_DEVICE_CHARS],
             transport=str(loan.transport),
             age_s=round(now_s - loan.since_s, 3),
         )
-        for loan in lender.ledger.loans
-    )
-    return lent + (SlabStatus(state="ready"),) * lender.pool.ready
+    for _ in range(lender.pool.ready):
+        yield SlabStatus(state="ready")

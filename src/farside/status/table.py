@@ -81,14 +81,14 @@ def lent_table(daemons: Iterable[Row]) -> Table:
     table = _table("lent", *columns)
     for daemon in daemons:
         memory = daemon.get("memory", {})
-        states = Counter(str(slab.get("state")) for slab in daemon.get("slabs", ()))
+        states = daemon.get("slab_counts", {})
         counters = daemon.get("counters", {})
         table.add_row(
             str(daemon.get("node", "-")),
             *(format_bytes(_number(memory, f"{name}_bytes")) for name in ("total", "used", "free", "headroom")),
-            str(states["lent"]),
-            str(states["migrating"] + states["evicting"]),
-            str(states["ready"]),
+            f"{_number(states, 'lent'):.0f}",
+            f"{_number(states, 'migrating') + _number(states, 'evicting'):.0f}",
+            f"{_number(states, 'ready'):.0f}",
             str(int(_number(counters, "migrations") + _number(counters, "evictions"))),
         )
     return table
