@@ -57,7 +57,6 @@ class Plane:
             "slab_bytes": SLAB,
             "headroom_bytes": HEADROOM,
             "proc_root": self.folder,
-            "state_dir": self.folder,
             "admin_socket": self.folder / "admin.sock",
             "hugepages": "off",
             "ewma_beta": 1.0,  # what a squeeze does comes at once; the average has tests of its own

@@ -29,7 +29,6 @@ def write_config(folder: Path, **more: str) -> Path:
         "node": "d1",
         "key_file": str(key),
         "slab_bytes": "2MiB",
-        "state_dir": str(folder),
         "admin_socket": str(folder / "admin.sock"),
         **more,
     }

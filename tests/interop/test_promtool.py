@@ -19,7 +19,8 @@ from tests.support.waiting import until
 PROGRAMS = {
     "daemon": 'listen = "unix:{folder}/donor.sock"\nslab_bytes = "2MiB"\nmax_slabs = 4\n',
     "blockdev": 'listen = "unix:{folder}/nbd.sock"\nslab_bytes = "2MiB"\nsize_bytes = "32MiB"\nprotection = "disk"\n'
-    'disk_path = "{folder}/disk"\npeers_file = "{folder}/peers.toml"\npending_bytes = "16MiB"\n',
+    'disk_path = "{folder}/disk"\npeers_file = "{folder}/peers.toml"\npending_bytes = "16MiB"\n'
+    'state_dir = "{folder}/blockdev"\n',
 }
 
 
@@ -37,7 +38,7 @@ def running(program: str, folder: Path, port: int) -> Iterator[None]:
     config = folder / f"{program}.toml"
     config.write_text(
         PROGRAMS[program].format(folder=folder)
-        + f'node = "here"\nkey_file = "{folder}/key"\nstate_dir = "{folder}/{program}"\n'
+        + f'node = "here"\nkey_file = "{folder}/key"\n'
         + f'admin_socket = "{folder}/{program}.sock"\nmetrics_listen = "127.0.0.1:{port}"\n'
     )
     argv = [sys.executable, "-m", "farside", program, "--config", str(config)]

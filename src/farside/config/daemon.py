@@ -114,9 +114,6 @@ class DaemonConfig:
         default="auto",
         metadata=about(Kind.CHOICE, "auto: slabs stand on huge pages where there are some", choices=("auto", "off")),
     )
-    state_dir: Path = field(
-        default=Path("/run/farside"), metadata=about(Kind.PATH, "Where sockets and files of this process go")
-    )
     metrics_listen: str = field(
         default="", metadata=about(Kind.ADDRESS, "HOST:PORT of the Prometheus metrics; empty: none")
     )

@@ -43,7 +43,6 @@ def donor_settings(plan: Plan, state: Path, *, name: str, listen: str) -> dict[s
         "psi_full_pct_limit": PSI_FULL_PCT_LIMIT,
         "proc_root": os.fspath(proc_folder(state, name)),
         "hugepages": "off",
-        "state_dir": os.fspath(folder),
         "admin_socket": os.fspath(folder / "admin.sock"),
     }
 
