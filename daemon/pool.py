@@ -192,10 +192,11 @@ class Pool:
         return self._make(is_huge=slab.is_huge)
 
     def _free(self, slab: Slab) -> None:
-        self._memory.unmap(slab.address, slab.length_bytes)
+        # Pages go first: unmapping many keeps the kernel's lock on all of this process's memory.
         try:
             _punch_out(slab)
         finally:
+            self._memory.unmap(slab.address, slab.length_bytes)
             os.close(slab.fd)
 
 
