@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from farside.blockdev.device import BlockDevice
-from farside.blockdev.keyring import KeyRing
 from farside.blockdev.slab import RangeState
 from farside.clock import VirtualClock
+from farside.daemon.keys import KeyRing
 from farside.keygen import make_key
 from tests.blockdev.world import World
 
