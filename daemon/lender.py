@@ -117,7 +117,7 @@ class Lender:
         tasks: Tasks,
         token: Callable[[], int] = lambda: secrets.randbits(64),
     ) -> None:
-        """``tasks`` is where slabs are cleaned; ``token`` makes what proves a lease."""
+        """``tasks`` is where slabs are freed; ``token`` makes what proves a lease."""
         self.pool = pool
         self.ledger = ledger
         self.exporter = exporter
@@ -171,13 +171,13 @@ class Lender:
         return standing
 
     def end(self, loan: Loan, how: Ending) -> None:
-        """Ends a loan; its slab is cleaned or freed in the background."""
+        """Ends a loan; its slab is freed in the background."""
         if loan.transport is Transport.TCP:
             self.exporter.revoke(loan.lease)
         self.ledger.end(loan)
         self.counters.ended[how] += 1
         _log.info("loan ended", lease=loan.lease, borrower=loan.session.node, how=how)
-        self._tasks.start(self.pool.take_back(loan.slab, keep=self._is_wanted(how)), "cleaning a slab")
+        self._tasks.start(self.pool.take_back(loan.slab, keep=self._is_wanted(how)), "freeing a slab")
         self.loans_changed.set()
 
     def expire(self) -> None:

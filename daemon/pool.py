@@ -80,7 +80,7 @@ class Pool:
         self._huge_slabs_free = huge_slabs_free
         self._ready: deque[Slab] = deque()
         self._lent: set[Slab] = set()
-        self._changing = 0  # being made or cleaned
+        self._changing = 0  # being made or freed
         self.changes = 0  # how often a slab came or went; only grows
         self._closed = False
 
@@ -101,7 +101,7 @@ class Pool:
 
     @property
     def changing(self) -> int:
-        """Slabs that are being made or cleaned."""
+        """Slabs that are being made or freed."""
         return self._changing
 
     @property
@@ -147,7 +147,7 @@ class Pool:
             self._keep_ready(new)
 
     def close(self) -> None:
-        """Frees every slab that is not being made or cleaned now; those are freed when they are done."""
+        """Frees every slab that is not being made or freed now; those are freed when they are done."""
         self._closed = True
         for slab in (*self._ready, *self._lent):
             self._free(slab)
