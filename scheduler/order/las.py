@@ -14,6 +14,7 @@ already: neither protects it.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -40,6 +41,11 @@ class Las:
     within: Literal["running_first", "start_time"] = "running_first"
     promote_knob: float = np.inf
     starve_limit_s: float = np.inf
+
+    def __post_init__(self) -> None:
+        """Refuses limits out of order: a job could not fall through them."""
+        if any(low >= high for low, high in pairwise((0.0, *self.limits_gpu_s))):
+            raise ValueError(f"limits_gpu_s: must ascend from above 0, is {self.limits_gpu_s}")
 
     @property
     def name(self) -> str:

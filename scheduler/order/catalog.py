@@ -1,0 +1,34 @@
+"""All order policies by the names that users give them. PURE."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from farside.scheduler.order.fifo import Fifo
+from farside.scheduler.order.las import Las
+from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.order.sjf import Sjf
+from farside.scheduler.order.srtf import Srsf, Srtf
+from farside.scheduler.settings import chosen, from_settings
+
+ORDERS: Mapping[str, type[OrderPolicy]] = MappingProxyType(
+    {
+        "fifo": Fifo,
+        "best-effort": Fifo,
+        "sjf": Sjf,
+        "srtf": Srtf,
+        "srsf": Srsf,
+        "las": Las,
+    }
+)
+# What a name means besides its class; the user's own settings go over it.
+_PRESETS: Mapping[str, Mapping[str, str]] = MappingProxyType({"best-effort": {"is_strict": "false"}})
+
+
+def make_order(name: str, settings: Mapping[str, str]) -> OrderPolicy:
+    """The policy of a name, its fields set from text.
+
+    Raises:
+        ConfigError: No such policy, no such setting, or a value that the setting does not take.
+    """
+    cls = chosen(name, ORDERS, "policy")
+    return from_settings(cls, {**_PRESETS.get(name, {}), **settings}, of=name)
