@@ -32,7 +32,11 @@ class Srtf(PlainOrder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Srsf(PlainOrder):
-    """By remaining time times GPUs: the two dimensions that 2DAS follows without knowing. [tiresias §3.3.2.1]"""
+    """By remaining time times GPUs: the two dimensions that 2DAS follows without knowing. [tiresias §3.3.2.1]
+
+    Of two with equally much left the narrower goes first. While both run, its remaining service falls more slowly, so
+    it has stood in front; a list that is sorted again at each event, as the authors' simulator has it, leaves it there.
+    """
 
     @property
     def name(self) -> str:
@@ -45,10 +49,12 @@ class Srsf(PlainOrder):
         return OrderTraits(is_preemptive=True)
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
-        """Remaining GPU seconds."""
-        return (jobs.remaining_s * jobs.gpus,)
+        """Remaining GPU seconds, then GPUs."""
+        return jobs.remaining_s * jobs.gpus, jobs.gpus
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """What is left of each."""
         left, right = (jobs.remaining_s[0] * jobs.gpus[0] for jobs in (first, second))
+        if left == right:
+            return f"{left:.0f} GPU s left as the other, on {first.gpus[0]:.0f} GPUs, not {second.gpus[0]:.0f}"
         return f"{left:.0f} GPU s left against {right:.0f}"

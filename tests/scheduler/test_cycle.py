@@ -39,7 +39,7 @@ def cases(jobs: list[TraceJob]) -> list[Case]:
     gpus = [job.job.gpus for job in jobs]
     return [
         Case(Srtf(), lambda row, executed, remaining, first: (remaining,)),
-        Case(Srsf(), lambda row, executed, remaining, first: (remaining * gpus[row],)),
+        Case(Srsf(), lambda row, executed, remaining, first: (remaining * gpus[row], gpus[row])),
         Case(
             Las(limits_gpu_s=LIMITS, within="start_time"),
             lambda row, executed, remaining, first: (level(executed * gpus[row]), first),
