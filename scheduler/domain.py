@@ -7,7 +7,7 @@ manager, tells it what happened and carries out what the cycle says.
 import heapq
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -73,6 +73,7 @@ class Domain:
         self.running: dict[int, Held] = {}
         self.guests: dict[int, tuple[Domain, Held]] = {}  # other domains' jobs on idle nodes of this one
         self.preempted: set[int] = set()  # rows that will have to resume
+        self.ended_gpu_s: list[float] = []  # the services of all its jobs that have ended, for policies that learn
         self._group_of: dict[tuple[Demand, float], int] = {}
         self.reservation: Reservation | None = None
         self._waiting_since: dict[int, float] = {}
@@ -100,12 +101,23 @@ class Domain:
         self.to_tail(row)
         self._waits(row, job.submit_s)
 
-    def finish(self, row: int) -> None:
-        """A job that ran here ended; what it held is free."""
+    def finish(self, row: int, *, service_gpu_s: float) -> None:
+        """A job that ran here ended, having held GPUs for so many GPU seconds in all; what it held is free."""
         home, held = self.guests.pop(row) if row in self.guests else (self, self.running.pop(row))
         self.ledger.give(held.demand, held.allocation)
         self._is_changed = True
         del home.jobs[row], home.groups[row]
+        home._learn(service_gpu_s)
+
+    def _learn(self, service_gpu_s: float) -> None:
+        """What a policy learns makes it another one, and all who wait are ranked again by that."""
+        self.ended_gpu_s.append(service_gpu_s)
+        order = self.rules.order.learn(self.ended_gpu_s)
+        if order is not self.rules.order:
+            self.rules = replace(self.rules, order=order)
+            self.traits = order.traits
+            self._unranked.update(self.waiting.rows())
+            self._is_changed = True
 
     def cross(self, row: int) -> None:
         """A job reached what its policy's ``next_change_s`` told. One that runs goes to the tail of the next queue."""

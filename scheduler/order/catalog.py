@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from farside.scheduler.order.fifo import Fifo
+from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.sjf import Sjf
@@ -18,6 +19,7 @@ ORDERS: Mapping[str, type[OrderPolicy]] = MappingProxyType(
         "srtf": Srtf,
         "srsf": Srsf,
         "las": Las,
+        "gittins": Gittins,
     }
 )
 # What a name means besides its class; the user's own settings go over it.

@@ -11,19 +11,26 @@ quarter to a third of the average JCT on real traces:
 A job that has waited ``promote_knob`` times as long as it has run since it was last promoted goes back to Q_1 with both
 figures at zero, if it was demoted; ``starve_limit_s`` does the same after a fixed wait. A job that never ran is in Q_1
 already: neither protects it.
+
+Without limits there are no queues: the job with the least attained service goes first, equal ones by submit time. That
+is 2D-LAS before it is discretized [tiresias §3.3.2.2]; running jobs are compared again every ``interval_s``, and nobody
+is promoted, as there is nowhere to go.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from farside.scheduler.order.policy import OrderTraits
+from farside.scheduler.order.policy import OrderPolicy, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
+from farside.units import format_seconds
 
 # Thresholds are met by adding fractions of seconds times GPUs: a job this near has arrived.
 EDGE_GPU_S = 1e-6
+EDGE_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +42,21 @@ class Las:
         within: Order in a queue, see above.
         promote_knob: PROMOTEKNOB; infinite promotes nobody.
         starve_limit_s: STARVELIMIT; infinite promotes nobody.
+        interval_s: Without limits, how long a running job goes without being compared again, if nothing happens.
     """
 
     limits_gpu_s: tuple[float, ...] = (3200.0,)
     within: Literal["running_first", "start_time"] = "running_first"
     promote_knob: float = np.inf
     starve_limit_s: float = np.inf
+    interval_s: float = np.inf
 
     def __post_init__(self) -> None:
         """Refuses limits out of order: a job could not fall through them."""
         if any(low >= high for low, high in pairwise((0.0, *self.limits_gpu_s))):
             raise ValueError(f"limits_gpu_s: must ascend from above 0, is {self.limits_gpu_s}")
+        if self.interval_s <= 0:
+            raise ValueError("interval_s: must be above 0")
 
     @property
     def name(self) -> str:
@@ -55,7 +66,18 @@ class Las:
     @property
     def traits(self) -> OrderTraits:
         """Preempts."""
-        return OrderTraits(is_preemptive=True, is_keyed_by_position=self.within == "running_first")
+        is_list = self.within == "running_first" and not self.is_continuous
+        return OrderTraits(is_preemptive=True, is_steady=self.is_steady, is_keyed_by_position=is_list)
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether there are no queues."""
+        return not self.limits_gpu_s
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether running jobs keep their keys between the times that `next_change_s` tells."""
+        return not self.is_continuous
 
     def level(self, jobs: JobColumns) -> Floats:
         """The queue of each job, 0 the first."""
@@ -63,15 +85,20 @@ class Las:
         return np.searchsorted(limits, jobs.executed_s * jobs.gpus, side="right").astype(float)
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
-        """Queue, then the place in it."""
+        """Queue, then the place in it; without queues, attained service."""
+        if self.is_continuous:
+            return (jobs.executed_s * jobs.gpus,)
         place = jobs.position if self.within == "running_first" else jobs.first_start_s
         return self.level(jobs), place
 
     def next_change_s(self, jobs: JobColumns) -> Floats:
-        """Running: until its queue's limit. Waiting: until it is promoted."""
+        """Running: until its queue's limit, or the end of an interval. Waiting: until it is promoted."""
         limits = np.append(np.asarray(self.limits_gpu_s), np.inf)
         level = self.level(jobs)
         demotion: Floats = limits[level.astype(int)] / jobs.gpus - jobs.executed_s
+        if self.is_continuous and self.interval_s < np.inf:
+            intervals = np.floor((jobs.slice_s + EDGE_S) / self.interval_s) + 1
+            np.minimum(demotion, intervals * self.interval_s - jobs.slice_s, out=demotion)
         promotion: Floats = np.where(level > 0, self._promotion_s(jobs), np.inf)
         change: Floats = np.where(jobs.is_running > 0, demotion, promotion)
         return change
@@ -90,8 +117,17 @@ class Las:
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """Their queues, or their places in one queue."""
         one, other = int(self.level(first)[0]), int(self.level(second)[0])
+        mine, others = (format_seconds((jobs.executed_s * jobs.gpus).item()) for jobs in (first, second))
+        if self.is_continuous:
+            return f"has had {mine} of GPU time, not {others}"
         if one != other:
-            return f"is in Q{one + 1} (attained {first.executed_s[0] * first.gpus[0]:.0f} GPU s), not in Q{other + 1}"
+            return f"is in Q{one + 1}, with {mine} of GPU time behind it; the other is in Q{other + 1}, with {others}"
         if self.within == "running_first":
             return f"stands before it in the list of Q{one + 1}"
-        return f"started before it, both in Q{one + 1}"
+        if np.isinf(second.first_start_s[0]):
+            return f"has run before, both in Q{one + 1}"
+        return f"started {format_seconds(second.first_start_s[0] - first.first_start_s[0])} earlier, both in Q{one + 1}"
+
+    def learn(self, ended_gpu_s: Sequence[float]) -> OrderPolicy:
+        """Itself: it needs to know nothing."""
+        return self

@@ -1,6 +1,8 @@
-"""What most order policies share: nothing changes by itself, nobody is promoted. PURE."""
+"""What most order policies share: nothing changes by itself, nobody is promoted, nothing is learned. PURE."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -18,3 +20,7 @@ class PlainOrder:
     def promotes(self, jobs: JobColumns) -> Floats:
         """Nobody."""
         return np.zeros(len(jobs.gpus))
+
+    def learn(self, ended_gpu_s: Sequence[float]) -> Self:
+        """Itself."""
+        return self

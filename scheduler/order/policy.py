@@ -3,9 +3,10 @@
 A policy answers for many jobs at once: columns of figures in, columns of keys out. The job with the smallest keys goes
 first, compared from the first column to the last; equal ones go by submit time, then by sequence. What a key may depend
 on is what `JobColumns` has, so a waiting job's keys stand still until something happens to it; a running job's may move
-with the time.
+with the time. What a policy learns from jobs that ended makes it another policy, and all who wait are ranked again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +57,14 @@ class OrderPolicy(Protocol):
 
     def promotes(self, jobs: JobColumns) -> Floats:
         """1.0 for each job that has starved and must go back to the first queue with its figures at zero, else 0.0."""
+        ...
+
+    def learn(self, ended_gpu_s: Sequence[float]) -> "OrderPolicy":
+        """The policy once all these jobs have ended: their services in GPU seconds, in the order of their ends.
+
+        Itself, the same object, as long as they change nothing for it. Asked whenever a job has ended, so it must
+        answer that at once.
+        """
         ...
 
     def why(self, first: JobColumns, second: JobColumns) -> str:

@@ -132,11 +132,11 @@ class Simulation:
         self.events += 1
         domain = self.domains[self._hosts.pop(row, self.jobs[row].job.vc)]
         touched[domain.name] = domain
-        domain.finish(row)
         self._starts[row] += 1
         run = self.runs[row]
         run.end_s = now_s
         run.held_s += now_s - self._segment_s[row]
+        domain.finish(row, service_gpu_s=run.held_s * self.jobs[row].job.gpus)
 
     def _submit(self, row: int, touched: dict[str, Domain]) -> None:
         self.events += 1
@@ -219,8 +219,7 @@ class Simulation:
 
     def _watch(self, domain: Domain, rows: list[int], now_s: float) -> None:
         """Notes when the policy, or the end of a minimum run time, wants the cycle to look at these again."""
-        order = self._rules.order
-        changes = order.next_change_s(domain.figures(rows, now_s))
+        changes = domain.rules.order.next_change_s(domain.figures(rows, now_s))
         if self._is_in_whole_seconds:
             changes = np.ceil(changes - EDGE_S)
         for row, after_s in zip(rows, changes.tolist(), strict=True):

@@ -1,0 +1,109 @@
+"""2D-Gittins: first who is likeliest to end soon, for the service that it takes, by what past jobs took. PURE.
+
+[tiresias §3.3.2.2, §3.3.2.3, Pseudocodes 1 and 2]. Queues, demotion and promotion are those of 2D-LAS. In each queue
+but the last the job with the highest Gittins index goes first, equal ones in the order that 2D-LAS has; the last queue
+is FIFO. Without limits there is a single queue, ordered by the index alone: 2D-Gittins before it is discretized.
+
+The distribution comes from jobs that have ended: from a ``prior`` that the operator gives, from the domain's own
+history, or both. `learn` makes a new policy when the history has grown by a tenth, so that all fits together cost no
+more than a few of the last. As long as there is no distribution this is 2D-LAS, as Pseudocode 1 has it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+
+from farside.scheduler.order.distribution import Distribution
+from farside.scheduler.order.las import Las
+from farside.scheduler.table import Floats, JobColumns
+from farside.units import format_seconds
+
+UNKNOWN = Distribution()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gittins(Las):
+    """2D-Gittins over ``len(limits_gpu_s) + 1`` queues; what is not told here is told by `Las`.
+
+    Attributes:
+        delta: The service quantum. ``limit``: Delta_i is Q_i's upper limit, as in the paper. ``best``: the supremum
+            over all, the index by its definition. ``fixed``: ``delta_gpu_s`` in every queue.
+        delta_gpu_s: See there.
+        is_learning: Ended jobs of the domain count. Else only ``prior`` does.
+        first_fit_jobs: So many jobs must have ended before the first fit.
+        refit_share: By how much the history has grown when it is fitted again.
+        prior: Services of jobs before the first.
+    """
+
+    delta: Literal["limit", "best", "fixed"] = "limit"
+    delta_gpu_s: float = 3200.0
+    is_learning: bool = True
+    first_fit_jobs: int = 20
+    refit_share: float = 0.1
+    prior: Distribution = UNKNOWN
+    fitted: Distribution | None = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """``gittins``."""
+        return "gittins"
+
+    @property
+    def is_steady(self) -> bool:
+        """An index moves all the time."""
+        return not self.is_continuous and not len(self.distribution)
+
+    @property
+    def distribution(self) -> Distribution:
+        """What is known of services now."""
+        return self.prior if self.fitted is None else self.fitted
+
+    def learn(self, ended_gpu_s: Sequence[float]) -> "Gittins":
+        """With the prior and all these as distribution, if they are enough more than at the last fit."""
+        known = len(self.distribution) - len(self.prior)
+        enough = max(self.first_fit_jobs, known + 1, known * (1 + self.refit_share))
+        if not self.is_learning or len(ended_gpu_s) < enough:
+            return self
+        return replace(self, fitted=Distribution(chain(self.prior.samples.tolist(), ended_gpu_s)))
+
+    def index(self, attained_gpu_s: Floats, queue: Floats) -> Floats:
+        """The Gittins index of jobs in these queues, 0 the first, that have had so much service; per GPU second."""
+        if self.delta == "best":
+            return self.distribution.best_index(attained_gpu_s)
+        if self.delta == "fixed":
+            return self.distribution.index(attained_gpu_s, np.full(len(attained_gpu_s), self.delta_gpu_s))
+        upper = np.append(self.limits_gpu_s, np.inf)
+        return self.distribution.index(attained_gpu_s, upper[queue.astype(int)])
+
+    def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
+        """Queue, then the index unless it is the last, then the place in it."""
+        queue, *place = Las.keys(self, jobs)
+        if not len(self.distribution):
+            return queue, *place
+        attained = jobs.executed_s * jobs.gpus
+        if self.is_continuous:
+            return (-self.index(attained, np.zeros(len(attained))),)
+        by_index = np.zeros(len(attained))
+        early = np.flatnonzero(queue < len(self.limits_gpu_s))  # on a busy cluster, few of those that run
+        if len(early):
+            by_index[early] = -self.index(attained[early], queue[early])
+        return queue, by_index, *place
+
+    def why(self, first: JobColumns, second: JobColumns) -> str:
+        """Their queues, their indices, or their places."""
+        queue, other_queue = self.level(first), self.level(second)
+        is_by_index = self.is_continuous or (queue == other_queue and queue < len(self.limits_gpu_s))
+        if not len(self.distribution) or not is_by_index:
+            return Las.why(self, first, second)
+        attained, other = (jobs.executed_s * jobs.gpus for jobs in (first, second))
+        index, other_index = self.index(attained, queue).item(), self.index(other, other_queue).item()
+        if index == other_index:
+            return Las.why(self, first, second)
+        behind, other_behind = format_seconds(attained.item()), format_seconds(other.item())
+        return (
+            f"is likelier to end soon: past jobs with as much behind them ({behind} of GPU time) ended at "
+            f"{index * 3600:.3g} a GPU hour, those like the other ({other_behind}) at {other_index * 3600:.3g}"
+        )
