@@ -27,6 +27,7 @@ class JobColumns:
         is_running: 1.0 while it holds GPUs, else 0.0.
         executed_s: t_J, seconds that it has held GPUs since it was submitted or last promoted.
         waited_s: delta_J, seconds that it has waited since then.
+        since_s: Since when it waits or runs, as it does now; a promotion counts as a new wait.
         slice_s: Seconds that it has held GPUs since it was started the last time; 0 when it waits.
         first_start_s: When it was started first; infinite before that.
         position: Its place in the list of its queue; smaller stands before greater.
@@ -40,6 +41,7 @@ class JobColumns:
     is_running: Floats
     executed_s: Floats
     waited_s: Floats
+    since_s: Floats
     slice_s: Floats
     first_start_s: Floats
     position: Floats
@@ -131,6 +133,7 @@ class JobTable:
             is_running=running,
             executed_s=executed_s + slice_s,
             waited_s=waited_s + (spent_s - slice_s),
+            since_s=since_s,
             slice_s=slice_s,
             first_start_s=first_start_s,
             position=position,

@@ -7,19 +7,27 @@ from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.order.qssf import Qssf
 from farside.scheduler.order.sjf import Sjf
+from farside.scheduler.order.smallest import Smallest
 from farside.scheduler.order.srtf import Srsf, Srtf
+from farside.scheduler.order.timeshare import Timeshare
+from farside.scheduler.order.yarn import YarnCs
 from farside.scheduler.settings import chosen, from_settings
 
 ORDERS: Mapping[str, type[OrderPolicy]] = MappingProxyType(
     {
         "fifo": Fifo,
         "best-effort": Fifo,
+        "yarn-cs": YarnCs,
+        "sf": Smallest,
         "sjf": Sjf,
         "srtf": Srtf,
         "srsf": Srsf,
+        "timeshare": Timeshare,
         "las": Las,
         "gittins": Gittins,
+        "qssf": Qssf,
     }
 )
 # What a name means besides its class; the user's own settings go over it.

@@ -1,0 +1,39 @@
+"""Smallest first: by the number of GPUs alone. PURE."""
+
+from dataclasses import dataclass
+
+from farside.scheduler.order.plain import PlainOrder
+from farside.scheduler.order.policy import OrderTraits
+from farside.scheduler.table import Floats, JobColumns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Smallest(PlainOrder):
+    """By W_J. One dimension: a stream of small jobs blocks a large one that is nearly done. [tiresias §3.3.2.1]
+
+    Attributes:
+        is_preemptive: A small job takes the GPUs of larger ones that run, as where Table 3.1 has it and in the authors'
+            simulator. Else who runs is left alone.
+        is_strict: The smallest job that has no room blocks all behind it. Else others that have room pass it.
+    """
+
+    is_preemptive: bool = True
+    is_strict: bool = False
+
+    @property
+    def name(self) -> str:
+        """``sf``."""
+        return "sf"
+
+    @property
+    def traits(self) -> OrderTraits:
+        """As set."""
+        return OrderTraits(is_preemptive=self.is_preemptive, is_strict=self.is_strict)
+
+    def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
+        """GPUs."""
+        return (jobs.gpus,)
+
+    def why(self, first: JobColumns, second: JobColumns) -> str:
+        """Their sizes."""
+        return f"needs {first.gpus[0]:.0f} GPUs, not {second.gpus[0]:.0f}"
