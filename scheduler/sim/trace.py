@@ -1,13 +1,48 @@
-"""A job of a trace: what was submitted, and what only the simulator knows. PURE."""
+"""A job of a trace, and a whole trace: what was submitted, and what only the simulator knows. PURE."""
 
 from dataclasses import dataclass
 
 from farside.scheduler.state import Job
 
+# A time line that begins later than this counts seconds since 1970, and so has hours of day and days of week: nobody's
+# trace begins before 1973, and none of those without a calendar lasts three years before its first job.
+CALENDAR_FROM_S = 1e8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceJob:
-    """``duration_s``: how long it runs at full speed, undisturbed."""
+    """``duration_s``: how long it runs at full speed, undisturbed. ``line``: in its file; 0 where there is none."""
 
     job: Job
     duration_s: float
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Jobs, and what became of the rows that are none.
+
+    Attributes:
+        jobs: By submit time; those of one second in the order of the file. At least one when it was read from a file.
+        path: Where it was read from.
+        fmt: The format's name, as ``--format`` takes it.
+        start_epoch_s: What ``submit_s`` 0 means, in seconds since 1970 of the cluster's local time. All readers keep
+            the trace's own time line, so it is 0: either ``submit_s`` counts from 1970 itself, or nobody knows.
+        skipped: Rows that were bad and were skipped, because the operator chose so.
+        problems: The first lines about them: file, line, column, reason, what to do.
+        notes: What else was done to rows, and to how many: jobs without GPUs are no fault of the file, but are no jobs
+            of this simulator.
+    """
+
+    jobs: tuple[TraceJob, ...]
+    path: str = ""
+    fmt: str = ""
+    start_epoch_s: float = 0.0
+    skipped: int = 0
+    problems: tuple[str, ...] = ()
+    notes: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def has_calendar(self) -> bool:
+        """Whether submit times have an hour of day and a day of week."""
+        return bool(self.jobs) and self.jobs[0].job.submit_s >= CALENDAR_FROM_S

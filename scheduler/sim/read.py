@@ -1,0 +1,182 @@
+"""Traces from files: finds out which format a file has, reads it, and tells every row that is wrong.
+
+A row is a job, or left out because this simulator has no such jobs (that is counted, and said), or bad. Bad rows refuse
+the whole trace, with all of them told, or are skipped and counted: the operator chooses.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from farside.errors import ConfigError
+from farside.scheduler.settings import chosen, suggestion
+from farside.scheduler.sim.read_farside import read_farside
+from farside.scheduler.sim.read_helios import read_helios
+from farside.scheduler.sim.read_openb import read_openb
+from farside.scheduler.sim.read_philly_csv import read_philly_csv
+from farside.scheduler.sim.read_philly_json import read_philly_json
+from farside.scheduler.sim.read_row import Item, LeftOut, Noted, Problem, shown
+from farside.scheduler.sim.read_slurm import read_slurm
+from farside.scheduler.sim.read_source import Source, open_source
+from farside.scheduler.sim.read_table import header, separator_of
+from farside.scheduler.sim.read_tiresias import read_tiresias
+from farside.scheduler.sim.trace import Trace, TraceJob
+
+OnBad = Literal["refuse", "skip"]
+Attempts = Literal["whole", "each"]
+
+TOLD = 20  # lines about bad rows that are kept, and shown
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of traces.
+
+    ``needed``: columns without which a table is not of this format, sets of which one column each must be there; empty
+    for what is no table. ``id_column``: what a message about an id names.
+    """
+
+    read: Callable[[Source, str], Iterator[Item]]
+    needed: tuple[frozenset[str], ...] = ()
+    id_column: str = "job_id"
+    separator: str = ","
+
+
+def _columns(*names: str) -> tuple[frozenset[str], ...]:
+    return tuple(frozenset(name.split("|")) for name in names)
+
+
+# A header may fit several: the first one counts.
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {
+        "farside": Format(read_farside, _columns("job_id", "gpus", "duration_s", "submit_s|submit_time")),
+        "tiresias": Format(read_tiresias, _columns("job_id", "num_gpu", "submit_time", "duration", "model_name")),
+        "helios": Format(read_helios, _columns("job_id", "gpu_num", "submit_time", "duration|end_time")),
+        "openb": Format(
+            read_openb, _columns("name", "num_gpu", "creation_time", "scheduled_time", "deletion_time"), "name"
+        ),
+        "philly-csv": Format(read_philly_csv, _columns("submit_time", "duration", "gpus"), "submit_time"),
+        "slurm": Format(read_slurm, _columns("jobid|jobidraw", "submit"), "JobID", "|"),
+        "philly-json": Format(read_philly_json, id_column="jobid"),
+    }
+)
+
+
+def read_trace(path: Path, *, fmt: str = AUTO, on_bad: OnBad = "refuse", attempts: Attempts = "whole") -> Trace:
+    """The jobs of a file, plain or gzip, by submit time; ``builtin:NAME`` is a trace that comes with Farside.
+
+    Args:
+        path: The file.
+        fmt: A name of `FORMATS`; ``auto`` finds out from the header.
+        on_bad: What to do about rows that cannot be used: refuse the file, or skip and count them.
+        attempts: Whether a job that was started several times is one job or several; only ``philly-json`` has those.
+
+    Raises:
+        ConfigError: The file cannot be read, no format fits, rows are bad, or it holds no job at all.
+    """
+    if fmt != AUTO:
+        chosen(fmt, FORMATS, "format of traces")
+    with open_source(path) as source:
+        name = _format_of(source) if fmt == AUTO else fmt
+        _check_columns(source, name)
+        items = FORMATS[name].read(source, attempts)
+        return _collect(items, source.path, name, is_refusing=on_bad == "refuse")
+
+
+def _format_of(source: Source) -> str:
+    if source.first.lstrip()[:1] in ("[", "{"):
+        return "philly-json"
+    columns = header(source).keys()
+    separator = separator_of(source.first)
+    tables = {name: fmt for name, fmt in FORMATS.items() if fmt.needed and fmt.separator == separator}
+    for name, fmt in tables.items():
+        if all(columns & one_of for one_of in fmt.needed):
+            return name
+    lacking = {name: [one_of for one_of in fmt.needed if not columns & one_of] for name, fmt in tables.items()}
+    nearest = min(lacking, key=lambda name: len(lacking[name]) / len(tables[name].needed))
+    raise ConfigError(
+        f"{source.path}: no format has these columns; {nearest} lacks {_told(lacking[nearest])}",
+        hint=f"say --format, one of {', '.join(FORMATS)}",
+    )
+
+
+def _check_columns(source: Source, name: str) -> None:
+    fmt = FORMATS[name]
+    if not fmt.needed:
+        return
+    columns = header(source)
+    lacking = [one_of for one_of in fmt.needed if not columns.keys() & one_of]
+    if lacking:
+        near = suggestion(min(lacking[0]), columns, "columns")
+        raise ConfigError(
+            f"{source.path}, line {source.first_line}: as {name} it lacks the column {_told(lacking)}", hint=near
+        )
+
+
+def _told(lacking: Iterable[frozenset[str]]) -> str:
+    return ", ".join(" or ".join(sorted(one_of)) for one_of in lacking)
+
+
+def _collect(items: Iterable[Item], path: str, name: str, *, is_refusing: bool) -> Trace:
+    jobs: list[TraceJob] = []
+    problems: list[str] = []
+    notes: Counter[str] = Counter()
+    bad = 0
+    for item in _without_twins(items, FORMATS[name].id_column):
+        if isinstance(item, TraceJob):
+            jobs.append(item)
+        elif isinstance(item, Noted):
+            jobs.append(item.job)
+            notes[item.note] += 1
+        elif isinstance(item, LeftOut):
+            notes[item.reason] += 1
+        else:
+            bad += 1
+            if len(problems) < TOLD:
+                problems.append(item.told(path))
+    if bad and is_refusing:
+        raise _refusal(path, bad, problems)
+    if not jobs:
+        raise _nothing(path, problems, notes)
+    jobs.sort(key=lambda entry: entry.job.submit_s)  # stable: jobs of one second stay in the order of the file
+    return Trace(
+        jobs=tuple(jobs),
+        path=path,
+        fmt=name,
+        skipped=bad,
+        problems=tuple(problems),
+        notes=tuple((count, note) for note, count in notes.items()),
+    )
+
+
+def _without_twins(items: Iterable[Item], column: str) -> Iterator[Item]:
+    """The same, but of jobs with one id only the first; the others are bad rows."""
+    lines: dict[str, int] = {}
+    for item in items:
+        job = item.job if isinstance(item, Noted) else item
+        if not isinstance(job, TraceJob):
+            yield item
+        elif job.job.job_id in lines:
+            reason = f"{shown(job.job.job_id)} is on line {lines[job.job.job_id]} already"
+            yield Problem(job.line, column, reason, "keep one of them, or give it an id of its own")
+        else:
+            lines[job.job.job_id] = job.line
+            yield item
+
+
+def _refusal(path: str, bad: int, problems: list[str]) -> ConfigError:
+    if bad == 1:
+        return ConfigError(f"{problems[0]}, or leave it out with --on-bad skip")
+    several = [*problems, *([f"{path}: and {bad - len(problems)} more"] if bad > len(problems) else [])]
+    rows = f"{path}: {bad} rows cannot be used"
+    return ConfigError("\n".join([*several, rows]), hint="mend them, or leave them out with --on-bad skip")
+
+
+def _nothing(path: str, problems: list[str], notes: Mapping[str, int]) -> ConfigError:
+    told = [problems[0]] if problems else [f"{count} {note}" for note, count in notes.items()]
+    why = f" ({'; '.join(told)})" if told else ""
+    return ConfigError(f"{path}: holds no job{why}", hint="name a file with at least one")

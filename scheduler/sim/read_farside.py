@@ -1,0 +1,65 @@
+"""Our own CSV: every column of it is a field of a job. docs/simulator.md lists them."""
+
+from collections.abc import Iterator
+
+from farside.scheduler.sim.read_row import MAX_DURATION_S, Item, Row, flag, real, whole
+from farside.scheduler.sim.read_source import Source
+from farside.scheduler.sim.read_table import read_table
+from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.state import Job
+
+MAX_BYTES = 1 << 60
+MAX_CPUS = 1e6  # of a job, by GPU
+
+NEEDED = ("job_id", "gpus", "duration_s")
+TIMES = ("submit_s", "submit_time")  # one of them
+OPTIONAL = (
+    "vc",
+    "user",
+    "name",
+    "parameter_servers",
+    "cpus_per_gpu",
+    "memory_bytes_per_gpu",
+    "gpu_model",
+    "model",
+    "model_bytes",
+    "skew",
+    "preemptible",
+    "limit_s",
+)
+
+
+def read_farside(source: Source, attempts: str) -> Iterator[Item]:
+    """Jobs of our own CSV. Other columns than ours are passed over, so that results can be read as traces."""
+    return read_table(source, _job)
+
+
+def _job(row: Row) -> TraceJob:
+    time = "submit_time" if row.has("submit_time") else "submit_s"
+    job = Job(
+        job_id=row.key("job_id"),
+        sequence=row.ordinal,
+        submit_s=row.moment(time),
+        gpus=row.gpus("gpus"),
+        vc=row.text("vc"),
+        user=row.text("user"),
+        name=row.text("name"),
+        parameter_servers=_whole(row, "parameter_servers", 10**6),
+        cpus_per_gpu=_real(row, "cpus_per_gpu", 0.0, MAX_CPUS),
+        memory_bytes_per_gpu=_real(row, "memory_bytes_per_gpu", 0.0, MAX_BYTES),
+        gpu_model=row.text("gpu_model"),
+        model=row.text("model"),
+        model_bytes=_whole(row, "model_bytes", MAX_BYTES),
+        skew=_real(row, "skew", 0.0, 1.0),
+        preemptible=flag("preemptible", row.cell("preemptible")) if row.has("preemptible") else True,
+        limit_s=_real(row, "limit_s", float("inf"), MAX_DURATION_S),
+    )
+    return TraceJob(job=job, duration_s=row.duration_s("duration_s"), line=row.line)
+
+
+def _real(row: Row, column: str, default: float, highest: float) -> float:
+    return real(column, row.cell(column), highest=highest) if row.has(column) else default
+
+
+def _whole(row: Row, column: str, highest: int) -> int:
+    return whole(column, row.cell(column), highest=highest) if row.has(column) else 0

@@ -1,0 +1,48 @@
+"""Helios's ``cluster_log.csv``: what its data set's documentation says of each column, and what we make of it.
+
+job_id (unique), user and vc (hashed), gpu_num, cpu_num and node_num (what was asked for), state (COMPLETED, CANCELLED,
+FAILED, TIMEOUT, NODE_FAIL), submit_time, start_time, end_time (dates of local time), duration (end less start, seconds)
+and queue (start less submit). Some releases add jobname, which recurs and so tells durations. Half of all rows ask for
+no GPU: those are left out, as are those that never started.
+
+``queue`` and ``node_num`` are what that cluster's scheduler made of the job, which is what is simulated here: not used.
+"""
+
+from collections.abc import Iterator
+
+from farside.scheduler.sim.read_row import Item, LeftOut, Row, real
+from farside.scheduler.sim.read_source import Source
+from farside.scheduler.sim.read_table import read_table
+from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.state import Job
+
+MAX_CPUS = 1e7  # of a job
+
+_NO_GPU = LeftOut("left out: ask for no GPU")
+_NEVER_RAN = LeftOut("left out: never started")
+
+
+def read_helios(source: Source, attempts: str) -> Iterator[Item]:
+    """GPU jobs of Helios's log, whatever became of them."""
+    return read_table(source, _job)
+
+
+def _job(row: Row) -> TraceJob | LeftOut:
+    gpus = row.gpus("gpu_num", lowest=0)
+    if not gpus:
+        return _NO_GPU
+    if not row.has("duration") and not (row.has("start_time") and row.has("end_time")):
+        return _NEVER_RAN
+    cpus = real("cpu_num", row.cell("cpu_num"), highest=MAX_CPUS) if row.has("cpu_num") else 0.0
+    job = Job(
+        job_id=row.key("job_id"),
+        sequence=row.ordinal,
+        submit_s=row.moment("submit_time"),
+        gpus=gpus,
+        vc=row.text("vc"),
+        user=row.text("user"),
+        name=row.text("jobname"),
+        cpus_per_gpu=cpus / gpus,
+    )
+    duration_s = row.duration_s("duration") if row.has("duration") else row.between_s("start_time", "end_time")
+    return TraceJob(job=job, duration_s=duration_s, line=row.line)

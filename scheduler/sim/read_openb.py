@@ -1,0 +1,54 @@
+"""Alibaba's ``openb_pod_list_*.csv``, pods of a cluster that shares GPUs, as its documentation has the columns.
+
+name, cpu_milli, memory_mib, num_gpu (0 to 8), gpu_milli (the part of each GPU, in thousandths; below 1000 only where
+num_gpu is 1), gpu_spec (models that will do, a bar between them; empty: any), qos, pod_phase, creation_time,
+deletion_time and scheduled_time (seconds; nothing tells from when, so there are no hours of day).
+
+This simulator gives whole GPUs: a pod that asks for a part of one gets one for itself, and the trace's notes count
+them. So shared GPUs load the simulated cluster more than they did the real one. A pod that was still there when the
+trace was taken ends then, as its deletion_time says; pods without GPUs, or never scheduled, are left out. ``qos`` (BE,
+Burstable, LS, Guaranteed) might say who may be preempted, but the documentation does not: all may.
+"""
+
+from collections.abc import Iterator
+
+from farside.scheduler.sim.read_row import Item, LeftOut, Noted, Row, real, whole
+from farside.scheduler.sim.read_source import Source
+from farside.scheduler.sim.read_table import read_table
+from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.state import Job
+from farside.units import MIB
+
+_PART_OF_A_GPU = "ask for a part of a GPU, get a whole one"
+_NO_GPU = LeftOut("left out: ask for no GPU")
+_NEVER_RAN = LeftOut("left out: never scheduled")
+_NO_END = LeftOut("left out: no end is recorded")
+
+
+def read_openb(source: Source, attempts: str) -> Iterator[Item]:
+    """Pods with GPUs. See above for parts of GPUs."""
+    return read_table(source, _job)
+
+
+def _job(row: Row) -> TraceJob | LeftOut | Noted:
+    gpus = row.gpus("num_gpu", lowest=0)
+    if not gpus:
+        return _NO_GPU
+    if not row.has("scheduled_time"):
+        return _NEVER_RAN
+    if not row.has("deletion_time"):
+        return _NO_END
+    gpu_milli = whole("gpu_milli", row.cell("gpu_milli"), highest=1000) if row.has("gpu_milli") else 1000
+    cpu_milli = real("cpu_milli", row.cell("cpu_milli"), highest=1e9) if row.has("cpu_milli") else 0.0
+    memory_mib = real("memory_mib", row.cell("memory_mib"), highest=1e9) if row.has("memory_mib") else 0.0
+    job = Job(
+        job_id=row.key("name"),
+        sequence=row.ordinal,
+        submit_s=row.moment("creation_time"),
+        gpus=gpus,
+        cpus_per_gpu=cpu_milli / 1000 / gpus,
+        memory_bytes_per_gpu=memory_mib * MIB / gpus,
+        gpu_model=row.text("gpu_spec") if row.has("gpu_spec") else "",
+    )
+    found = TraceJob(job=job, duration_s=row.between_s("scheduled_time", "deletion_time"), line=row.line)
+    return Noted(found, _PART_OF_A_GPU) if gpu_milli < 1000 else found

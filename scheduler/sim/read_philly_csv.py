@@ -1,0 +1,31 @@
+"""Philly's jobs as later simulators pass them on: submit_time, duration, gpus, vc.
+
+``submit_time`` is a date of the cluster's local time (seconds do as well), ``duration`` seconds from the start of the
+first attempt to the end of the last. There are no ids: a job is called by how many rows stand above it. ``vc`` may be
+missing; ``complete_vc`` (whether the file has all jobs of that virtual cluster) is passed over, as other columns are.
+"""
+
+from collections.abc import Iterator
+
+from farside.scheduler.sim.read_row import Item, Row
+from farside.scheduler.sim.read_source import Source
+from farside.scheduler.sim.read_table import read_table
+from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.state import Job
+
+
+def read_philly_csv(source: Source, attempts: str) -> Iterator[Item]:
+    """Jobs of Philly's CSV."""
+    return read_table(source, _job)
+
+
+def _job(row: Row) -> TraceJob:
+    job = Job(
+        job_id=str(row.ordinal),
+        sequence=row.ordinal,
+        submit_s=row.moment("submit_time"),
+        gpus=row.gpus("gpus"),
+        vc=row.text("vc"),
+        user=row.text("user"),
+    )
+    return TraceJob(job=job, duration_s=row.duration_s("duration"), line=row.line)
