@@ -9,6 +9,7 @@ Whatever a peer sends, it can only end its own connection: bounds on time (HANDS
 """
 
 import asyncio
+import math
 import secrets
 import socket
 
@@ -30,6 +31,8 @@ HANDSHAKE_LIMIT_S = 5.0
 """From accept to a proved key: two round trips, so 5 s is a peer that only holds a place."""
 CONNECTIONS_MAX = 8192
 """Twice as many control connections as there may be sessions; data connections leave the count when handed over."""
+REFUSALS_TOLD_S = 10.0
+"""A refusal of each kind is logged once in this time; the counters have them all."""
 ACCEPT_PAUSE_S = 0.1
 """After accept failed for want of descriptors or memory, so as not to spin on a listener that stays readable."""
 
@@ -55,6 +58,7 @@ class Server:
         self._slab_bytes = slab_bytes
         self._tasks = tasks
         self._open = 0
+        self._refusals_told_s: dict[m.ErrorCode, float] = {}
 
     async def accept(self, listener: socket.socket) -> None:
         """Serves who connects to a listening socket, until cancelled."""
@@ -170,5 +174,8 @@ class Server:
 
     def _refuse(self, channel: Channel, code: m.ErrorCode, text: str) -> None:
         self._lender.counters.refused[code.name] += 1
-        _log.warning("connection refused", code=code.name, reason=text)
+        now_s = self._lender.clock.now_s()
+        if now_s - self._refusals_told_s.get(code, -math.inf) >= REFUSALS_TOLD_S:
+            self._refusals_told_s[code] = now_s
+            _log.warning("connection refused", code=code.name, reason=text)
         channel.farewell(code, text)

@@ -131,7 +131,7 @@ async def _converse(
 async def _answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
     try:
         request = msgspec.json.decode(line, type=dict[str, object])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         return _failure(f"not a JSON object: {error}")
     command = request.pop("command", None)
     handler = handlers.get(command) if isinstance(command, str) else None
