@@ -6,23 +6,14 @@ How it works
   CPUs and memory are kept for the nodes that count them.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
+
+from farside.scheduler.mask import lowest, mask_of
+from farside.scheduler.nodes import EDGE_BYTES, EDGE_CPUS, NodeSets
 from farside.scheduler.state import Allocation, Demand, Node
-
-
-def lowest(mask: int) -> int:
-    """Number of the lowest bit that is set."""
-    return (mask & -mask).bit_length() - 1
-
-
-def bits(mask: int) -> Iterator[int]:
-    """The numbers of the bits that are set, lowest first."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
 
 
 class Ledger:
@@ -37,45 +28,64 @@ class Ledger:
         if is_pooled:
             nodes = (Node(name="all", gpus=sum(node.gpus for node in nodes)),)
         self.nodes = tuple(nodes)
+        self.sets = NodeSets(self.nodes)
         self.capacity = [node.gpus for node in nodes]
         self.free = [node.gpus for node in nodes]
-        self.free_cpus = [node.cpus for node in nodes]
-        self.free_memory_bytes = [node.memory_bytes for node in nodes]
-        self.node_gpus = max(self.free, default=0)
+        self.free_cpus = np.array([node.cpus for node in nodes], dtype=float)
+        self.free_memory_bytes = np.array([node.memory_bytes for node in nodes], dtype=float)
         self.total_gpus = self.free_gpus = sum(self.free)
-        self.is_counting_more = any(node.cpus < math.inf or node.memory_bytes < math.inf for node in nodes)
-        self.models: dict[str, int] = {}
-        self.buckets = [0] * (self.node_gpus + 1)
-        for at, node in enumerate(nodes):
-            self.buckets[node.gpus] |= 1 << at
-            self.models[node.gpu_model] = self.models.get(node.gpu_model, 0) | 1 << at
+        self.buckets = [0] * (max(self.free, default=0) + 1)
+        for gpus, mask in self.sets.by_size:
+            self.buckets[gpus] = mask
 
-    def candidates(self, demand: Demand, free_gpus: int, need_gpus: int) -> int:
-        """The nodes with exactly ``free_gpus`` free where ``need_gpus`` of this demand would fit, as a mask."""
-        mask = self.buckets[free_gpus]
-        if mask and demand.gpu_model:
-            mask &= self.models.get(demand.gpu_model, 0)
-        if mask and self.is_counting_more and (demand.cpus_per_gpu or demand.memory_bytes_per_gpu):
-            cpus, memory = demand.cpus_per_gpu * need_gpus, demand.memory_bytes_per_gpu * need_gpus
-            for at in bits(mask):
-                if self.free_cpus[at] < cpus or self.free_memory_bytes[at] < memory:
-                    mask ^= 1 << at
+    def fitting(self, demand: Demand, need_gpus: int) -> int:
+        """The nodes of the right model with CPUs and memory for ``need_gpus`` of a demand; their GPUs are not asked."""
+        mask = self.sets.models.get(demand.gpu_model, 0) if demand.gpu_model else -1
+        if mask and self.sets.counts(demand):
+            cpus, memory_bytes = demand.cpus_per_gpu * need_gpus, demand.memory_bytes_per_gpu * need_gpus
+            is_fitting = self.free_cpus >= cpus - EDGE_CPUS
+            is_fitting &= self.free_memory_bytes >= memory_bytes - EDGE_BYTES
+            mask &= mask_of(is_fitting)
         return mask
 
-    def best_fit(self, demand: Demand, need_gpus: int, without: int = 0) -> int:
+    def best_fit(self, demand: Demand, need_gpus: int, within: int = -1) -> int:
         """The node with the fewest free GPUs that fits ``need_gpus``, the first on ties; -1: none does."""
-        for free_gpus in range(need_gpus, self.node_gpus + 1):
-            mask = self.candidates(demand, free_gpus, need_gpus) & ~without
+        if need_gpus >= len(self.buckets):
+            return -1
+        within &= self.fitting(demand, need_gpus)
+        for bucket in self.buckets[need_gpus:]:
+            mask = bucket & within
             if mask:
                 return lowest(mask)
         return -1
 
+    def rooms(self, demand: Demand) -> list[int]:
+        """The nodes by how many more GPUs of a demand fit there, as masks; the first, of those that are full, is 0."""
+        if not demand.gpu_model and not self.sets.counts(demand):
+            return [0, *self.buckets[1:]]
+        rooms = [0] * len(self.buckets)
+        more = have = 0
+        for gpus in range(len(rooms) - 1, 0, -1):
+            have |= self.buckets[gpus]
+            fitting = have & self.fitting(demand, gpus)
+            rooms[gpus] = fitting & ~more
+            more |= fitting
+        return rooms
+
+    def idle(self) -> int:
+        """The nodes where nobody holds anything, as a mask."""
+        mask = 0
+        for gpus, nodes in self.sets.by_size:
+            mask |= self.buckets[gpus] & nodes
+        return mask
+
     def fits(self, demand: Demand, allocation: Allocation) -> bool:
         """Whether just these GPUs are free."""
-        return all(
-            self.free[at] >= gpus
-            and self.free_cpus[at] >= gpus * demand.cpus_per_gpu
-            and self.free_memory_bytes[at] >= gpus * demand.memory_bytes_per_gpu
+        if any(self.free[at] < gpus for at, gpus in allocation):
+            return False
+        return not self.sets.counts(demand) or all(
+            self.free_cpus[at] >= gpus * demand.cpus_per_gpu - EDGE_CPUS
+            and self.free_memory_bytes[at] >= gpus * demand.memory_bytes_per_gpu - EDGE_BYTES
             for at, gpus in allocation
         )
 
@@ -97,6 +107,7 @@ class Ledger:
         gpus = {node.name: node.gpus for node in nodes}
         for at, node in enumerate(self.nodes):
             self._set_capacity(at, gpus.get(node.name, 0))
+        self.sets = NodeSets([replace(node, gpus=self.capacity[at]) for at, node in enumerate(self.nodes)])
 
     def _set_capacity(self, at: int, gpus: int) -> None:
         free = self.free[at] + gpus - self.capacity[at]  # below 0 while more is held than there is
@@ -117,6 +128,10 @@ class Ledger:
         after = self.free[at] + gpus
         assert gpus > 0 or after >= 0, "over-committed"
         self._set_free(at, after)
-        if self.is_counting_more:
+        if not self.sets.is_counting_more:
+            return
+        if after == self.capacity[at]:  # nobody is left there: what rounding has taken comes back
+            self.free_cpus[at], self.free_memory_bytes[at] = self.nodes[at].cpus, self.nodes[at].memory_bytes
+        else:
             self.free_cpus[at] += gpus * demand.cpus_per_gpu
             self.free_memory_bytes[at] += gpus * demand.memory_bytes_per_gpu

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from farside.scheduler.ledger import Ledger, lowest
+from farside.scheduler.ledger import Ledger
+from farside.scheduler.mask import lowest
 from farside.scheduler.state import Allocation, Demand, Job, Node
 
 
@@ -22,11 +23,27 @@ class Consolidate:
     """The fewest nodes that can hold the job, else none.
 
     A job that fits on one node goes to the node with the fewest free GPUs that has room (best fit, the first on ties).
-    A larger one takes nodes that are wholly free, and one more for what remains: that with the fewest free GPUs that
-    fits, or with ``remainder_on_fullest`` the one that has most, as Helios's simulator does [helios §4.2].
+    A larger one takes nodes that are wholly free, the largest first, and one more for what remains: that with the
+    fewest free GPUs that fits. It stays within one RDMA domain, as in [helios §2.1].
+
+    Nodes may differ. How much one holds is what its GPUs, CPUs and memory hold of the job, and only nodes with the GPU
+    model that the job asks for count.
+
+    Attributes:
+        remainder_on_fullest: What remains of a job larger than a node goes to the node with the most free GPUs instead,
+            as in Helios's simulator.
+        most_nodes_factor: How many times the fewest nodes that could ever hold it a job may take, when those are not
+            free. It says something only where nodes differ: a job of 16 GPUs need not wait for the one node with 16
+            when two with 8 are free. 1: it waits.
     """
 
     remainder_on_fullest: bool = False
+    most_nodes_factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Refuses a factor that no job could meet."""
+        if self.most_nodes_factor < 1:
+            raise ValueError(f"most_nodes_factor: must be at least 1, is {self.most_nodes_factor}")
 
     @property
     def name(self) -> str:
@@ -45,36 +62,38 @@ class Consolidate:
         """The fewest nodes."""
         if ledger.free_gpus < demand.gpus:
             return None
-        if demand.gpus <= ledger.node_gpus:
-            at = ledger.best_fit(demand, demand.gpus)
-            return ((at, demand.gpus),) if at >= 0 else None
-        return self._whole_nodes(ledger, demand)
-
-    def _whole_nodes(self, ledger: Ledger, demand: Demand) -> Allocation | None:
-        size = ledger.node_gpus
-        whole, remainder = divmod(demand.gpus, size)
-        mask = ledger.candidates(demand, size, size)
-        if mask.bit_count() < whole:
+        at = ledger.best_fit(demand, demand.gpus)
+        if at >= 0:
+            return ((at, demand.gpus),)
+        idle = ledger.idle()
+        if not idle:
             return None
-        taken: list[tuple[int, int]] = []
-        used = 0
-        for _ in range(whole):
-            at = lowest(mask)
-            mask ^= 1 << at
-            used |= 1 << at
-            taken.append((at, size))
-        if remainder:
-            at = self._remainder(ledger, demand, remainder, used)
-            if at < 0:
-                return None
-            taken.append((at, remainder))
-        return tuple(sorted(taken))
+        most = int(self.most_nodes_factor * ledger.sets.fewest(demand))
+        found = (self._whole_nodes(ledger, demand, idle, domain, most) for domain in ledger.sets.rdma_domains)
+        return min((allocation for allocation in found if allocation), key=len, default=None)
 
-    def _remainder(self, ledger: Ledger, demand: Demand, need: int, used: int) -> int:
+    def _whole_nodes(self, ledger: Ledger, demand: Demand, idle: int, within: int, most: int) -> Allocation | None:
+        """Ends on one node as soon as what remains fits there, so that no other choice of whole nodes takes fewer."""
+        taken: list[tuple[int, int]] = []
+        remaining = demand.gpus
+        for capacity, nodes in ledger.sets.capacities(demand):
+            nodes &= idle & within
+            while nodes and len(taken) + 1 < most:
+                at = lowest(nodes)
+                nodes ^= 1 << at
+                within ^= 1 << at
+                taken.append((at, capacity))
+                remaining -= capacity
+                last = self._remainder(ledger, demand, remaining, within)
+                if last >= 0:
+                    return tuple(sorted((*taken, (last, remaining))))
+        return None
+
+    def _remainder(self, ledger: Ledger, demand: Demand, need: int, within: int) -> int:
         if not self.remainder_on_fullest:
-            return ledger.best_fit(demand, need, without=used)
-        for free in range(ledger.node_gpus, need - 1, -1):
-            mask = ledger.candidates(demand, free, need) & ~used
-            if mask:
-                return lowest(mask)
+            return ledger.best_fit(demand, need, within)
+        for free in range(len(ledger.buckets) - 1, need - 1, -1):
+            nodes = ledger.buckets[free] & within
+            if nodes and (nodes := nodes & ledger.fitting(demand, need)):
+                return lowest(nodes)
         return -1

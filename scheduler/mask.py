@@ -1,0 +1,34 @@
+"""Sets of nodes as integers with a bit for each node. PURE.
+
+Ten thousand nodes are 1,250 bytes: to intersect two sets, to count one or to find its first member takes less than a
+microsecond, whatever is in it. -1 has every bit, and stands for "no restriction".
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def lowest(mask: int) -> int:
+    """Number of the lowest bit that is set."""
+    return (mask & -mask).bit_length() - 1
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The numbers of the bits that are set, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def mask_of(members: NDArray[np.bool_]) -> int:
+    """The set whose members are true."""
+    return int.from_bytes(np.packbits(members, bitorder="little").tobytes(), "little")
+
+
+def members_of(mask: int) -> NDArray[np.intp]:
+    """The numbers of the bits that are set, lowest first, at once."""
+    raw = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+    return np.flatnonzero(np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little"))

@@ -1,0 +1,94 @@
+"""What never changes of the nodes of one domain: which are alike, and how much each can hold. PURE."""
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from types import MappingProxyType
+from typing import TypeVar
+
+import numpy as np
+
+from farside.scheduler.mask import mask_of
+from farside.scheduler.state import Demand, Node
+
+# Shares of CPUs do not add up exactly: so much may be missing. Memory is in bytes, so a byte.
+EDGE_CPUS = 1e-6
+EDGE_BYTES = 1.0
+# Traces with a memory size of its own for each job have as many kinds of demand as jobs; this many are remembered.
+REMEMBERED = 512
+
+K = TypeVar("K", bound=Hashable)
+
+# (GPUs of one demand that fit on each, the nodes), most first.
+Capacities = tuple[tuple[int, int], ...]
+
+
+class NodeSets:
+    """Masks of nodes by size, GPU model, rack and RDMA domain; a node's bit is its place among ``nodes``."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.models = MappingProxyType(dict(_grouped(nodes, lambda node: node.gpu_model)))
+        sizes = _grouped(nodes, lambda node: node.gpus)
+        self.by_size: Capacities = tuple(sorted((size for size in sizes if size[0] > 0), reverse=True))
+        self.racks = tuple(mask for _, mask in _grouped(nodes, lambda node: node.rack))
+        self.rdma_domains = tuple(mask for _, mask in _grouped(nodes, lambda node: node.rdma_domain))
+        self._gpus = np.array([node.gpus for node in nodes], dtype=float)
+        self._cpus = np.array([node.cpus for node in nodes], dtype=float)
+        self._memory_bytes = np.array([node.memory_bytes for node in nodes], dtype=float)
+        self.is_counting_more = any(node.cpus < math.inf or node.memory_bytes < math.inf for node in nodes)
+        self._remembered: dict[tuple[float, float, str], Capacities] = {}
+
+    def counts(self, demand: Demand) -> bool:
+        """Whether CPUs or memory of this demand may be what a node lacks."""
+        return self.is_counting_more and (demand.cpus_per_gpu > 0 or demand.memory_bytes_per_gpu > 0)
+
+    def capacities(self, demand: Demand) -> Capacities:
+        """How many GPUs of a demand fit on the nodes when they are empty; nodes where none does are left out."""
+        if not demand.gpu_model and not self.counts(demand):
+            return self.by_size
+        key = (demand.cpus_per_gpu, demand.memory_bytes_per_gpu, demand.gpu_model)
+        found = self._remembered.get(key)
+        if found is None:
+            if len(self._remembered) >= REMEMBERED:
+                self._remembered.clear()
+            found = self._remembered[key] = self._capacities(demand)
+        return found
+
+    def _capacities(self, demand: Demand) -> Capacities:
+        model = self.models.get(demand.gpu_model, 0) if demand.gpu_model else -1
+        room = self._gpus.copy()
+        if demand.cpus_per_gpu > 0:
+            np.minimum(room, np.floor((self._cpus + EDGE_CPUS) / demand.cpus_per_gpu), out=room)
+        if demand.memory_bytes_per_gpu > 0:
+            np.minimum(room, np.floor((self._memory_bytes + EDGE_BYTES) / demand.memory_bytes_per_gpu), out=room)
+        sets = ((int(gpus), mask_of(room == gpus) & model) for gpus in np.unique(room)[::-1] if gpus > 0)
+        return tuple((gpus, mask) for gpus, mask in sets if mask)
+
+    def fewest(self, demand: Demand) -> int:
+        """The fewest nodes that hold a demand when all are empty; 0: they never do. Not across RDMA domains."""
+        capacities = self.capacities(demand)
+        found = (_fewest(demand.gpus, capacities, within) for within in self.rdma_domains)
+        return min((nodes for nodes in found if nodes), default=0)
+
+
+def _fewest(gpus: int, capacities: Capacities, within: int) -> int:
+    nodes = 0
+    for capacity, mask in capacities:
+        count = (mask & within).bit_count()
+        if count * capacity >= gpus:
+            return nodes + -(-gpus // capacity)
+        nodes += count
+        gpus -= count * capacity
+    return 0
+
+
+def _grouped(nodes: Sequence[Node], key: Callable[[Node], K]) -> list[tuple[K, int]]:
+    # A bit at a time would be quadratic: each shift makes an integer as long as the cluster is large.
+    members: dict[K, list[int]] = {}
+    for at, node in enumerate(nodes):
+        members.setdefault(key(node), []).append(at)
+    found: list[tuple[K, int]] = []
+    for value, places in members.items():
+        is_member = np.zeros(len(nodes), dtype=np.bool_)
+        is_member[places] = True
+        found.append((value, mask_of(is_member)))
+    return found
