@@ -1,0 +1,95 @@
+"""Wherever GPUs lie about: nodes in use are filled up, wholly free ones kept whole. PURE. [tiresias §3.3.3.3]"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from farside.scheduler.ledger import Ledger
+from farside.scheduler.mask import bits, lowest
+from farside.scheduler.nodes import Capacities
+from farside.scheduler.placement.consolidate import demand_of
+from farside.scheduler.state import Allocation, Demand, Job, Node
+
+Places = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragments:
+    """GPUs in machines such that fragmentation decreases; a job has room where as many GPUs are free as it needs.
+
+    As few wholly free nodes as possible are broken into. Those are filled first, so that the job is not spread for
+    nothing, and the rest comes from nodes in use: from one that then has none left, if there is such a node, else from
+    those with the fewest free GPUs. It stays within one RDMA domain: the one with the least room that is enough.
+    """
+
+    @property
+    def name(self) -> str:
+        """``fragments``."""
+        return "fragments"
+
+    def ledger(self, nodes: tuple[Node, ...]) -> Ledger:
+        """The nodes as they are."""
+        return Ledger(nodes)
+
+    def demand(self, job: Job) -> Demand:
+        """All that a node must have for it."""
+        return demand_of(job, is_consolidated=False)
+
+    def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:
+        """Any GPUs, those first that are of least use to others."""
+        if ledger.free_gpus < demand.gpus:
+            return None
+        rooms, idle = ledger.rooms(demand), ledger.idle()
+        domain = tightest_domain(rooms, demand.gpus, ledger.sets.rdma_domains)
+        in_use = [nodes & domain & ~idle for nodes in rooms]
+        missing = demand.gpus - _room(in_use)
+        opened = _open(ledger.sets.capacities(demand), idle & domain, missing) if missing > 0 else []
+        if not domain or opened is None:
+            return None
+        taken: Places = []
+        remaining = demand.gpus
+        for at, gpus in opened:
+            taken.append((at, min(gpus, remaining)))
+            remaining -= taken[-1][1]
+        return tuple(sorted((*taken, *_fill(in_use, remaining))))
+
+
+def tightest_domain(rooms: Sequence[int], gpus: int, domains: Sequence[int]) -> int:
+    """The domain with the least room of those with enough; 0: none has."""
+    room = ((_room([nodes & domain for nodes in rooms]), domain) for domain in domains)
+    return min(((free, domain) for free, domain in room if free >= gpus), default=(0, 0))[1]
+
+
+def _room(rooms: Sequence[int]) -> int:
+    return sum(gpus * nodes.bit_count() for gpus, nodes in enumerate(rooms))
+
+
+def _open(capacities: Capacities, idle: int, missing: int) -> Places | None:
+    """As few wholly free nodes as hold what is missing; of those, the last no larger than it must be."""
+    opened: Places = []
+    while missing > 0:
+        found = [(capacity, nodes & idle) for capacity, nodes in capacities if nodes & idle]
+        if not found:
+            return None
+        enough = [entry for entry in found if entry[0] >= missing]
+        capacity, nodes = enough[-1] if enough else found[0]  # the smallest that is enough, else the largest
+        at = lowest(nodes)
+        idle ^= 1 << at
+        missing -= capacity
+        opened.append((at, capacity))
+    return opened
+
+
+def _fill(rooms: Sequence[int], need: int) -> Places:
+    """So many GPUs of nodes in use, which have them; at least as many are there as are asked for."""
+    if not need:
+        return []
+    if need < len(rooms) and rooms[need]:
+        return [(lowest(rooms[need]), need)]
+    taken: Places = []
+    for gpus, nodes in enumerate(rooms):
+        for at in bits(nodes):
+            taken.append((at, min(gpus, need)))
+            need -= taken[-1][1]
+            if not need:
+                return taken
+    raise AssertionError("fewer GPUs than were counted")

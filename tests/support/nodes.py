@@ -1,0 +1,134 @@
+"""Small clusters of unlike nodes with jobs on them, and slow answers about them that share no code with the ledger."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from farside.scheduler.ledger import Ledger
+from farside.scheduler.state import Allocation, Demand, Node
+
+MODELS = ("v100", "a100")
+
+
+@dataclass(frozen=True)
+class Occupied:
+    """Nodes, and what is held on them: (demand, allocation) each."""
+
+    nodes: tuple[Node, ...]
+    held: tuple[tuple[Demand, Allocation], ...]
+
+    def ledger(self, *, without: int = 0) -> Ledger:
+        """All booked but the first ``without``."""
+        return self.book(Ledger(self.nodes), without=without)
+
+    def book(self, ledger: Ledger, *, without: int = 0) -> Ledger:
+        for demand, allocation in self.held[without:]:
+            ledger.take(demand, allocation)
+        return ledger
+
+
+@st.composite
+def occupied(draw: st.DrawFn, *, alike: bool = False) -> Occupied:
+    """Up to six nodes, alike or not in all that a node has, and a few jobs of up to a node each."""
+    nodes = []
+    size = draw(st.sampled_from([2, 3, 4]))
+    for at in range(draw(st.integers(1, 6))):
+        gpus = size if alike else draw(st.sampled_from([1, 2, 3, 4]))
+        nodes.append(
+            Node(
+                name=f"n{at}",
+                gpus=gpus,
+                cpus=math.inf if alike else draw(st.sampled_from([math.inf, 8.0, 3.0 * gpus])),
+                memory_bytes=math.inf if alike else draw(st.sampled_from([math.inf, 100.0 * gpus])),
+                gpu_model="" if alike else draw(st.sampled_from(MODELS)),
+                rack=draw(st.sampled_from(["r0", "r1"])),
+                rdma_domain=draw(st.sampled_from(["d0", "d0", "d1"])),
+            )
+        )
+    ledger, held = Ledger(nodes), []
+    for at in draw(st.lists(st.integers(0, len(nodes) - 1), max_size=8)):
+        gpus = draw(st.integers(1, nodes[at].gpus))
+        demand = Demand(gpus=gpus, cpus_per_gpu=draw(st.sampled_from([0.0, 0.1, 3.0])))
+        if ledger.fits(demand, ((at, gpus),)):
+            ledger.take(demand, ((at, gpus),))
+            held.append((demand, ((at, gpus),)))
+    return Occupied(tuple(nodes), tuple(held))
+
+
+@st.composite
+def demands(draw: st.DrawFn, *, is_plain: bool = False) -> Demand:
+    """What one more job may ask."""
+    gpus = draw(st.integers(1, 14))
+    if is_plain:
+        return Demand(gpus=gpus)
+    return Demand(
+        gpus=gpus,
+        cpus_per_gpu=draw(st.sampled_from([0.0, 1.0, 4.0])),
+        memory_bytes_per_gpu=draw(st.sampled_from([0.0, 60.0])),
+        gpu_model=draw(st.sampled_from(["", "", *MODELS])),
+        is_consolidated=draw(st.booleans()),
+    )
+
+
+def room(node: Node, demand: Demand, gpus: int, cpus: float, memory_bytes: float) -> int:
+    """The most GPUs of a demand that fit beside what is held, tried one by one."""
+    if demand.gpu_model not in ("", node.gpu_model):
+        return 0
+    fitting = [
+        count
+        for count in range(gpus + 1)
+        if count * demand.cpus_per_gpu <= cpus + 1e-6 and count * demand.memory_bytes_per_gpu <= memory_bytes + 1e-3
+    ]
+    return max(fitting, default=0)
+
+
+def rooms_when_empty(nodes: Sequence[Node], demand: Demand) -> list[int]:
+    return [room(node, demand, node.gpus, node.cpus, node.memory_bytes) for node in nodes]
+
+
+def rooms_now(case: Occupied, demand: Demand) -> list[int]:
+    found = []
+    for at, node in enumerate(case.nodes):
+        held = [(other, gpus) for other, allocation in case.held for place, gpus in allocation if place == at]
+        cpus = sum(other.cpus_per_gpu * gpus for other, gpus in held)
+        memory = sum(other.memory_bytes_per_gpu * gpus for other, gpus in held)
+        free = node.gpus - sum(gpus for _, gpus in held)
+        found.append(room(node, demand, free, node.cpus - cpus, node.memory_bytes - memory))
+    return found
+
+
+def is_idle(case: Occupied, at: int) -> bool:
+    return all(place != at for _, allocation in case.held for place, _ in allocation)
+
+
+def domains(nodes: Sequence[Node]) -> list[list[int]]:
+    """Places of the nodes of each RDMA domain."""
+    names = {node.rdma_domain for node in nodes}
+    return [[at for at, node in enumerate(nodes) if node.rdma_domain == name] for name in sorted(names)]
+
+
+def fewest_when_empty(nodes: Sequence[Node], demand: Demand) -> int:
+    """The smallest set of nodes of one domain that holds a demand; 0: there is none."""
+    rooms = rooms_when_empty(nodes, demand)
+    for count in range(1, len(nodes) + 1):
+        for domain in domains(nodes):
+            for chosen in itertools.combinations(domain, count):
+                if sum(rooms[at] for at in chosen) >= demand.gpus:
+                    return count
+    return 0
+
+
+def fewest_now(case: Occupied, demand: Demand) -> int:
+    """The smallest set of nodes of one domain that holds it now, all but one empty before and full then; or 0."""
+    now, empty = rooms_now(case, demand), rooms_when_empty(case.nodes, demand)
+    for count in range(1, len(case.nodes) + 1):
+        for domain in domains(case.nodes):
+            for chosen in itertools.permutations(domain, count):
+                *whole, last = chosen
+                remaining = demand.gpus - sum(empty[at] for at in whole)
+                if all(is_idle(case, at) and empty[at] for at in whole) and 0 < remaining <= now[last]:
+                    return count
+    return 0
