@@ -108,6 +108,7 @@ class Demand:
     gpu_model: str = ""
     parameter_servers: int = 0
     model_bytes: int = 0
+    skew: float = 0.0
     is_consolidated: bool = True
 
 
