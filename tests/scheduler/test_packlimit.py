@@ -1,0 +1,108 @@
+"""PACKLIMIT from made-up histories whose truth is known."""
+
+import random
+
+import pytest
+
+from farside.scheduler.effect import SpreadEffect, spread_of
+from farside.scheduler.ledger import Ledger
+from farside.scheduler.model_zoo import MODELS
+from farside.scheduler.placement.packlimit import Sample, learn_packlimit
+from farside.scheduler.placement.random import Random
+from farside.scheduler.placement.skew import LARGEST_OF_THE_EVEN, PACKLIMIT, SMALLEST_OF_THE_SKEWED
+from farside.scheduler.state import Demand, Job, Node
+
+GAP = (LARGEST_OF_THE_EVEN, SMALLEST_OF_THE_SKEWED)
+
+
+def history(seed: int, *, jobs: int = 400, noise: float = 0.03, spread_share: float = 0.6) -> list[Sample]:
+    """Jobs of Table 3.3's models, some spread, slowed as the stated effect has it, measured with an error."""
+    rng, effect = random.Random(seed), SpreadEffect()
+    found = []
+    for _ in range(jobs):
+        model = rng.choice(MODELS)
+        spread = rng.uniform(0.3, 1.0) if rng.random() < spread_share else 0.0
+        skewed = max(0.0, (model.skew - effect.even_skew) / (effect.full_skew - effect.even_skew))
+        speed = 1 / (1 + (effect.largest_slowdown - 1) * skewed * spread)
+        found.append(Sample(skew=model.skew, spread=spread, speed=speed * (1 + rng.gauss(0, noise))))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_gap_of_table_3_3_is_found(seed: int) -> None:
+    learned = learn_packlimit(history(seed), current=0.9)
+
+    assert learned.is_learned
+    assert GAP[0] < learned.packlimit < GAP[1]
+
+
+@pytest.mark.parametrize("spread_share", [0.05, 0.5, 1.0])
+def test_it_is_found_however_many_jobs_were_spread(spread_share: float) -> None:
+    learned = learn_packlimit(history(1, jobs=2000, spread_share=spread_share), current=0.9)
+
+    assert GAP[0] < learned.packlimit < GAP[1]
+
+
+def test_without_noise_it_is_the_middle_of_the_gap() -> None:
+    exact = [Sample(skew=model.skew, spread=1.0, speed=0.7 if model.skew > PACKLIMIT else 1.0) for model in MODELS]
+
+    learned = learn_packlimit(exact, current=0.9)
+
+    assert learned.mistaken == 0
+    assert learned.packlimit == pytest.approx(PACKLIMIT, abs=0.01)
+
+
+def test_another_cluster_has_another_limit() -> None:
+    """Where the network is worse, models of a skew of 8 % suffer too."""
+    exact = [Sample(skew=model.skew, spread=1.0, speed=0.7 if model.skew > 0.08 else 1.0) for model in MODELS]
+
+    learned = learn_packlimit(exact, current=PACKLIMIT)
+
+    assert 0.053 < learned.packlimit < 0.086
+
+
+def test_the_order_of_the_history_does_not_matter() -> None:
+    jobs = history(3)
+
+    assert learn_packlimit(jobs, current=0.5) == learn_packlimit(jobs[::-1], current=0.5)
+
+
+@pytest.mark.parametrize("speed", [1.0, 0.5])
+def test_with_one_kind_of_jobs_it_stays(speed: float) -> None:
+    learned = learn_packlimit([Sample(skew=0.5, spread=1.0, speed=speed)] * 20, current=0.4)
+
+    assert not learned.is_learned
+    assert learned.packlimit == 0.4
+
+
+def test_without_a_history_it_stays() -> None:
+    assert learn_packlimit([], current=0.4).packlimit == 0.4
+
+
+def test_where_skew_tells_nothing_it_stays() -> None:
+    backwards = [Sample(skew=model.skew, spread=1.0, speed=0.7 if model.skew < 0.3 else 1.0) for model in MODELS]
+
+    learned = learn_packlimit(backwards, current=0.4)
+
+    assert not learned.is_learned
+    assert learned.packlimit == 0.4
+    assert "skew does not tell" in learned.reason
+
+
+def test_jobs_placed_at_random_in_simulation_teach_it() -> None:
+    effect, nodes = SpreadEffect(), [Node(name=f"n{at}", gpus=4) for at in range(15)]
+    samples = []
+    for seed in range(200):
+        job = Job(job_id=str(seed), sequence=seed, submit_s=0, gpus=8, model=MODELS[seed % 10].name)
+        ledger = Ledger(nodes)
+        allocation = Random(seed=seed).place(ledger, Demand(gpus=8))
+        assert allocation is not None
+        samples.append(
+            Sample(
+                skew=MODELS[seed % 10].skew,
+                spread=spread_of(job, allocation, ledger),
+                speed=effect.speed(job, allocation, ledger),
+            )
+        )
+
+    assert GAP[0] < learn_packlimit(samples, current=0.9).packlimit < GAP[1]
