@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks import cluster_figure, eviction_curve, headroom_trace
+from benchmarks import cluster_figure, eviction_curve, headroom_trace, ilp_growth
 from benchmarks.cluster_figure import Scale
 from benchmarks.figure import Figure, as_text
 
@@ -40,6 +40,7 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
     "placement": lambda effort: cluster_figure.placement((effort.small, effort.large), skewed=effort.large),
     "eviction-curve": lambda effort: eviction_curve.figure(trials=effort.trials, seed=SEED),
     "headroom-trace": lambda effort: headroom_trace.figure(),
+    "placement-ilp": lambda effort: ilp_growth.figure(is_quick=effort is QUICK, seed=SEED),
 }
 
 
