@@ -204,6 +204,11 @@ def test_fragments_by_hand(free: list[int], gpus: int, expected: Allocation | No
     assert Fragments().place(booked([4] * 4, free), Demand(gpus=gpus)) == expected
 
 
+def test_of_unlike_whole_nodes_the_smallest_that_is_enough_is_opened() -> None:
+    assert Fragments().place(booked([8, 4, 2], [8, 4, 2]), Demand(gpus=3)) == ((1, 3),)
+    assert Fragments().place(booked([8, 4, 2], [8, 4, 2]), Demand(gpus=10)) == ((0, 8), (2, 2))
+
+
 @pytest.mark.parametrize(
     ("sizes", "free", "gpus", "factor", "expected"),
     [
@@ -239,15 +244,14 @@ def test_a_job_that_names_a_gpu_model_gets_it_or_waits() -> None:
 
 
 def test_fractions_of_cpus_come_back_whole() -> None:
-    ledger, demand = Ledger([Node(name="n", gpus=8, cpus=0.8)]), Demand(gpus=1, cpus_per_gpu=0.1)
+    ledger = Ledger([Node(name="n", gpus=2, cpus=1.2)])
+    small, large = Demand(gpus=1, cpus_per_gpu=0.1), Demand(gpus=1, cpus_per_gpu=0.3)
     for _ in range(1000):
-        for _ in range(8):
-            ledger.take(demand, ((0, 1),))
-        for _ in range(8):
-            ledger.give(demand, ((0, 1),))
+        for move in (ledger.take, ledger.give):
+            for demand in (small, large):  # first in, first out, so that the roundings differ
+                move(demand, ((0, 1),))
 
-    assert ledger.free_cpus[0] == 0.8
-    assert Consolidate().place(ledger, Demand(gpus=8, cpus_per_gpu=0.1)) == ((0, 8),)
+    assert ledger.free_cpus[0] == 1.2
 
 
 def test_nodes_that_have_left_hold_nothing_more() -> None:
