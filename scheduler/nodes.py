@@ -23,14 +23,15 @@ Capacities = tuple[tuple[int, int], ...]
 
 
 class NodeSets:
-    """Masks of nodes by size, GPU model, rack and RDMA domain; a node's bit is its place among ``nodes``."""
+    """Masks of nodes by size, GPU model, rack and RDMA domain. A node's bit is its place among ``nodes``."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.models = MappingProxyType(dict(_grouped(nodes, lambda node: node.gpu_model)))
         sizes = _grouped(nodes, lambda node: node.gpus)
         self.by_size: Capacities = tuple(sorted((size for size in sizes if size[0] > 0), reverse=True))
         self.racks = tuple(mask for _, mask in _grouped(nodes, lambda node: node.rack))
-        self.rdma_domains = tuple(mask for _, mask in _grouped(nodes, lambda node: node.rdma_domain))
+        self._domains = tuple(mask for _, mask in _grouped(nodes, lambda node: node.rdma_domain))
+        self._cells = tuple(mask for _, mask in _grouped(nodes, lambda node: (node.rdma_domain, node.gpu_model)))
         self._gpus = np.array([node.gpus for node in nodes], dtype=float)
         self._cpus = np.array([node.cpus for node in nodes], dtype=float)
         self._memory_bytes = np.array([node.memory_bytes for node in nodes], dtype=float)
@@ -63,10 +64,22 @@ class NodeSets:
         sets = ((int(gpus), mask_of(room == gpus) & model) for gpus in np.unique(room)[::-1] if gpus > 0)
         return tuple((gpus, mask) for gpus, mask in sets if mask)
 
-    def fewest(self, demand: Demand) -> int:
-        """The fewest nodes that hold a demand when all are empty; 0: they never do. Not across RDMA domains."""
+    def cells(self, demand: Demand) -> tuple[int, ...]:
+        """The sets of nodes within one of which a gang must stay: alike in RDMA domain and in GPU model.
+
+        A gang goes at the pace of its slowest GPU. Only one that no set with a single model could ever hold may mix
+        models; none may cross RDMA domains.
+        """
+        if len(self._cells) == len(self._domains):
+            return self._domains
         capacities = self.capacities(demand)
-        found = (_fewest(demand.gpus, capacities, within) for within in self.rdma_domains)
+        could_hold = any(_fewest(demand.gpus, capacities, cell) for cell in self._cells)
+        return self._cells if could_hold else self._domains
+
+    def fewest(self, demand: Demand) -> int:
+        """The fewest nodes that hold a demand when all are empty; 0: they never do."""
+        capacities = self.capacities(demand)
+        found = (_fewest(demand.gpus, capacities, cell) for cell in self.cells(demand))
         return min((nodes for nodes in found if nodes), default=0)
 
 

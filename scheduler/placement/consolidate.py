@@ -24,7 +24,7 @@ class Consolidate:
 
     A job that fits on one node goes to the node with the fewest free GPUs that has room (best fit, the first on ties).
     A larger one takes nodes that are wholly free, the largest first, and one more for what remains: that with the
-    fewest free GPUs that fits. It stays within one RDMA domain, as in [helios §2.1].
+    fewest free GPUs that fits. It stays within one RDMA domain, as in [helios §2.1], and on GPUs of one model.
 
     Nodes may differ. How much one holds is what its GPUs, CPUs and memory hold of the job, and only nodes with the GPU
     model that the job asks for count.
@@ -69,7 +69,7 @@ class Consolidate:
         if not idle:
             return None
         most = int(self.most_nodes_factor * ledger.sets.fewest(demand))
-        found = (self._whole_nodes(ledger, demand, idle, domain, most) for domain in ledger.sets.rdma_domains)
+        found = (self._whole_nodes(ledger, demand, idle, cell, most) for cell in ledger.sets.cells(demand))
         return min((allocation for allocation in found if allocation), key=len, default=None)
 
     def _whole_nodes(self, ledger: Ledger, demand: Demand, idle: int, within: int, most: int) -> Allocation | None:

@@ -18,7 +18,8 @@ class Fragments:
 
     As few wholly free nodes as possible are broken into. Those are filled first, so that the job is not spread for
     nothing, and the rest comes from nodes in use: from one that then has none left, if there is such a node, else from
-    those with the fewest free GPUs. It stays within one RDMA domain: the one with the least room that is enough.
+    those with the fewest free GPUs. It stays within one RDMA domain and on GPUs of one model: those with the least room
+    that is enough.
     """
 
     @property
@@ -39,11 +40,11 @@ class Fragments:
         if ledger.free_gpus < demand.gpus:
             return None
         rooms, idle = ledger.rooms(demand), ledger.idle()
-        domain = tightest_domain(rooms, demand.gpus, ledger.sets.rdma_domains)
-        in_use = [nodes & domain & ~idle for nodes in rooms]
+        cell = tightest(rooms, demand.gpus, ledger.sets.cells(demand))
+        in_use = [nodes & cell & ~idle for nodes in rooms]
         missing = demand.gpus - _room(in_use)
-        opened = _open(ledger.sets.capacities(demand), idle & domain, missing) if missing > 0 else []
-        if not domain or opened is None:
+        opened = _open(ledger.sets.capacities(demand), idle & cell, missing) if missing > 0 else []
+        if not cell or opened is None:
             return None
         taken: Places = []
         remaining = demand.gpus
@@ -53,10 +54,10 @@ class Fragments:
         return tuple(sorted((*taken, *_fill(in_use, remaining))))
 
 
-def tightest_domain(rooms: Sequence[int], gpus: int, domains: Sequence[int]) -> int:
-    """The domain with the least room of those with enough; 0: none has."""
-    room = ((_room([nodes & domain for nodes in rooms]), domain) for domain in domains)
-    return min(((free, domain) for free, domain in room if free >= gpus), default=(0, 0))[1]
+def tightest(rooms: Sequence[int], gpus: int, cells: Sequence[int]) -> int:
+    """The cell (`NodeSets.cells`) with the least room of those with enough; 0: none has."""
+    room = ((_room([nodes & cell for nodes in rooms]), cell) for cell in cells)
+    return min(((free, cell) for free, cell in room if free >= gpus), default=(0, 0))[1]
 
 
 def _room(rooms: Sequence[int]) -> int:

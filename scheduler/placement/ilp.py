@@ -11,7 +11,7 @@ from farside.scheduler.ledger import Ledger
 from farside.scheduler.mask import bits
 from farside.scheduler.model_zoo import model_bytes_of, skew_of
 from farside.scheduler.placement.consolidate import demand_of
-from farside.scheduler.placement.fragments import Fragments, tightest_domain
+from farside.scheduler.placement.fragments import Fragments, tightest
 from farside.scheduler.placement.servers import server_sizes
 from farside.scheduler.placement.traffic import TrafficLedger
 from farside.scheduler.state import Allocation, Demand, Job, Node
@@ -64,10 +64,10 @@ class Ilp:
         if ledger.free_gpus < demand.gpus or not demand.parameter_servers:
             return _FRAGMENTS.place(ledger, demand)
         rooms = ledger.rooms(demand)
-        domain = tightest_domain(rooms, demand.gpus, ledger.sets.rdma_domains)
-        if not domain:
+        cell = tightest(rooms, demand.gpus, ledger.sets.cells(demand))
+        if not cell:
             return None
-        places = [(at, gpus) for gpus, nodes in enumerate(rooms) for at in bits(nodes & domain)]
+        places = [(at, gpus) for gpus, nodes in enumerate(rooms) for at in bits(nodes & cell)]
         if len(places) * demand.parameter_servers > self.most_products:
             return _FRAGMENTS.place(ledger, demand)
         problem = ilp_program.TrafficProblem(

@@ -19,7 +19,7 @@ _PRIME = (1 << 61) - 1  # what long integers are folded with
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Random:
-    """Each GPU of a job on any node that has one left, all equally likely; within one RDMA domain.
+    """Each GPU of a job on any node that has one left, all equally likely; within one RDMA domain, of one model.
 
     Attributes:
         seed: Other seeds give other placements.
@@ -46,17 +46,17 @@ class Random:
             return None
         rooms = ledger.rooms(demand)
         enough = [
-            domain
-            for domain in ledger.sets.rdma_domains
-            if sum(gpus * (nodes & domain).bit_count() for gpus, nodes in enumerate(rooms)) >= demand.gpus
+            cell
+            for cell in ledger.sets.cells(demand)
+            if sum(gpus * (nodes & cell).bit_count() for gpus, nodes in enumerate(rooms)) >= demand.gpus
         ]
         if not enough:
             return None
         draws = _draws(self.seed, demand.gpus, ledger.buckets)
-        domain = enough[next(draws) % len(enough)]
+        cell = enough[next(draws) % len(enough)]
         left: dict[int, int] = {}
         for gpus, nodes in enumerate(rooms):
-            left.update(dict.fromkeys(members_of(nodes & domain).tolist(), gpus))
+            left.update(dict.fromkeys(members_of(nodes & cell).tolist(), gpus))
         return _by_lot(left, demand.gpus, draws)
 
 

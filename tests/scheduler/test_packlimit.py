@@ -89,7 +89,7 @@ def test_where_skew_tells_nothing_it_stays() -> None:
     assert "skew does not tell" in learned.reason
 
 
-def test_jobs_placed_at_random_in_simulation_teach_it() -> None:
+def test_jobs_placed_at_random_teach_it() -> None:
     effect, nodes = SpreadEffect(), [Node(name=f"n{at}", gpus=4) for at in range(15)]
     samples = []
     for seed in range(200):

@@ -19,8 +19,8 @@ from farside.scheduler.placement.yarn import Yarn
 from farside.scheduler.state import Allocation, Demand, Job, Node
 from tests.support.nodes import (
     Occupied,
+    cells,
     demands,
-    domains,
     fewest_now,
     fewest_when_empty,
     is_idle,
@@ -54,7 +54,7 @@ def test_what_is_given_is_free_and_all_that_was_asked_for(
     assert all(0 < gpus <= rooms[at] for at, gpus in allocation)
     assert places == sorted(set(places))
     if not isinstance(placement, Yarn):
-        assert len({case.nodes[at].rdma_domain for at in places}) == 1
+        assert any(set(places) <= set(cell) for cell in cells(case.nodes, demand))
 
 
 @settings(deadline=None, max_examples=200)
@@ -102,7 +102,7 @@ def test_unconsolidated_a_job_has_room_where_as_many_gpus_are_free(
 
     allocation = placement.place(case.ledger(), demand)
 
-    has_room = any(sum(rooms[at] for at in domain) >= demand.gpus for domain in domains(case.nodes))
+    has_room = any(sum(rooms[at] for at in cell) >= demand.gpus for cell in cells(case.nodes, demand))
     assert (allocation is not None) == has_room
 
 
@@ -113,10 +113,10 @@ def test_fragments_are_used_before_whole_nodes_are_broken_into(case: Occupied, d
 
     if allocation is None:
         return
-    domain = next(domain for domain in domains(case.nodes) if allocation[0][0] in domain)
+    cell = next(cell for cell in cells(case.nodes, demand) if allocation[0][0] in cell)
     rooms = rooms_now(case, demand)
-    missing = demand.gpus - sum(rooms[at] for at in domain if not is_idle(case, at))
-    whole = sorted((rooms[at] for at in domain if is_idle(case, at)), reverse=True)
+    missing = demand.gpus - sum(rooms[at] for at in cell if not is_idle(case, at))
+    whole = sorted((rooms[at] for at in cell if is_idle(case, at)), reverse=True)
     opened = next(count for count in range(len(whole) + 1) if sum(whole[:count]) >= missing)
     assert sum(is_idle(case, at) for at, _ in allocation) == opened
 
@@ -241,6 +241,17 @@ def test_a_job_that_names_a_gpu_model_gets_it_or_waits() -> None:
     for placement in EVERYWHERE:
         assert placement.place(Ledger(nodes), Demand(gpus=8, gpu_model="a100")) == ((1, 4), (2, 4)), placement.name
         assert placement.place(Ledger(nodes), Demand(gpus=1, gpu_model="h100")) is None
+
+
+def test_a_gang_is_not_mixed_of_two_models_unless_it_can_never_be_otherwise() -> None:
+    nodes = [Node(name=f"n{at}", gpus=4, gpu_model="va"[at // 2]) for at in range(4)]
+    ledger = Ledger(nodes)
+    ledger.take(Demand(gpus=4), ((0, 4),))
+    ledger.take(Demand(gpus=1), ((2, 1),))
+
+    for placement in (Consolidate(), Fragments(), Random()):
+        assert placement.place(ledger, Demand(gpus=8)) is None
+        assert placement.place(Ledger(nodes), Demand(gpus=10)) is not None
 
 
 def test_fractions_of_cpus_come_back_whole() -> None:

@@ -104,29 +104,38 @@ def is_idle(case: Occupied, at: int) -> bool:
     return all(place != at for _, allocation in case.held for place, _ in allocation)
 
 
-def domains(nodes: Sequence[Node]) -> list[list[int]]:
-    """Places of the nodes of each RDMA domain."""
-    names = {node.rdma_domain for node in nodes}
-    return [[at for at, node in enumerate(nodes) if node.rdma_domain == name] for name in sorted(names)]
+def cells(nodes: Sequence[Node], demand: Demand) -> list[list[int]]:
+    """Places of the nodes that a gang may be spread over: of one RDMA domain, and of one model if that can hold it."""
+    rooms = rooms_when_empty(nodes, demand)
+    domains = {(node.rdma_domain,) for node in nodes}
+    models = {(node.rdma_domain, node.gpu_model) for node in nodes}
+    for kinds in (models, domains):
+        found = [
+            [at for at, node in enumerate(nodes) if (node.rdma_domain, node.gpu_model)[: len(kind)] == kind]
+            for kind in sorted(kinds)
+        ]
+        if any(sum(rooms[at] for at in cell) >= demand.gpus for cell in found):
+            break
+    return found
 
 
 def fewest_when_empty(nodes: Sequence[Node], demand: Demand) -> int:
-    """The smallest set of nodes of one domain that holds a demand; 0: there is none."""
+    """The smallest set of nodes of one cell that holds a demand; 0: there is none."""
     rooms = rooms_when_empty(nodes, demand)
     for count in range(1, len(nodes) + 1):
-        for domain in domains(nodes):
-            for chosen in itertools.combinations(domain, count):
+        for cell in cells(nodes, demand):
+            for chosen in itertools.combinations(cell, count):
                 if sum(rooms[at] for at in chosen) >= demand.gpus:
                     return count
     return 0
 
 
 def fewest_now(case: Occupied, demand: Demand) -> int:
-    """The smallest set of nodes of one domain that holds it now, all but one empty before and full then; or 0."""
+    """The smallest set of nodes of one cell that holds it now, all but one empty before and full then; or 0."""
     now, empty = rooms_now(case, demand), rooms_when_empty(case.nodes, demand)
     for count in range(1, len(case.nodes) + 1):
-        for domain in domains(case.nodes):
-            for chosen in itertools.permutations(domain, count):
+        for cell in cells(case.nodes, demand):
+            for chosen in itertools.permutations(cell, count):
                 *whole, last = chosen
                 remaining = demand.gpus - sum(empty[at] for at in whole)
                 if all(is_idle(case, at) and empty[at] for at in whole) and 0 < remaining <= now[last]:
