@@ -22,11 +22,11 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from farside.scheduler.model_zoo import MODELS, Model
 from farside.scheduler.settings import chosen
 from farside.scheduler.sim.arrivals import ARRIVALS
 from farside.scheduler.sim.bins import SCALED
 from farside.scheduler.sim.generate import GpuMix, Workload, generate
-from farside.scheduler.sim.model import MODELS, Model
 from farside.scheduler.sim.service import PRESETS, BoundedPareto
 from farside.scheduler.sim.trace import Trace, TraceJob
 from farside.scheduler.state import Job
