@@ -17,9 +17,8 @@ from typing import Literal
 import numpy as np
 
 from farside.scheduler.order.distribution import Distribution
-from farside.scheduler.order.las import Las
+from farside.scheduler.order.las import Las, gpu_time
 from farside.scheduler.table import Floats, JobColumns
-from farside.units import format_seconds
 
 UNKNOWN = Distribution()
 
@@ -102,7 +101,7 @@ class Gittins(Las):
         index, other_index = self.index(attained, queue).item(), self.index(other, other_queue).item()
         if index == other_index:
             return Las.why(self, first, second)
-        behind, other_behind = format_seconds(attained.item()), format_seconds(other.item())
+        behind, other_behind = gpu_time(attained.item()), gpu_time(other.item())
         return (
             f"is likelier to end soon: past jobs with as much behind them ({behind} of GPU time) ended at "
             f"{index * 3600:.3g} a GPU hour, those like the other ({other_behind}) at {other_index * 3600:.3g}"

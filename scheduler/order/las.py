@@ -117,12 +117,14 @@ class Las:
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """Their queues, or their places in one queue."""
         one, other = int(self.level(first)[0]), int(self.level(second)[0])
-        mine, others = (format_seconds((jobs.executed_s * jobs.gpus).item()) for jobs in (first, second))
+        mine, others = (gpu_time((jobs.executed_s * jobs.gpus).item()) for jobs in (first, second))
         if self.is_continuous:
             return f"has had {mine} of GPU time, not {others}"
         if one != other:
             return f"is in Q{one + 1}, with {mine} of GPU time behind it; the other is in Q{other + 1}, with {others}"
         if self.within == "running_first":
+            if first.is_running[0] > second.is_running[0]:
+                return f"runs already, both in Q{one + 1}"
             return f"stands before it in the list of Q{one + 1}"
         if np.isinf(second.first_start_s[0]):
             return f"has run before, both in Q{one + 1}"
@@ -131,3 +133,8 @@ class Las:
     def learn(self, ended_gpu_s: Sequence[float]) -> OrderPolicy:
         """Itself: it needs to know nothing."""
         return self
+
+
+def gpu_time(gpu_s: float) -> str:
+    """GPU seconds for people."""
+    return format_seconds(gpu_s) if gpu_s else "0 s"
