@@ -181,7 +181,7 @@ class _Plan:
         reservation = self._domain.reservation
         if reservation is not None:
             free = self._domain.ledger.free
-            self._holds = tuple((at, min(gpus, free[at])) for at, gpus in reservation.allocation if free[at])
+            self._holds = tuple((at, min(gpus, free[at])) for at, gpus in reservation.allocation if free[at] > 0)
             self._domain.ledger.take(NOTHING_BUT_GPUS, self._holds)
 
     def _unhold(self) -> None:
@@ -223,7 +223,7 @@ class _Plan:
                 reason = "its GPUs go back to their owner"
             actions.append(Preempt(row=victim.row, winner=victim.winner, reason=reason))
         for winner in self._winners.values():
-            delay_s = domain.start(winner.row, winner.allocation, now_s)
+            delay_s = domain.start(winner.row, winner.allocation, winner.host.ledger, now_s)
             actions.append(
                 Start(
                     row=winner.row, allocation=winner.allocation, reason=winner.reason, host=winner.host.name,

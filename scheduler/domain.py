@@ -13,6 +13,7 @@ import numpy as np
 
 from farside.scheduler.cost import CostModel, FreeCost
 from farside.scheduler.effect import NoEffect, PlacementEffect
+from farside.scheduler.ledger import Ledger
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.state import Allocation, Demand, Job, Node, Reservation
@@ -223,14 +224,14 @@ class Domain:
         host.guests[row] = self, Held(group, self.demands[group], allocation, now_s, now_s)
         self.waiting.discard(row)
 
-    def start(self, row: int, allocation: Allocation, now_s: float) -> float:
-        """A job begins to run on what was booked; returns how long it is held up before it makes progress."""
+    def start(self, row: int, allocation: Allocation, ledger: Ledger, now_s: float) -> float:
+        """A job begins to run on what was booked in a ledger; returns how long it is held up before it makes progress."""
         job = self.jobs[row]
         delay_s = self.rules.cost.preemption_s(job) if row in self.preempted else 0.0
         self.preempted.discard(row)
         self._unranked.discard(row)
         self._waiting_since.pop(row, None)
-        speed = self.rules.effect.speed(job, allocation, self.ledger)
+        speed = self.rules.effect.speed(job, allocation, ledger)
         self.table.start(row, now_s=now_s, delay_s=delay_s, speed=speed)
         return delay_s
 
