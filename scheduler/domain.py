@@ -225,7 +225,7 @@ class Domain:
         self.waiting.discard(row)
 
     def start(self, row: int, allocation: Allocation, ledger: Ledger, now_s: float) -> float:
-        """A job begins to run on what was booked in a ledger; returns how long it is held up before it makes progress."""
+        """A job begins to run on what a ledger has booked; returns how long it is held up before it makes progress."""
         job = self.jobs[row]
         delay_s = self.rules.cost.preemption_s(job) if row in self.preempted else 0.0
         self.preempted.discard(row)
