@@ -39,6 +39,10 @@ class Waiting:
         """All rows, in no order."""
         return list(self._ranks)
 
+    def ranks(self) -> Iterable[Rank]:
+        """Their ranks, in no order."""
+        return self._ranks.values()
+
     def first(self, group: int) -> tuple[Rank, int] | None:
         """The first of a class and its rank."""
         heap = self._heaps.get(group)

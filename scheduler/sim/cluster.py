@@ -1,63 +1,151 @@
 """The cluster that a trace is run on, from what an operator says of it. PURE."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from farside.errors import ConfigError
+from farside.scheduler.placement.policy import PlacementPolicy
+from farside.scheduler.settings import suggestion
 from farside.scheduler.sim.trace import TraceJob
-from farside.scheduler.state import Cluster, Node, VirtualCluster
+from farside.scheduler.state import Cluster, Demand, Node, Resize, VirtualCluster
 
 # Jobs of a cluster without virtual clusters belong to this one.
 WHOLE = ""
 
 
-def equal_nodes(count: int, gpus_per_node: int, *, prefix: str = "n") -> tuple[Node, ...]:
-    """``count`` nodes that differ in their names alone."""
-    return tuple(Node(name=f"{prefix}{at}", gpus=gpus_per_node) for at in range(count))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VcSize:
+    """From ``from_s`` on a virtual cluster has this many GPUs; from the beginning where that is minus infinity."""
+
+    vc: str
+    gpus: int
+    from_s: float = -math.inf
 
 
-def build_cluster(
-    *, gpus_per_node: int, nodes: int = 0, vc_nodes: Mapping[str, int] | None = None, vcs: Sequence[str] = ()
-) -> Cluster:
-    """One pool of ``nodes``, or a virtual cluster for each entry of ``vc_nodes``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where a trace is run: the cluster with all nodes that it ever has, and how its parts change in size."""
+
+    cluster: Cluster
+    resizes: tuple[Resize, ...] = ()
+
+
+def equal_nodes(gpus: int, gpus_per_node: int, *, prefix: str = "n") -> tuple[Node, ...]:
+    """Nodes for so many GPUs that differ in their names alone; the last one has what is left over."""
+    whole, rest = divmod(gpus, gpus_per_node)
+    sizes = [gpus_per_node] * whole + ([rest] if rest else [])
+    return tuple(Node(name=f"{prefix}{at}", gpus=size) for at, size in enumerate(sizes))
+
+
+def build_site(
+    *,
+    gpus_per_node: int,
+    nodes: int = 0,
+    vc_sizes: Sequence[VcSize] = (),
+    vcs: Sequence[str] = (),
+    start_s: float = 0.0,
+) -> Site:
+    """One pool of ``nodes``, or a virtual cluster for each that ``vc_sizes`` names.
 
     Args:
         gpus_per_node: GPUs of each node.
-        nodes: Nodes of the pool, or of the only virtual cluster in ``vcs``; 0 where ``vc_nodes`` tells.
-        vc_nodes: Nodes by virtual cluster.
-        vcs: Those to run; empty: all of ``vc_nodes``.
+        nodes: Nodes of the pool, or of the only virtual cluster in ``vcs``; 0 where ``vc_sizes`` tells.
+        vc_sizes: Sizes of virtual clusters, of each by time.
+        vcs: Those to run; empty: all that ``vc_sizes`` names.
+        start_s: When the first job comes: what a virtual cluster has by then it has from the beginning.
 
     Raises:
         ConfigError: What is said does not make a cluster.
     """
     if gpus_per_node < 1:
         raise ConfigError(f"--gpus-per-node is {gpus_per_node}", hint="at least 1")
+    if nodes < 0:
+        raise ConfigError(f"--nodes is {nodes}", hint="at least 1")
+    if nodes and vc_sizes:
+        raise ConfigError("--nodes and --vc-nodes exclude each other", hint="leave one of them out")
     if nodes:
         if len(vcs) > 1:
             raise ConfigError("--nodes says nothing of several virtual clusters", hint="give --vc-nodes FILE")
         name = vcs[0] if vcs else WHOLE
-        return Cluster(virtual_clusters=(VirtualCluster(name=name, nodes=equal_nodes(nodes, gpus_per_node)),))
-    known = vc_nodes or {}
-    unknown = [name for name in vcs if name not in known]
-    if unknown or not known:
-        missing = f"virtual cluster {unknown[0]}" if unknown else "the cluster"
-        raise ConfigError(f"nobody says how many nodes {missing} has", hint="give --nodes N or --vc-nodes FILE")
-    chosen = vcs or tuple(known)
-    return Cluster(
-        virtual_clusters=tuple(
-            VirtualCluster(name=name, nodes=equal_nodes(known[name], gpus_per_node, prefix=f"{name}-"))
-            for name in chosen
-        )
-    )
+        made = VirtualCluster(name=name, nodes=equal_nodes(nodes * gpus_per_node, gpus_per_node))
+        return Site(cluster=Cluster(virtual_clusters=(made,)))
+    if not vc_sizes:
+        raise ConfigError("nobody says how many nodes the cluster has", hint="give --nodes N or --vc-nodes FILE")
+    sizes: dict[str, list[VcSize]] = {}
+    for size in vc_sizes:
+        sizes.setdefault(size.vc, []).append(size)
+    for name in vcs:
+        if name not in sizes:
+            near = suggestion(name, sizes, "it has")
+            raise ConfigError(f"--vc-nodes does not say how many nodes virtual cluster '{name}' has", hint=near)
+    made_of = [_resized(name, sizes[name], gpus_per_node, start_s) for name in vcs or sizes]
+    resizes = sorted((resize for _, found in made_of for resize in found), key=lambda resize: resize.at_s)
+    return Site(cluster=Cluster(virtual_clusters=tuple(vc for vc, _ in made_of)), resizes=tuple(resizes))
 
 
-def misfits(jobs: Sequence[TraceJob], cluster: Cluster) -> list[tuple[TraceJob, str]]:
+def _resized(
+    name: str, sizes: Iterable[VcSize], gpus_per_node: int, start_s: float
+) -> tuple[VirtualCluster, list[Resize]]:
+    by_time = sorted(sizes, key=lambda size: size.from_s)
+    nodes = equal_nodes(max(size.gpus for size in by_time), gpus_per_node, prefix=f"{name}-" if name else "n")
+    first = max((at for at, size in enumerate(by_time) if size.from_s <= start_s), default=0)
+    changes: list[Resize] = []
+    has = sum(node.gpus for node in nodes)
+    for at, size in enumerate(by_time[first:]):
+        if size.gpus != has:
+            changes.append(Resize(at_s=size.from_s if at else start_s, vc=name, nodes=_first(nodes, size.gpus)))
+            has = size.gpus
+    return VirtualCluster(name=name, nodes=nodes), changes
+
+
+def _first(nodes: Iterable[Node], gpus: int) -> tuple[Node, ...]:
+    taken: list[Node] = []
+    for node in nodes:
+        here = min(node.gpus, gpus)
+        if here:
+            taken.append(Node(name=node.name, gpus=here))
+            gpus -= here
+    return tuple(taken)
+
+
+def misfits(jobs: Sequence[TraceJob], cluster: Cluster, placement: PlacementPolicy) -> list[tuple[TraceJob, str]]:
     """The jobs that this cluster could never run, each with the reason in words."""
-    gpus = {vc.name: vc.gpus for vc in cluster.virtual_clusters}
+    clusters = {vc.name: vc for vc in cluster.virtual_clusters}
+    empty = {name: placement.ledger(vc.nodes) for name, vc in clusters.items()}
+    known: dict[tuple[str, Demand], str] = {}
     found: list[tuple[TraceJob, str]] = []
     for trace_job in jobs:
         job = trace_job.job
-        if job.vc not in gpus:
-            found.append((trace_job, f"virtual cluster {job.vc!r} is not one of {', '.join(sorted(gpus)) or 'none'}"))
-        elif job.gpus > gpus[job.vc]:
-            found.append((trace_job, f"it needs {job.gpus} GPUs, its cluster has {gpus[job.vc]}"))
+        if job.vc not in clusters:
+            found.append((trace_job, _unknown(job.vc, clusters)))
+            continue
+        demand = placement.demand(job)
+        reason = known.get((job.vc, demand))
+        if reason is None:
+            reason = ""
+            if job.gpus > clusters[job.vc].gpus:
+                reason = f"needs {job.gpus} GPUs, its cluster has {clusters[job.vc].gpus}"
+            elif placement.place(empty[job.vc], demand) is None:
+                reason = f"no set of its cluster's nodes can hold it ({_told(demand)}, placement {placement.name})"
+            known[job.vc, demand] = reason
+        if reason:
+            found.append((trace_job, reason))
     return found
+
+
+def _unknown(vc: str, clusters: Mapping[str, VirtualCluster]) -> str:
+    if not vc:
+        return "it names no virtual cluster"
+    return f"nobody says how many nodes virtual cluster '{vc}' has ({len(clusters)} others are known)"
+
+
+def _told(demand: Demand) -> str:
+    more = [f"{demand.gpus} GPUs"]
+    if demand.gpu_model:
+        more.append(f"of model {demand.gpu_model}")
+    if demand.cpus_per_gpu:
+        more.append(f"with {demand.cpus_per_gpu:g} CPUs each")
+    if demand.memory_bytes_per_gpu:
+        more.append(f"with {demand.memory_bytes_per_gpu / 2**30:.3g} GiB each")
+    return " ".join(more)

@@ -9,21 +9,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from farside.scheduler.sim.bins import BINS, ORIGINAL, SCALED, JobBins
 from farside.scheduler.sim.simulation import Run
 from farside.scheduler.sim.trace import TraceJob
 from farside.scheduler.state import Cluster
 from farside.scheduler.table import Floats
 
-# Bins of the paper's testbed (4-GPU machines, scaled down) and of the original trace. [tiresias §3.5.1]
-TESTBED_SMALL_GPUS, TESTBED_SHORT_S = 4, 800.0
-ORIGINAL_SMALL_GPUS, ORIGINAL_SHORT_S = 8, 4 * 3600.0
+# What is told apart of these is the rounding of sums, not a wait.
+QUEUED_S = 1e-3
 # Helios's groups by duration. [helios §4.2]
 HELIOS_SHORT_S, HELIOS_LONG_S = 15 * 60.0, 6 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of a group of jobs; NaN where it is empty. Times in seconds."""
+    """Of a group of jobs; NaN where it is empty. Times in seconds.
+
+    ``queued_jobs`` waited at any time, ``makespan_s`` is from the first submission to the last end, ``avg_rho`` and
+    ``jain`` are finish-time fairness and Jain's index of it.
+    """
 
     jobs: int
     avg_jct_s: float
@@ -59,6 +63,7 @@ class Results:
     all: Figures
     by_vc: Mapping[str, Figures]
     by_bin: Mapping[str, Figures]
+    by_scaled_bin: Mapping[str, Figures]
     by_group: Mapping[str, Figures]
 
     @property
@@ -72,14 +77,31 @@ class Results:
         return self.jct_s - self.held_s
 
 
-def finish_time_fairness(jct_s: Floats, duration_s: Floats, contention: float) -> Floats:
-    """rho: a job's JCT over what it would be with an equal share of the cluster, its duration times ``contention``.
+def average_jobs(submit_s: Floats, end_s: Floats) -> Floats:
+    """How many jobs there were, running or waiting, on average from each one's submission to its end; at least 1."""
+    at_s = np.concatenate((submit_s, end_s))
+    change = np.concatenate((np.ones(len(submit_s)), -np.ones(len(end_s))))
+    order = np.argsort(at_s, kind="stable")
+    at_s, count = at_s[order], np.cumsum(change[order])
+    area = np.concatenate(([0.0], np.cumsum(count[:-1] * np.diff(at_s)))) if len(at_s) else at_s
+    span_s = end_s - submit_s
+    areas = np.interp(end_s, at_s, area) - np.interp(submit_s, at_s, area) if len(at_s) else span_s
+    average: Floats = np.divide(areas, span_s, out=np.ones(len(span_s)), where=span_s > 0)
+    return np.maximum(average, 1.0)
 
-    Above 1 a job did worse than sharing equally. ``contention`` is the average number of jobs that competed for each
-    share, at least 1.
+
+def finish_time_fairness(
+    submit_s: Floats, end_s: Floats, duration_s: Floats, gpus: Floats, cluster_gpus: int
+) -> Floats:
+    """The rho of each job of one cluster: its JCT over what that would be with an equal share of the GPUs.
+
+    The share is that of the jobs that there were during its life, on average; with fewer GPUs than it needs a job takes
+    longer in proportion, with more no less. Above 1 it did worse than sharing equally, as Themis defines it.
     """
-    shared: Floats = np.maximum(duration_s, 1.0) * max(1.0, contention)
-    return jct_s / shared
+    share = cluster_gpus / average_jobs(submit_s, end_s)
+    alone_s = np.maximum(duration_s, 1.0) * np.maximum(1.0, gpus / share)
+    rho: Floats = (end_s - submit_s) / alone_s
+    return rho
 
 
 def jain_index(values: Floats) -> float:
@@ -90,8 +112,17 @@ def jain_index(values: Floats) -> float:
     return float(np.sum(values)) ** 2 / (len(values) * squares) if squares else 1.0
 
 
-def results(jobs: Sequence[TraceJob], runs: Sequence[Run], cluster: Cluster) -> Results:
-    """The figures of a simulation that has ended."""
+def results(
+    jobs: Sequence[TraceJob], runs: Sequence[Run], cluster: Cluster, *, vcs: Sequence[str] | None = None
+) -> Results:
+    """The figures of a simulation that has ended.
+
+    Args:
+        jobs: The trace.
+        runs: What became of each job; all have ended.
+        cluster: What they ran on.
+        vcs: The virtual cluster that each job counts for; by default the one that it ran in.
+    """
     submit_s = np.array([job.job.submit_s for job in jobs])
     gpus = np.array([float(job.job.gpus) for job in jobs])
     duration_s = np.array([job.duration_s for job in jobs])
@@ -102,9 +133,12 @@ def results(jobs: Sequence[TraceJob], runs: Sequence[Run], cluster: Cluster) -> 
     cost_s = np.array([run.cost_s for run in runs])
     span_s = float(np.max(end_s) - np.min(submit_s)) if len(jobs) else 0.0
     capacity = span_s * cluster.gpus
-    offered = float(np.sum(gpus * duration_s)) / capacity if capacity else 0.0
     jct_s = end_s - submit_s
-    rho = finish_time_fairness(jct_s, duration_s, offered)
+    homes = np.array([job.job.vc for job in jobs], dtype=object)
+    rho = np.ones(len(jobs))
+    for vc in cluster.virtual_clusters:
+        at = homes == vc.name
+        rho[at] = finish_time_fairness(submit_s[at], end_s[at], duration_s[at], gpus[at], vc.gpus)
 
     def figures(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Figures:
         return _figures(
@@ -112,18 +146,19 @@ def results(jobs: Sequence[TraceJob], runs: Sequence[Run], cluster: Cluster) -> 
             preemptions=preemptions[chosen], cost_s=cost_s[chosen], rho=rho[chosen],
         )  # fmt: skip
 
-    vcs = np.array([job.job.vc for job in jobs], dtype=object)
-    short, small = duration_s < TESTBED_SHORT_S, gpus <= TESTBED_SMALL_GPUS
+    def binned(bins: JobBins) -> Mapping[str, Figures]:
+        of_bin = np.array([bins.of(int(gpus[at]), float(duration_s[at])) for at in range(len(jobs))], dtype=object)
+        return {name: figures(of_bin == name) for name in BINS}
+
+    of_vc = homes if vcs is None else np.array(list(vcs), dtype=object)
     return Results(
         submit_s=submit_s, start_s=start_s, end_s=end_s, duration_s=duration_s, gpus=gpus, held_s=held_s,
         preemptions=preemptions, cost_s=cost_s,
         utilisation=float(np.sum(gpus * held_s)) / capacity if capacity else 0.0,
         all=figures(np.ones(len(jobs), dtype=bool)),
-        by_vc={vc.name: figures(vcs == vc.name) for vc in cluster.virtual_clusters},
-        by_bin={
-            "SS": figures(small & short), "SL": figures(small & ~short),
-            "LS": figures(~small & short), "LL": figures(~small & ~short),
-        },
+        by_vc={name: figures(of_vc == name) for name in dict.fromkeys(of_vc.tolist())},
+        by_bin=binned(ORIGINAL),
+        by_scaled_bin=binned(SCALED),
         by_group={
             "short": figures(duration_s < HELIOS_SHORT_S),
             "middle": figures((duration_s >= HELIOS_SHORT_S) & (duration_s <= HELIOS_LONG_S)),
@@ -146,7 +181,7 @@ def _figures(
         median_jct_s=of(jct_s, 50), p95_jct_s=of(jct_s, 95), p99_jct_s=of(jct_s, 99), max_jct_s=of(jct_s, 100),
         avg_queue_s=float("nan") if is_empty else float(np.mean(queue_s)),
         median_queue_s=of(queue_s, 50), p95_queue_s=of(queue_s, 95), p99_queue_s=of(queue_s, 99),
-        queued_jobs=int(np.sum(queue_s > 0)),
+        queued_jobs=int(np.sum(queue_s > QUEUED_S)),
         preemptions=int(np.sum(preemptions)),
         preemption_cost_s=float(np.sum(cost_s)),
         makespan_s=0.0 if is_empty else float(np.max(end_s) - np.min(submit_s)),

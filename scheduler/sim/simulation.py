@@ -62,7 +62,8 @@ class Simulation:
         tick_s: The cycle runs only at multiples of this; 0: whenever something happens.
         is_in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
         resizes: Nodes that come and go; a virtual cluster starts with all that it ever has, unless told otherwise.
-        observers: Called after each cycle that decided anything.
+        observers: Called after each instant at which something happened in a domain, with what its cycle decided, if
+            it ran and decided anything. Who needs the simulation for it joins them afterwards.
     """
 
     def __init__(
@@ -85,11 +86,12 @@ class Simulation:
             vc.name: Domain(vc.name, vc.nodes, rules, self.table) for vc in cluster.virtual_clusters
         }
         self.events = 0
+        self.left = len(jobs)  # jobs that have not ended
         self._rules = rules
         self._predict = predict
         self._tick_s = tick_s
         self._is_in_whole_seconds = is_in_whole_seconds
-        self._observers = tuple(observers)
+        self.observers = list(observers)
         self._heap: list[tuple[float, int, int, int]] = []
         self._starts = [0] * len(jobs)
         self._segment_s = [0.0] * len(jobs)
@@ -105,7 +107,7 @@ class Simulation:
         """Runs until the last job has ended."""
         jobs, heap = self.jobs, self._heap
         arrived = 0
-        while heap or arrived < len(jobs):
+        while self.left and (heap or arrived < len(jobs)):
             now_s = jobs[arrived].job.submit_s if arrived < len(jobs) else math.inf
             if heap and heap[0][0] < now_s:
                 now_s = heap[0][0]
@@ -123,6 +125,9 @@ class Simulation:
                 due = dict(self.domains)  # what is idle in one may be of use to any
             for domain in due.values():
                 self._cycle(domain, now_s)
+            for name, domain in touched.items():
+                if name not in due:
+                    self._tell(now_s, domain, ())
         return self.runs
 
     def _end(self, now_s: float, touched: dict[str, Domain]) -> None:
@@ -133,6 +138,7 @@ class Simulation:
         domain = self.domains[self._hosts.pop(row, self.jobs[row].job.vc)]
         touched[domain.name] = domain
         self._starts[row] += 1
+        self.left -= 1
         run = self.runs[row]
         run.end_s = now_s
         run.held_s += now_s - self._segment_s[row]
@@ -201,8 +207,11 @@ class Simulation:
                     self._wake(self.jobs[row].job.vc, now_s)
         if changed:
             self._watch(domain, list(dict.fromkeys(changed)), now_s)
-            for observe in self._observers:
-                observe(now_s, domain, actions)
+        self._tell(now_s, domain, actions)
+
+    def _tell(self, now_s: float, domain: Domain, actions: tuple[Action, ...]) -> None:
+        for observe in self.observers:
+            observe(now_s, domain, actions)
 
     def _start(self, row: int, delay_s: float, now_s: float) -> None:
         table, run = self.table, self.runs[row]

@@ -3,10 +3,7 @@
 from dataclasses import dataclass
 
 from farside.scheduler.state import Job
-
-# A time line that begins later than this counts seconds since 1970, and so has hours of day and days of week: nobody's
-# trace begins before 1973, and none of those without a calendar lasts three years before its first job.
-CALENDAR_FROM_S = 1e8
+from farside.units import CALENDAR_FROM_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

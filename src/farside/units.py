@@ -6,6 +6,7 @@ Inside Farside everything is bytes and seconds; only the configuration, the comm
 import math
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from types import MappingProxyType
 
 KIB = 1024
@@ -87,7 +88,9 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for people: ``250 us``, ``12.5 ms``, ``3.2 s``, ``4 min``, ``2.5 h``."""
+    """A duration for people: ``0 s``, ``250 us``, ``12.5 ms``, ``3.2 s``, ``4 min``, ``2.5 h``."""
+    if not seconds:
+        return "0 s"
     sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
     if seconds >= 3600:
         return f"{sign}{_short(seconds / 3600)} h"
@@ -97,6 +100,18 @@ def format_seconds(seconds: float) -> str:
         if seconds >= size:
             return f"{sign}{_short(seconds / size)} {unit}"
     return f"{sign}{_short(seconds * 1e9)} ns"
+
+
+# A time line that begins later than this counts seconds since 1970, and so has hours of day and days of week: nobody's
+# trace begins before 1973, and none of those without a calendar lasts three years before its first job.
+CALENDAR_FROM_S, CALENDAR_UNTIL_S = 1e8, 253402300800.0  # the year 10000
+
+
+def format_moment(at_s: float) -> str:
+    """A point in time for people: ``2017-10-03 14:05:09`` of seconds since 1970, ``7300 s`` on any other time line."""
+    if not CALENDAR_FROM_S <= at_s < CALENDAR_UNTIL_S:
+        return f"{at_s:.0f} s"
+    return datetime.fromtimestamp(int(at_s), UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _short(value: float) -> str:

@@ -1,0 +1,231 @@
+"""Why a job waits, in words for an operator, from what its domain looks like after a cycle. PURE.
+
+The live manager and the simulator ask the same function: `explain`. Nothing is changed by asking.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from farside.scheduler.domain import Domain
+from farside.scheduler.order.reason import why_first
+from farside.scheduler.state import Allocation, Demand, Job
+from farside.scheduler.waiting import Rank
+from farside.units import format_moment
+
+Clock = Callable[[float], str]
+
+
+class Cause(Enum):
+    """What a job waits for; the value is what `farside sim why` sums its waits up by."""
+
+    RUNS = "runs"
+    RESERVED = "reserved for it, while others still run there"
+    IN_LINE = "behind the first in line"
+    HELD = "enough GPUs free, but held for a reservation"
+    SCATTERED = "enough GPUs free, but not where it could use them"
+    FEW = "too few GPUs free"
+    DUE = "until the next cycle"
+    GONE = "not there"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """``need``: what the job asks for, in words. ``blocker``: the row of the job it is behind, -1 for none."""
+
+    cause: Cause
+    need: str = ""
+    free_gpus: int = 0
+    blocker: int = -1
+    because: str = ""
+    more: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The first line says what, the others what else matters."""
+        if not self.need:
+            return (self.because, *self.more)
+        return (f"waits: needs {self.need}, {self.free_gpus} free; {self.because}", *self.more)
+
+
+def explain(domain: Domain, row: int, now_s: float, clock: Clock = format_moment) -> tuple[str, ...]:
+    """Lines that say why a job of this domain waits, or where it runs. ``clock`` writes times."""
+    return look(domain, row, now_s, clock).words
+
+
+def look(domain: Domain, row: int, now_s: float, clock: Clock = format_moment) -> Explanation:
+    """The same, taken apart."""
+    if row in domain.running:
+        held = domain.running[row]
+        return Explanation(
+            cause=Cause.RUNS, because=f"runs on {_places(domain, held.allocation)} since {clock(held.since_s)}"
+        )
+    if row not in domain.jobs:
+        return Explanation(cause=Cause.GONE, because="has ended, or never came here")
+    if domain.table.is_running[row]:
+        return Explanation(
+            cause=Cause.RUNS,
+            because=f"runs as a guest on idle nodes of others since {clock(float(domain.table.since_s[row]))}",
+        )
+    if row not in domain.waiting:
+        return Explanation(cause=Cause.DUE, because="came or changed just now; the next cycle looks at it")
+    return _Wait(domain, row, now_s, clock).explanation()
+
+
+def _places(domain: Domain, allocation: Allocation) -> str:
+    if domain.ledger.is_pooled:
+        return f"{sum(gpus for _, gpus in allocation)} GPUs"
+    named = [f"{domain.ledger.nodes[at].name} ({gpus})" for at, gpus in allocation[:4]]
+    more = f" and {len(allocation) - 4} nodes more" if len(allocation) > 4 else ""
+    return ", ".join(named) + more
+
+
+class _Wait:
+    """One waiting job, and everybody who stands between it and its GPUs."""
+
+    def __init__(self, domain: Domain, row: int, now_s: float, clock: Clock) -> None:
+        self.domain, self.row, self.now_s, self.clock = domain, row, now_s, clock
+        self.demand = domain.demands[domain.groups[row]]
+        self.rank = domain.ranks([row], now_s)[0]
+
+    def explanation(self) -> Explanation:
+        """The first cause that holds."""
+        domain, reservation = self.domain, self.domain.reservation
+        if reservation is not None and reservation.row == self.row:
+            return self._told(Cause.RESERVED, -1, self._reserved(), self._waiters())
+        ahead = self._first_in_line()
+        if ahead >= 0:
+            return self._told(Cause.IN_LINE, ahead, f"the first in line is {self._before(ahead)}", self._waiters())
+        has_room = domain.rules.placement.place(domain.ledger, self.demand) is not None
+        if has_room and reservation is not None and reservation.row in domain.jobs:
+            told = f"held for job {domain.jobs[reservation.row].job_id}, reserved{self._from(reservation.at_s)}"
+            return self._told(Cause.HELD, reservation.row, told, ())
+        if has_room:
+            return self._told(Cause.DUE, -1, "the next cycle looks at it", ())
+        return self._full()
+
+    def _told(self, cause: Cause, blocker: int, because: str, more: tuple[str, ...]) -> Explanation:
+        return Explanation(
+            cause=cause,
+            need=need(self.domain, self.demand),
+            free_gpus=self.domain.ledger.free_gpus,
+            blocker=blocker,
+            because=because,
+            more=more,
+        )
+
+    def _reserved(self) -> str:
+        reservation = self.domain.reservation
+        assert reservation is not None
+        places = _places(self.domain, reservation.allocation)
+        return f"reserved{self._from(reservation.at_s)}: {places}, as soon as those who run there have ended"
+
+    def _from(self, at_s: float) -> str:
+        # Without time limits of jobs nobody knows when.
+        return f" from {self.clock(at_s)}" if at_s < math.inf else ""
+
+    def _first_in_line(self) -> int:
+        """The head of the queue, where a strict policy lets nobody pass it and it is not this job; else -1."""
+        if not self.domain.traits.is_strict:
+            return -1
+        _, head, _ = min(self.domain.waiting.heads())
+        return -1 if head == self.row else head
+
+    def _before(self, other: int) -> str:
+        """``job 17, which ...``, why the other goes first, if it does."""
+        domain = self.domain
+        job = domain.jobs[other]
+        first, second = (domain.figures([one], self.now_s) for one in (other, self.row))
+        return f"job {job.job_id} ({gpus_of(job)}), which {why_first(domain.rules.order, first, second)}"
+
+    def _waiters(self) -> tuple[str, ...]:
+        count = sum(rank < self.rank for rank in self.domain.waiting.ranks())
+        if not count:
+            return ("nobody who waits stands before it",)
+        return (f"{count} who wait stand before it" if count > 1 else "one who waits stands before it",)
+
+    def _full(self) -> Explanation:
+        """No room on free GPUs, nor on those that it may take."""
+        domain = self.domain
+        before, later, never = self._holders()
+        takeable = sum(held.demand.gpus for _, held in domain.guests.values())
+        blocker = -1
+        if not domain.traits.is_preemptive:
+            because = f"{_count(len(domain.running))} there, and {domain.rules.order.name} preempts nobody"
+        else:
+            takeable += sum(held.demand.gpus for row, held in domain.running.items()) - sum(
+                domain.running[row].demand.gpus for row in (*before.values(), *later, *never)
+            )
+            because = self._in_use(before)
+            blocker = before[max(before)] if before else (later or never or [-1])[0]
+        more = [*self._left_alone(later, never), *self._waiters()]
+        if domain.ledger.free_gpus + takeable < self.demand.gpus:
+            return self._told(Cause.FEW, blocker, because, tuple(more))
+        where = self._scattered(takeable)
+        return self._told(Cause.SCATTERED, blocker, where, (because, *more))
+
+    def _holders(self) -> tuple[dict[Rank, int], list[int], list[int]]:
+        """Running jobs that stay: those that go before it by rank, those left alone for a while, and for good."""
+        domain = self.domain
+        rows = list(domain.running)
+        before: dict[Rank, int] = {}
+        later: list[int] = []
+        never: list[int] = []
+        for row, rank in zip(rows, domain.ranks(rows, self.now_s), strict=True):
+            if rank < self.rank:
+                before[rank] = row
+            elif not domain.jobs[row].preemptible:
+                never.append(row)
+            elif domain.running[row].until_s > self.now_s:
+                later.append(row)
+        return before, later, never
+
+    def _in_use(self, before: dict[Rank, int]) -> str:
+        if not before:
+            return "no running job goes before it"
+        gpus = sum(self.domain.running[row].demand.gpus for row in before.values())
+        return (
+            f"{gpus} are held by {_count(len(before))} that {'go' if len(before) > 1 else 'goes'} before it, "
+            f"the last of them {self._before(before[max(before)])}"
+        )
+
+    def _left_alone(self, later: list[int], never: list[int]) -> list[str]:
+        running = self.domain.running
+        found: list[str] = []
+        if later:
+            until = self.clock(min(running[row].until_s for row in later))
+            gpus = sum(running[row].demand.gpus for row in later)
+            found.append(f"{gpus} are held by {_count(len(later))} left alone for now, the first until {until}")
+        if never:
+            gpus = sum(running[row].demand.gpus for row in never)
+            found.append(f"{gpus} are held by {_count(len(never))} that may not be preempted")
+        return found
+
+    def _scattered(self, takeable: int) -> str:
+        ledger = self.domain.ledger
+        rooms = [max(0, free) for free in ledger.free]
+        whole = sum(free == there for free, there in zip(ledger.free, ledger.capacity, strict=True) if there)
+        what = f"scattered over {sum(map(bool, rooms))} nodes, at most {max(rooms)} on one, {whole} nodes idle"
+        if ledger.free_gpus < self.demand.gpus:
+            return f"{takeable} more could be taken, but not where it could use them"
+        return what
+
+
+def need(domain: Domain, demand: Demand) -> str:
+    """What a job asks for: ``16 GPUs on 2 nodes``."""
+    gpus = gpus_of(demand)
+    size = max(domain.ledger.capacity, default=0)
+    if domain.ledger.is_pooled or not demand.is_consolidated or demand.gpus == 1 or not size:
+        return gpus
+    nodes = -(-demand.gpus // size)
+    return f"{gpus} on {nodes} nodes" if nodes > 1 else f"{gpus} on one node"
+
+
+def gpus_of(what: Job | Demand) -> str:
+    """``1 GPU``, ``16 GPUs``."""
+    return f"{what.gpus} GPU{'s' if what.gpus != 1 else ''}"
+
+
+def _count(jobs: int) -> str:
+    return "one running job" if jobs == 1 else f"{jobs} running jobs"

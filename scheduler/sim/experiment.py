@@ -1,0 +1,259 @@
+"""One trace under one set of rules: from the names and settings that an operator gives to the figures. PURE."""
+
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from farside.errors import ConfigError, FarsideError
+from farside.scheduler.cost import COSTS, CostModel, make_cost
+from farside.scheduler.domain import Rules
+from farside.scheduler.effect import EFFECTS, PlacementEffect, make_effect
+from farside.scheduler.order.catalog import ORDERS, make_order
+from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
+from farside.scheduler.placement.policy import PlacementPolicy
+from farside.scheduler.settings import chosen, from_settings, settings_of
+from farside.scheduler.sim.cluster import Site
+from farside.scheduler.sim.digest import Digest
+from farside.scheduler.sim.oracle import Oracle
+from farside.scheduler.sim.record import Recorder, Recording
+from farside.scheduler.sim.result import Results, results
+from farside.scheduler.sim.simulation import Simulation
+from farside.scheduler.sim.trace import TraceJob
+
+PLACEMENT = "consolidate"
+# The other half of a scheduler whose order is only one half.
+_PLACEMENT_OF: Mapping[str, str] = {"yarn-cs": "yarn"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What ``--set`` reaches besides the fields of the policy, the placement, the cost, the effect and the estimator.
+
+    Attributes:
+        cost: What a preemption costs: a name of the catalogue.
+        effect: How a place slows a job down: a name of the catalogue.
+        min_run_s: A job that was started is left alone this long.
+        reserve_after_s: A job that has waited this long in one go is reserved for; infinite: none is.
+        tick_s: The scheduler only acts at multiples of this; 0: whenever something happens.
+        is_lending: Idle nodes of a virtual cluster where nobody waits run the others' jobs.
+        in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
+    """
+
+    cost: str = "free"
+    effect: str = "none"
+    min_run_s: float = 0.0
+    reserve_after_s: float = math.inf
+    tick_s: float = 0.0
+    is_lending: bool = False
+    in_whole_seconds: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """All that decides how a trace is run. ``name``: the policy's, as the user gave it."""
+
+    name: str
+    order: OrderPolicy
+    placement: PlacementPolicy
+    cost: CostModel
+    effect: PlacementEffect
+    oracle: Oracle
+    options: Options
+
+    @property
+    def rules(self) -> Rules:
+        """For the domains."""
+        return Rules(
+            order=self.order,
+            placement=self.placement,
+            cost=self.cost,
+            effect=self.effect,
+            min_run_s=self.options.min_run_s,
+            reserve_after_s=self.options.reserve_after_s,
+        )
+
+    def settings(self) -> Mapping[str, Mapping[str, object]]:
+        """Every setting that counts, by what it belongs to; enough to do the same again."""
+        parts = {
+            "policy": (self.name, self.order),
+            "placement": (self.placement.name, self.placement),
+            "cost": (self.cost.name, self.cost),
+            "effect": (self.effect.name, self.effect),
+            "estimator": ("oracle", self.oracle),
+            "options": ("options", self.options),
+        }
+        return {
+            part: {"name": name, **{key: getattr(of, key) for key in settings_of(type(of))}}
+            for part, (name, of) in parts.items()
+        }
+
+    def simulation(self, site: Site, jobs: Sequence[TraceJob]) -> Simulation:
+        """Ready to run."""
+        return Simulation(
+            site.cluster,
+            self.rules,
+            jobs,
+            predict=self.oracle,
+            is_lending=self.options.is_lending,
+            tick_s=self.options.tick_s,
+            is_in_whole_seconds=self.options.in_whole_seconds,
+            resizes=site.resizes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What all experiments of a comparison have in common.
+
+    Attributes:
+        site: The cluster.
+        jobs: Each in the virtual cluster that it runs in.
+        labels: The virtual cluster that each counts for; another one only where all run in one pool.
+    """
+
+    site: Site
+    jobs: tuple[TraceJob, ...]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came out. ``digest`` is the same for all runs that decided the same."""
+
+    experiment: Experiment
+    results: Results
+    recording: Recording
+    events: int
+    digest: str
+
+
+def make_experiments(
+    policies: Sequence[str], settings: Mapping[str, str], *, placement: str = ""
+) -> tuple[Experiment, ...]:
+    """An experiment for each policy.
+
+    A setting goes to every part that has a field of its name: ``limits_gpu_s`` to those of the policies that know it.
+    ``part.name`` means one part alone: the name of a policy, or ``placement``, ``cost``, ``effect``, ``oracle``.
+
+    Args:
+        policies: Names.
+        settings: Text by name.
+        placement: Of all policies; empty: the one that belongs to each.
+
+    Raises:
+        ConfigError: An unknown name of anything, with the nearest right one; a value that is not taken; a setting that
+            no part has.
+    """
+    if not policies:
+        raise ConfigError("--policy names no policy", hint=f"those there are: {', '.join(ORDERS)}")
+    parts = _Parts(settings)
+    options = from_settings(Options, parts.settings(("options",), Options), of="options")
+    made = tuple(
+        _made(policy, placement or _PLACEMENT_OF.get(policy, PLACEMENT), options, parts) for policy in policies
+    )
+    parts.refuse_unused(made)
+    return made
+
+
+def _made(policy: str, placement: str, options: Options, parts: "_Parts") -> Experiment:
+    order = parts.settings((policy, "policy"), chosen(policy, ORDERS, "policy"))
+    where = parts.settings((placement, "placement"), chosen(placement, PLACEMENTS, "placement"))
+    cost = parts.settings(("cost",), chosen(options.cost, COSTS, "cost model"))
+    effect = parts.settings(("effect",), chosen(options.effect, EFFECTS, "effect"))
+    return Experiment(
+        name=policy,
+        order=make_order(policy, order),
+        placement=make_placement(placement, where),
+        cost=make_cost(options.cost, cost),
+        effect=make_effect(options.effect, effect),
+        oracle=from_settings(Oracle, parts.settings(("oracle",), Oracle), of="oracle"),
+        options=options,
+    )
+
+
+class _Parts:
+    """What the user set, and which of it some part has taken."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = given
+        self._used = set[str]()
+
+    def settings(self, names: Sequence[str], cls: type) -> dict[str, str]:
+        """Those of one part, which has these names; what names the part goes over what only names the field."""
+        own: dict[str, str] = {}
+        for before in ("", *(f"{name}." for name in names)):
+            for field_name in settings_of(cls):
+                if before + field_name in self._given:
+                    own[field_name] = self._given[before + field_name]
+                    self._used.add(before + field_name)
+        return own
+
+    def refuse_unused(self, made: Sequence[Experiment]) -> None:
+        """What nobody has taken is a mistake."""
+        for name in self._given:
+            if name not in self._used:
+                known = sorted({key for one in made for part in one.settings().values() for key in part} - {"name"})
+                close = difflib.get_close_matches(name.rpartition(".")[2], known, n=1, cutoff=0.5)
+                hint = f"did you mean '{close[0]}'?" if close else f"settings here: {', '.join(known)}"
+                raise ConfigError(f"--set {name}: no part of this run has such a setting", hint=hint)
+
+
+class Unfinished(FarsideError):
+    """Jobs were left over when nothing could happen any more."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """An observer that tells the share of jobs that have ended, now and then."""
+
+    simulation: Simulation
+    tell: Callable[[float], None]
+    cycles: int = field(default=0)
+
+    def __call__(self, *_: object) -> None:
+        self.cycles += 1
+        if self.cycles % 512 == 0:
+            self.tell(1.0 - self.simulation.left / max(1, len(self.simulation.jobs)))
+
+
+def run_experiment(
+    experiment: Experiment,
+    scene: Scene,
+    *,
+    is_keeping_segments: bool = False,
+    tell: Callable[[float], None] | None = None,
+) -> Outcome:
+    """Runs a trace to its end.
+
+    Args:
+        experiment: By what.
+        scene: What and where.
+        is_keeping_segments: For the picture of who held which GPUs.
+        tell: Called now and then with the share of jobs that have ended.
+
+    Raises:
+        Unfinished: Some jobs never ended.
+    """
+    simulation = experiment.simulation(scene.site, scene.jobs)
+    recorder = Recorder(simulation, is_keeping_segments=is_keeping_segments)
+    digest = Digest(scene.jobs)
+    simulation.observers.append(digest)
+    if tell is not None:
+        simulation.observers.append(_Progress(simulation, tell))
+    runs = simulation.run()
+    left = [job for job, run in zip(scene.jobs, runs, strict=True) if math.isnan(run.end_s)]
+    if left:
+        told = f"line {left[0].line}, job {left[0].job.job_id}"
+        raise Unfinished(
+            f"{experiment.name}: {len(left)} of {len(runs)} jobs never ended, the first is that of {told}",
+            hint="its virtual cluster may have shrunk below what it needs",
+        )
+    return Outcome(
+        experiment=experiment,
+        results=results(scene.jobs, runs, scene.site.cluster, vcs=scene.labels),
+        recording=recorder.finish(max((run.end_s for run in runs), default=0.0)),
+        events=simulation.events,
+        digest=digest.value,
+    )

@@ -1,0 +1,127 @@
+"""Figures of a simulation, against sums by hand."""
+
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farside.scheduler.cost import SteppedCost
+from farside.scheduler.domain import Rules
+from farside.scheduler.order.fifo import Fifo
+from farside.scheduler.order.srtf import Srtf
+from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.sim.column import COLUMNS, Best, Column, best_of
+from farside.scheduler.sim.result import Results, average_jobs, finish_time_fairness, jain_index, results
+from farside.scheduler.sim.simulation import Simulation
+from farside.scheduler.sim.trace import TraceJob
+from tests.support.traces import flat_cluster, trace
+
+
+def of(jobs: list[TraceJob], rules: Rules, gpus: int = 4, vcs: list[str] | None = None) -> Results:
+    cluster = flat_cluster(1, gpus)
+    return results(jobs, Simulation(cluster, rules, jobs).run(), cluster, vcs=vcs)
+
+
+STRICT = Rules(order=Fifo(), placement=CountOnly())
+
+
+def test_three_jobs_by_hand() -> None:
+    found = of(trace([(0.0, 100.0, 4), (10.0, 50.0, 4), (20.0, 30.0, 2)]), STRICT)
+
+    assert found.jct_s.tolist() == [100.0, 140.0, 160.0]
+    assert found.queue_s.tolist() == [0.0, 90.0, 130.0]
+    assert [found.all.avg_jct_s, found.all.median_jct_s, found.all.max_jct_s] == pytest.approx([400 / 3, 140.0, 160.0])
+    assert found.all.p95_jct_s == pytest.approx(158.0)
+    assert [found.all.avg_queue_s, found.all.queued_jobs] == pytest.approx([220 / 3, 2])
+    assert (found.all.makespan_s, found.all.preemptions) == (180.0, 0)
+    assert found.utilisation == pytest.approx((400 + 200 + 60) / (180 * 4))
+
+
+def test_a_preemption_counts_with_its_cost_and_the_wait_after_it() -> None:
+    rules = Rules(order=Srtf(), placement=CountOnly(), cost=SteppedCost())
+
+    found = of(trace([(0.0, 100.0, 4), (10.0, 20.0, 4)]), rules)
+
+    assert found.end_s.tolist() == [10.0 + 20.0 + 30.0 + 90.0, 30.0]
+    assert found.queue_s.tolist() == [20.0, 0.0]
+    assert (found.all.preemptions, found.all.preemption_cost_s) == (1, 30.0)
+
+
+def test_bins_groups_and_labels_part_the_jobs() -> None:
+    rows = [(0.0, 60.0, 1), (0.0, 800.0, 4), (0.0, 5 * 3600.0, 8), (0.0, 7 * 3600.0, 16)]
+    jobs = trace(rows)
+
+    found = of(jobs, STRICT, gpus=64, vcs=["x", "y", "x", "x"])
+
+    assert {name: one.jobs for name, one in found.by_bin.items()} == {"SS": 2, "SL": 1, "LS": 0, "LL": 1}
+    assert {name: one.jobs for name, one in found.by_scaled_bin.items()} == {"SS": 1, "SL": 1, "LS": 0, "LL": 2}
+    assert {name: one.jobs for name, one in found.by_group.items()} == {"short": 2, "middle": 1, "long": 1}
+    assert {name: one.jobs for name, one in found.by_vc.items()} == {"x": 3, "y": 1}
+    assert math.isnan(found.by_bin["LS"].avg_jct_s)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 40), st.sampled_from([1, 2, 4])), min_size=1, max_size=25),
+    st.data(),
+)
+def test_groups_add_up_to_all(rows: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    jobs = trace((float(submit), float(duration), gpus) for submit, duration, gpus in rows)
+    vcs = data.draw(st.lists(st.sampled_from(["x", "y"]), min_size=len(jobs), max_size=len(jobs)))
+    rules = Rules(order=Srtf(), placement=CountOnly(), cost=SteppedCost())
+
+    found = of(jobs, rules, vcs=vcs)
+
+    for groups in (found.by_vc, found.by_bin, found.by_scaled_bin, found.by_group):
+        filled = [one for one in groups.values() if one.jobs]
+        assert sum(one.jobs for one in filled) == len(jobs)
+        assert sum(one.preemptions for one in filled) == found.all.preemptions
+        for name in ("avg_jct_s", "avg_queue_s", "avg_rho"):
+            total = sum(asdict(one)[name] * one.jobs for one in filled)
+            assert total == pytest.approx(asdict(found.all)[name] * len(jobs), abs=1e-6)
+    assert found.all.makespan_s == max(found.end_s) - min(found.submit_s)
+
+
+def test_average_jobs_by_hand() -> None:
+    found = average_jobs(np.array([0.0, 0.0, 10.0]), np.array([10.0, 20.0, 20.0]))
+
+    assert found.tolist() == [2.0, 2.0, 2.0]
+    assert average_jobs(np.array([0.0, 5.0]), np.array([10.0, 5.0])).tolist() == [1.0, 1.0]
+    assert average_jobs(np.array([]), np.array([])).tolist() == []
+
+
+def test_a_job_that_gets_its_equal_share_has_a_rho_of_one() -> None:
+    zero, both = np.array([0.0, 0.0]), np.array([2.0, 2.0])
+
+    # Each wants all 4 GPUs for 10 s, shares them, and would take 20 s.
+    shared = finish_time_fairness(zero, np.array([20.0, 20.0]), np.array([10.0, 10.0]), 2 * both, 4)
+    # One after the other instead.
+    queued = finish_time_fairness(zero, np.array([10.0, 20.0]), np.array([10.0, 10.0]), 2 * both, 4)
+
+    assert shared.tolist() == [1.0, 1.0]
+    assert queued.tolist() == [0.5, pytest.approx(20 / 15)]
+
+
+def test_jains_index_of_equals_and_of_one_who_has_all() -> None:
+    assert jain_index(np.array([3.0, 3.0, 3.0])) == pytest.approx(1.0)
+    assert jain_index(np.array([1.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)
+    assert math.isnan(jain_index(np.array([])))
+
+
+def test_the_best_of_a_column_is_marked_if_it_is_better_than_another() -> None:
+    least = Column(title="s", of=lambda figures: figures.avg_jct_s)
+    greatest = replace(least, best=Best.GREATEST)
+
+    assert best_of(least, [3.0, 1.0, 1.2, math.nan]) == {1, 2}
+    assert best_of(greatest, [3.0, 1.0, 1.2]) == {0}
+    assert best_of(least, [1.0, 1.0]) == set()
+    assert best_of(least, [math.nan, math.nan]) == set()
+
+
+def test_every_column_has_a_text_for_a_group_without_jobs() -> None:
+    empty = of(trace([(0.0, 60.0, 1)]), STRICT).by_bin["LL"]
+
+    assert {column.text(column.of(empty)) for column in COLUMNS} == {"-", "0"}
