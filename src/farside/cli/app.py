@@ -12,6 +12,7 @@ import typer
 
 from farside.cli import options
 from farside.cli.config import config_app
+from farside.cli.sim import sim_app
 from farside.errors import FarsideError
 from farside.units import MIB
 
@@ -27,6 +28,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(config_app, name="config")
+app.add_typer(sim_app, name="sim")
 
 
 def main() -> None:

@@ -1,0 +1,249 @@
+"""`farside sim`: what would last month's jobs have done under another scheduler?"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperOption
+
+from farside.cli.sim_trace import trace_app
+
+if TYPE_CHECKING:
+    from farside.simulate.request import Request
+
+sim_app = typer.Typer(
+    help="Run traces of jobs under the scheduler's policies.", no_args_is_help=True, rich_markup_mode=None
+)
+sim_app.add_typer(trace_app, name="trace")
+
+
+class Bad(StrEnum):
+    """What to do about rows and jobs that cannot be used."""
+
+    REFUSE = "refuse"
+    SKIP = "skip"
+
+
+class Attempts(StrEnum):
+    """What a job is that was started several times."""
+
+    WHOLE = "whole"
+    EACH = "each"
+
+
+_Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="File of jobs, plain or gzip; or builtin:NAME.")]
+POLICIES = "fifo, best-effort, yarn-cs, sf, sjf, srtf, srsf, timeshare, las, gittins, qssf"
+PLACEMENTS = "consolidate, skew, fragments, count, random, yarn, ilp"
+_Policy = Annotated[str, typer.Option("--policy", metavar="NAME", help=f"Who goes first: {POLICIES}.")]
+_Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the policy or of the rules; may be repeated."),
+]
+_Placement = Annotated[
+    str, typer.Option(metavar="NAME", help=f"Where jobs go: {PLACEMENTS}; else the one that belongs to the policy.")
+]
+_GpusPerNode = Annotated[int, typer.Option(metavar="G", min=1, help="GPUs of each node.")]
+_Nodes = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Nodes of the cluster, or of the one virtual cluster.")
+]
+_Vc = Annotated[
+    list[str] | None, typer.Option("--vc", metavar="NAME", help="Only this virtual cluster; may be repeated.")
+]
+_VcNodes = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="CSV with the nodes of each virtual cluster, by day if it says so.")
+]
+_From = Annotated[str, typer.Option("--from", metavar="TIME", help="Only jobs submitted then or later.")]
+_To = Annotated[str, typer.Option("--to", metavar="TIME", help="Only jobs submitted then or earlier.")]
+_Bad = Annotated[Bad, typer.Option("--bad", "--on-bad", help="Rows that cannot be used, and jobs that never fit.")]
+_Format = Annotated[str, typer.Option("--format", metavar="NAME", help="Format of the trace, else found out.")]
+_Attempts = Annotated[Attempts, typer.Option(help="Is a job that was started several times one job, or several?")]
+_History = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="CSV of past jobs' GPU seconds, for policies that learn.")
+]
+_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")]
+_Report = Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write one page with tables and plots there.")]
+
+
+class SpreadCommand(TyperCommand):
+    """Lets ``--vc a b`` stand for ``--vc a --vc b`` once all arguments have been given; the same of ``--set``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Spreads, then parses."""
+        return super().parse_args(ctx, list(self._spread(args)))
+
+    def _spread(self, args: Sequence[str]) -> Iterator[str]:
+        options = {name: one for one in self.params if isinstance(one, TyperOption) for name in one.opts}
+        missing = sum(isinstance(one, TyperArgument) for one in self.params)
+        last, is_value = "", False
+        for text in args:
+            if is_value:
+                is_value = False
+            elif text.startswith("-"):
+                option = options.get(text)
+                last = text if option is not None and option.multiple else ""
+                is_value = option is not None and not option.is_flag
+            elif last and not missing:
+                yield last
+            else:
+                missing -= 1
+            yield text
+
+
+@sim_app.command(cls=SpreadCommand)
+def run(
+    trace: _Trace,
+    policy: _Policy,
+    gpus_per_node: _GpusPerNode,
+    settings: _Set = None,
+    placement: _Placement = "",
+    nodes: _Nodes = None,
+    vc: _Vc = None,
+    vc_nodes: _VcNodes = None,
+    from_time: _From = "",
+    to_time: _To = "",
+    bad: _Bad = Bad.REFUSE,
+    trace_format: _Format = "auto",
+    attempts: _Attempts = Attempts.WHOLE,
+    history: _History = None,
+    jobs_out: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="Write a row a job there; .parquet does as well.")
+    ] = None,
+    json_out: _Json = None,
+    report: _Report = None,
+) -> None:
+    """Run a trace under one policy.
+
+    Prints the figures; files get all of them, and what became of each job.
+    """
+    from farside.simulate.main import Outputs
+    from farside.simulate.main import run as simulate
+
+    request = _request(
+        trace, (policy,), gpus_per_node, settings, placement, nodes, vc, vc_nodes, from_time, to_time, bad,
+        trace_format, attempts, history,
+    )  # fmt: skip
+    raise typer.Exit(simulate(request, Outputs(jobs=jobs_out, json=json_out, report=report)))
+
+
+@sim_app.command(cls=SpreadCommand)
+def compare(
+    trace: _Trace,
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="A,B,C", help=f"Names with commas between them: {POLICIES}.")
+    ],
+    gpus_per_node: _GpusPerNode,
+    settings: _Set = None,
+    placement: _Placement = "",
+    nodes: _Nodes = None,
+    vc: _Vc = None,
+    vc_nodes: _VcNodes = None,
+    from_time: _From = "",
+    to_time: _To = "",
+    bad: _Bad = Bad.REFUSE,
+    trace_format: _Format = "auto",
+    attempts: _Attempts = Attempts.WHOLE,
+    history: _History = None,
+    json_out: _Json = None,
+    report: _Report = None,
+) -> None:
+    """Run a trace under several policies, and show them side by side.
+
+    A row a policy, the best of each column with a star. A setting goes to every policy that knows it; las.KEY=VALUE
+    only to las.
+    """
+    from farside.simulate.main import Outputs
+    from farside.simulate.main import compare as simulate
+
+    request = _request(
+        trace, _names(policy), gpus_per_node, settings, placement, nodes, vc, vc_nodes, from_time, to_time, bad,
+        trace_format, attempts, history,
+    )  # fmt: skip
+    raise typer.Exit(simulate(request, Outputs(json=json_out, report=report)))
+
+
+@sim_app.command(cls=SpreadCommand)
+def why(
+    trace: _Trace,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id in the trace.")],
+    policy: _Policy,
+    gpus_per_node: _GpusPerNode,
+    settings: _Set = None,
+    placement: _Placement = "",
+    nodes: _Nodes = None,
+    vc: _Vc = None,
+    vc_nodes: _VcNodes = None,
+    from_time: _From = "",
+    to_time: _To = "",
+    bad: _Bad = Bad.REFUSE,
+    trace_format: _Format = "auto",
+    attempts: _Attempts = Attempts.WHOLE,
+    history: _History = None,
+) -> None:
+    """Tell the decisions that made a job of a trace wait.
+
+    The two arguments may stand in either order.
+    """
+    from farside.simulate.main import why as simulate
+
+    if not trace.exists() and Path(job).is_file():
+        trace, job = Path(job), str(trace)
+    request = _request(
+        trace, (policy,), gpus_per_node, settings, placement, nodes, vc, vc_nodes, from_time, to_time, bad,
+        trace_format, attempts, history,
+    )  # fmt: skip
+    raise typer.Exit(simulate(request, job))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _request(
+    trace: Path,
+    policies: tuple[str, ...],
+    gpus_per_node: int,
+    settings: list[str] | None,
+    placement: str,
+    nodes: int | None,
+    vc: list[str] | None,
+    vc_nodes: Path | None,
+    from_time: str,
+    to_time: str,
+    bad: Bad,
+    trace_format: str,
+    attempts: Attempts,
+    history: Path | None,
+) -> "Request":
+    from farside.simulate.request import Request
+
+    return Request(
+        trace=trace,
+        policies=policies,
+        settings=_texts(settings),
+        placement=placement,
+        gpus_per_node=gpus_per_node,
+        nodes=nodes or 0,
+        vc_nodes=vc_nodes,
+        vcs=tuple(name for one in vc or () for name in _names(one)),
+        from_time=from_time,
+        to_time=to_time,
+        fmt=trace_format,
+        attempts=attempts.value,
+        on_bad=bad.value,
+        history=history,
+    )
+
+
+def _texts(settings: Sequence[str] | None) -> Mapping[str, str]:
+    """Text by name. Unlike `options.overrides` it leaves the text as it is: what a field takes, its type says."""
+    from farside.errors import ConfigError
+
+    told: dict[str, str] = {}
+    for text in settings or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"--set {text}: is not KEY=VALUE", hint="for example --set limits_gpu_s=3600")
+        told[name.strip()] = value.strip()
+    return told

@@ -1,0 +1,86 @@
+"""The commands `run`, `compare` and `why`: check, read, simulate, show, write."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from farside.errors import ConfigError
+from farside.scheduler.settings import suggestion
+from farside.scheduler.sim.experiment import Outcome
+from farside.scheduler.sim.why import Watcher
+from farside.scheduler.sim.write import check_table, check_writable, write_jobs, write_json, written
+from farside.simulate.parallel import run_all
+from farside.simulate.request import Prepared, Request, prepare
+from farside.simulate.show import Show, print_comparison, print_left_out, print_run, trace_facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Files to write, where they were asked for."""
+
+    jobs: Path | None = None
+    json: Path | None = None
+    report: Path | None = None
+
+
+def run(request: Request, outputs: Outputs) -> int:
+    """`farside sim run`. Returns the exit code."""
+    prepared, outcomes = _simulate(request, outputs)
+    if outputs.jobs is not None:
+        with written(outputs.jobs):
+            write_jobs(outputs.jobs, prepared.scene, outcomes[0])
+    _write(outputs, prepared, outcomes, is_comparison=False)
+    print_run(prepared, outcomes[0])
+    print_left_out(prepared)
+    return 0
+
+
+def compare(request: Request, outputs: Outputs) -> int:
+    """`farside sim compare`. Returns the exit code."""
+    prepared, outcomes = _simulate(request, outputs)
+    _write(outputs, prepared, outcomes, is_comparison=True)
+    print_comparison(prepared, outcomes)
+    print_left_out(prepared)
+    return 0
+
+
+def why(request: Request, job_id: str) -> int:
+    """`farside sim why`. Returns the exit code."""
+    prepared = prepare(request)
+    scene, experiment = prepared.scene, prepared.experiments[0]
+    rows = {entry.job.job_id: row for row, entry in enumerate(scene.jobs)}
+    if job_id not in rows:
+        first, last = scene.jobs[0].job.job_id, scene.jobs[-1].job.job_id
+        near = suggestion(job_id, (), "") if len(rows) > 10_000 else suggestion(job_id, rows, "")
+        hint = near if near.startswith("did you") else f"the first is {first}, the last {last}"
+        raise ConfigError(f"{request.trace}: no job '{job_id}' among the {len(rows)} that would run", hint=hint)
+    simulation = experiment.simulation(scene.site, scene.jobs)
+    watcher = Watcher(simulation, rows[job_id])
+    simulation.run()
+    sys.stdout.write("\n".join((*watcher.lines(), "")))
+    print_left_out(prepared)
+    return 0
+
+
+def _simulate(request: Request, outputs: Outputs) -> tuple[Prepared, tuple[Outcome, ...]]:
+    check_table(outputs.jobs)
+    check_writable((outputs.jobs, outputs.json, outputs.report))
+    prepared = prepare(request)
+    with Show([experiment.name for experiment in prepared.experiments]) as show:
+        outcomes = run_all(
+            prepared.experiments, prepared.scene, is_keeping_segments=outputs.report is not None, tell=show.tell
+        )
+    return prepared, outcomes
+
+
+def _write(outputs: Outputs, prepared: Prepared, outcomes: tuple[Outcome, ...], *, is_comparison: bool) -> None:
+    if outputs.json is not None:
+        with written(outputs.json):
+            write_json(outputs.json, trace_facts(prepared), outcomes, is_comparison=is_comparison)
+    if outputs.report is not None:
+        from farside.scheduler.sim.report import write_report  # matplotlib takes long to load
+
+        names = ", ".join(outcome.experiment.name for outcome in outcomes)
+        title = f"Simulation: {names}"
+        with written(outputs.report):
+            write_report(outputs.report, title=title, facts=prepared.facts, scene=prepared.scene, outcomes=outcomes)

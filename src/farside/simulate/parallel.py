@@ -1,0 +1,114 @@
+"""Several simulations at once, a process each, as many as there are cores; one alone runs where it is.
+
+A child is a fork, so that the trace need not be sent to it. It sends its progress and then its outcome through a pipe;
+if it fails, its error. Children end with the parent: when it ends in order they are stopped, else their pipes break.
+"""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from typing import Any
+
+from farside.errors import FarsideError
+from farside.scheduler.sim.experiment import Experiment, Outcome, Scene, run_experiment
+
+# Progress of one experiment: its place, and the share of its jobs that have ended.
+Tell = Callable[[int, float], None]
+_Message = float | Outcome | FarsideError
+
+
+def run_all(
+    experiments: Sequence[Experiment], scene: Scene, *, is_keeping_segments: bool, tell: Tell
+) -> tuple[Outcome, ...]:
+    """The outcomes of all experiments, in their order.
+
+    Raises:
+        FarsideError: One of them failed; the others are stopped.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if len(experiments) == 1 or cores == 1:
+        return tuple(
+            run_experiment(experiment, scene, is_keeping_segments=is_keeping_segments, tell=partial(tell, at))
+            for at, experiment in enumerate(experiments)
+        )
+    return _Children(experiments, scene, is_keeping_segments).run(cores, tell)
+
+
+class _Children:
+    """The processes of one comparison."""
+
+    def __init__(self, experiments: Sequence[Experiment], scene: Scene, is_keeping_segments: bool) -> None:
+        self._experiments = experiments
+        self._scene = scene
+        self._is_keeping_segments = is_keeping_segments
+        self._context = multiprocessing.get_context("fork")
+        self._running: dict[Any, tuple[int, ForkProcess]] = {}
+
+    def run(self, cores: int, tell: Tell) -> tuple[Outcome, ...]:
+        done: dict[int, Outcome] = {}
+        waiting = list(enumerate(self._experiments))
+        try:
+            while waiting or self._running:
+                while waiting and len(self._running) < cores:
+                    self._start(*waiting.pop(0))
+                for ready in wait(list(self._running)):
+                    at, message = self._receive(ready)
+                    if isinstance(message, FarsideError):
+                        raise message
+                    if isinstance(message, Outcome):
+                        done[at] = message
+                    tell(at, message if isinstance(message, float) else 1.0)
+        finally:
+            for _, process in self._running.values():
+                process.terminate()
+                process.join()
+        return tuple(done[at] for at in range(len(self._experiments)))
+
+    def _start(self, at: int, experiment: Experiment) -> None:
+        reading, writing = self._context.Pipe(duplex=False)
+        args = (experiment, self._scene, self._is_keeping_segments, reading, writing)
+        process = self._context.Process(target=_work, args=args, daemon=True)
+        # Between the fork and the note of it Ctrl-C would leave a child that nobody knows.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+            self._running[reading] = at, process
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        writing.close()
+
+    def _receive(self, ready: Any) -> tuple[int, _Message]:
+        at, process = self._running[ready]
+        try:
+            message: _Message = ready.recv()
+        except EOFError:
+            process.join()
+            name = self._experiments[at].name
+            hint = "the kernel kills what takes too much memory" if process.exitcode == -signal.SIGKILL else ""
+            message = FarsideError(f"{name}: its process ended with code {process.exitcode}", hint=hint)
+        if not isinstance(message, float):
+            del self._running[ready]
+            ready.close()
+            process.join()
+        return at, message
+
+
+def _work(
+    experiment: Experiment, scene: Scene, is_keeping_segments: bool, reading: Connection, writing: Connection
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business, which then ends us
+    reading.close()  # the parent's end: were it open here too, we would not notice that the parent is gone
+    with suppress(BrokenPipeError):  # it is, and nobody wants to know any more
+        _tell_all(experiment, scene, is_keeping_segments, writing)
+
+
+def _tell_all(experiment: Experiment, scene: Scene, is_keeping_segments: bool, writing: Connection) -> None:
+    try:
+        writing.send(run_experiment(experiment, scene, is_keeping_segments=is_keeping_segments, tell=writing.send))
+    except FarsideError as error:
+        writing.send(error)

@@ -1,0 +1,190 @@
+"""What an operator asks for, and what is made of it before anything runs: each mistake is found here, in one line."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from farside.errors import ConfigError
+from farside.scheduler.order.gittins import Gittins
+from farside.scheduler.settings import suggestion
+from farside.scheduler.sim.cluster import WHOLE, Site, VcSize, build_site, misfits
+from farside.scheduler.sim.experiment import Experiment, Scene, make_experiments
+from farside.scheduler.sim.read import read_trace
+from farside.scheduler.sim.read_nodes import read_vc_sizes
+from farside.scheduler.sim.read_row import BadRow, moment
+from farside.scheduler.sim.read_services import with_prior
+from farside.scheduler.sim.trace import Trace, TraceJob
+from farside.units import format_moment
+
+# Lines about jobs that do not fit which are shown.
+TOLD = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The options of `farside sim run`, `compare` and `why`, as they were given; ``settings``: text by name."""
+
+    trace: Path
+    policies: tuple[str, ...]
+    settings: Mapping[str, str]
+    placement: str = ""
+    gpus_per_node: int
+    nodes: int = 0
+    vc_nodes: Path | None = None
+    vcs: tuple[str, ...] = ()
+    from_time: str = ""
+    to_time: str = ""
+    fmt: str = "auto"
+    attempts: Literal["whole", "each"] = "whole"
+    on_bad: Literal["refuse", "skip"] = "refuse"
+    history: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Ready to run.
+
+    Attributes:
+        scene: The jobs and the cluster.
+        experiments: One a policy.
+        facts: What is run on what, a line each.
+        left_out: Rows that are not in it because they were bad, and jobs because they never fit.
+        problems: The first lines about those.
+        notes: What else was made of rows that are no jobs of this simulator.
+    """
+
+    scene: Scene
+    experiments: tuple[Experiment, ...]
+    facts: tuple[str, ...]
+    left_out: int
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def prepare(request: Request) -> Prepared:
+    """Reads what the request names, and finds its mistakes.
+
+    Raises:
+        ConfigError: The first mistake.
+    """
+    experiments = make_experiments(request.policies, request.settings, placement=request.placement)
+    if request.history is not None:
+        experiments = _with_history(experiments, request.history)
+    sizes = read_vc_sizes(request.vc_nodes, request.gpus_per_node) if request.vc_nodes else ()
+    trace = read_trace(request.trace, fmt=request.fmt, on_bad=request.on_bad, attempts=request.attempts)
+    chosen = select(trace, request)
+    site = build_site(
+        gpus_per_node=request.gpus_per_node, nodes=request.nodes, vc_sizes=sizes,
+        vcs=_vcs(request, chosen, sizes), start_s=chosen[0].job.submit_s,
+    )  # fmt: skip
+    scene = Scene(site=site, jobs=_homed(chosen, site), labels=tuple(entry.job.vc for entry in chosen))
+    scene, told = _fitting(scene, experiments, trace.path, request.on_bad)
+    return Prepared(
+        scene=scene,
+        experiments=experiments,
+        facts=_facts(request, trace, scene),
+        left_out=trace.skipped + len(told),
+        problems=(*trace.problems, *told)[:TOLD],
+        notes=tuple(f"{trace.path}: {count} rows {note}" for count, note in trace.notes),
+    )
+
+
+def _with_history(experiments: tuple[Experiment, ...], path: Path) -> tuple[Experiment, ...]:
+    """Policies that learn begin with what past jobs took."""
+    if not any(isinstance(experiment.order, Gittins) for experiment in experiments):
+        raise ConfigError(f"--history {path}: none of these policies learns from past jobs", hint="gittins does")
+    return tuple(
+        replace(experiment, order=with_prior(experiment.order, path))
+        if isinstance(experiment.order, Gittins)
+        else experiment
+        for experiment in experiments
+    )
+
+
+def select(trace: Trace, request: Request) -> tuple[TraceJob, ...]:
+    """The jobs of the named virtual clusters that were submitted in the window, its ends included.
+
+    Raises:
+        ConfigError: There is no such virtual cluster, a time is none, or no job is left.
+    """
+    known = dict.fromkeys(entry.job.vc for entry in trace.jobs)
+    for name in request.vcs:
+        if name not in known:
+            near = suggestion(name, filter(None, known), "its virtual clusters")
+            raise ConfigError(f"{trace.path}: no job of virtual cluster '{name}'", hint=near)
+    from_s = _time(trace, "--from", request.from_time, float("-inf"))
+    to_s = _time(trace, "--to", request.to_time, float("inf"))
+    wanted = set(request.vcs or known)
+    chosen = tuple(entry for entry in trace.jobs if from_s <= entry.job.submit_s <= to_s and entry.job.vc in wanted)
+    if not chosen:
+        first, last = (format_moment(trace.jobs[at].job.submit_s) for at in (0, -1))
+        raise ConfigError(
+            f"{trace.path}: no job is left of {len(trace.jobs)}", hint=f"they were submitted from {first} to {last}"
+        )
+    return chosen
+
+
+def _time(trace: Trace, option: str, text: str, default_s: float) -> float:
+    if not text:
+        return default_s
+    try:
+        at_s, is_date = moment(option, text.strip())
+    except BadRow as bad:
+        raise ConfigError(f"{option}: {bad.reason}", hint=bad.fix) from None
+    if is_date and not trace.has_calendar:
+        raise ConfigError(f"{option}: the trace counts seconds and has no dates", hint="give seconds of its time line")
+    return at_s
+
+
+def _vcs(request: Request, jobs: Sequence[TraceJob], sizes: Sequence[VcSize]) -> tuple[str, ...]:
+    """Virtual clusters to build: those named, else those of the file that have jobs; with --nodes alone one pool."""
+    if request.vcs or not sizes:
+        return request.vcs
+    having = {entry.job.vc for entry in jobs}
+    return tuple(dict.fromkeys(size.vc for size in sizes if size.vc in having))
+
+
+def _homed(jobs: tuple[TraceJob, ...], site: Site) -> tuple[TraceJob, ...]:
+    """Where all run in one pool, nobody's virtual cluster counts any more."""
+    if site.cluster.virtual_clusters[0].name != WHOLE:
+        return jobs
+    return tuple(replace(entry, job=replace(entry.job, vc=WHOLE)) if entry.job.vc else entry for entry in jobs)
+
+
+def _fitting(
+    scene: Scene, experiments: Sequence[Experiment], path: str, on_bad: Literal["refuse", "skip"]
+) -> tuple[Scene, list[str]]:
+    """Without the jobs that could never run, and a line about each."""
+    found: dict[int, str] = {}
+    for placement in {experiment.placement: None for experiment in experiments}:
+        for entry, reason in misfits(scene.jobs, scene.site.cluster, placement):
+            found.setdefault(entry.job.sequence, f"{path}, line {entry.line}: job {entry.job.job_id}: {reason}")
+    told = list(found.values())
+    if not told:
+        return scene, []
+    if on_bad == "refuse":
+        more = [f"{path}: and {len(told) - TOLD} more"] if len(told) > TOLD else []
+        rows = f"{path}: {len(told)} of {len(scene.jobs)} jobs can never run on this cluster"
+        lines = [*told[:TOLD], *more, rows] if len(told) > 1 else told
+        raise ConfigError("\n".join(lines), hint="give the cluster more, or leave such jobs out with --bad skip")
+    kept = [at for at, entry in enumerate(scene.jobs) if entry.job.sequence not in found]
+    if not kept:
+        raise ConfigError(f"{path}: none of {len(scene.jobs)} jobs can run on this cluster", hint=told[0])
+    jobs = tuple(scene.jobs[at] for at in kept)
+    return replace(scene, jobs=jobs, labels=tuple(scene.labels[at] for at in kept)), told
+
+
+def _facts(request: Request, trace: Trace, scene: Scene) -> tuple[str, ...]:
+    first, last = (format_moment(scene.jobs[at].job.submit_s) for at in (0, -1))
+    vcs = scene.site.cluster.virtual_clusters
+    nodes = sum(len(vc.nodes) for vc in vcs)
+    names = [vc.name for vc in vcs]
+    named = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    where = f"virtual cluster{'s' if len(names) > 1 else ''} {named}" if any(names) else "one pool"
+    of = f" of {len(trace.jobs):,}" if len(scene.jobs) < len(trace.jobs) else ""
+    jobs = f"{len(scene.jobs):,}{of} jobs"
+    return (
+        f"{request.trace}: {jobs}, submitted from {first} to {last}",
+        f"{where}: {nodes:,} nodes, {scene.site.cluster.gpus:,} GPUs",
+    )

@@ -1,0 +1,172 @@
+"""What `farside sim` prints: progress on standard error, tables on standard output."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from farside.scheduler.sim.column import COLUMNS, FEW_COLUMNS, Column, best_of
+from farside.scheduler.sim.experiment import Outcome
+from farside.scheduler.sim.result import Figures
+from farside.simulate.request import Prepared
+
+# Of a pipe or a file, so that no table is broken: they have no width of their own.
+_WIDTH_ELSEWHERE = 200
+
+
+class Show:
+    """Progress bars, one a policy, on a terminal; nothing in a pipe."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        console = Console(stderr=True)
+        # No thread of its own that refreshes: children are forked while it shows.
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+            console=console, auto_refresh=False, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._tasks = [self._progress.add_task(name, total=1.0) for name in names]
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def tell(self, at: int, share: float) -> None:
+        """How far one of them is, from 0 to 1."""
+        self._progress.update(self._tasks[at], completed=share)
+        self._progress.refresh()
+
+
+def print_run(prepared: Prepared, outcome: Outcome) -> None:
+    """One run: its figures, then those of its groups."""
+    console = _console()
+    _print_facts(console, (*prepared.facts, _rules(outcome)))
+    console.print(_one(outcome))
+    found = outcome.results
+    for title, groups in (("bin", found.by_bin), ("duration", found.by_group), ("virtual cluster", found.by_vc)):
+        rows = [(name or "(none)", figures) for name, figures in groups.items() if figures.jobs]
+        if len(rows) > 1:
+            console.print(_table(title, rows, FEW_COLUMNS))
+    _print_remarks([outcome])
+
+
+def print_comparison(prepared: Prepared, outcomes: Sequence[Outcome]) -> None:
+    """Several runs: a row a policy, the best of each column with a star."""
+    console = _console()
+    _print_facts(console, prepared.facts)
+    rows = [(outcome.experiment.name, outcome.results.all) for outcome in outcomes]
+    table = _table("policy", rows, COLUMNS, is_marked=True)
+    wanted = console.measure(table, options=console.options.update(max_width=_WIDTH_ELSEWHERE)).maximum
+    console.print(table if wanted <= console.width else _turned(rows))
+    console.print(Text("* the best of its kind"), highlight=False)
+    _print_remarks(outcomes)
+
+
+def print_left_out(prepared: Prepared) -> None:
+    """What was left out and skipped, on standard error."""
+    for note in prepared.notes:
+        remark(note)
+    if not prepared.left_out:
+        return
+    for problem in prepared.problems:
+        remark(f"skipped {problem}")
+    more = prepared.left_out - len(prepared.problems)
+    if more > 0:
+        remark(f"and {more} more")
+    rows = "1 row was" if prepared.left_out == 1 else f"{prepared.left_out} rows were"
+    remark(f"{rows} skipped; the figures are those of the other jobs")
+
+
+def remark(text: str) -> None:
+    """A line on standard error."""
+    sys.stderr.write(f"farside: {text}\n")
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_WIDTH_ELSEWHERE)
+
+
+def _print_facts(console: Console, facts: Iterable[str]) -> None:
+    for fact in facts:
+        console.print(Text(fact), highlight=False, soft_wrap=True)
+
+
+def _rules(outcome: Outcome) -> str:
+    one = outcome.experiment
+    return f"policy {one.name}, placement {one.placement.name}, cost {one.cost.name}, effect {one.effect.name}"
+
+
+def _one(outcome: Outcome) -> Table:
+    table = Table(header_style="bold")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    figures, recording = outcome.results.all, outcome.recording
+    table.add_row("jobs", f"{figures.jobs:,}")
+    for column in COLUMNS:
+        table.add_row(column.title, column.text(column.of(figures)))
+    table.add_row("utilisation", f"{recording.utilisation:.1%}")
+    table.add_row("stranded", f"{recording.fragmentation:.1%}")
+    table.add_row("longest queue", f"{recording.series.peak[2]:,.0f}")
+    return table
+
+
+def _table(
+    first: str, rows: Sequence[tuple[str, Figures]], columns: Sequence[Column], *, is_marked: bool = False
+) -> Table:
+    table = Table(header_style="bold")
+    table.add_column(first)
+    for column in columns:
+        table.add_column(column.title, justify="right")
+    cells = [_cells(column, rows, is_marked=is_marked) for column in columns]
+    for at, (name, _) in enumerate(rows):
+        table.add_row(Text(name), *(column[at] for column in cells))
+    return table
+
+
+def _turned(rows: Sequence[tuple[str, Figures]]) -> Table:
+    """A column a policy, for narrow terminals."""
+    table = Table(header_style="bold")
+    table.add_column("figure")
+    for name, _ in rows:
+        table.add_column(Text(name), justify="right")
+    for column in COLUMNS:
+        table.add_row(column.title, *_cells(column, rows, is_marked=True))
+    return table
+
+
+def _cells(column: Column, rows: Sequence[tuple[str, Figures]], *, is_marked: bool) -> list[Text]:
+    values = [column.of(figures) for _, figures in rows]
+    best = best_of(column, values) if is_marked else set()
+    return [
+        Text(column.text(value) + (" *" if at in best else ""), style="bold green" if at in best else "")
+        for at, value in enumerate(values)
+    ]
+
+
+def _print_remarks(outcomes: Sequence[Outcome]) -> None:
+    """What a reader of the figures should know, on standard error."""
+    free = [
+        one.experiment.name for one in outcomes if one.experiment.cost.name == "free" and one.results.all.preemptions
+    ]
+    if free:
+        remark(f"preemptions cost nothing under {', '.join(free)}; --set cost=helios or cost=model charges them")
+
+
+def trace_facts(prepared: Prepared) -> Mapping[str, object]:
+    """What the JSON says of the input."""
+    return {
+        "jobs": len(prepared.scene.jobs),
+        "left_out": prepared.left_out,
+        "problems": list(prepared.problems),
+        "notes": list(prepared.notes),
+        "gpus": prepared.scene.site.cluster.gpus,
+        "facts": list(prepared.facts),
+    }
