@@ -15,7 +15,13 @@ ROOT = Path(__file__).parents[1]
 
 # Decisions without side effects: see CONTRIBUTING.md, "functional core". All of the scheduler is, but what reads and
 # writes files for the simulator.
-SCHEDULER_SHELL = ("farside.scheduler.sim.read", "farside.scheduler.sim.write", "farside.scheduler.sim.report")
+SCHEDULER_SHELL = (
+    "farside.scheduler.sim.trace.format",
+    "farside.scheduler.sim.trace.read",
+    "farside.scheduler.sim.trace.write",
+    "farside.scheduler.sim.result.write",
+    "farside.scheduler.sim.result.report",
+)
 PURE = (
     "farside.daemon.protocol",
     "farside.daemon.messages",

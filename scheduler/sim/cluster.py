@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from farside.errors import ConfigError
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.settings import suggestion
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Cluster, Demand, Node, Resize, VirtualCluster
 
 # Jobs of a cluster without virtual clusters belong to this one.

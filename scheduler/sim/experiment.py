@@ -15,12 +15,12 @@ from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.settings import chosen, from_settings, settings_of
 from farside.scheduler.sim.cluster import Site
-from farside.scheduler.sim.digest import Digest
 from farside.scheduler.sim.oracle import Oracle
-from farside.scheduler.sim.record import Recorder, Recording
-from farside.scheduler.sim.result import Results, results
+from farside.scheduler.sim.result.digest import Digest
+from farside.scheduler.sim.result.figures import Results, results
+from farside.scheduler.sim.result.record import Recorder, Recording
 from farside.scheduler.sim.simulation import Simulation
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 
 PLACEMENT = "consolidate"
 # The other half of a scheduler whose order is only one half.

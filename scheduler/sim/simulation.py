@@ -19,7 +19,7 @@ import numpy as np
 
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Action, Cluster, Preempt, Resize, Start
 from farside.scheduler.table import JobTable
 

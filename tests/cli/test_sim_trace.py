@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from farside.cli.sim_trace import trace_app
 from farside.errors import ConfigError
-from farside.scheduler.sim.read import read_trace
+from farside.scheduler.sim.trace.read import read_trace
 from tests.support.trace_files import SAMPLES, write_file
 
 

@@ -16,7 +16,7 @@ from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.count import CountOnly
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.sim.simulation import Simulation
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Action, Preempt, Resize, Start
 from tests.support.greedy import Keys, greedy_ends
 from tests.support.traces import flat_cluster, trace

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from farside.scheduler.sim.bins import ORIGINAL, SCALED
-from farside.scheduler.sim.describe import Share, describe, offered_load
-from farside.scheduler.sim.read import read_trace
-from farside.scheduler.sim.trace import Trace
+from farside.scheduler.sim.trace.bins import ORIGINAL, SCALED
+from farside.scheduler.sim.trace.describe import Share, describe, offered_load
+from farside.scheduler.sim.trace.job import Trace
+from farside.scheduler.sim.trace.read import read_trace
 from tests.support.trace_files import FARSIDE, write_file
 from tests.support.traces import trace
 

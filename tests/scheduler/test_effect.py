@@ -14,7 +14,7 @@ from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.placement.random import Random
 from farside.scheduler.placement.skew import Skew
 from farside.scheduler.sim.simulation import Simulation
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Demand, Job, Node
 from tests.support.nodes import Occupied, demands, occupied
 from tests.support.traces import flat_cluster

@@ -11,7 +11,7 @@ from farside.scheduler.order.las import Las
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.sim.cluster import Site
 from farside.scheduler.sim.experiment import Scene, Unfinished, make_experiments, run_experiment
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Resize
 from tests.support.traces import flat_cluster, trace
 

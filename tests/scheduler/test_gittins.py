@@ -16,9 +16,9 @@ from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.srtf import Srsf
 from farside.scheduler.placement.count import CountOnly
-from farside.scheduler.sim.digest import Digest
+from farside.scheduler.sim.result.digest import Digest
 from farside.scheduler.sim.simulation import Run, Simulation
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Action, Cluster
 from tests.support.traces import flat_cluster, philly, trace
 

@@ -12,7 +12,7 @@ from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.sim.simulation import Run, Simulation
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Action, Cluster
 from tests.support.traces import flat_cluster, trace
 

@@ -23,10 +23,10 @@ from farside.scheduler.order.smallest import Smallest
 from farside.scheduler.order.srtf import Srsf
 from farside.scheduler.order.timeshare import Timeshare
 from farside.scheduler.placement.count import CountOnly
-from farside.scheduler.sim.digest import Digest
 from farside.scheduler.sim.oracle import Oracle
+from farside.scheduler.sim.result.digest import Digest
 from farside.scheduler.sim.simulation import Run, Simulation
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Job
 from farside.scheduler.table import JobColumns, JobTable
 from tests.support.traces import flat_cluster, trace

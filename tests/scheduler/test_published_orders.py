@@ -6,7 +6,7 @@ from farside.scheduler.domain import Rules
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.count import CountOnly
 from farside.scheduler.sim.simulation import Simulation
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from tests.support.traces import flat_cluster, philly
 
 

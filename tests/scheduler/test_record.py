@@ -15,10 +15,10 @@ from farside.scheduler.order.las import Las
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.count import CountOnly
-from farside.scheduler.sim import record
-from farside.scheduler.sim.record import CAPACITY, STRANDED, USED, WAITING, Recorder, Recording, stranded_gpus
+from farside.scheduler.sim.result import record
+from farside.scheduler.sim.result.record import CAPACITY, STRANDED, USED, WAITING, Recorder, Recording, stranded_gpus
 from farside.scheduler.sim.simulation import Run, Simulation
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Cluster, Demand
 from tests.support.traces import flat_cluster, trace
 

@@ -16,7 +16,7 @@ from farside.scheduler.placement.count import CountOnly
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.reservation import start_bound_s
 from farside.scheduler.sim.simulation import Simulation
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from tests.support.traces import flat_cluster, trace
 
 GANG_GPUS, GPUS_PER_NODE, NODES = 16, 4, 4

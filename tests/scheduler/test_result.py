@@ -13,10 +13,10 @@ from farside.scheduler.domain import Rules
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.count import CountOnly
-from farside.scheduler.sim.column import COLUMNS, Best, Column, best_of
-from farside.scheduler.sim.result import Results, average_jobs, finish_time_fairness, jain_index, results
+from farside.scheduler.sim.result.column import COLUMNS, Best, Column, best_of
+from farside.scheduler.sim.result.figures import Results, average_jobs, finish_time_fairness, jain_index, results
 from farside.scheduler.sim.simulation import Simulation
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from tests.support.traces import flat_cluster, trace
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.sim.series import SeriesRecorder
+from farside.scheduler.sim.result.series import SeriesRecorder
 
 steps = st.lists(
     st.tuples(st.floats(0.0, 1e4, allow_subnormal=False), st.integers(0, 100), st.integers(0, 5)),

@@ -8,7 +8,7 @@ import pytest
 from farside.errors import ConfigError
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.gittins import Gittins
-from farside.scheduler.sim.read_services import read_services, with_prior
+from farside.scheduler.sim.trace.read_services import read_services, with_prior
 from tests.support.traces import CLUSTER_DATA
 
 

@@ -9,7 +9,7 @@ from farside.errors import ConfigError
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.count import CountOnly
 from farside.scheduler.sim.cluster import VcSize, build_site, misfits
-from farside.scheduler.sim.read_nodes import read_vc_sizes
+from farside.scheduler.sim.trace.read_nodes import read_vc_sizes
 from farside.scheduler.state import Cluster, Node, VirtualCluster
 from tests.support.traces import flat_cluster, trace
 

@@ -17,7 +17,7 @@ from farside.scheduler.domain import Rules
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
 from farside.scheduler.sim.simulation import Simulation
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from tests.support.traces import CLUSTER_DATA, flat_cluster, philly, trace
 
 DLAS = {"limits_gpu_s": "3250,7200"}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from farside.scheduler.sim.read import FORMATS, Attempts, read_trace
-from farside.scheduler.sim.trace import Trace
+from farside.scheduler.sim.trace.job import Trace
+from farside.scheduler.sim.trace.read import FORMATS, Attempts, read_trace
 from tests.support.trace_files import PHILLY_CSV, PHILLY_LOG, SAMPLES, SLURM, write_file
 from tests.support.traces import CLUSTER_DATA, philly
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.errors import ConfigError
-from farside.scheduler.sim.read import FORMATS, read_trace
-from farside.scheduler.sim.read_row import MAX_DURATION_S, MAX_GPUS, MAX_TIME_S
+from farside.scheduler.sim.trace.format.row import MAX_DURATION_S, MAX_GPUS, MAX_TIME_S
+from farside.scheduler.sim.trace.read import FORMATS, read_trace
 from tests.support.trace_files import SAMPLES
 
 formats = st.sampled_from(["auto", *FORMATS])

@@ -9,10 +9,10 @@ from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.las import Las
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.consolidate import Consolidate
-from farside.scheduler.sim import why
+from farside.scheduler.sim.result import why
+from farside.scheduler.sim.result.why import Watcher
 from farside.scheduler.sim.simulation import Simulation
-from farside.scheduler.sim.trace import TraceJob
-from farside.scheduler.sim.why import Watcher
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Cluster
 from tests.support.traces import flat_cluster, trace
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from farside.errors import ConfigError
-from farside.scheduler.sim.bins import SCALED
-from farside.scheduler.sim.describe import offered_load
-from farside.scheduler.sim.read import read_trace
-from farside.scheduler.sim.read_source import builtin_names
-from farside.scheduler.sim.workload import NAMES, TIRESIAS_480, WORKLOADS, named, tiresias_480
-from farside.scheduler.sim.write_trace import write_trace
+from farside.scheduler.sim.trace.bins import SCALED
+from farside.scheduler.sim.trace.describe import offered_load
+from farside.scheduler.sim.trace.format.source import builtin_names
+from farside.scheduler.sim.trace.read import read_trace
+from farside.scheduler.sim.trace.write import write_trace
+from farside.scheduler.sim.workload.catalog import NAMES, TIRESIAS_480, WORKLOADS, named, tiresias_480
 
 SEED = 1
 

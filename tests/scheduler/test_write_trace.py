@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.errors import ConfigError
-from farside.scheduler.sim.read import read_trace
-from farside.scheduler.sim.trace import Trace, TraceJob
-from farside.scheduler.sim.write_trace import write_trace
+from farside.scheduler.sim.trace.job import Trace, TraceJob
+from farside.scheduler.sim.trace.read import read_trace
+from farside.scheduler.sim.trace.write import write_trace
 from farside.scheduler.state import Job
 from tests.support.trace_files import SAMPLES, write_file
 from tests.support.traces import trace

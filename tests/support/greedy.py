@@ -6,7 +6,7 @@ Only counts of GPUs matter, preemption is free. It shares no code with the cycle
 import math
 from collections.abc import Callable, Sequence
 
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 
 # (row, executed seconds, remaining seconds, first start) -> the policy's keys
 Keys = Callable[[int, float, float, float], tuple[float, ...]]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Cluster, Job, Node, VirtualCluster
 
 # Real traces lie beside the checkout on the developers' machines; users have none.

@@ -9,7 +9,7 @@ import typer
 from farside.cli import options
 
 if TYPE_CHECKING:
-    from farside.scheduler.sim.trace import Trace
+    from farside.scheduler.sim.trace.job import Trace
 
 trace_app = typer.Typer(help="Look into traces, convert and make them.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -50,7 +50,7 @@ def describe(
     Jobs, users, virtual clusters, how long jobs run and when they come; with --nodes the load that they offer.
     """
     from farside.cli.trace_tables import tables
-    from farside.scheduler.sim.describe import describe as figures_of
+    from farside.scheduler.sim.trace.describe import describe as figures_of
 
     trace = _read(file, fmt, on_bad, attempts)
     found = figures_of(trace, gpus=nodes * (gpus_per_node or 8) if nodes else 0)
@@ -76,7 +76,7 @@ def convert(
     attempts: _Attempts = "whole",
 ) -> None:
     """Write a trace of any format as our own CSV."""
-    from farside.scheduler.sim.write_trace import write_trace
+    from farside.scheduler.sim.trace.write import write_trace
 
     trace = _read(file, fmt, on_bad, attempts)
     write_trace(trace, out)
@@ -121,7 +121,7 @@ def generate(
     """
     from farside.cli.trace_recipe import Wishes, make
     from farside.errors import ConfigError
-    from farside.scheduler.sim.write_trace import write_trace
+    from farside.scheduler.sim.trace.write import write_trace
 
     if len(names) > 2:
         raise ConfigError(f"generate takes at most a name and a file, not {len(names)} names", hint="see --help")
@@ -144,7 +144,7 @@ def generate(
 
 
 def _read(file: Path, fmt: str, on_bad: Literal["refuse", "skip"], attempts: Literal["whole", "each"]) -> "Trace":
-    from farside.scheduler.sim.read import read_trace
+    from farside.scheduler.sim.trace.read import read_trace
 
     return read_trace(file, fmt=fmt, on_bad=on_bad, attempts=attempts)
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from rich.table import Table
 
-from farside.scheduler.sim.describe import PERCENTILES, Description, Load, Share, Spread
+from farside.scheduler.sim.trace.describe import PERCENTILES, Description, Load, Share, Spread
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S

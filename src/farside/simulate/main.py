@@ -7,8 +7,8 @@ from pathlib import Path
 from farside.errors import ConfigError
 from farside.scheduler.settings import suggestion
 from farside.scheduler.sim.experiment import Outcome
-from farside.scheduler.sim.why import Watcher
-from farside.scheduler.sim.write import check_table, check_writable, write_jobs, write_json, written
+from farside.scheduler.sim.result.why import Watcher
+from farside.scheduler.sim.result.write import check_table, check_writable, write_jobs, write_json, written
 from farside.simulate.parallel import run_all
 from farside.simulate.request import Prepared, Request, prepare
 from farside.simulate.show import Show, print_comparison, print_left_out, print_run, trace_facts
@@ -78,7 +78,7 @@ def _write(outputs: Outputs, prepared: Prepared, outcomes: tuple[Outcome, ...], 
         with written(outputs.json):
             write_json(outputs.json, trace_facts(prepared), outcomes, is_comparison=is_comparison)
     if outputs.report is not None:
-        from farside.scheduler.sim.report import write_report  # matplotlib takes long to load
+        from farside.scheduler.sim.result.report import write_report  # matplotlib takes long to load
 
         names = ", ".join(outcome.experiment.name for outcome in outcomes)
         title = f"Simulation: {names}"

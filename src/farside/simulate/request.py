@@ -10,11 +10,11 @@ from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.settings import suggestion
 from farside.scheduler.sim.cluster import WHOLE, Site, VcSize, build_site, misfits
 from farside.scheduler.sim.experiment import Experiment, Scene, make_experiments
-from farside.scheduler.sim.read import read_trace
-from farside.scheduler.sim.read_nodes import read_vc_sizes
-from farside.scheduler.sim.read_row import BadRow, moment
-from farside.scheduler.sim.read_services import with_prior
-from farside.scheduler.sim.trace import Trace, TraceJob
+from farside.scheduler.sim.trace.format.row import BadRow, moment
+from farside.scheduler.sim.trace.job import Trace, TraceJob
+from farside.scheduler.sim.trace.read import read_trace
+from farside.scheduler.sim.trace.read_nodes import read_vc_sizes
+from farside.scheduler.sim.trace.read_services import with_prior
 from farside.units import format_moment
 
 # Lines about jobs that do not fit which are shown.

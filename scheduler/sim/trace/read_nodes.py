@@ -12,9 +12,9 @@ from pathlib import Path
 
 from farside.errors import ConfigError
 from farside.scheduler.sim.cluster import VcSize
-from farside.scheduler.sim.read_row import MAX_GPUS, BadRow, moment, plain, whole
-from farside.scheduler.sim.read_source import open_source
-from farside.scheduler.sim.read_table import header, separator_of, split
+from farside.scheduler.sim.trace.format.row import MAX_GPUS, BadRow, moment, plain, whole
+from farside.scheduler.sim.trace.format.source import open_source
+from farside.scheduler.sim.trace.format.table import header, separator_of, split
 
 _DATES = ("date", "day", "time")
 _FROM = "from"

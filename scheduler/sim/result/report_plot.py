@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from farside.scheduler.sim.experiment import Outcome
-from farside.scheduler.sim.record import CAPACITY, STRANDED, USED, WAITING
+from farside.scheduler.sim.result.record import CAPACITY, STRANDED, USED, WAITING
 from farside.scheduler.table import Floats
 from farside.units import CALENDAR_FROM_S
 

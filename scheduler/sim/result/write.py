@@ -11,8 +11,8 @@ import msgspec
 
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.sim.experiment import Outcome, Scene
-from farside.scheduler.sim.record import WAITING
-from farside.scheduler.sim.result import Figures
+from farside.scheduler.sim.result.figures import Figures
+from farside.scheduler.sim.result.record import WAITING
 
 # In this order; the first nine are what every reader may count on.
 JOB_COLUMNS = (

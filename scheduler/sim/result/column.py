@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from farside.scheduler.sim.result import Figures
+from farside.scheduler.sim.result.figures import Figures
 
 
 class Best(Enum):

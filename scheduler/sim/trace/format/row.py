@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 
 MAX_GPUS = 1_000_000  # no job has that many
 MAX_DURATION_S = 100 * 365 * 86400.0  # a century

@@ -22,10 +22,20 @@ import re
 from collections.abc import Iterator
 
 from farside.errors import ConfigError
-from farside.scheduler.sim.read_row import MAX_DURATION_S, MAX_GPUS, BadRow, Item, LeftOut, Row, real, shown, whole
-from farside.scheduler.sim.read_source import Source
-from farside.scheduler.sim.read_table import header, read_table
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.format.row import (
+    MAX_DURATION_S,
+    MAX_GPUS,
+    BadRow,
+    Item,
+    LeftOut,
+    Row,
+    real,
+    shown,
+    whole,
+)
+from farside.scheduler.sim.trace.format.source import Source
+from farside.scheduler.sim.trace.format.table import header, read_table
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Job
 
 _STEP = LeftOut("left out: steps of jobs")

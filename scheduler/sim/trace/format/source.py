@@ -101,7 +101,7 @@ def _is_trace(name: str) -> bool:
 
 
 def _shipped() -> Path:
-    folder = files("farside.scheduler.sim") / "traces"
+    folder = files("farside.scheduler.sim.trace") / "builtin"
     assert isinstance(folder, Path), "Farside is installed as files"
     return folder
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from farside.scheduler.sim.column import COLUMNS, FEW_COLUMNS, Column, best_of
 from farside.scheduler.sim.experiment import Outcome
-from farside.scheduler.sim.result import Figures
+from farside.scheduler.sim.result.column import COLUMNS, FEW_COLUMNS, Column, best_of
+from farside.scheduler.sim.result.figures import Figures
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c1e21; --paper: #fff; --faint: #6b7280; --line: #d9dce1; --mark: #0b6e4f; }

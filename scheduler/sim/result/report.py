@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from farside.scheduler.sim.experiment import Outcome, Scene
-from farside.scheduler.sim.report_page import page
-from farside.scheduler.sim.report_plot import (
+from farside.scheduler.sim.result.report_page import page
+from farside.scheduler.sim.result.report_plot import (
     fragmentation_over_time,
     jct_distribution,
     node_timeline,

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from farside.scheduler.sim.read_row import MAX_DURATION_S, Item, Row, flag, real, whole
-from farside.scheduler.sim.read_source import Source
-from farside.scheduler.sim.read_table import read_table
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.format.row import MAX_DURATION_S, Item, Row, flag, real, whole
+from farside.scheduler.sim.trace.format.source import Source
+from farside.scheduler.sim.trace.format.table import read_table
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Job
 
 MAX_BYTES = 1 << 60

@@ -8,10 +8,10 @@ of them as GPUs, as in the paper's experiments [tiresias §3.5.1].
 from collections.abc import Iterator
 
 from farside.scheduler.model_zoo import find_model
-from farside.scheduler.sim.read_row import Item, Row
-from farside.scheduler.sim.read_source import Source
-from farside.scheduler.sim.read_table import read_table
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.format.row import Item, Row
+from farside.scheduler.sim.trace.format.source import Source
+from farside.scheduler.sim.trace.format.table import read_table
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Job
 
 

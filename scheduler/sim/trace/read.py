@@ -13,17 +13,17 @@ from typing import Literal
 
 from farside.errors import ConfigError
 from farside.scheduler.settings import chosen, suggestion
-from farside.scheduler.sim.read_farside import read_farside
-from farside.scheduler.sim.read_helios import read_helios
-from farside.scheduler.sim.read_openb import read_openb
-from farside.scheduler.sim.read_philly_csv import read_philly_csv
-from farside.scheduler.sim.read_philly_json import read_philly_json
-from farside.scheduler.sim.read_row import Item, LeftOut, Noted, Problem, shown
-from farside.scheduler.sim.read_slurm import read_slurm
-from farside.scheduler.sim.read_source import Source, open_source
-from farside.scheduler.sim.read_table import header, separator_of
-from farside.scheduler.sim.read_tiresias import read_tiresias
-from farside.scheduler.sim.trace import Trace, TraceJob
+from farside.scheduler.sim.trace.format.farside import read_farside
+from farside.scheduler.sim.trace.format.helios import read_helios
+from farside.scheduler.sim.trace.format.openb import read_openb
+from farside.scheduler.sim.trace.format.philly_csv import read_philly_csv
+from farside.scheduler.sim.trace.format.philly_json import read_philly_json
+from farside.scheduler.sim.trace.format.row import Item, LeftOut, Noted, Problem, shown
+from farside.scheduler.sim.trace.format.slurm import read_slurm
+from farside.scheduler.sim.trace.format.source import Source, open_source
+from farside.scheduler.sim.trace.format.table import header, separator_of
+from farside.scheduler.sim.trace.format.tiresias import read_tiresias
+from farside.scheduler.sim.trace.job import Trace, TraceJob
 
 OnBad = Literal["refuse", "skip"]
 Attempts = Literal["whole", "each"]

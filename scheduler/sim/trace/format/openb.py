@@ -12,10 +12,10 @@ Burstable, LS, Guaranteed) might say who may be preempted, but the documentation
 
 from collections.abc import Iterator
 
-from farside.scheduler.sim.read_row import Item, LeftOut, Noted, Row, real, whole
-from farside.scheduler.sim.read_source import Source
-from farside.scheduler.sim.read_table import read_table
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.format.row import Item, LeftOut, Noted, Row, real, whole
+from farside.scheduler.sim.trace.format.source import Source
+from farside.scheduler.sim.trace.format.table import read_table
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Job
 from farside.units import MIB
 

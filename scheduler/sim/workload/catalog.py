@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from farside.scheduler.model_zoo import MODELS, Model
 from farside.scheduler.settings import chosen
-from farside.scheduler.sim.arrivals import ARRIVALS
-from farside.scheduler.sim.bins import SCALED
-from farside.scheduler.sim.generate import GpuMix, Workload, generate
-from farside.scheduler.sim.service import PRESETS, BoundedPareto
-from farside.scheduler.sim.trace import Trace, TraceJob
+from farside.scheduler.sim.trace.bins import SCALED
+from farside.scheduler.sim.trace.job import Trace, TraceJob
+from farside.scheduler.sim.workload.arrivals import ARRIVALS
+from farside.scheduler.sim.workload.generate import GpuMix, Workload, generate
+from farside.scheduler.sim.workload.service import PRESETS, BoundedPareto
 from farside.scheduler.state import Job
 from farside.scheduler.table import Floats
 

@@ -7,10 +7,10 @@ missing; ``complete_vc`` (whether the file has all jobs of that virtual cluster)
 
 from collections.abc import Iterator
 
-from farside.scheduler.sim.read_row import Item, Row
-from farside.scheduler.sim.read_source import Source
-from farside.scheduler.sim.read_table import read_table
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.format.row import Item, Row
+from farside.scheduler.sim.trace.format.source import Source
+from farside.scheduler.sim.trace.format.table import read_table
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Job
 
 

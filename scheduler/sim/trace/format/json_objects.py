@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 
 from farside.errors import ConfigError
-from farside.scheduler.sim.read_source import Source
+from farside.scheduler.sim.trace.format.source import Source
 
 MAX_ENTRY = 1 << 24  # characters of one object: a job with ten thousand attempts on a hundred nodes each
 

@@ -10,10 +10,10 @@ no GPU: those are left out, as are those that never started.
 
 from collections.abc import Iterator
 
-from farside.scheduler.sim.read_row import Item, LeftOut, Row, real
-from farside.scheduler.sim.read_source import Source
-from farside.scheduler.sim.read_table import read_table
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.format.row import Item, LeftOut, Row, real
+from farside.scheduler.sim.trace.format.source import Source
+from farside.scheduler.sim.trace.format.table import read_table
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Job
 
 MAX_CPUS = 1e7  # of a job

@@ -7,9 +7,9 @@ import csv
 from collections.abc import Callable, Iterator, Mapping
 
 from farside.errors import ConfigError
-from farside.scheduler.sim.read_row import BadRow, Item, LeftOut, Noted, Problem, Row, TimeLine, shown
-from farside.scheduler.sim.read_source import Source
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.format.row import BadRow, Item, LeftOut, Noted, Problem, Row, TimeLine, shown
+from farside.scheduler.sim.trace.format.source import Source
+from farside.scheduler.sim.trace.job import TraceJob
 
 Parse = Callable[[Row], TraceJob | LeftOut | Noted]
 

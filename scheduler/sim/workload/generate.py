@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farside.errors import ConfigError
-from farside.scheduler.sim.arrivals import Arrivals, submissions, submit_times_s
-from farside.scheduler.sim.service import Lognormal, Service
-from farside.scheduler.sim.trace import Trace, TraceJob
+from farside.scheduler.sim.trace.job import Trace, TraceJob
+from farside.scheduler.sim.workload.arrivals import Arrivals, submissions, submit_times_s
+from farside.scheduler.sim.workload.service import Lognormal, Service
 from farside.scheduler.state import Job
 from farside.scheduler.table import Floats
 

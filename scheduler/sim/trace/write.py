@@ -1,4 +1,4 @@
-"""Traces to files: our own CSV, whatever they were read from. `read_farside.py` reads it again, as it was.
+"""Traces to files: our own CSV, whatever they were read from. `format/farside.py` reads it again, as it was.
 
 Only columns that some job needs are written. Times are dates where the trace has a calendar, else seconds; both to the
 microsecond, which no log is finer than.
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from farside.errors import ConfigError
-from farside.scheduler.sim.read_row import UNPRINTABLE
-from farside.scheduler.sim.read_source import BUILTIN
-from farside.scheduler.sim.trace import Trace, TraceJob
+from farside.scheduler.sim.trace.format.row import UNPRINTABLE
+from farside.scheduler.sim.trace.format.source import BUILTIN
+from farside.scheduler.sim.trace.job import Trace, TraceJob
 
 
 def write_trace(trace: Trace, path: Path) -> None:

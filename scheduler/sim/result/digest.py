@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Sequence
 
 from farside.scheduler.domain import Domain
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Action, Preempt, Promote, Start
 
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from farside.scheduler.sim.read_json import read_objects
-from farside.scheduler.sim.read_row import (
+from farside.scheduler.sim.trace.format.json_objects import read_objects
+from farside.scheduler.sim.trace.format.row import (
     MAX_DURATION_S,
     MAX_GPUS,
     BadRow,
@@ -30,8 +30,8 @@ from farside.scheduler.sim.read_row import (
     plain,
     shown,
 )
-from farside.scheduler.sim.read_source import Source
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.format.source import Source
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Job
 
 _NO_ATTEMPT = LeftOut("left out: no attempt is recorded")

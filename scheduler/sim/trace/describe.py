@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.sim.bins import BINS, CUTS
-from farside.scheduler.sim.trace import Trace, TraceJob
+from farside.scheduler.sim.trace.bins import BINS, CUTS
+from farside.scheduler.sim.trace.job import Trace, TraceJob
 from farside.scheduler.table import Floats
 
 PERCENTILES = (5, 25, 50, 75, 90, 95, 99)

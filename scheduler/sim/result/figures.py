@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.sim.bins import BINS, ORIGINAL, SCALED, JobBins
 from farside.scheduler.sim.simulation import Run
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.bins import BINS, ORIGINAL, SCALED, JobBins
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Cluster
 from farside.scheduler.table import Floats
 

@@ -1,0 +1,1 @@
+"""What a simulation came to: seen while it ran, counted, explained, written down."""

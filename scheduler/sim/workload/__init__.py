@@ -1,0 +1,1 @@
+"""Workloads by chance: arrivals, lengths and sizes that make a trace."""
