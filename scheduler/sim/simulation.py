@@ -95,6 +95,7 @@ class Simulation:
         self._heap: list[tuple[float, int, int, int]] = []
         self._starts = [0] * len(jobs)
         self._segment_s = [0.0] * len(jobs)
+        self._progress_from_s = [0.0] * len(jobs)  # not the table's: that is ahead, by all that the cycle decided
         self._ticking: set[str] = set()
         self._names = tuple(self.domains)
         self._is_lending = is_lending
@@ -202,6 +203,8 @@ class Simulation:
                 self._starts[row] += 1
                 self.runs[row].preemptions += 1
                 self.runs[row].held_s += now_s - self._segment_s[row]
+                # who is preempted again before it made progress has not paid all of the last one
+                self.runs[row].cost_s -= max(0.0, self._progress_from_s[row] - now_s)
                 self._wake(domain.name, now_s + self._rules.reserve_after_s)
                 if self._hosts.pop(row, None) is not None:
                     self._wake(self.jobs[row].job.vc, now_s)
@@ -217,6 +220,7 @@ class Simulation:
         table, run = self.table, self.runs[row]
         self._starts[row] += 1
         self._segment_s[row] = now_s
+        self._progress_from_s[row] = now_s + delay_s
         if math.isnan(run.start_s):
             run.start_s = now_s
         run.cost_s += delay_s

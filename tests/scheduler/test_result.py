@@ -13,10 +13,13 @@ from farside.scheduler.domain import Rules
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.sim.cluster import build_site
+from farside.scheduler.sim.experiment import Scene, make_experiments, run_experiment
 from farside.scheduler.sim.result.column import COLUMNS, Best, Column, best_of
 from farside.scheduler.sim.result.figures import Results, average_jobs, finish_time_fairness, jain_index, results
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.sim.workload.catalog import named
 from tests.support.traces import flat_cluster, trace
 
 
@@ -38,6 +41,30 @@ def test_three_jobs_by_hand() -> None:
     assert [found.all.avg_queue_s, found.all.queued_jobs] == pytest.approx([220 / 3, 2])
     assert (found.all.makespan_s, found.all.preemptions) == (180.0, 0)
     assert found.utilisation == pytest.approx((400 + 200 + 60) / (180 * 4))
+
+
+@pytest.mark.parametrize("policy", ["srtf", "las", "gittins", "timeshare"])
+def test_what_a_job_held_is_its_run_time_and_the_cost_of_its_preemptions(policy: str) -> None:
+    """However often it is moved, also within one instant."""
+    jobs = named("tiresias-480", np.random.default_rng(1)).jobs
+    scene = Scene(site=build_site(nodes=15, gpus_per_node=4), jobs=jobs, labels=("",) * len(jobs))
+    (experiment,) = make_experiments((policy,), {"cost": "model"}, placement="skew")
+
+    found = run_experiment(experiment, scene).results
+
+    assert found.all.preemptions > 0
+    assert found.held_s == pytest.approx(found.duration_s + found.cost_s, abs=1e-5)
+
+
+def test_who_is_preempted_before_it_makes_progress_has_paid_only_what_it_held() -> None:
+    rules = Rules(order=Srtf(), placement=CountOnly(), cost=SteppedCost(one_s=50))
+    # the long job is put aside at 10, goes on at 30, and is put aside again at 40, when 40 of its 50 s are to come
+    jobs = trace([(0, 200, 1), (10, 20, 1), (40, 20, 1)])
+
+    run = Simulation(flat_cluster(1, 1), rules, jobs).run()[0]
+
+    assert (run.preemptions, run.cost_s) == (2, 60.0)
+    assert run.held_s == 200 + run.cost_s
 
 
 def test_a_preemption_counts_with_its_cost_and_the_wait_after_it() -> None:
