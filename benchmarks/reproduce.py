@@ -1,38 +1,65 @@
 """``python -m benchmarks.reproduce``: the papers' figures that can be shown on this machine, ours beside theirs.
 
-Figures of chapter II that need no kernel. Later chapters add theirs to ``FIGURES``. What needs real sockets and memory
-(Figure 2.12, times to map and evict) is measured by ``python -m benchmarks``.
+Figures of chapter II that need no kernel, of chapter III, and of Helios; a new one joins ``FIGURES``. What needs real
+sockets and memory (Figure 2.12, times to map and evict) is measured by ``python -m benchmarks``. Real traces are read
+where they are, from ``--data FOLDER`` or the environment's ``FARSIDE_DATA``; without them what needs them is skipped.
 """
 
 import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from benchmarks import cluster_figure, eviction_curve, headroom_trace, ilp_growth
+from benchmarks import (
+    cluster_figure,
+    eviction_curve,
+    headroom_trace,
+    helios_philly,
+    ilp_growth,
+    tiresias_dimensions,
+    tiresias_example,
+    tiresias_placement,
+    tiresias_queueing,
+    tiresias_sensitivity,
+    tiresias_simulation,
+    tiresias_testbed,
+)
 from benchmarks.cluster_figure import Scale
 from benchmarks.figure import Figure, as_text
+from benchmarks.policy_runs import data_folder
 
 SEED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is simulated: the whole, or enough to see that it works."""
+    """How much is simulated: the whole, or enough to see that it works. ``data``: where real traces may lie."""
 
     small: Scale
     large: Scale
     trials: int
+    draws: tuple[int, ...]  # seeds of generated workloads
+    data: Path
 
 
 FULL = Effort(
-    small=Scale(machines=32, seeds=tuple(range(1, 11))), large=Scale(machines=1000, seeds=(SEED,)), trials=4000
+    small=Scale(machines=32, seeds=tuple(range(1, 11))),
+    large=Scale(machines=1000, seeds=(SEED,)),
+    trials=4000,
+    draws=(1, 2, 3),
+    data=data_folder(None),
 )
-QUICK = Effort(small=Scale(machines=32, seeds=(1, 2, 3)), large=Scale(machines=100, seeds=(SEED,)), trials=400)
+QUICK = Effort(
+    small=Scale(machines=32, seeds=(1, 2, 3)),
+    large=Scale(machines=100, seeds=(SEED,)),
+    trials=400,
+    draws=(1,),
+    data=data_folder(None),
+)
 
 FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
     "imbalance": lambda effort: cluster_figure.imbalance(effort.large.machines, seed=SEED),
@@ -40,7 +67,21 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
     "placement": lambda effort: cluster_figure.placement((effort.small, effort.large), skewed=effort.large),
     "eviction-curve": lambda effort: eviction_curve.figure(trials=effort.trials, seed=SEED),
     "headroom-trace": lambda effort: headroom_trace.figure(),
-    "placement-ilp": lambda effort: ilp_growth.figure(is_quick=effort is QUICK, seed=SEED),
+    "placement-ilp": lambda effort: ilp_growth.figure(is_quick=len(effort.draws) == 1, seed=SEED),
+    "two-dimensional": lambda effort: tiresias_example.figure(),
+    "dimensions": lambda effort: tiresias_dimensions.figure(seeds=effort.draws, data=effort.data),
+    "testbed": lambda effort: tiresias_testbed.figure(seeds=effort.draws),
+    "queueing": lambda effort: tiresias_queueing.figure(seeds=effort.draws),
+    "fidelity": lambda effort: tiresias_testbed.fidelity(seeds=effort.draws),
+    "placement-gain": lambda effort: tiresias_placement.figure(seeds=effort.draws),
+    "simulation": lambda effort: tiresias_simulation.figure(seeds=effort.draws, data=effort.data),
+    "sensitivity-las": lambda effort: tiresias_sensitivity.figure(
+        tiresias_sensitivity.LAS, seeds=effort.draws, data=effort.data
+    ),
+    "sensitivity-gittins": lambda effort: tiresias_sensitivity.figure(
+        tiresias_sensitivity.GITTINS, seeds=effort.draws, data=effort.data
+    ),
+    "helios-philly": lambda effort: helios_philly.figure(data=effort.data),
 }
 
 
@@ -49,15 +90,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduce", description=__doc__)
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"which of: {', '.join(FIGURES)}; else all")
     parser.add_argument("--quick", action="store_true", help="100 machines instead of 1,000, and fewer seeds")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="where real traces lie; else FARSIDE_DATA")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON, too")
     options = parser.parse_args(arguments)
     unknown = set(options.figures) - set(FIGURES)
     if unknown:
         parser.error(f"no figure called {', '.join(sorted(unknown))}")
+    effort = replace(QUICK if options.quick else FULL, data=data_folder(options.data))
     made = []
     for key in options.figures or FIGURES:
         started_s = time.monotonic()
-        figure = FIGURES[key](QUICK if options.quick else FULL)
+        figure = FIGURES[key](effort)
         made.append(figure)
         print(as_text(figure))
         print(f"  ({key}: {time.monotonic() - started_s:.1f} s)\n", flush=True)
