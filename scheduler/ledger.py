@@ -40,7 +40,7 @@ class Ledger:
 
     def fitting(self, demand: Demand, need_gpus: int) -> int:
         """The nodes of the right model with CPUs and memory for ``need_gpus`` of a demand; their GPUs are not asked."""
-        mask = self.sets.models.get(demand.gpu_model, 0) if demand.gpu_model else -1
+        mask = self.sets.of_model(demand.gpu_model)
         if mask and self.sets.counts(demand):
             cpus, memory_bytes = demand.cpus_per_gpu * need_gpus, demand.memory_bytes_per_gpu * need_gpus
             is_fitting = self.free_cpus >= cpus - EDGE_CPUS

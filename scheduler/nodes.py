@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from types import MappingProxyType
 from typing import TypeVar
 
 import numpy as np
@@ -26,7 +25,8 @@ class NodeSets:
     """Masks of nodes by size, GPU model, rack and RDMA domain. A node's bit is its place among ``nodes``."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self.models = MappingProxyType(dict(_grouped(nodes, lambda node: node.gpu_model)))
+        self._models = dict(_grouped(nodes, lambda node: node.gpu_model.casefold()))
+        self._wanted: dict[str, int] = {"": -1}
         sizes = _grouped(nodes, lambda node: node.gpus)
         self.by_size: Capacities = tuple(sorted((size for size in sizes if size[0] > 0), reverse=True))
         self.racks = tuple(mask for _, mask in _grouped(nodes, lambda node: node.rack))
@@ -37,6 +37,20 @@ class NodeSets:
         self._memory_bytes = np.array([node.memory_bytes for node in nodes], dtype=float)
         self.is_counting_more = any(node.cpus < math.inf or node.memory_bytes < math.inf for node in nodes)
         self._remembered: dict[tuple[float, float, str], Capacities] = {}
+
+    def of_model(self, wanted: str) -> int:
+        """The nodes with a GPU model that will do: ``wanted``, or one of several with bars between; -1 (all) for none.
+
+        Upper and lower case are the same. A node that does not say its model will do for nobody who wants one.
+        """
+        found = self._wanted.get(wanted)
+        if found is None:
+            found = 0
+            for model in wanted.casefold().split("|"):
+                if model.strip():
+                    found |= self._models.get(model.strip(), 0)
+            self._wanted[wanted] = found
+        return found
 
     def counts(self, demand: Demand) -> bool:
         """Whether CPUs or memory of this demand may be what a node lacks."""
@@ -55,7 +69,7 @@ class NodeSets:
         return found
 
     def _capacities(self, demand: Demand) -> Capacities:
-        model = self.models.get(demand.gpu_model, 0) if demand.gpu_model else -1
+        model = self.of_model(demand.gpu_model)
         room = self._gpus.copy()
         if demand.cpus_per_gpu > 0:
             np.minimum(room, np.floor((self._cpus + EDGE_CPUS) / demand.cpus_per_gpu), out=room)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from farside.errors import ConfigError
 from farside.scheduler.placement.policy import PlacementPolicy
@@ -31,11 +31,11 @@ class Site:
     resizes: tuple[Resize, ...] = ()
 
 
-def equal_nodes(gpus: int, gpus_per_node: int, *, prefix: str = "n") -> tuple[Node, ...]:
+def equal_nodes(gpus: int, gpus_per_node: int, *, prefix: str = "n", gpu_model: str = "") -> tuple[Node, ...]:
     """Nodes for so many GPUs that differ in their names alone; the last one has what is left over."""
     whole, rest = divmod(gpus, gpus_per_node)
     sizes = [gpus_per_node] * whole + ([rest] if rest else [])
-    return tuple(Node(name=f"{prefix}{at}", gpus=size) for at, size in enumerate(sizes))
+    return tuple(Node(name=f"{prefix}{at}", gpus=size, gpu_model=gpu_model) for at, size in enumerate(sizes))
 
 
 def build_site(
@@ -45,6 +45,7 @@ def build_site(
     vc_sizes: Sequence[VcSize] = (),
     vcs: Sequence[str] = (),
     start_s: float = 0.0,
+    gpu_model: str = "",
 ) -> Site:
     """One pool of ``nodes``, or a virtual cluster for each that ``vc_sizes`` names.
 
@@ -54,6 +55,7 @@ def build_site(
         vc_sizes: Sizes of virtual clusters, of each by time.
         vcs: Those to run; empty: all that ``vc_sizes`` names.
         start_s: When the first job comes: what a virtual cluster has by then it has from the beginning.
+        gpu_model: Of all GPUs; empty: nobody says, and a job that asks for a model has nowhere to go.
 
     Raises:
         ConfigError: What is said does not make a cluster.
@@ -68,7 +70,7 @@ def build_site(
         if len(vcs) > 1:
             raise ConfigError("--nodes says nothing of several virtual clusters", hint="give --vc-nodes FILE")
         name = vcs[0] if vcs else WHOLE
-        made = VirtualCluster(name=name, nodes=equal_nodes(nodes * gpus_per_node, gpus_per_node))
+        made = VirtualCluster(name=name, nodes=equal_nodes(nodes * gpus_per_node, gpus_per_node, gpu_model=gpu_model))
         return Site(cluster=Cluster(virtual_clusters=(made,)))
     if not vc_sizes:
         raise ConfigError("nobody says how many nodes the cluster has", hint="give --nodes N or --vc-nodes FILE")
@@ -79,16 +81,17 @@ def build_site(
         if name not in sizes:
             near = suggestion(name, sizes, "it has")
             raise ConfigError(f"--vc-nodes does not say how many nodes virtual cluster '{name}' has", hint=near)
-    made_of = [_resized(name, sizes[name], gpus_per_node, start_s) for name in vcs or sizes]
+    made_of = [_resized(name, sizes[name], gpus_per_node, start_s, gpu_model) for name in vcs or sizes]
     resizes = sorted((resize for _, found in made_of for resize in found), key=lambda resize: resize.at_s)
     return Site(cluster=Cluster(virtual_clusters=tuple(vc for vc, _ in made_of)), resizes=tuple(resizes))
 
 
 def _resized(
-    name: str, sizes: Iterable[VcSize], gpus_per_node: int, start_s: float
+    name: str, sizes: Iterable[VcSize], gpus_per_node: int, start_s: float, gpu_model: str
 ) -> tuple[VirtualCluster, list[Resize]]:
     by_time = sorted(sizes, key=lambda size: size.from_s)
-    nodes = equal_nodes(max(size.gpus for size in by_time), gpus_per_node, prefix=f"{name}-" if name else "n")
+    most, prefix = max(size.gpus for size in by_time), f"{name}-" if name else "n"
+    nodes = equal_nodes(most, gpus_per_node, prefix=prefix, gpu_model=gpu_model)
     first = max((at for at, size in enumerate(by_time) if size.from_s <= start_s), default=0)
     changes: list[Resize] = []
     has = sum(node.gpus for node in nodes)
@@ -104,7 +107,7 @@ def _first(nodes: Iterable[Node], gpus: int) -> tuple[Node, ...]:
     for node in nodes:
         here = min(node.gpus, gpus)
         if here:
-            taken.append(Node(name=node.name, gpus=here))
+            taken.append(replace(node, gpus=here))
             gpus -= here
     return tuple(taken)
 
@@ -126,6 +129,8 @@ def misfits(jobs: Sequence[TraceJob], cluster: Cluster, placement: PlacementPoli
             reason = ""
             if job.gpus > clusters[job.vc].gpus:
                 reason = f"needs {job.gpus} GPUs, its cluster has {clusters[job.vc].gpus}"
+            elif demand.gpu_model and not any(node.gpu_model for node in clusters[job.vc].nodes):
+                reason = f"asks for GPUs of model {demand.gpu_model}, and nobody says which there are (--gpu-model)"
             elif placement.place(empty[job.vc], demand) is None:
                 reason = f"no set of its cluster's nodes can hold it ({_told(demand)}, placement {placement.name})"
             known[job.vc, demand] = reason

@@ -91,6 +91,35 @@ def test_virtual_clusters_run_on_nodes_of_their_own(jobs: Path, tmp_path: Path) 
     assert found["gpus"] == 8
 
 
+def test_a_virtual_cluster_grows_on_the_day_that_the_file_says(tmp_path: Path) -> None:
+    trace, sizes, table = tmp_path / "jobs.csv", tmp_path / "gpus.csv", tmp_path / "out.csv"
+    trace.write_text(
+        "job_id,submit_time,gpus,duration_s,vc\n1,2020-05-01 22:00:00,8,60,a\n2,2020-05-02 01:00:00,4,60,a\n"
+    )
+    sizes.write_text("date,a,total\n2020-05-01,4,4\n2020-05-02,8,8\n2020-05-03,0,0\n")
+
+    done = sim("run", trace, "--policy", "best-effort", "--vc-nodes", sizes, "--gpus-per-node", 4, "--jobs-out", table)
+
+    assert done.returncode == 0, done.stderr
+    first, second = rows_of(table)
+    assert float(first["queue_s"]) == 2 * 3600  # from ten in the evening to the midnight that brings the second node
+    assert float(second["queue_s"]) == 0
+
+
+def test_a_wish_for_a_gpu_model_is_kept_or_passed_over_as_the_operator_says(tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("job_id,submit_s,gpus,duration_s,gpu_model\n1,0,1,60,V100M16|V100M32\n2,0,1,60,\n")
+    run = ("run", trace, "--policy", "fifo", "--nodes", 1, "--gpus-per-node", 4)
+
+    unsaid, wrong, right, whichever = (sim(*run, *("--gpu-model", name)[:count]) for name, count in (
+        ("", 0), ("T4", 2), ("v100m32", 2), ("any", 2),
+    ))  # fmt: skip
+
+    assert "job 1: asks for GPUs of model V100M16|V100M32, and nobody says which there are" in unsaid.stderr
+    assert "1 GPUs of model V100M16|V100M32" in wrong.stderr
+    assert [one.returncode for one in (unsaid, wrong, right, whichever)] == [2, 2, 0, 0]
+
+
 def test_one_virtual_cluster_and_a_window(jobs: Path, tmp_path: Path) -> None:
     table = tmp_path / "out.csv"
 

@@ -243,6 +243,22 @@ def test_a_job_that_names_a_gpu_model_gets_it_or_waits() -> None:
         assert placement.place(Ledger(nodes), Demand(gpus=1, gpu_model="h100")) is None
 
 
+def test_one_of_several_models_will_do_however_it_is_written() -> None:
+    nodes = [Node(name=name, gpus=2, gpu_model=model) for name, model in (("a", "T4"), ("b", "V100M32"), ("c", ""))]
+
+    for placement in EVERYWHERE:
+        assert placement.place(Ledger(nodes), Demand(gpus=2, gpu_model="v100m16|v100m32")) == ((1, 2),), placement.name
+        assert placement.place(Ledger(nodes), Demand(gpus=2, gpu_model="a100|")) is None
+
+
+def test_a_node_that_does_not_say_its_model_takes_who_asks_for_none() -> None:
+    nodes = [Node(name="a", gpus=4)]
+
+    for placement in EVERYWHERE:
+        assert placement.place(Ledger(nodes), Demand(gpus=4)) == ((0, 4),)
+        assert placement.place(Ledger(nodes), Demand(gpus=4, gpu_model="V100")) is None
+
+
 def test_a_gang_is_not_mixed_of_two_models_unless_it_can_never_be_otherwise() -> None:
     nodes = [Node(name=f"n{at}", gpus=4, gpu_model="va"[at // 2]) for at in range(4)]
     ledger = Ledger(nodes)

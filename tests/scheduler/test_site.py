@@ -1,14 +1,18 @@
 """The cluster that a trace is run on, from options and files."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from farside.errors import ConfigError
+from farside.scheduler.order.catalog import ORDERS
+from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.count import CountOnly
-from farside.scheduler.sim.cluster import VcSize, build_site, misfits
+from farside.scheduler.sim.cluster import Site, VcSize, build_site, misfits
+from farside.scheduler.sim.experiment import Scene, make_experiments, run_experiment
 from farside.scheduler.sim.trace.read_nodes import read_vc_sizes
 from farside.scheduler.state import Cluster, Node, VirtualCluster
 from tests.support.traces import flat_cluster, trace
@@ -127,3 +131,57 @@ def test_a_job_whose_nodes_lack_something_else_is_found_too() -> None:
     assert [reason for _, reason in found] == [
         "no set of its cluster's nodes can hold it (4 GPUs with 8 CPUs each, placement consolidate)"
     ]
+
+
+def test_a_model_that_nobody_says_the_nodes_have_is_told_as_such() -> None:
+    (job,) = trace([(0.0, 1.0, 4)])
+    wishing = [replace(job, job=replace(job.job, gpu_model="V100"))]
+
+    unsaid, other, right = (
+        misfits(wishing, build_site(gpus_per_node=4, nodes=1, gpu_model=model).cluster, Consolidate())
+        for model in ("", "T4", "v100")
+    )
+
+    assert [reason for _, reason in unsaid] == [
+        "asks for GPUs of model V100, and nobody says which there are (--gpu-model)"
+    ]
+    assert "4 GPUs of model V100" in other[0][1]
+    assert right == []
+
+
+def test_nodes_that_come_and_go_keep_their_model() -> None:
+    sizes = (VcSize(vc="a", gpus=8), VcSize(vc="a", gpus=4, from_s=100.0))
+
+    site = build_site(gpus_per_node=4, vc_sizes=sizes, gpu_model="T4")
+
+    assert {node.gpu_model for resize in site.resizes for node in resize.nodes} == {"T4"}
+
+
+@pytest.mark.parametrize("placement", sorted(PLACEMENTS))
+def test_whoever_is_no_misfit_runs_to_its_end(placement: str) -> None:
+    nodes = tuple(Node(name=f"n{at}", gpus=4, cpus=16, rack=f"r{at // 2}", gpu_model="vvt"[at]) for at in range(3))
+    cluster = Cluster(virtual_clusters=(VirtualCluster(name="", nodes=nodes),))
+    rows = trace((float(at), 10.0, gpus) for at, gpus in enumerate((1, 3, 4, 5, 6, 8, 9, 12, 13, 2, 4, 4)))
+    wishes: list[dict[str, object]] = [{}] * 9 + [{"cpus_per_gpu": 20.0}, {"gpu_model": "t"}, {"gpu_model": "x"}]
+    jobs = [replace(row, job=replace(row.job, **wish)) for row, wish in zip(rows, wishes, strict=True)]  # type: ignore[arg-type]
+
+    never = {job.job.job_id for job, _ in misfits(jobs, cluster, make_placement(placement, {}))}
+    kept = tuple(job for job in jobs if job.job.job_id not in never)
+    (experiment,) = make_experiments(("best-effort",), {}, placement=placement)
+
+    assert "8" in never  # 13 GPUs where 12 are
+    assert run_experiment(experiment, Scene(site=Site(cluster=cluster), jobs=kept, labels=("",) * len(kept)))
+
+
+@pytest.mark.parametrize("rows", [[(5.0, 0.0, 1)], [(5.0, 0.0, 1), (5.0, 0.0, 4)], [(0.0, 0.0, 4), (0.0, 3.0, 4)]])
+def test_jobs_that_run_for_no_time_give_figures_nonetheless(rows: list[tuple[float, float, int]]) -> None:
+    jobs = tuple(trace(rows))
+    scene = Scene(site=build_site(gpus_per_node=4, nodes=1), jobs=jobs, labels=("",) * len(jobs))
+
+    for experiment in make_experiments(tuple(ORDERS), {"cost": "helios"}):
+        found = run_experiment(experiment, scene, is_keeping_segments=True)
+
+        assert math.isfinite(found.results.all.avg_rho)
+        assert math.isfinite(found.results.utilisation)
+        assert math.isfinite(found.recording.utilisation)
+        assert math.isfinite(found.recording.fragmentation)

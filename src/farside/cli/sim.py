@@ -48,6 +48,9 @@ _GpusPerNode = Annotated[int, typer.Option(metavar="G", min=1, help="GPUs of eac
 _Nodes = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Nodes of the cluster, or of the one virtual cluster.")
 ]
+_GpuModel = Annotated[
+    str, typer.Option(metavar="NAME", help="Model of all GPUs, for jobs that ask for one; 'any' gives them whichever.")
+]
 _Vc = Annotated[
     list[str] | None, typer.Option("--vc", metavar="NAME", help="Only this virtual cluster; may be repeated.")
 ]
@@ -99,6 +102,7 @@ def run(
     settings: _Set = None,
     placement: _Placement = "",
     nodes: _Nodes = None,
+    gpu_model: _GpuModel = "",
     vc: _Vc = None,
     vc_nodes: _VcNodes = None,
     from_time: _From = "",
@@ -121,7 +125,7 @@ def run(
     from farside.simulate.main import run as simulate
 
     request = _request(
-        trace, (policy,), gpus_per_node, settings, placement, nodes, vc, vc_nodes, from_time, to_time, bad,
+        trace, (policy,), gpus_per_node, settings, placement, nodes, gpu_model, vc, vc_nodes, from_time, to_time, bad,
         trace_format, attempts, history,
     )  # fmt: skip
     raise typer.Exit(simulate(request, Outputs(jobs=jobs_out, json=json_out, report=report)))
@@ -137,6 +141,7 @@ def compare(
     settings: _Set = None,
     placement: _Placement = "",
     nodes: _Nodes = None,
+    gpu_model: _GpuModel = "",
     vc: _Vc = None,
     vc_nodes: _VcNodes = None,
     from_time: _From = "",
@@ -157,8 +162,8 @@ def compare(
     from farside.simulate.main import compare as simulate
 
     request = _request(
-        trace, _names(policy), gpus_per_node, settings, placement, nodes, vc, vc_nodes, from_time, to_time, bad,
-        trace_format, attempts, history,
+        trace, _names(policy), gpus_per_node, settings, placement, nodes, gpu_model, vc, vc_nodes, from_time, to_time,
+        bad, trace_format, attempts, history,
     )  # fmt: skip
     raise typer.Exit(simulate(request, Outputs(json=json_out, report=report)))
 
@@ -172,6 +177,7 @@ def why(
     settings: _Set = None,
     placement: _Placement = "",
     nodes: _Nodes = None,
+    gpu_model: _GpuModel = "",
     vc: _Vc = None,
     vc_nodes: _VcNodes = None,
     from_time: _From = "",
@@ -190,7 +196,7 @@ def why(
     if not trace.exists() and Path(job).is_file():
         trace, job = Path(job), str(trace)
     request = _request(
-        trace, (policy,), gpus_per_node, settings, placement, nodes, vc, vc_nodes, from_time, to_time, bad,
+        trace, (policy,), gpus_per_node, settings, placement, nodes, gpu_model, vc, vc_nodes, from_time, to_time, bad,
         trace_format, attempts, history,
     )  # fmt: skip
     raise typer.Exit(simulate(request, job))
@@ -207,6 +213,7 @@ def _request(
     settings: list[str] | None,
     placement: str,
     nodes: int | None,
+    gpu_model: str,
     vc: list[str] | None,
     vc_nodes: Path | None,
     from_time: str,
@@ -225,6 +232,7 @@ def _request(
         placement=placement,
         gpus_per_node=gpus_per_node,
         nodes=nodes or 0,
+        gpu_model=gpu_model.strip(),
         vc_nodes=vc_nodes,
         vcs=tuple(name for one in vc or () for name in _names(one)),
         from_time=from_time,

@@ -17,6 +17,8 @@ from farside.scheduler.sim.trace.read_nodes import read_vc_sizes
 from farside.scheduler.sim.trace.read_services import with_prior
 from farside.units import format_moment
 
+# What --gpu-model says where the models that jobs ask for do not count.
+ANY_MODEL = "any"
 # Lines about jobs that do not fit which are shown.
 TOLD = 10
 
@@ -31,6 +33,7 @@ class Request:
     placement: str = ""
     gpus_per_node: int
     nodes: int = 0
+    gpu_model: str = ""
     vc_nodes: Path | None = None
     vcs: tuple[str, ...] = ()
     from_time: str = ""
@@ -77,8 +80,10 @@ def prepare(request: Request) -> Prepared:
     site = build_site(
         gpus_per_node=request.gpus_per_node, nodes=request.nodes, vc_sizes=sizes,
         vcs=_vcs(request, chosen, sizes), start_s=chosen[0].job.submit_s,
+        gpu_model="" if request.gpu_model == ANY_MODEL else request.gpu_model,
     )  # fmt: skip
-    scene = Scene(site=site, jobs=_homed(chosen, site), labels=tuple(entry.job.vc for entry in chosen))
+    wishing = chosen if request.gpu_model != ANY_MODEL else _without_models(chosen)
+    scene = Scene(site=site, jobs=_homed(wishing, site), labels=tuple(entry.job.vc for entry in chosen))
     scene, told = _fitting(scene, experiments, trace.path, request.on_bad)
     return Prepared(
         scene=scene,
@@ -143,6 +148,12 @@ def _vcs(request: Request, jobs: Sequence[TraceJob], sizes: Sequence[VcSize]) ->
         return request.vcs
     having = {entry.job.vc for entry in jobs}
     return tuple(dict.fromkeys(size.vc for size in sizes if size.vc in having))
+
+
+def _without_models(jobs: tuple[TraceJob, ...]) -> tuple[TraceJob, ...]:
+    return tuple(
+        replace(entry, job=replace(entry.job, gpu_model="")) if entry.job.gpu_model else entry for entry in jobs
+    )
 
 
 def _homed(jobs: tuple[TraceJob, ...], site: Site) -> tuple[TraceJob, ...]:
