@@ -12,10 +12,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from farside.scheduler.cost import CostModel, FreeCost
-from farside.scheduler.effect import NoEffect, PlacementEffect
+from farside.scheduler.effect import NoEffect, PlacementEffect, spread_of
 from farside.scheduler.ledger import Ledger
+from farside.scheduler.model_zoo import skew_of
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.policy import PlacementPolicy
+from farside.scheduler.placement.sample import Sample
+from farside.scheduler.placement.skew import Skew
 from farside.scheduler.state import Allocation, Demand, Job, Node, Reservation
 from farside.scheduler.table import Floats, JobColumns, JobTable
 from farside.scheduler.waiting import Rank, Waiting
@@ -75,6 +78,7 @@ class Domain:
         self.guests: dict[int, tuple[Domain, Held]] = {}  # other domains' jobs on idle nodes of this one
         self.preempted: set[int] = set()  # rows that will have to resume
         self.ended_gpu_s: list[float] = []  # the services of all its jobs that have ended, for policies that learn
+        self.placed: list[Sample] = []  # its jobs that have ended, for placements that learn
         self._group_of: dict[tuple[Demand, float], int] = {}
         self.reservation: Reservation | None = None
         self._waiting_since: dict[int, float] = {}
@@ -107,6 +111,7 @@ class Domain:
         home, held = self.guests.pop(row) if row in self.guests else (self, self.running.pop(row))
         self.ledger.give(held.demand, held.allocation)
         self._is_changed = True
+        home._learn_place(row, held.allocation, self.ledger)
         del home.jobs[row], home.groups[row]
         home._learn(service_gpu_s)
 
@@ -119,6 +124,15 @@ class Domain:
             self.traits = order.traits
             self._unranked.update(self.waiting.rows())
             self._is_changed = True
+
+    def _learn_place(self, row: int, allocation: Allocation, ledger: Ledger) -> None:
+        """What its last place did to a job may move PACKLIMIT, for the jobs that come from now on."""
+        placement, job = self.rules.placement, self.jobs[row]
+        if not isinstance(placement, Skew) or not placement.relearn_jobs or job.gpus == 1 or not skew_of(job):
+            return
+        spread, speed = spread_of(job, allocation, ledger), float(self.table.speed[row])
+        self.placed.append(Sample(skew=skew_of(job), spread=spread, speed=speed))
+        self.rules = replace(self.rules, placement=placement.learn(self.placed))
 
     def cross(self, row: int) -> None:
         """A job reached what its policy's ``next_change_s`` told. One that runs goes to the tail of the next queue."""

@@ -22,23 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from farside.scheduler.placement.sample import Sample
+
 # So wide that what can be separated is; narrower where it can't be. In units of one sample's squared error.
 SOFTNESS = 1e3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """A job that ran in one place.
-
-    Attributes:
-        skew: S_J.
-        spread: How far from consolidated it was, from 0 to 1 (effect.py has a measure).
-        speed: Its speed there as a share of its speed consolidated.
-    """
-
-    skew: float
-    spread: float
-    speed: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,20 +6,31 @@ Where PACKLIMIT stands by default
   can't tell one limit in that gap from another. Ours is its middle, 37.8 %: of all limits that separate the two kinds
   the one farthest from both, which is what a linear classifier of the largest margin learns from the table
   (packlimit.py learns it anew from a cluster's own jobs).
+
+How it is learned anew
+  With ``relearn_jobs`` the domain shows every job of several GPUs that ends and whose skew is known: how far it was
+  spread, and how fast it was there (`Sample`). After so many of them PACKLIMIT is learned from the last `HISTORY`, and
+  is that of all jobs that come from then on. Where it is right already, sensitive jobs are not spread any more and
+  nobody suffers: then it stays.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.model_zoo import skew_of
 from farside.scheduler.placement.consolidate import Consolidate, demand_of
 from farside.scheduler.placement.fragments import Fragments
+from farside.scheduler.placement.sample import Sample
 from farside.scheduler.state import Allocation, Demand, Job, Node
 
 LARGEST_OF_THE_EVEN = 0.146  # GoogleNet [tiresias Table 3.3]
 SMALLEST_OF_THE_SKEWED = 0.610  # AlexNet
 PACKLIMIT = (LARGEST_OF_THE_EVEN + SMALLEST_OF_THE_SKEWED) / 2
+
+# Older jobs say what the cluster was like once; and each fit takes time in proportion.
+HISTORY = 1000
 
 _CONSOLIDATE = Consolidate()
 _FRAGMENTS = Fragments()
@@ -31,11 +42,13 @@ class Skew:
 
     Attributes:
         packlimit: PACKLIMIT, a share of 1.
+        relearn_jobs: PACKLIMIT is learned again after so many jobs of several GPUs have ended; 0: it stays.
         unmeasured: What becomes of a job whose S_J nobody knows. The paper's profiler knows it of every job before its
             first start; a trace often does not, and then nobody should be slowed by what is not known.
     """
 
     packlimit: float = PACKLIMIT
+    relearn_jobs: int = 0
     unmeasured: Literal["consolidate", "relax"] = "consolidate"
 
     def __post_init__(self) -> None:
@@ -60,6 +73,17 @@ class Skew:
         """Whether a job goes to as few machines as possible. One GPU is on one machine wherever it is."""
         skew = skew_of(job)
         return job.gpus > 1 and (skew > self.packlimit if skew > 0 else self.unmeasured == "consolidate")
+
+    def learn(self, history: Sequence[Sample]) -> "Skew":
+        """With the PACKLIMIT that these jobs tell, if it is time to learn; else itself."""
+        if not self.relearn_jobs or not history or len(history) % self.relearn_jobs:
+            return self
+        from farside.scheduler.placement.packlimit import (
+            learn_packlimit,  # scipy takes longer to load than most need it
+        )
+
+        learned = learn_packlimit(history[-HISTORY:], current=self.packlimit)
+        return replace(self, packlimit=learned.packlimit) if learned.is_learned else self
 
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:
         """As the demand says."""

@@ -1,15 +1,22 @@
 """PACKLIMIT from made-up histories whose truth is known."""
 
 import random
+from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
 from farside.scheduler.effect import SpreadEffect, spread_of
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.model_zoo import MODELS
-from farside.scheduler.placement.packlimit import Sample, learn_packlimit
+from farside.scheduler.placement.packlimit import learn_packlimit
 from farside.scheduler.placement.random import Random
-from farside.scheduler.placement.skew import LARGEST_OF_THE_EVEN, PACKLIMIT, SMALLEST_OF_THE_SKEWED
+from farside.scheduler.placement.sample import Sample
+from farside.scheduler.placement.skew import LARGEST_OF_THE_EVEN, PACKLIMIT, SMALLEST_OF_THE_SKEWED, Skew
+from farside.scheduler.sim.cluster import build_site
+from farside.scheduler.sim.experiment import make_experiments
+from farside.scheduler.sim.simulation import Simulation
+from farside.scheduler.sim.workload.catalog import named
 from farside.scheduler.state import Demand, Job, Node
 
 GAP = (LARGEST_OF_THE_EVEN, SMALLEST_OF_THE_SKEWED)
@@ -106,3 +113,52 @@ def test_jobs_placed_at_random_teach_it() -> None:
         )
 
     assert GAP[0] < learn_packlimit(samples, current=0.9).packlimit < GAP[1]
+
+
+# ---------------------------------------------------------------------- in a simulation
+
+
+def run_480(settings: Mapping[str, str]) -> tuple[Simulation, float]:
+    """The paper's workload under 2D-LAS with a place's effect; the placement's domain afterwards, and average JCT."""
+    jobs = named("tiresias-480", np.random.default_rng(1)).jobs
+    (experiment,) = make_experiments(("las",), {"effect": "spread", **settings}, placement="skew")
+    simulation = experiment.simulation(build_site(nodes=15, gpus_per_node=4), jobs)
+    runs = simulation.run()
+    return simulation, sum(run.end_s - job.job.submit_s for run, job in zip(runs, jobs, strict=True)) / len(jobs)
+
+
+def packlimit_of(simulation: Simulation) -> float:
+    placement = simulation.domains[""].rules.placement
+    assert isinstance(placement, Skew)
+    return placement.packlimit
+
+
+def test_a_limit_that_is_far_too_high_is_mended_by_what_the_clusters_jobs_went_through() -> None:
+    simulation, average_s = run_480({"packlimit": "1", "relearn_jobs": "20"})
+    _, unmended_s = run_480({"packlimit": "1"})
+
+    assert GAP[0] < packlimit_of(simulation) < GAP[1]
+    assert average_s < unmended_s
+
+
+def test_it_stays_as_given_unless_it_is_asked_to_learn() -> None:
+    simulation, _ = run_480({"packlimit": "1"})
+
+    assert packlimit_of(simulation) == 1.0
+    assert simulation.domains[""].placed == []
+
+
+def test_where_nobody_is_slowed_it_stays() -> None:
+    simulation, _ = run_480({"packlimit": "0.9", "relearn_jobs": "20", "effect": "none"})
+
+    assert packlimit_of(simulation) == 0.9
+    assert simulation.domains[""].placed
+
+
+def test_it_is_time_to_learn_after_each_so_many_jobs() -> None:
+    placement = Skew(packlimit=0.9, relearn_jobs=100)
+    jobs = history(2)
+
+    assert placement.learn(jobs[:99]) is placement
+    assert placement.learn(jobs[:100]).packlimit < 0.9
+    assert placement.learn(jobs[:101]) is placement

@@ -1,0 +1,18 @@
+"""What a job that ran tells of the worth of its place: what PACKLIMIT is learned from. PURE."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A job that ran in one place.
+
+    Attributes:
+        skew: S_J.
+        spread: How far from consolidated it was, from 0 to 1 (effect.py has a measure).
+        speed: Its speed there as a share of its speed consolidated.
+    """
+
+    skew: float
+    spread: float
+    speed: float
