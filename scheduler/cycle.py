@@ -237,9 +237,8 @@ class _Plan:
 
     def _displace(self, victim: _Victim, winner: int) -> None:
         victim.winner = winner
-        if victim.home is self._domain:  # the ledger knows already
-            del self._domain.running[victim.row]
-            self._domain.waiting.add(victim.row, victim.held.group, victim.rank)
+        if victim.home is self._domain:
+            self._domain.displace(victim.row, victim.rank)
         else:
             del self._domain.guests[victim.row]
         self._is_displaced = True

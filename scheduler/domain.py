@@ -19,6 +19,7 @@ from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.placement.sample import Sample
 from farside.scheduler.placement.skew import Skew
+from farside.scheduler.running import RunningOrder
 from farside.scheduler.state import Allocation, Demand, Job, Node, Reservation
 from farside.scheduler.table import Floats, JobColumns, JobTable
 from farside.scheduler.waiting import Rank, Waiting
@@ -75,6 +76,7 @@ class Domain:
         self.groups: dict[int, int] = {}  # the class of each job
         self.waiting = Waiting()
         self.running: dict[int, Held] = {}
+        self._by_rank = RunningOrder()  # of those who run, who may be preempted
         self.guests: dict[int, tuple[Domain, Held]] = {}  # other domains' jobs on idle nodes of this one
         self.preempted: set[int] = set()  # rows that will have to resume
         self.ended_gpu_s: list[float] = []  # the services of all its jobs that have ended, for policies that learn
@@ -108,7 +110,7 @@ class Domain:
 
     def finish(self, row: int, *, service_gpu_s: float) -> None:
         """A job that ran here ended, having held GPUs for so many GPU seconds in all; what it held is free."""
-        home, held = self.guests.pop(row) if row in self.guests else (self, self.running.pop(row))
+        home, held = self.guests.pop(row) if row in self.guests else (self, self._leave(row))
         self.ledger.give(held.demand, held.allocation)
         self._is_changed = True
         home._learn_place(row, held.allocation, self.ledger)
@@ -122,6 +124,7 @@ class Domain:
         if order is not self.rules.order:
             self.rules = replace(self.rules, order=order)
             self.traits = order.traits
+            self._by_rank.renew_all()
             self._unranked.update(self.waiting.rows())
             self._is_changed = True
 
@@ -139,6 +142,7 @@ class Domain:
         self._is_changed = True
         if row in self.running:
             self.to_tail(row)
+            self._rank_anew(row)
             self._crossed.append(row)
         else:
             self._due.append(row)
@@ -177,14 +181,9 @@ class Domain:
 
     def last_running(self, now_s: float) -> Iterator[tuple[Rank, int]]:
         """The running jobs that may be preempted and their ranks, the last first; read no further than needed."""
-        rows = list(self.running)
-        if not rows:
-            return
-        keys = self._keys(rows, now_s)
-        for at in np.lexsort(keys[::-1])[::-1].tolist():
-            row = rows[at]
-            if self.jobs[row].preemptible and now_s >= self.running[row].until_s:
-                yield tuple(key.item(at) for key in keys), row
+        for rank, row in self._by_rank.last_first(self.rules.order, lambda rows: self.figures(rows, now_s), now_s):
+            if now_s >= self.running[row].until_s:
+                yield rank, row
 
     def touch(self) -> None:
         """Something else happened that may let jobs start which could not."""
@@ -230,6 +229,19 @@ class Domain:
         self.ledger.take(self.demands[group], allocation)
         self.running[row] = Held(group, self.demands[group], allocation, now_s, now_s + self.rules.min_run_s)
         self.waiting.discard(row)
+        self._rank_anew(row)
+
+    def _rank_anew(self, row: int) -> None:
+        if self.jobs[row].preemptible:
+            self._by_rank.renew(row)
+
+    def displace(self, row: int, rank: Rank) -> None:
+        """A job that runs is to wait again, at this rank until its figures are known; the ledger knows already."""
+        self.waiting.add(row, self._leave(row).group, rank)
+
+    def _leave(self, row: int) -> Held:
+        self._by_rank.discard(row)
+        return self.running.pop(row)
 
     def lodge(self, row: int, host: "Domain", allocation: Allocation, now_s: float) -> None:
         """Books idle GPUs of another domain for a waiting job; their owner may take them back at any time."""
@@ -278,6 +290,7 @@ class Domain:
         for row in sorted(moved, key=lambda row: moved[row]):
             position[row] = self._running_position
             self._running_position += 1
+            self._rank_anew(row)
         for _, row in sorted(preempted, reverse=True):
             if row not in self.running and row not in at_tail:
                 self._head_position -= 1

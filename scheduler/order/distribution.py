@@ -58,8 +58,9 @@ class Distribution:
         """The Gittins index for given quanta, per GPU second; infinite quanta ask for the inverse of what is left."""
         if not len(self):
             return np.zeros(len(attained_gpu_s))
-        ended, served = self._at(attained_gpu_s)
-        ended_after, served_after = self._at(np.minimum(attained_gpu_s + delta_gpu_s, self.samples[-1]))
+        after_gpu_s = np.minimum(attained_gpu_s + delta_gpu_s, self.samples[-1])
+        # Both ends at once: for few jobs it is the number of calls that takes the time.
+        (ended, ended_after), (served, served_after) = self._at(np.array((attained_gpu_s, after_gpu_s)))
         return _slope(served_after - served, ended_after - ended)
 
     def best_index(self, attained_gpu_s: Floats) -> Floats:
@@ -83,7 +84,7 @@ class Distribution:
 
     def _at(self, service_gpu_s: Floats) -> tuple[Floats, Floats]:
         """Points of the curve: how many samples are at most this, and the sum of all up to this."""
-        ended = np.searchsorted(self.samples, service_gpu_s + EDGE_GPU_S, side="right")
+        ended = self.samples.searchsorted(service_gpu_s + EDGE_GPU_S, side="right")
         served: Floats = self._sums[ended] + service_gpu_s * (len(self) - ended)
         return ended.astype(np.float64), served
 

@@ -17,7 +17,8 @@ from typing import Literal
 import numpy as np
 
 from farside.scheduler.order.distribution import Distribution
-from farside.scheduler.order.las import Las, gpu_time
+from farside.scheduler.order.las import Las, edges_and_uppers, gpu_time
+from farside.scheduler.order.policy import Motion, Motions
 from farside.scheduler.table import Floats, JobColumns
 
 UNKNOWN = Distribution()
@@ -74,8 +75,8 @@ class Gittins(Las):
             return self.distribution.best_index(attained_gpu_s)
         if self.delta == "fixed":
             return self.distribution.index(attained_gpu_s, np.full(len(attained_gpu_s), self.delta_gpu_s))
-        upper = np.append(self.limits_gpu_s, np.inf)
-        return self.distribution.index(attained_gpu_s, upper[queue.astype(int)])
+        _, uppers = edges_and_uppers(self.limits_gpu_s)
+        return self.distribution.index(attained_gpu_s, uppers[queue.astype(int)])
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Queue, then the index unless it is the last, then the place in it."""
@@ -85,11 +86,20 @@ class Gittins(Las):
         attained = jobs.executed_s * jobs.gpus
         if self.is_continuous:
             return (-self.index(attained, np.zeros(len(attained))),)
+        early = (queue < len(self.limits_gpu_s)).nonzero()[0]  # on a busy cluster, few of those that run
+        if len(early) == len(queue):
+            return queue, -self.index(attained, queue), *place
         by_index = np.zeros(len(attained))
-        early = np.flatnonzero(queue < len(self.limits_gpu_s))  # on a busy cluster, few of those that run
         if len(early):
             by_index[early] = -self.index(attained[early], queue[early])
         return queue, by_index, *place
+
+    def motion(self, jobs: JobColumns) -> Motions:
+        """An index moves any way; the last queue has none."""
+        motion = Las.motion(self, jobs)
+        if len(self.distribution):
+            motion[self.level(jobs) < len(self.limits_gpu_s)] = Motion.FREE
+        return motion
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """Their queues, their indices, or their places."""

@@ -19,12 +19,13 @@ is promoted, as there is nowhere to go.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from farside.scheduler.order.policy import OrderPolicy, OrderTraits
+from farside.scheduler.order.policy import Motion, Motions, OrderPolicy, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds
 
@@ -67,7 +68,9 @@ class Las:
     def traits(self) -> OrderTraits:
         """Preempts."""
         is_list = self.within == "running_first" and not self.is_continuous
-        return OrderTraits(is_preemptive=True, is_steady=self.is_steady, is_keyed_by_position=is_list)
+        return OrderTraits(
+            is_preemptive=True, is_steady=self.is_steady, has_thresholds=True, is_keyed_by_position=is_list
+        )
 
     @property
     def is_continuous(self) -> bool:
@@ -81,8 +84,7 @@ class Las:
 
     def level(self, jobs: JobColumns) -> Floats:
         """The queue of each job, 0 the first."""
-        limits = np.asarray(self.limits_gpu_s) - EDGE_GPU_S
-        return np.searchsorted(limits, jobs.executed_s * jobs.gpus, side="right").astype(float)
+        return edges_and_uppers(self.limits_gpu_s)[0].searchsorted(jobs.executed_s * jobs.gpus, "right").astype(float)
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Queue, then the place in it; without queues, attained service."""
@@ -91,15 +93,21 @@ class Las:
         place = jobs.position if self.within == "running_first" else jobs.first_start_s
         return self.level(jobs), place
 
+    def motion(self, jobs: JobColumns) -> Motions:
+        """None within a queue; without queues, service grows."""
+        return np.full(len(jobs.gpus), Motion.FREE if self.is_continuous else Motion.STILL, dtype=np.int8)
+
     def next_change_s(self, jobs: JobColumns) -> Floats:
         """Running: until its queue's limit, or the end of an interval. Waiting: until it is promoted."""
-        limits = np.append(np.asarray(self.limits_gpu_s), np.inf)
+        _, uppers = edges_and_uppers(self.limits_gpu_s)
         level = self.level(jobs)
-        demotion: Floats = limits[level.astype(int)] / jobs.gpus - jobs.executed_s
+        demotion: Floats = uppers[level.astype(int)] / jobs.gpus - jobs.executed_s
         if self.is_continuous and self.interval_s < np.inf:
             intervals = np.floor((jobs.slice_s + EDGE_S) / self.interval_s) + 1
             np.minimum(demotion, intervals * self.interval_s - jobs.slice_s, out=demotion)
-        promotion: Floats = np.where(level > 0, self._promotion_s(jobs), np.inf)
+        promotion: Floats | float = np.inf
+        if min(self.promote_knob, self.starve_limit_s) < np.inf:
+            promotion = np.where(level > 0, self._promotion_s(jobs), np.inf)
         change: Floats = np.where(jobs.is_running > 0, demotion, promotion)
         return change
 
@@ -133,6 +141,12 @@ class Las:
     def learn(self, ended_gpu_s: Sequence[float]) -> OrderPolicy:
         """Itself: it needs to know nothing."""
         return self
+
+
+@lru_cache(maxsize=64)
+def edges_and_uppers(limits_gpu_s: tuple[float, ...]) -> tuple[Floats, Floats]:
+    """From where on a job counts as fallen out of each queue, and the upper limits of all queues."""
+    return np.asarray(limits_gpu_s) - EDGE_GPU_S, np.append(limits_gpu_s, np.inf)
 
 
 def gpu_time(gpu_s: float) -> str:

@@ -6,12 +6,17 @@ from typing import Self
 
 import numpy as np
 
+from farside.scheduler.order.policy import Motion, Motions
 from farside.scheduler.table import Floats, JobColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainOrder:
     """Base of policies whose keys know no thresholds."""
+
+    def motion(self, jobs: JobColumns) -> Motions:
+        """Unless a policy knows better, any way."""
+        return np.full(len(jobs.gpus), Motion.FREE, dtype=np.int8)
 
     def next_change_s(self, jobs: JobColumns) -> Floats:
         """Never."""

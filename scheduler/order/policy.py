@@ -8,9 +8,23 @@ with the time. What a policy learns from jobs that ended makes it another policy
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from farside.scheduler.table import Floats, JobColumns
+
+Motions = NDArray[np.int8]
+
+
+class Motion(IntEnum):
+    """How a running job's keys move by themselves, up to the time that the policy's ``next_change_s`` tells."""
+
+    STILL = 0
+    FALLING = 1  # they may fall, never grow
+    FREE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +35,14 @@ class OrderTraits:
         is_preemptive: A job may take the GPUs of running jobs that stand behind it.
         is_strict: The first job that has no room blocks all behind it.
         is_steady: A running job's keys never grow but at the times that ``next_change_s`` tells.
+        has_thresholds: ``next_change_s`` tells of times at all, and is asked for them.
         is_keyed_by_position: Keys use the job's place in the list of its queue, which the cycle then keeps.
     """
 
     is_preemptive: bool = False
     is_strict: bool = False
     is_steady: bool = True
+    has_thresholds: bool = False
     is_keyed_by_position: bool = False
 
 
@@ -45,6 +61,10 @@ class OrderPolicy(Protocol):
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """The keys by which jobs are ordered, smallest first; one value a job in each."""
+        ...
+
+    def motion(self, jobs: JobColumns) -> Motions:
+        """A `Motion` for each running job: so ranks of many jobs need not be read again at each cycle."""
         ...
 
     def next_change_s(self, jobs: JobColumns) -> Floats:

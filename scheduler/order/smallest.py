@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from farside.scheduler.order.plain import PlainOrder
-from farside.scheduler.order.policy import OrderTraits
+from farside.scheduler.order.policy import Motion, Motions, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 
 
@@ -33,6 +35,10 @@ class Smallest(PlainOrder):
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """GPUs."""
         return (jobs.gpus,)
+
+    def motion(self, jobs: JobColumns) -> Motions:
+        """A job stays as large as it is."""
+        return np.full(len(jobs.gpus), Motion.STILL, dtype=np.int8)
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """Their sizes."""

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from farside.scheduler.order.plain import PlainOrder
-from farside.scheduler.order.policy import OrderTraits
+from farside.scheduler.order.policy import Motion, Motions, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 
 
@@ -24,6 +26,10 @@ class Srtf(PlainOrder):
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Remaining seconds."""
         return (jobs.remaining_s,)
+
+    def motion(self, jobs: JobColumns) -> Motions:
+        """As a job makes progress, less is left."""
+        return np.full(len(jobs.gpus), Motion.FALLING, dtype=np.int8)
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """What is left of each."""
@@ -51,6 +57,10 @@ class Srsf(PlainOrder):
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Remaining GPU seconds, then GPUs."""
         return jobs.remaining_s * jobs.gpus, jobs.gpus
+
+    def motion(self, jobs: JobColumns) -> Motions:
+        """As a job makes progress, less is left."""
+        return np.full(len(jobs.gpus), Motion.FALLING, dtype=np.int8)
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """What is left of each."""

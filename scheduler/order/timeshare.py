@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from farside.scheduler.order.plain import PlainOrder
-from farside.scheduler.order.policy import OrderTraits
+from farside.scheduler.order.policy import Motion, Motions, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds
 
@@ -53,7 +53,7 @@ class Timeshare(PlainOrder):
     @property
     def traits(self) -> OrderTraits:
         """Preempts."""
-        return OrderTraits(is_preemptive=True, is_strict=self.is_strict)
+        return OrderTraits(is_preemptive=True, is_strict=self.is_strict, has_thresholds=True)
 
     def group(self, jobs: JobColumns) -> Floats:
         """Which of the three groups each job is in."""
@@ -64,6 +64,10 @@ class Timeshare(PlainOrder):
         """Group, then since when it has waited or run; the longest turn is the last."""
         group = self.group(jobs)
         return group, np.where(group == USED, -jobs.since_s, jobs.since_s)
+
+    def motion(self, jobs: JobColumns) -> Motions:
+        """Within a slice, and behind it, not at all."""
+        return np.full(len(jobs.gpus), Motion.STILL, dtype=np.int8)
 
     def next_change_s(self, jobs: JobColumns) -> Floats:
         """Until the slice of a running job ends."""

@@ -232,6 +232,8 @@ class Simulation:
 
     def _watch(self, domain: Domain, rows: list[int], now_s: float) -> None:
         """Notes when the policy, or the end of a minimum run time, wants the cycle to look at these again."""
+        if not domain.traits.has_thresholds:
+            return
         changes = domain.rules.order.next_change_s(domain.figures(rows, now_s))
         if self._is_in_whole_seconds:
             changes = np.ceil(changes - EDGE_S)
