@@ -63,9 +63,15 @@ class Held:
 
 
 class Domain:
-    """Waiting and running jobs, and the ledger of their nodes."""
+    """Waiting and running jobs, and the ledger of their nodes.
 
-    def __init__(self, name: str, nodes: tuple[Node, ...], rules: Rules, table: JobTable) -> None:
+    ``is_counting_more``: CPUs or memory may be what a node lacks, here or at a lender. Else jobs that differ in those
+    alone are alike, however many sizes of memory a trace has.
+    """
+
+    def __init__(
+        self, name: str, nodes: tuple[Node, ...], rules: Rules, table: JobTable, *, is_counting_more: bool = True
+    ) -> None:
         self.name = name
         self.rules = rules
         self.table = table
@@ -81,6 +87,7 @@ class Domain:
         self.preempted: set[int] = set()  # rows that will have to resume
         self.ended_gpu_s: list[float] = []  # the services of all its jobs that have ended, for policies that learn
         self.placed: list[Sample] = []  # its jobs that have ended, for placements that learn
+        self._is_counting_more = is_counting_more
         self._group_of: dict[tuple[Demand, float], int] = {}
         self.reservation: Reservation | None = None
         self._waiting_since: dict[int, float] = {}
@@ -99,6 +106,8 @@ class Domain:
         """A job came. Its figures are in the table from now on, under this row."""
         self.jobs[row] = job
         demand = self.rules.placement.demand(job)
+        if not self._is_counting_more and (demand.cpus_per_gpu or demand.memory_bytes_per_gpu):
+            demand = replace(demand, cpus_per_gpu=0.0, memory_bytes_per_gpu=0.0)
         limit_s = job.limit_s if self.rules.reserve_after_s < math.inf else math.inf  # backfill tells them apart
         group = self._group_of.setdefault((demand, limit_s), len(self.demands))
         if group == len(self.demands):
@@ -197,13 +206,13 @@ class Domain:
         """
         rows = list(self._unranked)
         self._unranked.clear()
-        for row, rank in zip(rows, self.ranks(rows, now_s), strict=True):
-            self.waiting.add(row, self.groups[row], rank)
+        groups = [self.groups[row] for row in rows]
+        self.waiting.add_all(zip(rows, groups, self.ranks(rows, now_s), strict=True))
         is_changed, self._is_changed = self._is_changed, False
         if is_changed or self.traits.is_strict or not self.traits.is_steady:
             return self.waiting.heads()
         came = set(rows)
-        return [head for head in self.waiting.heads({self.groups[row] for row in rows}) if head[1] in came]
+        return [head for head in self.waiting.heads(set(groups)) if head[1] in came]
 
     def longest_waiting(self, now_s: float) -> int:
         """The job that has waited longest in one go, if that is too long; -1: none has."""

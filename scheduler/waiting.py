@@ -3,11 +3,14 @@
 How it works
   When the first job of a class has no room, none of the class has; so a cycle looks at one job a class, whatever the
   length of the queue. A class is a number here; the domain knows its demand. Each is a heap by rank. What left a heap's
-  middle stays there until it comes to the top.
+  middle stays there until it comes to the top, or until such entries are more than the others.
 """
 
 import heapq
 from collections.abc import Iterable
+
+# Entries of who is gone that do not matter, however few wait.
+SPARE = 1000
 
 # The policy's keys, then submit time, then sequence.
 Rank = tuple[float, ...]
@@ -19,6 +22,7 @@ class Waiting:
     def __init__(self) -> None:
         self._heaps: dict[int, list[tuple[Rank, int]]] = {}
         self._ranks: dict[int, Rank] = {}
+        self._entries = 0  # in all heaps
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -30,6 +34,34 @@ class Waiting:
         """A row comes, or comes to another rank."""
         self._ranks[row] = rank
         heapq.heappush(self._heaps.setdefault(group, []), (rank, row))
+        self._entries += 1
+        if self._entries > 2 * len(self._ranks) + SPARE:
+            self._drop_gone()
+
+    def add_all(self, rows: Iterable[tuple[int, int, Rank]]) -> None:
+        """Rows come, each with its class and rank, or come to other ranks."""
+        ranked = list(rows)
+        self._ranks.update((row, rank) for row, _, rank in ranked)
+        if len(ranked) < len(self._ranks):
+            for row, group, rank in ranked:
+                self.add(row, group, rank)
+            return
+        self._heaps = {}  # nobody else waits
+        for row, group, rank in ranked:
+            self._heaps.setdefault(group, []).append((rank, row))
+        for heap in self._heaps.values():
+            heapq.heapify(heap)
+        self._entries = len(ranked)
+
+    def _drop_gone(self) -> None:
+        kept = {
+            group: [(rank, row) for rank, row in heap if self._ranks.get(row) == rank]
+            for group, heap in self._heaps.items()
+        }
+        self._heaps = {group: heap for group, heap in kept.items() if heap}
+        for heap in self._heaps.values():
+            heapq.heapify(heap)
+        self._entries = sum(map(len, self._heaps.values()))
 
     def discard(self, row: int) -> None:
         """It waits no more."""
@@ -51,6 +83,7 @@ class Waiting:
             if self._ranks.get(row) == rank:
                 return rank, row
             heapq.heappop(heap)
+            self._entries -= 1
         return None
 
     def heads(self, groups: Iterable[int] | None = None) -> list[tuple[Rank, int, int]]:

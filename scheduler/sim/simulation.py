@@ -82,8 +82,11 @@ class Simulation:
         self.jobs = jobs
         self.runs = [Run() for _ in jobs]
         self.table = JobTable(len(jobs))
+        nodes = [node for vc in cluster.virtual_clusters for node in vc.nodes]
+        is_counting_more = any(min(node.cpus, node.memory_bytes) < math.inf for node in nodes)
         self.domains: Mapping[str, Domain] = {
-            vc.name: Domain(vc.name, vc.nodes, rules, self.table) for vc in cluster.virtual_clusters
+            vc.name: Domain(vc.name, vc.nodes, rules, self.table, is_counting_more=is_counting_more)
+            for vc in cluster.virtual_clusters
         }
         self.events = 0
         self.left = len(jobs)  # jobs that have not ended
