@@ -50,7 +50,7 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
         if domain.waiting.first(group) != (rank, row):
             continue  # started already, or another of its class has come before it
         if not plan.start(row, rank, domain.demands[group]):
-            if domain.traits.is_strict:
+            if domain.traits.is_strict or plan.is_over():
                 break
             full.add(group)
             continue
@@ -105,6 +105,7 @@ class _Plan:
         self._unread = domain.last_running(now_s)
         self._read: list[_Victim] = []
         self._is_displaced = False
+        self._is_nobody_behind = False
         self._holds: Allocation = ()  # free GPUs that are booked for the reservation while this cycle plans
         self._winners: dict[int, _Winner] = {}
         self._victims: dict[int, _Victim] = {}
@@ -116,7 +117,7 @@ class _Plan:
         victims: list[_Victim] = []
         if allocation is None and self._holds:
             allocation = self._backfill(row, demand)
-        elif allocation is None and (domain.traits.is_preemptive or domain.guests):
+        elif allocation is None and not self._is_nobody_behind and (domain.traits.is_preemptive or domain.guests):
             allocation, victims = self._make_room(rank, demand)
         if allocation is None:
             return False
@@ -201,6 +202,12 @@ class _Plan:
             domain.ledger.give(demand, allocation)
         return allocation
 
+    def is_over(self) -> bool:
+        """Whether none of those who stand behind the last one that was looked at can start any more."""
+        if self._domain.ledger.free_gpus or self._holds:
+            return False
+        return self._is_nobody_behind or not (self._domain.traits.is_preemptive or self._domain.guests)
+
     def take_displaced(self) -> bool:
         """Whether anybody was preempted since the last call: they wait again, and may have room elsewhere."""
         is_displaced, self._is_displaced = self._is_displaced, False
@@ -213,7 +220,7 @@ class _Plan:
         for row in self._victims.keys() & self._winners.keys():
             held = domain.running[row]
             if held.allocation == self._victims[row].held.allocation:
-                held.since_s = self._victims[row].held.since_s
+                domain.keep(row, self._victims[row].held.since_s)
                 del self._victims[row], self._winners[row]
         actions: list[Action] = []
         for victim in self._victims.values():
@@ -273,6 +280,8 @@ class _Plan:
             allocation = domain.rules.placement.place(ledger, demand)
             if allocation is not None:
                 break
+        # Whom the next one could displace stands behind it, and so behind this one.
+        self._is_nobody_behind = not released
         return allocation, self._keep(released[:given], demand, allocation)
 
     def _keep(self, released: list[_Victim], demand: Demand, allocation: Allocation | None) -> list[_Victim]:

@@ -238,6 +238,10 @@ class Domain:
         self.ledger.take(self.demands[group], allocation)
         self.running[row] = Held(group, self.demands[group], allocation, now_s, now_s + self.rules.min_run_s)
         self.waiting.discard(row)
+
+    def keep(self, row: int, since_s: float) -> None:
+        """A job that was displaced and then given the very same GPUs again never stopped."""
+        self.running[row].since_s = since_s
         self._rank_anew(row)
 
     def _rank_anew(self, row: int) -> None:
@@ -266,6 +270,8 @@ class Domain:
         self.preempted.discard(row)
         self._unranked.discard(row)
         self._waiting_since.pop(row, None)
+        if row in self.running:
+            self._rank_anew(row)
         speed = self.rules.effect.speed(job, allocation, ledger)
         self.table.start(row, now_s=now_s, delay_s=delay_s, speed=speed)
         return delay_s

@@ -2,7 +2,7 @@
 
 How it works
   Who may have to go is asked at nearly every cycle, and mostly the last few answer. So ranks are kept, in a sorted
-  list, for as long as they are good. How long that is the policy says (`Motion`), a job at a time:
+  list, for as long as they are good. How long that is the policy says, a job at a time:
 
   * STILL: as good as new until the time that ``next_change_s`` told;
   * FALLING: until then no more than an upper bound. As the list is read from its end, bounds there are replaced by
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from farside.scheduler.order.policy import Motion, Motions, OrderPolicy
+from farside.scheduler.order.policy import FALLING, FREE, OrderPolicy
 from farside.scheduler.table import Floats, JobColumns
 from farside.scheduler.waiting import Rank
 
@@ -67,7 +67,7 @@ class RunningOrder:
         self._expiries.clear()
 
     def last_first(self, order: OrderPolicy, figures: Figures, now_s: float) -> Iterator[_Entry]:
-        """Ranks as of now, the greatest first. Who comes or is renewed while this is read is not in it, nor in the way.
+        """Ranks as of now, the greatest first. Who comes, goes or is renewed while this is read is not looked at.
 
         Args:
             order: By what; the same at each reading, but for `renew_all`.
@@ -110,38 +110,34 @@ class RunningOrder:
         rows = list(self._loose)
         jobs = figures(rows)
         keys = (*order.keys(jobs), jobs.submit_s, jobs.sequence)
-        motion = np.where(jobs.is_running > 0, order.motion(jobs), Motion.FREE)
-        motion[np.isnan(sum(keys))] = Motion.FREE  # a rank that compares with nothing has no place in a list
-        if motion.min() < Motion.FREE:
-            until_s = now_s + order.next_change_s(jobs) - EDGE_S
-            motion[until_s <= now_s] = Motion.FREE
-            firm = np.flatnonzero(motion < Motion.FREE)
-            self._enter(rows, keys, motion, until_s, firm.tolist(), now_s)
-        free = np.flatnonzero(motion == Motion.FREE)
-        return _descending([rows[at] for at in free.tolist()], [key[free] for key in keys])
-
-    def _enter(
-        self,
-        rows: Sequence[int],
-        keys: Sequence[Floats],
-        motion: Motions,
-        until_s: Floats,
-        firm: Sequence[int],
-        now_s: float,
-    ) -> None:
+        motions = order.motion(jobs).tolist()
+        if min(motions) == FREE and len(rows) > MANY:
+            return _descending(rows, keys)
+        ranked = zip(zip(*(key.tolist() for key in keys), strict=True), rows, strict=True)
+        if min(motions) == FREE:
+            return iter(sorted(ranked, reverse=True))
+        until_s: list[float] = (now_s + order.next_change_s(jobs) - EDGE_S).tolist()
         entered: list[_Entry] = []
-        for at in firm:
-            row, rank = rows[at], tuple(key.item(at) for key in keys)
-            entered.append((rank, row))
-            self._ranks[row] = rank
-            self._loose.discard(row)
-            if motion[at] == Motion.FALLING:
-                self._as_of_s[row] = now_s
-            else:
-                self._as_of_s.pop(row, None)
-            if until_s[at] < math.inf:
-                heapq.heappush(self._expiries, (until_s.item(at), row))
+        free: list[_Entry] = []
+        for entry, motion, good_until_s in zip(ranked, motions, until_s, strict=True):
+            if motion == FREE or good_until_s <= now_s:
+                free.append(entry)
+                continue
+            entered.append(entry)
+            self._note(entry, motion, good_until_s, now_s)
         self._insert(entered, len(self._entries))
+        return iter(sorted(free, reverse=True))
+
+    def _note(self, entry: _Entry, motion: int, good_until_s: float, now_s: float) -> None:
+        rank, row = entry
+        self._loose.discard(row)
+        self._ranks[row] = rank
+        if motion == FALLING:
+            self._as_of_s[row] = now_s
+        else:
+            self._as_of_s.pop(row, None)
+        if good_until_s < math.inf:
+            heapq.heappush(self._expiries, (good_until_s, row))
 
     def _insert(self, entries: list[_Entry], before: int) -> None:
         """Sorts entries in, all of which belong before this place of the list."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from farside.scheduler.order.distribution import Distribution
 from farside.scheduler.order.las import Las, edges_and_uppers, gpu_time
-from farside.scheduler.order.policy import Motion, Motions
+from farside.scheduler.order.policy import FREE, Motions
 from farside.scheduler.table import Floats, JobColumns
 
 UNKNOWN = Distribution()
@@ -98,7 +98,7 @@ class Gittins(Las):
         """An index moves any way; the last queue has none."""
         motion = Las.motion(self, jobs)
         if len(self.distribution):
-            motion[self.level(jobs) < len(self.limits_gpu_s)] = Motion.FREE
+            motion[self.level(jobs) < len(self.limits_gpu_s)] = FREE
         return motion
 
     def why(self, first: JobColumns, second: JobColumns) -> str:

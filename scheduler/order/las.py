@@ -25,7 +25,7 @@ from typing import Literal
 
 import numpy as np
 
-from farside.scheduler.order.policy import Motion, Motions, OrderPolicy, OrderTraits
+from farside.scheduler.order.policy import FREE, STILL, Motions, OrderPolicy, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds
 
@@ -95,7 +95,7 @@ class Las:
 
     def motion(self, jobs: JobColumns) -> Motions:
         """None within a queue; without queues, service grows."""
-        return np.full(len(jobs.gpus), Motion.FREE if self.is_continuous else Motion.STILL, dtype=np.int8)
+        return np.full(len(jobs.gpus), FREE if self.is_continuous else STILL, dtype=np.int8)
 
     def next_change_s(self, jobs: JobColumns) -> Floats:
         """Running: until its queue's limit, or the end of an interval. Waiting: until it is promoted."""

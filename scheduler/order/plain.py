@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from farside.scheduler.order.policy import Motion, Motions
+from farside.scheduler.order.policy import FREE, Motions
 from farside.scheduler.table import Floats, JobColumns
 
 
@@ -16,7 +16,7 @@ class PlainOrder:
 
     def motion(self, jobs: JobColumns) -> Motions:
         """Unless a policy knows better, any way."""
-        return np.full(len(jobs.gpus), Motion.FREE, dtype=np.int8)
+        return np.full(len(jobs.gpus), FREE, dtype=np.int8)
 
     def next_change_s(self, jobs: JobColumns) -> Floats:
         """Never."""

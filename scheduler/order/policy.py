@@ -8,7 +8,6 @@ with the time. What a policy learns from jobs that ended makes it another policy
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
@@ -19,12 +18,11 @@ from farside.scheduler.table import Floats, JobColumns
 Motions = NDArray[np.int8]
 
 
-class Motion(IntEnum):
-    """How a running job's keys move by themselves, up to the time that the policy's ``next_change_s`` tells."""
-
-    STILL = 0
-    FALLING = 1  # they may fall, never grow
-    FREE = 2
+# How a running job's keys move by themselves, up to the time that the policy's ``next_change_s`` tells. Numbers and no
+# enumeration: they are compared for each job at each cycle.
+STILL = 0
+FALLING = 1  # they may fall, never grow
+FREE = 2  # any way; or a key is NaN, which compares with nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,7 @@ class OrderPolicy(Protocol):
         ...
 
     def motion(self, jobs: JobColumns) -> Motions:
-        """A `Motion` for each running job: so ranks of many jobs need not be read again at each cycle."""
+        """`STILL`, `FALLING` or `FREE` for each running job; so ranks need not all be read again at each cycle."""
         ...
 
     def next_change_s(self, jobs: JobColumns) -> Floats:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from farside.scheduler.order.plain import PlainOrder
-from farside.scheduler.order.policy import Motion, Motions, OrderTraits
+from farside.scheduler.order.policy import STILL, Motions, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 
 
@@ -38,7 +38,7 @@ class Smallest(PlainOrder):
 
     def motion(self, jobs: JobColumns) -> Motions:
         """A job stays as large as it is."""
-        return np.full(len(jobs.gpus), Motion.STILL, dtype=np.int8)
+        return np.full(len(jobs.gpus), STILL, dtype=np.int8)
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """Their sizes."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from farside.scheduler.order.plain import PlainOrder
-from farside.scheduler.order.policy import Motion, Motions, OrderTraits
+from farside.scheduler.order.policy import FALLING, FREE, Motions, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 
 
@@ -29,7 +29,7 @@ class Srtf(PlainOrder):
 
     def motion(self, jobs: JobColumns) -> Motions:
         """As a job makes progress, less is left."""
-        return np.full(len(jobs.gpus), Motion.FALLING, dtype=np.int8)
+        return np.where(np.isnan(jobs.remaining_s), FREE, FALLING).astype(np.int8)
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """What is left of each."""
@@ -60,7 +60,7 @@ class Srsf(PlainOrder):
 
     def motion(self, jobs: JobColumns) -> Motions:
         """As a job makes progress, less is left."""
-        return np.full(len(jobs.gpus), Motion.FALLING, dtype=np.int8)
+        return np.where(np.isnan(jobs.remaining_s), FREE, FALLING).astype(np.int8)
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """What is left of each."""

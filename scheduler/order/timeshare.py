@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from farside.scheduler.order.plain import PlainOrder
-from farside.scheduler.order.policy import Motion, Motions, OrderTraits
+from farside.scheduler.order.policy import STILL, Motions, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds
 
@@ -67,7 +67,7 @@ class Timeshare(PlainOrder):
 
     def motion(self, jobs: JobColumns) -> Motions:
         """Within a slice, and behind it, not at all."""
-        return np.full(len(jobs.gpus), Motion.STILL, dtype=np.int8)
+        return np.full(len(jobs.gpus), STILL, dtype=np.int8)
 
     def next_change_s(self, jobs: JobColumns) -> Floats:
         """Until the slice of a running job ends."""
