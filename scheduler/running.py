@@ -111,22 +111,22 @@ class RunningOrder:
         jobs = figures(rows)
         keys = (*order.keys(jobs), jobs.submit_s, jobs.sequence)
         motions = order.motion(jobs).tolist()
-        if min(motions) == FREE and len(rows) > MANY:
-            return _descending(rows, keys)
-        ranked = zip(zip(*(key.tolist() for key in keys), strict=True), rows, strict=True)
         if min(motions) == FREE:
-            return iter(sorted(ranked, reverse=True))
+            return _descending(rows, keys)
         until_s: list[float] = (now_s + order.next_change_s(jobs) - EDGE_S).tolist()
+        ranks = zip(*(key.tolist() for key in keys), strict=True)
         entered: list[_Entry] = []
-        free: list[_Entry] = []
-        for entry, motion, good_until_s in zip(ranked, motions, until_s, strict=True):
-            if motion == FREE or good_until_s <= now_s:
-                free.append(entry)
+        free: list[int] = []
+        for at, (rank, motion) in enumerate(zip(ranks, motions, strict=True)):
+            if motion == FREE or until_s[at] <= now_s:
+                free.append(at)
                 continue
-            entered.append(entry)
-            self._note(entry, motion, good_until_s, now_s)
+            entered.append((rank, rows[at]))
+            self._note(entered[-1], motion, until_s[at], now_s)
         self._insert(entered, len(self._entries))
-        return iter(sorted(free, reverse=True))
+        if not free:
+            return iter(())
+        return _descending([rows[at] for at in free], [key[free] for key in keys])
 
     def _note(self, entry: _Entry, motion: int, good_until_s: float, now_s: float) -> None:
         rank, row = entry
