@@ -4,6 +4,7 @@
 #   make test       everything that is tested
 #   make check      lint, types, test
 #   make bench      the measurements of docs/benchmarks.md
+#   make bench-simulator  the measurements of docs/benchmarks-simulator.md
 #   make reproduce  the papers' figures, ours beside theirs
 #   make venv       what the others call first; leaves .venv/bin/farside
 #   make clean      removes what the above made in this tree
@@ -36,7 +37,7 @@ C_FILES := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.c benchmarks/*.
 ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(ENGINE)/build_ffi.py setup.py pyproject.toml
 SHELL_FILES := .ci/run $(wildcard tools/*.sh tests/*/*.sh)
 
-.PHONY: demo test check lint types bench reproduce venv clean sanitize format packages-build packages-demo \
+.PHONY: demo test check lint types bench bench-simulator reproduce venv clean sanitize format packages-build packages-demo \
 	packages-test packages-check packages-bench venv-dev
 
 demo: venv packages-demo
@@ -60,6 +61,9 @@ types: venv-dev
 
 bench: venv packages-bench
 	@$(PYTHON) -m benchmarks $(BENCH_ARGS)
+
+bench-simulator: venv
+	@$(PYTHON) -m benchmarks.sim_speed $(BENCH_ARGS)
 
 reproduce: venv packages-bench
 	@$(PYTHON) -m benchmarks.reproduce $(BENCH_ARGS)
