@@ -36,7 +36,7 @@ from farside.scheduler.state import Action, Cluster, VirtualCluster
 from farside.scheduler.table import JobTable
 
 GPUS_PER_NODE = 8
-FILL_STEP_S = 60.0
+FILL_STEP_S = 1.0
 ENDS = 21
 HISTORY_JOBS = 20_000
 
@@ -182,16 +182,18 @@ def _taught(case: CycleCase) -> OrderPolicy:
 
 
 def _fill(domain: Domain, jobs: Sequence[TraceJob]) -> tuple[int, float]:
-    """Until jobs hold all GPUs but a few, started one after the other; returns the next row, and what time it is."""
-    row, now_s, steps = 0, 0.0, 20
-    while domain.ledger.free_gpus:
-        share = max(1, domain.ledger.total_gpus // steps // 2)
-        for at in range(row, min(row + share, len(jobs))):
-            if jobs[at].job.gpus <= domain.ledger.free_gpus:
-                _submit(domain, jobs[at], at, now_s)
-                run_cycle(domain, now_s)
-        row += share
-        now_s += FILL_STEP_S
+    """Until jobs hold all GPUs, started one after the other; returns the next row, and what time it is."""
+    row, now_s = 0, 0.0
+    placement, ledger = domain.rules.placement, domain.ledger
+    while ledger.free_gpus:
+        allocation = placement.place(ledger, placement.demand(jobs[row].job))
+        if allocation is not None:
+            _submit(domain, jobs[row], row, now_s)
+            domain.book(row, allocation, now_s)
+            domain.start(row, allocation, ledger, now_s)
+            domain.settle([((now_s,), row)], [], now_s)
+            now_s += FILL_STEP_S
+        row += 1
     return row, now_s
 
 

@@ -7,7 +7,7 @@ no room block all behind it, as ours do. So the average wait comes out equal, an
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.load import BUILD
@@ -26,12 +26,15 @@ PEER_GPUS = 64  # few, so that there is a queue
 LIMIT_S = 600.0
 
 
-def measure(sizes: Sequence[int], folder: Path) -> tuple[PeerResult, ...]:
+def measure(sizes: Sequence[int], folder: Path) -> Iterator[PeerResult]:
     """Both simulators, one after the other, over numbers of jobs."""
     why_not = _install()
     if why_not:
-        return (PeerResult(peer=PEER, dispatcher="", jobs=0, why_not=why_not),)
-    return tuple(_one(dispatcher, jobs, folder) for dispatcher in DISPATCHERS for jobs in sizes)
+        yield PeerResult(peer=PEER, dispatcher="", jobs=0, why_not=why_not)
+        return
+    for jobs in sizes:
+        for dispatcher in DISPATCHERS:
+            yield _one(dispatcher, jobs, folder)
 
 
 def _install() -> str:

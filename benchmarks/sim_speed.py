@@ -9,7 +9,7 @@ import argparse
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks import sim_peer
 from benchmarks.machine import this_commit, this_machine
 from benchmarks.sim_render import render
-from benchmarks.sim_result import CycleCase, CycleResult, PeerResult, SimRun, TraceCase, TraceResult, load, save
+from benchmarks.sim_result import CycleCase, CycleResult, SimRun, TraceCase, TraceResult, load, save
 from benchmarks.sim_run import ROOT, run_case
 from farside.errors import FarsideError
 
@@ -29,8 +29,8 @@ GROWTH = (1_000, 10_000, 100_000, 1_000_000)
 GROWTH_GPUS = 128
 SHAPES = ("at once", "at once, 0 s", "at once, no two alike")
 SHAPE_JOBS = (50_000, 200_000)
-QUEUES = (1_000, 2_000, 4_000, 8_000)
-NODES = (1_000, 10_000)
+QUEUES = (8_000, 4_000, 2_000, 1_000)
+NODES = (10_000, 1_000)
 PEER_JOBS = (1_000, 4_000, 16_000)
 
 
@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = Path(options.output or RESULTS)
     try:
         if not options.render:
-            save(_measure(options, path), path)
+            for run in _measure(options, path):
+                save(run, path)  # after each case: what is measured is not lost when somebody loses patience
             print(f"wrote {path}")
         if options.render or not options.output:
             DOCUMENT.write_text(render(load(path), source="benchmarks/results/simulator.json"))
@@ -67,7 +68,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _measure(options: argparse.Namespace, path: Path) -> SimRun:
+def _measure(options: argparse.Namespace, path: Path) -> Iterator[SimRun]:
     run = SimRun(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         command=shlex.join(["python", "-m", "benchmarks.sim_speed", *_public(options)]),
@@ -81,8 +82,8 @@ def _measure(options: argparse.Namespace, path: Path) -> SimRun:
             peers=before.peers,
         )  # fmt: skip
     for part in options.parts.split(","):
-        run = PARTS[part](run, options)
-    return run
+        for run in PARTS[part](run, options):  # noqa: B020 - each part goes on from where the last one ended
+            yield run
 
 
 def _public(options: argparse.Namespace) -> list[str]:
@@ -90,27 +91,31 @@ def _public(options: argparse.Namespace) -> list[str]:
     return ["--trace", Path(options.trace).name] if options.trace else []
 
 
-def _traces(run: SimRun, options: argparse.Namespace) -> SimRun:
+def _traces(run: SimRun, options: argparse.Namespace) -> Iterator[SimRun]:
     cases = [TraceCase(policy=policy, jobs=min(LONG_TRACE_JOBS, options.most_jobs)) for policy in _policies(options)]
     if options.trace:
         cases += [
             TraceCase(policy=policy, path=options.trace, gpus=options.trace_gpus) for policy in _policies(options)
         ]
-    found = (replace(one, case=replace(one.case, path=Path(one.case.path).name)) for one in _traced(cases))
-    return replace(run, traces=_merged(run.traces, found))
+    for one in _traced(cases):
+        named = replace(one, case=replace(one.case, path=Path(one.case.path).name))
+        run = replace(run, traces=_merged(run.traces, named))
+        yield run
 
 
-def _growth(run: SimRun, options: argparse.Namespace) -> SimRun:
+def _growth(run: SimRun, options: argparse.Namespace) -> Iterator[SimRun]:
     cases = [
         TraceCase(policy=policy, jobs=jobs, gpus=GROWTH_GPUS)
         for jobs in GROWTH
         for policy in _policies(options)
         if jobs <= options.most_jobs
     ]
-    return replace(run, growth=_merged(run.growth, _traced(cases)))
+    for one in _traced(cases):
+        run = replace(run, growth=_merged(run.growth, one))
+        yield run
 
 
-def _shapes(run: SimRun, options: argparse.Namespace) -> SimRun:
+def _shapes(run: SimRun, options: argparse.Namespace) -> Iterator[SimRun]:
     cases = [
         TraceCase(policy=policy, jobs=jobs, shape=shape)
         for shape in SHAPES
@@ -118,33 +123,39 @@ def _shapes(run: SimRun, options: argparse.Namespace) -> SimRun:
         for jobs in SHAPE_JOBS
         if jobs <= options.most_jobs
     ]
-    return replace(run, shapes=_merged(run.shapes, _traced(cases)))
+    for one in _traced(cases):
+        run = replace(run, shapes=_merged(run.shapes, one))
+        yield run
 
 
-def _cycles(run: SimRun, options: argparse.Namespace) -> SimRun:
-    found: list[CycleResult] = []
+def _cycles(run: SimRun, options: argparse.Namespace) -> Iterator[SimRun]:
     for nodes in NODES:
         for queue in QUEUES:
             for policy in _policies(options):
                 case = CycleCase(policy=policy, queue=queue, nodes=nodes)
                 figures = run_case(case)
-                print(f"{nodes} nodes, {queue} wait, {policy}: {figures.median_ms:.1f} ms a cycle", flush=True)
-                found.append(CycleResult(case=case, figures=figures))
-    kept = [one for one in run.cycles if one.case not in {other.case for other in found}]
-    return replace(run, cycles=(*kept, *found))
+                print(
+                    f"{nodes} nodes, {queue} wait, {policy}: {figures.median_ms:.1f} ms a cycle,"
+                    f" {figures.new_queue_ms:.1f} ms with a new queue",
+                    flush=True,
+                )
+                kept = (one for one in run.cycles if one.case != case)
+                run = replace(run, cycles=(*kept, CycleResult(case=case, figures=figures)))
+                yield run
 
 
-def _peers(run: SimRun, options: argparse.Namespace) -> SimRun:
+def _peers(run: SimRun, options: argparse.Namespace) -> Iterator[SimRun]:
+    sizes = [jobs for jobs in PEER_JOBS if jobs <= options.most_jobs]
     with tempfile.TemporaryDirectory(prefix="farside-bench-") as folder:
-        found: tuple[PeerResult, ...] = sim_peer.measure(
-            [jobs for jobs in PEER_JOBS if jobs <= options.most_jobs], Path(folder)
-        )
-    for one in found:
-        print(f"{one.peer} {one.dispatcher} {one.jobs} jobs: {one.peer_s:.2f} s, ours {one.ours_s:.2f} s {one.why_not}")
-    return replace(run, peers=found)
+        for one in sim_peer.measure(sizes, Path(folder)):
+            told = one.why_not or f"{one.peer_s:.2f} s, ours {one.ours_s:.2f} s"
+            print(f"{one.peer} {one.dispatcher}, {one.jobs} jobs: {told}", flush=True)
+            kept = (old for old in run.peers if (old.dispatcher, old.jobs) != (one.dispatcher, one.jobs))
+            run = replace(run, peers=(*kept, one))
+            yield run
 
 
-PARTS: Mapping[str, Callable[[SimRun, argparse.Namespace], SimRun]] = {
+PARTS: Mapping[str, Callable[[SimRun, argparse.Namespace], Iterator[SimRun]]] = {
     "traces": _traces,
     "growth": _growth,
     "shapes": _shapes,
@@ -157,20 +168,16 @@ def _policies(options: argparse.Namespace) -> list[str]:
     return str(options.policies).split(",")
 
 
-def _traced(cases: Sequence[TraceCase]) -> list[TraceResult]:
-    found: list[TraceResult] = []
+def _traced(cases: Sequence[TraceCase]) -> Iterator[TraceResult]:
     for case in cases:
         figures = run_case(case)
         name = f"{Path(case.path).name or case.shape}, {figures.jobs} jobs, {case.policy}"
         print(f"{name}: {figures.cpu_s:.2f} s, {figures.peak_mib:.0f} MiB", flush=True)
-        found.append(TraceResult(case=case, figures=figures))
-    return found
+        yield TraceResult(case=case, figures=figures)
 
 
-def _merged(before: Sequence[TraceResult], found: Iterable[TraceResult]) -> tuple[TraceResult, ...]:
-    new = list(found)
-    cases = {one.case for one in new}
-    return (*(one for one in before if one.case not in cases), *new)
+def _merged(before: Sequence[TraceResult], new: TraceResult) -> tuple[TraceResult, ...]:
+    return (*(one for one in before if one.case != new.case), new)
 
 
 if __name__ == "__main__":
