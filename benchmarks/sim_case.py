@@ -24,14 +24,14 @@ from farside.scheduler.order.distribution import Distribution
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.catalog import make_placement
-from farside.scheduler.sim.arrivals import ARRIVALS
 from farside.scheduler.sim.cluster import equal_nodes
-from farside.scheduler.sim.generate import Workload, generate
-from farside.scheduler.sim.read import read_trace
-from farside.scheduler.sim.service import PRESETS
 from farside.scheduler.sim.simulation import Simulation
-from farside.scheduler.sim.trace import TraceJob
-from farside.scheduler.sim.workload import GPU_MIXES
+from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.sim.trace.read import read_trace
+from farside.scheduler.sim.workload.arrivals import ARRIVALS
+from farside.scheduler.sim.workload.catalog import GPU_MIXES
+from farside.scheduler.sim.workload.generate import Workload, generate
+from farside.scheduler.sim.workload.service import PRESETS
 from farside.scheduler.state import Action, Cluster, VirtualCluster
 from farside.scheduler.table import JobTable
 

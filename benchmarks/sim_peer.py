@@ -14,7 +14,7 @@ from benchmarks.load import BUILD
 from benchmarks.sim_case import GPUS_PER_NODE, jobs_of
 from benchmarks.sim_result import PeerResult, TraceCase
 from benchmarks.sim_run import CaseError, run_case
-from farside.scheduler.sim.trace import TraceJob
+from farside.scheduler.sim.trace.job import TraceJob
 
 PEER = "accasim 1.1.3"
 # What it needs and does not name completely; matplotlib is for its plots, but it imports it.
