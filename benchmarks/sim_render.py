@@ -17,8 +17,8 @@ def render(run: SimRun, *, source: str) -> str:
         f"* Run: {run.date}, commit {run.commit or 'unknown'}, `{run.command}`\n"
         f"* Machine: {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.system}; load before"
         f" {machine.load_before}\n"
-        "* Seconds are CPU seconds of one process; each figure is one run. Where the load before is far above the cores,"
-        " they are too high, and only ratios and growth say something.",
+        "* Seconds are CPU seconds of one process; each figure is one run. Where the load before is far above the"
+        " cores, they are too high, and only ratios and growth say something.",
     ]
     if run.traces:
         parts += ["## A long trace under each policy", _TRACES, _traces(run.traces)]
