@@ -27,7 +27,7 @@ BENCH_ARGS ?=
 BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config liburing-dev libssl-dev \
 	python3-pyverbs python3-libnbd
 DEMO_PACKAGES := fio libnbd-bin nbdkit
-TEST_PACKAGES := $(DEMO_PACKAGES) nbd-client nbd-server qemu-utils clang libclang-rt-14-dev
+TEST_PACKAGES := $(DEMO_PACKAGES) nbd-client nbd-server qemu-utils clang libclang-rt-14-dev openipmi ipmitool
 CHECK_PACKAGES := clang-format shellcheck
 BENCH_PACKAGES := $(DEMO_PACKAGES) nbd-server qemu-utils
 
