@@ -1,0 +1,1 @@
+"""Node power: who sleeps when, and how nodes are switched."""

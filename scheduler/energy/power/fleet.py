@@ -1,0 +1,133 @@
+"""Which nodes to switch so that as many are on as are wanted: the floor, rates, and who may sleep at all. PURE."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from farside.scheduler.energy.power.state import NodePower, Phase, Wanted
+
+HOUR_S = 3600.0
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRules:
+    """What holds for all nodes together.
+
+    Attributes:
+        floor: Nodes that always stay on, whatever is wanted.
+        always_on: Names of nodes that never sleep.
+        draining_at_once: Nodes on their way off at one time.
+        booting_at_once: Nodes on their way on at one time: fuses and boot servers have a limit.
+        stops_per_hour: Nodes told to stop in an hour, all together.
+        stops_per_node_per_day: Power supplies and disks wear by it.
+        min_on_s: A node that came up stays for so long.
+        min_off_s: A node that went off stays for so long, unless the floor needs it.
+    """
+
+    floor: int = 1
+    always_on: frozenset[str] = frozenset()
+    draining_at_once: int = 8
+    booting_at_once: int = 8
+    stops_per_hour: int = 30
+    stops_per_node_per_day: int = 6
+    min_on_s: float = 600.0
+    min_off_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to want of which node, and why not more.
+
+    Attributes:
+        wishes: One for each node that is to change.
+        short: Nodes that ought to be on now and cannot be woken yet.
+        held_back: Why nodes that are not needed stay on, each reason with its number of nodes.
+    """
+
+    wishes: tuple[Wanted, ...]
+    short: int = 0
+    held_back: tuple[tuple[str, int], ...] = ()
+
+
+def plan(nodes: Sequence[NodePower], wanted_on: int, *, now_s: float, rules: FleetRules, reason: str) -> Plan:
+    """The wishes that bring the number of nodes that are on to ``wanted_on``, or to the floor if that is more.
+
+    Nodes that are on their way up, or will be booted as soon as they are off, count as on.
+    """
+    target = max(wanted_on, rules.floor)
+    awake = sum(_is_awake(node) for node in nodes)
+    if awake < target:
+        return _wake(nodes, target - awake, now_s=now_s, rules=rules, reason=reason, is_floor=awake < rules.floor)
+    serving = sum(node.phase is Phase.ON for node in nodes)
+    return _sleep(nodes, serving - target, now_s=now_s, rules=rules, reason=reason)
+
+
+def _is_awake(node: NodePower) -> bool:
+    return node.phase in (Phase.ON, Phase.BOOTING) or (node.phase is Phase.DRAINING and node.is_wanted)
+
+
+def _wake(
+    nodes: Sequence[NodePower], count: int, *, now_s: float, rules: FleetRules, reason: str, is_floor: bool
+) -> Plan:
+    """Those first that need not boot; then who has been off longest, so that all wear alike."""
+    called_back = [node for node in nodes if node.phase is Phase.DRAINING and not node.is_stopping]
+    going_off = [node for node in nodes if node.phase is Phase.DRAINING and node.is_stopping and not node.is_wanted]
+    rested = (
+        node for node in nodes if node.phase is Phase.OFF and (is_floor or now_s - node.since_s >= rules.min_off_s)
+    )
+    off = sorted(rested, key=lambda node: (node.since_s, node.name))
+    room = rules.booting_at_once - sum(node.phase is Phase.BOOTING or node.is_wanted for node in nodes)
+    booted = [*off, *going_off][: max(0, room)]
+    chosen = [*sorted(called_back, key=lambda node: -node.since_s), *booted][:count]
+    wishes = tuple(Wanted(node=node.name, now_s=now_s, is_on=True, reason=reason) for node in chosen)
+    return Plan(wishes=wishes, short=count - len(wishes))
+
+
+def _sleep(nodes: Sequence[NodePower], count: int, *, now_s: float, rules: FleetRules, reason: str) -> Plan:
+    if count <= 0:
+        return Plan(wishes=())
+    refusals: dict[str, int] = {}
+    able: list[NodePower] = []
+    for node in nodes:
+        if node.phase is not Phase.ON:
+            continue
+        why_not = may_not_sleep(node, now_s=now_s, rules=rules)
+        if why_not:
+            refusals[why_not] = refusals.get(why_not, 0) + 1
+        else:
+            able.append(node)
+    room = min(count, _room(nodes, now_s, rules))
+    if room < min(count, len(able)):
+        refusals["the rate at which nodes may go off"] = min(count, len(able)) - room
+    # Nodes without others' memory need no migration; of those, who was idle longest.
+    able.sort(key=lambda node: (node.holdings.foreign_slabs if node.holdings else 0, node.empty_since_s, node.name))
+    wishes = tuple(Wanted(node=node.name, now_s=now_s, is_on=False, reason=reason) for node in able[:room])
+    return Plan(wishes=wishes, held_back=tuple(sorted(refusals.items())))
+
+
+def may_not_sleep(node: NodePower, *, now_s: float, rules: FleetRules) -> str:
+    """Why a node that is on may not go off now, in words; empty when it may. Foreign slabs can be moved: they may."""
+    held = node.holdings
+    reasons = (
+        (node.name in rules.always_on, "always on by choice"),
+        (node.is_pinned, "did not go off the last time"),
+        (held is None or not node.boot_id, "nobody knows what stands on it"),
+        (held is not None and held.jobs > 0, "has a job"),
+        (held is not None and held.reservations > 0, "is reserved"),
+        (now_s - node.since_s < rules.min_on_s, "has just come up"),
+        (now_s < node.stay_until_s, "could not be emptied"),
+        (_stops(node.stops_s, now_s, DAY_S) >= rules.stops_per_node_per_day, "went off often enough today"),
+    )
+    return next((why for is_so, why in reasons if is_so), "")
+
+
+def _room(nodes: Sequence[NodePower], now_s: float, rules: FleetRules) -> int:
+    draining = sum(node.phase is Phase.DRAINING for node in nodes)
+    emptying = sum(node.phase is Phase.DRAINING and not node.is_stopping for node in nodes)
+    # Those that are still being emptied will be told to stop as well.
+    stops = sum(_stops(node.stops_s, now_s, HOUR_S) for node in nodes) + emptying
+    return max(0, min(rules.draining_at_once - draining, rules.stops_per_hour - stops))
+
+
+def _stops(stops_s: Iterable[float], now_s: float, window_s: float) -> int:
+    return sum(now_s - at_s < window_s for at_s in stops_s)

@@ -1,0 +1,47 @@
+"""Idle nodes that stay on can save too: lower GPU power caps, slower CPUs. When they do, and when they stop. PURE.
+
+The same rules as for switching off: never with a job, somebody's slab or a reservation on the node, and no flapping.
+Unlike switching off it is over in an instant, so the node stays open: it is ended as soon as anything comes.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from farside.scheduler.energy.power.state import NodePower, Phase
+
+
+class RestCommand(StrEnum):
+    """What can be ordered of a node's own knobs."""
+
+    REST = "rest"
+    RESUME = "resume"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestRules:
+    """``after_s``: how long a node is idle before it rests. ``between_s``: from one rest's end to the next rest."""
+
+    after_s: float = 300.0
+    between_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """Whether a node rests. ``boot_id``: in which boot it was told to, since a boot undoes it."""
+
+    is_resting: bool = False
+    since_s: float = float("-inf")
+    boot_id: str = ""
+
+
+def next_rest(rest: Rest, node: NodePower, *, now_s: float, rules: RestRules) -> tuple[Rest, RestCommand | None]:
+    """The rest of a node now, and what to order; None: nothing."""
+    if rest.is_resting and node.boot_id != rest.boot_id:
+        rest = Rest(since_s=now_s)
+    is_idle = node.phase is Phase.ON and node.holdings is not None and node.holdings.is_empty
+    if rest.is_resting:
+        return (rest, None) if is_idle else (Rest(since_s=now_s), RestCommand.RESUME)
+    is_due = now_s - node.empty_since_s >= rules.after_s and now_s - rest.since_s >= rules.between_s
+    if is_idle and is_due and node.boot_id:
+        return Rest(is_resting=True, since_s=now_s, boot_id=node.boot_id), RestCommand.REST
+    return rest, None

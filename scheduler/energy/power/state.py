@@ -1,0 +1,219 @@
+"""A node's power as the manager knows it, what happens to it, and what is ordered. Frozen, PURE."""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """Where a node is.
+
+    DRAINING lasts from the decision until it is known to be off: while what stands on it leaves, and then, once
+    ``NodePower.is_stopping`` is set, while it shuts down. FAILED is a node that did not do what it was told.
+    """
+
+    ON = "on"
+    DRAINING = "draining"
+    OFF = "off"
+    BOOTING = "booting"
+    FAILED = "failed"
+
+
+class Power(StrEnum):
+    """What a BMC says of its node."""
+
+    ON = "on"
+    OFF = "off"
+    UNKNOWN = "unknown"
+
+
+class Command(StrEnum):
+    """What can be ordered: DRAIN and OPEN of the inventory, the rest of the BMC."""
+
+    DRAIN = "drain"
+    OPEN = "open"
+    SOFT_OFF = "soft-off"
+    FORCE_OFF = "force-off"
+    POWER_ON = "power-on"
+    ASK = "ask"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """What stands on a node, as its owners say.
+
+    Attributes:
+        closed_by: The number of the DRAIN by which the scheduler and the donor have both closed the node: since then
+            nothing new has come. 0: it is open.
+        jobs: That run there, or are being started.
+        foreign_slabs: Of its memory, mapped by other nodes: their swap.
+        reservations: That count on it.
+    """
+
+    closed_by: int = 0
+    jobs: int = 0
+    foreign_slabs: int = 0
+    reservations: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody would miss the node."""
+        return not (self.jobs or self.foreign_slabs or self.reservations)
+
+    def told(self) -> str:
+        """What there is, in words: ``1 job, 3 foreign slabs``."""
+        parts = ((self.jobs, "job"), (self.foreign_slabs, "foreign slab"), (self.reservations, "reservation"))
+        return ", ".join(f"{count} {what}{'s' * (count > 1)}" for count, what in parts if count) or "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One thing to do. Numbers of a node grow: who gets an order with a smaller number than the last ignores it."""
+
+    node: str
+    number: int
+    command: Command
+    reason: str
+
+
+# ---------------------------------------------------------------- what happens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Somebody wants a node on or off; `fleet.plan` has looked after rates and the floor."""
+
+    node: str
+    now_s: float
+    is_on: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The inventory told what stands on a node."""
+
+    node: str
+    now_s: float
+    holdings: Holdings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """The node itself said that it is up. ``boot_id``: the kernel's, another one after each boot."""
+
+    node: str
+    now_s: float
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of an order. ``error``: empty when it was done; ``power``: what ASK found."""
+
+    node: str
+    now_s: float
+    number: int
+    error: str = ""
+    power: Power = Power.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed."""
+
+    node: str
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pardon:
+    """An operator has mended the node."""
+
+    node: str
+    now_s: float
+
+
+Event = Wanted | Seen | Beat | Answer | Tick | Pardon
+
+
+# ---------------------------------------------------------------- what is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePower:
+    """One node.
+
+    Attributes:
+        since_s: When the phase began.
+        reason: Why it is in this phase, for an operator.
+        boot_id: Of the last beat that counted; empty before the first.
+        past_boots: Boots that were told to end. A beat of one of them is late, or of a node that did not obey.
+        last_beat_s: When it last beat; the time of adoption before that.
+        holdings: As last seen; None: never.
+        empty_since_s: Since when nothing stands on it; infinite while something does.
+        drain_number: Of the DRAIN that is in force.
+        is_stopping: DRAINING only: it has been told to shut down, and cannot be called back.
+        is_wanted: While it stops: it is to be booted again at once.
+        is_pinned: It did not go off as told; it stays on until an operator pardons it.
+        stop_s: When it was told to shut down; forced_s: when its power was cut. Infinite: not yet.
+        stay_until_s: A node that could not be emptied is left alone until then.
+        stops_s: When it was told to shut down, of late, the newest last.
+        is_refused: Its BMC did not take, or did not answer, the last order to shut down.
+        tries: Orders of this phase that were given again, to boot or to shut down.
+        pending: The order whose answer is awaited.
+        ordered_s: When the last order was given.
+        number: Of the last order.
+    """
+
+    name: str
+    phase: Phase = Phase.ON
+    since_s: float = 0.0
+    reason: str = ""
+    boot_id: str = ""
+    past_boots: tuple[str, ...] = ()
+    last_beat_s: float = 0.0
+    holdings: Holdings | None = None
+    empty_since_s: float = math.inf
+    drain_number: int = 0
+    is_stopping: bool = False
+    is_wanted: bool = False
+    is_refused: bool = False
+    is_pinned: bool = False
+    stop_s: float = math.inf
+    forced_s: float = math.inf
+    stay_until_s: float = -math.inf
+    stops_s: tuple[float, ...] = ()
+    tries: int = 0
+    pending: Order | None = None
+    ordered_s: float = -math.inf
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a node, its BMC and its owners may take, in seconds, and what is done then.
+
+    Attributes:
+        answer_s: For an order's answer.
+        poll_s: Between two looks at a BMC, and between two tries.
+        drain_s: For jobs and slabs to leave; then the node stays on, and is left alone for ``backoff_s``.
+        soft_off_s: For the operating system to shut down; then its power is cut, if ``may_force``.
+        force_off_s: For the power to be off after that.
+        silent_s: A node that is off has not beaten for so long, whatever its BMC says.
+        lost_s: A node that is on and has not beaten for so long is looked at.
+        boot_s: From the order to the first beat.
+        tries: Orders to boot, or to shut down, that a BMC gets.
+    """
+
+    answer_s: float = 30.0
+    poll_s: float = 10.0
+    drain_s: float = 1800.0
+    backoff_s: float = 1800.0
+    soft_off_s: float = 240.0
+    force_off_s: float = 60.0
+    silent_s: float = 15.0
+    lost_s: float = 120.0
+    boot_s: float = 900.0
+    tries: int = 3
+    may_force: bool = True
