@@ -1,0 +1,40 @@
+"""A switch that only says what it would do, and then behaves as if it had."""
+
+from farside.log import get_log
+from farside.scheduler.energy.power.state import Power
+
+log = get_log("scheduler.power")
+
+
+class DryRunDriver:
+    """For a first look at what a policy does to a cluster: nothing is switched, everything is logged."""
+
+    limit_s = 1.0
+
+    def __init__(self, node: str, power: Power = Power.ON) -> None:
+        self.node = node
+        self._power = power
+
+    async def on(self) -> None:
+        """Logs it."""
+        self._pretend("on", Power.ON)
+
+    async def soft_off(self) -> None:
+        """Logs it."""
+        self._pretend("soft-off", Power.OFF)
+
+    async def off(self) -> None:
+        """Logs it."""
+        self._pretend("off", Power.OFF)
+
+    async def status(self) -> Power:
+        """As it would be."""
+        return self._power
+
+    async def reading_w(self) -> float | None:
+        """None: nothing is measured."""
+        return None
+
+    def _pretend(self, action: str, power: Power) -> None:
+        log.info("dry run: would switch", node=self.node, action=action)
+        self._power = power

@@ -1,0 +1,25 @@
+"""Who is asked what stands on a node, and told to empty it: the scheduler and the donor, behind one door."""
+
+from typing import Protocol
+
+from farside.scheduler.energy.power.state import Holdings
+
+
+class Inventory(Protocol):
+    """Jobs, others' swap slabs and reservations by node.
+
+    Numbers of a node grow. A call with a smaller one than the node has seen is late, and changes nothing. All calls
+    raise a FarsideError when an owner does not answer; a node of which one owner is silent is never taken for empty.
+    """
+
+    async def drain(self, node: str, number: int) -> None:
+        """Closes a node: no new job, slab or reservation from now on; slabs begin to move to other donors."""
+        ...
+
+    async def open(self, node: str, number: int) -> None:
+        """Opens it again."""
+        ...
+
+    async def holdings(self, node: str) -> Holdings:
+        """What stands there, and by which DRAIN the node is closed, of one and the same moment."""
+        ...

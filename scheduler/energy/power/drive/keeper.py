@@ -1,0 +1,218 @@
+"""Keeps as many nodes on as are wanted: observes, decides, and acts, each turn anew.
+
+How it works
+  Events of all nodes are applied by one task, here. What takes time, a BMC or an owner, is a task of its own that ends
+  with exactly one Answer; so a BMC that hangs holds up nobody but its own node. A driver's limit is shorter than
+  ``Patience.answer_s``, so an order that the state machine has given up is over.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+
+from farside.clock import Clock
+from farside.errors import ConfigError, FarsideError
+from farside.log import get_log
+from farside.scheduler.energy.power.demand import Demand, occupancy
+from farside.scheduler.energy.power.drive.driver import PowerDriver
+from farside.scheduler.energy.power.drive.inventory import Inventory
+from farside.scheduler.energy.power.fleet import FleetRules, plan
+from farside.scheduler.energy.power.machine import adopt, step
+from farside.scheduler.energy.power.rest import Rest, RestCommand, RestRules, next_rest
+from farside.scheduler.energy.power.state import (
+    Answer,
+    Beat,
+    Command,
+    Event,
+    Holdings,
+    NodePower,
+    Order,
+    Pardon,
+    Patience,
+    Power,
+    Seen,
+    Tick,
+)
+
+log = get_log("scheduler.power")
+
+# Carries out a rest of one node: over its agent, whose hands the savers are.
+RestHand = Callable[[str, RestCommand], Awaitable[None]]
+
+
+class PowerKeeper:
+    """The nodes' power, kept.
+
+    Args:
+        drivers: One a node.
+        inventory: Who knows what stands on nodes, and empties them.
+        demand: How many nodes are wanted.
+        clock: For turns and limits.
+        rules: For all nodes together. ``patience``: with each.
+        every_s: From turn to turn.
+        rest_hand: Rests idle nodes that stay on; None: nobody does. ``rest_rules``: when.
+
+    Raises:
+        ConfigError: A driver may take longer than its order is waited for.
+    """
+
+    def __init__(
+        self,
+        drivers: Mapping[str, PowerDriver],
+        *,
+        inventory: Inventory,
+        demand: Demand,
+        clock: Clock,
+        rules: FleetRules,
+        patience: Patience,
+        every_s: float = 10.0,
+        rest_hand: RestHand | None = None,
+        rest_rules: RestRules | None = None,
+    ) -> None:
+        for name, driver in drivers.items():
+            if driver.limit_s >= patience.answer_s:
+                hint = f"less than {patience.answer_s:g} s, which is how long an order is waited for"
+                raise ConfigError(f"{name}: its power driver may take {driver.limit_s:g} s", hint=hint)
+        self._drivers = dict(drivers)
+        self._inventory = inventory
+        self._demand = demand
+        self._clock = clock
+        self._rules = rules
+        self._patience = patience
+        self._every_s = every_s
+        self._rest_hand = rest_hand
+        self._rest_rules = rest_rules or RestRules()
+        now_s = clock.now_s()
+        self._nodes = {name: adopt(name, now_s) for name in drivers}
+        self._rests = {name: Rest() for name in drivers}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    @property
+    def nodes(self) -> Mapping[str, NodePower]:
+        """What is known of each node now."""
+        return dict(self._nodes)
+
+    def beat(self, name: str, boot_id: str) -> None:
+        """A node's agent says that it is up."""
+        if name in self._nodes:
+            self._apply(Beat(node=name, now_s=self._clock.now_s(), boot_id=boot_id))
+
+    def pardon(self, name: str) -> None:
+        """An operator has mended a node.
+
+        Raises:
+            ConfigError: There is no such node.
+        """
+        if name not in self._nodes:
+            raise ConfigError(f"no node is called {name!r}", hint=f"one of {', '.join(sorted(self._nodes))}")
+        self._apply(Pardon(node=name, now_s=self._clock.now_s()))
+
+    async def run(self) -> None:
+        """Turn after turn, until cancelled; rests are ended then, nodes stay as they are."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                while True:
+                    await self.turn()
+                    await self._clock.sleep_until_s(self._clock.now_s() + self._every_s)
+        finally:
+            self._tasks = None
+            await self._end_rests()
+
+    async def turn(self) -> None:
+        """One turn. What it orders goes on when it has ended."""
+        # 1. Observe: what stands on every node.
+        seen = await asyncio.gather(*map(self._look, self._nodes))
+        # 2. Snapshot: what was seen, and that time has passed.
+        for name, holdings in zip(tuple(self._nodes), seen, strict=True):
+            if holdings is not None:
+                self._apply(Seen(node=name, now_s=self._clock.now_s(), holdings=holdings))
+        for name in self._nodes:
+            self._apply(Tick(node=name, now_s=self._clock.now_s()))
+        # 3. Decide: how many are wanted, and so which change.
+        nodes, now_s = tuple(self._nodes.values()), self._clock.now_s()
+        wish = self._demand.wish(occupancy(nodes, now_s))
+        found = plan(nodes, wish.nodes, now_s=now_s, rules=self._rules, reason=wish.reason)
+        if found.short:
+            log.warning("fewer nodes on than wanted", wanted=wish.nodes, short=found.short, reason=wish.reason)
+        # 4. Act: each order by a task of its own.
+        for wanted in found.wishes:
+            self._apply(wanted)
+        await self._rest_idle(now_s)
+
+    async def _look(self, name: str) -> Holdings | None:
+        try:
+            async with asyncio.timeout(self._patience.answer_s):
+                return await self._inventory.holdings(name)
+        except (FarsideError, TimeoutError) as error:
+            log.warning("nobody says what stands on a node", node=name, error=error)
+            return None
+
+    def _apply(self, event: Event) -> None:
+        before = self._nodes[event.node]
+        node, orders = step(before, event, self._patience)
+        self._nodes[event.node] = node
+        if node.phase is not before.phase:
+            log.info("node power", node=node.name, was=before.phase, now=node.phase, reason=node.reason)
+        for order in orders:
+            self._start(order)
+
+    def _start(self, order: Order) -> None:
+        assert self._tasks is not None, "run() is running"
+        self._tasks.create_task(self._carry_out(order))
+
+    async def _carry_out(self, order: Order) -> None:
+        """An order, and the one answer to it."""
+        if order.command is not Command.ASK:
+            log.info("order", node=order.node, number=order.number, command=order.command, reason=order.reason)
+        answer = Answer(node=order.node, now_s=0.0, number=order.number)
+        try:
+            async with asyncio.timeout(self._patience.answer_s):
+                answer = replace(answer, power=await self._do(order))
+        except (FarsideError, TimeoutError) as error:
+            log.warning("order failed", node=order.node, number=order.number, command=order.command, error=error)
+            answer = replace(answer, error=str(error) or "timed out")
+        self._apply(replace(answer, now_s=self._clock.now_s()))
+
+    async def _do(self, order: Order) -> Power:
+        driver = self._drivers[order.node]
+        if order.command is Command.ASK:
+            return await driver.status()
+        if order.command is Command.DRAIN:
+            await self._inventory.drain(order.node, order.number)
+        elif order.command is Command.OPEN:
+            await self._inventory.open(order.node, order.number)
+        elif order.command is Command.SOFT_OFF:
+            await driver.soft_off()
+        elif order.command is Command.FORCE_OFF:
+            await driver.off()
+        else:
+            await driver.on()
+        return Power.UNKNOWN
+
+    # ------------------------------------------------------------------ rests
+
+    async def _rest_idle(self, now_s: float) -> None:
+        if self._rest_hand is None:
+            return
+        for name, node in self._nodes.items():
+            rest, command = next_rest(self._rests[name], node, now_s=now_s, rules=self._rest_rules)
+            if command is None or await self._is_rested(name, command):
+                self._rests[name] = rest
+
+    async def _is_rested(self, name: str, command: RestCommand) -> bool:
+        """Whether the hand did it; if not, the next turn tries again."""
+        assert self._rest_hand is not None
+        try:
+            async with asyncio.timeout(self._patience.answer_s):
+                await self._rest_hand(name, command)
+        except (FarsideError, TimeoutError) as error:
+            log.warning("rest failed", node=name, command=command, error=error)
+            return False
+        log.info("rest", node=name, command=command)
+        return True
+
+    async def _end_rests(self) -> None:
+        for name, rest in self._rests.items():
+            if rest.is_resting and await self._is_rested(name, RestCommand.RESUME):
+                self._rests[name] = Rest()

@@ -1,0 +1,86 @@
+"""From a forecast to a BMC and back: a simulated node sleeps through the quiet night and is up before the morning."""
+
+import asyncio
+import time
+from pathlib import Path
+
+from farside.clock import RealClock
+from farside.scheduler.energy.power.demand import Occupancy, Wish
+from farside.scheduler.energy.power.drive.dry_run import DryRunDriver
+from farside.scheduler.energy.power.drive.ipmi import IpmiDriver
+from farside.scheduler.energy.power.drive.keeper import PowerKeeper
+from farside.scheduler.energy.power.fleet import FleetRules
+from farside.scheduler.energy.power.state import Holdings, Patience, Phase
+from tests.power.bmc import USER, ipmi_sim, password_file
+from tests.power.cluster import FakeInventory
+
+# Busy nodes of yesterday, an hour each: nobody works before eight.
+YESTERDAY = (0,) * 8 + (2,) * 10 + (1,) * 6
+
+
+class SeasonalNaive:
+    """The least forecast that there is, in the shape of a real one: as yesterday, at its most until a node is back."""
+
+    def __init__(self, hour: float) -> None:
+        self.hour = hour
+
+    def wish(self, now: Occupancy) -> Wish:
+        until = self.hour + 1.0
+        most = max(YESTERDAY[int(hour) % 24] for hour in (self.hour, until))
+        return Wish(nodes=max(most, now.busy), reason=f"yesterday {most} nodes were busy until {until:.0f} o'clock")
+
+
+class Node:
+    """What runs on the machine behind the BMC: an agent that beats while its power is on, with a new id each boot."""
+
+    def __init__(self, power: Path) -> None:
+        self._power = power
+        self._boots, self._was_on = 1, True
+
+    def boot_id(self) -> str:
+        is_on = self._power.read_text().strip() == "1"
+        self._boots += is_on and not self._was_on
+        self._was_on = is_on
+        return f"boot{self._boots}" if is_on else ""
+
+
+def test_a_forecast_switches_a_simulated_node_off_and_on(tmp_path: Path) -> None:
+    with ipmi_sim(tmp_path) as (port, power):
+        bmc = IpmiDriver(
+            node="sleeper", host="127.0.0.1", port=port, user=USER, password_file=password_file(tmp_path), limit_s=10.0
+        )
+        asyncio.run(_story(bmc, Node(power)))
+
+
+async def _story(bmc: IpmiDriver, node: Node) -> None:
+    forecast = SeasonalNaive(hour=2.0)
+    inventory = FakeInventory({"sleeper": Holdings(foreign_slabs=2), "always": Holdings()})
+    keeper = PowerKeeper(
+        {"sleeper": bmc, "always": DryRunDriver("always")}, inventory=inventory, demand=forecast, clock=RealClock(),
+        rules=FleetRules(floor=1, always_on=frozenset({"always"}), min_on_s=0.0), every_s=0.05,
+        patience=Patience(answer_s=15.0, poll_s=0.1, silent_s=0.3, lost_s=60.0),
+    )  # fmt: skip
+
+    async def until(phase: Phase) -> None:
+        deadline_s = time.monotonic() + 60.0
+        while keeper.nodes["sleeper"].phase is not phase:
+            assert time.monotonic() < deadline_s, keeper.nodes["sleeper"]
+            keeper.beat("always", "boot1")
+            if boot_id := node.boot_id():
+                keeper.beat("sleeper", boot_id)
+            await asyncio.sleep(0.02)
+
+    running = asyncio.ensure_future(keeper.run())
+    await asyncio.sleep(0)
+    try:
+        await until(Phase.OFF)
+        assert not node.boot_id()
+        assert inventory.calls == ["drain sleeper", "slab leaves sleeper", "slab leaves sleeper"]
+        assert "yesterday 0 nodes were busy" in keeper.nodes["sleeper"].reason
+
+        forecast.hour = 7.5
+        await until(Phase.ON)
+        assert keeper.nodes["sleeper"].boot_id == "boot2"
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
