@@ -13,17 +13,18 @@ from typing import Literal
 
 from farside.errors import ConfigError
 from farside.scheduler.settings import chosen, suggestion
-from farside.scheduler.sim.trace.format.farside import read_farside
-from farside.scheduler.sim.trace.format.helios import read_helios
-from farside.scheduler.sim.trace.format.openb import read_openb
-from farside.scheduler.sim.trace.format.philly_csv import read_philly_csv
-from farside.scheduler.sim.trace.format.philly_json import read_philly_json
+from farside.scheduler.sim.trace.format.farside import log_farside, read_farside
+from farside.scheduler.sim.trace.format.helios import log_helios, read_helios
+from farside.scheduler.sim.trace.format.openb import log_openb, read_openb
+from farside.scheduler.sim.trace.format.philly_csv import log_philly_csv, read_philly_csv
+from farside.scheduler.sim.trace.format.philly_json import log_philly_json, read_philly_json
 from farside.scheduler.sim.trace.format.row import Item, LeftOut, Noted, Problem, shown
-from farside.scheduler.sim.trace.format.slurm import read_slurm
+from farside.scheduler.sim.trace.format.slurm import log_slurm, read_slurm
 from farside.scheduler.sim.trace.format.source import Source, open_source
 from farside.scheduler.sim.trace.format.table import header, separator_of
-from farside.scheduler.sim.trace.format.tiresias import read_tiresias
+from farside.scheduler.sim.trace.format.tiresias import log_tiresias, read_tiresias
 from farside.scheduler.sim.trace.job import Trace, TraceJob
+from farside.scheduler.sim.trace.log import Logged
 
 OnBad = Literal["refuse", "skip"]
 Attempts = Literal["whole", "each"]
@@ -36,11 +37,13 @@ AUTO = "auto"
 class Format:
     """A format of traces.
 
-    ``needed``: columns without which a table is not of this format, sets of which one column each must be there; empty
-    for what is no table. ``id_column``: what a message about an id names.
+    ``log``: reads the whole log instead, see read_log.py. ``needed``: columns without which a table is not of this
+    format, sets of which one column each must be there; empty for what is no table. ``id_column``: what a message about
+    an id names.
     """
 
     read: Callable[[Source, str], Iterator[Item]]
+    log: Callable[[Source], Iterator[Logged | LeftOut | Problem]]
     needed: tuple[frozenset[str], ...] = ()
     id_column: str = "job_id"
     separator: str = ","
@@ -53,15 +56,22 @@ def _columns(*names: str) -> tuple[frozenset[str], ...]:
 # A header may fit several: the first one counts.
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
-        "farside": Format(read_farside, _columns("job_id", "gpus", "duration_s", "submit_s|submit_time")),
-        "tiresias": Format(read_tiresias, _columns("job_id", "num_gpu", "submit_time", "duration", "model_name")),
-        "helios": Format(read_helios, _columns("job_id", "gpu_num", "submit_time", "duration|end_time")),
-        "openb": Format(
-            read_openb, _columns("name", "num_gpu", "creation_time", "scheduled_time", "deletion_time"), "name"
+        "farside": Format(read_farside, log_farside, _columns("job_id", "gpus", "duration_s", "submit_s|submit_time")),
+        "tiresias": Format(
+            read_tiresias, log_tiresias, _columns("job_id", "num_gpu", "submit_time", "duration", "model_name")
         ),
-        "philly-csv": Format(read_philly_csv, _columns("submit_time", "duration", "gpus"), "submit_time"),
-        "slurm": Format(read_slurm, _columns("jobid|jobidraw", "submit"), "JobID", "|"),
-        "philly-json": Format(read_philly_json, id_column="jobid"),
+        "helios": Format(read_helios, log_helios, _columns("job_id", "gpu_num", "submit_time", "duration|end_time")),
+        "openb": Format(
+            read_openb,
+            log_openb,
+            _columns("name", "num_gpu", "creation_time", "scheduled_time", "deletion_time"),
+            "name",
+        ),
+        "philly-csv": Format(
+            read_philly_csv, log_philly_csv, _columns("submit_time", "duration", "gpus"), "submit_time"
+        ),
+        "slurm": Format(read_slurm, log_slurm, _columns("jobid|jobidraw", "submit"), "JobID", "|"),
+        "philly-json": Format(read_philly_json, log_philly_json, id_column="jobid"),
     }
 )
 
@@ -81,13 +91,18 @@ def read_trace(path: Path, *, fmt: str = AUTO, on_bad: OnBad = "refuse", attempt
     if fmt != AUTO:
         chosen(fmt, FORMATS, "format of traces")
     with open_source(path) as source:
-        name = _format_of(source) if fmt == AUTO else fmt
-        _check_columns(source, name)
+        name = format_of(source) if fmt == AUTO else fmt
+        check_columns(source, name)
         items = FORMATS[name].read(source, attempts)
         return _collect(items, source.path, name, is_refusing=on_bad == "refuse")
 
 
-def _format_of(source: Source) -> str:
+def format_of(source: Source) -> str:
+    """The name of the format that a file has.
+
+    Raises:
+        ConfigError: None fits; with the nearest one.
+    """
     if source.first.lstrip()[:1] in ("[", "{"):
         return "philly-json"
     columns = header(source).keys()
@@ -104,7 +119,12 @@ def _format_of(source: Source) -> str:
     )
 
 
-def _check_columns(source: Source, name: str) -> None:
+def check_columns(source: Source, name: str) -> None:
+    """Refuses a table that lacks columns of this format.
+
+    Raises:
+        ConfigError: It does.
+    """
     fmt = FORMATS[name]
     if not fmt.needed:
         return
@@ -139,7 +159,7 @@ def _collect(items: Iterable[Item], path: str, name: str, *, is_refusing: bool) 
             if len(problems) < TOLD:
                 problems.append(item.told(path))
     if bad and is_refusing:
-        raise _refusal(path, bad, problems)
+        raise refusal(path, bad, problems)
     if not jobs:
         raise _nothing(path, problems, notes)
     jobs.sort(key=lambda entry: entry.job.submit_s)  # stable: jobs of one second stay in the order of the file
@@ -168,7 +188,8 @@ def _without_twins(items: Iterable[Item], column: str) -> Iterator[Item]:
             yield item
 
 
-def _refusal(path: str, bad: int, problems: list[str]) -> ConfigError:
+def refusal(path: str, bad: int, problems: list[str]) -> ConfigError:
+    """What is raised for rows that cannot be used; ``problems``: the first lines about them."""
     if bad == 1:
         return ConfigError(f"{problems[0]}, or leave it out with --on-bad skip")
     several = [*problems, *([f"{path}: and {bad - len(problems)} more"] if bad > len(problems) else [])]

@@ -1,11 +1,13 @@
 """Our own CSV: every column of it is a field of a job. docs/simulator.md lists them."""
 
+import math
 from collections.abc import Iterator
 
-from farside.scheduler.sim.trace.format.row import MAX_DURATION_S, Item, Row, flag, real, whole
+from farside.scheduler.sim.trace.format.row import MAX_DURATION_S, Item, Problem, Row, flag, real, whole
 from farside.scheduler.sim.trace.format.source import Source
 from farside.scheduler.sim.trace.format.table import read_table
 from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.sim.trace.log import Logged, status_of
 from farside.scheduler.state import Job
 
 MAX_BYTES = 1 << 60
@@ -55,6 +57,28 @@ def _job(row: Row) -> TraceJob:
         limit_s=_real(row, "limit_s", float("inf"), MAX_DURATION_S),
     )
     return TraceJob(job=job, duration_s=row.duration_s("duration_s"), line=row.line)
+
+
+def log_farside(source: Source) -> Iterator[Logged | Problem]:
+    """Jobs of our own CSV, with ``start_s`` and ``status`` where it has such columns, as results of a run do."""
+    return read_table(source, _logged)
+
+
+def _logged(row: Row) -> Logged:
+    time = "submit_time" if row.has("submit_time") else "submit_s"
+    gpus = row.gpus("gpus", lowest=0)
+    return Logged(
+        job_id=row.key("job_id"),
+        submit_s=row.moment(time),
+        start_s=row.moment("start_s") if row.has("start_s") else math.nan,
+        duration_s=row.duration_s("duration_s"),
+        gpus=gpus,
+        cpus=gpus * _real(row, "cpus_per_gpu", math.nan, MAX_CPUS) if gpus else _real(row, "cpus", math.nan, MAX_CPUS),
+        status=status_of(row.cell("status")),
+        user=row.text("user"),
+        vc=row.text("vc"),
+        line=row.line,
+    )
 
 
 def _real(row: Row, column: str, default: float, highest: float) -> float:

@@ -8,12 +8,14 @@ no GPU: those are left out, as are those that never started.
 ``queue`` and ``node_num`` are what that cluster's scheduler made of the job, which is what is simulated here: not used.
 """
 
+import math
 from collections.abc import Iterator
 
-from farside.scheduler.sim.trace.format.row import Item, LeftOut, Row, real
+from farside.scheduler.sim.trace.format.row import Item, LeftOut, Problem, Row, real
 from farside.scheduler.sim.trace.format.source import Source
 from farside.scheduler.sim.trace.format.table import read_table
 from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.sim.trace.log import Logged, status_of
 from farside.scheduler.state import Job
 
 MAX_CPUS = 1e7  # of a job
@@ -31,9 +33,9 @@ def _job(row: Row) -> TraceJob | LeftOut:
     gpus = row.gpus("gpu_num", lowest=0)
     if not gpus:
         return _NO_GPU
-    if not row.has("duration") and not (row.has("start_time") and row.has("end_time")):
+    if not _has_run(row):
         return _NEVER_RAN
-    cpus = real("cpu_num", row.cell("cpu_num"), highest=MAX_CPUS) if row.has("cpu_num") else 0.0
+    cpus = _cpus(row, 0.0)
     job = Job(
         job_id=row.key("job_id"),
         sequence=row.ordinal,
@@ -44,5 +46,38 @@ def _job(row: Row) -> TraceJob | LeftOut:
         name=row.text("jobname"),
         cpus_per_gpu=cpus / gpus,
     )
-    duration_s = row.duration_s("duration") if row.has("duration") else row.between_s("start_time", "end_time")
-    return TraceJob(job=job, duration_s=duration_s, line=row.line)
+    return TraceJob(job=job, duration_s=_duration_s(row), line=row.line)
+
+
+def log_helios(source: Source) -> Iterator[Logged | LeftOut | Problem]:
+    """All jobs of Helios's log that ran, those without GPUs too."""
+    return read_table(source, _logged)
+
+
+def _logged(row: Row) -> Logged | LeftOut:
+    if not _has_run(row):
+        return _NEVER_RAN
+    return Logged(
+        job_id=row.key("job_id"),
+        submit_s=row.moment("submit_time"),
+        start_s=row.moment("start_time") if row.has("start_time") else math.nan,
+        duration_s=_duration_s(row),
+        gpus=row.gpus("gpu_num", lowest=0),
+        cpus=_cpus(row, math.nan),
+        status=status_of(row.cell("state")),
+        user=row.text("user"),
+        vc=row.text("vc"),
+        line=row.line,
+    )
+
+
+def _has_run(row: Row) -> bool:
+    return row.has("duration") or (row.has("start_time") and row.has("end_time"))
+
+
+def _duration_s(row: Row) -> float:
+    return row.duration_s("duration") if row.has("duration") else row.between_s("start_time", "end_time")
+
+
+def _cpus(row: Row, unknown: float) -> float:
+    return real("cpu_num", row.cell("cpu_num"), highest=MAX_CPUS) if row.has("cpu_num") else unknown

@@ -10,12 +10,14 @@ trace was taken ends then, as its deletion_time says; pods without GPUs, or neve
 Burstable, LS, Guaranteed) might say who may be preempted, but the documentation does not: all may.
 """
 
+import math
 from collections.abc import Iterator
 
-from farside.scheduler.sim.trace.format.row import Item, LeftOut, Noted, Row, real, whole
+from farside.scheduler.sim.trace.format.row import Item, LeftOut, Noted, Problem, Row, real, whole
 from farside.scheduler.sim.trace.format.source import Source
 from farside.scheduler.sim.trace.format.table import read_table
 from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.sim.trace.log import Logged, status_of
 from farside.scheduler.state import Job
 from farside.units import MIB
 
@@ -52,3 +54,27 @@ def _job(row: Row) -> TraceJob | LeftOut | Noted:
     )
     found = TraceJob(job=job, duration_s=row.between_s("scheduled_time", "deletion_time"), line=row.line)
     return Noted(found, _PART_OF_A_GPU) if gpu_milli < 1000 else found
+
+
+def log_openb(source: Source) -> Iterator[Logged | LeftOut | Problem]:
+    """All pods that were scheduled and have ended, those without GPUs too. A part of a GPU counts as one."""
+    return read_table(source, _logged)
+
+
+def _logged(row: Row) -> Logged | LeftOut:
+    if not row.has("scheduled_time"):
+        return _NEVER_RAN
+    if not row.has("deletion_time"):
+        return _NO_END
+    return Logged(
+        job_id=row.key("name"),
+        submit_s=row.moment("creation_time"),
+        start_s=row.moment("scheduled_time"),
+        duration_s=row.between_s("scheduled_time", "deletion_time"),
+        gpus=row.gpus("num_gpu", lowest=0),
+        cpus=real("cpu_milli", row.cell("cpu_milli"), highest=1e9) / 1000 if row.has("cpu_milli") else math.nan,
+        status=status_of(row.cell("pod_phase")),
+        user="",
+        vc="",
+        line=row.line,
+    )

@@ -13,6 +13,7 @@ What we make of it, by the operator's choice:
 Nothing says how many GPUs were asked for: it is the most that an attempt had.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -32,6 +33,7 @@ from farside.scheduler.sim.trace.format.row import (
 )
 from farside.scheduler.sim.trace.format.source import Source
 from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.sim.trace.log import Logged, status_of
 from farside.scheduler.state import Job
 
 _NO_ATTEMPT = LeftOut("left out: no attempt is recorded")
@@ -171,3 +173,34 @@ def _each(entry: _Entry, whole: Job, tried: list[_Attempt]) -> list[Item]:
         found.append(TraceJob(job=job, duration_s=attempt.end_s - attempt.start_s, line=entry.line))
         submit_s = max(submit_s, attempt.end_s)
     return found
+
+
+def log_philly_json(source: Source) -> Iterator[Logged | LeftOut | Problem]:
+    """Jobs of Philly's log, each as one from its first start to its last end, with what became of it."""
+    times = TimeLine()
+    for line, fields in read_objects(source):
+        try:
+            yield _logged(_Entry(fields, line, times))
+        except BadRow as bad:
+            yield Problem(line, bad.column, bad.reason, bad.fix)
+
+
+def _logged(entry: _Entry) -> Logged | LeftOut:
+    (item,) = _items(entry, "whole", 0)
+    if not isinstance(item, TraceJob):
+        assert isinstance(item, LeftOut)
+        return item
+    job = item.job
+    starts = (attempt.start_s for attempt in entry.attempts() if attempt.start_s is not None)
+    return Logged(
+        job_id=job.job_id,
+        submit_s=job.submit_s,
+        start_s=next(starts),
+        duration_s=item.duration_s,
+        gpus=job.gpus,
+        cpus=math.nan,
+        status=status_of(entry.text("status")),
+        user=job.user,
+        vc=job.vc,
+        line=entry.line,
+    )

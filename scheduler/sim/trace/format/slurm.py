@@ -28,6 +28,7 @@ from farside.scheduler.sim.trace.format.row import (
     BadRow,
     Item,
     LeftOut,
+    Problem,
     Row,
     real,
     shown,
@@ -36,6 +37,7 @@ from farside.scheduler.sim.trace.format.row import (
 from farside.scheduler.sim.trace.format.source import Source
 from farside.scheduler.sim.trace.format.table import header, read_table
 from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.sim.trace.log import Logged, status_of
 from farside.scheduler.state import Job
 
 _STEP = LeftOut("left out: steps of jobs")
@@ -61,23 +63,34 @@ def read_slurm(source: Source, attempts: str) -> Iterator[Item]:
     Raises:
         ConfigError: No column tells the number of GPUs, or none the duration.
     """
+    _check(source)
+    return read_table(source, _job)
+
+
+def log_slurm(source: Source) -> Iterator[Logged | LeftOut | Problem]:
+    """All jobs of sacct's output that ran and have ended, those without GPUs too.
+
+    Raises:
+        ConfigError: No column tells the number of GPUs, or none the duration.
+    """
+    _check(source)
+    return read_table(source, _logged)
+
+
+def _check(source: Source) -> None:
     columns = header(source).keys()
     if not columns & {"alloctres", "reqtres", "allocgres", "reqgres"}:
         raise ConfigError(f"{source.path}: no column tells the GPUs", hint="add AllocTRES to sacct's --format")
     if not columns & {"elapsed", "elapsedraw"} and not {"start", "end"} <= columns:
         raise ConfigError(f"{source.path}: no column tells how long jobs ran", hint="add Elapsed to sacct's --format")
-    return read_table(source, _job)
 
 
 def _job(row: Row) -> TraceJob | LeftOut:
-    job_id = row.key("jobid" if row.has("jobid") else "jobidraw")
-    if "." in job_id:
-        return _STEP
-    state = row.cell("state").upper().rstrip("+").partition(" ")[0]
-    if state in _UNFINISHED:
-        return _RUNNING
-    if state in _UNSTARTED or "[" in job_id or ("start" in row.columns and not row.has("start")):
-        return _NEVER_RAN
+    job_id = _job_id(row)
+    state = _state(row)
+    left_out = _left_out(row, job_id, state)
+    if left_out:
+        return left_out
     gpus = _gpus(row)
     if not gpus:
         return _NO_GPU
@@ -99,6 +112,46 @@ def _job(row: Row) -> TraceJob | LeftOut:
         limit_s=_limit_s(row),
     )
     return TraceJob(job=job, duration_s=duration_s, line=row.line)
+
+
+def _logged(row: Row) -> Logged | LeftOut:
+    job_id, state = _job_id(row), _state(row)
+    left_out = _left_out(row, job_id, state)
+    if left_out:
+        return left_out
+    duration_s = _duration_s(row)
+    if not duration_s and state == "CANCELLED":
+        return _NEVER_RAN
+    return Logged(
+        job_id=job_id,
+        submit_s=row.moment("submit"),
+        start_s=row.moment("start") if row.has("start") else math.nan,
+        duration_s=duration_s,
+        gpus=_gpus(row),
+        cpus=_cpus(row, row.cell("alloctres") or row.cell("reqtres")) or math.nan,
+        status=status_of(state),
+        user=row.text("user"),
+        vc=row.text("partition"),
+        line=row.line,
+    )
+
+
+def _job_id(row: Row) -> str:
+    return row.key("jobid" if row.has("jobid") else "jobidraw")
+
+
+def _state(row: Row) -> str:
+    return row.cell("state").upper().rstrip("+").partition(" ")[0]
+
+
+def _left_out(row: Row, job_id: str, state: str) -> LeftOut | None:
+    if "." in job_id:
+        return _STEP
+    if state in _UNFINISHED:
+        return _RUNNING
+    if state in _UNSTARTED or "[" in job_id or ("start" in row.columns and not row.has("start")):
+        return _NEVER_RAN
+    return None
 
 
 def _gpus(row: Row) -> int:

@@ -5,17 +5,17 @@ A quoted cell may hold commas, but no line break: so a stray quote spoils its ow
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from farside.errors import ConfigError
-from farside.scheduler.sim.trace.format.row import BadRow, Item, LeftOut, Noted, Problem, Row, TimeLine, shown
+from farside.scheduler.sim.trace.format.row import BadRow, Problem, Row, TimeLine, shown
 from farside.scheduler.sim.trace.format.source import Source
-from farside.scheduler.sim.trace.job import TraceJob
 
-Parse = Callable[[Row], TraceJob | LeftOut | Noted]
+T = TypeVar("T")
 
 
-def read_table(source: Source, parse: Parse) -> Iterator[Item]:
-    """A job, or what was wrong, for every row of a table.
+def read_table(source: Source, parse: Callable[[Row], T]) -> Iterator[T | Problem]:
+    """What ``parse`` makes of it, or what was wrong, for every row of a table.
 
     Raises:
         ConfigError: The header is no header, or the file is broken.

@@ -5,13 +5,15 @@ duration came from: neither adds anything. The file says nothing of parameter se
 of them as GPUs, as in the paper's experiments [tiresias §3.5.1].
 """
 
+import math
 from collections.abc import Iterator
 
 from farside.scheduler.model_zoo import find_model
-from farside.scheduler.sim.trace.format.row import Item, Row
+from farside.scheduler.sim.trace.format.row import Item, Problem, Row
 from farside.scheduler.sim.trace.format.source import Source
 from farside.scheduler.sim.trace.format.table import read_table
 from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.sim.trace.log import Logged, Status
 from farside.scheduler.state import Job
 
 
@@ -36,3 +38,23 @@ def _job(row: Row) -> TraceJob:
         skew=model.skew if model else 0.0,
     )
     return TraceJob(job=job, duration_s=row.duration_s("duration"), line=row.line)
+
+
+def log_tiresias(source: Source) -> Iterator[Logged | Problem]:
+    """Jobs of Tiresias's CSV; it tells neither starts nor users nor what became of them."""
+    return read_table(source, _logged)
+
+
+def _logged(row: Row) -> Logged:
+    return Logged(
+        job_id=row.key("job_id"),
+        submit_s=row.moment("submit_time"),
+        start_s=math.nan,
+        duration_s=row.duration_s("duration"),
+        gpus=row.gpus("num_gpu"),
+        cpus=math.nan,
+        status=Status.UNKNOWN,
+        user="",
+        vc="",
+        line=row.line,
+    )
