@@ -6,24 +6,7 @@ from html import escape
 from farside.scheduler.sim.experiment import Outcome
 from farside.scheduler.sim.result.column import COLUMNS, FEW_COLUMNS, Column, best_of
 from farside.scheduler.sim.result.figures import Figures
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c1e21; --paper: #fff; --faint: #6b7280; --line: #d9dce1; --mark: #0b6e4f; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e7ea; --paper: #15171a; --faint: #9aa0aa; --line: #33373d; --mark: #5fd3a4; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 68rem;
-  margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-h3 { font-size: 1rem; margin-bottom: .3rem; } p.facts, caption, .faint { color: var(--faint); }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-caption { text-align: left; padding-bottom: .3rem; }
-th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child, td.name { text-align: left; } thead th { color: var(--faint); font-weight: 600; }
-td.best { color: var(--mark); font-weight: 700; } td.best::after { content: " *"; }
-svg { width: 100%; height: auto; } dt { font-weight: 600; float: left; clear: left; min-width: 8rem; }
-dd { margin-left: 8.5rem; } code { font-size: .9em; }
-"""
+from farside.scheduler.sim.result.report_html import document, figure
 
 
 def page(
@@ -43,25 +26,21 @@ def page(
         pictures: Title, what is seen there, and SVG.
         timelines: The same of the nodes, one a policy.
     """
-    return "\n".join(
+    return document(
+        title,
+        facts,
         (
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
-            f"<h1>{escape(title)}</h1>",
-            *(f'<p class="facts">{escape(fact)}</p>' for fact in facts),
             "<h2>Figures</h2>",
             _overview(outcomes),
             _glossary(),
-            *(_picture(*picture) for picture in pictures),
+            *(figure(*picture) for picture in pictures),
             "<h2>By group</h2>",
             *_groups(outcomes),
             *(["<h2>Nodes over time</h2>"] if timelines else []),
-            *(_picture(*picture, level=3) for picture in timelines),
+            *(figure(*picture, level=3) for picture in timelines),
             "<h2>Settings</h2>",
             _settings(outcomes),
-            "</body>\n</html>\n",
-        )
+        ),
     )
 
 
@@ -134,11 +113,6 @@ def _glossary() -> str:
     ]
     terms = "".join(f"<dt>{escape(title)}</dt><dd>{escape(meaning)}</dd>" for title, meaning in told)
     return f"<details><summary>What the columns mean</summary><dl>{terms}</dl></details>"
-
-
-def _picture(title: str, told: str, svg: str, level: int = 2) -> str:
-    caption = f'<figcaption class="faint">{escape(told)}</figcaption>'
-    return f"<h{level}>{escape(title)}</h{level}>\n<figure>{svg}{caption}</figure>"
 
 
 def _settings(outcomes: Sequence[Outcome]) -> str:
