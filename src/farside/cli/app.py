@@ -13,6 +13,7 @@ import typer
 from farside.cli import options
 from farside.cli.config import config_app
 from farside.cli.sim import sim_app
+from farside.cli.trace import trace_app
 from farside.errors import FarsideError
 from farside.units import MIB
 
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.add_typer(config_app, name="config")
 app.add_typer(sim_app, name="sim")
+app.add_typer(trace_app, name="trace")
 
 
 def main() -> None:

@@ -1,0 +1,121 @@
+"""The page of a study: what holds, what would change, and what it was drawn from."""
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from farside.scheduler.characterise.study import Stretch, Study
+from farside.scheduler.sim.result.report_html import document, figure
+from farside.units import format_moment, format_seconds
+
+# Title, what is seen, SVG or nothing, why there is none.
+Picture = tuple[str, str, str, str]
+
+
+def page(found: Study, pictures: Iterable[Picture]) -> str:
+    """The whole page as HTML that needs nothing else."""
+    log = found.survey.log
+    return document(
+        f"What {log.path} tells",
+        facts(found),
+        (
+            "<h2>Do Helios's seven implications hold here?</h2>",
+            _verdicts(found),
+            '<p class="faint">The paper judges by eye; statistics and bars are ours, see docs/characterisation.md.</p>',
+            "<h2>What if?</h2>",
+            *_what_ifs(found),
+            *(_picture(*one) for one in pictures),
+        ),
+    )
+
+
+def facts(found: Study) -> list[str]:
+    """What was read, what it lacks, and what was made up for that; a line each."""
+    survey = found.survey
+    log, gpu = survey.log, survey.gpu
+    span = f"{format_moment(float(log.submit_s[0]))} to {format_moment(float(log.submit_s[-1]))}"
+    parts = f"{len(log.users):,} users and {len(log.vcs):,} virtual clusters"
+    lines = [f"{len(log):,} jobs ({len(gpu):,} with GPUs) of {parts}, submitted {span}; read as {log.fmt}."]
+    if survey.sizes is not None:
+        guess = " (nobody told: the most that was in use at once)" if survey.sizes.is_guess else ""
+        lines.append(f"The cluster has {survey.sizes.gpus:,} GPUs{guess}.")
+    if survey.lacks:
+        lines.append(f"The log lacks {', '.join(sorted(survey.lacks))}: what needs them is left out.")
+    if survey.is_replayed:
+        lines.append(
+            "Start times are the simulator's, first come first served: waits and use are what they would have been."
+        )
+    if survey.left_out:
+        lines.append(f"{survey.left_out:,} GPU jobs fit nowhere on this cluster and are left out.")
+    lines += [f"{count:,} rows {note}." for count, note in log.notes]
+    if log.skipped:
+        lines.append(f"{log.skipped:,} bad rows were skipped.")
+    return lines
+
+
+def answer(holds: bool | None) -> str:
+    """A verdict in a word or two."""
+    return "cannot tell" if holds is None else "holds" if holds else "does not hold"
+
+
+def _verdicts(found: Study) -> str:
+    rows = ((str(one.number), one.claim, answer(one.holds), one.found, one.bar) for one in found.verdicts)
+    return _table(("", "implication", "here", "found", "must reach"), rows)
+
+
+def _what_ifs(found: Study) -> Iterable[str]:
+    if found.stretch is not None:
+        yield f"<p>{escape(stretch_told(found.stretch))}</p>"
+    for what in found.what_ifs:
+        yield f"<h3>({what.implication}) {escape(what.title)}</h3>"
+        saved = f" It saves {format_seconds(what.saved_gpu_s)} of GPU time." if what.saved_gpu_s else ""
+        yield f"<p>{escape(what.told + saved)}</p>"
+        rows = [
+            (one.name, f"{one.jobs:,}", seconds(one.before_s), seconds(one.after_s), change(one.before_s, one.after_s))
+            for one in what.groups
+        ]
+        yield _table(("", "jobs", "mean wait", "then", "change"), rows)
+    if found.omitted:
+        items = "".join(f"<li>({number}) {escape(title)}: {escape(why)}</li>" for number, title, why in found.omitted)
+        yield f"<p>Left out:</p><ul>{items}</ul>"
+
+
+def stretch_told(stretch: Stretch) -> str:
+    """Which jobs the what-ifs are about, and how near the simulator is to what happened."""
+    which = (
+        f"All {stretch.jobs:,} GPU jobs"
+        if stretch.jobs == stretch.of
+        else (f"The busiest {stretch.jobs:,} of {stretch.of:,} GPU jobs in a row")
+    )
+    logged = "" if math.isnan(stretch.logged_wait_s) else f"; the log says {seconds(stretch.logged_wait_s)}"
+    out = f" {stretch.left_out:,} that fit nowhere are left out." if stretch.left_out else ""
+    when = f"{format_moment(stretch.first_s)} to {format_moment(stretch.last_s)}"
+    return (
+        f"{which}, {when}, simulated on an empty cluster, strictly first come first served: they wait "
+        f"{seconds(stretch.mean_wait_s)} on average{logged}. Each change is compared with that.{out}"
+    )
+
+
+def seconds(value: float) -> str:
+    """A duration, or a stroke where there is none."""
+    return "-" if math.isnan(value) else format_seconds(value)
+
+
+def change(before_s: float, after_s: float) -> str:
+    """What became of a wait, in percent; nothing where nobody waited, since a percentage of that is noise."""
+    if math.isnan(before_s) or math.isnan(after_s) or before_s < 1:
+        return "-"
+    return f"{after_s / before_s - 1:+.0%}"
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    lines = ("".join(f'<td class="name">{escape(cell)}</td>' for cell in row) for row in rows)
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="wide"><table class="words"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
+
+
+def _picture(title: str, told: str, svg: str, why_not: str) -> str:
+    if svg:
+        return figure(title, told, svg)
+    return f'<h2>{escape(title)}</h2>\n<p class="faint">Left out. {escape(why_not)}</p>'

@@ -1,0 +1,90 @@
+"""How many GPUs each virtual cluster of a log has: told, or taken from what was ever in use at once. PURE."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from farside.errors import ConfigError
+from farside.scheduler.characterise.use import peak_use
+from farside.scheduler.sim.cluster import WHOLE, VcSize
+from farside.scheduler.sim.trace.log import JobLog
+from farside.scheduler.table import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The cluster's GPUs.
+
+    Attributes:
+        by_vc: Of each virtual cluster by time, as ``--vc-nodes`` has them; one nameless part where it is one pool.
+        gpus_per_node: Of each node.
+        is_guess: Nobody told; it is the most that was in use at once, whole nodes.
+        is_pool: Virtual clusters of the log share all nodes.
+    """
+
+    by_vc: tuple[VcSize, ...]
+    gpus_per_node: int
+    is_guess: bool = False
+    is_pool: bool = False
+
+    @property
+    def largest(self) -> Mapping[str, int]:
+        """The most GPUs that each virtual cluster ever has."""
+        found: dict[str, int] = {}
+        for size in self.by_vc:
+            found[size.vc] = max(found.get(size.vc, 0), size.gpus)
+        return found
+
+    @property
+    def gpus(self) -> int:
+        """Of all, at their largest."""
+        return sum(self.largest.values())
+
+    def at(self, times_s: Floats, vc: str | None = None) -> Floats:
+        """GPUs of one virtual cluster, or of all, at these times; before the first entry as at it."""
+        names = self.largest if vc is None else (vc,)
+        total = np.zeros(len(times_s))
+        for name in names:
+            steps = sorted((one for one in self.by_vc if one.vc == name), key=lambda one: one.from_s)
+            places = np.searchsorted([one.from_s for one in steps], times_s, side="right") - 1
+            total += np.array([one.gpus for one in steps], dtype=float)[np.maximum(places, 0)]
+        return total
+
+
+def sizes_of(log: JobLog, *, nodes: int = 0, gpus_per_node: int = 8, vc_sizes: Sequence[VcSize] = ()) -> Sizes | None:
+    """The cluster as told; else as guessed from the log; None where the log has no starts to guess from.
+
+    Raises:
+        ConfigError: Both ways of telling were used, or a virtual cluster of the log is not among those told.
+    """
+    if nodes and vc_sizes:
+        raise ConfigError("--nodes and --vc-nodes exclude each other", hint="leave one of them out")
+    if nodes:
+        size = VcSize(vc=WHOLE, gpus=nodes * gpus_per_node)
+        return Sizes(by_vc=(size,), gpus_per_node=gpus_per_node, is_pool=True)
+    if vc_sizes:
+        known = {size.vc for size in vc_sizes}
+        missing = [name for name in log.vcs if name not in known]
+        if len(missing) == len(log.vcs):
+            raise ConfigError(
+                f"--vc-nodes tells of none of the log's virtual clusters, such as '{next(iter(log.vcs), '')}'",
+                hint=f"it tells of {', '.join(sorted(known)[:5])}",
+            )
+        return Sizes(by_vc=tuple(vc_sizes), gpus_per_node=gpus_per_node)
+    if np.isnan(log.start_s).all():
+        return None
+    return Sizes(by_vc=tuple(_guessed(log, gpus_per_node)), gpus_per_node=gpus_per_node, is_guess=True)
+
+
+def _guessed(log: JobLog, gpus_per_node: int) -> list[VcSize]:
+    parts = [(name, log.vc == code) for code, name in enumerate(log.vcs)]
+    nameless = log.vc < 0
+    if nameless.any():
+        parts.append((WHOLE, nameless))
+    found: list[VcSize] = []
+    for name, rows in parts:
+        gpus = peak_use(log.start_s[rows], log.duration_s[rows], log.gpus[rows].astype(float))
+        if gpus:
+            found.append(VcSize(vc=name, gpus=-(-int(gpus) // gpus_per_node) * gpus_per_node))
+    return found

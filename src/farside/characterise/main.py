@@ -1,0 +1,74 @@
+"""The command `trace report`: check, read, study, write, tell."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from farside.errors import ConfigError
+from farside.scheduler.characterise.report_page import answer, change, facts, seconds
+from farside.scheduler.characterise.size import sizes_of
+from farside.scheduler.characterise.study import Study, study
+from farside.scheduler.sim.result.write import check_writable, written
+from farside.scheduler.sim.trace.read_log import read_log
+from farside.scheduler.sim.trace.read_nodes import read_vc_sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked for. ``nodes``: 0 where nobody told; ``json``: None where nobody wants it."""
+
+    log: Path
+    page: Path
+    fmt: str = "auto"
+    nodes: int = 0
+    gpus_per_node: int = 8
+    vc_nodes: Path | None = None
+    on_bad: Literal["refuse", "skip"] = "refuse"
+    what_if_jobs: int = 20_000
+    json: Path | None = None
+
+
+def run(request: Request, *, tell: Callable[[str], None]) -> Iterator[str]:
+    """Writes what was asked for, and gives the lines that sum it up; ``tell``: called with what is done next.
+
+    Raises:
+        ConfigError: The log, the sizes or the files to write are not as they must be.
+    """
+    # 1. Check what can be checked before the work.
+    check_writable((request.page, request.json))
+    # 2. Read.
+    tell(f"reading {request.log}")
+    vc_sizes = read_vc_sizes(request.vc_nodes, request.gpus_per_node) if request.vc_nodes else ()
+    log = read_log(request.log, fmt=request.fmt, on_bad=request.on_bad)
+    if not np.any(log.gpus > 0):
+        raise ConfigError(f"{request.log}: no job has a GPU", hint="this page is about GPU clusters")
+    sizes = sizes_of(log, nodes=request.nodes, gpus_per_node=request.gpus_per_node, vc_sizes=vc_sizes)
+    # 3. Study.
+    found = study(log, sizes, what_if_jobs=request.what_if_jobs, tell=tell)
+    # 4. Write.
+    tell(f"writing {request.page}")
+    from farside.scheduler.characterise.report import write_json, write_page  # matplotlib takes long to load
+
+    with written(request.page):
+        write_page(request.page, found)
+    if request.json is not None:
+        with written(request.json):
+            write_json(request.json, found)
+    # 5. Tell.
+    yield from _summary(found)
+    yield f"{request.page}: written"
+
+
+def _summary(found: Study) -> Iterator[str]:
+    yield from facts(found)
+    for one in found.verdicts:
+        yield f"{one.number}. {answer(one.holds):<13} {one.claim}: {one.found}"
+    for what in found.what_ifs:
+        group = what.groups[0]
+        waits = f"{seconds(group.before_s)} to {seconds(group.after_s)} ({change(group.before_s, group.after_s)})"
+        yield f"what if ({what.implication}) {what.title}: mean wait from {waits}"
+    for number, title, why in found.omitted:
+        yield f"what if ({number}) {title}: left out, {why}"
