@@ -1,1 +1,1 @@
-"""Node power: who sleeps when, and how nodes are switched."""
+"""Nodes that sleep while nobody needs them: forecasts, policies, and what they come to."""

@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 from farside.clock import RealClock
-from farside.scheduler.energy.power.demand import Occupancy, Wish
+from farside.scheduler.energy.policy import Seen, Target
+from farside.scheduler.energy.power.demand import PolicyDemand
 from farside.scheduler.energy.power.drive.dry_run import DryRunDriver
 from farside.scheduler.energy.power.drive.ipmi import IpmiDriver
 from farside.scheduler.energy.power.drive.keeper import PowerKeeper
@@ -19,15 +20,20 @@ YESTERDAY = (0,) * 8 + (2,) * 10 + (1,) * 6
 
 
 class SeasonalNaive:
-    """The least forecast that there is, in the shape of a real one: as yesterday, at its most until a node is back."""
+    """The least forecast that there is, as an energy policy: like yesterday, at its most until a node is back."""
 
     def __init__(self, hour: float) -> None:
         self.hour = hour
+        self._seen = Seen(step=-1, active=0, total=0)
 
-    def wish(self, now: Occupancy) -> Wish:
+    def watch(self, seen: Seen) -> None:
+        self._seen = seen
+
+    def target(self, powered: float) -> Target:
         until = self.hour + 1.0
         most = max(YESTERDAY[int(hour) % 24] for hour in (self.hour, until))
-        return Wish(nodes=max(most, now.busy), reason=f"yesterday {most} nodes were busy until {until:.0f} o'clock")
+        reason = f"yesterday {most} nodes were busy until {until:.0f} o'clock"
+        return Target(nodes=max(most, self._seen.active), reason=reason)
 
 
 class Node:
@@ -56,7 +62,8 @@ async def _story(bmc: IpmiDriver, node: Node) -> None:
     forecast = SeasonalNaive(hour=2.0)
     inventory = FakeInventory({"sleeper": Holdings(foreign_slabs=2), "always": Holdings()})
     keeper = PowerKeeper(
-        {"sleeper": bmc, "always": DryRunDriver("always")}, inventory=inventory, demand=forecast, clock=RealClock(),
+        {"sleeper": bmc, "always": DryRunDriver("always")}, inventory=inventory,
+        demand=PolicyDemand(forecast, step_s=0.1), clock=RealClock(),
         rules=FleetRules(floor=1, always_on=frozenset({"always"}), min_on_s=0.0), every_s=0.05,
         patience=Patience(answer_s=15.0, poll_s=0.1, silent_s=0.3, lost_s=60.0),
     )  # fmt: skip

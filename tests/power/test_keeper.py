@@ -27,10 +27,12 @@ class Plant:
         self.demand = Wanted(wanted)
         self.rests: list[tuple[str, RestCommand]] = []
         self.is_rest_possible = True
+        self.lacking = 0
         drivers: dict[str, PowerDriver] = dict(self.bmcs)
         self.keeper = PowerKeeper(
             drivers, inventory=self.inventory, demand=self.demand, clock=self.clock, rules=rules,
-            patience=Patience(), rest_hand=self.rest, rest_rules=RestRules(after_s=60.0, between_s=0.0),
+            lacking=lambda: self.lacking, patience=Patience(), rest_hand=self.rest,
+            rest_rules=RestRules(after_s=60.0, between_s=0.0),
         )  # fmt: skip
 
     async def rest(self, name: str, command: RestCommand) -> None:
@@ -112,7 +114,6 @@ def test_a_node_whose_owner_is_silent_stays_on() -> None:
 
 def test_a_bmc_that_hangs_holds_up_nobody_else() -> None:
     plant = Plant("abc", wanted=1, hanging="a")
-    plant.keeper = plant.keeper
 
     async def story() -> None:
         await plant.turns(10)
@@ -122,16 +123,17 @@ def test_a_bmc_that_hangs_holds_up_nobody_else() -> None:
     plant.play(story)
 
 
-def test_the_demand_is_told_how_many_nodes_are_busy() -> None:
+def test_the_demand_is_told_how_many_nodes_jobs_have_and_lack() -> None:
     plant = Plant("abc", wanted=3)
     plant.inventory.held["a"] = Holdings(jobs=2)
+    plant.lacking = 2
 
     async def story() -> None:
         await plant.turns(2)
 
     plant.play(story)
     last = plant.demand.asked[-1]
-    assert (last.busy, last.on, last.total) == (1, 3, 3)
+    assert (last.busy, last.lacking, last.powered, last.total) == (1, 2, 3, 3)
 
 
 def test_idle_nodes_that_stay_on_rest_until_something_comes() -> None:

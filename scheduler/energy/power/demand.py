@@ -1,20 +1,35 @@
-"""Where the wish for nodes comes from: what a forecast or a rule is asked, and what it answers. PURE."""
+"""Where the wish for nodes comes from: an energy policy, asked once an interval with what was seen meanwhile. PURE."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from farside.scheduler.energy.policy import EnergyPolicy, Seen, Target
 from farside.scheduler.energy.power.state import NodePower, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """The cluster's nodes now. ``busy``: have a job or a reservation; ``on``: serve; ``total``: all there are."""
+    """The cluster's nodes now.
+
+    Attributes:
+        busy: Have a job or a reservation; one that was never looked at counts as busy.
+        lacking: That waiting jobs would need besides those that are on.
+        powered: On, or on their way.
+        total: All that could be on; failed ones cannot.
+    """
 
     now_s: float
     busy: int
-    on: int
+    lacking: int
+    powered: int
     total: int
+
+    @property
+    def needed(self) -> int:
+        """By the jobs that there are; never more than there are nodes."""
+        return min(self.total, self.busy + self.lacking)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,19 +41,52 @@ class Wish:
 
 
 class Demand(Protocol):
-    """A policy of node sleep: a forecast, a rule, or an operator's number."""
+    """What the keeper asks at every turn."""
 
     def wish(self, now: Occupancy) -> Wish:
-        """What it wishes for now. Asked at every turn, so that it learns from each."""
+        """How many nodes should be on."""
         ...
 
 
-def occupancy(nodes: Sequence[NodePower], now_s: float) -> Occupancy:
-    """What is known of the nodes, as a policy sees them. A node that was never looked at counts as busy."""
-    held = [node.holdings for node in nodes]
-    busy = sum(
-        node.phase in (Phase.ON, Phase.DRAINING) and (one is None or one.jobs + one.reservations > 0)
-        for node, one in zip(nodes, held, strict=True)
-    )
-    on = sum(node.phase is Phase.ON for node in nodes)
-    return Occupancy(now_s=now_s, busy=busy, on=on, total=len(nodes))
+class PolicyDemand:
+    """An energy policy as a demand: it decides once an interval, and arrivals are not made to wait for that.
+
+    ``step_s``: the interval that the policy counts in. Turns that were missed count as if nothing had changed.
+    """
+
+    def __init__(self, policy: EnergyPolicy, *, step_s: float) -> None:
+        self._policy = policy
+        self._step_s = step_s
+        self._start_s = math.nan
+        self._step = 0
+        self._most = 0
+        self._target: Target | None = None
+
+    def wish(self, now: Occupancy) -> Wish:
+        """What the policy decided last, or what jobs need if that is more. [helios Algorithm 2, JobArrivalCheck]"""
+        if math.isnan(self._start_s):
+            self._start_s = now.now_s
+        while now.now_s >= self._start_s + (self._step + 1) * self._step_s:
+            self._policy.watch(Seen(step=self._step, active=float(max(self._most, 0)), total=float(now.total)))
+            self._step += 1
+            self._target = self._policy.target(float(now.powered))
+            self._most = now.needed
+        self._most = max(self._most, now.needed)
+        if self._target is None:
+            return Wish(nodes=now.total, reason="the first interval is not over")
+        wanted = math.ceil(self._target.nodes - 1e-9)
+        if now.needed > wanted:
+            return Wish(nodes=now.needed, reason=f"jobs need {now.needed} nodes now")
+        return Wish(nodes=wanted, reason=self._target.reason)
+
+
+def occupancy(nodes: Sequence[NodePower], now_s: float, *, lacking: int = 0) -> Occupancy:
+    """What is known of the nodes, as a policy sees them."""
+    busy = powered = total = 0
+    for node in nodes:
+        held = node.holdings
+        is_up = node.phase in (Phase.ON, Phase.DRAINING)
+        busy += is_up and (held is None or held.jobs + held.reservations > 0)
+        powered += node.phase in (Phase.ON, Phase.BOOTING) or (node.phase is Phase.DRAINING and node.is_wanted)
+        total += node.phase is not Phase.FAILED
+    return Occupancy(now_s=now_s, busy=busy, lacking=lacking, powered=powered, total=total)

@@ -47,6 +47,7 @@ class PowerKeeper:
         drivers: One a node.
         inventory: Who knows what stands on nodes, and empties them.
         demand: How many nodes are wanted.
+        lacking: Nodes that waiting jobs need besides those that are on; the scheduler knows.
         clock: For turns and limits.
         rules: For all nodes together. ``patience``: with each.
         every_s: From turn to turn.
@@ -62,6 +63,7 @@ class PowerKeeper:
         *,
         inventory: Inventory,
         demand: Demand,
+        lacking: Callable[[], int] = lambda: 0,
         clock: Clock,
         rules: FleetRules,
         patience: Patience,
@@ -76,6 +78,7 @@ class PowerKeeper:
         self._drivers = dict(drivers)
         self._inventory = inventory
         self._demand = demand
+        self._lacking = lacking
         self._clock = clock
         self._rules = rules
         self._patience = patience
@@ -131,7 +134,7 @@ class PowerKeeper:
             self._apply(Tick(node=name, now_s=self._clock.now_s()))
         # 3. Decide: how many are wanted, and so which change.
         nodes, now_s = tuple(self._nodes.values()), self._clock.now_s()
-        wish = self._demand.wish(occupancy(nodes, now_s))
+        wish = self._demand.wish(occupancy(nodes, now_s, lacking=self._lacking()))
         found = plan(nodes, wish.nodes, now_s=now_s, rules=self._rules, reason=wish.reason)
         if found.short:
             log.warning("fewer nodes on than wanted", wanted=wish.nodes, short=found.short, reason=wish.reason)

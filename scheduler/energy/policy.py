@@ -1,0 +1,38 @@
+"""What decides how many nodes stay on. PURE.
+
+Every interval a policy is shown what was seen (`watch`), during the past that it learns from as well as later; once it
+is in charge it is also asked how many nodes to keep (`target`). It knows nothing of the future, and not which nodes:
+who switches takes idle ones.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One interval: the most nodes that jobs needed at once, and the nodes that there are."""
+
+    step: int
+    active: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """So many nodes shall be on, and why. More than are on: wake some, at once; fewer: put idle ones to sleep."""
+
+    nodes: float
+    reason: str
+
+
+class EnergyPolicy(Protocol):
+    """Decides, interval by interval."""
+
+    def watch(self, seen: Seen) -> None:
+        """What the interval that has just passed was like."""
+        ...
+
+    def target(self, powered: float) -> Target:
+        """How many nodes to have on after it, at least as many as were busy. ``powered``: on or booting now."""
+        ...
