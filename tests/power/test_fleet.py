@@ -1,9 +1,12 @@
 """Which nodes are switched: floor, rates, preferences."""
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from farside.scheduler.energy.power.fleet import FleetRules, Plan, may_not_sleep, plan
-from farside.scheduler.energy.power.state import Holdings, NodePower, Phase
+from farside.scheduler.energy.power.state import Holdings, NodePower, Patience, Phase
 
 NOW_S = 100_000.0
 RULES = FleetRules(floor=2, draining_at_once=100, booting_at_once=100, stops_per_hour=100)
@@ -115,3 +118,15 @@ def test_a_failed_node_is_replaced_by_one_that_sleeps() -> None:
     nodes = [*fleet(2), idle("f", phase=Phase.FAILED), *asleep(1)]
 
     assert names(planned(nodes, 3), on=True) == ["s0"]
+
+
+@pytest.mark.parametrize("wrong", [{"floor": -1}, {"booting_at_once": 0}, {"draining_at_once": 0}, {"min_on_s": -1.0}])
+def test_rules_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be at least"):
+        FleetRules(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"poll_s": 0.0}, {"silent_s": 120.0}, {"tries": 0}, {"backoff_s": -1.0}])
+def test_patience_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Patience(**wrong)

@@ -1,5 +1,6 @@
 """Knobs of an idle node: governors in a made-up sysfs, power caps of a made-up NVML."""
 
+import asyncio
 import subprocess
 import sys
 from ctypes.util import find_library
@@ -9,6 +10,8 @@ import pytest
 
 from farside.errors import Unavailable
 from farside.scheduler.energy.power.drive.cpu_governor import CpuGovernor
+from farside.scheduler.energy.power.drive.saver import Savers
+from farside.scheduler.energy.power.rest import RestCommand
 from tests.support.programs import Outcome, need
 
 HERE = Path(__file__).parent
@@ -63,6 +66,46 @@ def test_a_governor_that_one_domain_lacks_is_set_nowhere(tmp_path: Path) -> None
         CpuGovernor(root=tmp_path).rest()
 
     assert first.read_text().strip() == "performance"
+
+
+class Knob:
+    """A knob that may be stuck. ``turned``: down."""
+
+    def __init__(self, *, stuck: str = "") -> None:
+        self.name = "knob"
+        self.turned = False
+        self.stuck = stuck
+
+    def rest(self) -> None:
+        self._turn("rest", to=True)
+
+    def resume(self) -> None:
+        self._turn("resume", to=False)
+
+    def _turn(self, what: str, *, to: bool) -> None:
+        if what in self.stuck:
+            raise Unavailable(f"{what} is stuck")
+        self.turned = to
+
+
+def test_all_knobs_are_turned_or_none() -> None:
+    good, bad = Knob(), Knob(stuck="rest")
+
+    with pytest.raises(Unavailable, match="rest is stuck"):
+        asyncio.run(Savers([good, bad])("n1", RestCommand.REST))
+
+    assert not good.turned
+
+
+def test_a_knob_that_is_stuck_does_not_keep_the_others_down() -> None:
+    bad, good = Knob(stuck="resume"), Knob()
+    savers = Savers([bad, good])
+    asyncio.run(savers("n1", RestCommand.REST))
+
+    with pytest.raises(Unavailable, match="resume is stuck"):
+        asyncio.run(savers("n1", RestCommand.RESUME))
+
+    assert not good.turned
 
 
 # In a process of its own: a library that is loaded once stays.

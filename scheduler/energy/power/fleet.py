@@ -33,6 +33,12 @@ class FleetRules:
     min_on_s: float = 600.0
     min_off_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        if min(self.draining_at_once, self.booting_at_once) < 1:
+            raise ValueError("draining_at_once and booting_at_once must be at least 1")
+        if min(self.floor, self.stops_per_hour, self.stops_per_node_per_day, self.min_on_s, self.min_off_s) < 0:
+            raise ValueError("floor, stops and times must be at least 0")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -217,3 +217,12 @@ class Patience:
     boot_s: float = 900.0
     tries: int = 3
     may_force: bool = True
+
+    def __post_init__(self) -> None:
+        times = (self.answer_s, self.poll_s, self.drain_s, self.soft_off_s, self.force_off_s, self.lost_s, self.boot_s)
+        if min(times) <= 0 or min(self.backoff_s, self.silent_s) < 0:
+            raise ValueError("times must be above 0, backoff_s and silent_s at least 0")
+        if self.silent_s >= self.lost_s:
+            raise ValueError("silent_s must be below lost_s: a node that is on beats more often than that")
+        if self.tries < 1:
+            raise ValueError("tries must be at least 1")

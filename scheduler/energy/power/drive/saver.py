@@ -1,6 +1,12 @@
 """What an idle node can save while it stays on: the knobs that a rest turns down, and turns back."""
 
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
+
+from farside.errors import FarsideError
+from farside.scheduler.energy.power.rest import RestCommand
 
 
 class Saver(Protocol):
@@ -22,3 +28,37 @@ class Saver(Protocol):
     def resume(self) -> None:
         """Turns it back to what it was."""
         ...
+
+
+class Savers:
+    """All knobs of this machine together: all of them turned down, or none."""
+
+    def __init__(self, savers: Sequence[Saver]) -> None:
+        self._savers = tuple(savers)
+
+    async def __call__(self, node: str, command: RestCommand) -> None:
+        """Carries out a rest of this node.
+
+        Raises:
+            FarsideError: A knob did not turn. After REST the others are as they were, after RESUME turned back.
+        """
+        await asyncio.to_thread(self._rest if command is RestCommand.REST else self._resume)
+
+    def _rest(self) -> None:
+        try:
+            for saver in self._savers:
+                saver.rest()
+        except FarsideError:
+            with suppress(FarsideError):  # the first reason is the one to tell
+                self._resume()
+            raise
+
+    def _resume(self) -> None:
+        failed: list[FarsideError] = []
+        for saver in self._savers:
+            try:
+                saver.resume()
+            except FarsideError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
