@@ -45,6 +45,9 @@ def facts(found: Study) -> list[str]:
         lines.append(
             "Start times are the simulator's, first come first served: waits and use are what they would have been."
         )
+    if survey.unsized:
+        shown = ", ".join(survey.unsized[:5]) + (" and others" if len(survey.unsized) > 5 else "")
+        lines.append(f"Nobody says how many nodes {shown} have: their jobs count, what they use does not.")
     if survey.left_out:
         lines.append(f"{survey.left_out:,} GPU jobs fit nowhere on this cluster and are left out.")
     lines += [f"{count:,} rows {note}." for count, note in log.notes]

@@ -1,6 +1,7 @@
 """Helios's Figures 1 to 9 of any cluster, as SVG. [helios §3]"""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -88,7 +89,9 @@ def boxes(found: Sequence[Tenant]) -> str:
     with style("f4"):
         figure = new_figure(5.6)
         axes = new_axes(figure, 2, 0)
-        stats = [dict(zip(("whislo", "q1", "med", "q3", "whishi"), one.box, strict=True)) for one in found]
+        stats: list[dict[str, Any]] = [
+            dict(zip(("whislo", "q1", "med", "q3", "whishi"), one.box, strict=True)) for one in found
+        ]
         axes.bxp(
             stats, positions=at, widths=0.5, showfliers=False, patch_artist=True,
             boxprops={"facecolor": COLOURS[0], "alpha": 0.6}, medianprops={"color": COLOURS[7], "linewidth": 1.6},

@@ -12,6 +12,7 @@ from farside.scheduler.characterise.rhythm import Diurnal, Month, diurnal, month
 from farside.scheduler.characterise.size import Sizes
 from farside.scheduler.characterise.tenants import Imbalance, Tenant, imbalance, tenants
 from farside.scheduler.characterise.users import Concentration
+from farside.scheduler.sim.cluster import WHOLE
 from farside.scheduler.sim.trace.log import JobLog, Status
 from farside.scheduler.table import Floats
 
@@ -34,6 +35,7 @@ class Survey:
         lacks: Of the names above.
         is_replayed: Starts are the simulator's: first come first served on this cluster.
         left_out: Jobs that were not replayed since they fit nowhere.
+        unsized: Virtual clusters of which nobody knows the size: their jobs count, what they use does not.
     """
 
     log: JobLog
@@ -42,6 +44,7 @@ class Survey:
     lacks: frozenset[str]
     is_replayed: bool
     left_out: int
+    unsized: tuple[str, ...]
     durations: Curve
     cpu_durations: Curve | None
     gpu_time_ends: Ends | None
@@ -73,6 +76,7 @@ def survey(log: JobLog, sizes: Sizes | None, *, tell: Callable[[str], None] = la
     lacks = _lacks(log, cpu, sizes, has_starts=has_starts)
     used = sizes if has_starts else None
     tell("counting")
+    unsized, placed = _placed(gpu, used)
     parts = used is not None and not used.is_pool and len(used.largest) > 1
     cpu_s = cpu.cpus * cpu.duration_s
     return Survey(
@@ -82,13 +86,14 @@ def survey(log: JobLog, sizes: Sizes | None, *, tell: Callable[[str], None] = la
         lacks=lacks,
         is_replayed=is_replayed,
         left_out=left_out,
+        unsized=unsized,
         durations=jobs.durations(gpu),
         cpu_durations=jobs.durations(cpu) if len(cpu) else None,
         gpu_time_ends=jobs.ends(gpu, jobs.gpu_s(gpu)),
-        diurnal=diurnal(gpu, used) if log.has_calendar else None,
-        months=months(gpu, used) if log.has_calendar else (),
-        tenants=tenants(gpu, used) if parts and used else (),
-        imbalance=imbalance(gpu, used) if parts and used else None,
+        diurnal=diurnal(placed, used) if log.has_calendar else None,
+        months=months(placed, used) if log.has_calendar else (),
+        tenants=tenants(placed, used) if parts and used else (),
+        imbalance=imbalance(placed, used) if parts and used else None,
         demand=jobs.demand(gpu),
         ends=jobs.ends(gpu),
         cpu_ends=jobs.ends(cpu) if len(cpu) else None,
@@ -107,6 +112,16 @@ def _with_starts(gpu: JobLog, sizes: Sizes | None) -> tuple[JobLog, bool, int]:
     if not len(found.log):
         return gpu, False, 0
     return found.log.with_starts(found.log.submit_s + waits_s(found)), True, found.left_out
+
+
+def _placed(gpu: JobLog, sizes: Sizes | None) -> tuple[tuple[str, ...], JobLog]:
+    """Virtual clusters without a size, and the jobs, those of such ones without starts so that they use nothing."""
+    if sizes is None or sizes.is_pool:
+        return (), gpu
+    known = [sizes.largest.get(name, 0) > 0 for name in gpu.vcs]
+    unsized = tuple(name for name, is_known in zip(gpu.vcs, known, strict=True) if not is_known)
+    has_size = np.array([*known, sizes.largest.get(WHOLE, 0) > 0])[gpu.vc]  # -1, no name, is the last
+    return unsized, gpu.with_starts(np.where(has_size, gpu.start_s, np.nan))
 
 
 def _lacks(log: JobLog, cpu: JobLog, sizes: Sizes | None, *, has_starts: bool) -> frozenset[str]:

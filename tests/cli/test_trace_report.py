@@ -102,6 +102,25 @@ def test_names_in_a_log_are_text_and_not_html(tmp_path: Path) -> None:
     assert "<i>y" not in page.read_text()
 
 
+def test_jobs_of_unknown_virtual_clusters_count_but_use_nothing(helios: Path, tmp_path: Path) -> None:
+    nodes, page = tmp_path / "nodes.csv", tmp_path / "page.html"
+    nodes.write_text("vc,nodes\nvc0,8\n")
+
+    done = run(helios, "--vc-nodes", nodes, "-o", page, "--what-if-jobs", "0")
+
+    assert "Nobody says how many nodes vc1, vc2 have" in done.stdout.replace("vc2, vc1", "vc1, vc2")
+
+
+def test_a_clock_that_jumped_by_decades_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("job_id,submit_time,gpus,duration_s\na,2020-01-01 00:00:00,1,60\nb,1970-01-01 00:00:09,1,60\n")
+
+    done = run(log, "-o", tmp_path / "page.html")
+
+    assert isinstance(done.exception, ConfigError)
+    assert "a clock was wrong" in str(done.exception)
+
+
 def test_mistakes_are_told_before_the_work(tmp_path: Path) -> None:
     log, nodes = tmp_path / "log.csv", tmp_path / "nodes.csv"
     log.write_text("job_id,submit_s,gpus,duration_s\na,0,0,100\n")

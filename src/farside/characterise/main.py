@@ -12,8 +12,13 @@ from farside.scheduler.characterise.report_page import answer, change, facts, se
 from farside.scheduler.characterise.size import sizes_of
 from farside.scheduler.characterise.study import Study, study
 from farside.scheduler.sim.result.write import check_writable, written
+from farside.scheduler.sim.trace.log import JobLog
 from farside.scheduler.sim.trace.read_log import read_log
 from farside.scheduler.sim.trace.read_nodes import read_vc_sizes
+from farside.units import format_moment
+
+# No cluster lives as long; a page by minutes and months has no room for more.
+LONGEST_S = 20 * 365 * 86400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,7 @@ def run(request: Request, *, tell: Callable[[str], None]) -> Iterator[str]:
     log = read_log(request.log, fmt=request.fmt, on_bad=request.on_bad)
     if not np.any(log.gpus > 0):
         raise ConfigError(f"{request.log}: no job has a GPU", hint="this page is about GPU clusters")
+    _check_span(log)
     sizes = sizes_of(log, nodes=request.nodes, gpus_per_node=request.gpus_per_node, vc_sizes=vc_sizes)
     # 3. Study.
     found = study(log, sizes, what_if_jobs=request.what_if_jobs, tell=tell)
@@ -60,6 +66,14 @@ def run(request: Request, *, tell: Callable[[str], None]) -> Iterator[str]:
     # 5. Tell.
     yield from _summary(found)
     yield f"{request.page}: written"
+
+
+def _check_span(log: JobLog) -> None:
+    first_s, last_s = float(log.submit_s[0]), float(log.submit_s[-1])
+    if last_s - first_s > LONGEST_S:
+        span = f"{format_moment(first_s)} to {format_moment(last_s)}"
+        hint = "a clock was wrong: take the rows with such times out"
+        raise ConfigError(f"{log.path}: its jobs were submitted from {span}", hint=hint)
 
 
 def _summary(found: Study) -> Iterator[str]:
