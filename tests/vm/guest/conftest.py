@@ -1,0 +1,33 @@
+"""Fixtures of tests that run as root inside a guest, whose kernel is a stock Debian one."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from farside.kmod_shim import rdma_devices, rxe
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def nbd_module() -> Iterator[None]:
+    """nbd.ko is loaded, with its devices."""
+    subprocess.run(["modprobe", "nbd"], check=True)
+    yield
+
+
+@pytest.fixture
+def rxe0() -> Iterator[rdma_devices.Place]:
+    """A soft RDMA device `rxe0` on the data network, active, made by farside and removed afterwards."""
+    rxe.create_link("rxe0", "eth1")
+    try:
+        yield until(_place, what="an active rxe0")
+    finally:
+        rxe.remove_link("rxe0")
+
+
+def _place() -> rdma_devices.Place | None:
+    ports = [port for device in rdma_devices.devices() if device.name == "rxe0" for port in device.ports]
+    if not any(port.is_active and any(gid.ipv4 for gid in port.gids) for port in ports):
+        return None
+    return rdma_devices.find_place(rdma_devices.devices(), "rxe0")

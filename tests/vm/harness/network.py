@@ -1,0 +1,122 @@
+"""Guests on a private network that nothing of the host is part of."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.vm.harness import accelerator, payload, place
+from tests.vm.harness.emulator import Emulator
+from tests.vm.harness.guest import Guest
+from tests.vm.harness.image import Image, ready_image
+from tests.vm.harness.machine import PROGRAM, Spec, switch_arguments
+from tests.vm.harness.program import need, run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workshop:
+    """What all guests of a test session are made from."""
+
+    image: Image
+    payload: Path
+    folder: Path
+    accelerator: accelerator.Accelerator
+
+
+class Network:
+    """Guests by number, from 1, and the switch that joins them (none for a single guest)."""
+
+    def __init__(self, guests: Mapping[int, Guest], switch: Emulator | None) -> None:
+        self.guests = guests
+        self._switch = switch
+
+    def __getitem__(self, number: int) -> Guest:
+        """Guest by number."""
+        return self.guests[number]
+
+    def __iter__(self) -> Iterator[Guest]:
+        """All guests, by number."""
+        return iter(self.guests.values())
+
+    def cut(self, number: int) -> None:
+        """Cuts a guest off behind the switch: packets vanish, its own link stays up."""
+        self._link(number, up=False)
+
+    def heal(self, number: int) -> None:
+        """Joins it again."""
+        self._link(number, up=True)
+
+    def _link(self, number: int, *, up: bool) -> None:
+        assert self._switch is not None, "one guest alone has nothing to be cut from"
+        self._switch.set_link(f"port{number}", up=up)
+
+
+@contextmanager
+def workshop() -> Iterator[Workshop]:
+    """Image, payload and a folder for one test session.
+
+    Raises:
+        Unavailable: This machine cannot build or run guests; says what it lacks.
+    """
+    need(PROGRAM, "qemu-img", "ssh", "mke2fs", "setpriv")
+    image = ready_image()
+    # Short: the path of a unix socket has room for 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="fs-vm-", dir="/var/tmp"))
+    try:
+        with place.in_use(image.folder):
+            chosen = accelerator.choose(image)
+            yield Workshop(image=image, payload=payload.build(folder), folder=folder, accelerator=chosen)
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def network(shop: Workshop, count: int, *, memory_mib: int = 768, cpus: int = 1) -> Iterator[Network]:
+    """`count` guests, each woken from the common snapshot; all are ended on leaving."""
+    spec = Spec(accelerator=shop.accelerator, memory_mib=memory_mib, cpus=cpus)
+    saved = ready_snapshot(shop, spec)
+    folder = Path(tempfile.mkdtemp(prefix="net-", dir=shop.folder))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)
+        ports = {number: folder / f"port{number}" for number in range(1, count + 1)} if count > 1 else {}
+        switch = None
+        if ports:
+            control = folder / "switch.qmp"
+            switch = Emulator(switch_arguments(ports, control), control=control, log=folder / "switch.qemu")
+            stack.callback(switch.close)
+        guests = {number: _guest(shop, spec, folder, number, ports.get(number)) for number in range(1, count + 1)}
+        for guest in guests.values():
+            stack.callback(guest.power_off)
+        for guest in guests.values():
+            guest.begin_waking(saved)
+        for guest in guests.values():
+            guest.end_waking()
+        yield Network(guests, switch)
+
+
+def ready_snapshot(shop: Workshop, spec: Spec) -> Path:
+    """A booted guest, saved: kept beside the image, made now (30 to 60 s, emulated) if there is none for this kind."""
+    version = run([PROGRAM, "--version"], limit_s=10).split()[3]
+    saved = shop.image.folder / f"{spec.name}-{version}.qcow2"
+    with place.locked(shop.image.folder / f"{spec.name}.lock"):
+        if not saved.exists():
+            folder = Path(tempfile.mkdtemp(prefix="snap-", dir=shop.folder))
+            payload.blank(folder / "blank")
+            guest = Guest(number=100, image=shop.image, spec=spec, payload=folder / "blank", folder=folder, port=None)
+            try:
+                guest.boot(fresh=True)
+                made = guest.save()
+                # Copied within the cache first: a rename is whole or not there.
+                partial = saved.with_suffix(".work")
+                shutil.copyfile(made, partial)
+                partial.rename(saved)
+            finally:
+                guest.power_off()
+                shutil.rmtree(folder)
+    return saved
+
+
+def _guest(shop: Workshop, spec: Spec, folder: Path, number: int, port: Path | None) -> Guest:
+    return Guest(number=number, image=shop.image, spec=spec, payload=shop.payload, folder=folder, port=port)

@@ -1,0 +1,107 @@
+"""The disk that brings farside into a guest: this working tree and the Python packages it runs on, made anew each time.
+
+It is apart from the image so that a change of code costs seconds. The guest mounts it read only at /farside:
+
+    site/   on the guest's Python path: the package with its built engine, and what it depends on
+    bin/    `farside`
+    tree/   tests/, benchmarks/ and pyproject.toml, where pytest runs in the guest
+"""
+
+import compileall
+import importlib.metadata
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from py_compile import PycInvalidationMode
+
+from packaging.requirements import Requirement
+
+from farside.errors import Unavailable
+from tests.vm.harness.image import PYTHON
+from tests.vm.harness.program import run
+
+ROOT = Path(__file__).parents[3]
+# Fixed: a woken guest does not look at the disk's size again.
+DISK_BYTES = 256 << 20
+# Only the scheduler wants these, and they are 400 MB.
+_LEFT_OUT = {"numpy", "scipy", "matplotlib", "pyarrow"}
+_FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis")
+_GUEST_LIBC = (2, 36)
+_LAUNCHER = "#!/usr/bin/python3\nfrom farside.cli import main\n\nmain()\n"
+
+
+def build(folder: Path) -> Path:
+    """Makes the disk in `folder`, which must exist; returns its path.
+
+    Raises:
+        Unavailable: What was compiled for this machine's Python does not fit the guest's.
+    """
+    _check_fits()
+    staging = folder / "payload"
+    site, tree = staging / "site", staging / "tree"
+    for name in sorted(_closure()):
+        _copy_distribution(name, site)
+    ignore = shutil.ignore_patterns("__pycache__", "*.o")
+    shutil.copytree(ROOT / "src/farside", site / "farside", ignore=ignore)
+    for name in ("tests", "benchmarks"):
+        shutil.copytree(ROOT / name, tree / name, ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    launcher = staging / "bin/farside"
+    launcher.parent.mkdir()
+    launcher.write_text(_LAUNCHER)
+    launcher.chmod(0o755)
+    # The disk is read only, and compiling under emulation is slow.
+    mode = PycInvalidationMode.UNCHECKED_HASH
+    for part in (site / "farside", tree):
+        compileall.compile_dir(part, quiet=2, workers=0, invalidation_mode=mode)
+    disk = folder / "payload.ext4"
+    blank(disk)
+    run(["mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal", "-d", staging, disk], limit_s=120)
+    shutil.rmtree(staging)
+    return disk
+
+
+def blank(disk: Path) -> None:
+    """A disk of the right size with nothing on it."""
+    with disk.open("wb") as file:
+        file.truncate(DISK_BYTES)
+
+
+def _check_fits() -> None:
+    libc = tuple(int(part) for part in platform.libc_ver()[1].split(".")[:2])
+    if sys.version_info[:2] != PYTHON or libc > _GUEST_LIBC:
+        here = f"Python {platform.python_version()}, glibc {platform.libc_ver()[1]}"
+        raise Unavailable(f"what is compiled here ({here}) does not fit Debian 12's Python 3.11", hint="use Debian 12")
+
+
+def _closure() -> set[str]:
+    found: set[str] = set()
+    waiting = ["farside", *_FOR_TESTS]
+    while waiting:
+        name = waiting.pop()
+        if name in found or name in _LEFT_OUT:
+            continue
+        found.add(name)
+        waiting += [one.name.lower() for one in _requirements(name)]
+    return found
+
+
+def _requirements(name: str) -> Iterator[Requirement]:
+    for text in importlib.metadata.requires(name) or ():
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement
+
+
+def _copy_distribution(name: str, site: Path) -> None:
+    # Of farside itself, which is installed in editable mode, this copies the metadata only.
+    for file in importlib.metadata.files(name) or ():
+        if ".." in file.parts or file.suffix == ".pth" or file.name == "direct_url.json":
+            continue
+        target = site / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source = Path(str(file.locate()))
+        if source.is_file():
+            shutil.copy2(source, target)

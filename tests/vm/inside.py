@@ -1,0 +1,72 @@
+"""pytest in a guest: what is run, and how its results come back."""
+
+import shlex
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.vm.harness.guest import Guest
+
+TREE = "/farside/tree"
+RESULTS = "/run/farside-results.xml"
+NOTHING_COLLECTED = 5
+# Emulated processors are ten times slower than pytest's own limit of a test expects.
+TEST_LIMIT_S = 900
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """How one test in a guest went; `trouble` is empty for one that passed."""
+
+    name: str
+    outcome: str  # "passed", "failed", "skipped"
+    duration_s: float
+    trouble: str
+
+
+class Inside:
+    """Runs test files in a guest, and keeps their results in `logs`."""
+
+    def __init__(self, logs: Path, say: Callable[[str], None]) -> None:
+        self._logs = logs
+        self._say = say
+
+    def run(self, guest: Guest, files: str, *options: str, limit_s: float = 1500.0) -> tuple[Case, ...]:
+        """Runs files or folders of tests/vm/guest/, root in the guest; returns how each test went.
+
+        Fails the calling test with pytest's own words when any test inside failed, and skips it when all were skipped.
+        """
+        target = f"tests/vm/guest/{files}" if files else "tests/vm/guest"
+        words = ["python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "--confcutdir=tests/vm/guest"]
+        words += [f"--junitxml={RESULTS}", "-o", f"timeout={TEST_LIMIT_S}", *options, target]
+        done = guest.outcome(f"cd {TREE} && {shlex.join(words)}", limit_s=limit_s)
+        if done.status not in (0, 1):
+            pytest.fail(f"pytest in the guest ended with {done.status}:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}")
+        results = self._logs / f"{Path(files).stem or 'smoke'}.xml"
+        results.parent.mkdir(parents=True, exist_ok=True)
+        guest.get(RESULTS, results)
+        cases = read_results(results.read_text())
+        for case in cases:
+            reason = f": {case.trouble.splitlines()[0]}" if case.trouble else ""
+            self._say(f"{case.outcome:7} {case.duration_s:6.1f} s  {case.name}{reason}")
+        if done.status:
+            pytest.fail(f"in {guest.name}:\n{done.stdout[-12000:]}", pytrace=False)
+        if cases and all(case.outcome == "skipped" for case in cases):
+            pytest.skip("; ".join(sorted({case.trouble.splitlines()[0] for case in cases})))
+        return cases
+
+
+def read_results(junit: str) -> tuple[Case, ...]:
+    """The cases of pytest's junit file."""
+    return tuple(_case(found) for found in ElementTree.fromstring(junit).iter("testcase"))
+
+
+def _case(found: ElementTree.Element) -> Case:
+    trouble = next((part for part in found if part.tag in ("failure", "error", "skipped")), None)
+    outcome = "passed" if trouble is None else "skipped" if trouble.tag == "skipped" else "failed"
+    name = f"{found.get('classname', '').rsplit('.', 1)[-1]}::{found.get('name')}"
+    said = "" if trouble is None else (trouble.get("message") or trouble.text or trouble.tag)
+    return Case(name=name, outcome=outcome, duration_s=float(found.get("time") or 0), trouble=said)

@@ -1,0 +1,26 @@
+"""The tests of tests/vm/guest/, each file in a guest of its own; and all that are marked smoke in one guest."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.vm.harness.guest import Guest
+from tests.vm.inside import Inside
+
+FILES = sorted(path.name for path in (Path(__file__).parent / "guest").glob("test_*.py"))
+
+pytestmark = pytest.mark.vm
+
+
+@pytest.mark.smoke
+def test_the_smoke_of_all_files_passes_in_one_guest(guest: Guest, inside: Inside) -> None:
+    cases = inside.run(guest, "", "-m", "smoke")
+
+    assert cases
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_in_a_guest(file: str, guest: Guest, inside: Inside) -> None:
+    cases = inside.run(guest, file)
+
+    assert cases
