@@ -9,6 +9,7 @@
 #   make venv       what the others call first; leaves .venv/bin/farside
 #   make clean      removes what the above made in this tree
 #
+#   make test-vm    the tests that need a kernel of their own, in virtual machines; `make test` has the smoke of them
 #   make sanitize   the tests that touch the engine, with address and undefined-behaviour sanitizers
 #   make format     rewrites Python and C as the lint wants them
 
@@ -27,7 +28,8 @@ BENCH_ARGS ?=
 BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config liburing-dev libssl-dev \
 	python3-pyverbs python3-libnbd
 DEMO_PACKAGES := fio libnbd-bin nbdkit
-TEST_PACKAGES := $(DEMO_PACKAGES) nbd-client nbd-server qemu-utils clang libclang-rt-14-dev openipmi ipmitool
+TEST_PACKAGES := $(DEMO_PACKAGES) nbd-client nbd-server qemu-utils clang libclang-rt-14-dev
+VM_PACKAGES := qemu-system-x86 qemu-utils mmdebstrap debian-archive-keyring e2fsprogs openssh-client util-linux
 CHECK_PACKAGES := clang-format shellcheck
 BENCH_PACKAGES := $(DEMO_PACKAGES) nbd-server qemu-utils
 
@@ -35,16 +37,20 @@ ENGINE := kmod_shim/engine
 # Headers are left out: they are tables with their comments in columns, which clang-format can't keep.
 C_FILES := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.c benchmarks/*.c tests/*/*.c))
 ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(ENGINE)/build_ffi.py setup.py pyproject.toml
-SHELL_FILES := .ci/run $(wildcard tools/*.sh tests/*/*.sh)
+SHELL_FILES := .ci/run $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh)
 
-.PHONY: demo test check lint types bench bench-simulator reproduce venv clean sanitize format packages-build packages-demo \
-	packages-test packages-check packages-bench venv-dev
+.PHONY: demo test test-vm check lint types bench reproduce venv clean sanitize format packages-build packages-demo \
+	packages-test packages-vm packages-check packages-bench venv-dev
 
 demo: venv packages-demo
 	@.venv/bin/farside demo
 
-test: venv-dev packages-test .venv/bin/promtool
+test: venv-dev packages-test packages-vm .venv/bin/promtool
 	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+# Its first run builds the guests' image and a snapshot, kept in ~/.cache/farside/vm (or FARSIDE_VM_CACHE).
+test-vm: venv-dev packages-vm
+	@FARSIDE_VM=all $(PYTHON) -m pytest tests/vm $(PYTEST_ARGS)
 
 check: lint types test
 
@@ -88,6 +94,8 @@ packages-demo:
 	@tools/install_packages.sh $(DEMO_PACKAGES)
 packages-test:
 	@tools/install_packages.sh $(TEST_PACKAGES)
+packages-vm:
+	@tools/install_packages.sh $(VM_PACKAGES)
 packages-check:
 	@tools/install_packages.sh $(CHECK_PACKAGES)
 packages-bench:

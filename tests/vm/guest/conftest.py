@@ -10,10 +10,9 @@ from tests.support.waiting import until
 
 
 @pytest.fixture
-def nbd_module() -> Iterator[None]:
+def nbd_module() -> None:
     """nbd.ko is loaded, with its devices."""
     subprocess.run(["modprobe", "nbd"], check=True)
-    yield
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ class Guest:
         self.become_node()
 
     def boot(self, *, fresh: bool = False) -> None:
-        """Starts from its disk as that was left, as a machine does after a power cut; `fresh`: from the image's disk."""
+        """Starts from its disk as that was left, as after a power cut; `fresh`: from the image's disk."""
         self.power_off()
         if fresh:
             backing = ("-F", "raw", "-b", self._image.disk)

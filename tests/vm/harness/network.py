@@ -1,5 +1,6 @@
 """Guests on a private network that nothing of the host is part of."""
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -7,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.vm.harness import accelerator, payload, place
+from tests.vm.harness import accelerator, machine, payload, place
 from tests.vm.harness.emulator import Emulator
 from tests.vm.harness.guest import Guest
 from tests.vm.harness.image import Image, ready_image
@@ -98,8 +99,10 @@ def network(shop: Workshop, count: int, *, memory_mib: int = 768, cpus: int = 1)
 
 def ready_snapshot(shop: Workshop, spec: Spec) -> Path:
     """A booted guest, saved: kept beside the image, made now (30 to 60 s, emulated) if there is none for this kind."""
+    # It fits only the emulator and the arguments that it was taken with.
     version = run([PROGRAM, "--version"], limit_s=10).split()[3]
-    saved = shop.image.folder / f"{spec.name}-{version}.qcow2"
+    kind = hashlib.sha256(Path(machine.__file__).read_bytes()).hexdigest()[:8]
+    saved = shop.image.folder / f"{spec.name}-{version}-{kind}.qcow2"
     with place.locked(shop.image.folder / f"{spec.name}.lock"):
         if not saved.exists():
             folder = Path(tempfile.mkdtemp(prefix="snap-", dir=shop.folder))

@@ -96,7 +96,7 @@ class Remote:
         return done.stdout
 
     def spawn(self, command: str) -> "subprocess.Popen[str]":
-        """Starts a shell command and returns at once. A hangup ends it: wait for it, or kill it, before the guest ends."""
+        """Starts a shell command and returns at once; the caller waits for it or kills it."""
         return subprocess.Popen(
             self.argv(command),
             stdin=subprocess.DEVNULL,

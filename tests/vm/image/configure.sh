@@ -19,7 +19,7 @@ grep -v '^#' "$here/modules.txt" | while read -r name; do
 	chroot "$root" modprobe -S "$kernel" --show-depends "$name" 2>/dev/null | sed -n 's/^insmod \([^ ]*\).*/\1/p'
 done | sed "s|.*/modules/$kernel/||" | sort -u >"$wanted"
 mkdir "$modules.kept"
-(cd "$modules" && cp --parents $(cat "$wanted") "$modules.kept")
+(cd "$modules" && xargs cp --parents -t "$modules.kept" <"$wanted")
 cp "$modules"/modules.builtin "$modules"/modules.builtin.modinfo "$modules"/modules.order "$modules.kept"
 rm -rf "$modules"
 mv "$modules.kept" "$modules"

@@ -1,4 +1,5 @@
 #!/bin/busybox sh
+# shellcheck shell=dash
 # First process of the initrd: loads what the root disk needs, then hands over to systemd.
 # `farside.probe` on the kernel's command line: say that this machine can run a kernel, and switch off.
 b=/bin/busybox
