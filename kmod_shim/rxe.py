@@ -99,9 +99,9 @@ def _load_driver(root: Path) -> None:
         return
     try:
         done = subprocess.run(["modprobe", _MODULE], capture_output=True, text=True, timeout=60, check=False)
-        said = done.stderr.strip()
+        said = done.stderr.strip() or "modprobe does not say why" if done.returncode else ""
     except FileNotFoundError:
         said = "modprobe is not installed"
-    if said or done.returncode:
+    if said:
         release = os.uname().release
         raise Unavailable(f"{_MODULE} can't be loaded into {release}: {said}", hint="linux-image-amd64 has it; as root")

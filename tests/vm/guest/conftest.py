@@ -20,7 +20,9 @@ def rxe0() -> Iterator[rdma_devices.Place]:
     """A soft RDMA device `rxe0` on the data network, active, made by farside and removed afterwards."""
     rxe.create_link("rxe0", "eth1")
     try:
-        yield until(_place, what="an active rxe0")
+        found = until(_place, what="an active rxe0", deadline_s=60)
+        assert found is not None
+        yield found
     finally:
         rxe.remove_link("rxe0")
 

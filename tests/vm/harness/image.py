@@ -113,7 +113,7 @@ def _initrd(root: Path) -> list[Entry]:
     kernel = next((root / "usr/lib/modules").iterdir())
     wanted: list[str] = []
     for name in _INITRD_MODULES:
-        argv = ["chroot", root, "modprobe", "-S", kernel.name, "--show-depends", name]
+        argv: list[str | Path] = ["chroot", root, "modprobe", "-S", kernel.name, "--show-depends", name]
         found = [line.split()[1] for line in run(argv, limit_s=30).splitlines() if line.startswith("insmod ")]
         wanted += [path for path in found if path not in wanted]
     # Numbered: init.sh loads them in the order of their names.

@@ -12,7 +12,7 @@ from tests.vm.harness import accelerator, machine, payload, place
 from tests.vm.harness.emulator import Emulator
 from tests.vm.harness.guest import Guest
 from tests.vm.harness.image import Image, ready_image
-from tests.vm.harness.machine import PROGRAM, Spec, switch_arguments
+from tests.vm.harness.machine import PROGRAM, Accelerator, Spec, switch_arguments
 from tests.vm.harness.program import need, run
 
 
@@ -23,7 +23,7 @@ class Workshop:
     image: Image
     payload: Path
     folder: Path
-    accelerator: accelerator.Accelerator
+    accelerator: Accelerator
 
 
 class Network:
