@@ -84,16 +84,17 @@ def test_an_image_is_another_when_a_file_of_it_is(tmp_path: Path) -> None:
     assert len({before, place.content_key(tmp_path, "bookworm"), place.content_key(tmp_path, "trixie")}) == 3
 
 
-def test_old_images_are_dropped_but_not_those_in_use(tmp_path: Path) -> None:
-    for age_s, name in enumerate(("newest", "new", "used", "old")):
+def test_old_images_are_dropped_but_not_those_in_use_or_being_built(tmp_path: Path) -> None:
+    for age_s, name in enumerate(("newest", "new", "used", "old", "older.work")):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "built").touch()
         os.utime(tmp_path / name, (1e9 - age_s, 1e9 - age_s))
 
     with place.in_use(tmp_path / "used"):
         os.utime(tmp_path / "used", (1e9 - 2, 1e9 - 2))
         place.drop_old(tmp_path)
 
-    assert {path.name for path in tmp_path.iterdir()} == {"newest", "new", "used"}
+    assert {path.name for path in tmp_path.iterdir()} == {"newest", "new", "used", "older.work"}
 
 
 def test_results_of_the_guest_come_back_with_their_reasons() -> None:

@@ -87,7 +87,7 @@ def _check_able() -> None:
 
 def _build(cache: Path, folder: Path) -> None:
     # Beside its final place and renamed when whole: a build that was cut short is built again.
-    work = cache / f"{folder.name}.work"
+    work = cache / f"{folder.name}{place.WORK}"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     began_s = time.monotonic()

@@ -13,7 +13,7 @@ from tests.vm.harness.emulator import Emulator
 from tests.vm.harness.guest import Guest
 from tests.vm.harness.image import Image, ready_image
 from tests.vm.harness.machine import PROGRAM, Accelerator, Spec, switch_arguments
-from tests.vm.harness.program import need, run
+from tests.vm.harness.program import HarnessError, need, run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,12 @@ class Network:
     def heal(self, number: int) -> None:
         """Joins it again."""
         self._link(number, up=True)
+
+    def judge(self) -> None:
+        """Raises `HarnessError` when a kernel complained, whatever the tests said."""
+        found = [f"{guest.name}: {line}" for guest in self for line in guest.kernel_faults()]
+        if found:
+            raise HarnessError("a kernel complained:\n" + "\n".join(found))
 
     def _link(self, number: int, *, up: bool) -> None:
         assert self._switch is not None, "one guest alone has nothing to be cut from"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 # Image, snapshot and kernel are about 1.2 GB; two let one go back and forth between two branches.
 KEPT = 2
+WORK = ".work"  # suffix of what is being built
 
 
 def cache_folder() -> Path:
@@ -49,8 +50,9 @@ def in_use(folder: Path) -> Iterator[None]:
 
 
 def drop_old(cache: Path) -> None:
-    """Removes all folders of the cache but those used last, and those in use."""
-    folders = sorted((path for path in cache.iterdir() if path.is_dir()), key=lambda path: -path.stat().st_mtime)
+    """Removes all folders of the cache but those used last, those in use, and those that are being built."""
+    built = (path.parent for path in cache.glob("*/built") if path.parent.suffix != WORK)
+    folders = sorted(built, key=lambda path: -path.stat().st_mtime)
     for folder in folders[KEPT:]:
         with (folder / "in-use").open("w") as file:
             try:
