@@ -40,17 +40,20 @@ ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(
 SHELL_FILES := .ci/run $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh)
 
 .PHONY: demo test test-vm check lint types bench reproduce venv clean sanitize format packages-build packages-demo \
-	packages-test packages-vm packages-check packages-bench venv-dev
+	packages-test packages-vm vm-image packages-check packages-bench venv-dev
 
 demo: venv packages-demo
 	@.venv/bin/farside demo
 
-test: venv-dev packages-test packages-vm .venv/bin/promtool
+test: venv-dev packages-test vm-image .venv/bin/promtool
 	@$(PYTHON) -m pytest $(PYTEST_ARGS)
 
 # Its first run builds the guests' image and a snapshot, kept in ~/.cache/farside/vm (or FARSIDE_VM_CACHE).
-test-vm: venv-dev packages-vm
-	@FARSIDE_VM=all $(PYTHON) -m pytest tests/vm $(PYTEST_ARGS)
+test-vm: vm-image
+	@FARSIDE_VM=all $(PYTHON) -m pytest -o faulthandler_timeout=1800 tests/vm $(PYTEST_ARGS)
+
+vm-image: venv-dev packages-vm
+	@test "$${FARSIDE_VM:-}" = none || $(PYTHON) -m tests.vm.harness image
 
 check: lint types test
 

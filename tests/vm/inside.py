@@ -41,7 +41,8 @@ class Inside:
         """
         target = f"tests/vm/guest/{files}" if files else "tests/vm/guest"
         words = ["python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "--confcutdir=tests/vm/guest"]
-        words += [f"--junitxml={RESULTS}", "-o", f"timeout={TEST_LIMIT_S}", *options, target]
+        words += [f"--junitxml={RESULTS}", "-o", f"timeout={TEST_LIMIT_S}", "-o", "faulthandler_timeout=0"]
+        words += [*options, target]
         done = guest.outcome(f"cd {TREE} && {shlex.join(words)}", limit_s=limit_s)
         if done.status not in (0, 1):
             pytest.fail(f"pytest in the guest ended with {done.status}:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}")

@@ -94,9 +94,9 @@ def test_soft_rdma_reads_memory_of_another_machine(pair: Network) -> None:
 def test_a_guest_whose_kernel_complains_fails_even_when_it_is_gone(shop: Workshop) -> None:
     with network(shop, 1) as guests:
         guests[1].run("echo '<4>BUG: planted by a test' >/dev/kmsg")
-        with pytest.raises(HarnessError, match="node1: .*BUG: planted by a test"):
+        with pytest.raises(HarnessError, match=r"node1: .*BUG: planted by a test"):
             guests.judge()
 
         guests[1].power_off()
-        with pytest.raises(HarnessError, match="node1: .*BUG: planted by a test"):
+        with pytest.raises(HarnessError, match=r"node1: .*BUG: planted by a test"):
             guests.judge()

@@ -1,11 +1,16 @@
-"""`python -m tests.vm.harness image`: build image and snapshot. `... up [COUNT]`: guests to play with, until Ctrl-C."""
+"""The harness by hand.
+
+python -m tests.vm.harness image        build image and snapshot, where that can be done
+python -m tests.vm.harness up [COUNT]   one to three guests to play with, until Ctrl-C
+"""
 
 import shlex
 import signal
 import sys
 import time
 
-from farside.errors import FarsideError
+from farside.errors import FarsideError, Unavailable
+from tests.vm.harness.image import is_built
 from tests.vm.harness.machine import Spec
 from tests.vm.harness.network import Workshop, network, ready_snapshot, workshop
 
@@ -17,20 +22,31 @@ def main() -> int:
     if verb not in ("image", "up") or len(rest) > 1 or not all(word.isdigit() for word in rest):
         print(__doc__, file=sys.stderr)
         return 2
-    began_s = time.monotonic()
     try:
-        with workshop() as shop:
-            if verb == "up":
+        if verb == "up":
+            with workshop() as shop:
                 _up(shop, int(rest[0]) if rest else 1)
-            else:
-                saved = ready_snapshot(shop, Spec(accelerator=shop.accelerator))
-                print(f"{saved} after {time.monotonic() - began_s:.0f} s, {shop.accelerator.name}")
+        else:
+            _prepare()
+    except Unavailable as error:
+        # What needs guests is skipped here, and says the same.
+        print(f"farside: no virtual machines: {error}", file=sys.stderr)
+        return 1 if verb == "up" else 0
     except FarsideError as error:
         print(f"farside: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         pass
     return 0
+
+
+def _prepare() -> None:
+    began_s = time.monotonic()
+    if not is_built():
+        print("farside: building the guests' image (2 to 4 minutes, kept for the next time)", flush=True)
+    with workshop() as shop:
+        ready_snapshot(shop, Spec(accelerator=shop.accelerator))
+        print(f"farside: guests are ready ({shop.accelerator.name}) after {time.monotonic() - began_s:.0f} s")
 
 
 def _up(shop: Workshop, count: int) -> None:

@@ -62,14 +62,22 @@ def ready_image() -> Image:
         Unavailable: It is not in the cache, and this machine cannot build it.
         HarnessError: Building failed; says what the failing program said.
     """
-    cache = place.cache_folder()
-    folder = cache / place.content_key(_SOURCES, SUITE, " ".join((*_MMDEBSTRAP, *_INITRD_MODULES)))
-    with place.locked(cache / f"{folder.name}.lock"):
-        if not (folder / "built").exists():
+    folder = _folder()
+    with place.locked(folder.with_suffix(".lock")):
+        if not is_built():
             _check_able()
-            _build(cache, folder)
-            place.drop_old(cache)
+            _build(folder)
+            place.drop_old(folder.parent)
     return Image(folder=folder)
+
+
+def is_built() -> bool:
+    """It is in the cache."""
+    return (_folder() / "built").exists()
+
+
+def _folder() -> Path:
+    return place.cache_folder() / place.content_key(_SOURCES, SUITE, " ".join((*_MMDEBSTRAP, *_INITRD_MODULES)))
 
 
 def lines(name: str) -> tuple[str, ...]:
@@ -85,9 +93,9 @@ def _check_able() -> None:
         )
 
 
-def _build(cache: Path, folder: Path) -> None:
+def _build(folder: Path) -> None:
     # Beside its final place and renamed when whole: a build that was cut short is built again.
-    work = cache / f"{folder.name}{place.WORK}"
+    work = folder.with_suffix(place.WORK)
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     began_s = time.monotonic()
