@@ -50,7 +50,7 @@ test: venv-dev packages-test vm-image .venv/bin/promtool
 
 # Its first run builds the guests' image and a snapshot, kept in ~/.cache/farside/vm (or FARSIDE_VM_CACHE).
 test-vm: vm-image
-	@FARSIDE_VM=all $(PYTHON) -m pytest -o faulthandler_timeout=1800 tests/vm $(PYTEST_ARGS)
+	@FARSIDE_VM=all $(PYTHON) -m pytest tests/vm $(PYTEST_ARGS)
 
 vm-image: venv-dev packages-vm
 	@test "$${FARSIDE_VM:-}" = none || $(PYTHON) -m tests.vm.harness image

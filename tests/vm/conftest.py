@@ -3,6 +3,7 @@
 `FARSIDE_VM` chooses: `smoke` (the default; one boot, part of `make test`), `all` (`make test-vm`), `none`.
 """
 
+import faulthandler
 import os
 import re
 import shutil
@@ -37,6 +38,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out := [item for item in ours if item not in wanted]:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(autouse=True)
+def _patience() -> None:
+    # pytest prints all stacks of a test that takes four minutes; these may, and have deadlines of their own.
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")
