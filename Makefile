@@ -28,8 +28,8 @@ BENCH_ARGS ?=
 BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config liburing-dev libssl-dev \
 	python3-pyverbs python3-libnbd
 DEMO_PACKAGES := fio libnbd-bin nbdkit
-TEST_PACKAGES := $(DEMO_PACKAGES) nbd-client nbd-server qemu-utils clang libclang-rt-14-dev
-VM_PACKAGES := qemu-system-x86 qemu-utils mmdebstrap debian-archive-keyring e2fsprogs openssh-client util-linux
+VM_PACKAGES := qemu-system-x86 qemu-utils mmdebstrap debian-archive-keyring e2fsprogs openssh-client util-linux cpio
+TEST_PACKAGES := $(DEMO_PACKAGES) $(VM_PACKAGES) nbd-client nbd-server qemu-utils clang libclang-rt-14-dev
 CHECK_PACKAGES := clang-format shellcheck
 BENCH_PACKAGES := $(DEMO_PACKAGES) nbd-server qemu-utils
 

@@ -30,7 +30,7 @@ fi
 echo "farside: installing:$missing"
 export DEBIAN_FRONTEND=noninteractive
 # shellcheck disable=SC2086 # a list of names
-apt_install() { apt-get -o DPkg::Lock::Timeout=300 install -qq -y --no-install-recommends $missing >/dev/null; }
+apt_install() { apt-get install -qq -y --no-install-recommends -o DPkg::Lock::Timeout=300 $missing >/dev/null; }
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 if ! { apt-get update -qq && apt_install; } >"$log" 2>&1; then

@@ -70,7 +70,8 @@ def test_only_what_is_missing_is_installed(tmp_path: Path) -> None:
 
     assert system.install("gcc", "fio", "nbdkit").returncode == 0
 
-    assert system.apt_calls == ["update -qq", "install -qq -y --no-install-recommends fio nbdkit"]
+    installed = "install -qq -y --no-install-recommends -o DPkg::Lock::Timeout=300 fio nbdkit"
+    assert system.apt_calls == ["update -qq", installed]
 
 
 def test_who_is_not_root_is_told_the_command(tmp_path: Path) -> None:
