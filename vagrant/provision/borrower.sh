@@ -1,0 +1,20 @@
+#!/bin/sh
+# Serves a block device from the donors' memory. Usage: borrower.sh NAME ADDRESS SIZE DONOR=ADDRESS...
+set -eu
+
+name=$1
+size=$3
+shift 3
+for donor in "$@"; do
+	printf '[[donor]]\nnode = "%s"\ncontrol = "tcp:%s:7677"\n' "${donor%%=*}" "${donor#*=}"
+done >/etc/farside/peers.toml
+install -d -m 0700 /var/lib/farside
+cat >/etc/farside/blockdev.toml <<EOF
+node = "$name"
+size_bytes = "$size"
+disk_path = "/var/lib/farside/swap0.img"
+EOF
+farside config check --for blockdev
+systemctl is-active --quiet farside-blockdev ||
+	systemd-run --unit=farside-blockdev --property=Restart=on-failure --property=RuntimeDirectory=farside \
+		--property=KillMode=mixed /usr/local/bin/farside blockdev

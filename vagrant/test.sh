@@ -1,0 +1,10 @@
+#!/bin/sh
+# Runs the tests of tests/vm/guest/ on this machine, as root. Usage: test.sh [PYTEST OPTION...]
+set -eu
+
+cd /opt/farside
+FARSIDE_TEST_NETDEV=$(cat /etc/farside/netdev)
+export FARSIDE_TEST_NETDEV
+# The link of the provisioning would stand in the way of the tests' own.
+[ ! -e /sys/class/infiniband/rxe0 ] || .venv/bin/python -c "from farside.kmod_shim import rxe; rxe.remove_link('rxe0')"
+exec .venv/bin/python -m pytest --confcutdir=tests/vm/guest tests/vm/guest "$@"
