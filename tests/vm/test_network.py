@@ -77,17 +77,16 @@ def test_soft_rdma_reads_memory_of_another_machine(pair: Network) -> None:
     for guest in pair:
         make = "from farside.kmod_shim import rxe; rxe.create_link('rxe0', 'eth1')"
         guest.run(f'python3 -c "{make}"', limit_s=300)
-    server = pair[1].spawn("ib_read_lat -d rxe0 -s 4096 -n 200 -F")
 
     def read() -> str:
         done = pair[2].outcome(f"ib_read_lat -d rxe0 -s 4096 -n 200 -F {pair[1].address}", limit_s=120)
         return done.stdout if done.status == 0 else ""
 
-    try:
-        said = until(read, what="a server that listens", deadline_s=MANY_S)
-    finally:
-        server.kill()
-        server.wait()
+    with pair[1].spawn("ib_read_lat -d rxe0 -s 4096 -n 200 -F") as server:
+        try:
+            said = until(read, what="a server that listens", deadline_s=MANY_S)
+        finally:
+            server.kill()
     assert "4096" in said
 
 

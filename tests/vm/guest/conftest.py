@@ -1,5 +1,6 @@
 """Fixtures of tests that run as root inside a guest, whose kernel is a stock Debian one."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 
@@ -7,6 +8,15 @@ import pytest
 
 from farside.kmod_shim import rdma_devices, rxe
 from tests.support.waiting import until
+
+# Machines that vagrant makes may name it otherwise.
+NETDEV = os.environ.get("FARSIDE_TEST_NETDEV", "eth1")
+
+
+@pytest.fixture(scope="session")
+def netdev() -> str:
+    """The data network's device."""
+    return NETDEV
 
 
 @pytest.fixture
@@ -18,7 +28,7 @@ def nbd_module() -> None:
 @pytest.fixture
 def rxe0() -> Iterator[rdma_devices.Place]:
     """A soft RDMA device `rxe0` on the data network, active, made by farside and removed afterwards."""
-    rxe.create_link("rxe0", "eth1")
+    rxe.create_link("rxe0", NETDEV)
     try:
         found = until(_place, what="an active rxe0", deadline_s=60)
         assert found is not None
