@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from farside.errors import ConfigError
 from tests.support.programs import need
-from tests.vm.harness import place
+from tests.vm.harness import accelerator, place
 from tests.vm.harness.cpio import Entry, archive
+from tests.vm.harness.image import Image
 from tests.vm.harness.machine import Accelerator, Paths, Spec, arguments, switch_arguments
 from tests.vm.inside import Case, read_results
 
@@ -50,6 +52,48 @@ def test_the_switch_joins_every_port() -> None:
 
     assert argv.count("-netdev") == 4
     assert "hubport,id=hub2,hubid=1,netdev=port2" in argv
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """A machine with /dev/kvm on which a kernel hangs; the command lines that were tried."""
+    tried: list[list[str]] = []
+
+    def hang(argv: list[str], *, timeout: float, **_: object) -> None:
+        tried.append(argv)
+        raise subprocess.TimeoutExpired(argv, timeout)
+
+    monkeypatch.delenv(accelerator.FORCE, raising=False)
+    monkeypatch.setattr(os, "access", lambda *_: True)
+    monkeypatch.setattr(subprocess, "run", hang)
+    return tried
+
+
+def test_kvm_that_hangs_is_tried_once_and_then_remembered(tmp_path: Path, trials: list[list[str]]) -> None:
+    found = [accelerator.choose(Image(folder=tmp_path)) for _ in range(2)]
+
+    assert found == [Accelerator.TCG, Accelerator.TCG]
+    (argv,) = trials
+    assert {"kvm", "-no-reboot"} <= set(argv)
+
+
+def test_what_was_remembered_before_a_reboot_is_tried_again(tmp_path: Path, trials: list[list[str]]) -> None:
+    (tmp_path / "accelerator").write_text("another-boot KVM\n")
+
+    assert accelerator.choose(Image(folder=tmp_path)) is Accelerator.TCG
+    assert len(trials) == 1
+
+
+def test_the_accelerator_can_be_forced(
+    tmp_path: Path, trials: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(accelerator.FORCE, "kvm")
+    assert accelerator.choose(Image(folder=tmp_path)) is Accelerator.KVM
+
+    monkeypatch.setenv(accelerator.FORCE, "warp")
+    with pytest.raises(ConfigError, match="FARSIDE_VM_ACCELERATOR=warp; kvm, tcg"):
+        accelerator.choose(Image(folder=tmp_path))
+    assert trials == []
 
 
 def test_an_initrd_is_what_cpio_reads(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
+from farside.errors import ConfigError
 from tests.vm.harness.image import Image
 from tests.vm.harness.machine import Accelerator, Spec, probe_arguments
 
@@ -17,8 +18,13 @@ def choose(image: Image) -> Accelerator:
     """What guests shall run with: tried once for each boot of this machine, then remembered beside the image.
 
     FARSIDE_VM_ACCELERATOR=kvm or =tcg ends the question.
+
+    Raises:
+        ConfigError: It says anything else.
     """
     if forced := os.environ.get(FORCE):
+        if forced.upper() not in Accelerator.__members__:
+            raise ConfigError(f"{FORCE}={forced}", hint="kvm, tcg, or nothing to have it found out")
         return Accelerator[forced.upper()]
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return Accelerator.TCG
