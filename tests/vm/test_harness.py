@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from farside.errors import ConfigError
+from farside.errors import ConfigError, Unavailable
 from tests.support.programs import need
 from tests.vm.harness import accelerator, place
 from tests.vm.harness.cpio import Entry, archive
-from tests.vm.harness.image import Image
+from tests.vm.harness.image import Image, ready_image
 from tests.vm.harness.machine import Accelerator, Paths, Spec, arguments, switch_arguments
 from tests.vm.inside import Case, read_results
 
@@ -94,6 +94,16 @@ def test_the_accelerator_can_be_forced(
     with pytest.raises(ConfigError, match="FARSIDE_VM_ACCELERATOR=warp; kvm, tcg"):
         accelerator.choose(Image(folder=tmp_path))
     assert trials == []
+
+
+def test_a_machine_that_does_not_reach_debian_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("mmdebstrap", "mke2fs", "ssh-keygen")
+    monkeypatch.setenv("FARSIDE_VM_CACHE", str(tmp_path))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+    with pytest.raises(Unavailable, match="Debian's archive is not reached"):
+        ready_image()
 
 
 def test_an_initrd_is_what_cpio_reads(tmp_path: Path) -> None:

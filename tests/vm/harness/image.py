@@ -4,6 +4,7 @@ import gzip
 import os
 import shutil
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,9 @@ PYTHON = (3, 11)  # bookworm's: compiled modules of the host must fit the guest
 DISK_BYTES = 3 << 30  # sparse
 # Root's disk alone: udev and the data network come up later, by name.
 _INITRD_MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "ext4")
+# The one that mmdebstrap takes for this suite.
+_ARCHIVE = f"http://deb.debian.org/debian/dists/{SUITE}/Release"
+_ARCHIVE_LIMIT_S = 30.0
 _SOURCES = Path(__file__).parents[1] / "image"
 _MMDEBSTRAP = (
     "mmdebstrap",
@@ -88,9 +92,13 @@ def lines(name: str) -> tuple[str, ...]:
 def _check_able() -> None:
     need("mmdebstrap", "mke2fs", "ssh-keygen")
     if os.geteuid():
-        raise Unavailable(
-            "the guest image is built as root", hint="run `sudo make test-vm` once, or set FARSIDE_VM_CACHE"
-        )
+        hint = "run `sudo make test-vm` once, or set FARSIDE_VM_CACHE"
+        raise Unavailable("the guest image is built as root", hint=hint)
+    try:
+        urllib.request.urlopen(_ARCHIVE, timeout=_ARCHIVE_LIMIT_S).close()
+    except OSError as error:
+        hint = "build the image where it is reached, and bring it here (FARSIDE_VM_CACHE)"
+        raise Unavailable(f"Debian's archive is not reached ({_ARCHIVE}: {error})", hint=hint) from error
 
 
 def _build(folder: Path) -> None:
