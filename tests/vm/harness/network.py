@@ -105,10 +105,7 @@ def network(shop: Workshop, count: int, *, memory_mib: int = 768, cpus: int = 1)
 
 def ready_snapshot(shop: Workshop, spec: Spec) -> Path:
     """A booted guest, saved: kept beside the image, made now (30 to 60 s, emulated) if there is none for this kind."""
-    # It fits only the emulator and the arguments that it was taken with.
-    version = run([PROGRAM, "--version"], limit_s=10).split()[3]
-    kind = hashlib.sha256(Path(machine.__file__).read_bytes()).hexdigest()[:8]
-    saved = shop.image.folder / f"{spec.name}-{version}-{kind}.qcow2"
+    saved = shop.image.folder / f"{spec.name}-{_fits(spec)}.qcow2"
     with place.locked(shop.image.folder / f"{spec.name}.lock"):
         if not saved.exists():
             folder = Path(tempfile.mkdtemp(prefix="snap-", dir=shop.folder))
@@ -125,6 +122,16 @@ def ready_snapshot(shop: Workshop, spec: Spec) -> Path:
                 guest.power_off()
                 shutil.rmtree(folder)
     return saved
+
+
+def _fits(spec: Spec) -> str:
+    """What a snapshot fits besides its spec: the emulator, its arguments, and the processor where that is real."""
+    version = run([PROGRAM, "--version"], limit_s=10).split()[3]
+    kind = hashlib.sha256(Path(machine.__file__).read_bytes())
+    if spec.accelerator is Accelerator.KVM:
+        flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+        kind.update(flags.encode())
+    return f"{version}-{kind.hexdigest()[:8]}"
 
 
 def _guest(shop: Workshop, spec: Spec, folder: Path, number: int, port: Path | None) -> Guest:
