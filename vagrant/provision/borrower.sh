@@ -15,6 +15,12 @@ size_bytes = "$size"
 disk_path = "/var/lib/farside/swap0.img"
 EOF
 farside config check --for blockdev
-systemctl is-active --quiet farside-blockdev ||
-	systemd-run --unit=farside-blockdev --property=Restart=on-failure --property=RuntimeDirectory=farside \
-		--property=KillMode=mixed /usr/local/bin/farside blockdev
+if grep -q '^/dev/nbd' /proc/swaps; then
+	echo "swap on /dev/nbdX is on: swapoff first, or the machine dies with the server" >&2
+	exit 1
+fi
+# Again at each provisioning, since the code may be another.
+systemctl stop farside-blockdev 2>/dev/null || true
+systemctl reset-failed farside-blockdev 2>/dev/null || true
+systemd-run --unit=farside-blockdev --property=Restart=on-failure --property=RuntimeDirectory=farside \
+	--property=KillMode=mixed /usr/local/bin/farside blockdev

@@ -7,6 +7,8 @@ node = "$1"
 listen = ["tcp:$2:7677"]
 EOF
 farside config check --for daemon
-systemctl is-active --quiet farside-daemon ||
-	systemd-run --unit=farside-daemon --property=Restart=on-failure --property=RuntimeDirectory=farside \
-		/usr/local/bin/farside daemon
+# Again at each provisioning, since the code may be another.
+systemctl stop farside-daemon 2>/dev/null || true
+systemctl reset-failed farside-daemon 2>/dev/null || true
+systemd-run --unit=farside-daemon --property=Restart=on-failure --property=RuntimeDirectory=farside \
+	/usr/local/bin/farside daemon
