@@ -33,6 +33,8 @@ TEST_PACKAGES := $(DEMO_PACKAGES) $(VM_PACKAGES) nbd-client nbd-server qemu-util
 CHECK_PACKAGES := clang-format shellcheck
 BENCH_PACKAGES := $(DEMO_PACKAGES) nbd-server qemu-utils
 
+VM_IMAGE = test "$${FARSIDE_VM:-}" = none || $(PYTHON) -m tests.vm.harness image
+
 ENGINE := kmod_shim/engine
 # Headers are left out: they are tables with their comments in columns, which clang-format can't keep.
 C_FILES := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.c benchmarks/*.c tests/*/*.c))
@@ -45,7 +47,9 @@ SHELL_FILES := .ci/run $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh vagrant
 demo: venv packages-demo
 	@.venv/bin/farside demo
 
-test: venv-dev packages-test vm-image .venv/bin/promtool
+# An image that can't be built fails or skips its own test, not all of them.
+test: venv-dev packages-test .venv/bin/promtool
+	@$(VM_IMAGE) || true
 	@$(PYTHON) -m pytest $(PYTEST_ARGS)
 
 # Its first run builds the guests' image and a snapshot, kept in ~/.cache/farside/vm (or FARSIDE_VM_CACHE).
@@ -53,7 +57,7 @@ test-vm: vm-image
 	@FARSIDE_VM=all $(PYTHON) -m pytest tests/vm $(PYTEST_ARGS)
 
 vm-image: venv-dev packages-vm
-	@test "$${FARSIDE_VM:-}" = none || $(PYTHON) -m tests.vm.harness image
+	@$(VM_IMAGE)
 
 check: lint types test
 
