@@ -18,8 +18,8 @@ from farside.sandbox.files import free_port, until, uri
 from farside.sandbox.layout import BORROWER, Plan, ProcessRecord, SandboxRecord
 from farside.sandbox.process import Child
 
-# A process that ended is noticed at once; this is for one that hangs. Emulated machines on a busy host want more.
-START_LIMIT_S = float(os.environ.get("FARSIDE_START_LIMIT_S", "30"))
+# A process that ended is noticed at once; this is for one that hangs.
+START_LIMIT_S = 30.0 * settings.PATIENCE
 MEMINFO_EVERY_S = 0.1
 
 

@@ -32,8 +32,8 @@ rm -f "$root"/etc/ssh/ssh_host_*
 ssh-keygen -q -t ed25519 -N '' -f "$root/etc/ssh/ssh_host_ed25519_key"
 {
 	printf 'UseDNS no\nUsePAM no\nMaxSessions 100\nMaxStartups 100\n'
-	# An emulated processor on a busy host is a hundred times slower than what farside's own patience is made for.
-	echo 'SetEnv FARSIDE_START_LIMIT_S=900'
+	# An emulated processor on a busy host is that much slower than what a sandbox's deadlines are made for.
+	echo 'SetEnv FARSIDE_PATIENCE=20'
 } >"$root/etc/ssh/sshd_config.d/farside.conf"
 
 # --- farside, from the second disk
