@@ -151,6 +151,19 @@ def test_old_images_are_dropped_but_not_those_in_use_or_being_built(tmp_path: Pa
     assert {path.name for path in tmp_path.iterdir()} == {"newest", "new", "used", "older.work"}
 
 
+def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARSIDE_VM_CACHE", str(tmp_path / "cache"))
+    left = tmp_path / "fs-vm-left"
+    left.mkdir()
+    (left / "lock").touch()
+    (left / "node1.qcow2").touch()
+
+    with place.scratch_folder(tmp_path) as first, place.scratch_folder(tmp_path) as second:
+        assert set(tmp_path.glob("fs-vm-*")) == {first, second}
+
+    assert list(tmp_path.glob("fs-vm-*")) == []
+
+
 def test_results_of_the_guest_come_back_with_their_reasons() -> None:
     junit = """<testsuites><testsuite>
       <testcase classname="tests.vm.guest.test_a" name="test_good" time="1.5"/>

@@ -69,14 +69,9 @@ def workshop() -> Iterator[Workshop]:
     """
     need(PROGRAM, "qemu-img", "ssh", "mke2fs", "setpriv")
     image = ready_image()
-    # Short: the path of a unix socket has room for 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="fs-vm-", dir="/var/tmp"))
-    try:
-        with place.in_use(image.folder):
-            chosen = accelerator.choose(image)
-            yield Workshop(image=image, payload=payload.build(folder), folder=folder, accelerator=chosen)
-    finally:
-        shutil.rmtree(folder)
+    with place.scratch_folder() as folder, place.in_use(image.folder):
+        chosen = accelerator.choose(image)
+        yield Workshop(image=image, payload=payload.build(folder), folder=folder, accelerator=chosen)
 
 
 @contextmanager

@@ -4,12 +4,14 @@ import fcntl
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 # Image, snapshot and kernel are about 1.2 GB; two let one go back and forth between two branches.
 KEPT = 2
+_SCRATCH = "fs-vm-"
 WORK = ".work"  # suffix of what is being built
 
 
@@ -47,6 +49,31 @@ def in_use(folder: Path) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_SH)
         os.utime(folder)
         yield
+
+
+@contextmanager
+def scratch_folder(parent: Path = Path("/var/tmp")) -> Iterator[Path]:
+    """A folder that is gone afterwards; also removes those of processes that were killed before they could.
+
+    Its path is short: that of a unix socket has room for 107 bytes.
+    """
+    with ExitStack() as stack:
+        with locked(cache_folder() / "scratch.lock"):
+            _remove_left(parent)
+            folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))
+            stack.callback(shutil.rmtree, folder)
+            stack.enter_context(locked(folder / "lock"))
+        yield folder
+
+
+def _remove_left(parent: Path) -> None:
+    for lock in parent.glob(f"{_SCRATCH}*/lock"):
+        with lock.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue
+            shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 def drop_old(cache: Path) -> None:
