@@ -30,10 +30,10 @@ def test_three_guests_are_three_machines_that_reach_each_other(trio: Network) ->
 
 
 def test_a_woken_guest_has_the_hosts_clock(guest: Guest) -> None:
-    before_s = time.time()
     told_s = float(guest.run("date +%s.%N"))
 
-    assert before_s - 2 <= told_s <= time.time() + 2
+    # As late as the command that set it; the snapshot is older.
+    assert abs(told_s - time.time()) < MANY_S
 
 
 def test_frames_for_rdma_packets_of_4096_fit(pair: Network) -> None:
