@@ -29,7 +29,8 @@ BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config libu
 	python3-pyverbs python3-libnbd
 DEMO_PACKAGES := fio libnbd-bin nbdkit
 VM_PACKAGES := qemu-system-x86 qemu-utils mmdebstrap debian-archive-keyring e2fsprogs openssh-client util-linux cpio
-TEST_PACKAGES := $(DEMO_PACKAGES) $(VM_PACKAGES) nbd-client nbd-server qemu-utils clang libclang-rt-14-dev vagrant
+TEST_PACKAGES := $(DEMO_PACKAGES) $(VM_PACKAGES) nbd-client nbd-server qemu-utils clang libclang-rt-14-dev vagrant openipmi \
+	ipmitool
 CHECK_PACKAGES := clang-format shellcheck
 BENCH_PACKAGES := $(DEMO_PACKAGES) nbd-server qemu-utils
 
@@ -41,8 +42,8 @@ C_FILES := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.c benchmarks/*.
 ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(ENGINE)/build_ffi.py setup.py pyproject.toml
 SHELL_FILES := .ci/run $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh vagrant/*.sh vagrant/*/*.sh)
 
-.PHONY: demo test test-vm check lint types bench reproduce venv clean sanitize format packages-build packages-demo \
-	packages-test packages-vm vm-image packages-check packages-bench venv-dev
+.PHONY: demo test test-vm check lint types bench bench-simulator reproduce venv clean sanitize format packages-build \
+	packages-demo packages-test packages-vm vm-image packages-check packages-bench venv-dev
 
 demo: venv packages-demo
 	@.venv/bin/farside demo
