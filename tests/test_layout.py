@@ -23,6 +23,7 @@ SCHEDULER_SHELL = (
     "farside.scheduler.sim.trace.write",
     "farside.scheduler.sim.result.write",
     "farside.scheduler.sim.result.report",
+    "farside.scheduler.energy.read",
 )
 PURE = (
     "farside.daemon.protocol",

@@ -1,0 +1,177 @@
+"""Energy policies by the names that a user gives them, with their forecasts made. PURE."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from farside.errors import ConfigError
+from farside.scheduler.energy.accuracy import smape_pct
+from farside.scheduler.energy.bank import Risk
+from farside.scheduler.energy.ces import Ces, CesSettings
+from farside.scheduler.energy.feature import next_mean
+from farside.scheduler.energy.forecast import MaxForecast, forecast_artifact, forecast_max, forecast_mean
+from farside.scheduler.energy.paper import Outlook, Paper, PaperSettings
+from farside.scheduler.energy.plain import AllOn, KeepRecent, RuleSettings, VanillaSettings
+from farside.scheduler.energy.policy import EnergyPolicy
+from farside.scheduler.energy.series import NodeSeries
+from farside.scheduler.energy.tune import tuned_rule
+from farside.scheduler.settings import chosen, from_settings
+from farside.scheduler.table import Floats
+
+# CES: until a node that falls asleep now has earned its wake-up. The mean's is the paper's code's.
+MAX_HORIZON_S = 6 * 3600.0
+MEAN_HORIZON_S = 5 * 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A series, the interval that forecasts are trained up to, and the window that is replayed."""
+
+    series: NodeSeries
+    train_to: int
+    begin: int
+    end: int
+    holidays: frozenset[int] = frozenset()
+
+    def steps(self, horizon_s: float) -> int:
+        """Intervals of a horizon."""
+        return max(1, round(horizon_s / self.series.step_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How good the forecast of the mean over ``horizon_s`` was in the window, and what the policy made of it.
+
+    NaN where there is none.
+    """
+
+    horizon_s: float
+    smape: float
+    persistence_smape: float
+    is_used: bool
+    remark: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A policy that is ready to watch a series from its start, and what to say of its forecast and settings."""
+
+    policy: EnergyPolicy
+    forecast: Outcome
+    remark: str = ""
+
+
+def prepare(name: str, settings: Mapping[str, str], question: Question) -> Prepared:
+    """The policy that a user named.
+
+    Raises:
+        ConfigError: The name or a setting is wrong, or the series too short for what was asked.
+    """
+    try:
+        return chosen(name, POLICIES, "energy policy")(settings, question)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def _none(settings: Mapping[str, str], question: Question) -> Prepared:
+    from_settings(_NoSettings, settings, of="none")
+    return Prepared(policy=AllOn(), forecast=_unused(question))
+
+
+def _vanilla(settings: Mapping[str, str], question: Question) -> Prepared:
+    told = from_settings(VanillaSettings, settings, of="vanilla")
+    step_s = question.series.step_s
+    return Prepared(
+        policy=KeepRecent(buffer_nodes=told.buffer_nodes, keep_s=step_s, step_s=step_s), forecast=_unused(question)
+    )
+
+
+def _rule(settings: Mapping[str, str], question: Question) -> Prepared:
+    told = from_settings(RuleSettings, settings, of="rule")
+    buffer_nodes, keep_s, remark = told.buffer_nodes, told.keep_s, ""
+    risk = Risk(wakeups_per_day=told.wakeups_per_day, short_nodes_per_day=told.short_nodes_per_day)
+    if np.isfinite(min(risk.wakeups_per_day, risk.short_nodes_per_day)):
+        tuned = tuned_rule(question.series, question.begin, risk)
+        buffer_nodes, keep_s = tuned.buffer_nodes, tuned.keep_s
+        remark = (
+            f"tuned before --from to {buffer_nodes} nodes, {keep_s / 3600:.3g} h: "
+            f"{tuned.wakeups_per_day:.2f} wake-ups a day there"
+        )
+    policy = KeepRecent(buffer_nodes=buffer_nodes, keep_s=keep_s, step_s=question.series.step_s)
+    return Prepared(policy=policy, forecast=_unused(question), remark=remark)
+
+
+def _paper(settings: Mapping[str, str], question: Question) -> Prepared:
+    told = from_settings(PaperSettings, settings, of="paper")
+    near, far = question.steps(told.future_s), question.steps(2 * told.future_s)
+    series = question.series
+    if told.features == "causal":
+        outlook = Outlook(
+            near=forecast_mean(series, near, question.train_to, question.holidays).raw,
+            far=forecast_mean(series, far, question.train_to, question.holidays).raw,
+        )
+        remark = "causal"
+    else:
+        ago_s = 3600.0 if told.features == "artifact" else 2 * told.future_s
+        one = forecast_artifact(series, question.train_to, question.begin, ago_s)
+        outlook = Outlook(near=next_mean(one, near, with_now=True), far=next_mean(one, far, with_now=True))
+        remark = "looks into the future, as the published code does" if told.features == "artifact" else "causal"
+    outcome = _outcome(question, near, outlook.near, is_used=True, remark=remark)
+    return Prepared(policy=Paper(settings=told, outlook=outlook, step_s=series.step_s), forecast=outcome)
+
+
+def _ces(settings: Mapping[str, str], question: Question) -> Prepared:
+    told = from_settings(CesSettings, settings, of="ces")
+    series = question.series
+    forecast = max_forecast(question) if told.forecast else None
+    policy = Ces(settings=told, step_s=series.step_s, total=float(series.total[0]), forecast=forecast)
+    if forecast is None:
+        return Prepared(policy=policy, forecast=_unused(question))
+    remark = "quantiles of the maximum ahead are signals beside others, used where they have served better"
+    return Prepared(policy=policy, forecast=_mean_outcome(question, is_used=True, remark=remark))
+
+
+def max_forecast(question: Question) -> MaxForecast:
+    """Quantiles of the most that will be busy until a node that falls asleep now has earned its wake-up."""
+    steps = question.steps(MAX_HORIZON_S)
+    return forecast_max(question.series, steps, question.train_to, holidays=question.holidays)
+
+
+def _unused(question: Question) -> Outcome:
+    return _mean_outcome(question, is_used=False, remark="no decision depends on a forecast")
+
+
+def _mean_outcome(question: Question, *, is_used: bool, remark: str) -> Outcome:
+    steps = question.steps(MEAN_HORIZON_S)
+    try:
+        values = forecast_mean(question.series, steps, question.train_to, question.holidays).values
+    except ValueError:  # too little to train on, and nobody needs it
+        values = np.full(len(question.series), np.nan)
+    return _outcome(question, steps, values, is_used=is_used, remark=remark)
+
+
+def _outcome(question: Question, steps: int, values: Floats, *, is_used: bool, remark: str) -> Outcome:
+    window = slice(question.begin, question.end)
+    came = next_mean(question.series.active, steps)[window]
+    smape, persistence = smape_pct(values[window], came), smape_pct(question.series.active[window], came)
+    if not smape < persistence:
+        remark += "; no better than persistence"
+    return Outcome(
+        horizon_s=steps * question.series.step_s,
+        smape=smape,
+        persistence_smape=persistence,
+        is_used=is_used,
+        remark=remark,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NoSettings:
+    """Nothing can be set."""
+
+
+POLICIES: Mapping[str, Callable[[Mapping[str, str], Question], Prepared]] = MappingProxyType(
+    {"ces": _ces, "paper": _paper, "rule": _rule, "vanilla": _vanilla, "none": _none}
+)

@@ -1,0 +1,90 @@
+"""The paper's policy: sleep when busy nodes fell and are forecast to fall, wake when jobs lack nodes. PURE.
+
+[helios §4.3.2, Algorithm 2] as its published code runs it on Philly. Each interval, JobArrivalCheck: when jobs lack
+nodes, have as many on as are busy, and the buffer; hold that for some intervals. PeriodicCheck: when the recent trend
+and the forecast one are both above their thresholds, and the forecast does not turn up later, sleep down to the same.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from farside.scheduler.energy.policy import Seen, Target
+from farside.scheduler.table import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperSettings:
+    """Defaults are those of the published code for Philly; for the paper's own, smaller clusters see docs/energy.md.
+
+    Attributes:
+        buffer_nodes: Stay on besides busy ones; sigma.
+        past_s: The recent trend: the mean of this time, less what is busy now.
+        future_s: The forecast trend: what is busy now, less the mean of this time ahead; and of twice this time.
+        past_threshold, future_threshold: The least that the trends must be; xi.
+        cut_nodes: Fewer are not worth it.
+        hold_s: Nobody sleeps for so long after a wake-up.
+        features: Of the forecast. ``causal``: what was known then; ``lags``: the published code's, all of them 10 h
+            earlier; ``artifact``: the published code's, whose forecast has seen hours of what it forecasts.
+    """
+
+    buffer_nodes: int = 20
+    past_s: float = 1200.0
+    future_s: float = 5 * 3600.0
+    past_threshold: float = 0.1
+    future_threshold: float = 0.0
+    cut_nodes: int = 1
+    hold_s: float = 6000.0
+    features: Literal["causal", "lags", "artifact"] = "causal"
+
+    def __post_init__(self) -> None:
+        if self.future_s < 600:
+            raise ValueError("future_s must be at least 10 min")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """Forecast means by the interval in which they are made: over the near future, and over twice as long."""
+
+    near: Floats
+    far: Floats
+
+
+@dataclass(slots=True)
+class Paper:
+    """Algorithm 2."""
+
+    settings: PaperSettings
+    outlook: Outlook
+    step_s: float
+    _past: list[float] = field(default_factory=list)
+    _seen: Seen = field(default_factory=lambda: Seen(step=-1, active=0, total=0))
+    _held_to: int = 0
+    _is_new: bool = True
+
+    def watch(self, seen: Seen) -> None:
+        """Remembers the recent past."""
+        if self._seen.step >= 0:
+            self._past = [*self._past, self._seen.active][-max(1, round(self.settings.past_s / self.step_s)) :]
+        self._seen = seen
+
+    def target(self, powered: float) -> Target:
+        """JobArrivalCheck, then PeriodicCheck."""
+        seen, settings = self._seen, self.settings
+        wanted = min(seen.total, seen.active + settings.buffer_nodes)
+        if self._is_new:  # the published code begins like this, whatever the trends
+            self._is_new = False
+            return Target(nodes=wanted, reason="the first interval")
+        if seen.active > powered:
+            self._held_to = seen.step + round(settings.hold_s / self.step_s)
+            return Target(nodes=wanted, reason=f"{seen.active - powered:.0f} nodes short")
+        if seen.step < self._held_to:
+            return Target(nodes=powered, reason="held after a wake-up")
+        near, far = float(self.outlook.near[seen.step]), float(self.outlook.far[seen.step])
+        past_trend = float(np.mean(self._past)) - seen.active if self._past else 0.0
+        # A forecast that does not exist compares as false: nobody sleeps.
+        is_falling = past_trend >= settings.past_threshold and seen.active - near >= settings.future_threshold
+        if is_falling and near >= far and powered - wanted >= settings.cut_nodes:
+            return Target(nodes=wanted, reason="fewer were busy, and fewer are expected")
+        return Target(nodes=powered, reason="no falling trend")

@@ -1,0 +1,186 @@
+"""`farside energy`: what letting idle nodes sleep would have saved, and what it would have cost."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from farside.cli import options
+from farside.errors import ConfigError
+
+if TYPE_CHECKING:
+    from farside.scheduler.energy.catalog import Question
+
+energy_app = typer.Typer(
+    help="Let idle nodes sleep: replay policies on how many nodes were busy.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_Files = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="SERIES...",
+        help="CSV, plain or gzip: time,active,total in nodes; or time,running_gpu_num,total_gpu_num. Files are summed.",
+    ),
+]
+_Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the policy; may be repeated.")
+]
+_TrainTo = Annotated[
+    str | None, typer.Option("--train-to", metavar="TIME", help="Forecasts learn from what lies before; --from.")
+]
+_From = Annotated[
+    str | None, typer.Option("--from", metavar="TIME", help="Start of the window; after two thirds of the series.")
+]
+_To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="The instant at which it ends; the series' end.")]
+_BootS = Annotated[float, typer.Option("--boot-s", min=0, help="Seconds until a woken node serves.")]
+_GpusPerNode = Annotated[int, typer.Option("--gpus-per-node", min=1, help="Of a series in GPUs.")]
+_Zeros = Annotated[
+    Literal["auto", "gap", "real"],
+    typer.Option("--zeros", help="What zero busy nodes are; auto: gaps, but for a single series in GPUs."),
+]
+_Holidays = Annotated[
+    list[str] | None, typer.Option("--holiday", metavar="DATE", help="A day off, for forecasts; may be repeated.")
+]
+_Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: PNG, SVG or PDF.")]
+_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON; - prints them.")]
+
+
+@energy_app.command()
+def replay(
+    files: _Files,
+    policy: Annotated[str, typer.Option(help="ces, paper, rule, vanilla or none.")] = "ces",
+    settings: _Set = None,
+    train_to: _TrainTo = None,
+    begin: _From = None,
+    end: _To = None,
+    boot_s: _BootS = 300.0,
+    idle_w: Annotated[float, typer.Option("--idle-w", min=0, help="Watts of an idle node.")] = 800.0,
+    cooling: Annotated[float, typer.Option(min=0, help="What cooling takes besides, by what nodes take.")] = 2.0,
+    co2: Annotated[float, typer.Option("--kg-co2-per-kwh", min=0, help="Of your electricity.")] = 0.48,
+    gpus_per_node: _GpusPerNode = 8,
+    zeros: _Zeros = "auto",
+    holidays: _Holidays = None,
+    json_to: _Json = None,
+    plot: _Plot = None,
+) -> None:
+    """Replay one policy on a window of a series.
+
+    The policy sees no more than it would have seen then. `--policy ces --set wakeups_per_day=0.5` keeps to a risk that
+    you state; `--policy rule --set wakeups_per_day=0.5` is the two-line rule tuned to it on the past.
+    """
+    from farside.cli.energy_report import Asked, print_report, report_of, write_json
+    from farside.scheduler.energy.catalog import prepare
+    from farside.scheduler.energy.replay import figures, play
+    from farside.scheduler.energy.saving import Power
+
+    told = {name: _text(value) for name, value in options.overrides(settings).items()}
+    question = _question(files, train_to, begin, end, gpus_per_node, zeros, holidays)
+    prepared = prepare(policy, told, question)
+    played = play(prepared.policy, question.series, question.begin, question.end, boot_s=boot_s)
+    power = Power(idle_w=idle_w, cooling_share=cooling, kg_co2_per_kwh=co2)
+    asked = Asked(policy=policy, settings=told, boot_s=boot_s, power=power)
+    report = report_of(asked, question, prepared, figures(played, boot_s=boot_s))
+    if plot:
+        from farside.cli.energy_plot import plot_replay
+
+        plot_replay(plot, question, played, title=f"{policy} on {files[0].name}")
+    if json_to:
+        write_json(json_to, report)
+    if json_to != Path("-"):
+        print_report(report)
+
+
+@energy_app.command()
+def pareto(
+    files: _Files,
+    policies: Annotated[list[str] | None, typer.Option("--policy", help="Which; may be repeated; else all.")] = None,
+    train_to: _TrainTo = None,
+    begin: _From = None,
+    end: _To = None,
+    boot_s: _BootS = 300.0,
+    gpus_per_node: _GpusPerNode = 8,
+    zeros: _Zeros = "auto",
+    holidays: _Holidays = None,
+    json_to: _Json = None,
+    plot: _Plot = None,
+) -> None:
+    """Sweep the parameters of each policy on a window.
+
+    Shows and draws sleeping nodes over wake-ups a day and over missing nodes: what a risk buys under each policy.
+    """
+    from farside.cli.energy_report import print_points, write_json
+    from farside.scheduler.energy.sweep import sweep
+
+    question = _question(files, train_to, begin, end, gpus_per_node, zeros, holidays)
+    points = sweep(question, tuple(policies or ()), boot_s=boot_s)
+    if plot:
+        from farside.cli.energy_plot import plot_points
+
+        plot_points(plot, points, title=files[0].name)
+    if json_to:
+        write_json(json_to, points)
+    if json_to != Path("-"):
+        print_points(points)
+
+
+@energy_app.command()
+def forecast(
+    files: _Files,
+    train_to: _TrainTo = None,
+    begin: _From = None,
+    end: _To = None,
+    gpus_per_node: _GpusPerNode = 8,
+    zeros: _Zeros = "auto",
+    holidays: _Holidays = None,
+    json_to: _Json = None,
+) -> None:
+    """Compare forecasts of busy nodes on a window.
+
+    Boosted trees, persistence, seasonal naive, and, where statsmodels is installed, ARIMA and exponential smoothing:
+    errors of the mean ahead; and how well quantiles of the maximum ahead hold.
+    """
+    from farside.cli.energy_report import print_forecasts, write_json
+    from farside.scheduler.energy.compare import compare
+
+    question = _question(files, train_to, begin, end, gpus_per_node, zeros, holidays)
+    scores = compare(question)
+    if json_to:
+        write_json(json_to, scores)
+    if json_to != Path("-"):
+        print_forecasts(scores)
+
+
+def _question(
+    files: list[Path],
+    train_to: str | None,
+    begin: str | None,
+    end: str | None,
+    gpus_per_node: int,
+    zeros: Literal["auto", "gap", "real"],
+    holidays: list[str] | None,
+) -> "Question":
+    from farside.scheduler.energy.catalog import Question
+    from farside.scheduler.energy.read_series import read_series, seconds_of
+    from farside.scheduler.energy.series import DAY_S, Zeros
+
+    meant: Mapping[str, Zeros | None] = {"auto": None, "gap": Zeros.GAP, "real": Zeros.REAL}
+    series = read_series(files, gpus_per_node=gpus_per_node, zeros=meant[zeros])
+    first = series.index(seconds_of(begin, of="--from")) if begin else len(series) * 2 // 3
+    last = series.index(seconds_of(end, of="--to")) if end else len(series)
+    trained = series.index(seconds_of(train_to, of="--train-to")) if train_to else first
+    if not 0 < first < last:
+        raise ConfigError(
+            f"--from {begin or '(two thirds)'} to {end or '(the end)'} has no interval of {files[0]} with a past",
+            hint="give times that lie in the series",
+        )
+    if trained > first:
+        raise ConfigError("--train-to lies after --from", hint="a forecast must not learn from what it is judged on")
+    days_off = frozenset(int(seconds_of(day, of="--holiday") // DAY_S) for day in holidays or ())
+    return Question(series=series, train_to=trained, begin=first, end=last, holidays=days_off)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

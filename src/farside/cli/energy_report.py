@@ -1,0 +1,171 @@
+"""What `farside energy` prints and writes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from farside.errors import ConfigError
+from farside.scheduler.energy.catalog import Prepared, Question
+from farside.scheduler.energy.compare import Scores
+from farside.scheduler.energy.replay import Figures
+from farside.scheduler.energy.saving import Power, co2_kg_a_year, kwh_a_year
+from farside.scheduler.energy.sweep import Point
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All figures of a replay, flat. SMAPE is in percent at ``horizon_s``; ``forecast_used``: for decisions."""
+
+    policy: str
+    settings: Mapping[str, str]
+    begin: str
+    end: str
+    train_to: str
+    boot_s: float
+    intervals: int
+    gap_intervals: int
+    nodes: float
+    days: float
+    sleeping_nodes: float
+    wakeups_per_day: float
+    nodes_per_wakeup: float
+    utilisation_before: float
+    utilisation_after: float
+    short_intervals: int
+    short_nodes: float
+    delayed_node_s: float
+    kwh_per_year: float
+    co2_kg_per_year: float
+    horizon_s: float
+    smape: float
+    persistence_smape: float
+    forecast_used: bool
+    remark: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a replay was asked for."""
+
+    policy: str
+    settings: Mapping[str, str]
+    boot_s: float
+    power: Power
+
+
+def report_of(asked: Asked, question: Question, prepared: Prepared, figures: Figures) -> Report:
+    """Puts together what a replay and its forecast came to."""
+    series, window = question.series, slice(question.begin, question.end)
+    forecast = prepared.forecast
+    return Report(
+        policy=asked.policy,
+        settings=asked.settings,
+        begin=time_text(question, question.begin),
+        end=time_text(question, question.end),
+        train_to=time_text(question, question.train_to),
+        boot_s=asked.boot_s,
+        intervals=question.end - question.begin,
+        gap_intervals=int(series.is_gap[window].sum()),
+        nodes=float(series.total[window].mean()),
+        **asdict(figures),
+        kwh_per_year=kwh_a_year(figures.sleeping_nodes, asked.power),
+        co2_kg_per_year=co2_kg_a_year(figures.sleeping_nodes, asked.power),
+        horizon_s=forecast.horizon_s,
+        smape=forecast.smape,
+        persistence_smape=forecast.persistence_smape,
+        forecast_used=forecast.is_used,
+        remark="; ".join(part for part in (prepared.remark, forecast.remark) if part),
+    )
+
+
+def time_text(question: Question, step: int) -> str:
+    """The start of an interval as a date."""
+    at_s = question.series.start_s + step * question.series.step_s
+    return str(np.datetime64(int(at_s), "s")).replace("T", " ")
+
+
+def write_json(path: Path, value: Report | Sequence[Point] | Scores) -> None:
+    """As JSON to a file, or to standard output for ``-``; what is not known is null.
+
+    Raises:
+        ConfigError: The file can't be written.
+    """
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    if path == Path("-"):
+        print(text.decode(), end="")
+        return
+    try:
+        path.write_bytes(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="give --json a file in a folder that exists") from error
+
+
+def print_report(report: Report) -> None:
+    """A replay for people."""
+    table = Table(title=f"{report.policy}, {report.begin} to {report.end}", title_justify="left", show_header=False)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    for name, value in (
+        ("nodes", f"{report.nodes:.1f}"),
+        ("asleep on average", f"{report.sleeping_nodes:.1f}"),
+        ("wake-ups a day", f"{report.wakeups_per_day:.2f}"),
+        ("nodes at a time", f"{report.nodes_per_wakeup:.1f}"),
+        ("utilisation before", f"{report.utilisation_before:.1%}"),
+        ("utilisation after", f"{report.utilisation_after:.1%}"),
+        ("intervals short", f"{report.short_intervals}"),
+        ("node-intervals short", f"{report.short_nodes:.0f}"),
+        ("waited for nodes", f"{report.delayed_node_s / 3600:.1f} node-hours"),
+        ("electricity saved", f"{report.kwh_per_year / 1e6:.3f} GWh a year"),
+        ("CO2 saved", f"{report.co2_kg_per_year / 1000:.0f} t a year"),
+        ("gaps in the data", f"{report.gap_intervals} of {report.intervals} intervals"),
+        (f"forecast, SMAPE at {report.horizon_s / 3600:.3g} h", f"{report.smape:.2f} %"),
+        ("persistence, SMAPE", f"{report.persistence_smape:.2f} %"),
+    ):
+        table.add_row(name, value)
+    _console().print(table)
+    _console().print(report.remark)
+
+
+def print_points(points: Sequence[Point]) -> None:
+    """A sweep for people: only what no other parameters of the same policy beat."""
+    table = Table("policy", title="what a risk buys", title_justify="left")
+    table.add_column("setting", no_wrap=True)
+    for name in ("wake-ups a day", "asleep", "node-intervals short"):
+        table.add_column(name, justify="right")
+    for point in points:
+        if point.is_on_frontier:
+            table.add_row(
+                point.policy,
+                point.setting,
+                f"{point.wakeups_per_day:.2f}",
+                f"{point.sleeping_nodes:.1f}",
+                f"{point.short_nodes:.0f}",
+            )
+    _console().print(table)
+
+
+def print_forecasts(scores: Scores) -> None:
+    """A comparison for people."""
+    horizons = sorted({one.horizon_s for one in scores.means})
+    table = Table("SMAPE of the mean ahead, %", title=f"{scores.origins} origins", title_justify="left")
+    for horizon_s in horizons:
+        table.add_column(f"{horizon_s / 3600:.3g} h", justify="right")
+    for method in dict.fromkeys(one.method for one in scores.means):
+        found = {one.horizon_s: one.smape for one in scores.means if one.method == method}
+        table.add_row(method, *(f"{found[horizon_s]:.2f}" for horizon_s in horizons))
+    _console().print(table)
+    table = Table("quantile of the maximum ahead", "held", "loss", "persistence's loss")
+    for one in scores.quantiles:
+        table.add_row(f"{one.quantile:.0%}", f"{one.held:.1%}", f"{one.loss:.2f}", f"{one.persistence_loss:.2f}")
+    _console().print(table)
+    for remark in scores.remarks:
+        _console().print(remark)
+
+
+def _console() -> Console:
+    return Console(markup=False, emoji=False, highlight=False)
