@@ -16,6 +16,7 @@ import msgspec
 
 from benchmarks import (
     cluster_figure,
+    energy_saving,
     eviction_curve,
     headroom_trace,
     helios_philly,
@@ -82,6 +83,8 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
         tiresias_sensitivity.GITTINS, seeds=effort.draws, data=effort.data
     ),
     "helios-philly": lambda effort: helios_philly.figure(data=effort.data),
+    "energy-table-5": lambda effort: energy_saving.table_5(effort.data),
+    "energy-risk": lambda effort: energy_saving.risk(effort.data),
 }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -56,10 +57,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A policy that is ready to watch a series from its start, and what to say of its forecast and settings."""
+    """A policy that is ready to watch a series from its start, and what to say of its settings and its forecast.
+
+    ``judge`` takes seconds where a model is trained only to be judged.
+    """
 
     policy: EnergyPolicy
-    forecast: Outcome
+    judge: Callable[[], Outcome]
     remark: str = ""
 
 
@@ -77,14 +81,15 @@ def prepare(name: str, settings: Mapping[str, str], question: Question) -> Prepa
 
 def _none(settings: Mapping[str, str], question: Question) -> Prepared:
     from_settings(_NoSettings, settings, of="none")
-    return Prepared(policy=AllOn(), forecast=_unused(question))
+    return Prepared(policy=AllOn(), judge=partial(_unused, question))
 
 
 def _vanilla(settings: Mapping[str, str], question: Question) -> Prepared:
     told = from_settings(VanillaSettings, settings, of="vanilla")
     step_s = question.series.step_s
     return Prepared(
-        policy=KeepRecent(buffer_nodes=told.buffer_nodes, keep_s=step_s, step_s=step_s), forecast=_unused(question)
+        policy=KeepRecent(buffer_nodes=told.buffer_nodes, keep_s=step_s, step_s=step_s),
+        judge=partial(_unused, question),
     )
 
 
@@ -100,7 +105,7 @@ def _rule(settings: Mapping[str, str], question: Question) -> Prepared:
             f"{tuned.wakeups_per_day:.2f} wake-ups a day there"
         )
     policy = KeepRecent(buffer_nodes=buffer_nodes, keep_s=keep_s, step_s=question.series.step_s)
-    return Prepared(policy=policy, forecast=_unused(question), remark=remark)
+    return Prepared(policy=policy, judge=partial(_unused, question), remark=remark)
 
 
 def _paper(settings: Mapping[str, str], question: Question) -> Prepared:
@@ -118,8 +123,8 @@ def _paper(settings: Mapping[str, str], question: Question) -> Prepared:
         one = forecast_artifact(series, question.train_to, question.begin, ago_s)
         outlook = Outlook(near=next_mean(one, near, with_now=True), far=next_mean(one, far, with_now=True))
         remark = "looks into the future, as the published code does" if told.features == "artifact" else "causal"
-    outcome = _outcome(question, near, outlook.near, is_used=True, remark=remark)
-    return Prepared(policy=Paper(settings=told, outlook=outlook, step_s=series.step_s), forecast=outcome)
+    judge = partial(_outcome, question, near, outlook.near, is_used=True, remark=remark)
+    return Prepared(policy=Paper(settings=told, outlook=outlook, step_s=series.step_s), judge=judge)
 
 
 def _ces(settings: Mapping[str, str], question: Question) -> Prepared:
@@ -128,9 +133,9 @@ def _ces(settings: Mapping[str, str], question: Question) -> Prepared:
     forecast = max_forecast(question) if told.forecast else None
     policy = Ces(settings=told, step_s=series.step_s, total=float(series.total[0]), forecast=forecast)
     if forecast is None:
-        return Prepared(policy=policy, forecast=_unused(question))
+        return Prepared(policy=policy, judge=partial(_unused, question))
     remark = "quantiles of the maximum ahead are signals beside others, used where they have served better"
-    return Prepared(policy=policy, forecast=_mean_outcome(question, is_used=True, remark=remark))
+    return Prepared(policy=policy, judge=partial(_mean_outcome, question, is_used=True, remark=remark))
 
 
 def max_forecast(question: Question) -> MaxForecast:

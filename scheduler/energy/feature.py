@@ -70,12 +70,14 @@ def artifact_features(series: NodeSeries, ago_s: float = HOUR_S) -> Floats:
 
 def next_mean(values: Floats, steps: int, *, with_now: bool = False) -> Floats:
     """The mean of the next ``steps`` values, NaN where the series ends before; ``with_now``: this one is the first."""
-    return _ahead(sliding_window_view(values, steps).mean(axis=1), len(values), 0 if with_now else 1)
+    windows = sliding_window_view(values, steps).mean(axis=1) if steps <= len(values) else np.zeros(0)
+    return _ahead(windows, len(values), 0 if with_now else 1)
 
 
 def next_max(values: Floats, steps: int) -> Floats:
     """The largest of the next ``steps`` values, NaN where the series ends before."""
-    return _ahead(sliding_window_view(values, steps).max(axis=1), len(values), 1)
+    windows = sliding_window_view(values, steps).max(axis=1) if steps <= len(values) else np.zeros(0)
+    return _ahead(windows, len(values), 1)
 
 
 def past_max(values: Floats, steps: int) -> Floats:
@@ -92,7 +94,8 @@ def lagged(values: Floats, steps: int) -> Floats:
 
 def _ahead(windows: Floats, count: int, skip: int) -> Floats:
     ahead = np.full(count, np.nan)
-    ahead[: max(0, len(windows) - skip)] = windows[skip:]
+    windows = windows[skip:]
+    ahead[: len(windows)] = windows
     return ahead
 
 

@@ -24,12 +24,12 @@ LEAST_ROWS = 300  # two days
 # Small trees and few of them: three weeks of intervals that resemble their neighbours are not much data.
 TREES: Mapping[str, Any] = {
     "num_leaves": 12, "learning_rate": 0.05, "min_data_in_leaf": 60, "bagging_fraction": 0.7, "bagging_freq": 1,
-    "feature_fraction": 0.6, "lambda_l2": 5.0, "seed": 1, "num_threads": 2, "deterministic": True,
+    "feature_fraction": 0.6, "lambda_l2": 5.0, "seed": 1, "num_threads": 1, "deterministic": True,
     "force_row_wise": True, "verbose": -1,
 }  # fmt: skip
 # The paper's: LightGBM's defaults, bagging of 0.85.
 ARTIFACT_TREES: Mapping[str, Any] = {
-    "metric": "rmse", "bagging_fraction": 0.85, "bagging_freq": 1, "seed": 0, "num_threads": 2, "deterministic": True,
+    "metric": "rmse", "bagging_fraction": 0.85, "bagging_freq": 1, "seed": 0, "num_threads": 1, "deterministic": True,
     "force_row_wise": True, "verbose": -1,
 }  # fmt: skip
 HELD_BACK_SHARE = 0.2

@@ -2,11 +2,10 @@
 
 The series is what jobs needed. Nodes that are missing are woken in the same interval and serve after their boot time,
 from the next interval on at the earliest; until then the jobs there wait, and the interval is short. Nodes fall asleep
-at the end of an interval, only idle ones. A wake-up is an interval in which any node is woken. Nodes that join the
-cluster come awake.
+at the end of an interval, only idle ones that are not booting. A wake-up is an interval in which any node is woken.
+Nodes that join the cluster come awake.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,9 +71,12 @@ def play(policy: EnergyPolicy, series: NodeSeries, begin: int, end: int, *, boot
         asleep = min(asleep, total[step])
         booting = [one for one in booting if one[0] > step]
         powered = total[step] - asleep
-        short = max(0.0, active[step] - powered + sum(nodes for _, nodes in booting))
+        boots = min(powered, sum(nodes for _, nodes in booting))
+        short = max(0.0, active[step] - (powered - boots))
         target = policy.target(powered)
-        after = min(total[step], max(active[step], target.nodes))
+        # Neither nodes that boot nor those in use can be put to sleep.
+        least = max(active[step], boots + active[step] - short)
+        after = min(total[step], max(least, target.nodes))
         at = step - begin
         if after > powered:
             woken_at[at] = after - powered
@@ -116,8 +118,3 @@ def figures(played: Played, *, boot_s: float = 300.0) -> Figures:
         short_nodes=float(played.short.sum()),
         delayed_node_s=float(played.short.sum() * min(boot_s, played.step_s)),
     )
-
-
-def pooled(parts: Sequence[Figures]) -> tuple[float, float]:
-    """Sleeping nodes and short node-intervals of several replays, each summed."""
-    return sum(part.sleeping_nodes for part in parts), sum(part.short_nodes for part in parts)

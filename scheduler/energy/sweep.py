@@ -77,7 +77,7 @@ _Runs = Iterator[tuple[str, str, EnergyPolicy]]
 
 def _ces(question: Question) -> _Runs:
     for wakeups in WAKEUPS:
-        policy = prepare("ces", {"wakeups_per_day": f"{wakeups:g}"}, _without_forecast(question)).policy
+        policy = prepare("ces", {"wakeups_per_day": f"{wakeups:g}"}, question).policy
         assert isinstance(policy, Ces)
         yield "ces", f"wakeups_per_day={wakeups:g}", policy
 
@@ -100,24 +100,19 @@ def _rule(question: Question) -> _Runs:
     for keep_s in KEEP_S:
         for nodes in _buffers(question):
             told = {"buffer_nodes": str(nodes), "keep_s": f"{keep_s:g}"}
-            policy = prepare("rule", told, _without_forecast(question)).policy
+            policy = prepare("rule", told, question).policy
             yield "rule", f"buffer_nodes={nodes} keep_s={keep_s:g}", policy
 
 
 def _vanilla(question: Question) -> _Runs:
     for nodes in _buffers(question):
-        policy = prepare("vanilla", {"buffer_nodes": str(nodes)}, _without_forecast(question)).policy
+        policy = prepare("vanilla", {"buffer_nodes": str(nodes)}, question).policy
         yield "vanilla", f"buffer_nodes={nodes}", policy
 
 
 def _buffers(question: Question) -> tuple[int, ...]:
     nodes = float(question.series.total[0])
     return tuple(sorted({round(share * nodes) for share in BUFFER_SHARES}))
-
-
-def _without_forecast(question: Question) -> Question:
-    """These policies report a forecast that they do not use; here nobody looks at it."""
-    return replace(question, train_to=0)
 
 
 _SWEEPS: Mapping[str, Callable[[Question], _Runs]] = MappingProxyType(

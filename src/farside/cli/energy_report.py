@@ -61,7 +61,7 @@ class Asked:
 def report_of(asked: Asked, question: Question, prepared: Prepared, figures: Figures) -> Report:
     """Puts together what a replay and its forecast came to."""
     series, window = question.series, slice(question.begin, question.end)
-    forecast = prepared.forecast
+    forecast = prepared.judge()
     return Report(
         policy=asked.policy,
         settings=asked.settings,

@@ -1,0 +1,126 @@
+"""`farside energy`: what it writes, prints and refuses; and the figures that it was built for."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from farside.cli.energy import energy_app
+from farside.errors import ConfigError
+from tests.support.busy_nodes import real_files, wandering
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(energy_app, [str(argument) for argument in arguments])
+
+
+def refusal(*arguments: str | Path) -> str:
+    done = run(*arguments)
+    assert isinstance(done.exception, ConfigError)
+    return str(done.exception)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Path:
+    series = wandering(8)
+    path = tmp_path / "nodes.csv"
+    start = "2020-05-0{} {:02}:{:02}:00,{:.0f},100"
+    rows = (start.format(1 + at // 144, at % 144 // 6, at % 6 * 10, busy) for at, busy in enumerate(series.active))
+    path.write_text("time,active,total\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def test_a_replay_writes_all_its_figures(nodes: Path, tmp_path: Path) -> None:
+    out, picture = tmp_path / "out.json", tmp_path / "out.svg"
+
+    done = run("replay", nodes, "--set", "wakeups_per_day=2", "--from", "2020-05-05", "--json", out, "--plot", picture)
+
+    assert done.exit_code == 0, done.exception
+    told = json.loads(out.read_text())
+    assert set(told) >= {
+        "sleeping_nodes", "wakeups_per_day", "nodes_per_wakeup", "utilisation_before", "utilisation_after",
+        "short_intervals", "short_nodes", "smape", "persistence_smape", "forecast_used", "kwh_per_year",
+    }  # fmt: skip
+    assert told["forecast_used"] is False
+    assert told["begin"] == "2020-05-05 00:00:00"
+    assert told["utilisation_after"] > told["utilisation_before"]
+    assert "asleep on average" in done.stdout
+    assert picture.read_text().startswith("<?xml")
+
+
+def test_a_replay_prints_json_alone_when_asked(nodes: Path) -> None:
+    done = run("replay", nodes, "--policy", "none", "--json", "-")
+
+    assert json.loads(done.stdout)["sleeping_nodes"] == 0
+
+
+def test_a_sweep_tells_what_nothing_beats(nodes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+
+    done = run(
+        "pareto", nodes, "--policy", "vanilla", "--from", "2020-05-05", "--json", out, "--plot", tmp_path / "p.png"
+    )
+
+    assert done.exit_code == 0, done.exception
+    points = json.loads(out.read_text())
+    best = [point for point in points if point["is_on_frontier"]]
+    by_cost = sorted(best, key=lambda point: point["wakeups_per_day"])
+    assert len(points) > 5
+    assert [point["sleeping_nodes"] for point in by_cost] == sorted(point["sleeping_nodes"] for point in best)
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_wrong_arguments_get_one_line(nodes: Path, tmp_path: Path) -> None:
+    assert "did you mean 'vanilla'" in refusal("replay", nodes, "--policy", "vanila")
+    assert "--from: 'tomorrow' is no date" in refusal("replay", nodes, "--from", "tomorrow")
+    assert "no interval" in refusal("replay", nodes, "--from", "2021-01-01")
+    assert "--train-to lies after --from" in refusal(
+        "replay", nodes, "--from", "2020-05-04", "--train-to", "2020-05-05"
+    )
+    assert "nothing to sweep" in refusal("pareto", nodes, "--policy", "none")
+    assert "--json" in refusal("replay", nodes, "--policy", "none", "--json", tmp_path / "no" / "out.json")
+    assert "--plot" in refusal("replay", nodes, "--policy", "none", "--plot", tmp_path / "out.doc")
+
+
+def told(pattern: str, *arguments: str) -> dict[str, float]:
+    done = run("replay", *real_files(pattern), *arguments, "--json", "-")
+    assert done.exit_code == 0, done.exception
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+NOVEMBER = ("--train-to", "2017-11-05", "--from", "2017-11-15", "--to", "2017-11-29")
+PHILLY = "philly_nodes_oct_nov.csv.gz"
+
+
+def test_vanilla_drs_is_that_of_an_independent_run() -> None:
+    came = told(PHILLY, "--policy", "vanilla", *NOVEMBER)
+
+    assert (came["short_intervals"], came["short_nodes"]) == (34, 153)
+    assert came["wakeups_per_day"] == pytest.approx(2.43, abs=0.01)
+    assert came["sleeping_nodes"] == pytest.approx(108.93, rel=0.01)
+
+
+def test_the_artifacts_policy_comes_near_an_independent_run() -> None:
+    came = told(PHILLY, "--policy", "paper", "--set", "features=artifact", *NOVEMBER)
+
+    assert came["sleeping_nodes"] == pytest.approx(72.80, rel=0.25)
+    assert came["wakeups_per_day"] == pytest.approx(0.50, rel=0.25)
+    assert came["utilisation_after"] == pytest.approx(0.8533, rel=0.05)
+    assert came["short_nodes"] == pytest.approx(55, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "begin", "end"),
+    [
+        (PHILLY, "2017-11-15", "2017-11-29"),
+        (PHILLY, "2017-10-20", "2017-11-03"),
+        ("earth_vc*.csv.gz", "2020-05-15", "2020-05-22"),
+    ],
+)
+def test_ces_stays_near_the_risk_that_was_stated(pattern: str, begin: str, end: str) -> None:
+    for asked in (0.25, 0.5, 1.0, 2.0):
+        came = told(pattern, "--set", f"wakeups_per_day={asked}", "--from", begin, "--to", end)
+
+        assert came["wakeups_per_day"] <= 1.5 * asked
