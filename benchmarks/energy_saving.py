@@ -59,7 +59,9 @@ def data_folder() -> Path:
 def table_5(data: Path) -> Figure:
     """Each policy on Nov 15-28, beside the paper's December."""
     found = _question(data, NOVEMBER)
-    rows = [PAPER] if found is None else [PAPER, *(_row(label, _played(*how, found)) for label, *how in POLICIES)]
+    rows = [PAPER]
+    if found is not None:
+        rows += [_row(label, _played(policy, settings, found)) for label, policy, settings in POLICIES]
     header = (
         "policy", "asleep", "wake-ups/day", "nodes each", "utilisation", "with sleep", "intervals short", "GWh/year",
     )  # fmt: skip

@@ -16,7 +16,7 @@ from farside.scheduler.energy.forecast import MaxForecast, forecast_artifact, fo
 from farside.scheduler.energy.paper import Outlook, Paper, PaperSettings
 from farside.scheduler.energy.plain import AllOn, KeepRecent, RuleSettings, VanillaSettings
 from farside.scheduler.energy.policy import EnergyPolicy
-from farside.scheduler.energy.series import NodeSeries
+from farside.scheduler.energy.series import STEP_S, NodeSeries
 from farside.scheduler.energy.tune import tuned_rule
 from farside.scheduler.settings import chosen, from_settings
 from farside.scheduler.table import Floats
@@ -170,6 +170,31 @@ def _outcome(question: Question, steps: int, values: Floats, *, is_used: bool, r
         is_used=is_used,
         remark=remark,
     )
+
+
+def make_online(name: str, settings: Mapping[str, str], step_s: float = STEP_S) -> Callable[[int], EnergyPolicy]:
+    """What makes the policy that a user named for a cluster of so many nodes, with no past and no forecast.
+
+    Raises:
+        ConfigError: The name or a setting is wrong, or the policy needs a past.
+    """
+    if name == "none":
+        from_settings(_NoSettings, settings, of=name)
+        return lambda _: AllOn()
+    if name == "vanilla":
+        vanilla = from_settings(VanillaSettings, settings, of=name)
+        return lambda _: KeepRecent(buffer_nodes=vanilla.buffer_nodes, keep_s=step_s, step_s=step_s)
+    if name == "rule":
+        rule = from_settings(RuleSettings, settings, of=name)
+        if np.isfinite(min(rule.wakeups_per_day, rule.short_nodes_per_day)):
+            raise ConfigError("rule: there is no past to tune it on", hint="set buffer_nodes and keep_s, or take ces")
+        return lambda _: KeepRecent(buffer_nodes=rule.buffer_nodes, keep_s=rule.keep_s, step_s=step_s)
+    if chosen(name, POLICIES, "energy policy") is not _ces:
+        raise ConfigError(f"{name} needs a past to make forecasts from", hint="take ces, rule, vanilla or none")
+    ces = from_settings(CesSettings, settings, of=name)
+    if ces.forecast:
+        raise ConfigError("ces: there is no past to make forecasts from", hint="leave forecast out")
+    return lambda nodes: Ces(settings=ces, step_s=step_s, total=nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

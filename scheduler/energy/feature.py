@@ -114,7 +114,7 @@ def _mean_and_deviation(values: Floats, steps: int) -> tuple[Floats, Floats]:
 def _days(series: NodeSeries) -> tuple[Floats, Floats]:
     time_s = series.start_s + np.arange(len(series)) * series.step_s
     day = time_s // DAY_S
-    return day.astype(np.int64), time_s - day * DAY_S
+    return day, time_s - day * DAY_S
 
 
 def _steps(series: NodeSeries, hours: float) -> int:

@@ -124,3 +124,30 @@ def test_ces_stays_near_the_risk_that_was_stated(pattern: str, begin: str, end: 
         came = told(pattern, "--set", f"wakeups_per_day={asked}", "--from", begin, "--to", end)
 
         assert came["wakeups_per_day"] <= 1.5 * asked
+
+
+def test_jobs_on_nodes_that_sleep_are_compared_with_those_on_nodes_that_do_not(tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("job_id,submit_s,duration_s,gpus\na,0,7200,8\nb,3600,60,8\n")
+
+    done = run(
+        "jobs", trace, "--nodes", "2", "--gpus-per-node", "8", "--policy", "vanilla", "--set", "buffer_nodes=0",
+        "--json", "-",
+    )  # fmt: skip
+
+    assert done.exit_code == 0, done.exception
+    cost = json.loads(done.stdout)
+    assert (cost["delayed_jobs"], cost["max_delay_s"]) == (1, 300)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policy", "paper"), "paper needs a past"),
+        (("--set", "forecast=true"), "no past to make forecasts from"),
+        (("--policy", "rule", "--set", "wakeups_per_day=1"), "no past to tune it on"),
+        (("--policy", "sec"), "no energy policy 'sec'"),
+    ],
+)
+def test_what_needs_a_past_is_refused_on_a_trace(arguments: tuple[str, ...], message: str) -> None:
+    assert message in refusal("jobs", "builtin:tiresias-480", "--nodes", "15", "--gpus-per-node", "4", *arguments)

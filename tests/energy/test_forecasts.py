@@ -1,5 +1,6 @@
 """Forecasts: what they may know, how they are judged, and how quantiles are kept honest."""
 
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 
 import numpy as np
@@ -14,13 +15,16 @@ from farside.scheduler.energy.feature import artifact_features, causal_features,
 from farside.scheduler.energy.forecast import calibrated, forecast_max, forecast_mean
 from farside.scheduler.energy.series import NodeSeries
 from farside.scheduler.energy.signal import FadingMax, RecentMax
+from farside.scheduler.table import Floats
 from tests.support.busy_nodes import series_of, wandering
+
+Classic = Callable[[NodeSeries, Sequence[int], int, Sequence[int]], Mapping[int, Floats]]
 
 
 def another_future(series: NodeSeries, step: int) -> NodeSeries:
     active = series.active.copy()
     active[step:] = np.random.default_rng(3).permutation(active[step:])
-    return series_of(active)
+    return series_of(active.tolist())
 
 
 def test_means_and_maxima_ahead_begin_with_the_next_interval() -> None:
@@ -62,7 +66,7 @@ def test_a_holiday_is_told_apart() -> None:
 
 def test_trees_learn_a_day_that_repeats_itself() -> None:
     step = np.arange(20 * 144)
-    series = series_of(np.round(50 + 20 * np.sin(step / 144 * 2 * np.pi)))
+    series = series_of(np.round(50 + 20 * np.sin(step / 144 * 2 * np.pi)).tolist())
 
     made = forecast_mean(series, 36, 14 * 144)
 
@@ -166,9 +170,8 @@ def test_a_comparison_names_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.skipif(find_spec("statsmodels") is None, reason="statsmodels is not installed")
 @pytest.mark.parametrize("classic", [naive.arima, naive.exponential])
-def test_classics_forecast_from_what_was_known_at_each_origin(classic: object) -> None:
+def test_classics_forecast_from_what_was_known_at_each_origin(classic: Classic) -> None:
     series, origins = wandering(12), list(range(1500, 1600, 6))
-    assert callable(classic)
 
     here, elsewhere = (classic(one, [6, 36], 1400, origins) for one in (series, another_future(series, 1560)))
 

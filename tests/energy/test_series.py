@@ -1,6 +1,7 @@
 """Series of busy nodes: gaps, faults of monitoring, and files."""
 
 import gzip
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,19 +10,23 @@ import pytest
 from farside.errors import ConfigError
 from farside.scheduler.energy.read_series import read_series, seconds_of
 from farside.scheduler.energy.series import Zeros, from_samples
+from farside.scheduler.table import Floats
+
+
+def times(count: int, step_s: float = 600.0) -> Floats:
+    return np.array([at * step_s for at in range(count)])
 
 
 def minutes(
-    values: list[float], total: float | list[float] = 10.0, **options: Zeros
+    values: Sequence[float], total: float | Sequence[float] = 10.0, *, zeros: Zeros = Zeros.GAP
 ) -> tuple[list[float], list[float]]:
-    time_s = np.arange(len(values)) * 600.0
-    totals = np.broadcast_to(np.asarray(total, dtype=float), len(values))
-    series = from_samples(time_s, np.array(values), totals, **options)
+    totals = np.full(len(values), total) if isinstance(total, float) else np.array(total, dtype=float)
+    series = from_samples(times(len(values)), np.array(values, dtype=float), totals, zeros=zeros)
     return series.active.tolist(), series.total.tolist()
 
 
 def test_an_interval_is_as_busy_as_its_busiest_minute() -> None:
-    series = from_samples(np.arange(20) * 60.0, np.array([3.0] * 9 + [7.0] + [2.0] * 10), np.full(20, 10.0))
+    series = from_samples(times(20, 60.0), np.array([3.0] * 9 + [7.0] + [2.0] * 10), np.full(20, 10.0))
 
     assert series.active.tolist() == [7.0, 2.0]
 
@@ -48,7 +53,7 @@ def test_what_is_missing_is_a_gap_and_said_to_be_one() -> None:
 
 
 def test_a_series_begins_with_the_first_value_that_is_known() -> None:
-    series = from_samples(np.arange(3) * 600.0, np.array([0.0, 0.0, 5.0]), np.full(3, 10.0))
+    series = from_samples(times(3), np.array([0.0, 0.0, 5.0]), np.full(3, 10.0))
 
     assert (series.start_s, len(series)) == (1200.0, 1)
 

@@ -153,6 +153,44 @@ def forecast(
         print_forecasts(scores)
 
 
+@energy_app.command()
+def jobs(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="File of jobs, plain or gzip; or builtin:NAME.")],
+    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of each node.")],
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of the cluster, or of the one cluster named.")] = None,
+    vc_nodes: Annotated[Path | None, typer.Option(help="CSV with the nodes of each virtual cluster.")] = None,
+    vc: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one; may be repeated.")] = None,
+    order: Annotated[str, typer.Option(metavar="NAME", help="Who goes first, as for `farside sim run`.")] = "fifo",
+    policy: Annotated[str, typer.Option(help="ces, rule, vanilla or none.")] = "ces",
+    settings: _Set = None,
+    boot_s: _BootS = 300.0,
+    json_to: _Json = None,
+) -> None:
+    """Run a trace of jobs on nodes that sleep.
+
+    Shows whom it delays, by how much, against the same run without sleep.
+    """
+    from farside.cli.energy_jobs import compare_runs
+    from farside.cli.energy_report import print_cost, write_json
+    from farside.simulate.request import Request
+
+    request = Request(
+        trace=trace,
+        policies=(order,),
+        settings={},
+        gpus_per_node=gpus_per_node,
+        nodes=nodes or 0,
+        vc_nodes=vc_nodes,
+        vcs=tuple(vc or ()),
+    )
+    told = {name: _text(value) for name, value in options.overrides(settings).items()}
+    cost = compare_runs(request, policy, told, boot_s=boot_s)
+    if json_to:
+        write_json(json_to, cost)
+    if json_to != Path("-"):
+        print_cost(cost, policy)
+
+
 def _question(
     files: list[Path],
     train_to: str | None,

@@ -14,6 +14,7 @@ from farside.scheduler.energy.catalog import Prepared, Question
 from farside.scheduler.energy.compare import Scores
 from farside.scheduler.energy.replay import Figures
 from farside.scheduler.energy.saving import Power, co2_kg_a_year, kwh_a_year
+from farside.scheduler.energy.sleeping import Cost
 from farside.scheduler.energy.sweep import Point
 
 
@@ -89,7 +90,7 @@ def time_text(question: Question, step: int) -> str:
     return str(np.datetime64(int(at_s), "s")).replace("T", " ")
 
 
-def write_json(path: Path, value: Report | Sequence[Point] | Scores) -> None:
+def write_json(path: Path, value: Report | Sequence[Point] | Scores | Cost) -> None:
     """As JSON to a file, or to standard output for ``-``; what is not known is null.
 
     Raises:
@@ -165,6 +166,25 @@ def print_forecasts(scores: Scores) -> None:
     _console().print(table)
     for remark in scores.remarks:
         _console().print(remark)
+
+
+def print_cost(cost: Cost, policy: str) -> None:
+    """What sleep did to jobs, for people."""
+    table = Table(title=policy, title_justify="left", show_header=False)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    for name, value in (
+        ("asleep on average", f"{cost.sleeping_nodes:.1f}"),
+        ("wake-ups a day", f"{cost.wakeups_per_day:.2f}"),
+        ("nodes at a time", f"{cost.nodes_per_wakeup:.1f}"),
+        ("jobs delayed", f"{cost.delayed_jobs}"),
+        ("by, on average", f"{cost.mean_delay_s:.0f} s"),
+        ("at most", f"{cost.max_delay_s:.0f} s"),
+        ("average JCT", f"{cost.mean_jct_s:.0f} s"),
+        ("without sleep", f"{cost.mean_jct_before_s:.0f} s"),
+    ):
+        table.add_row(name, value)
+    _console().print(table)
 
 
 def _console() -> Console:

@@ -1,0 +1,27 @@
+"""`farside energy jobs`: a trace of jobs on nodes that sleep, beside the same on nodes that don't."""
+
+from collections.abc import Mapping
+
+from farside.errors import ConfigError
+from farside.scheduler.energy.catalog import make_online
+from farside.scheduler.energy.sleeping import Cost, SleepingSimulation, cost_of
+from farside.simulate.request import Request, prepare
+
+
+def compare_runs(request: Request, policy: str, settings: Mapping[str, str], *, boot_s: float) -> Cost:
+    """Runs both.
+
+    Raises:
+        ConfigError: Anything that was asked for is wrong, or virtual clusters change in size by themselves.
+    """
+    make_policy = make_online(policy, settings)
+    prepared = prepare(request)
+    scene, experiment = prepared.scene, prepared.experiments[0]
+    if scene.site.resizes:
+        raise ConfigError("nodes can't both sleep and leave", hint="give --nodes, or --vc-nodes without days")
+    before = experiment.simulation(scene.site, scene.jobs).run()
+    simulation = SleepingSimulation(
+        scene.site.cluster, experiment.rules, scene.jobs, predict=experiment.oracle, make_policy=make_policy,
+        boot_s=boot_s,
+    )  # fmt: skip
+    return cost_of(simulation, simulation.run(), before)
