@@ -124,10 +124,12 @@ class SleepingSimulation(Simulation):
         pool = self.pools[domain.name]
         pool.pass_to(now_s)
         lacking = self._lacking(domain, pool)
-        pool.needed = max(pool.needed, min(len(pool.nodes), self._busy(domain, pool) + lacking))
+        needed = min(len(pool.nodes), self._busy(domain, pool) + lacking)
+        pool.needed = max(pool.needed, needed)
         self._boot(domain, pool, lacking - len(pool.booting), now_s)
         if now_s >= pool.next_check_s:
             self._check(domain, pool, now_s)
+            pool.needed = needed  # until something happens
 
     def _check(self, domain: Domain, pool: Pool, now_s: float) -> None:
         """Asks the policy, and does what it says."""
@@ -140,7 +142,7 @@ class SleepingSimulation(Simulation):
         self._sleep(domain, pool, powered - wanted)
         pool.checks += 1
         pool.wakeups += pool.woken_since_check > 0
-        pool.woken_since_check, pool.needed = 0, 0.0
+        pool.woken_since_check = 0
         pool.next_check_s = now_s + self._step_s
         self._wake(domain.name, pool.next_check_s)
 

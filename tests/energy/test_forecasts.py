@@ -75,13 +75,12 @@ def test_trees_learn_a_day_that_repeats_itself() -> None:
     assert smape_pct(made.values[window], came[window]) < 0.5 * smape_pct(series.active[window], came[window])
 
 
-def test_trees_that_know_nothing_fall_back_to_persistence() -> None:
-    chance = np.random.default_rng(1)
-    series = series_of(np.clip(50 + np.cumsum(chance.normal(0, 1, 2000)), 1, 100))
+def test_where_nothing_changes_nothing_is_forecast_to() -> None:
+    series = series_of([50.0] * 1000)
 
-    made = forecast_mean(series, 36, 1500)
+    made = forecast_mean(series, 36, 800)
 
-    assert made.shrink <= 0.5
+    assert made.values.tolist() == [50.0] * 1000
 
 
 def test_a_model_is_trained_on_nothing_that_ends_after_the_training_time() -> None:
