@@ -112,8 +112,8 @@ def _mean_and_deviation(values: Floats, steps: int) -> tuple[Floats, Floats]:
 
 
 def _days(series: NodeSeries) -> tuple[Floats, Floats]:
-    time_s = series.start_s + np.arange(len(series)) * series.step_s
-    day = time_s // DAY_S
+    time_s = np.linspace(series.start_s, series.end_s, len(series), endpoint=False).round()
+    day = np.floor(time_s / DAY_S)
     return day, time_s - day * DAY_S
 
 
