@@ -1,10 +1,8 @@
 """Cluster energy saving: Table 5 of Helios on Philly's November, and what a stated risk buys. [helios §4.3.3]
 
-Real series are read where they are: in the folder that ``FARSIDE_DATA`` names, or in ``shared/data`` beside the
-checkout. Without them the figures say so.
+Real series are read where they are; without them the figures say so.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +46,6 @@ POLICIES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("CES, 0.5 wake-ups a day", "ces", {"wakeups_per_day": "0.5"}),
     ("no sleep", "none", {}),
 )
-
-
-def data_folder() -> Path:
-    """Where real traces may lie."""
-    told = os.environ.get("FARSIDE_DATA")
-    return Path(told) if told else Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
 def table_5(data: Path) -> Figure:
