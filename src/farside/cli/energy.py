@@ -86,7 +86,7 @@ def replay(
     if plot:
         from farside.cli.energy_plot import plot_replay
 
-        plot_replay(plot, question, played, title=f"{policy} on {files[0].name}")
+        plot_replay(plot, question, played, title=f"{policy} on {_named(files)}")
     if json_to:
         write_json(json_to, report)
     if json_to != Path("-"):
@@ -119,7 +119,7 @@ def pareto(
     if plot:
         from farside.cli.energy_plot import plot_points
 
-        plot_points(plot, points, title=files[0].name)
+        plot_points(plot, points, title=_named(files))
     if json_to:
         write_json(json_to, points)
     if json_to != Path("-"):
@@ -218,6 +218,10 @@ def _question(
         raise ConfigError("--train-to lies after --from", hint="a forecast must not learn from what it is judged on")
     days_off = frozenset(int(seconds_of(day, of="--holiday") // DAY_S) for day in holidays or ())
     return Question(series=series, train_to=trained, begin=first, end=last, holidays=days_off)
+
+
+def _named(files: list[Path]) -> str:
+    return files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more"
 
 
 def _text(value: object) -> str:
