@@ -229,6 +229,10 @@ class Device:
         """Readable when `event_next` has something."""
         return int(lib.ne_device_event_fd(self._device))
 
+    def prefault(self) -> None:
+        """Has in memory what serving pages may touch."""
+        _check("device_prefault", lib.ne_device_prefault(self._device))
+
     def conn_attach(self, worker: int, sock: int) -> None:
         """Serves (or resumes) NBD transmission on the socket."""
         _check("conn_attach", lib.ne_conn_attach(self._device, worker, sock))

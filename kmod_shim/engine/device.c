@@ -768,6 +768,67 @@ int ne_activity_get(const struct ne_device *dev, uint32_t clusters, uint32_t *re
 	return 0;
 }
 
+/* ------------------------------------------------------------------ memory for hard times */
+
+#define PREFAULT_TX_BYTES    (2u << 20)	 /* TX_SOFT_BYTES, and one reply more */
+#define PREFAULT_STAGE_BYTES (16u << 20) /* 128 tags of 128 KiB: all that the kernel asks of a connection at once */
+
+static int populate(void *from, uint64_t bytes)
+{
+	return bytes && madvise(from, page_up(bytes), MADV_POPULATE_WRITE) ? -errno : 0;
+}
+
+/* All of the pool but the page lists of requests as large as no kernel makes them: those are 16 MiB. */
+static int pool_prefault(struct worker *w)
+{
+	uint8_t *pool = w->pool, *lists = (uint8_t *)w->reqs[0].src;
+	uint64_t list_bytes = NE_REQUEST_MAX_BYTES / NE_PAGE_BYTES * sizeof(*w->reqs[0].src);
+	uint64_t before = (uint64_t)(lists - pool) & ~4095ull, after = page_up(before + LOG_DEPTH * list_bytes);
+	int rc = populate(pool, before);
+
+	madvise(pool + before, after - before, MADV_NOHUGEPAGE); /* else one page of a list brings all of it */
+	for (uint32_t i = 0; i < LOG_DEPTH && !rc; i++)
+		rc = populate(pool + before + i * list_bytes, 2 * NE_PAGE_BYTES);
+	return rc ? rc : populate(pool + after, w->pool_bytes - after);
+}
+
+static int worker_prefault(struct worker *w)
+{
+	int rc = populate(w, sizeof(*w));
+
+	if (!rc)
+		rc = pool_prefault(w);
+	if (w->idx == NE_MOVER) /* it serves no connection, and moves a cluster at a time */
+		return rc ? rc : populate(w->stage.mem, NE_CLUSTER_BYTES);
+	if (!rc)
+		rc = populate(w->cs, CONN_STATE_BYTES + RX_BYTES + PREFAULT_TX_BYTES);
+	if (!rc)
+		rc = populate(w->stage.mem, PREFAULT_STAGE_BYTES);
+	return rc ? rc : populate(w->slots.mem, w->dev->params.pending_bytes);
+}
+
+int ne_device_prefault(struct ne_device *dev)
+{
+	int rc = populate(dev->map, common_bytes(&dev->params));
+
+	if (!rc)
+		rc = populate(dev->activity, activity_bytes(dev));
+	if (!rc)
+		rc = populate(dev->exposed, dev->clusters * sizeof(*dev->exposed));
+	if (!rc)
+		rc = populate(dev->live, NE_SLABS_MAX * sizeof(*dev->live));
+	if (!rc)
+		rc = populate(dev->faults, NE_DONORS_MAX * sizeof(*dev->faults));
+	if (!rc)
+		rc = populate(dev->events, EVENTS * sizeof(*dev->events));
+	if (!rc)
+		rc = populate(dev->jobs, JOBS * sizeof(*dev->jobs));
+	for (uint32_t i = 0; i < THREADS && !rc; i++)
+		if (dev->worker[i]->started)
+			rc = worker_prefault(dev->worker[i]);
+	return rc;
+}
+
 const char *ne_features(void)
 {
 	return "uring,aes";

@@ -84,6 +84,13 @@ void ne_device_destroy(struct ne_device *dev);
 bool ne_device_adopted(const struct ne_device *dev);
 /* Readable when ne_event_next() has something. Owned by the device. */
 int ne_device_event_fd(const struct ne_device *dev);
+/*
+ * Has in memory what serving pages may touch: tables, and for each running worker its connection, rings, pending slots
+ * and the part of replies and staging that small requests use. About pending_bytes + 23 MiB a worker. For a process that
+ * locks its memory (mlockall with MCL_ONFAULT) and is swapped to: what it has now, it need not ask for when memory is
+ * out. Before the first conn_attach. -ENOMEM; -EINVAL where the kernel has no MADV_POPULATE_WRITE (Linux below 5.14).
+ */
+int ne_device_prefault(struct ne_device *dev);
 
 /* --- connections */
 

@@ -17,8 +17,10 @@
 
 #include "core.h"
 
-#define TURNS_MAX 16u
-#define LOOK_NS	  200000ull /* how soon what waits without an event is looked at again */
+#define TURNS_MAX	  16u
+#define LOOK_NS		  200000ull /* how soon what waits without an event is looked at again */
+
+#define STACK_TOUCH_BYTES (64u << 10)
 
 /* ------------------------------------------------------------------ mail from the control thread */
 
@@ -295,6 +297,15 @@ static void pools_chain(struct worker *w)
 	w->dop_free = w->dops;
 }
 
+/* A page of stack that is first touched when memory is out would be waited for by those who wait for us. */
+static void stack_touch(void)
+{
+	volatile uint8_t pages[STACK_TOUCH_BYTES];
+
+	for (uint32_t i = 0; i < sizeof(pages); i += NE_PAGE_BYTES)
+		pages[i] = 0;
+}
+
 static void *worker_main(void *arg)
 {
 	struct worker *w = arg;
@@ -302,6 +313,7 @@ static void *worker_main(void *arg)
 	int rc = 0;
 
 	prctl(PR_SET_NAME, w->idx == NE_MOVER ? "fs-mover" : "fs-worker");
+	stack_touch();
 	pools_chain(w);
 	if (w->dev->disk_fd >= 0)
 		/* no registered buffers: they would make all of the arena resident, 128 MiB a worker */
