@@ -36,6 +36,7 @@ PURE = (
     "farside.blockdev.placement",
     "farside.blockdev.migration",
     "farside.config.check",
+    "farside.kmod_shim.nbd_message",
     *(
         name
         for name in sorted(modules())

@@ -1,0 +1,189 @@
+"""The messages of the kernel's "nbd" generic netlink family: built and read here, sent nowhere. Pure.
+
+Names and numbers are those of <linux/nbd-netlink.h>, version 1. Facts that the header does not tell, of Linux 6.1's
+drivers/block/nbd.c: the kernel needs no handshake, transmission starts at once; more than one socket wants
+CAN_MULTI_CONN; the number of sockets is fixed at CONNECT; RECONFIGURE fills only sockets that are dead, says 0 when
+none is, and must repeat the backend identifier that CONNECT gave.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from pyroute2.netlink import genlmsg, nla
+
+FAMILY = "nbd"
+GROUP = "nbd_mc_group"
+VERSION = 1
+
+CLIENT_DESTROY_ON_DISCONNECT = 1  # /dev/nbdX goes with the connection
+CLIENT_DISCONNECT_ON_CLOSE = 2
+
+# The request timeout has to outlive a freeze of user space that fails (/sys/power/pm_freeze_timeout, 20 s): a request
+# that meets it costs its socket, which then needs RECONFIGURE. Nothing waits for it but a request that really is lost.
+TIMEOUT_S = 30
+# With every socket dead, requests wait so long for RECONFIGURE; then page-ins fail and processes die.
+DEAD_CONNECTION_TIMEOUT_S = 1800
+BLOCK_BYTES = 4096
+
+
+class Command(IntEnum):
+    """What a message is for."""
+
+    CONNECT = 1
+    DISCONNECT = 2
+    RECONFIGURE = 3
+    LINK_DEAD = 4
+    STATUS = 5
+
+
+class NbdMessage(genlmsg):  # type: ignore[misc]  # pyroute2 has no types
+    """One message in pyroute2's terms."""
+
+    prefix = "NBD_ATTR_"
+    nla_map = (
+        ("NBD_ATTR_UNSPEC", "none"),
+        ("NBD_ATTR_INDEX", "uint32"),
+        ("NBD_ATTR_SIZE_BYTES", "uint64"),
+        ("NBD_ATTR_BLOCK_SIZE_BYTES", "uint64"),
+        ("NBD_ATTR_TIMEOUT", "uint64"),
+        ("NBD_ATTR_SERVER_FLAGS", "uint64"),
+        ("NBD_ATTR_CLIENT_FLAGS", "uint64"),
+        ("NBD_ATTR_SOCKETS", "sockets"),
+        ("NBD_ATTR_DEAD_CONN_TIMEOUT", "uint64"),
+        ("NBD_ATTR_DEVICE_LIST", "devices"),
+        ("NBD_ATTR_BACKEND_IDENTIFIER", "asciiz"),
+    )
+
+    class sockets(nla):  # type: ignore[misc]  # noqa: N801 (pyroute2 finds it by this name)
+        """A list of file descriptors."""
+
+        nla_map = (("NBD_SOCK_ITEM_UNSPEC", "none"), ("NBD_SOCK_ITEM", "item"))
+
+        class item(nla):  # type: ignore[misc]  # noqa: N801
+            """One of them."""
+
+            nla_map = (("NBD_SOCK_UNSPEC", "none"), ("NBD_SOCK_FD", "uint32"))
+
+    class devices(nla):  # type: ignore[misc]  # noqa: N801
+        """The answer to STATUS."""
+
+        nla_map = (("NBD_DEVICE_ITEM_UNSPEC", "none"), ("NBD_DEVICE_ITEM", "item"))
+
+        class item(nla):  # type: ignore[misc]  # noqa: N801
+            """One device."""
+
+            nla_map = (
+                ("NBD_DEVICE_UNSPEC", "none"),
+                ("NBD_DEVICE_INDEX", "uint32"),
+                ("NBD_DEVICE_CONNECTED", "uint8"),
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """What CONNECT and RECONFIGURE tell the kernel.
+
+    Attributes:
+        index: X of /dev/nbdX, or None for any that is free (CONNECT only).
+        sockets: Connected TCP or unix stream sockets, past the handshake; the kernel takes references of its own.
+        server_flags: The transmission flags that the server told.
+        backend: Shows in /sys/block/nbdX/backend, and keeps another server's sockets out; empty: none.
+    """
+
+    index: int | None
+    sockets: tuple[int, ...]
+    size_bytes: int
+    server_flags: int
+    backend: str = ""
+    block_bytes: int = BLOCK_BYTES
+    timeout_s: int = TIMEOUT_S
+    dead_connection_timeout_s: int = DEAD_CONNECTION_TIMEOUT_S
+    client_flags: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState:
+    """One device of a STATUS answer."""
+
+    index: int
+    is_connected: bool
+
+
+def connect_message(connection: Connection) -> NbdMessage:
+    """Makes a device of connected sockets. Answered by a message that has the index."""
+    told: list[tuple[str, object]] = [] if connection.index is None else [("INDEX", connection.index)]
+    told += [
+        ("SIZE_BYTES", connection.size_bytes),
+        ("BLOCK_SIZE_BYTES", connection.block_bytes),
+        ("TIMEOUT", connection.timeout_s),
+        ("SERVER_FLAGS", connection.server_flags),
+        ("CLIENT_FLAGS", connection.client_flags),
+        ("DEAD_CONN_TIMEOUT", connection.dead_connection_timeout_s),
+    ]
+    return _message(Command.CONNECT, [*told, *_backend(connection), _sockets(connection)])
+
+
+def reconfigure_message(connection: Connection) -> NbdMessage:
+    """Gives a device's dead sockets new ones; size and flags stay. Acknowledged."""
+    assert connection.index is not None
+    told: list[tuple[str, object]] = [
+        ("INDEX", connection.index),
+        ("TIMEOUT", connection.timeout_s),
+        ("DEAD_CONN_TIMEOUT", connection.dead_connection_timeout_s),
+    ]
+    return _message(Command.RECONFIGURE, [*told, *_backend(connection), _sockets(connection)])
+
+
+def disconnect_message(index: int) -> NbdMessage:
+    """Ends a device's connections; what is asked of it from then on fails. Acknowledged."""
+    return _message(Command.DISCONNECT, [("INDEX", index)])
+
+
+def status_message(index: int | None = None) -> NbdMessage:
+    """Asks for one device, or all. Answered by a message with a device list."""
+    return _message(Command.STATUS, [] if index is None else [("INDEX", index)])
+
+
+def read_index(data: bytes) -> int:
+    """The device that a CONNECT answer is about."""
+    return int(_read(data).get_attr("NBD_ATTR_INDEX"))
+
+
+def read_status(data: bytes) -> tuple[DeviceState, ...]:
+    """The devices of a STATUS answer, by index."""
+    listed = _read(data).get_attr("NBD_ATTR_DEVICE_LIST")
+    found = () if listed is None else listed.get_attrs("NBD_DEVICE_ITEM")
+    states = (
+        DeviceState(index=item.get_attr("NBD_DEVICE_INDEX"), is_connected=bool(item.get_attr("NBD_DEVICE_CONNECTED")))
+        for item in found
+    )
+    return tuple(sorted(states, key=lambda state: state.index))
+
+
+def read_dead_link(data: bytes) -> int | None:
+    """The device that has lost a socket, of a message to the group; None for a message that tells something else."""
+    message = _read(data)
+    return int(message.get_attr("NBD_ATTR_INDEX")) if message["cmd"] == Command.LINK_DEAD else None
+
+
+def _message(command: Command, attributes: list[tuple[str, object]]) -> NbdMessage:
+    message = NbdMessage()
+    message["cmd"], message["version"] = int(command), VERSION
+    message["attrs"] = [(f"NBD_ATTR_{name}", value) for name, value in attributes]
+    return message
+
+
+def _sockets(connection: Connection) -> tuple[str, object]:
+    items = [("NBD_SOCK_ITEM", {"attrs": [("NBD_SOCK_FD", fd)]}) for fd in connection.sockets]
+    return "SOCKETS", {"attrs": items}
+
+
+def _backend(connection: Connection) -> list[tuple[str, object]]:
+    return [("BACKEND_IDENTIFIER", connection.backend)] if connection.backend else []
+
+
+def _read(data: bytes) -> Any:
+    message = NbdMessage(data)
+    message.decode()
+    return message
