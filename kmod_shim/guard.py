@@ -1,0 +1,123 @@
+"""Makes this process one that can be swapped to: it never waits for memory that waits for it.
+
+How it works. A page fault of any program may wait until the swap server has answered. If the server then waits for
+memory that is to be freed by writing to it, nothing moves any more. So, before any thread is made:
+
+    PR_SET_IO_FLUSHER   the kernel allocates for us without starting I/O (PF_MEMALLOC_NOIO) and without throttling us
+                        behind our own writes (PF_LOCAL_THROTTLE). Per thread: inherited by threads and processes made
+                        later, kept across exec
+    mlockall            what we have touched stays. Per process: each server locks for itself. MCL_ONFAULT, because the
+                        engine's memory files are sparse; what it must have is touched by `ne_device_prefault`
+    oom_score_adj       -1000: the OOM killer does not take the one process that makes memory free. Inherited
+    cgroup              one of our own with memory.swap.max 0: memory files that nobody has mapped are locked by no
+                        mlockall, and would be swapped to the device that they describe. Inherited
+    memfd_secret        one that is held keeps the kernel from hibernating (hibernation_available(), Linux 5.14), which
+                        would freeze us and then write to us. Linux below 6.5 has it with secretmem.enable=1 only
+
+That a call succeeded proves little: ublksrv for years gave PR_SET_IO_FLUSHER a 0, which clears it. So all of this is
+looked at afterwards, from outside and thread by thread, by guard_check.py.
+"""
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PR_SET_IO_FLUSHER = 57  # linux/prctl.h
+MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT = 1, 2, 4  # linux/mman.h
+OOM_SCORE_ADJ_MIN = -1000
+SYS_MEMFD_SECRET = 447  # the same number on every architecture that has it
+CGROUP_TOP = Path("sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What could not be had."""
+
+    what: str
+    reason: str
+
+
+def guard_memory() -> tuple[Failure, ...]:
+    """Locks this process's memory as it is touched: for every process of a guarded device, at its start."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return _tried("mlockall", libc.mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT))
+
+
+def guard_family(name: str, root: Path = Path("/")) -> tuple[Failure, ...]:
+    """What children inherit, for the first process of a device, while it has one thread only.
+
+    ``name`` is the device's, for its cgroup.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    return (
+        *_tried("PR_SET_IO_FLUSHER", libc.prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0)),
+        *_written("oom_score_adj", root / "proc/self/oom_score_adj", str(OOM_SCORE_ADJ_MIN)),
+        *_own_cgroup(name, root),
+    )
+
+
+def forbid_hibernation() -> int | None:
+    """A descriptor that, as long as it is open, keeps the machine from hibernating; None where this can't be had."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd = libc.syscall(SYS_MEMFD_SECRET, os.O_CLOEXEC)
+    return None if fd < 0 else int(fd)
+
+
+def cgroup_of(text: str) -> str | None:
+    """The cgroup v2 that /proc/PID/cgroup names, from the hierarchy's top; None where there is no v2."""
+    return next((line.removeprefix("0::") for line in text.splitlines() if line.startswith("0::")), None)
+
+
+def _own_cgroup(name: str, root: Path) -> tuple[Failure, ...]:
+    top = root / CGROUP_TOP
+    try:
+        mine = cgroup_of((root / "proc/self/cgroup").read_text())
+    except OSError as error:
+        return (Failure(what="cgroup", reason=f"/proc/self/cgroup: {error.strerror}"),)
+    if mine is None or not (top / "cgroup.procs").exists():
+        return (Failure(what="cgroup", reason="this machine has no cgroup v2 at /sys/fs/cgroup"),)
+    here = top / mine.lstrip("/")
+    with suppress(OSError):
+        if (here / "memory.swap.max").read_text().strip() == "0":
+            return ()  # the service manager's unit says MemorySwapMax=0
+    with suppress(OSError):
+        if mine != "/" and set((here / "cgroup.procs").read_text().split()) <= set(_family()):
+            (here / "memory.swap.max").write_text("0")  # a unit of our own that does not say it
+            return ()
+    try:
+        _enter(top, top / f"farside-{name}")
+    except OSError as error:
+        return (Failure(what="cgroup", reason=f"{error.filename or top}: {error.strerror}"),)
+    return ()
+
+
+def _enter(top: Path, folder: Path) -> None:
+    if "memory" not in (top / "cgroup.subtree_control").read_text().split():
+        (top / "cgroup.subtree_control").write_text("+memory")
+    folder.mkdir(exist_ok=True)
+    (folder / "memory.swap.max").write_text("0")
+    for pid in _family():
+        (folder / "cgroup.procs").write_text(pid)
+
+
+def _family() -> Iterator[str]:
+    """This process and its children: servers that run already."""
+    yield str(os.getpid())
+    with suppress(OSError):
+        for task in Path("/proc/self/task").iterdir():
+            yield from (task / "children").read_text().split()
+
+
+def _tried(what: str, answer: int) -> tuple[Failure, ...]:
+    return () if answer == 0 else (Failure(what=what, reason=os.strerror(ctypes.get_errno())),)
+
+
+def _written(what: str, path: Path, text: str) -> tuple[Failure, ...]:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        return (Failure(what=what, reason=error.strerror or str(error)),)
+    return ()

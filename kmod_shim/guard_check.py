@@ -1,0 +1,106 @@
+"""Whether processes can be swapped to: each rule of guard.py, looked at from outside, for every thread.
+
+Asked of /proc below a root folder. A thread that was made before PR_SET_IO_FLUSHER does not have it, and nothing in the
+process itself tells; the flags in /proc/PID/task/*/stat do.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from farside.kmod_shim.guard import CGROUP_TOP, OOM_SCORE_ADJ_MIN, cgroup_of
+from farside.kmod_shim.preflight import Check, Outcome, min_free_check
+from farside.units import KIB, format_bytes
+
+PF_MEMALLOC_NOIO = 0x00080000  # linux/sched.h
+PF_LOCAL_THROTTLE = 0x00100000
+IO_FLUSHER = PF_MEMALLOC_NOIO | PF_LOCAL_THROTTLE
+
+KERNEL_PAGES = ("[vdso", "[vvar", "[vsyscall", "anon_inode:[io_uring")  # shared with us; mlock passes them over
+
+WAY_OUT = '`farside swap attach` asks a blockdev of root\'s for it; or pressure_guard = "start" in blockdev.toml'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapped:
+    """A stretch of a process's memory that is in memory now and may be taken out of it."""
+
+    name: str
+    resident_bytes: int
+
+
+def guard_checks(root: Path, pids: Sequence[int]) -> tuple[Check, ...]:
+    """One check a rule, over all these processes: a device's supervisor and server."""
+    return (
+        _over("io flusher", pids, (_without_flusher(root, pid) for pid in pids), "every thread has PR_SET_IO_FLUSHER"),
+        _over("memory locked", pids, (_unlocked(root, pid) for pid in pids), "no page of it can be swapped out"),
+        _over("oom score", pids, (_killable(root, pid) for pid in pids), f"{OOM_SCORE_ADJ_MIN}: never killed for room"),
+        _over("cgroup", pids, (_swappable(root, pid) for pid in pids), "memory.swap.max is 0"),
+        min_free_check(root),
+    )
+
+
+def io_flags(stat: str) -> int:
+    """The kernel's PF_ flags of a task, of its stat file: the ninth field, counted after the name in brackets."""
+    return int(stat.rpartition(")")[2].split()[6])
+
+
+def unlocked(smaps: str) -> tuple[Mapped, ...]:
+    """Mappings of /proc/PID/smaps that have pages in memory and are not locked (no `lo` in VmFlags)."""
+    found = []
+    for block in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", smaps, flags=re.MULTILINE):
+        head, _, rest = block.partition("\n")
+        resident = re.search(r"^Rss:\s+(\d+) kB", rest, re.MULTILINE)
+        flags = re.search(r"^VmFlags: (.*)$", rest, re.MULTILINE)
+        if resident is None or flags is None or resident.group(1) == "0":
+            continue
+        # A device's pages (`pf`, `io`) and the kernel's own are no one's to swap.
+        words, name = set(flags.group(1).split()), "".join(head.split(None, 5)[5:])
+        if not words & {"lo", "pf", "io"} and not name.startswith(KERNEL_PAGES):
+            found.append(Mapped(name=name or "(anonymous)", resident_bytes=int(resident.group(1)) * KIB))
+    return tuple(found)
+
+
+def _without_flusher(root: Path, pid: int) -> str:
+    lacking = 0
+    for task in sorted((root / f"proc/{pid}/task").iterdir()):
+        lacking += io_flags((task / "stat").read_text()) & IO_FLUSHER != IO_FLUSHER
+    return f"{lacking} thread{'' if lacking == 1 else 's'} without PR_SET_IO_FLUSHER" if lacking else ""
+
+
+def _unlocked(root: Path, pid: int) -> str:
+    loose = sum(mapped.resident_bytes for mapped in unlocked((root / f"proc/{pid}/smaps").read_text()))
+    return f"{format_bytes(loose)} may be swapped out" if loose else ""
+
+
+def _killable(root: Path, pid: int) -> str:
+    score = int((root / f"proc/{pid}/oom_score_adj").read_text())
+    return f"oom_score_adj is {score}" if score != OOM_SCORE_ADJ_MIN else ""
+
+
+def _swappable(root: Path, pid: int) -> str:
+    group = cgroup_of((root / f"proc/{pid}/cgroup").read_text())
+    if group is None:
+        return "in no cgroup v2"
+    try:
+        most = (root / CGROUP_TOP / group.lstrip("/") / "memory.swap.max").read_text().strip()
+    except OSError:
+        return f"cgroup {group} has no memory.swap.max"
+    return f"cgroup {group} may swap (memory.swap.max is {most})" if most != "0" else ""
+
+
+def _over(name: str, pids: Sequence[int], faults: Iterator[str], good: str) -> Check:
+    told = []
+    for pid in pids:
+        try:
+            fault = next(faults)
+        except OSError as error:  # it has ended, or is not ours to look at; the generator has ended with it
+            fault = f"can't be looked at: {error.strerror}"
+            told.append(f"process {pid}: {fault}")
+            break
+        if fault:
+            told.append(f"process {pid}: {fault}")
+    if told:
+        return Check(name=name, outcome=Outcome.FAILED, found="; ".join(told), advice=WAY_OUT)
+    return Check(name=name, outcome=Outcome.OK, found=good)
