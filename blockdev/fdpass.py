@@ -5,7 +5,7 @@ One message is one JSON object with ``op``, and at most one descriptor:
     supervisor -> server   fd name + descriptor ("state", "control", "config", "disk", "listen:0", "conn:3");
                            check: these are the device's memory files, can you go on with them; adopt: that was all;
                            stop: for a successor; drain: when clients have left; now; quit + the successor's pid
-    server -> supervisor   loaded; ready; stopped; failed + exit code and reason; replace;
+    server -> supervisor   loaded; ready; stopped; failed + exit code and reason; replace; guard;
                            conn + worker and descriptor; forget + worker
 """
 
@@ -15,6 +15,7 @@ import socket
 from dataclasses import dataclass
 
 MESSAGE_BYTES_MAX = 4096
+GUARDED = "guarded"  # on a server's command line: lock your memory first of all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

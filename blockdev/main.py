@@ -11,6 +11,7 @@ from farside.blockdev.peerfile import read_peers
 from farside.blockdev.supervisor import Supervisor
 from farside.config import BlockdevConfig
 from farside.daemon.keys import read_keys
+from farside.errors import ConfigError
 from farside.listen import clear_stale, open_listener
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
@@ -42,11 +43,22 @@ def run(config: BlockdevConfig, *, stdio: bool = False) -> int:
     config.state_dir.mkdir(parents=True, exist_ok=True)
     paths = _add_listeners(config, fds)
     try:
-        return Supervisor(fds, on_ready=lambda: notify_systemd("READY=1")).run()
+        supervisor = Supervisor(fds, on_ready=lambda: notify_systemd("READY=1"), name=config.name)
+        if config.pressure_guard == "start":
+            _guard(supervisor)
+        return supervisor.run()
     finally:
         for path in paths:
             with suppress(OSError):  # in use: an orphan of an earlier supervisor's, or the next one's
                 clear_stale(path)
+
+
+def _guard(supervisor: Supervisor) -> None:
+    for failure in supervisor.guard():
+        raise ConfigError(
+            f"pressure_guard = 'start': {failure.what}: {failure.reason}",
+            hint="start it as root, or with CAP_SYS_RESOURCE, CAP_IPC_LOCK and a cgroup of its own; or set 'attach'",
+        )
 
 
 def _add_listeners(config: BlockdevConfig, fds: dict[str, int]) -> list[str]:

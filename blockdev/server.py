@@ -30,8 +30,9 @@ from farside.blockdev.task import Tasks, first_of
 from farside.clock import RealClock
 from farside.config import BlockdevConfig
 from farside.daemon.keys import KeyRing
-from farside.errors import ConfigError, FarsideError, Unavailable
+from farside.errors import ConfigError, EngineError, FarsideError, Unavailable
 from farside.kmod_shim.engine.binding import Device
+from farside.kmod_shim.guard import guard_memory
 from farside.log import get_log, start_logging
 
 RELEASE_LIMIT_S = 2.0  # for donors to hear that their slabs are free
@@ -39,6 +40,7 @@ RELEASE_NOW_LIMIT_S = 0.8
 HANDSHAKES_LIMIT_S = 1.0  # for those under way when we are replaced; who comes later waits in the listen queue
 LINKS_LIMIT_S = 0.25  # the disk is slower than donors are to be reached, and clients wait all the while
 REPLACE_LIMIT_S = 12.0
+GUARD_LIMIT_S = 60.0  # who asks for this waits for it, on a slow machine too
 REASON_MAX = 500  # characters of an error that the supervisor is told; a message has room for 4096 bytes
 
 log = get_log("blockdev.server")
@@ -55,13 +57,15 @@ def decode_config(data: bytes) -> BlockdevConfig:
 class Server:
     """One server process's life."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, *, guarded: bool = False) -> None:
         self._end = end
+        self._is_guarded = guarded
         self._fds: dict[str, int] = {}
         self._check = asyncio.Event()
         self._adopt = asyncio.Event()
         self._leave = asyncio.Event()  # drain, now, stop or the supervisor's death: what is meant stands in _how
         self._how = ""
+        self._guard_mode = "off"
         self._now = asyncio.Event()
         self._quit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -118,6 +122,7 @@ class Server:
         try:
             config = decode_config(os.pread(self._fds["config"], 1 << 20, 0))
             start_logging(config.log_level)
+            self._guard_mode = config.pressure_guard
             check_memory(config, self._fds)
             self._tell("loaded")
             await self._adopt.wait()
@@ -136,6 +141,7 @@ class Server:
         engine = Device(engine_params(config), self._fds["state"], self._fds.get("disk", -1))
         async with AsyncExitStack() as stack:
             stack.callback(engine.destroy)
+            self._prefault(engine)
             table = Table(StateFile(self._fds["control"]), extents=extents_per_slab(config))
             keys = KeyRing(config.key_file)
             tasks = await stack.enter_async_context(Tasks())
@@ -156,6 +162,13 @@ class Server:
             await self._open_doors(config, device, listener, reporter, stack)
             self._tell("ready")
             await self._until_left(device, clients, listener)
+
+    def _prefault(self, engine: Device) -> None:
+        if self._is_guarded:
+            try:
+                engine.prefault()
+            except EngineError as error:
+                log.warning("memory for serving comes as it is needed, not now", reason=error)
 
     async def _resume_clients(self, device: BlockDevice, clients: Clients) -> None:
         """Serves the clients of before again, once their pages can be reached."""
@@ -182,6 +195,7 @@ class Server:
             "status": reporter.status,
             "fault": reporter.fault,
             "replace": self._replace,
+            "guard": self._guard,
         }
         try:
             await stack.enter_async_context(await admin.serve(config.admin_socket, handlers))
@@ -213,23 +227,40 @@ class Server:
 
     async def _replace(self, _: Mapping[str, object]) -> object:
         """Admin: has this process replaced, and answers when the next one serves."""
-        self._tell("replace")
+        return await self._succeeded_by("replace", REPLACE_LIMIT_S)
+
+    async def _guard(self, _: Mapping[str, object]) -> object:
+        """Admin: has the device made fit to be swapped to, by a successor; what could be had, others look at."""
+        if self._guard_mode == "off":
+            raise ConfigError(
+                "pressure_guard is 'off' in this device's settings", hint="set it to 'attach' or 'start', and restart"
+            )
+        if self._is_guarded:
+            return {"server_pid": os.getpid()}
+        return await self._succeeded_by("guard", GUARD_LIMIT_S)
+
+    async def _succeeded_by(self, op: str, limit_s: float) -> object:
+        self._tell(op)
         try:
-            async with asyncio.timeout(REPLACE_LIMIT_S):
+            async with asyncio.timeout(limit_s):
                 return {"server_pid": await asyncio.shield(self._quit)}
         except TimeoutError as error:
             raise Unavailable("the replacement did not start; the old server goes on, see its log") from error
 
 
 def main() -> None:
-    """Entry of the process: ``python -m farside.blockdev.server FD`` with FD the end of a socketpair."""
+    """Entry of the process: ``python -m farside.blockdev.server FD [guarded]``, FD the end of a socketpair."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     end = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(end.fileno(), False)
 
+    guarded = fdpass.GUARDED in sys.argv[2:]
+    if guarded:
+        guard_memory()  # before the first thread; what is refused shows in /proc, where it is looked for
+
     async def live() -> int:
-        return await Server(end).run()
+        return await Server(end, guarded=guarded).run()
 
     sys.exit(asyncio.run(live()))
 

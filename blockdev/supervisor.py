@@ -11,6 +11,7 @@ descriptors, ends nothing: what serves goes on serving, and another attempt foll
                                 "loaded" -> old: stop; "stopped" -> new: fds, adopt; "ready" -> old: quit
     "stopped", and the new      the old one serves no more: a third is started
     one has died meanwhile
+    guard (admin, once)         what the children inherit, then as replace: a thread that was made before lacks it
     SIGTERM                     server: drain (no new clients, wait for the old ones, leases back); exit 0
     second SIGTERM              server: now
     the first server "failed"   nobody uses the device yet: the end, with its reason
@@ -33,6 +34,7 @@ from dataclasses import dataclass, field
 
 from farside.blockdev import fdpass
 from farside.errors import ConfigError, FarsideError
+from farside.kmod_shim.guard import Failure, forbid_hibernation, guard_family, guard_memory
 from farside.log import get_log
 
 CRASHES_MAX = 5
@@ -62,9 +64,11 @@ class Server:
 class Supervisor:
     """Holds one device's descriptors and keeps a server process over them."""
 
-    def __init__(self, fds: dict[str, int], *, on_ready: Callable[[], None]) -> None:
+    def __init__(self, fds: dict[str, int], *, on_ready: Callable[[], None], name: str = "device") -> None:
         """``fds`` by name, owned from now on. ``on_ready`` is called when clients may connect, once."""
         self._fds = fds
+        self._name = name
+        self._is_guarded = False
         self._on_ready: Callable[[], None] | None = on_ready
         self._selector = selectors.DefaultSelector()
         self._current: Server | None = None
@@ -77,6 +81,14 @@ class Supervisor:
         self._spare_at_s = NEVER_S
         self._terms = 0
         self._signals, self._signals_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def guard(self) -> tuple[Failure, ...]:
+        """Makes this process and those that it starts from now on fit to be swapped to; returns what can't be had."""
+        self._is_guarded = True
+        secret = forbid_hibernation()
+        if secret is not None:
+            self._fds["no-hibernation"] = secret
+        return (*guard_family(self._name), *guard_memory())
 
     def run(self) -> int:
         """Supervises until told to end; returns the exit code.
@@ -165,7 +177,7 @@ class Supervisor:
             ends = ours, theirs = fdpass.pair()
             ours.setblocking(False)
             process = subprocess.Popen(
-                [sys.executable, "-m", "farside.blockdev.server", str(theirs.fileno())],
+                [sys.executable, "-m", "farside.blockdev.server", str(theirs.fileno()), *self._how_to_live()],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
             )
@@ -182,6 +194,15 @@ class Supervisor:
             self._tell(server, "fd", name=name, fd=self._fds[name])
         self._tell(server, "check")
         return server
+
+    def _how_to_live(self) -> list[str]:
+        return [fdpass.GUARDED] if self._is_guarded else []
+
+    def _guard(self) -> None:
+        for failure in self.guard():
+            log.warning("a guard against memory pressure can't be had", what=failure.what, reason=failure.reason)
+        self._dismiss_spare()
+        self._replace()
 
     def _replace(self) -> None:
         if self._current is None or not self._current.adopted or self._successor is not None or self._terms:
@@ -244,6 +265,8 @@ class Supervisor:
                 self._forget(message.number)
             case "replace":
                 self._replace()
+            case "guard":
+                self._guard()
 
     def _on_loaded(self, server: Server) -> None:
         if server is self._spare:

@@ -129,6 +129,14 @@ class BlockdevConfig:
         default=2,
         metadata=about(Kind.COUNT, "Donors that are asked before one is taken (power of two choices)", low=1, high=256),
     )
+    pressure_guard: str = field(
+        default="attach",
+        metadata=about(
+            Kind.CHOICE,
+            "When processes are made fit to be swapped to: when `farside swap attach` asks, at the start, or never",
+            choices=("attach", "start", "off"),
+        ),
+    )
     state_dir: Path = field(
         default=Path("/run/farside"),
         metadata=about(Kind.PATH, "Folder made at the start; sockets go where listen and admin_socket say"),
