@@ -124,7 +124,7 @@ def huge_page_check(root: Path) -> Check:
 def memlock_check(root: Path) -> Check:
     """Memory may be pinned, which io_uring wants to use the disk's buffers in place; the disk works without."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if limit == resource.RLIM_INFINITY or _has_capability(root, _CAP_IPC_LOCK):
+    if limit == resource.RLIM_INFINITY or has_capability(root, _CAP_IPC_LOCK):
         return _ok("memlock", "no limit")
     found = f"{format_bytes(limit)} may be pinned: writes to the backup disk may take more CPU"
     return _warning("memlock", found, "LimitMEMLOCK=infinity in the unit, or `ulimit -l unlimited`")
@@ -136,11 +136,16 @@ def min_free_check(root: Path) -> Check:
     total = read_meminfo(root).get("MemTotal", 0)
     if not text.isdigit():
         return _warning("min_free_kbytes", "can't be read", "is /proc mounted?")
-    kept, wanted = int(text) * KIB, min(MIN_FREE_MOST_BYTES, total // 64)
+    kept, wanted = int(text) * KIB, wanted_min_free_bytes(total)
     if kept >= wanted:
         return _ok("min_free_kbytes", format_bytes(kept))
     advice = f"before swapping to it: sysctl vm.min_free_kbytes={wanted // KIB}"
     return _warning("min_free_kbytes", f"{format_bytes(kept)} is kept free", advice)
+
+
+def wanted_min_free_bytes(total_bytes: int) -> int:
+    """The reserve that a machine of so much memory should keep before it swaps to a process."""
+    return min(MIN_FREE_MOST_BYTES, total_bytes // 64)
 
 
 def key_check(key_file: Path | None) -> Check:
@@ -215,7 +220,8 @@ def read_meminfo(root: Path) -> dict[str, int]:
     return found
 
 
-def _has_capability(root: Path, number: int) -> bool:
+def has_capability(root: Path, number: int) -> bool:
+    """Whether this process has the capability of that number (linux/capability.h) in effect."""
     effective = re.search(r"^CapEff:\s*([0-9a-f]+)", _text(root / "proc/self/status"), re.MULTILINE)
     return effective is not None and bool(int(effective.group(1), 16) >> number & 1)
 

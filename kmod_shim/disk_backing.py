@@ -1,0 +1,88 @@
+"""What a file or partition really lies on: block devices down to the disks, and memory where it is no disk at all.
+
+A backup disk that lies in memory (tmpfs, zram, a loop device over tmpfs) or on the very device that it backs would take
+what is swapped out and need memory for it: the loop that never ends. Read below a root folder.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+# File systems whose content is memory; what is written there may be swapped out itself.
+MEMORY_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs", "rootfs"})
+NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs", "fuse.glusterfs"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backing:
+    """Where something lies.
+
+    Attributes:
+        filesystem: Its type; empty for a partition or disk that is used bare.
+        devices: Names in /sys/block or below, top (sda2, dm-0) to bottom (sda); empty when it is no disk's.
+        files: Files that loop devices among them stand on.
+    """
+
+    filesystem: str
+    devices: tuple[str, ...]
+    files: tuple[str, ...] = ()
+
+    @property
+    def is_memory(self) -> bool:
+        """Written there, it is in memory still."""
+        return self.filesystem in MEMORY_FILESYSTEMS or any(re.match(r"zram|ram\d", name) for name in self.devices)
+
+
+def find_backing(path: Path, root: Path = Path("/")) -> Backing:
+    """Where the file or device is, or is to be when it is not there yet. Raises OSError for a path to nowhere."""
+    place = path
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    status = place.stat()
+    bare = place.is_block_device()
+    number = status.st_rdev if bare else status.st_dev
+    filesystem = "" if bare else filesystem_of(place, (root / "proc/self/mountinfo").read_text())
+    found = tuple(dict.fromkeys(_devices(root, f"{os.major(number)}:{os.minor(number)}")))
+    files = tuple(_loop_file(root, name) for name in found if name.startswith("loop"))
+    return Backing(filesystem=filesystem, devices=found, files=tuple(file for file in files if file))
+
+
+def filesystem_of(path: Path, mountinfo: str) -> str:
+    """The type of the file system at a path, by the longest mount point above it in /proc/self/mountinfo."""
+    best, found = -1, ""
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        point = before.split()[4].encode().decode("unicode_escape")
+        above = Path(point)
+        if (above == path or above in path.parents) and len(above.parts) >= best:  # the later mount covers the earlier
+            best, found = len(above.parts), after.split()[0]
+    return found
+
+
+def shares_disk(one: Backing, other: Backing) -> str:
+    """The name of a device that both lie on, or an empty string."""
+    return next((name for name in one.devices if name in other.devices), "")
+
+
+def _devices(root: Path, number: str) -> Iterator[str]:
+    folder = root / "sys/dev/block" / number
+    if folder.exists():
+        yield from _below(folder.resolve())
+
+
+def _below(folder: Path) -> Iterator[str]:
+    yield folder.name
+    if (folder / "partition").exists():
+        yield from _below(folder.parent)
+    with suppress(OSError):
+        for slave in sorted((folder / "slaves").iterdir()):  # device mapper, RAID
+            yield from _below(slave.resolve())
+
+
+def _loop_file(root: Path, name: str) -> str:
+    with suppress(OSError):
+        return (root / f"sys/block/{name}/loop/backing_file").read_text().strip()
+    return ""

@@ -1,0 +1,100 @@
+"""Hibernation and a swap device that a process serves: it can't work, so it is refused, as far as we are asked.
+
+The kernel would freeze every process, our server among them, and then write the image to a swap area. Four doors:
+
+    resume=, /sys/power/resume   names the area of the image; ours there: attach refuses
+    systemctl hibernate          a drop-in in /run/systemd/sleep.conf.d forbids it as long as we are attached
+    echo disk > /sys/power/state the supervisor holds a secret memory file (guard.py), and the kernel says EPERM;
+                                 Linux 6.5, or 5.14 with secretmem.enable=1
+    older kernels                without resume= the image goes to the first area in /proc/swaps; `nohibernate` on the
+                                 kernel's command line is the way to be sure
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from farside.errors import ConfigError
+from farside.kmod_shim.preflight import Check, Outcome
+from farside.kmod_shim.swap_table import read_swaps
+
+SLEEP_CONF = Path("run/systemd/sleep.conf.d/farside.conf")
+_TEXT = """# Made by `farside swap attach`, removed by `farside swap detach`: a process of this machine serves swap,
+# and hibernation would freeze it before the image is written to it.
+[Sleep]
+AllowHibernation=no
+AllowHybridSleep=no
+AllowSuspendThenHibernate=no
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hibernation:
+    """What this machine could do, now.
+
+    Attributes:
+        is_possible: The kernel would try.
+        resume_device: MAJOR:MINOR where the image would go; empty when none is set.
+        resume_argument: resume= of the kernel's command line; empty when there is none.
+    """
+
+    is_possible: bool
+    resume_device: str
+    resume_argument: str
+
+
+def read_hibernation(root: Path = Path("/")) -> Hibernation:
+    """What the kernel says of it."""
+    modes = _text(root / "sys/power/disk")
+    states = _text(root / "sys/power/state").split()
+    resume = _text(root / "sys/power/resume")
+    argument = re.search(r"(?:^|\s)resume=(\S+)", _text(root / "proc/cmdline"))
+    return Hibernation(
+        is_possible="disk" in states and modes != "[disabled]" and bool(modes),
+        resume_device="" if resume in ("", "0:0") else resume,
+        resume_argument=argument.group(1) if argument else "",
+    )
+
+
+def hibernation_check(root: Path) -> Check:
+    """Whether the machine might hibernate while a process of its own serves swap."""
+    served = [area.path for area in read_swaps(root) if area.path.startswith("/dev/nbd")]
+    if not read_hibernation(root).is_possible:
+        return Check(name="hibernation", outcome=Outcome.OK, found="the kernel refuses it")
+    if not served:
+        return Check(name="hibernation", outcome=Outcome.OK, found="possible; no swap is served over nbd")
+    return Check(
+        name="hibernation",
+        outcome=Outcome.WARNING,
+        found=f"possible, though {served[0]} is swap: its server would be frozen before the image is written",
+        advice="boot with `nohibernate`, or with secretmem.enable=1 (Linux below 6.5), by which it is refused",
+    )
+
+
+def names_device(hibernation: Hibernation, device: str, number: str) -> bool:
+    """Whether the image would go to that device (its file, and MAJOR:MINOR)."""
+    return hibernation.resume_device == number or hibernation.resume_argument == device
+
+
+def forbid_sleep(root: Path) -> None:
+    """Tells systemd to refuse hibernation; nothing happens where there is no systemd. Raises ConfigError."""
+    if not (root / "run/systemd/system").is_dir():
+        return
+    path = root / SLEEP_CONF
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_TEXT)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="it needs root") from error
+
+
+def allow_sleep(root: Path) -> None:
+    """Takes `forbid_sleep` back."""
+    (root / SLEEP_CONF).unlink(missing_ok=True)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

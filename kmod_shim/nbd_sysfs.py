@@ -1,0 +1,151 @@
+"""The sysfs and /dev side of nbd: the module, devices, their queues, and the readahead of swap. Below a root folder."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from farside.errors import ConfigError, Unavailable
+
+SECTOR_BYTES = 512
+MODULE = "nbd"
+# One hardware queue a socket, 128 tags each (BLKDEV default of nbd's tag set); more would only wait in the scheduler.
+QUEUE_DEPTH = 128
+PAGE_CLUSTER = Path("proc/sys/vm/page-cluster")
+MIN_FREE = Path("proc/sys/vm/min_free_kbytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockState:
+    """A device as sysfs tells it. ``pid`` is who connected it, None when it is not connected."""
+
+    index: int
+    size_bytes: int
+    pid: int | None
+    backend: str
+    scheduler: str
+    queue_depth: int
+
+
+def load_module(root: Path = Path("/")) -> None:
+    """Has nbd in the kernel. Raises Unavailable where the kernel has none, ConfigError without the right to load it."""
+    if (root / "sys/module" / MODULE).exists():
+        return
+    try:
+        done = subprocess.run(["modprobe", MODULE], capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise Unavailable("modprobe is missing", hint="apt-get install kmod, or load nbd by other means") from error
+    if done.returncode:
+        reason = " ".join(done.stderr.split())
+        if "not permitted" in reason or os.geteuid() != 0:
+            raise ConfigError(f"modprobe {MODULE}: {reason}", hint="load it as root: modprobe nbd")
+        release = os.uname().release
+        raise Unavailable(
+            f"kernel {release} has no nbd module: {reason}",
+            hint="a Debian kernel (linux-image-amd64) has it; in a container, load it on the host",
+        )
+
+
+def device_index(device: str) -> int:
+    """X of /dev/nbdX. Raises ConfigError when it is another path."""
+    number = device.removeprefix("/dev/").removeprefix("nbd")
+    if not number.isdigit():
+        raise ConfigError(f"{device} is no nbd device", hint="name one as /dev/nbd0, or leave --device out")
+    return int(number)
+
+
+def device_path(index: int) -> str:
+    """Its device file."""
+    return f"/dev/nbd{index}"
+
+
+def read_block(root: Path, index: int) -> BlockState | None:
+    """The device, or None when the module has made no such device."""
+    folder = root / f"sys/block/nbd{index}"
+    if not folder.is_dir():
+        return None
+    pid = _text(folder / "pid")
+    return BlockState(
+        index=index,
+        size_bytes=int(_text(folder / "size") or 0) * SECTOR_BYTES,
+        pid=int(pid) if pid.isdigit() else None,
+        backend=_text(folder / "backend"),
+        scheduler=_chosen(_text(folder / "queue/scheduler")),
+        queue_depth=int(_text(folder / "queue/nr_requests") or 0),
+    )
+
+
+def tune_queue(root: Path, index: int) -> None:
+    """No scheduler before a device without seeks, and no deeper queue than it has tags. Raises ConfigError."""
+    queue = root / f"sys/block/nbd{index}/queue"
+    _write(queue / "scheduler", "none")
+    if int(_text(queue / "nr_requests") or 0) > QUEUE_DEPTH:
+        _write(queue / "nr_requests", str(QUEUE_DEPTH))
+
+
+def read_number(root: Path, name: Path) -> int | None:
+    """A number of /proc/sys, or None where this kernel has none there."""
+    text = _text(root / name)
+    return int(text) if text.isdigit() else None
+
+
+def write_number(root: Path, name: Path, value: int) -> None:
+    """Sets a number of /proc/sys. Raises ConfigError."""
+    _write(root / name, str(value))
+
+
+def hold_exclusively(device: str) -> None:
+    """Returns when nobody has the device mounted, swapped to or in a volume. Raises ConfigError when somebody has."""
+    try:
+        os.close(os.open(device, os.O_RDONLY | os.O_EXCL | os.O_CLOEXEC))
+    except OSError as error:
+        hint = "umount it, `swapoff` it, or take it out of its volume first"
+        raise ConfigError(f"{device}: {error.strerror}", hint=hint) from error
+
+
+def signature(device: str) -> Mapping[str, str]:
+    """What stands on a device by blkid's probe, such as TYPE and UUID; empty when it knows none. Raises ConfigError."""
+    command = ["blkid", "-p", "-o", "export", device]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise Unavailable("blkid is missing", hint="apt-get install util-linux") from error
+    if done.returncode not in (0, 2):  # 2: nothing was found
+        raise ConfigError(f"blkid {device}: {' '.join(done.stderr.split()) or done.returncode}")
+    lines = (line.partition("=") for line in done.stdout.splitlines())
+    return {name: value for name, _, value in lines if name in ("TYPE", "UUID", "LABEL", "PTTYPE")}
+
+
+def write_swap_signature(device: str, label: str) -> str:
+    """mkswap, and blkid's word that it took; returns the area's UUID. Raises ConfigError."""
+    command = ["mkswap", "--force", "--label", label[:15], device]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise Unavailable("mkswap is missing", hint="apt-get install util-linux") from error
+    if done.returncode:
+        raise ConfigError(f"mkswap {device}: {' '.join(done.stderr.split())}")
+    found = signature(device)
+    if found.get("TYPE") != "swap":
+        raise ConfigError(f"{device}: no swap signature stands there after mkswap", hint="see dmesg for I/O errors")
+    return found.get("UUID", "")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="it needs root, and /sys and /proc writable") from error
+
+
+def _chosen(text: str) -> str:
+    # sysfs marks the choice: "[none] mq-deadline"
+    return text.partition("[")[2].partition("]")[0] if "[" in text else text
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

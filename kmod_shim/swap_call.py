@@ -1,0 +1,105 @@
+"""swapon(2) and swapoff(2). swapoff takes as long as it takes to bring every page back, and tells how far it is."""
+
+import ctypes
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from farside.errors import ConfigError, FarsideError
+from farside.units import format_bytes
+
+# linux/swap.h
+PRIORITY_MASK = 0x7FFF
+FLAG_PREFER = 0x8000
+FLAG_DISCARD = 0x10000
+FLAG_DISCARD_PAGES = 0x40000
+PRIORITY_MAX = 32767
+
+PERIOD_S = 0.5  # between two looks at /proc/swaps
+
+_HINTS = {
+    errno.EPERM: "it needs root, or CAP_SYS_ADMIN",
+    errno.EBUSY: "it is mounted, swapped to already, or part of a volume",
+    errno.EINVAL: "it has no swap signature, or is not a swap area that is on",
+    errno.ENOMEM: "memory would not hold what is out: end programs, or add another swap area first",
+    errno.EINTR: "it was interrupted; swap stays on and nothing is lost",
+}
+
+
+def swap_flags(*, priority: int, discard: bool) -> int:
+    """The flags of swapon(2). Discard is by freed 2 MiB clusters, never of the whole area at once."""
+    assert 0 <= priority <= PRIORITY_MAX
+    return FLAG_PREFER | (priority & PRIORITY_MASK) | (FLAG_DISCARD | FLAG_DISCARD_PAGES if discard else 0)
+
+
+def swap_on(device: str, *, priority: int, discard: bool) -> None:
+    """Switches a swap area on. Raises ConfigError."""
+    _call("swapon", device, swap_flags(priority=priority, discard=discard))
+
+
+def swap_off(device: str, *, used_bytes: Callable[[], int | None], tell: Callable[[int], None]) -> None:
+    """Switches it off; returns when every page is back in memory.
+
+    The call runs on a thread of its own. An interrupt (Ctrl-C) ends it between two pages: swap then is still on and
+    whole.
+
+    Args:
+        device: The device file, as /proc/swaps names it.
+        used_bytes: What is still out; None when the area is gone from /proc/swaps.
+        tell: Hears that figure about twice a second.
+
+    Raises:
+        FarsideError: The kernel refused, or it was interrupted; swap stays on.
+    """
+    outcome: list[FarsideError | None] = []
+
+    def work() -> None:
+        try:
+            _call("swapoff", device)
+            outcome.append(None)
+        except FarsideError as error:
+            outcome.append(error)
+
+    before = signal.signal(signal.SIGUSR1, _ignore)  # wakes the system call, and does nothing else
+    thread = threading.Thread(target=work, name="swapoff")
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(PERIOD_S)
+            out = used_bytes()
+            if out is not None and thread.is_alive():
+                tell(out)
+    except KeyboardInterrupt:
+        while thread.is_alive() and thread.ident is not None:
+            signal.pthread_kill(thread.ident, signal.SIGUSR1)
+            thread.join(PERIOD_S)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    if outcome[0] is not None:
+        raise outcome[0]
+
+
+def progress_line(*, before_bytes: int, now_bytes: int, began_s: float) -> str:
+    """How far a swapoff is, for people: what is out still, and when it will be done at this speed."""
+    done, elapsed_s = before_bytes - now_bytes, time.monotonic() - began_s
+    left = f"{format_bytes(now_bytes)} of {format_bytes(before_bytes)} still out"
+    if done <= 0 or elapsed_s <= 0:
+        return left
+    return f"{left}, about {now_bytes * elapsed_s / done:.0f} s to go"
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    return
+
+
+def _call(name: str, device: str, *arguments: int) -> None:
+    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    if function(os.fsencode(device), *arguments) != 0:
+        number = ctypes.get_errno()
+        kind = FarsideError if number == errno.EINTR else ConfigError
+        raise kind(f"{name} {device}: {os.strerror(number)}", hint=_HINTS.get(number, ""))

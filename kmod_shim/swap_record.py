@@ -1,0 +1,81 @@
+"""What `farside swap attach` leaves for detach and status: one small file a device, in /run/farside.
+
+It lies in /run because it is as old as the kernel that it tells of. What the kernel knows (is it connected, is swap on)
+is asked of the kernel each time; the record has what only we know. A device without a record, and a record without a
+device, are both told and handled.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from farside.errors import ConfigError
+from farside.kmod_shim.nbd_sysfs import device_path
+
+FOLDER = Path("run/farside")
+_PREFIX, _SUFFIX = "attached-nbd", ".json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """One attached device. ``*_before`` are settings of the machine to put back with the last one; None: untouched."""
+
+    index: int
+    export: str
+    endpoint: str
+    admin_socket: str
+    connections: int
+    size_bytes: int
+    server_flags: int
+    backend: str
+    is_swap: bool
+    priority: int
+    by_nbd_client: bool = False
+    page_cluster_before: int | None = None
+    min_free_kbytes_before: int | None = None
+
+    @property
+    def device(self) -> str:
+        """The device file."""
+        return device_path(self.index)
+
+
+def save_record(root: Path, attached: Attached) -> None:
+    """Writes it, or not at all. Raises ConfigError."""
+    path = _path(root, attached.index)
+    fresh = path.with_suffix(".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_bytes(msgspec.json.encode(attached) + b"\n")
+        os.replace(fresh, path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="/run/farside must be writable") from error
+
+
+def forget_record(root: Path, index: int) -> None:
+    """Removes it; nothing happens where there is none."""
+    _path(root, index).unlink(missing_ok=True)
+
+
+def read_records(root: Path) -> tuple[Attached, ...]:
+    """All of them, by index. What is no record of ours is passed over."""
+    return tuple(sorted(_records(root), key=lambda attached: attached.index))
+
+
+def read_record(root: Path, index: int) -> Attached | None:
+    """The one of that device, or None."""
+    return next((attached for attached in read_records(root) if attached.index == index), None)
+
+
+def _records(root: Path) -> Iterator[Attached]:
+    for path in (root / FOLDER).glob(f"{_PREFIX}*{_SUFFIX}"):
+        with suppress(OSError, msgspec.MsgspecError):
+            yield msgspec.json.decode(path.read_bytes(), type=Attached)
+
+
+def _path(root: Path, index: int) -> Path:
+    return root / FOLDER / f"{_PREFIX}{index}{_SUFFIX}"

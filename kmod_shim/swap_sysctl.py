@@ -1,0 +1,64 @@
+"""The machine-wide settings that swapping to a process wants, and putting back what was there.
+
+page-cluster 0: a page-in brings one page and not eight, because remote memory has no seek that readahead would save.
+min_free_kbytes: the reserve from which network and interrupts allocate while everything else waits for us.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from farside.kmod_shim.nbd_sysfs import MIN_FREE, PAGE_CLUSTER, read_number, write_number
+from farside.kmod_shim.preflight import read_meminfo, wanted_min_free_bytes
+from farside.kmod_shim.swap_record import Attached, save_record
+from farside.units import KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What stood there before we changed it; None: we did not."""
+
+    page_cluster: int | None = None
+    min_free_kbytes: int | None = None
+
+
+def tune_machine(root: Path) -> Before:
+    """Sets both, where they are not so already. Raises ConfigError; then nothing is changed."""
+    wanted_kib = wanted_min_free_bytes(read_meminfo(root).get("MemTotal", 0)) // KIB
+    free_kib, cluster = read_number(root, MIN_FREE), read_number(root, PAGE_CLUSTER)
+    before = Before()
+    try:
+        if free_kib is not None and free_kib < wanted_kib:
+            write_number(root, MIN_FREE, wanted_kib)
+            before = replace(before, min_free_kbytes=free_kib)
+        if cluster:
+            write_number(root, PAGE_CLUSTER, 0)
+            before = replace(before, page_cluster=cluster)
+    except BaseException:
+        restore_machine(root, before)
+        raise
+    return before
+
+
+def restore_machine(root: Path, before: Before) -> None:
+    """Puts back what stood there. Raises ConfigError."""
+    if before.page_cluster is not None:
+        write_number(root, PAGE_CLUSTER, before.page_cluster)
+    if before.min_free_kbytes is not None:
+        write_number(root, MIN_FREE, before.min_free_kbytes)
+
+
+def leave_machine(root: Path, gone: Attached, others: tuple[Attached, ...]) -> None:
+    """After a device has gone: the last one of swap puts back, an earlier one leaves its memory of it to another."""
+    before = Before(page_cluster=gone.page_cluster_before, min_free_kbytes=gone.min_free_kbytes_before)
+    heir = next((other for other in others if other.is_swap), None)
+    if heir is None:
+        restore_machine(root, before)
+    elif before != Before():
+        save_record(
+            root,
+            replace(
+                heir,
+                page_cluster_before=heir.page_cluster_before or before.page_cluster,
+                min_free_kbytes_before=heir.min_free_kbytes_before or before.min_free_kbytes,
+            ),
+        )
