@@ -62,6 +62,8 @@ class Reporter:
             "slab_bytes": config.slab_bytes,
             "protection": config.protection,
             "offered": self._device.offered.is_set(),
+            "listen": config.listen,
+            "disk_path": os.fspath(config.disk_path) if config.protection == "disk" else "",
             "mapped_bytes": mapped * CLUSTER_BYTES,
             "pending_bytes": self._engine.pending_bytes(),
             "pages_exposed": self._engine.pages_exposed(),

@@ -1,0 +1,71 @@
+"""Heals an attached device: when the kernel says that a socket has died, a new one is dialled and given to it.
+
+A socket dies when a request on it was not answered within the kernel's timeout, or when the server has ended it; never
+by a planned or unplanned restart of the server alone, which keeps the very sockets. While others live, the kernel sends
+its requests there. With none left, everything that needs a page waits for this, and fails in the end.
+
+The kernel tells of a death when it happens, and never again: what died before we listened is seen by the server having
+fewer clients than the kernel was given sockets.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from farside.errors import FarsideError
+from farside.kmod_shim.nbd_dial import dial, hang_up
+from farside.kmod_shim.nbd_message import Connection
+from farside.kmod_shim.nbd_netlink import NbdNetlink
+from farside.kmod_shim.swap_attach import live_records
+from farside.kmod_shim.swap_facts import ask_served
+from farside.kmod_shim.swap_record import Attached
+
+RETRY_S = 2.0  # a server that is down now may be up then
+
+
+def heal(attached: Attached, netlink: NbdNetlink) -> None:
+    """Dials one socket and has the kernel put it in a dead one's place. Raises FarsideError.
+
+    With no dead one, the kernel drops it without a word: the server then sees a client that came and went.
+    """
+    dialled = dial(attached.endpoint, attached.export, count=1)
+    try:
+        netlink.reconfigure(
+            Connection(
+                index=attached.index,
+                sockets=tuple(sock.fileno() for sock in dialled.sockets),
+                size_bytes=attached.size_bytes,
+                server_flags=attached.server_flags,
+                backend=attached.backend,
+            )
+        )
+    finally:
+        hang_up(dialled.sockets)
+
+
+def watch(root: Path, tell: Callable[[str], None], *, listener: NbdNetlink, netlink: NbdNetlink) -> Iterator[int]:
+    """Heals for ever; yields the index of each device that got a socket. ``listener`` is heard, ``netlink`` asked."""
+    listener.watch()
+    lacking = {record.index: missing for record in live_records(root) if (missing := _missing(record)) > 0}
+    while True:
+        records = {record.index: record for record in live_records(root)}
+        # What is not ours, or is disconnected, needs nothing.
+        lacking = {index: count for index, count in lacking.items() if index in records and count}
+        for index in lacking:
+            try:
+                while lacking[index]:
+                    heal(records[index], netlink)
+                    lacking[index] -= 1
+                    yield index
+            except FarsideError as error:
+                tell(f"/dev/nbd{index}: {error}")
+        for index in listener.dead_links(RETRY_S):
+            tell(f"/dev/nbd{index} has lost a socket")
+            lacking[index] = lacking.get(index, 0) + 1
+            break  # others that died wait in the queue
+
+
+def _missing(attached: Attached) -> int:
+    try:
+        return attached.connections - ask_served(Path(attached.admin_socket)).connections
+    except FarsideError:
+        return 0  # with nobody there, its sockets die, and that is heard

@@ -1,0 +1,217 @@
+"""`farside swap attach`: a served device becomes /dev/nbdX, and swap. Nothing is left half done.
+
+1. ask the blockdev, look at the machine, and refuse with every reason at once
+2. page-cluster and the reserve of free memory; have the blockdev guarded against memory pressure, and look again
+3. dial it once for each socket, and hand those to the kernel; from here on detach has its record
+4. no scheduler, queue depth; swap signature
+5. swapon; /proc/swaps must show it
+A failure on the way takes everything back.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from farside import admin
+from farside.errors import ConfigError, FarsideError
+from farside.kmod_shim import nbd_sysfs as sysfs
+from farside.kmod_shim.hibernation import allow_sleep, forbid_sleep
+from farside.kmod_shim.nbd_client import attach_by_client, detach_by_client
+from farside.kmod_shim.nbd_dial import Offer, dial, hang_up
+from farside.kmod_shim.nbd_message import BLOCK_BYTES, Connection
+from farside.kmod_shim.nbd_netlink import NbdNetlink
+from farside.kmod_shim.swap_call import swap_on
+from farside.kmod_shim.swap_facts import Served, Wish, ask_served, attach_facts, connections_of
+from farside.kmod_shim.swap_record import Attached, forget_record, read_records, save_record
+from farside.kmod_shim.swap_refusal import MAY_HANG, OVERWRITE, Refusal, attach_refusals, standing
+from farside.kmod_shim.swap_sysctl import Before, restore_machine, tune_machine
+from farside.kmod_shim.swap_table import find_area, read_swaps
+
+GUARD_LIMIT_S = 65.0  # a new server loads and takes over meanwhile, which its predecessor gives a minute
+
+
+class Refused(ConfigError):
+    """Everything that stands against it; one line each."""
+
+    def __init__(self, refusals: Sequence[Refusal]) -> None:
+        super().__init__("\n".join(refusal_line(refusal) for refusal in refusals))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What attaching led to; ``overruled`` are the refusals that options took away."""
+
+    attached: Attached
+    overruled: tuple[Refusal, ...]
+
+
+def refusal_line(refusal: Refusal) -> str:
+    """One refusal for people: what was found, the way out, and the option that overrules it."""
+    return f"{refusal.found}; {refusal.way_out}{f' ({refusal.force})' if refusal.force else ''}"
+
+
+def attach(wish: Wish, root: Path, tell: Callable[[str], None]) -> Result:
+    """Attaches the device, as swap unless the wish says otherwise; ``tell`` hears what takes its time.
+
+    Raises:
+        Refused: Reasons not to, all of them; nothing was done.
+        FarsideError: A step failed; what was done before is taken back.
+    """
+    # 1. look
+    served = ask_served(wish.admin_socket)
+    refusals = _refusals(root, wish, served)
+    if left := [refusal for refusal in standing(refusals, wish.forced) if not refusal.by_guard]:
+        raise Refused(left)
+    sysfs.load_module(root)
+    with ExitStack() as undo:
+        # 2. guard
+        before = tune_machine(root) if wish.is_swap and not wish.keep_sysctl else Before()
+        undo.callback(restore_machine, root, before)
+        refusals = _refusals(root, wish, served)
+        if any(refusal.by_guard for refusal in refusals):
+            served = _guarded(wish, served, tell)
+            refusals = _refusals(root, wish, served)
+        if left := list(standing(refusals, wish.forced)):
+            raise Refused(left)
+        # 3. connect
+        attached = _connected(root, wish, served, before)
+        undo.callback(_take_back, root, attached)  # before the record, which may find no room
+        save_record(root, attached)
+        # 4. prepare
+        sysfs.tune_queue(root, attached.index)
+        if wish.is_swap:
+            _sign(wish, attached)
+            # 5. swap on
+            undo.callback(allow_sleep, root)
+            forbid_sleep(root)
+            swap_on(attached.device, priority=wish.priority, discard=True)
+            if find_area(read_swaps(root), attached.device) is None:
+                raise FarsideError(f"{attached.device} is not in /proc/swaps after swapon", hint="see dmesg")
+        undo.pop_all()  # of callbacks only: a context manager that is let go of would take its step back
+    return Result(attached=attached, overruled=tuple(refusals))
+
+
+def live_records(root: Path) -> tuple[Attached, ...]:
+    """The records whose device the kernel still has connected; those of others are forgotten."""
+    live = []
+    for record in read_records(root):
+        block = sysfs.read_block(root, record.index)
+        if block is None or block.pid is None:
+            forget_record(root, record.index)
+        else:
+            live.append(record)
+    return tuple(live)
+
+
+def _refusals(root: Path, wish: Wish, served: Served) -> tuple[Refusal, ...]:
+    block = None if wish.index is None else sysfs.read_block(root, wish.index)
+    busy = block is not None and block.pid is not None
+    return tuple(attach_refusals(attach_facts(root, wish, served, live_records(root), busy=busy)))
+
+
+def _guarded(wish: Wish, served: Served, tell: Callable[[str], None]) -> Served:
+    tell(f"having {served.name} guarded against memory pressure: a new server takes over")
+    try:
+        admin.call(wish.admin_socket, "guard", timeout_s=GUARD_LIMIT_S)
+    except FarsideError as error:
+        if MAY_HANG not in wish.forced:
+            raise
+        tell(str(error))
+    return ask_served(wish.admin_socket)
+
+
+def _connected(root: Path, wish: Wish, served: Served, before: Before) -> Attached:
+    endpoint = _endpoint(served)
+    count = connections_of(wish, served)
+    index, offer = (_connect_by_client if wish.by_nbd_client else _connect)(root, wish, served, endpoint, count)
+    return Attached(
+        index=index,
+        export=served.name,
+        endpoint=endpoint,
+        admin_socket=str(wish.admin_socket),
+        connections=count,
+        size_bytes=served.size_bytes,
+        server_flags=offer.flags if offer else 0,
+        backend=backend_of(served.name),
+        is_swap=wish.is_swap,
+        priority=wish.priority,
+        by_nbd_client=wish.by_nbd_client,
+        page_cluster_before=before.page_cluster,
+        min_free_kbytes_before=before.min_free_kbytes,
+    )
+
+
+def _take_back(root: Path, attached: Attached) -> None:
+    if find_area(read_swaps(root), attached.device) is None:  # else it may hold pages already, and must stay
+        disconnect(attached)
+        forget_record(root, attached.index)
+
+
+def disconnect(attached: Attached) -> None:
+    """Ends the device's connections. Nothing may use it any more."""
+    if attached.by_nbd_client:
+        detach_by_client(attached.index)
+        return
+    with NbdNetlink() as netlink:
+        netlink.disconnect(attached.index)
+
+
+def backend_of(export: str) -> str:
+    """What /sys/block/nbdX/backend says of a device of ours."""
+    return f"farside:{export}"
+
+
+def _connect(root: Path, wish: Wish, served: Served, endpoint: str, count: int) -> tuple[int, Offer]:
+    with NbdNetlink() as netlink:  # before a server is bothered
+        dialled = dial(endpoint, served.name, count=count)
+        try:
+            offer = dialled.offer
+            if offer.block_bytes > BLOCK_BYTES:
+                raise ConfigError(f"{served.name} wants blocks of {offer.block_bytes} bytes, a page has {BLOCK_BYTES}")
+            return netlink.connect(
+                Connection(
+                    index=wish.index,
+                    sockets=tuple(sock.fileno() for sock in dialled.sockets),
+                    size_bytes=offer.size_bytes,
+                    server_flags=offer.flags,
+                    backend=backend_of(served.name),
+                )
+            ), offer
+        finally:
+            hang_up(dialled.sockets)  # the kernel has references of its own
+
+
+def _connect_by_client(root: Path, wish: Wish, served: Served, endpoint: str, count: int) -> tuple[int, None]:
+    index = _first_free(root) if wish.index is None else wish.index
+    attach_by_client(endpoint, served.name, index, connections=count, is_swap=wish.is_swap)
+    return index, None
+
+
+def _first_free(root: Path) -> int:
+    for folder in sorted((root / "sys/block").glob("nbd*"), key=lambda path: int(path.name[3:])):
+        block = sysfs.read_block(root, int(folder.name[3:]))
+        if block is not None and block.pid is None:
+            return block.index
+    raise ConfigError("every nbd device is connected", hint="load nbd with a larger nbds_max")
+
+
+def _endpoint(served: Served) -> str:
+    # A unix socket where there is one: no network stack between a page and its server.
+    return next((one for one in served.listen if one.startswith("unix:")), served.listen[0])
+
+
+def _sign(wish: Wish, attached: Attached) -> None:
+    found = sysfs.signature(attached.device)
+    kind = found.get("TYPE") or found.get("PTTYPE", "")
+    if kind and kind != "swap" and OVERWRITE not in wish.forced:
+        raise Refused(
+            [
+                Refusal(
+                    found=f"{attached.export} holds something that is no swap area: {kind}",
+                    way_out="attach it with --block to look, or have it overwritten",
+                    force=OVERWRITE,
+                )
+            ]
+        )
+    sysfs.write_swap_signature(attached.device, f"farside-{attached.export}")

@@ -1,0 +1,100 @@
+"""`farside swap detach`: swapoff first, always, and the connections' end only when nothing needs them any more."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from farside.errors import ConfigError
+from farside.kmod_shim import nbd_sysfs as sysfs
+from farside.kmod_shim.hibernation import allow_sleep
+from farside.kmod_shim.swap_attach import Refused, disconnect, live_records
+from farside.kmod_shim.swap_call import progress_line, swap_off
+from farside.kmod_shim.swap_record import Attached, forget_record
+from farside.kmod_shim.swap_refusal import detach_refusals, standing
+from farside.kmod_shim.swap_sysctl import leave_machine
+from farside.kmod_shim.swap_table import SwapArea, find_area, read_room, read_swaps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detached:
+    """What was brought back, and how long that took."""
+
+    attached: Attached
+    bytes_back: int
+    seconds: float
+
+
+def choose(root: Path, device: str | None) -> Attached:
+    """The attached device that is meant; without a name the only one. Raises ConfigError."""
+    records = live_records(root)
+    if device is not None:
+        index = sysfs.device_index(device)
+        found = next((record for record in records if record.index == index), None) or _unrecorded(root, index)
+        if found is None:
+            raise ConfigError(f"{sysfs.device_path(index)} is not attached", hint="see `farside swap status`")
+        return found
+    match records:
+        case (only,):
+            return only
+        case ():
+            raise ConfigError("no device is attached", hint="name one that was attached by other means, as /dev/nbd0")
+    names = ", ".join(record.device for record in records)
+    raise ConfigError("several devices are attached", hint=f"name one of {names}")
+
+
+def detach(attached: Attached, root: Path, tell: Callable[[str], None], *, forced: tuple[str, ...] = ()) -> Detached:
+    """Switches swap off where it is on, then disconnects; ``tell`` hears how far it is.
+
+    Raises:
+        Refused: Memory would not hold what is out; nothing was done.
+        FarsideError: The kernel refused, or it was interrupted; the device stays attached and swap on.
+    """
+    began_s = time.monotonic()
+    area = find_area(read_swaps(root), attached.device)
+    if area is not None:
+        if left := standing(tuple(detach_refusals(area, read_room(root, area))), forced):
+            raise Refused(left)
+        _swap_off(area, root, tell)
+    sysfs.hold_exclusively(attached.device)
+    disconnect(attached)
+    forget_record(root, attached.index)
+    others = tuple(record for record in live_records(root) if record.index != attached.index)
+    leave_machine(root, attached, others)
+    if not any(other.is_swap for other in others):
+        allow_sleep(root)
+    return Detached(attached=attached, bytes_back=area.used_bytes if area else 0, seconds=time.monotonic() - began_s)
+
+
+def _swap_off(area: SwapArea, root: Path, tell: Callable[[str], None]) -> None:
+    began_s = time.monotonic()
+
+    def used_bytes() -> int | None:
+        now = find_area(read_swaps(root), area.path)
+        return None if now is None else now.used_bytes
+
+    def told(now_bytes: int) -> None:
+        tell(progress_line(before_bytes=area.used_bytes, now_bytes=now_bytes, began_s=began_s))
+
+    swap_off(area.path, used_bytes=used_bytes, tell=told)
+    if used_bytes() is not None:
+        raise ConfigError(f"{area.path} is still in /proc/swaps after swapoff", hint="see dmesg")
+
+
+def _unrecorded(root: Path, index: int) -> Attached | None:
+    # Attached by nbd-client or before /run was emptied: enough is known to let it go in the right order.
+    block = sysfs.read_block(root, index)
+    if block is None or block.pid is None:
+        return None
+    return Attached(
+        index=index,
+        export=block.backend.removeprefix("farside:"),
+        endpoint="",
+        admin_socket="",
+        connections=0,
+        size_bytes=block.size_bytes,
+        server_flags=0,
+        backend=block.backend,
+        is_swap=find_area(read_swaps(root), sysfs.device_path(index)) is not None,
+        priority=0,
+    )

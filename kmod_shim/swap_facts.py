@@ -1,0 +1,140 @@
+"""Reads what the rules of swap_refusal.py look at: the served device, the machine, and who else swaps where."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from farside import admin
+from farside.errors import PeerError
+from farside.kmod_shim.disk_backing import Backing, find_backing
+from farside.kmod_shim.guard_check import guard_checks
+from farside.kmod_shim.hibernation import read_hibernation
+from farside.kmod_shim.preflight import Check, has_capability
+from farside.kmod_shim.swap_record import Attached
+from farside.kmod_shim.swap_refusal import AttachFacts, OtherArea
+from farside.kmod_shim.swap_table import read_swaps
+
+CAP_SYS_ADMIN = 21
+LOOPS_MAX = 8  # a file on a loop device on a file ...: nobody stacks more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a running `farside blockdev` says of itself: the part of its status that attaching needs."""
+
+    name: str
+    size_bytes: int
+    slab_bytes: int
+    workers: int
+    connections: int
+    offered: bool
+    server_pid: int
+    supervisor_pid: int
+    listen: tuple[str, ...]
+    disk_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the user asked for.
+
+    Attributes:
+        admin_socket: Of the blockdev that serves the device.
+        index: X of /dev/nbdX; None: any that is free.
+        connections: Sockets, or 0: one a core, as far as there are workers.
+        forced: Options that overrule refusals.
+    """
+
+    admin_socket: Path
+    index: int | None = None
+    is_swap: bool = True
+    priority: int = 100
+    connections: int = 0
+    by_nbd_client: bool = False
+    keep_sysctl: bool = False
+    forced: tuple[str, ...] = ()
+
+
+def ask_served(admin_socket: Path) -> Served:
+    """The device behind an admin socket. Raises PeerError: nobody answers, or it is no blockdev of this version."""
+    told = admin.call(admin_socket, "status")
+    try:
+        return msgspec.convert(told, type=Served)
+    except msgspec.ValidationError as error:
+        raise PeerError(
+            f"{admin_socket}: no blockdev of this version answers there",
+            hint="name the blockdev's own admin socket with --socket; an older one needs `farside admin replace`",
+        ) from error
+
+
+def guard_of(root: Path, served: Served) -> tuple[Check, ...]:
+    """Whether the device's processes may be swapped to.
+
+    Not asked of its spare: that one may still be loading, and locks its memory before it takes anything up.
+    """
+    return guard_checks(root, (served.supervisor_pid, served.server_pid))
+
+
+def connections_of(wish: Wish, served: Served) -> int:
+    """How many sockets the kernel gets: what was asked for, else one a core as far as workers are free."""
+    free = served.workers - served.connections
+    return wish.connections or max(1, min(len(os.sched_getaffinity(0)), free))
+
+
+def attach_facts(root: Path, wish: Wish, served: Served, records: tuple[Attached, ...], *, busy: bool) -> AttachFacts:
+    """Everything, now. ``busy``: the device that was asked for is connected."""
+    device = "" if wish.index is None else f"/dev/nbd{wish.index}"
+    return AttachFacts(
+        export=served.name,
+        size_bytes=served.size_bytes,
+        slab_bytes=served.slab_bytes,
+        is_swap=wish.is_swap,
+        priority=wish.priority,
+        may_administer=has_capability(root, CAP_SYS_ADMIN),
+        device=device,
+        device_number=_number(root, device),
+        device_is_connected=busy,
+        connections=connections_of(wish, served),
+        free_workers=served.workers - served.connections,
+        offered=served.offered,
+        records=records,
+        guard=guard_of(root, served) if wish.is_swap else (),
+        disk_path=served.disk_path,
+        backings=tuple(_backings(root, served.disk_path)) if served.disk_path else (),
+        others=tuple(_others(root)),
+        hibernation=read_hibernation(root),
+    )
+
+
+def _backings(root: Path, path: str) -> Iterator[Backing]:
+    # Through loop devices down to what their files lie on.
+    todo, seen = [path], set[str]()
+    while todo and len(seen) < LOOPS_MAX:
+        one = todo.pop()
+        if one in seen:
+            continue
+        seen.add(one)
+        with suppress(OSError):
+            backing = find_backing(Path(one), root)
+            todo += backing.files
+            yield backing
+
+
+def _others(root: Path) -> Iterator[OtherArea]:
+    for area in read_swaps(root):
+        if not area.path.startswith("/dev/nbd"):
+            backing = None
+            with suppress(OSError):
+                backing = find_backing(Path(area.path), root)
+            yield OtherArea(area=area, backing=backing)
+
+
+def _number(root: Path, device: str) -> str:
+    try:
+        return (root / f"sys/block/{device.removeprefix('/dev/')}/dev").read_text().strip() if device else ""
+    except OSError:
+        return ""

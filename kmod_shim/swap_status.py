@@ -1,0 +1,65 @@
+"""What is attached, as the kernel and the serving process tell it now: for `farside swap status`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from farside.errors import FarsideError
+from farside.kmod_shim import nbd_sysfs as sysfs
+from farside.kmod_shim.preflight import Check, Outcome
+from farside.kmod_shim.swap_attach import live_records
+from farside.kmod_shim.swap_facts import ask_served, guard_of
+from farside.kmod_shim.swap_record import Attached
+from farside.kmod_shim.swap_table import SwapArea, find_area, read_swaps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInfo:
+    """One device.
+
+    Attributes:
+        swap: Its line of /proc/swaps; None when it is attached as a block device.
+        served: Somebody answers at the admin socket; False is no fault of the pages, which have their own way.
+        guard: The checks of its processes; empty when they can't be asked for.
+        server_clients: Connections that the server has now; ``attached.connections`` or more when all is well.
+    """
+
+    attached: Attached
+    size_bytes: int
+    scheduler: str
+    queue_depth: int
+    swap: SwapArea | None
+    served: bool
+    server_clients: int
+    guard: tuple[Check, ...]
+
+    @property
+    def is_guarded(self) -> bool:
+        """Every check of its processes is well."""
+        return bool(self.guard) and all(check.outcome is Outcome.OK for check in self.guard)
+
+
+def device_infos(root: Path) -> Iterator[DeviceInfo]:
+    """Every device that `farside swap attach` made and the kernel still has connected."""
+    areas = read_swaps(root)
+    for record in live_records(root):
+        block = sysfs.read_block(root, record.index)
+        if block is None:
+            continue
+        guard: tuple[Check, ...] = ()
+        clients, served = 0, False
+        try:
+            told = ask_served(Path(record.admin_socket))
+            clients, served, guard = told.connections, True, guard_of(root, told)
+        except FarsideError:
+            pass  # told by `served`
+        yield DeviceInfo(
+            attached=record,
+            size_bytes=block.size_bytes,
+            scheduler=block.scheduler,
+            queue_depth=block.queue_depth,
+            swap=find_area(areas, record.device),
+            served=served,
+            server_clients=clients,
+            guard=guard,
+        )
