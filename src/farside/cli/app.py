@@ -14,6 +14,7 @@ from farside.cli import options
 from farside.cli.config import config_app
 from farside.cli.energy import energy_app
 from farside.cli.sim import sim_app
+from farside.cli.swap import swap_app
 from farside.cli.trace import trace_app
 from farside.errors import FarsideError
 from farside.units import MIB
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(config_app, name="config")
 app.add_typer(sim_app, name="sim")
+app.add_typer(swap_app, name="swap")
 app.add_typer(trace_app, name="trace")
 app.add_typer(energy_app, name="energy")
 

@@ -1,0 +1,138 @@
+"""`farside swap`: a served device becomes /dev/nbdX and swap, and goes back to being neither."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farside.cli import options
+
+ROOT = Path("/")
+
+swap_app = typer.Typer(
+    help="Attach a served device as swap, or as /dev/nbdX only; detach it; show what is attached.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+AdminSocket = Annotated[Path, typer.Option("--socket", help="Admin socket of the blockdev that serves the device.")]
+Device = Annotated[str | None, typer.Argument(metavar="[/dev/nbdX]", help="Which; without it the only one.")]
+
+
+@swap_app.command("attach")
+def attach(
+    socket: AdminSocket = Path("/run/farside/blockdev.sock"),
+    device: Annotated[str | None, typer.Option(help="/dev/nbdX; without it any that is free.")] = None,
+    block: Annotated[bool, typer.Option("--block", help="A block device only: no swap on it.")] = False,
+    priority: Annotated[int, typer.Option(min=0, max=32767, help="Of swap; the highest is filled first.")] = 100,
+    connections: Annotated[int, typer.Option(min=0, max=16, help="Sockets; 0: one a core.")] = 0,
+    nbd_client: Annotated[
+        bool, typer.Option("--nbd-client", help="By nbd-client: for kernels without nbd netlink.")
+    ] = False,
+    keep_sysctl: Annotated[
+        bool, typer.Option("--keep-sysctl", help="Leave vm.page-cluster and vm.min_free_kbytes as they are.")
+    ] = False,
+    may_hang: Annotated[
+        bool,
+        typer.Option(
+            "--force-although-the-machine-may-hang", help="Swap to a process that is not safe from memory pressure."
+        ),
+    ] = False,
+    same_disk: Annotated[
+        bool, typer.Option("--force-swap-on-the-same-disk", help="Other swap shares the backup disk's disk.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--force-overwrite", help="Make swap of a device that holds something else.")
+    ] = False,
+) -> None:
+    """Make /dev/nbdX of a device that `farside blockdev` serves, and swap to it.
+
+    Does nothing at all unless everything is in order; says what is not, and the way out.
+    """
+    from farside.kmod_shim import swap_refusal as rule
+    from farside.kmod_shim.nbd_sysfs import device_index
+    from farside.kmod_shim.swap_attach import attach as do
+    from farside.kmod_shim.swap_attach import refusal_line
+    from farside.kmod_shim.swap_facts import Wish
+    from farside.units import format_bytes
+
+    told = {rule.MAY_HANG: may_hang, rule.SAME_DISK: same_disk, rule.OVERWRITE: overwrite}
+    wish = Wish(
+        admin_socket=socket,
+        index=None if device is None else device_index(device),
+        is_swap=not block,
+        priority=priority,
+        connections=connections,
+        by_nbd_client=nbd_client,
+        keep_sysctl=keep_sysctl,
+        forced=tuple(name for name, given in told.items() if given),
+    )
+    result = do(wish, ROOT, _note)
+    for refusal in result.overruled:
+        _note(f"WARNING, overruled by {refusal.force}: {refusal_line(refusal)}")
+    made = result.attached
+    what = "block device" if block else f"swap, priority {made.priority}"
+    print(f"{made.device}: {made.export}, {format_bytes(made.size_bytes)}, {made.connections} connections, {what}")
+
+
+@swap_app.command("detach")
+def detach(
+    device: Device = None,
+    memory_out: Annotated[
+        bool,
+        typer.Option(
+            "--force-although-memory-may-run-out", help="Bring pages back even where memory would not hold them."
+        ),
+    ] = False,
+) -> None:
+    """Switch swap off, bring every page back, and let the device go.
+
+    Takes as long as it takes; Ctrl-C leaves swap on and everything as it was.
+    """
+    from farside.kmod_shim.swap_detach import choose
+    from farside.kmod_shim.swap_detach import detach as do
+    from farside.kmod_shim.swap_refusal import MEMORY_OUT
+    from farside.units import format_bytes
+
+    done = do(choose(ROOT, device), ROOT, _note, forced=(MEMORY_OUT,) if memory_out else ())
+    print(f"{done.attached.device}: detached, {format_bytes(done.bytes_back)} brought back in {done.seconds:.1f} s")
+
+
+@swap_app.command("status")
+def status(as_json: options.AsJson = False) -> None:
+    """Show what is attached: exit code 3 when nothing is."""
+    import msgspec
+
+    from farside.kmod_shim.swap_status import device_infos
+
+    infos = tuple(device_infos(ROOT))
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(infos), indent=2).decode())
+    else:
+        from farside.cli.swap_show import show
+
+        show(infos)
+    raise typer.Exit(0 if infos else 3)
+
+
+@swap_app.command("watch")
+def watch() -> None:
+    """Give attached devices new sockets for those that die, until SIGTERM.
+
+    A restart of the blockdev loses none; a request that was not answered within 30 s does.
+    """
+    from farside.kmod_shim.guard import guard_family, guard_memory
+    from farside.kmod_shim.nbd_netlink import NbdNetlink
+    from farside.kmod_shim.nbd_watch import watch as do
+
+    for failure in (*guard_family("watch"), *guard_memory()):
+        _note(f"not safe from memory pressure: {failure.what}: {failure.reason}")
+    with NbdNetlink() as listener, NbdNetlink() as netlink:
+        for index in do(ROOT, _note, listener=listener, netlink=netlink):
+            _note(f"/dev/nbd{index} has a new socket")
+
+
+def _note(text: str) -> None:
+    import sys
+
+    print(f"farside: {text}", file=sys.stderr, flush=True)
