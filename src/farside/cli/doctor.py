@@ -1,6 +1,7 @@
 """`farside doctor`: preflight for the settings that this machine has, printed."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,17 +10,19 @@ from farside.blockdev.peerfile import read_peers
 from farside.cli.config import Program, effective, groups
 from farside.config import BlockdevConfig, DaemonConfig
 from farside.config.load import ConfigProblems, standard_files
-from farside.errors import ConfigError
+from farside.errors import ConfigError, FarsideError
+from farside.kmod_shim.hibernation import hibernation_check
 from farside.kmod_shim.preflight import Check, Disk, Outcome, preflight, problems
 
+ROOT = Path("/")
 _MARK = {Outcome.OK: "ok  ", Outcome.WARNING: "note", Outcome.FAILED: "FAIL"}
 
 
 def run(files: Sequence[Path], *, as_json: bool) -> int:
     """Prints every check; 1 when one that is needed failed, else 0. ``files``: settings instead of /etc/farside."""
     configs, wrong = _settings(files)
-    machine = preflight(Path("/"), key_files=_key_files(configs), disk=_disk(configs))
-    checks = (*wrong, *machine, *_peers(configs))
+    machine = preflight(ROOT, key_files=_key_files(configs), disk=_disk(configs))
+    checks = (*wrong, *machine, *_peers(configs), *_guards(configs), hibernation_check(ROOT))
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(checks), indent=2).decode())
     else:
@@ -70,6 +73,25 @@ def _peers(configs: Sequence[DaemonConfig | BlockdevConfig]) -> Iterator[Check]:
                 outcome = Outcome.WARNING if few else Outcome.OK
                 found = f"{config.peers_file}: {count} donor{'' if count == 1 else 's'}"
                 yield Check(name="peers", outcome=outcome, found=found, advice=few)
+
+
+def _guards(configs: Sequence[DaemonConfig | BlockdevConfig]) -> Iterator[Check]:
+    """Whether the running borrowers may be swapped to; a fault only where somebody does."""
+    from farside.kmod_shim.swap_facts import ask_served, guard_of
+    from farside.kmod_shim.swap_record import read_records
+
+    for config in configs:
+        if isinstance(config, BlockdevConfig):
+            try:
+                checks = guard_of(ROOT, ask_served(config.admin_socket))[:-1]  # min_free_kbytes was looked at already
+            except FarsideError:
+                yield Check(name="guard", outcome=Outcome.OK, found=f"no blockdev runs at {config.admin_socket}")
+                continue
+            records = read_records(ROOT)
+            is_swap = any(one.is_swap and one.admin_socket == str(config.admin_socket) for one in records)
+            for check in checks:
+                minor = check.outcome is Outcome.FAILED and not is_swap
+                yield replace(check, outcome=Outcome.WARNING) if minor else check
 
 
 def _key_files(configs: Sequence[DaemonConfig | BlockdevConfig]) -> tuple[Path, ...]:
