@@ -25,7 +25,8 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config liburing-dev libssl-dev \
+BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config liburing-dev libssl-dev libibverbs-dev \
+	librdmacm-dev \
 	python3-pyverbs python3-libnbd
 DEMO_PACKAGES := fio libnbd-bin nbdkit
 VM_PACKAGES := qemu-system-x86 qemu-utils mmdebstrap debian-archive-keyring e2fsprogs openssh-client util-linux cpio

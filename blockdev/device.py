@@ -31,7 +31,7 @@ from farside.clock import Clock
 from farside.config import BlockdevConfig
 from farside.daemon import messages as m
 from farside.daemon.keys import KeyRing
-from farside.kmod_shim.engine.binding import EngineEvent, EventKind, Fault, Protection
+from farside.kmod_shim.engine.binding import EngineEvent, EventKind, Fault, Protection, rdma_devices
 from farside.log import get_log
 
 TICK_S = 1.0  # the paper's period of the EWMA [infiniswap §2.4.1]
@@ -65,7 +65,9 @@ class BlockDevice:
             hot_pages_per_s_per_gib=config.hot_slab_pages_per_s_per_gib,
             cold_pages_per_s_per_gib=config.cold_slab_pages_per_s_per_gib,
         )
-        parts = PeerParts(config=config, keys=keys, engine=engine, table=table, clock=clock, hooks=self)
+        parts = PeerParts(
+            config=config, keys=keys, engine=engine, table=table, clock=clock, hooks=self, has_rdma=rdma_devices() > 0
+        )
         self.peers = Peers(parts, tasks)
         self.context = Context(
             config=config,

@@ -9,6 +9,7 @@ from farside.daemon.channel import Channel
 from farside.daemon.messages import NONCE_BYTES, Feature, Welcome
 from farside.daemon.protocol import Connection, Side
 from farside.endpoint import parse_endpoint
+from farside.errors import PeerError
 
 
 async def connect(endpoint: str) -> socket.socket:
@@ -50,16 +51,27 @@ def make_channel(sock: socket.socket, *, keys: tuple[bytes, ...], node: str, fea
 
 
 async def open_data(
-    endpoint: str, *, keys: tuple[bytes, ...], node: str, session: int, worker: int, epoch: int
+    endpoint: str,
+    *,
+    keys: tuple[bytes, ...],
+    node: str,
+    session: int,
+    worker: int,
+    epoch: int,
+    features: Feature = Feature.NONE,
 ) -> socket.socket:
     """An authenticated data connection of a session, as a blocking socket that stands at the first byte of wire.h.
+
+    With ``Feature.RDMA`` it stands at the first byte of verbs.h.
 
     Raises:
         OSError, PeerError, RemoteProtocolError: it can't be had.
     """
-    channel = make_channel(await connect(endpoint), keys=keys, node=node, features=Feature.NONE)
+    channel = make_channel(await connect(endpoint), keys=keys, node=node, features=features)
     try:
         await channel.open(role="data", session=session, worker=worker, epoch=epoch)
+        if features not in channel.connection.features:
+            raise PeerError("the donor offers no RDMA any more")
         return await channel.hand_over()
     finally:
         channel.close()

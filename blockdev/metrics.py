@@ -47,6 +47,7 @@ _EVENTS = {
     "takeovers": "Server processes that took the device over.",
     "slabs_leased": "Slabs leased.",
     "slabs_returned": "Slabs given back.",
+    "rdma_fallbacks": "Times that a donor was reached by TCP though RDMA was preferred.",
 }
 
 

@@ -18,16 +18,17 @@ import math
 import os
 import random
 import socket
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Protocol
 
+from farside.blockdev.carrier import Carrier, Ways, is_shared, wants_rdma, ways
 from farside.blockdev.dial import open_control, open_data
 from farside.blockdev.donor_port import Grant
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.line import Answer, Line
-from farside.blockdev.links import attach_all, open_all
+from farside.blockdev.links import attach_all, attach_pairs, make_pair, open_all
 from farside.blockdev.peerfile import PeerAddress
 from farside.blockdev.placement import DonorView
 from farside.blockdev.table import Slab, Table
@@ -37,13 +38,14 @@ from farside.daemon import messages as m
 from farside.daemon.channel import Channel
 from farside.daemon.keys import KeyRing
 from farside.errors import EngineError, PeerError, RemoteProtocolError
-from farside.kmod_shim.engine.binding import MOVER, DonorState
+from farside.kmod_shim.engine.binding import MOVER, DonorState, RdmaLink
 from farside.log import get_log
 
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 1.0
 SETTLE_S = 1.0  # a session that held so long, its pages in reach, was a good one
 RECALL_REST_S = 5.0  # a donor that has just wanted memory back is not asked for more
+RDMA_AGAIN_S = 60.0  # after a fallback; a fabric is down for minutes, and asking costs one connection
 KEEPALIVE_MAX_S = 2.0  # seldom enough to cost nothing, often enough for a status that people look at
 
 _EXPECTED = (PeerError, RemoteProtocolError, EngineError, OSError, TimeoutError)  # how sessions end
@@ -96,6 +98,8 @@ class PeerParts:
     table: Table
     clock: Clock
     hooks: PeerHooks
+    has_rdma: bool = False  # this machine has an RDMA device
+    connect_rdma: Callable[[int, int], RdmaLink] = RdmaLink  # on a socket, within milliseconds
 
 
 class Peer:
@@ -122,6 +126,9 @@ class Peer:
         self._recalled_s = -RECALL_REST_S
         self._lost_s = 0.0  # since when there has been no good session
         self._retry_s = RETRY_MIN_S
+        self._carrier = ""
+        self._fell_back = False  # to TCP, though RDMA was preferred
+        self._donor_has_rdma = False
         self._linked_s = math.inf  # when the pages of this session came into reach
         self._slow_asks = 0  # MAP and RESUME without an answer
         self._relink = asyncio.Event()
@@ -134,9 +141,14 @@ class Peer:
         return self._record.donor
 
     @property
+    def is_shared(self) -> bool:
+        """Its slabs are memory of this host."""
+        return is_shared(self.address.control, self._parts.config.transport)
+
+    @property
     def transport(self) -> str:
-        """``shm`` or ``tcp``: how its pages travel."""
-        return transport_to(self.address, self._parts.config)
+        """``shm``, ``rdma`` or ``tcp``: how its pages travel, or last did; empty before they could."""
+        return Carrier.SHM if self.is_shared else self._carrier
 
     def view(self) -> DonorView:
         """The donor as the placement sees it."""
@@ -294,17 +306,20 @@ class Peer:
 
     async def _session(self) -> None:
         parts, record = self._parts, self._record
-        features = m.Feature.MIGRATE | (m.Feature.SHM if self.transport == "shm" else m.Feature.NONE)
+        features = m.Feature.MIGRATE | (m.Feature.SHM if self.is_shared else m.Feature.NONE)
+        if wants_rdma(self.address.control, parts.config.transport, has_device=parts.has_rdma):
+            features |= m.Feature.RDMA
         async with asyncio.timeout(parts.config.deadline_s):
             channel, welcome = await open_control(
                 self.address.control, keys=parts.keys.current(), node=node_name(parts.config), session=record.session,
                 features=features,
             )  # fmt: skip
-        line = Line(channel, has_fds=self.transport == "shm", on_notice=self._on_notice, is_known=self._is_known)
+        line = Line(channel, has_fds=self.is_shared, on_notice=self._on_notice, is_known=self._is_known)
         try:
             self._check(channel, welcome)
             if record.session not in (0, welcome.session):
                 raise PeerError("the donor gave another session than ours", code=m.ErrorCode.SESSION)
+            self._donor_has_rdma = m.Feature.RDMA in channel.connection.features
             record.session, self._expiry_s = welcome.session, welcome.lease_expiry_s
             record.control = self.address.control
             parts.table.save()
@@ -328,7 +343,7 @@ class Peer:
         if welcome.slab_bytes != self._parts.config.slab_bytes:
             ours = self._parts.config.slab_bytes
             raise PeerError(f"the donor's slabs have {welcome.slab_bytes} bytes, ours {ours}; make them the same")
-        if self.transport == "shm" and m.Feature.SHM not in channel.connection.features:
+        if self.is_shared and m.Feature.SHM not in channel.connection.features:
             raise PeerError("the donor does not pass memory by descriptor")
 
     async def _resume(self) -> None:
@@ -383,19 +398,19 @@ class Peer:
     async def _link(self) -> None:
         """Gives every worker a new connection to the donor, older ones being fenced by it."""
         parts = self._parts
-        if self.transport == "shm":
-            self._relink.clear()
-            parts.engine.link_attach_shm(self.donor)
+        choice = self._ways()
+        reason = choice.missing
+        for carrier in choice.tried:
+            try:
+                await self._link_by(carrier)
+                break
+            except _EXPECTED as error:
+                if carrier is choice.tried[-1]:
+                    raise
+                reason = str(error) or f"not within {self._rdma_limit_s:g} s"
         else:
-            workers = (*range(parts.config.workers), MOVER)
-            self._record.epoch += 1
-            parts.table.save()
-            async with asyncio.timeout(parts.config.deadline_s):
-                socks = await open_all(workers, self._open_data)
-            # Old connections died by the fence while the new ones were made: what they say about it is old news.
-            parts.hooks.pump_events()
-            self._relink.clear()
-            attach_all(parts.engine, self.donor, workers, socks)
+            raise PeerError(reason)
+        self._note_carrier(carrier, reason)
         self._set_engine_state(DonorState.UP)
         self.state, self.reason = PeerState.UP, ""
         if not self.linked.is_set():
@@ -403,7 +418,51 @@ class Peer:
         self.linked.set()
         log.info("donor is up", donor=self.address.node, transport=self.transport, epoch=self._record.epoch)
 
-    def _open_data(self, worker: int) -> Coroutine[object, object, socket.socket]:
+    def _ways(self) -> Ways:
+        return ways(
+            self.address.control,
+            self._parts.config.transport,
+            has_device=self._parts.has_rdma,
+            donor_has_rdma=self._donor_has_rdma,
+        )
+
+    def _note_carrier(self, carrier: Carrier, reason: str) -> None:
+        self._carrier = carrier
+        self._fell_back = bool(reason)
+        if reason:
+            self._parts.table.counters.rdma_fallbacks += 1
+            self._parts.table.save()
+            log.warning("no RDMA to a donor, its pages go by TCP", donor=self.address.node, reason=reason)
+
+    async def _link_by(self, carrier: Carrier) -> None:
+        parts = self._parts
+        if carrier is Carrier.SHM:
+            self._relink.clear()
+            parts.engine.link_attach_shm(self.donor)
+            return
+        workers = (*range(parts.config.workers), MOVER)
+        self._record.epoch += 1
+        parts.table.save()
+        if carrier is Carrier.RDMA:
+            async with asyncio.timeout(self._rdma_limit_s):
+                links = await open_all(workers, self._open_rdma)
+        else:
+            async with asyncio.timeout(self._deadline_s):
+                socks = await open_all(workers, self._open_data)
+        # Old connections died by the fence while the new ones were made: what they say about it is old news.
+        parts.hooks.pump_events()
+        self._relink.clear()
+        if carrier is Carrier.RDMA:
+            attach_pairs(parts.engine, self.donor, workers, links)
+        else:
+            attach_all(parts.engine, self.donor, workers, socks)
+
+    @property
+    def _rdma_limit_s(self) -> float:
+        # Three round trips of the fabric's own, which it repeats after seconds when one is lost.
+        return self._long_s
+
+    def _open_data(self, worker: int, features: m.Feature = m.Feature.NONE) -> Coroutine[object, object, socket.socket]:
         return open_data(
             self.address.control,
             keys=self._parts.keys.current(),
@@ -411,7 +470,12 @@ class Peer:
             session=self._record.session,
             worker=worker,
             epoch=self._record.epoch,
+            features=features,
         )
+
+    async def _open_rdma(self, worker: int) -> RdmaLink:
+        sock = await self._open_data(worker, m.Feature.RDMA)
+        return await make_pair(self._parts.connect_rdma, sock, limit_s=self._rdma_limit_s)
 
     def _set_engine_state(self, state: DonorState) -> None:
         self._parts.engine.donor_set(self.donor, state)
@@ -454,13 +518,37 @@ class Peer:
                     self._parts.hooks.still_held(slab)
             await clock.sleep_until_s(clock.now_s() + period_s)
 
+    async def _until_relink(self) -> None:
+        """Returns when the links are to be made anew: they broke, or RDMA, which was preferred, is there again."""
+        while True:
+            try:
+                async with asyncio.timeout(RDMA_AGAIN_S if self._fell_back else None):
+                    await self._relink.wait()
+            except TimeoutError:
+                if not await self._has_rdma_again():
+                    continue
+            return
+
+    async def _has_rdma_again(self) -> bool:
+        # One queue pair under the epoch in force: the connections that pages go by stay as they are.
+        if Carrier.RDMA not in self._ways().tried:
+            return False
+        try:
+            async with asyncio.timeout(self._rdma_limit_s):
+                link = await self._open_rdma(MOVER)
+        except _EXPECTED as error:
+            log.debug("still no RDMA to a donor", donor=self.address.node, reason=error)
+            return False
+        link.close()
+        return True
+
     async def _keep_links(self) -> None:
         clock = self._parts.clock
         pause_s = RETRY_MIN_S
         broke_s = clock.now_s()
         while True:
             began_s = clock.now_s()
-            await self._relink.wait()
+            await self._until_relink()
             if clock.now_s() - began_s > SETTLE_S:
                 pause_s, broke_s = RETRY_MIN_S, clock.now_s()
             if clock.now_s() - broke_s > self._parts.config.grace_s:
@@ -470,12 +558,6 @@ class Peer:
             await clock.sleep_until_s(clock.now_s() + pause_s)
             pause_s = min(RETRY_MAX_S, 2 * pause_s)
             await self._link()
-
-
-def transport_to(address: PeerAddress, config: BlockdevConfig) -> str:
-    """``shm`` or ``tcp``: how pages travel to a donor at this address."""
-    is_local = address.control.startswith("unix:")
-    return "shm" if is_local and config.transport in ("auto", "shm") else "tcp"
 
 
 def node_name(config: BlockdevConfig) -> str:

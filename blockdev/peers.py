@@ -9,8 +9,9 @@ on with such donors where it finds slabs of theirs in the table.
 from collections.abc import Iterable
 from pathlib import Path
 
+from farside.blockdev.carrier import is_shared
 from farside.blockdev.donor_port import Grant
-from farside.blockdev.peer import Peer, PeerParts, PeerState, transport_to
+from farside.blockdev.peer import Peer, PeerParts, PeerState
 from farside.blockdev.peerfile import PeerAddress, read_peers
 from farside.blockdev.placement import DonorView
 from farside.blockdev.task import Tasks
@@ -125,7 +126,8 @@ class Peers:
     def _follow(self) -> None:
         for node, peer in list(self._peers.items()):
             address = self._named.get(node)
-            if address is not None and transport_to(address, self._parts.config) == peer.transport:
+            transport = self._parts.config.transport
+            if address is not None and is_shared(address.control, transport) == peer.is_shared:
                 peer.retired, peer.address = False, address
             else:
                 self._send_away(peer)

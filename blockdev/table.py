@@ -73,6 +73,7 @@ class Counters:
     takeovers: int = 0  # processes that adopted the device
     slabs_leased: int = 0
     slabs_returned: int = 0
+    rdma_fallbacks: int = 0  # times that a donor was reached by TCP though RDMA was preferred
 
 
 @dataclass(slots=True, kw_only=True)

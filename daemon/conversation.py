@@ -74,7 +74,7 @@ class Conversation:
     def _transport(self) -> Transport:
         """How this borrower reaches slabs on this connection."""
         is_shm = self._channel.is_local and m.Feature.SHM in self._channel.connection.features
-        return Transport.SHM if is_shm else Transport.TCP
+        return Transport.SHM if is_shm else Transport.NETWORK
 
     # ---- requests
 

@@ -68,6 +68,21 @@ class ExportStats(Protocol):
         """CPU time of the serving threads."""
         ...
 
+    @property
+    def rdma_connections(self) -> int:
+        """Queue pairs now; what moves through them nobody here counts."""
+        ...
+
+    @property
+    def rdma_keys(self) -> int:
+        """Keys given out."""
+        ...
+
+    @property
+    def rdma_registered_bytes(self) -> int:
+        """Registered now, once for each session that it is registered for."""
+        ...
+
 
 class Exporter(Protocol):
     """One-sided access for borrowers that come over a network; ``binding.Exporter`` is one."""
@@ -82,6 +97,18 @@ class Exporter(Protocol):
 
     def conn(self, session: int, sock: int, /) -> None:
         """Serves data requests on the socket, which becomes the engine's."""
+        ...
+
+    def conn_rdma(self, session: int, sock: int, address: str, /) -> None:
+        """Gives the session a queue pair beside the socket, which becomes the engine's."""
+        ...
+
+    def offer(self, addr: int, size_bytes: int, /) -> None:
+        """Any thread: the memory may be leased soon."""
+        ...
+
+    def withdraw(self, addr: int, /) -> None:
+        """Any thread: the end of that; when it returns no RDMA device has the memory."""
         ...
 
     def fence(self, session: int, /) -> None:
@@ -172,7 +199,7 @@ class Lender:
 
     def end(self, loan: Loan, how: Ending) -> None:
         """Ends a loan; its slab is freed in the background."""
-        if loan.transport is Transport.TCP:
+        if loan.transport is Transport.NETWORK:
             self.exporter.revoke(loan.lease)
         self.ledger.end(loan)
         self.counters.ended[how] += 1
@@ -218,7 +245,7 @@ class Lender:
             token=self._token(),
             now_s=self.clock.now_s(),
         )
-        if transport is Transport.TCP:
+        if transport is Transport.NETWORK:
             self.exporter.lease(loan.lease, session.number, loan.token, slab.address, slab.length_bytes)
         self.counters.lent += 1
         _log.info("slab lent", lease=loan.lease, borrower=session.node, device=device, transport=transport)

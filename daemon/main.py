@@ -22,6 +22,7 @@ from farside.daemon.keys import KeyRing
 from farside.daemon.lender import Exporter, Lender
 from farside.daemon.memory import MemoryWatch
 from farside.daemon.metrics import serving_metrics
+from farside.daemon.offered import OfferedMemory
 from farside.daemon.pool import Pool, SlabMemory
 from farside.daemon.recall import Recaller
 from farside.daemon.sense import MemorySense
@@ -55,7 +56,13 @@ def run(config: DaemonConfig) -> int:
 
     start_logging(config.log_level)
     _raise_descriptor_limit()
-    donor = Donor(config, exporter=binding.Exporter(), slab_memory=binding, clock=RealClock())
+    donor = Donor(
+        config,
+        exporter=binding.Exporter(),
+        slab_memory=binding,
+        clock=RealClock(),
+        has_rdma=config.rdma == "auto" and binding.rdma_devices() > 0,
+    )
     asyncio.run(donor.run())
     return 0
 
@@ -63,7 +70,15 @@ def run(config: DaemonConfig) -> int:
 class Donor:
     """All parts of one donor, put together."""
 
-    def __init__(self, config: DaemonConfig, *, exporter: Exporter, slab_memory: SlabMemory, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: DaemonConfig,
+        *,
+        exporter: Exporter,
+        slab_memory: SlabMemory,
+        clock: Clock,
+        has_rdma: bool = False,
+    ) -> None:
         """Reads the key and the first memory sample; nothing is listened on yet."""
         self.node = config.node or socket.gethostname()
         self.ready = asyncio.Event()
@@ -73,7 +88,9 @@ class Donor:
         self._keys = KeyRing(config.key_file)
         self._sense = MemorySense(proc_root=config.proc_root, cgroup=config.cgroup)
         memory = self._memory = MemoryWatch(config, self._sense.read())
-        self._pool = Pool(slab_memory, slab_bytes=config.slab_bytes, huge_slabs_free=memory.huge_slabs_free)
+        self._has_rdma = has_rdma
+        self._slab_memory = OfferedMemory(slab_memory, exporter)
+        self._pool = Pool(self._slab_memory, slab_bytes=config.slab_bytes, huge_slabs_free=memory.huge_slabs_free)
         self._ledger = Ledger(lease_expiry_s=config.lease_expiry_s, quota_slabs=config.quota_slabs_per_borrower)
         self._told = 0  # how often we were told to stop
         self._told_again = asyncio.Event()
@@ -85,6 +102,7 @@ class Donor:
         with ExitStack() as stack:
             stack.callback(self._pool.close)
             stack.callback(self._exporter.destroy)  # before the pool: its threads touch slabs
+            stack.callback(self._slab_memory.close)  # before the exporter: slabs may still be made and freed
             stack.enter_context(self._signals())
             # Listeners outlive the tasks that accept on them.
             listeners = [stack.enter_context(_listening(endpoint)) for endpoint in self._config.listen]
@@ -123,7 +141,13 @@ class Donor:
         group.create_task(self._keep_publishing(lender))
         for listener in listeners:
             group.create_task(server.accept(listener))
-        _log.info("donor ready", node=self.node, listen=" ".join(self._config.listen), ready_slabs=self._pool.ready)
+        _log.info(
+            "donor ready",
+            node=self.node,
+            listen=" ".join(self._config.listen),
+            ready_slabs=self._pool.ready,
+            rdma=self._has_rdma,
+        )
         notify_systemd("READY=1")
         self.ready.set()
         await self._until_told(1)
@@ -227,6 +251,8 @@ class Donor:
             recaller=recaller,
             slab_bytes=self._config.slab_bytes,
             tasks=tasks,
+            has_rdma=self._has_rdma,
+            rdma_address=self._config.rdma_address,
         )
 
 

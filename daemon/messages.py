@@ -38,6 +38,7 @@ class Feature(IntFlag):
 
     NONE = 0
     SHM = 1  # passes slabs as memfds; only ever used over a unix socket
+    RDMA = 4  # pages by queue pairs beside data connections (verbs.h); named on a data connection, it asks for one
     MIGRATE = 2  # moves a recalled slab to another donor (a borrower without it gets EVICT at once)
 
 
@@ -133,8 +134,8 @@ class Lease(Message, frozen=True, kw_only=True):
 
     lease: U32  # the donor's number for it, used on data connections
     token: U64  # proves the lease there
-    rkey: U32  # RDMA only
-    addr: U64  # RDMA only
+    rkey: U32  # 0: a key belongs to a queue pair, so each asks for its own beside it (verbs.h)
+    addr: U64  # 0 too
     length: U64  # bytes
     epoch: U32  # grows with each lease this donor grants, so that (lease, epoch) never comes twice
 

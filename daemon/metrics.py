@@ -103,6 +103,12 @@ def _traffic(status: DonorStatus) -> Iterator[Metric]:
         ("read_bytes", "Bytes that borrowers read over networks.", traffic["read_bytes"]),
         ("written_bytes", "Bytes that borrowers wrote over networks.", traffic["written_bytes"]),
         ("serving_cpu_seconds", "Time on a CPU of the threads that serve pages.", traffic["cpu_ns"] / 1e9),
+        ("rdma_keys", "Keys given to queue pairs, one for each pair and slab.", traffic["rdma_keys"]),
     ):
         yield CounterMetricFamily(f"farside_donor_{name}", text, value=value)
-    yield GaugeMetricFamily("farside_donor_data_connections", "Data connections.", value=traffic["connections"])
+    for name, text, value in (
+        ("data_connections", "Data connections by TCP.", traffic["connections"]),
+        ("queue_pairs", "Data connections by RDMA.", traffic["rdma_connections"]),
+        ("rdma_registered_bytes", "Memory registered with RDMA devices.", traffic["rdma_registered_bytes"]),
+    ):
+        yield GaugeMetricFamily(f"farside_donor_{name}", text, value=value)

@@ -49,14 +49,21 @@ class Server:
         recaller: Recaller,
         slab_bytes: int,
         tasks: Tasks,
+        has_rdma: bool = False,
+        rdma_address: str = "",
     ) -> None:
-        """``tasks`` is where connections are served, and slabs mapped for them."""
+        """``tasks`` is where connections are served, and slabs mapped for them.
+
+        ``has_rdma`` offers queue pairs, at ``rdma_address`` or else at the address that a borrower came to.
+        """
         self._node = node
         self._keys = keys
         self._lender = lender
         self._recaller = recaller
         self._slab_bytes = slab_bytes
         self._tasks = tasks
+        self._features = m.Feature.SHM | m.Feature.MIGRATE | (m.Feature.RDMA if has_rdma else m.Feature.NONE)
+        self._rdma_address = rdma_address
         self._open = 0
         self._refusals_told_s: dict[m.ErrorCode, float] = {}
 
@@ -103,7 +110,7 @@ class Server:
             keys=self._keys.current(),
             nonce=secrets.token_bytes(m.NONCE_BYTES),
             node=self._node,
-            features=m.Feature.SHM | m.Feature.MIGRATE,
+            features=self._features,
         )
 
     async def _serve(self, channel: Channel) -> None:
@@ -164,12 +171,17 @@ class Server:
         if not ledger.is_open(session) or session.data_epoch != hello.epoch:
             sock.close()  # expired or fenced while the last bytes of WELCOME waited
             return
+        is_rdma = m.Feature.RDMA in channel.connection.features
         try:
-            self._lender.exporter.conn(session.number, sock.fileno())
+            if is_rdma:
+                self._lender.exporter.conn_rdma(session.number, sock.fileno(), self._rdma_address)
+            else:
+                self._lender.exporter.conn(session.number, sock.fileno())
         except EngineError as error:
             sock.close()
             _log.warning("the engine took no data connection", borrower=session.node, error=error)
             return
+        session.carrier = "rdma" if is_rdma else "tcp"
         sock.detach()
 
     def _refuse(self, channel: Channel, code: m.ErrorCode, text: str) -> None:

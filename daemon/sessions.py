@@ -43,10 +43,10 @@ class Refused(FarsideError):
 
 
 class Transport(StrEnum):
-    """How a borrower reaches a slab."""
+    """How a borrower reaches a slab. By which network protocol is up to its data connections."""
 
     SHM = "shm"
-    TCP = "tcp"
+    NETWORK = "network"
 
 
 class LoanState(StrEnum):
@@ -66,6 +66,7 @@ class Session:
     heard_s: float
     channel: Channel | None = None
     data_epoch: int = -1  # highest of its data connections
+    carrier: str = "tcp"  # tcp or rdma: what the newest of them is
     loans: "dict[int, Loan]" = field(default_factory=dict)
     asked: "dict[int, asyncio.Future[Activity]]" = field(default_factory=dict)  # CHECK_ACTIVITY not answered
 

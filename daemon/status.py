@@ -8,7 +8,7 @@ from itertools import islice
 
 from farside.daemon.headroom import free_bytes, leasable_slabs
 from farside.daemon.lender import Lender
-from farside.daemon.sessions import LoanState
+from farside.daemon.sessions import LoanState, Transport
 
 ROWS_MAX = 1024
 """Slabs, and sessions, in one answer: with the longest names these are 0.7 MiB of the 1 MiB that it may have."""
@@ -104,6 +104,9 @@ def donor_status(node: str, lender: Lender) -> DonorStatus:
             "written_bytes": stats.write_bytes,
             "connections": stats.connections,
             "cpu_ns": stats.cpu_ns,
+            "rdma_connections": stats.rdma_connections,
+            "rdma_keys": stats.rdma_keys,
+            "rdma_registered_bytes": stats.rdma_registered_bytes,
         },
     )
 
@@ -132,7 +135,7 @@ def _slabs(lender: Lender, now_s: float) -> Iterator[SlabStatus]:
             lease=loan.lease,
             borrower=loan.session.node,
             device=loan.device[:_DEVICE_CHARS],
-            transport=str(loan.transport),
+            transport="shm" if loan.transport is Transport.SHM else loan.session.carrier,
             age_s=round(now_s - loan.since_s, 3),
         )
     for _ in range(lender.pool.ready):

@@ -174,6 +174,9 @@ class ExportStats:
     refused: int
     connections: int
     cpu_ns: int
+    rdma_connections: int
+    rdma_keys: int
+    rdma_registered_bytes: int
 
 
 def _check(op: str, answer: int) -> int:
@@ -256,6 +259,11 @@ class Device:
     def link_attach_tcp(self, donor: int, worker: int, sock: int) -> None:
         """Gives the worker (or `MOVER`) a data connection to the donor."""
         _check("link_attach_tcp", lib.ne_link_attach_tcp(self._device, donor, worker, sock))
+
+    def link_attach_rdma(self, donor: int, worker: int, link: "RdmaLink") -> None:
+        """Gives the worker (or `MOVER`) a queue pair to the donor."""
+        _check("link_attach_rdma", lib.ne_link_attach_rdma(self._device, donor, worker, link.handle))
+        link.given_away()
 
     def link_attach_shm(self, donor: int) -> None:
         """The donor's slabs are memory of this host."""
@@ -359,6 +367,26 @@ class Device:
         return counters
 
 
+class RdmaLink:
+    """A queue pair that no worker has yet. `close` frees it; one that was given away is the engine's."""
+
+    def __init__(self, sock: int, limit_ms: int) -> None:
+        """Makes it beside an authenticated data connection; blocks up to ``limit_ms``, in any thread."""
+        handle = ffi.new("struct ne_link **")
+        _check("rdma_connect", lib.ne_rdma_connect(sock, limit_ms, handle))
+        self.handle = handle[0]
+
+    def given_away(self) -> None:
+        """The engine has it now."""
+        self.handle = ffi.NULL
+
+    def close(self) -> None:
+        """Frees it, if it is still ours. A second call does nothing."""
+        handle, self.handle = self.handle, ffi.NULL
+        if handle != ffi.NULL:
+            lib.ne_link_discard(handle)
+
+
 def _slab_info(info: SlabInfo) -> object:
     return ffi.new(
         "struct ne_slab_info *",
@@ -392,6 +420,18 @@ class Exporter:
         """Serves data requests of the session on the socket."""
         _check("export_conn", lib.ne_export_conn(self._export, session, sock))
 
+    def conn_rdma(self, session: int, sock: int, address: str = "") -> None:
+        """Gives the session a queue pair beside the socket, at this machine's address on the RDMA network."""
+        _check("export_conn_rdma", lib.ne_export_conn_rdma(self._export, session, sock, address.encode()))
+
+    def offer(self, addr: int, size_bytes: int) -> None:
+        """Any thread: this memory may be leased soon, and is registered ahead."""
+        _check("export_offer", lib.ne_export_offer(self._export, ffi.cast("void *", addr), size_bytes))
+
+    def withdraw(self, addr: int) -> None:
+        """Any thread: no adapter has this memory registered when this returns."""
+        _check("export_withdraw", lib.ne_export_withdraw(self._export, ffi.cast("void *", addr)))
+
     def fence(self, session: int) -> None:
         """Ends the session's data connections; nothing of them can land after this."""
         _check("export_fence", lib.ne_export_fence(self._export, session))
@@ -424,3 +464,8 @@ def crc32c(data: bytes) -> int:
 def features() -> tuple[str, ...]:
     """What this build of the engine has."""
     return tuple(ffi.string(lib.ne_features()).decode().split(","))
+
+
+def rdma_devices() -> int:
+    """RDMA devices of this machine; 0 also in a build without rdma-core, or where the kernel can't tell."""
+    return max(0, int(lib.ne_rdma_devices()))

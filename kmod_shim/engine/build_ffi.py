@@ -3,6 +3,7 @@
 Read from the environment:
     FARSIDE_WERROR=1    a warning ends the build (CI's setting)
     FARSIDE_SANITIZE=1  address and undefined-behaviour sanitizers; run with libasan preloaded (see the Makefile)
+    FARSIDE_RDMA        auto (the default): the RDMA transport is built where rdma-core is; on: or the build fails; off
 
 Paths are relative to setup.py, as setuptools wants them.
 """
@@ -18,6 +19,9 @@ from cffi import FFI
 
 HERE = Path("src/farside/kmod_shim/engine")
 LIBRARIES = ("liburing", "libcrypto")
+RDMA_LIBRARIES = ("libibverbs", "librdmacm")
+WITH_RDMA = ("verbs.c", "verbs_cm.c", "verbs_export.c")
+WITHOUT_RDMA = ("verbs_none.c",)
 
 
 def contract(header: str) -> str:
@@ -28,18 +32,38 @@ def contract(header: str) -> str:
     return found.group(1)
 
 
-def pkg_config(option: str) -> list[str]:
-    """The flags that pkg-config knows for the libraries that the engine cannot do without."""
+def pkg_config(option: str, libraries: tuple[str, ...]) -> list[str] | None:
+    """The flags that pkg-config knows for the libraries; None when it does not know all of them."""
     try:
-        done = subprocess.run(["pkg-config", option, *LIBRARIES], capture_output=True, text=True, check=False)
+        done = subprocess.run(["pkg-config", option, *libraries], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         sys.exit("pkg-config is missing; install it (Debian: apt-get install pkg-config) or run `make venv` as root")
-    if done.returncode:
+    return None if done.returncode else done.stdout.split()
+
+
+def needed(option: str) -> list[str]:
+    """The flags for the libraries that the engine cannot do without."""
+    flags = pkg_config(option, LIBRARIES)
+    if flags is None:
         sys.exit(
             f"pkg-config does not know all of {', '.join(LIBRARIES)}; install them "
             "(Debian: apt-get install liburing-dev libssl-dev) or run `make venv` as root"
         )
-    return done.stdout.split()
+    return flags
+
+
+def wants_rdma() -> bool:
+    """Whether the RDMA transport is built, by FARSIDE_RDMA and by what is installed."""
+    told = os.environ.get("FARSIDE_RDMA", "auto")
+    if told not in ("auto", "on", "off"):
+        sys.exit(f"FARSIDE_RDMA={told}: must be auto, on or off")
+    found = told != "off" and pkg_config("--exists", RDMA_LIBRARIES) is not None
+    if told == "on" and not found:
+        sys.exit(
+            f"FARSIDE_RDMA=on, and pkg-config does not know all of {', '.join(RDMA_LIBRARIES)}; install them "
+            "(Debian: apt-get install libibverbs-dev librdmacm-dev)"
+        )
+    return found
 
 
 def is_set(name: str) -> bool:
@@ -58,16 +82,20 @@ if is_set("FARSIDE_SANITIZE"):
     compile_args += flags
     link_args += flags
 
+has_rdma = wants_rdma()
+rdma_link_args = (pkg_config("--libs", RDMA_LIBRARIES) or []) if has_rdma else []
+left_out = {"_ffi.c", *(WITHOUT_RDMA if has_rdma else WITH_RDMA)}
+
 ffibuilder = FFI()
 ffibuilder.cdef(contract((HERE / "engine.h").read_text()))
 ffibuilder.set_source(
     "farside.kmod_shim.engine._ffi",
     '#include "engine.h"',
-    sources=sorted(str(path) for path in HERE.glob("*.c") if path.name != "_ffi.c"),
+    sources=sorted(str(path) for path in HERE.glob("*.c") if path.name not in left_out),
     depends=sorted(str(path) for path in HERE.glob("*.h")),
     include_dirs=[str(HERE)],
     define_macros=[("_GNU_SOURCE", "1")],
     undef_macros=["NDEBUG"],  # CPython's own flags define it; the engine keeps its asserts
-    extra_compile_args=[*compile_args, *pkg_config("--cflags")],
-    extra_link_args=[*link_args, *pkg_config("--libs")],
+    extra_compile_args=[*compile_args, *needed("--cflags")],
+    extra_link_args=[*link_args, *needed("--libs"), *rdma_link_args],
 )

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "core.h"
+#include "verbs.h"
 
 /* ------------------------------------------------------------------ the state memfd */
 
@@ -408,6 +409,24 @@ int ne_link_attach_tcp(struct ne_device *dev, uint32_t donor, uint32_t worker, i
 		return -EINVAL;
 	rc = ne_tcp_create(sock, &link);
 	return rc ? rc : link_mail(dev, donor, worker, link);
+}
+
+int ne_rdma_connect(int sock, uint32_t limit_ms, struct ne_link **ret)
+{
+	return ne_verbs_create(sock, limit_ms, ret);
+}
+
+void ne_link_discard(struct ne_link *link)
+{
+	link->ops->kill(link, ECANCELED);
+	link->ops->destroy(link);
+}
+
+int ne_link_attach_rdma(struct ne_device *dev, uint32_t donor, uint32_t worker, struct ne_link *link)
+{
+	if (donor >= NE_DONORS_MAX || worker > NE_MOVER || !dev->worker[worker]->started)
+		return -EINVAL;
+	return link_mail(dev, donor, worker, link);
 }
 
 int ne_link_attach_shm(struct ne_device *dev, uint32_t donor)
@@ -831,7 +850,12 @@ int ne_device_prefault(struct ne_device *dev)
 
 const char *ne_features(void)
 {
-	return "uring,aes";
+	return ne_verbs_is_built() ? "uring,aes,rdma" : "uring,aes";
+}
+
+int ne_rdma_devices(void)
+{
+	return ne_verbs_devices();
 }
 
 void *ne_map(int fd, uint64_t bytes)

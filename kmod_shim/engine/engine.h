@@ -118,6 +118,17 @@ int ne_donor_set(struct ne_device *dev, uint32_t donor, uint32_t state);
 int ne_donor_get(const struct ne_device *dev, uint32_t donor);
 /* Gives worker (or NE_MOVER) an authenticated data connection to a TCP donor. Replaces, and closes, an older one. */
 int ne_link_attach_tcp(struct ne_device *dev, uint32_t donor, uint32_t worker, int sock);
+/*
+ * Makes a queue pair to an RDMA donor on an authenticated data connection (see ne_export_conn_rdma), for one worker.
+ * Blocks up to limit_ms, and may be called from any thread. -EOPNOTSUPP in a build without rdma-core; -ENODEV and what
+ * rdma_cm says where there is no way; the socket then stays the caller's.
+ */
+struct ne_link;
+int ne_rdma_connect(int sock, uint32_t limit_ms, struct ne_link **ret);
+/* Frees a link that no worker was given. */
+void ne_link_discard(struct ne_link *link);
+/* Gives worker (or NE_MOVER) a link that ne_rdma_connect() made; it is the engine's on success. */
+int ne_link_attach_rdma(struct ne_device *dev, uint32_t donor, uint32_t worker, struct ne_link *link);
 /* Tells every worker that the donor's slabs are memory of this host (see ne_slab_add's memfd). */
 int ne_link_attach_shm(struct ne_device *dev, uint32_t donor);
 
@@ -257,11 +268,24 @@ int ne_export_lease(struct ne_export *exp, uint32_t lease, uint64_t session, uin
 int ne_export_revoke(struct ne_export *exp, uint32_t lease);
 /* Serves data requests on sock, past the control handshake, with a thread of its own. */
 int ne_export_conn(struct ne_export *exp, uint64_t session, int sock);
+/*
+ * Gives the session a queue pair beside sock, past the control handshake, with a thread that then sleeps: the borrower
+ * reads and writes leased memory by RDMA. address: this machine's on the RDMA network; NULL or empty: the one that sock
+ * came to. -EOPNOTSUPP in a build without rdma-core.
+ */
+int ne_export_conn_rdma(struct ne_export *exp, uint64_t session, int sock, const char *address);
+/* Any thread: memory that may be leased soon. It is registered ahead, for the RDMA sessions that there are. */
+int ne_export_offer(struct ne_export *exp, void *addr, uint64_t bytes);
+/* Any thread: the end of that; blocks until no adapter has it registered. Leases of it have been revoked before. */
+int ne_export_withdraw(struct ne_export *exp, void *addr);
 /* Ends the session's connections; blocks until their threads are gone, so that nothing of them can land any more. */
 int ne_export_fence(struct ne_export *exp, uint64_t session);
 struct ne_export_stats {
 	uint64_t reads, writes, read_bytes, write_bytes, refused, connections;
 	uint64_t cpu_ns;		/* time that serving threads have spent on a CPU */
+	uint64_t rdma_connections;	/* queue pairs now; what moves through them no CPU counts */
+	uint64_t rdma_keys;		/* given out, one for each queue pair and lease */
+	uint64_t rdma_registered_bytes;	/* now; memory counts once for each session that it is registered for */
 };
 int ne_export_stats_get(const struct ne_export *exp, struct ne_export_stats *ret);
 
@@ -270,6 +294,8 @@ int ne_export_stats_get(const struct ne_export *exp, struct ne_export_stats *ret
 uint32_t ne_crc32c(const void *data, size_t bytes);
 /* "uring,aes,..." what this build has. */
 const char *ne_features(void);
+/* RDMA devices of this machine, or -EOPNOTSUPP in a build without rdma-core. */
+int ne_rdma_devices(void);
 /* mmaps bytes of a memfd shared and read-write (huge: try huge pages first), populated; NULL on failure. */
 void *ne_map(int fd, uint64_t bytes);
 int ne_unmap(void *addr, uint64_t bytes);

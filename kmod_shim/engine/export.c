@@ -40,6 +40,7 @@
 
 #include "engine.h"
 #include "link.h"
+#include "verbs.h"
 #include "wire.h"
 
 enum {
@@ -102,6 +103,7 @@ struct ne_export {
 	pthread_mutex_t lock;	     /* conns' sock, ended and cpu_ns; never taken while serving */
 	struct conn *conns;	     /* control thread only */
 	struct ne_export_stats past; /* of connections that are gone */
+	struct ne_verbs_export *verbs; /* NULL in a build without rdma-core */
 };
 
 static uint64_t clock_ns(clockid_t clock)
@@ -524,6 +526,12 @@ int ne_export_create(struct ne_export **ret)
 		free(exp);
 		return -ENOMEM;
 	}
+	if (ne_verbs_is_built() && ne_verbs_export_create(&exp->verbs)) {
+		munmap(exp->zeros, NE_WIRE_LENGTH_MAX);
+		free(exp->leases);
+		free(exp);
+		return -ENOMEM;
+	}
 	pthread_mutex_init(&exp->lock, NULL);
 	*ret = exp;
 	return 0;
@@ -534,6 +542,7 @@ void ne_export_destroy(struct ne_export *exp)
 	if (!exp)
 		return;
 	end_conns(exp, true, 0);
+	ne_verbs_export_destroy(exp->verbs);
 	pthread_mutex_destroy(&exp->lock);
 	munmap(exp->zeros, NE_WIRE_LENGTH_MAX);
 	free(exp->leases);
@@ -550,6 +559,8 @@ int ne_export_lease(struct ne_export *exp, uint32_t number, uint64_t session, ui
 	lease = &exp->leases[number];
 	if (lease->live)
 		return -EEXIST;
+	if (exp->verbs && ne_verbs_export_lease(exp->verbs, number, session, token, addr, bytes))
+		return -ENOMEM;
 	lease->session = session;
 	lease->token = token;
 	lease->addr = addr;
@@ -575,6 +586,8 @@ int ne_export_revoke(struct ne_export *exp, uint32_t number)
 	exp->leases[number].live = false;
 	for (const struct conn *conn = exp->conns; conn; conn = conn->next)
 		wait_for_mark(conn);
+	if (exp->verbs)
+		ne_verbs_export_revoke(exp->verbs, number);
 	reap(exp);
 	return 0;
 }
@@ -624,6 +637,25 @@ int ne_export_conn(struct ne_export *exp, uint64_t session, int sock)
 int ne_export_fence(struct ne_export *exp, uint64_t session)
 {
 	end_conns(exp, false, session);
+	if (exp->verbs)
+		ne_verbs_export_fence(exp->verbs, false, session);
+	return 0;
+}
+
+int ne_export_conn_rdma(struct ne_export *exp, uint64_t session, int sock, const char *address)
+{
+	return exp->verbs ? ne_verbs_export_conn(exp->verbs, session, sock, address) : -EOPNOTSUPP;
+}
+
+int ne_export_offer(struct ne_export *exp, void *addr, uint64_t bytes)
+{
+	return exp->verbs ? ne_verbs_export_offer(exp->verbs, addr, bytes) : 0;
+}
+
+int ne_export_withdraw(struct ne_export *exp, void *addr)
+{
+	if (exp->verbs)
+		ne_verbs_export_withdraw(exp->verbs, addr);
 	return 0;
 }
 
@@ -635,6 +667,8 @@ int ne_export_stats_get(const struct ne_export *exp, struct ne_export_stats *ret
 		sum.connections += !conn_has_ended(conn);
 		conn_add_stats(conn, &sum);
 	}
+	if (exp->verbs)
+		ne_verbs_export_stats(exp->verbs, &sum);
 	*ret = sum;
 	return 0;
 }

@@ -371,6 +371,13 @@ static int fault_wait(const struct ne_link *link, short *events, uint64_t *timeo
 	return fd;
 }
 
+static bool fault_asks_kernel(const struct ne_link *link)
+{
+	const struct ne_link *inner = to_fault(link)->inner;
+
+	return inner->ops->asks_kernel(inner);
+}
+
 static bool fault_alive(const struct ne_link *link)
 {
 	const struct fault *fault = to_fault(link);
@@ -395,6 +402,7 @@ static const struct ne_link_ops fault_ops = {
 	.poll = fault_poll,
 	.outstanding = fault_outstanding,
 	.wait = fault_wait,
+	.asks_kernel = fault_asks_kernel,
 	.kill = fault_kill,
 	.alive = fault_alive,
 	.destroy = fault_destroy,

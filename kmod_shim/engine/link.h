@@ -10,7 +10,7 @@
  *   shm.c    the donor's slab is mapped here: an operation is a copy, complete when poll() is called
  *   tcp.c    pipelined requests on a socket (wire.h)
  *   fault.c  stands before another link and spoils some operations (enum ne_fault)
- *   verbs.c  (later) RC queue pair; `arena` is what it registers once, so every io->buf lies inside it
+ *   verbs.c  one-sided RDMA on a queue pair of its own (verbs.h)
  */
 #ifndef FARSIDE_LINK_H
 #define FARSIDE_LINK_H
@@ -54,6 +54,8 @@ struct ne_link_ops {
 	 * has something at the latest so many nanoseconds from now (0 now, UINT64_MAX never by itself). POLLOUT: submit().
 	 */
 	int (*wait)(const struct ne_link *link, short *events, uint64_t *timeout_ns);
+	/* True when poll() is a system call, worth saving until wait()'s fd is ready; false when it only looks at memory. */
+	bool (*asks_kernel)(const struct ne_link *link);
 	/* Fails everything outstanding with -errno (nothing of it may land in io->buf afterwards) and kills the link. */
 	void (*kill)(struct ne_link *link, int err);
 	bool (*alive)(const struct ne_link *link);

@@ -289,6 +289,12 @@ static int tcp_wait(const struct ne_link *link, short *events, uint64_t *timeout
 	return tcp->sock;
 }
 
+static bool tcp_asks_kernel(const struct ne_link *link)
+{
+	(void)link;
+	return true;
+}
+
 static void tcp_kill(struct ne_link *link, int err)
 {
 	die(to_tcp(link), err);
@@ -316,6 +322,7 @@ static const struct ne_link_ops tcp_ops = {
 	.poll = tcp_poll,
 	.outstanding = tcp_outstanding,
 	.wait = tcp_wait,
+	.asks_kernel = tcp_asks_kernel,
 	.kill = tcp_kill,
 	.alive = tcp_alive,
 	.destroy = tcp_destroy,

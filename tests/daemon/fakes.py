@@ -40,6 +40,9 @@ class FakeStats:
     refused: int = 0
     connections: int = 0
     cpu_ns: int = 0
+    rdma_connections: int = 0
+    rdma_keys: int = 0
+    rdma_registered_bytes: int = 0
 
 
 @dataclass
@@ -48,6 +51,8 @@ class FakeExporter:
 
     leases: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
     conns: dict[int, list[socket.socket]] = field(default_factory=dict)
+    pairs: dict[int, list[socket.socket]] = field(default_factory=dict)
+    offered: dict[int, int] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
     closed: bool = False
 
@@ -64,15 +69,28 @@ class FakeExporter:
     def conn(self, session: int, sock: int, /) -> None:
         self.conns.setdefault(session, []).append(socket.socket(fileno=sock))
 
+    def conn_rdma(self, session: int, sock: int, address: str, /) -> None:
+        self.pairs.setdefault(session, []).append(socket.socket(fileno=sock))
+
+    def offer(self, addr: int, size_bytes: int, /) -> None:
+        assert not self.closed
+        self.offered[addr] = size_bytes
+
+    def withdraw(self, addr: int, /) -> None:
+        assert not self.closed
+        del self.offered[addr]
+
     def fence(self, session: int, /) -> None:
         self.calls["fence"] += 1
-        for connection in self.conns.pop(session, []):
+        for connection in (*self.conns.pop(session, []), *self.pairs.pop(session, [])):
             connection.close()
 
     def stats(self) -> FakeStats:
-        return FakeStats(connections=sum(map(len, self.conns.values())))
+        return FakeStats(
+            connections=sum(map(len, self.conns.values())), rdma_connections=sum(map(len, self.pairs.values()))
+        )
 
     def destroy(self) -> None:
-        for session in list(self.conns):
+        for session in [*self.conns, *self.pairs]:
             self.fence(session)
         self.closed = True

@@ -14,7 +14,7 @@ def ledger() -> tuple[Ledger, Session]:
 
 def grant(book: Ledger, session: Session) -> Loan:
     slab = Slab(fd=-1, address=1 << 40, length_bytes=1 << 21, is_huge=False)
-    return book.grant(session, slab=slab, device="swap", transport=Transport.TCP, token=9, now_s=0.0)
+    return book.grant(session, slab=slab, device="swap", transport=Transport.NETWORK, token=9, now_s=0.0)
 
 
 def test_a_lease_number_comes_again_only_after_all_others() -> None:

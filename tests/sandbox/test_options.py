@@ -37,7 +37,7 @@ def plan(**changes: Any) -> Plan:
     ("changes", "word"),
     [
         ({"donors": 0}, "--donors"),
-        ({"transport": "rdma"}, "--transport"),
+        ({"transport": "pigeon"}, "--transport"),
         ({"size_bytes": MIB}, "--size"),
         ({"slab_bytes": 3 * MIB}, "--slab"),
         ({"donor_memory_bytes": 16 * MIB}, "--donor-memory"),

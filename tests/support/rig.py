@@ -23,11 +23,13 @@ from farside.kmod_shim.engine.binding import (
     Exporter,
     Params,
     Protection,
+    RdmaLink,
     SlabInfo,
 )
 from farside.kmod_shim.engine.binding import map as map_memory
 from farside.kmod_shim.engine.binding import unmap as unmap_memory
 from tests.support.nbd_client import NbdClient
+from tests.support.rdma import rdma_address
 from tests.support.waiting import until
 
 MIB = 1 << 20
@@ -37,6 +39,7 @@ SLAB_BYTES = 8 * MIB
 EXTENTS = SLAB_BYTES // CLUSTER_BYTES
 
 SESSION = 77
+RDMA_LIMIT_MS = 20_000  # an emulated guest's first queue pair takes a second
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -138,7 +141,7 @@ class Rig:
         info = SlabInfo(slab=number, donor=donor, lease=number, epoch=1, token=0x1234_0000 + number)
         slab = Slab(number=number, donor=donor, memfd=memfd, memory=mmap.mmap(memfd, SLAB_BYTES), info=info)
         self.slabs[number] = slab
-        if self.transport == "tcp":
+        if self.transport != "shm":
             slab.address = map_memory(memfd, SLAB_BYTES)
             self.exporters[donor].lease(number, SESSION, info.token, slab.address, SLAB_BYTES)
         self.device.slab_add(info, os.dup(memfd) if self.transport == "shm" else -1)
@@ -177,7 +180,7 @@ class Rig:
     def forget(self, slab: Slab) -> None:
         """Gives back a slab that has been drained; its number may be used again."""
         self.device.slab_remove(slab.number)
-        if self.transport == "tcp":
+        if self.transport != "shm":
             self.exporters[slab.donor].revoke(slab.number)
         self._forgotten.append(self.slabs.pop(slab.number))
 
@@ -187,9 +190,19 @@ class Rig:
             return
         exporter = self.exporters.setdefault(donor, Exporter())
         for worker in (*range(self.params.workers), MOVER):
-            ours, theirs = _tcp_pair()
+            if self.transport == "rdma":
+                self._link_rdma(donor, worker, exporter)
+                continue
+            ours, theirs = _tcp_pair("127.0.0.1")
             exporter.conn(SESSION, theirs.detach())
             self.device.link_attach_tcp(donor, worker, ours.detach())
+
+    def _link_rdma(self, donor: int, worker: int, exporter: Exporter) -> None:
+        ours, theirs = _tcp_pair(rdma_address())
+        exporter.conn_rdma(SESSION, theirs.detach())
+        link = RdmaLink(ours.fileno(), RDMA_LIMIT_MS)
+        ours.detach()
+        self.device.link_attach_rdma(donor, worker, link)
 
     # --- events
 
@@ -242,8 +255,8 @@ def _open_disk(path: Path, size_bytes: int) -> int:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
 
-def _tcp_pair() -> tuple[socket.socket, socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+def _tcp_pair(address: str) -> tuple[socket.socket, socket.socket]:
+    with socket.create_server((address, 0)) as listener:
         ours = socket.create_connection(listener.getsockname())
         theirs, _ = listener.accept()
     return ours, theirs

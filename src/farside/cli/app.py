@@ -125,7 +125,7 @@ def sandbox(
     donor_memory: Annotated[
         int, typer.Option(parser=options.byte_count, metavar="BYTES", help="Memory of each donor.")
     ] = 512 * MIB,
-    transport: Annotated[str, typer.Option(help="tcp or shm.")] = "tcp",
+    transport: Annotated[str, typer.Option(help="tcp, shm or rdma.")] = "tcp",
     size: Annotated[int, typer.Option(parser=options.byte_count, metavar="BYTES", help="Size of the device.")] = 1024
     * MIB,
     listen: Annotated[

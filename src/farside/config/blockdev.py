@@ -64,8 +64,9 @@ class BlockdevConfig:
         default="auto",
         metadata=about(
             Kind.CHOICE,
-            "How pages travel; auto: shm to donors on this host, tcp to others",
-            choices=("auto", "shm", "tcp"),
+            "How pages travel; auto: shm to donors on this host, to others rdma where both have it, else tcp; "
+            "shm: the same without rdma; rdma, tcp: nothing else",
+            choices=("auto", "shm", "rdma", "tcp"),
         ),
     )
     protection: str = field(

@@ -1,5 +1,6 @@
 """What must hold between settings: pure rules, each one message with the setting to change."""
 
+import ipaddress
 import re
 from collections.abc import Iterator
 
@@ -23,6 +24,8 @@ def daemon_problems(config: DaemonConfig) -> Iterator[Problem]:
     if not config.listen:
         yield "listen", "is empty, so that no borrower can reach this donor; name at least one endpoint"
     yield from _identity_problems(config)
+    if config.rdma_address and not _is_ip_address(config.rdma_address):
+        yield "rdma_address", f"'{config.rdma_address}' is no IP address; give the RDMA network device's, not a name"
     yield from _power_of_two("slab_bytes", config.slab_bytes)
     total = config.memory_total_bytes
     if total and config.headroom_bytes >= total:
@@ -74,6 +77,14 @@ def _identity_problems(config: DaemonConfig | BlockdevConfig) -> Iterator[Proble
         socket_path(str(config.admin_socket))
     except ValueError as error:
         yield "admin_socket", f"{error}; name a shorter one"
+
+
+def _is_ip_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _slab_number_problems(config: BlockdevConfig) -> Iterator[Problem]:

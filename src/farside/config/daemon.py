@@ -23,6 +23,18 @@ class DaemonConfig:
             Kind.ENDPOINTS, "Where borrowers reach this donor: tcp:HOST:PORT, unix:PATH (unix lends by shared memory)"
         ),
     )
+    rdma: str = field(
+        default="auto",
+        metadata=about(
+            Kind.CHOICE, "auto: borrowers may read and write by RDMA where this machine can", choices=("auto", "off")
+        ),
+    )
+    rdma_address: str = field(
+        default="",
+        metadata=about(
+            Kind.TEXT, "IP address of this machine on the RDMA network; empty: the one that a borrower came to"
+        ),
+    )
     key_file: Path = field(
         default=Path("/etc/farside/key"),
         metadata=about(Kind.PATH, "The cluster's keys, one a line, the preferred first; readable by its owner only"),

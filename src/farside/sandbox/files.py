@@ -11,6 +11,7 @@ from pathlib import Path
 
 from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError, PeerError
+from farside.kmod_shim import rdma_devices
 from farside.units import format_bytes
 
 LOOK_EVERY_S = 0.05
@@ -59,16 +60,32 @@ def _make_disk(path: Path, size_bytes: int) -> bool:
     return True
 
 
-def free_port() -> int:
-    """A loopback TCP port that nobody listens on now and no outgoing connection will take."""
+def free_port(address: str = "127.0.0.1") -> int:
+    """A TCP port of ours that nobody listens on now and no outgoing connection will take."""
     for port in random.SystemRandom().sample(PORTS, 100):
         with socket.socket() as probe:
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind((address, port))
             except OSError:
                 continue
             return port
     raise PeerError("no free TCP port among a hundred tried")
+
+
+def rdma_address() -> str:
+    """An IPv4 address of this machine that an RDMA device stands behind.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for device in rdma_devices.devices():
+        for gid in (gid for port in device.ports if port.is_active for gid in port.gids):
+            if gid.ipv4 is not None and not gid.ipv4.is_loopback:
+                return str(gid.ipv4)
+    raise ConfigError(
+        "--transport rdma: no active RDMA device with an IPv4 address here",
+        hint="soft RoCE makes one of any network device: `rdma link add rxe0 type rxe netdev eth0`",
+    )
 
 
 def uri(listener: str) -> str:

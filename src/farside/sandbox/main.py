@@ -116,7 +116,7 @@ def _objections(plan: Plan) -> tuple[tuple[bool, str], ...]:
     slab, memory = format_bytes(plan.slab_bytes), format_bytes(plan.donor_memory_bytes)
     return (
         (not 1 <= plan.donors <= DONORS_MAX, f"--donors {plan.donors}: from 1 to {DONORS_MAX}"),
-        (plan.transport not in ("tcp", "shm"), f"--transport {plan.transport}: tcp or shm"),
+        (plan.transport not in ("tcp", "shm", "rdma"), f"--transport {plan.transport}: tcp, shm or rdma"),
         (plan.size_bytes <= 0 or plan.size_bytes % CLUSTER_BYTES != 0, "--size: a multiple of 2MiB"),
         (plan.slab_bytes < CLUSTER_BYTES or plan.slab_bytes.bit_count() != 1, "--slab: a power of two from 2MiB"),
         (

@@ -14,7 +14,7 @@ from pathlib import Path
 from farside.admin import ask
 from farside.errors import ConfigError, PeerError
 from farside.sandbox import layout, pressure, process, settings
-from farside.sandbox.files import free_port, until, uri
+from farside.sandbox.files import free_port, rdma_address, until, uri
 from farside.sandbox.layout import BORROWER, Plan, ProcessRecord, SandboxRecord
 from farside.sandbox.process import Child
 
@@ -156,6 +156,9 @@ class Plane:
     # --- names
 
     def _control_listener(self, name: str) -> str:
+        if self.plan.transport == "rdma":
+            address = rdma_address()
+            return f"tcp:{address}:{free_port(address)}"
         if self.plan.transport == "tcp":
             return f"tcp:127.0.0.1:{free_port()}"
         return f"unix:{pressure.donor_folder(self.state, name) / 'control.sock'}"

@@ -20,6 +20,9 @@ PATIENCE = float(os.environ.get("FARSIDE_PATIENCE", "1"))
 SAMPLE_PERIOD_S = 0.25
 LEASE_EXPIRY_S = 10.0 * PATIENCE
 PSI_FULL_PCT_LIMIT = 20.0
+# Soft RoCE is slow, the more so in an emulated guest, which is where most sandboxes meet it.
+RDMA_DEADLINE_S = 3.0
+RDMA_GRACE_S = 10.0
 
 
 def toml_text(settings: Mapping[str, Value]) -> str:
@@ -69,6 +72,8 @@ def blockdev_settings(plan: Plan, state: Path) -> dict[str, Value]:
         "state_dir": os.fspath(folder),
         "admin_socket": os.fspath(folder / "admin.sock"),
     }
+    if plan.transport == "rdma":
+        settings |= {"deadline_s": RDMA_DEADLINE_S, "grace_s": RDMA_GRACE_S}
     if plan.protection == "none":
         settings["i_accept_data_loss"] = True
     if plan.disk is not None:
