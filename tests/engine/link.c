@@ -1,60 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The links: what is written comes back, over shared memory, unix sockets and TCP, in pieces and in crowds. */
-#include "donor.h"
+#include "exercise.h"
 
-enum { CROWD = 250, PAGE = NE_PAGE_BYTES, BIG = NE_CLUSTER_BYTES, TINY_BUFFER = 4096 };
-
-static uint8_t out[BIG], in[BIG];
-static uint8_t pages[CROWD][PAGE];
-
-/* Pages, then the largest operation, written and read back. */
-static void write_and_read(struct donor *donor, struct ne_link *link)
-{
-	struct ne_io io;
-
-	for (uint32_t length = 1; length <= BIG; length *= 8) {
-		fill(out, length, length);
-		io = make_io(donor, NE_IO_WRITE, SLAB_BYTES - length, out, length);
-		CHECK(do_io(link, &io) == 0);
-		CHECK(memcmp(donor->slab + SLAB_BYTES - length, out, length) == 0);
-		memset(in, 0, length);
-		io = make_io(donor, NE_IO_READ, SLAB_BYTES - length, in, length);
-		CHECK(do_io(link, &io) == 0);
-		CHECK(memcmp(in, out, length) == 0);
-	}
-	io = make_io(donor, NE_IO_WRITE, 0, out, BIG);
-	CHECK(do_io(link, &io) == 0);
-	CHECK(memcmp(donor->slab, out, BIG) == 0);
-	io = make_io(donor, NE_IO_READ, 0, in, BIG);
-	CHECK(do_io(link, &io) == 0);
-	CHECK(memcmp(in, out, BIG) == 0);
-}
-
-/* Many writes at once, then many reads at once. */
-static void crowd(struct donor *donor, struct ne_link *link)
-{
-	static struct ne_io ios[CROWD];
-
-	for (int round = 0; round < 2; round++) {
-		for (int i = 0; i < CROWD; i++) {
-			if (round == 0)
-				fill(pages[i], PAGE, i);
-			else
-				memset(pages[i], 0, PAGE);
-			ios[i] = make_io(donor, round == 0 ? NE_IO_WRITE : NE_IO_READ, (uint64_t)i * PAGE, pages[i],
-					 PAGE);
-			ios[i].status = 1;
-			CHECK(link->ops->post(link, &ios[i]) == 0);
-		}
-		CHECK(link->ops->outstanding(link) == CROWD);
-		CHECK(collect(link, CROWD));
-		CHECK(link->ops->outstanding(link) == 0);
-		for (int i = 0; i < CROWD; i++)
-			CHECK(ios[i].status == 0);
-	}
-	for (int i = 0; i < CROWD; i++)
-		CHECK(is_filled(pages[i], PAGE, i));
-}
+enum { TINY_BUFFER = 4096 };
 
 static void exercise(bool tcp, int buffer_bytes)
 {
