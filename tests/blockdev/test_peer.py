@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import secrets
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -25,7 +27,7 @@ from farside.daemon.channel import Channel
 from farside.daemon.keys import KeyRing
 from farside.daemon.protocol import Connection, PeerClosed, Received, Side
 from farside.errors import EngineError, PeerError, RemoteProtocolError
-from farside.kmod_shim.engine.binding import MOVER, DonorState
+from farside.kmod_shim.engine.binding import MOVER, DonorState, RdmaLink
 
 KEY = bytes(range(32))
 MIB = 1 << 20
@@ -34,8 +36,11 @@ MIB = 1 << 20
 class ScriptedDonor:
     """A donor that leases numbers, not memory, and remembers what it heard."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, port: int = 0) -> None:
         self.path = path
+        self.port = port  # of TCP on this host instead, when not 0
+        self.is_listening = False
+        self.features = m.Feature.MIGRATE | m.Feature.SHM
         self.node = "d1"
         self.slab_bytes = 8 * MIB
         self.session = 41
@@ -56,10 +61,9 @@ class ScriptedDonor:
 
     async def serve(self) -> None:
         self.path.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(os.fspath(self.path))
-            listener.listen()
+        with self._listener() as listener:
             listener.setblocking(False)
+            self.is_listening = True
             loop = asyncio.get_running_loop()
             try:
                 async with asyncio.TaskGroup() as group:
@@ -67,9 +71,18 @@ class ScriptedDonor:
                         sock, _ = await loop.sock_accept(listener)
                         group.create_task(self._serve(sock))
             finally:
+                self.is_listening = False
                 self.path.unlink(missing_ok=True)
                 for data in self.data_socks:
                     data.close()
+
+    def _listener(self) -> socket.socket:
+        if self.port:
+            return socket.create_server(("127.0.0.1", self.port))
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(os.fspath(self.path))
+        listener.listen()
+        return listener
 
     async def _serve(self, sock: socket.socket) -> None:
         connection = Connection(
@@ -77,7 +90,7 @@ class ScriptedDonor:
             keys=(KEY,),
             nonce=secrets.token_bytes(32),
             node=self.node,
-            features=m.Feature.MIGRATE | m.Feature.SHM,
+            features=self.features,
         )
         channel = Channel(sock, connection)
         try:
@@ -144,6 +157,7 @@ class Recorder:
         self.table = table
         self.states: list[DonorState] = []
         self.links: list[int] = []
+        self.pairs: list[int] = []
         self.recalls: list[m.Message] = []
         self.lost: list[int] = []
         self.retired: list[int] = []
@@ -163,6 +177,9 @@ class Recorder:
     def link_attach_tcp(self, donor: int, worker: int, sock: int) -> None:
         os.close(sock)
         self.links.append(worker)
+
+    def link_attach_rdma(self, donor: int, worker: int, link: RdmaLink) -> None:
+        self.pairs.append(worker)
 
     # the hooks
     def recall(self, donor: int, message: m.Migrate | m.Evict) -> None:
@@ -193,10 +210,54 @@ class Recorder:
     def pump_events(self) -> None: ...
 
 
+class FakeLink:
+    """A queue pair that nobody uses."""
+
+    def __init__(self, sock: int) -> None:
+        self.sock: socket.socket | None = socket.socket(fileno=sock)
+
+    def close(self) -> None:
+        if self.sock is not None:
+            self.sock.close()
+        self.sock = None
+
+
+class Fabric:
+    """An RDMA network on which queue pairs can be had, or not."""
+
+    def __init__(self) -> None:
+        self.works = True
+        self.made: list[FakeLink] = []
+        self.may_connect = threading.Event()
+        self.may_connect.set()
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.control_port: int = probe.getsockname()[1]
+
+    def connect(self, sock: int, limit_ms: int) -> FakeLink:
+        self.may_connect.wait(limit_ms / 1000)
+        if not self.works:
+            raise EngineError("rdma_connect", errno.EHOSTUNREACH)
+        self.made.append(FakeLink(sock))
+        return self.made[-1]
+
+    def close(self) -> None:
+        for link in self.made:
+            link.close()
+
+
+@pytest.fixture
+def fabric() -> Iterator[Fabric]:
+    fabric = Fabric()
+    yield fabric
+    fabric.close()
+
+
 class Scene:
     """A borrower's one peer and its donor."""
 
-    def __init__(self, folder: Path, *, grace_s: float = 0.8, transport: str = "tcp") -> None:
+    def __init__(
+        self, folder: Path, *, grace_s: float = 0.8, transport: str = "tcp", fabric: "Fabric | None" = None
+    ) -> None:
         fd = os.memfd_create("control")
         os.truncate(fd, 1 << 20)
         (folder / "key").write_text(KEY.hex())
@@ -219,14 +280,18 @@ class Scene:
             table=self.table,
             clock=RealClock(),
             hooks=self.recorder,
+            has_rdma=fabric is not None,
+            connect_rdma=cast(Callable[[int, int], RdmaLink], fabric.connect if fabric else RdmaLink),
         )
-        self.donor = ScriptedDonor(folder / "donor.sock")
-        self.peer = Peer(self.parts, PeerAddress(node="d1", control=f"unix:{self.donor.path}"))
+        port = fabric.control_port if fabric else 0
+        self.donor = ScriptedDonor(folder / "donor.sock", port=port)
+        control = f"tcp:127.0.0.1:{port}" if port else f"unix:{self.donor.path}"
+        self.peer = Peer(self.parts, PeerAddress(node="d1", control=control))
         self.donor_task: asyncio.Task[None] | None = None
 
     async def start_donor(self) -> None:
         self.donor_task = asyncio.create_task(self.donor.serve())
-        await until(self.donor.path.exists)
+        await until(lambda: self.donor.is_listening)
 
     async def stop_donor(self) -> None:
         assert self.donor_task is not None
@@ -598,3 +663,96 @@ def test_a_slab_given_back_and_not_confirmed_is_told_again(scene: Scene, reconne
         await until(lambda: m.Release(leases=(5,)) in scene.recorder.recalls)
 
     play(scene, body)
+
+
+# ---- RDMA
+
+
+def with_rdma(folder: Path, fabric: Fabric, *, transport: str = "auto", donor_has_it: bool = True) -> Scene:
+    scene = Scene(folder, transport=transport, fabric=fabric)
+    if donor_has_it:
+        scene.donor.features |= m.Feature.RDMA
+    return scene
+
+
+def test_pages_go_by_rdma_where_both_ends_have_it(tmp_path: Path, fabric: Fabric) -> None:
+    scene = with_rdma(tmp_path, fabric)
+
+    play(scene, scene.is_up)
+
+    assert sorted(scene.recorder.pairs) == [0, 1, MOVER]
+    assert scene.recorder.links == []
+    assert scene.peer.transport == "rdma"
+    assert scene.table.counters.rdma_fallbacks == 0
+    assert all(m.Feature.RDMA in m.Feature(hello.features) for hello in scene.donor.hellos)
+
+
+def test_without_a_device_here_nobody_speaks_of_rdma(scene: Scene) -> None:
+    scene.donor.features |= m.Feature.RDMA
+
+    play(scene, scene.is_up)
+
+    assert scene.peer.transport == "tcp"
+    assert scene.table.counters.rdma_fallbacks == 0
+    assert all(m.Feature.RDMA not in m.Feature(hello.features) for hello in scene.donor.hellos)
+
+
+@pytest.mark.parametrize("lacking", ["donor", "fabric"])
+def test_what_goes_by_tcp_though_rdma_was_preferred_is_counted(tmp_path: Path, fabric: Fabric, lacking: str) -> None:
+    fabric.works = lacking != "fabric"
+    scene = with_rdma(tmp_path, fabric, donor_has_it=lacking != "donor")
+
+    play(scene, scene.is_up)
+
+    assert sorted(scene.recorder.links) == [0, 1, MOVER]
+    assert scene.recorder.pairs == []
+    assert scene.peer.transport == "tcp"
+    assert scene.table.counters.rdma_fallbacks == 1
+
+
+@pytest.mark.parametrize("lacking", ["donor", "fabric"])
+def test_falling_back_can_be_forbidden(tmp_path: Path, fabric: Fabric, lacking: str) -> None:
+    fabric.works = lacking != "fabric"
+    scene = with_rdma(tmp_path, fabric, transport="rdma", donor_has_it=lacking != "donor")
+    reason = "offers no RDMA" if lacking == "donor" else "rdma_connect"
+
+    async def body() -> None:
+        await until(lambda: reason in scene.peer.reason)
+
+    play(scene, body)
+
+    assert scene.peer.state is not PeerState.UP
+    assert scene.recorder.links == []
+    assert scene.table.counters.rdma_fallbacks == 0
+
+
+def test_rdma_is_taken_again_when_it_is_back(tmp_path: Path, fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_module, "RDMA_AGAIN_S", 0.02)
+    fabric.works = False
+    scene = with_rdma(tmp_path, fabric)
+
+    async def body() -> None:
+        await scene.is_up()
+        epoch = scene.donor.hellos[-1].epoch
+        await until(lambda: len(scene.donor.hellos) > 6)
+        assert scene.donor.hellos[-1].epoch == epoch  # asking cuts no connection that pages go by
+        fabric.works = True
+        await until(lambda: scene.peer.transport == "rdma")
+
+    play(scene, body)
+
+    assert sorted(scene.recorder.pairs) == [0, 1, MOVER]
+
+
+def test_a_queue_pair_that_comes_after_its_time_is_closed(tmp_path: Path, fabric: Fabric) -> None:
+    fabric.may_connect.clear()
+    scene = with_rdma(tmp_path, fabric, transport="rdma")
+
+    async def body() -> None:
+        await until(lambda: any(hello.role == "data" for hello in scene.donor.hellos))
+
+    play(scene, body)  # ends the peer in the middle of it
+    fabric.may_connect.set()
+
+    assert scene.recorder.pairs == []
+    assert all(link.sock is None for link in fabric.made)
