@@ -195,6 +195,8 @@ static bool link_poll(struct worker *w, uint32_t donor)
 
 	do {
 		n = link->ops->poll(link, done, 64);
+		if (n > 0 && done[0]->status < 0 && !w->link_err[donor] && !link->ops->alive(link))
+			w->link_err[donor] = -done[0]->status; /* what it died of */
 		for (int i = 0; i < n; i++)
 			act_end(w, done[i]->owner);
 		if (n > 0)

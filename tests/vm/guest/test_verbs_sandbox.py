@@ -1,0 +1,75 @@
+"""A whole memory plane over soft RoCE in the guest, its bytes verified, while a donor dies."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farside.kmod_shim.rdma_devices import Place
+from farside.sandbox import control
+from farside.sandbox.session import Session, open_sandbox
+from tests.support.programs import run
+from tests.support.waiting import until
+
+SIZES = ("--donors", "2", "--donor-memory", "64MiB", "--size", "64MiB", "--slab", "8MiB", "--workers", "1")
+
+
+@pytest.fixture
+def plane(rxe0: Place, tmp_path: Path) -> Iterator[Session]:
+    """Two donors and a borrower; all that is not on its own disk goes by RDMA."""
+    arguments = [*SIZES, "--transport", "rdma", "--listen", f"unix:{tmp_path}/s"]
+    with open_sandbox(arguments, state=tmp_path / "state") as session:
+        yield session
+
+
+def fio(plane: Session, *options: str) -> str:
+    argv = [
+        "fio",
+        "--name=v",
+        "--ioengine=nbd",
+        f"--uri={plane.uri}",
+        "--thread",
+        "--size=24M",
+        "--iodepth=8",
+        *options,
+    ]
+    return run([*argv, "--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"], limit_s=600)
+
+
+WRITE = ("--rw=randwrite", "--bssplit=4k/50:128k/50")
+
+
+@pytest.mark.smoke
+def test_fio_verifies_what_went_by_rdma(plane: Session) -> None:
+    said = fio(plane, *WRITE, "--do_verify=1")
+
+    assert "err= 0" in said
+    told = control.blockdev_status(plane.state)
+    assert {donor["transport"] for donor in told["donors"]} == {"rdma"}
+    assert told["pages_out"]["remote"] > 0
+    assert told["pages_in"]["remote"] > 0
+    assert told["errors"] == {"checksum": 0, "disk": 0, "link": 0, "requests": 0, "pages_lost": 0}
+    for name in ("d1", "d2"):
+        donor = control.donor_status(plane.state, name)
+        assert donor["traffic"]["rdma_connections"] == 2
+        assert donor["traffic"]["reads"] == donor["traffic"]["writes"] == 0  # no thread of its served a page
+        assert {slab["transport"] for slab in donor["slabs"] if slab["lease"] is not None} <= {"rdma"}
+
+
+def test_a_killed_donors_pages_come_from_the_disk(plane: Session) -> None:
+    fio(plane, *WRITE, "--do_verify=0")
+
+    control.kill_donor(plane.state, "d1")
+    said = fio(plane, *WRITE, "--verify_only")
+
+    assert "err= 0" in said
+    told = until(lambda: _without(plane, "d1"), what="the dead donor to be given up", deadline_s=120)
+    assert told is not None
+    assert told["errors"]["requests"] == told["errors"]["pages_lost"] == told["errors"]["checksum"] == 0
+
+
+def _without(plane: Session, name: str) -> Mapping[str, Any] | None:
+    told = control.blockdev_status(plane.state)
+    states = {donor["node"]: donor["state"] for donor in told["donors"]}
+    return told if states[name] != "up" and all(slab["donor"] != name for slab in told["slabs"]) else None
