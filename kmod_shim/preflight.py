@@ -5,7 +5,6 @@ version. Everything is read below a root folder, so that tests give a fake tree;
 call are in `probes`, and take no root.
 """
 
-import importlib.util
 import os
 import re
 import resource
@@ -63,7 +62,6 @@ def preflight(root: Path, *, key_files: tuple[Path, ...], disk: Disk | None) -> 
         disk_check(disk),
         nbd_check(root),
         rdma_check(root),
-        pyverbs_check(),
     )
 
 
@@ -122,11 +120,11 @@ def huge_page_check(root: Path) -> Check:
 
 
 def memlock_check(root: Path) -> Check:
-    """Memory may be pinned, which io_uring wants to use the disk's buffers in place; the disk works without."""
+    """Memory may be pinned: RDMA needs it, and io_uring wants it to use the disk's buffers in place."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY or has_capability(root, _CAP_IPC_LOCK):
         return _ok("memlock", "no limit")
-    found = f"{format_bytes(limit)} may be pinned: writes to the backup disk may take more CPU"
+    found = f"{format_bytes(limit)} may be pinned: no RDMA, and writes to the backup disk may take more CPU"
     return _warning("memlock", found, "LimitMEMLOCK=infinity in the unit, or `ulimit -l unlimited`")
 
 
@@ -193,20 +191,16 @@ def nbd_check(root: Path) -> Check:
 
 
 def rdma_check(root: Path) -> Check:
-    """RDMA devices, real or soft. Pages travel by TCP or shared memory until a later version."""
+    """RDMA devices, real or soft, and an engine that can use them. Without, pages travel by TCP or shared memory."""
     folder = root / "sys/class/infiniband"
     devices = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    if devices:
-        return _ok("rdma", f"{', '.join(devices)}; not used yet")
-    advice = "for a later version: rdma link add rxe0 type rxe netdev eth0 gives a soft one"
-    return _warning("rdma", "no device; none is used yet", advice)
-
-
-def pyverbs_check() -> Check:
-    """Python's bindings of libibverbs, for RDMA in a later version."""
-    if importlib.util.find_spec("pyverbs") is not None:
-        return _ok("python3-pyverbs", "there")
-    return _warning("python3-pyverbs", "missing; not used yet", "for a later version: apt-get install python3-pyverbs")
+    if not devices:
+        advice = "a card's driver, or a soft device: rdma link add rxe0 type rxe netdev eth0"
+        return _warning("rdma", "no device: pages travel by TCP or shared memory", advice)
+    if "rdma" not in _engine_features():
+        advice = "apt-get install libibverbs-dev librdmacm-dev, and build the engine again"
+        return _warning("rdma", f"{', '.join(devices)}; the engine was built without rdma-core", advice)
+    return _ok("rdma", ", ".join(devices))
 
 
 def read_meminfo(root: Path) -> dict[str, int]:
@@ -224,6 +218,13 @@ def has_capability(root: Path, number: int) -> bool:
     """Whether this process has the capability of that number (linux/capability.h) in effect."""
     effective = re.search(r"^CapEff:\s*([0-9a-f]+)", _text(root / "proc/self/status"), re.MULTILINE)
     return effective is not None and bool(int(effective.group(1), 16) >> number & 1)
+
+
+def _engine_features() -> str:
+    try:
+        return probes.engine_features()
+    except ImportError:
+        return ""
 
 
 def _chosen(path: Path) -> str:

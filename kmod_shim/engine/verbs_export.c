@@ -81,6 +81,7 @@ struct domain {
 	struct ibv_pd *pd;
 	bool has_windows;
 	uint32_t conns, busy;
+	bool is_used; /* as of the registrar's last look */
 };
 
 struct window {
@@ -98,6 +99,7 @@ struct conn {
 	pthread_t thread;
 	int sock;	 /* exp->lock; -1 once the thread has ended */
 	bool ended;	 /* exp->lock */
+	bool closing;	 /* exp->lock; it has been told to end */
 	uint64_t cpu_ns; /* once ended */
 	_Atomic uint64_t keys, refused;
 	struct sockaddr_storage at; /* where its listener is */
@@ -150,19 +152,19 @@ static struct reg *reg_of(const struct region *region, const struct domain *doma
 	return NULL;
 }
 
-static bool domain_is_used(const struct ne_verbs_export *exp, const struct domain *domain)
+/* A domain is used while its session has a queue pair, or anything leased that its next queue pair will want. */
+static void domains_look(struct ne_verbs_export *exp)
 {
-	if (domain->conns)
-		return true;
+	for (struct domain *domain = exp->domains; domain; domain = domain->next)
+		domain->is_used = domain->conns > 0;
 	for (const struct region *region = exp->regions; region; region = region->next)
-		if (region->state == LEASED && region->session == domain->session)
-			return true;
-	return false;
+		for (struct domain *domain = exp->domains; domain && region->state == LEASED; domain = domain->next)
+			domain->is_used |= region->session == domain->session;
 }
 
-static bool belongs_in(const struct ne_verbs_export *exp, const struct region *region, const struct domain *domain)
+static bool belongs_in(const struct region *region, const struct domain *domain)
 {
-	if (region->state == SPENT || !domain_is_used(exp, domain))
+	if (region->state == SPENT || !domain->is_used)
 		return false;
 	return region->state == LEASED ? region->session == domain->session : domain->has_windows;
 }
@@ -249,7 +251,7 @@ static bool registrar_add(struct ne_verbs_export *exp, enum region_state state)
 {
 	for (struct region *region = exp->regions; region; region = region->next)
 		for (struct domain *domain = exp->domains; domain; domain = domain->next)
-			if (region->state == state && !region->is_busy && belongs_in(exp, region, domain) &&
+			if (region->state == state && !region->is_busy && belongs_in(region, domain) &&
 			    !reg_of(region, domain)) {
 				registrar_register(exp, region, domain);
 				return true;
@@ -261,7 +263,7 @@ static bool registrar_remove(struct ne_verbs_export *exp)
 {
 	for (struct region *region = exp->regions; region; region = region->next)
 		for (struct reg *reg = region->regs; reg; reg = reg->next)
-			if (!region->is_busy && !belongs_in(exp, region, reg->domain)) {
+			if (!region->is_busy && !belongs_in(region, reg->domain)) {
 				registrar_take_back(exp, region, reg);
 				return true;
 			}
@@ -281,7 +283,7 @@ static bool registrar_close_domain(struct ne_verbs_export *exp)
 	for (struct domain **at = &exp->domains; *at; at = &(*at)->next) {
 		struct domain *domain = *at;
 
-		if (domain_is_used(exp, domain) || domain->busy || domain_has_regions(exp, domain))
+		if (domain->is_used || domain->busy || domain_has_regions(exp, domain))
 			continue;
 		*at = domain->next;
 		ibv_dealloc_pd(domain->pd);
@@ -294,6 +296,7 @@ static bool registrar_close_domain(struct ne_verbs_export *exp)
 /* One difference mended: what somebody may be waiting for first. False when there is none. */
 static bool registrar_step(struct ne_verbs_export *exp)
 {
+	domains_look(exp);
 	return registrar_add(exp, LEASED) || registrar_add(exp, OFFERED) || registrar_remove(exp) ||
 	       registrar_close_domain(exp);
 }
@@ -387,6 +390,8 @@ static uint32_t key_check(struct conn *conn, const struct ne_verbs_ask *ask, str
 		struct region *region = region_of_lease(exp, ask->lease);
 		struct reg *reg;
 
+		if (conn->closing)
+			return ECANCELED;
 		if (!region)
 			return ENOENT;
 		if ((region->session ^ conn->session) | (region->token ^ ask->token))
@@ -749,8 +754,11 @@ void ne_verbs_export_fence(struct ne_verbs_export *exp, bool all, uint64_t sessi
 
 	pthread_mutex_lock(&exp->lock);
 	for (struct conn *conn = exp->conns; conn; conn = conn->next) /* all are told first: they end side by side */
-		if ((all || conn->session == session) && conn->sock >= 0)
+		if ((all || conn->session == session) && conn->sock >= 0) {
+			conn->closing = true;
 			shutdown(conn->sock, SHUT_RDWR);
+		}
+	pthread_cond_broadcast(&exp->changed); /* one may be waiting for the registrar */
 	pthread_mutex_unlock(&exp->lock);
 	for (struct conn *conn = exp->conns; conn; conn = next) {
 		next = conn->next;

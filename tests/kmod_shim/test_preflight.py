@@ -79,10 +79,20 @@ def test_nbd_is_loaded_or_there_or_not(tmp_path: Path) -> None:
     assert found == ["loaded", "there, not loaded", "not with this kernel (6.1.0-56-amd64)"]
 
 
-def test_rdma_devices_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("features", "outcome", "found"),
+    [
+        ("uring, aes, rdma", Outcome.OK, "rxe0"),
+        ("uring, aes", Outcome.WARNING, "rxe0; the engine was built without rdma-core"),
+    ],
+)
+def test_rdma_devices_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, features: str, outcome: Outcome, found: str
+) -> None:
     root = tree(tmp_path, {"sys/class/infiniband/rxe0/node_type": "1: CA\n"})
+    monkeypatch.setattr(preflight.probes, "engine_features", lambda: features)
 
-    assert preflight.rdma_check(root).found == "rxe0; not used yet"
+    assert (preflight.rdma_check(root).outcome, preflight.rdma_check(root).found) == (outcome, found)
     assert preflight.rdma_check(tmp_path / "none").outcome is Outcome.WARNING
 
 
