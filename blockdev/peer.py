@@ -443,19 +443,21 @@ class Peer:
         workers = (*range(parts.config.workers), MOVER)
         self._record.epoch += 1
         parts.table.save()
-        if carrier is Carrier.RDMA:
-            async with asyncio.timeout(self._rdma_limit_s):
-                links = await open_all(workers, self._open_rdma)
-        else:
-            async with asyncio.timeout(self._deadline_s):
-                socks = await open_all(workers, self._open_data)
+        attach = await (self._open_pairs(workers) if carrier is Carrier.RDMA else self._open_socks(workers))
         # Old connections died by the fence while the new ones were made: what they say about it is old news.
         parts.hooks.pump_events()
         self._relink.clear()
-        if carrier is Carrier.RDMA:
-            attach_pairs(parts.engine, self.donor, workers, links)
-        else:
-            attach_all(parts.engine, self.donor, workers, socks)
+        attach()
+
+    async def _open_socks(self, workers: Sequence[int]) -> Callable[[], None]:
+        async with asyncio.timeout(self._deadline_s):
+            socks = await open_all(workers, self._open_data)
+        return lambda: attach_all(self._parts.engine, self.donor, workers, socks)
+
+    async def _open_pairs(self, workers: Sequence[int]) -> Callable[[], None]:
+        async with asyncio.timeout(self._rdma_limit_s):
+            links = await open_all(workers, self._open_rdma)
+        return lambda: attach_pairs(self._parts.engine, self.donor, workers, links)
 
     @property
     def _rdma_limit_s(self) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.kmod_shim import preflight
+from farside.kmod_shim import preflight, probes
 from farside.kmod_shim.preflight import Disk, Outcome
 from farside.units import GIB, MIB
 
@@ -90,7 +90,7 @@ def test_rdma_devices_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, features: str, outcome: Outcome, found: str
 ) -> None:
     root = tree(tmp_path, {"sys/class/infiniband/rxe0/node_type": "1: CA\n"})
-    monkeypatch.setattr(preflight.probes, "engine_features", lambda: features)
+    monkeypatch.setattr(probes, "engine_features", lambda: features)
 
     assert (preflight.rdma_check(root).outcome, preflight.rdma_check(root).found) == (outcome, found)
     assert preflight.rdma_check(tmp_path / "none").outcome is Outcome.WARNING
@@ -122,5 +122,5 @@ def test_no_settings_no_disk_and_no_key_are_no_failures() -> None:
 def test_this_machine_can_be_checked() -> None:
     checks = preflight.preflight(Path("/"), key_files=(), disk=None)
 
-    assert len({check.name for check in checks}) == len(checks) == 12
+    assert len({check.name for check in checks}) == len(checks) == 11
     assert all(check.advice for check in checks if check.outcome is not Outcome.OK)

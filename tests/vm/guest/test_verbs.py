@@ -129,9 +129,12 @@ def test_a_revoked_key_opens_nothing(rig: Rig) -> None:
     rig.exporters[0].revoke(slab.info.lease)  # as after a deadline: the borrower has not let go
     slab.memory[:] = bytes(len(slab.memory))
 
-    assert client.error_of(Command.READ, 0, PAGE_BYTES) == EIO
+    cookie = client.send(Command.READ, 0, PAGE_BYTES)
+
     assert rig.wait_event(EventKind.LINK_DOWN, a=0).c == EACCES  # IBV_WC_REM_ACCESS_ERR
     assert slab.memory[:PAGE_BYTES] == bytes(PAGE_BYTES)
+    rig.lose_donor(0)
+    assert client.wait(cookie).error == EIO  # it had no second copy
 
 
 def test_a_write_by_a_revoked_key_lands_nowhere(rig: Rig) -> None:
@@ -141,7 +144,7 @@ def test_a_write_by_a_revoked_key_lands_nowhere(rig: Rig) -> None:
 
     rig.exporters[0].revoke(slab.info.lease)
     slab.memory[:] = bytes(len(slab.memory))
-    client.error_of(Command.WRITE, 0, data=random_pages(1, seed=5))
+    client.send(Command.WRITE, 0, data=random_pages(1, seed=5))
 
     assert rig.wait_event(EventKind.LINK_DOWN, a=0).c == EACCES
     assert slab.memory[:] == bytes(len(slab.memory))
