@@ -31,6 +31,7 @@ from farside.daemon.sessions import Ledger
 from farside.daemon.status import DonorStatus, donor_status
 from farside.daemon.tasks import Tasks
 from farside.errors import ConfigError
+from farside.kmod_shim.preflight import may_pin_memory
 from farside.listen import close_listener, open_listener
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
@@ -61,7 +62,7 @@ def run(config: DaemonConfig) -> int:
         exporter=binding.Exporter(),
         slab_memory=binding,
         clock=RealClock(),
-        has_rdma=config.rdma == "auto" and binding.rdma_devices() > 0,
+        has_rdma=config.rdma == "auto" and binding.rdma_devices() > 0 and _may_lend_by_rdma(),
     )
     asyncio.run(donor.run())
     return 0
@@ -263,6 +264,14 @@ def _listening(endpoint: str) -> Iterator[socket.socket]:
         yield listener
     finally:
         close_listener(listener)
+
+
+def _may_lend_by_rdma() -> bool:
+    # Else borrowers would get queue pairs here, and no key to anything.
+    if may_pin_memory():
+        return True
+    _log.warning("no RDMA: this process may not pin what it lends; `ulimit -l unlimited`, or LimitMEMLOCK=infinity")
+    return False
 
 
 def _raise_descriptor_limit() -> None:

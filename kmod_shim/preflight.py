@@ -121,11 +121,17 @@ def huge_page_check(root: Path) -> Check:
 
 def memlock_check(root: Path) -> Check:
     """Memory may be pinned: RDMA needs it, and io_uring wants it to use the disk's buffers in place."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if limit == resource.RLIM_INFINITY or has_capability(root, _CAP_IPC_LOCK):
+    if may_pin_memory(root):
         return _ok("memlock", "no limit")
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     found = f"{format_bytes(limit)} may be pinned: no RDMA, and writes to the backup disk may take more CPU"
     return _warning("memlock", found, "LimitMEMLOCK=infinity in the unit, or `ulimit -l unlimited`")
+
+
+def may_pin_memory(root: Path = Path("/")) -> bool:
+    """True when this process may pin as much memory as it likes, as a donor does by RDMA with all that it lends."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return limit == resource.RLIM_INFINITY or _has_capability(root, _CAP_IPC_LOCK)
 
 
 def min_free_check(root: Path) -> Check:

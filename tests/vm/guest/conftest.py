@@ -37,6 +37,14 @@ def rxe0() -> Iterator[rdma_devices.Place]:
         rxe.remove_link("rxe0")
 
 
+@pytest.fixture(scope="session")
+def lasting_rxe0() -> None:
+    """The same, made once and left: what has used verbs keeps it open, and Linux 6.1 removes it only after that."""
+    if not any(device.name == "rxe0" for device in rdma_devices.devices()):
+        rxe.create_link("rxe0", "eth1")
+    until(_place, what="an active rxe0")
+
+
 def _place() -> rdma_devices.Place | None:
     ports = [port for device in rdma_devices.devices() if device.name == "rxe0" for port in device.ports]
     if not any(port.is_active and any(gid.ipv4 for gid in port.gids) for port in ports):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from farside.errors import EngineError
-from farside.kmod_shim import rdma_devices, rxe
 from farside.kmod_shim.engine.binding import (
     MOVER,
     DonorState,
@@ -20,9 +19,9 @@ from farside.kmod_shim.engine.binding import (
     RdmaLink,
     SlabInfo,
     features,
+    rdma_devices,
 )
 from farside.kmod_shim.engine.binding import map as map_memory
-from farside.kmod_shim.engine.binding import rdma_devices as count_rdma_devices
 from farside.kmod_shim.engine.binding import unmap as unmap_memory
 from tests.support import rdma_donor
 from tests.support.nbd_client import Command
@@ -30,20 +29,13 @@ from tests.support.rdma import rdma_address
 from tests.support.rig import CLUSTER_BYTES, MIB, PAGE_BYTES, RDMA_LIMIT_MS, SESSION, Rig, default_params
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.usefixtures("soft_device")
+pytestmark = pytest.mark.usefixtures("lasting_rxe0")
 
 # An emulated guest on a busy machine answers late for no fault of its own.
 PATIENT_MS = 15_000
 EIO = 5
 EACCES = 13
 ADDRESS_WITHOUT_RDMA = "10.0.2.15"  # eth0's; the soft device is eth1's
-
-
-@pytest.fixture(scope="module")
-def soft_device() -> None:
-    """A soft RDMA device that stays: this process keeps it open, and Linux 6.1 waits for that to end before it goes."""
-    rxe.create_link("rxe0", "eth1")
-    until(lambda: any(port.is_active for port in rdma_devices.devices()[0].ports), what="an active rxe0")
 
 
 @pytest.fixture
@@ -60,7 +52,7 @@ def random_pages(count: int, seed: int) -> bytes:
 
 def test_the_engine_has_rdma_and_sees_the_device() -> None:
     assert "rdma" in features()
-    assert count_rdma_devices() == 1
+    assert rdma_devices() == 1
 
 
 def test_what_is_written_by_rdma_comes_back(rig: Rig) -> None:

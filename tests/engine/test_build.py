@@ -1,0 +1,78 @@
+"""How the engine is built where rdma-core is, and where it is not."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BUILD_TIMEOUT_S = 240
+NEEDED = ("liburing", "libcrypto")
+
+WITHOUT_RDMA = """
+import errno, socket
+from farside.errors import EngineError
+from farside.kmod_shim.engine import _ffi, binding
+print(_ffi.__file__, binding.features(), binding.rdma_devices())
+ours, theirs = socket.socketpair()
+exporter = binding.Exporter()
+for attempt in (lambda: binding.RdmaLink(ours.fileno(), 10), lambda: exporter.conn_rdma(1, theirs.fileno())):
+    try:
+        attempt()
+    except EngineError as error:
+        assert error.errno == errno.EOPNOTSUPP, error
+    else:
+        raise AssertionError("there is RDMA")
+exporter.destroy()
+"""
+
+
+@pytest.fixture
+def bare_machine(tmp_path: Path) -> dict[str, str]:
+    """Environment in which pkg-config knows what the engine needs, and no rdma-core."""
+    folder = tmp_path / "pkgconfig"
+    folder.mkdir()
+    for name in NEEDED:
+        told = subprocess.run(["pkg-config", "--variable=pcfiledir", name], capture_output=True, text=True, check=True)
+        shutil.copy(Path(told.stdout.strip()) / f"{name}.pc", folder)
+    return os.environ | {"PKG_CONFIG_LIBDIR": str(folder), "PKG_CONFIG_PATH": ""}
+
+
+def build(tmp_path: Path, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    argv = [sys.executable, "setup.py", "-q", "build", "--build-base", tmp_path / "build", "--build-lib"]
+    return subprocess.run(
+        [*argv, tmp_path / "lib"],
+        cwd=ROOT, env=env, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_without_rdma_core_the_engine_is_built_and_says_that_it_has_none(
+    bare_machine: dict[str, str], tmp_path: Path
+) -> None:
+    built = build(tmp_path, bare_machine)
+    assert built.returncode == 0, built.stderr[-4000:]
+
+    asked = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RDMA],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "lib")}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.startswith(str(tmp_path))
+    assert asked.stdout.endswith("('uring', 'aes') 0\n")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"), [("on", "apt-get install libibverbs-dev librdmacm-dev"), ("yes", "must be auto, on or off")]
+)
+def test_a_wish_that_cannot_be_met_ends_the_build_with_the_way_out(
+    bare_machine: dict[str, str], tmp_path: Path, wanted: str, said: str
+) -> None:
+    built = build(tmp_path, bare_machine | {"FARSIDE_RDMA": wanted})
+
+    assert built.returncode != 0
+    assert said in built.stderr
