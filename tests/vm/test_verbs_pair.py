@@ -19,6 +19,7 @@ BORROWER, DONOR = 1, 2
 # So long that what a dead network does to a queue pair is seen before our own deadline.
 DEADLINE_S = 30
 WRITE = "--rw=randwrite --bssplit=4k/50:128k/50 --size=16M"
+ETIMEDOUT = 110
 MAKE_RXE = "from farside.kmod_shim import rxe; rxe.create_link('rxe0', 'eth1')"
 
 
@@ -106,7 +107,29 @@ def test_pages_between_two_machines_are_verified(pair: Network) -> None:
     assert traffic["reads"] == traffic["writes"] == 0
 
 
-def test_a_cut_network_is_noticed_by_the_queue_pair_and_healed(pair: Network) -> None:
+def test_a_dead_network_is_an_error_completion_within_a_second(pair: Network) -> None:
+    prepare(pair[DONOR], {})
+    prepare(pair[BORROWER], {})
+    # Its standard input must stay open as long as it is to serve.
+    tree = "cd /farside/tree && "
+    donor = pair[DONOR].spawn(f"{tree} sleep 600 | python3 -m tests.support.rdma_donor 10.77.0.2 2")
+    assert donor.stdout is not None
+    reader = pair[BORROWER].spawn(
+        f"{tree} python3 -m tests.support.rdma_reader 10.77.0.2 {int(donor.stdout.readline())}"
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline().strip() == "reading"
+
+    pair.cut(DONOR)
+    told = json.loads(reader.stdout.readline())
+
+    print(f"after a cut: {told}")
+    assert told["errno"] == ETIMEDOUT
+    assert told["seconds"] < 5  # 0.5 s by the adapter's timers; our own deadline is 30
+    donor.kill()
+
+
+def test_a_cut_network_is_noticed_and_healed(pair: Network) -> None:
     begin(pair)
     fio(pair[BORROWER], f"{WRITE} --do_verify=0")
 

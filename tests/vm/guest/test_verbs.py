@@ -11,22 +11,19 @@ import pytest
 
 from farside.errors import EngineError
 from farside.kmod_shim.engine.binding import (
-    MOVER,
-    DonorState,
     EventKind,
     Exporter,
     Protection,
     RdmaLink,
-    SlabInfo,
     features,
     rdma_devices,
 )
 from farside.kmod_shim.engine.binding import map as map_memory
 from farside.kmod_shim.engine.binding import unmap as unmap_memory
-from tests.support import rdma_donor
+from tests.support import rdma_donor, rdma_reader
 from tests.support.nbd_client import Command
 from tests.support.rdma import rdma_address
-from tests.support.rig import CLUSTER_BYTES, MIB, PAGE_BYTES, RDMA_LIMIT_MS, SESSION, Rig, default_params
+from tests.support.rig import MIB, PAGE_BYTES, RDMA_LIMIT_MS, SESSION, Rig, default_params
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("lasting_rxe0")
@@ -79,7 +76,7 @@ def test_what_is_written_by_rdma_comes_back(rig: Rig) -> None:
 
 def test_the_donors_processor_does_nothing_for_a_page(rig: Rig) -> None:
     with rdma_donor.running(rdma_address(), connections=2) as donor:
-        _link_to(rig, donor)
+        rdma_reader.link(rig, donor)
         client = rig.connect()
         content = random_pages(128, seed=3)
         client.write(0, content)
@@ -97,18 +94,6 @@ def test_the_donors_processor_does_nothing_for_a_page(rig: Rig) -> None:
     assert after.user_ticks == before.user_ticks
     assert after.switches == before.switches  # it was not woken once
     assert after.system_ticks - before.system_ticks <= 1  # a tick of the clock may find an interrupt on top of it
-
-
-def _link_to(rig: Rig, donor: rdma_donor.RdmaDonor) -> None:
-    rig.device.donor_set(0, DonorState.UP)
-    for worker in (0, MOVER):
-        sock = donor.connect()
-        link = RdmaLink(sock.fileno(), RDMA_LIMIT_MS)
-        sock.detach()
-        rig.device.link_attach_rdma(0, worker, link)
-    rig.device.slab_add(SlabInfo(slab=0, donor=0, lease=rdma_donor.LEASE, epoch=1, token=rdma_donor.TOKEN), -1)
-    for cluster in range(rdma_donor.SLAB_BYTES // CLUSTER_BYTES):
-        rig.device.cluster_map(cluster, 0, cluster)
 
 
 def test_a_revoked_key_opens_nothing(rig: Rig) -> None:
