@@ -12,12 +12,12 @@ from farside.sandbox.session import Session, open_sandbox
 from tests.support.programs import run
 from tests.support.waiting import until
 
-SIZES = ("--donors", "2", "--donor-memory", "64MiB", "--size", "64MiB", "--slab", "8MiB", "--workers", "1")
+SIZES = ("--donors", "1", "--donor-memory", "64MiB", "--size", "64MiB", "--slab", "8MiB", "--workers", "1")
 
 
 @pytest.fixture
 def plane(rxe0: Place, tmp_path: Path) -> Iterator[Session]:
-    """Two donors and a borrower; all that is not on its own disk goes by RDMA."""
+    """A donor and a borrower; all that is not on its own disk goes by RDMA."""
     arguments = [*SIZES, "--transport", "rdma", "--listen", f"unix:{tmp_path}/s"]
     with open_sandbox(arguments, state=tmp_path / "state") as session:
         yield session
@@ -30,7 +30,7 @@ def fio(plane: Session, *options: str) -> str:
         "--ioengine=nbd",
         f"--uri={plane.uri}",
         "--thread",
-        "--size=24M",
+        "--size=12M",
         "--iodepth=8",
         *options,
     ]
@@ -49,12 +49,11 @@ def test_fio_verifies_what_went_by_rdma(plane: Session) -> None:
     assert {donor["transport"] for donor in told["donors"]} == {"rdma"}
     assert told["pages_out"]["remote"] > 0
     assert told["pages_in"]["remote"] > 0
-    assert told["errors"] == {"checksum": 0, "disk": 0, "link": 0, "requests": 0, "pages_lost": 0}
-    for name in ("d1", "d2"):
-        donor = control.donor_status(plane.state, name)
-        assert donor["traffic"]["rdma_connections"] == 2
-        assert donor["traffic"]["reads"] == donor["traffic"]["writes"] == 0  # no thread of its served a page
-        assert {slab["transport"] for slab in donor["slabs"] if slab["lease"] is not None} <= {"rdma"}
+    assert told["errors"]["requests"] == told["errors"]["pages_lost"] == told["errors"]["checksum"] == 0
+    donor = control.donor_status(plane.state, "d1")
+    assert donor["traffic"]["rdma_connections"] == 2
+    assert donor["traffic"]["reads"] == donor["traffic"]["writes"] == 0  # no thread of its served a page
+    assert {slab["transport"] for slab in donor["slabs"] if slab["lease"] is not None} == {"rdma"}
 
 
 def test_a_killed_donors_pages_come_from_the_disk(plane: Session) -> None:
