@@ -4,7 +4,7 @@
  *
  * Two halves share one library:
  *   ne_device  the borrower: NBD transmission on connected sockets, served from donors' memory, a disk, or both
- *   ne_export  the donor: one-sided access to leased slabs for borrowers that come over TCP
+ *   ne_export  the donor: one-sided access to leased slabs for borrowers that come over TCP or by RDMA
  *
  * Rules that hold for every call
  *   - Functions return 0 or a positive count, or -errno. Results leave through the last parameter, only on success.
