@@ -20,7 +20,7 @@ from cffi import FFI
 HERE = Path("src/farside/kmod_shim/engine")
 LIBRARIES = ("liburing", "libcrypto")
 RDMA_LIBRARIES = ("libibverbs", "librdmacm")
-WITH_RDMA = ("verbs.c", "verbs_cm.c", "verbs_export.c")
+WITH_RDMA = ("verbs.c", "verbs_cm.c", "verbs_export.c", "verbs_pair.c", "verbs_registry.c")
 WITHOUT_RDMA = ("verbs_none.c",)
 
 

@@ -17,8 +17,8 @@
  * queue pair: revoking a lease takes its windows away, and fencing a session destroys its queue pairs, so that nothing
  * under way can land afterwards.
  *
- * verbs.c is the borrower's end, verbs_export.c the donor's, verbs_cm.c what both wait with; verbs_none.c stands in
- * for all three where the engine is built without rdma-core.
+ * verbs.c is the borrower's end; verbs_export.c, verbs_pair.c and verbs_registry.c are the donor's; verbs_cm.c is what
+ * both wait with. verbs_none.c stands in for them where the engine is built without rdma-core.
  */
 #ifndef FARSIDE_VERBS_H
 #define FARSIDE_VERBS_H

@@ -18,7 +18,7 @@ PARTS = ("crc32c", "shm", "tcp", "fault", "disk", "export", "verbs_none")
 LIBRARIES = ("-luring", "-lcrypto", "-lpthread")
 # In front of the archive, whose verbs_none.o then has nothing to give. The libraries themselves are not linked.
 RDMA_PROGRAM = "rdma"
-RDMA_PARTS = ("verbs", "verbs_cm", "verbs_export")
+RDMA_PARTS = ("verbs", "verbs_cm", "verbs_export", "verbs_pair", "verbs_registry")
 RDMA_HEADER = Path("/usr/include/rdma/rdma_cma.h")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
 FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", *SANITIZERS)
