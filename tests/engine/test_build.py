@@ -42,11 +42,9 @@ def bare_machine(tmp_path: Path) -> dict[str, str]:
 
 
 def build(tmp_path: Path, env: dict[str, str]) -> "subprocess.CompletedProcess[str]":
-    argv = [sys.executable, "setup.py", "-q", "build", "--build-base", tmp_path / "build", "--build-lib"]
-    return subprocess.run(
-        [*argv, tmp_path / "lib"],
-        cwd=ROOT, env=env, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False,
-    )  # fmt: skip
+    folders = ("--build-base", str(tmp_path / "build"), "--build-lib", str(tmp_path / "lib"))
+    argv = [sys.executable, "setup.py", "-q", "build", *folders]
+    return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
 
 
 @pytest.mark.slow
