@@ -1,11 +1,12 @@
 """A whole memory plane over soft RoCE in the guest, its bytes verified, while a donor dies."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from farside.errors import PeerError
 from farside.kmod_shim.rdma_devices import Place
 from farside.sandbox import control
 from farside.sandbox.session import Session, open_sandbox
@@ -66,6 +67,33 @@ def test_a_killed_donors_pages_come_from_the_disk(plane: Session) -> None:
     told = until(lambda: _without(plane, "d1"), what="the dead donor to be given up", deadline_s=120)
     assert told is not None
     assert told["errors"]["requests"] == told["errors"]["pages_lost"] == told["errors"]["checksum"] == 0
+
+
+@pytest.mark.parametrize("end", [control.replace, control.kill_blockdev], ids=["replaced", "killed"])
+def test_a_new_server_process_reads_what_the_old_one_wrote(plane: Session, end: Callable[[Path], object]) -> None:
+    fio(plane, *WRITE, "--do_verify=0")
+    before = control.blockdev_status(plane.state)
+
+    end(plane.state)
+    told = until(lambda: _successor(plane, int(before["server_pid"])), what="another server", deadline_s=240)
+    said = fio(plane, *WRITE, "--verify_only")
+
+    assert "err= 0" in said
+    assert told is not None
+    assert told["counters"]["takeovers"] == 1
+    told = control.blockdev_status(plane.state)
+    assert {donor["transport"] for donor in told["donors"]} == {"rdma"}
+    assert told["pages_in"]["remote"] > before["pages_in"]["remote"]
+    assert told["errors"]["requests"] == told["errors"]["pages_lost"] == told["errors"]["checksum"] == 0
+
+
+def _successor(plane: Session, pid: int) -> Mapping[str, Any] | None:
+    try:
+        told = control.blockdev_status(plane.state)
+    except PeerError:  # nobody answers between the two
+        return None
+    is_linked = all(donor["state"] == "up" for donor in told["donors"])
+    return told if told["server_pid"] != pid and is_linked else None
 
 
 def _without(plane: Session, name: str) -> Mapping[str, Any] | None:
