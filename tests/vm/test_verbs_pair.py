@@ -110,23 +110,21 @@ def test_pages_between_two_machines_are_verified(pair: Network) -> None:
 def test_a_dead_network_is_an_error_completion_within_a_second(pair: Network) -> None:
     prepare(pair[DONOR], {})
     prepare(pair[BORROWER], {})
+    module = "cd /farside/tree && python3 -m tests.support"
     # Its standard input must stay open as long as it is to serve.
-    tree = "cd /farside/tree && "
-    donor = pair[DONOR].spawn(f"{tree} sleep 600 | python3 -m tests.support.rdma_donor 10.77.0.2 2")
-    assert donor.stdout is not None
-    reader = pair[BORROWER].spawn(
-        f"{tree} python3 -m tests.support.rdma_reader 10.77.0.2 {int(donor.stdout.readline())}"
-    )
-    assert reader.stdout is not None
-    assert reader.stdout.readline().strip() == "reading"
-
-    pair.cut(DONOR)
-    told = json.loads(reader.stdout.readline())
+    with pair[DONOR].spawn(f"sleep 600 | ({module}.rdma_donor 10.77.0.2 2)") as donor:
+        assert donor.stdout is not None
+        port = int(donor.stdout.readline())
+        with pair[BORROWER].spawn(f"{module}.rdma_reader 10.77.0.2 {port}") as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline().strip() == "reading"
+            pair.cut(DONOR)
+            told = json.loads(reader.stdout.readline())
+        donor.kill()
 
     print(f"after a cut: {told}")
     assert told["errno"] == ETIMEDOUT
     assert told["seconds"] < 5  # 0.5 s by the adapter's timers; our own deadline is 30
-    donor.kill()
 
 
 def test_a_cut_network_is_noticed_and_healed(pair: Network) -> None:
