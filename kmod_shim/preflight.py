@@ -131,7 +131,7 @@ def memlock_check(root: Path) -> Check:
 def may_pin_memory(root: Path = Path("/")) -> bool:
     """True when this process may pin as much memory as it likes, as a donor does by RDMA with all that it lends."""
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return limit == resource.RLIM_INFINITY or _has_capability(root, _CAP_IPC_LOCK)
+    return limit == resource.RLIM_INFINITY or has_capability(root, _CAP_IPC_LOCK)
 
 
 def min_free_check(root: Path) -> Check:
