@@ -38,8 +38,8 @@ class Feature(IntFlag):
 
     NONE = 0
     SHM = 1  # passes slabs as memfds; only ever used over a unix socket
-    RDMA = 4  # pages by queue pairs beside data connections (verbs.h); named on a data connection, it asks for one
     MIGRATE = 2  # moves a recalled slab to another donor (a borrower without it gets EVICT at once)
+    RDMA = 4  # pages by queue pairs beside data connections (verbs.h); named on a data connection, it asks for one
 
 
 class ErrorCode(IntEnum):

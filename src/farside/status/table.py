@@ -65,7 +65,7 @@ def borrowed_table(device: Row) -> Table:
         table.add_row(
             str(donor.get("node", "-")),
             str(donor.get("state", "-")),
-            str(donor.get("transport", "-")),
+            str(donor.get("transport") or "-"),
             str(count[donor.get("node")]),
             str(sum(int(slab.get("live_pages", 0)) for slab in own)),
             f"{sum(float(slab.get('activity', 0.0)) for slab in own) / max(1, len(own)):.0f}",
