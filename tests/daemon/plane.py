@@ -42,6 +42,7 @@ class Plane:
     exporter: FakeExporter = field(default_factory=FakeExporter)
     memory: FakeMemory = field(default_factory=FakeMemory)
     others_bytes: int = 0
+    has_rdma: bool = False
     borrowers: list["Borrower"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -67,6 +68,7 @@ class Plane:
             exporter=self.exporter,
             slab_memory=self.memory,
             clock=self.clock,
+            has_rdma=self.has_rdma,
         )
 
     def tell_meminfo(self) -> None:
@@ -121,9 +123,13 @@ class Plane:
         borrower.welcome = await borrower.channel.open(session=session)
         return borrower
 
-    async def data(self, session: int, *, epoch: int, node: str = "b1") -> socket.socket:
+    async def data(
+        self, session: int, *, epoch: int, node: str = "b1", features: m.Feature = m.Feature.NONE
+    ) -> socket.socket:
         """A data connection, past the handshake."""
-        channel = self.channel(self.connection(node))
+        connection = self.connection(node)
+        connection._features = features
+        channel = self.channel(connection)
         try:
             await channel.open(role="data", session=session, epoch=epoch)
             return await channel.hand_over()

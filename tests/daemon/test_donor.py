@@ -432,6 +432,55 @@ def test_a_data_connection_of_a_successor_fences_all_older_ones(plane: Plane) ->
     scenario(plane, body)
 
 
+def test_a_data_connection_that_names_rdma_gets_a_queue_pair(tmp_path: Path) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+        await borrower.map()
+        old = await plane.data(borrower.session, epoch=1)
+        await until(lambda: borrower.session in plane.exporter.conns, "a data connection handed over")
+        assert plane.status().slabs[0].transport == "tcp"
+
+        sock = await plane.data(borrower.session, epoch=2, features=m.Feature.RDMA)
+        await until(lambda: borrower.session in plane.exporter.pairs, "a queue pair made")
+
+        assert plane.exporter.conns == {}  # the older one was fenced
+        assert plane.status().slabs[0].transport == "rdma"
+        assert plane.status().traffic["rdma_connections"] == 1
+        old.close()
+        sock.close()
+
+    scenario(Plane(tmp_path, has_rdma=True), body)
+
+
+def test_a_donor_without_rdma_agrees_to_none(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower(features=m.Feature.MIGRATE | m.Feature.RDMA)
+        assert borrower.channel.connection.features == m.Feature.MIGRATE
+
+        sock = await plane.data(borrower.session, epoch=1, features=m.Feature.RDMA)
+        await until(lambda: borrower.session in plane.exporter.conns, "a data connection handed over")
+
+        assert plane.exporter.pairs == {}
+        sock.close()
+
+    scenario(plane, body)
+
+
+def test_slabs_are_offered_to_rdma_devices_while_they_stand(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        borrower = await plane.borrower()
+        leases = await borrower.map(5)
+        assert set(plane.exporter.offered) == set(plane.memory.views)
+        assert {address for _, _, address, _ in plane.exporter.leases.values()} <= set(plane.exporter.offered)
+
+        await borrower.ask(m.Release(leases=tuple(lease.lease for lease in leases)))
+        await until(lambda: plane.donor.lender is not None and not plane.donor.lender.pool.changing, "slabs freed")
+
+        assert set(plane.exporter.offered) == set(plane.memory.views)
+
+    scenario(plane, body)
+
+
 def test_a_data_connection_loses_no_byte_at_the_hand_over(plane: Plane) -> None:
     async def body(plane: Plane) -> None:
         borrower = await plane.borrower()
