@@ -18,7 +18,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-# Not whatever `python3` is first in PATH: nbd is a package of the system's own Python.
+# Not whatever `python3` is first in PATH: pyverbs and nbd are packages of the system's own Python.
 SYSTEM_PYTHON ?= /usr/bin/python3
 PYTHON := .venv/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check --quiet
@@ -26,7 +26,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config liburing-dev libssl-dev libibverbs-dev \
-	librdmacm-dev ibverbs-providers python3-libnbd
+	librdmacm-dev ibverbs-providers python3-pyverbs python3-libnbd
 DEMO_PACKAGES := fio libnbd-bin nbdkit
 VM_PACKAGES := qemu-system-x86 qemu-utils mmdebstrap debian-archive-keyring e2fsprogs openssh-client util-linux cpio
 TEST_PACKAGES := $(DEMO_PACKAGES) $(VM_PACKAGES) nbd-client nbd-server qemu-utils clang libclang-rt-14-dev vagrant openipmi \
