@@ -88,6 +88,7 @@ class Domain:
         self.ended_gpu_s: list[float] = []  # the services of all its jobs that have ended, for policies that learn
         self.placed: list[Sample] = []  # its jobs that have ended, for placements that learn
         self._is_counting_more = is_counting_more
+        self.ended_expected_gpu_s: list[float] = []  # and what was expected of them
         self._group_of: dict[tuple[Demand, float], int] = {}
         self.reservation: Reservation | None = None
         self._waiting_since: dict[int, float] = {}
@@ -124,12 +125,13 @@ class Domain:
         self._is_changed = True
         home._learn_place(row, held.allocation, self.ledger)
         del home.jobs[row], home.groups[row]
-        home._learn(service_gpu_s)
+        home._learn(service_gpu_s, self.table.predicted_gpu_s.item(row))
 
-    def _learn(self, service_gpu_s: float) -> None:
+    def _learn(self, service_gpu_s: float, expected_gpu_s: float) -> None:
         """What a policy learns makes it another one, and all who wait are ranked again by that."""
         self.ended_gpu_s.append(service_gpu_s)
-        order = self.rules.order.learn(self.ended_gpu_s)
+        self.ended_expected_gpu_s.append(expected_gpu_s)
+        order = self.rules.order.learn(self.ended_gpu_s, self.ended_expected_gpu_s)
         if order is not self.rules.order:
             self.rules = replace(self.rules, order=order)
             self.traits = order.traits

@@ -61,7 +61,7 @@ class Gittins(Las):
         """What is known of services now."""
         return self.prior if self.fitted is None else self.fitted
 
-    def learn(self, ended_gpu_s: Sequence[float]) -> "Gittins":
+    def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> "Gittins":
         """With the prior and all these as distribution, if they are enough more than at the last fit."""
         known = len(self.distribution) - len(self.prior)
         enough = max(self.first_fit_jobs, known + 1, known * (1 + self.refit_share))

@@ -138,7 +138,7 @@ class Las:
             return f"has run before, both in Q{one + 1}"
         return f"started {format_seconds(second.first_start_s[0] - first.first_start_s[0])} earlier, both in Q{one + 1}"
 
-    def learn(self, ended_gpu_s: Sequence[float]) -> OrderPolicy:
+    def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> OrderPolicy:
         """Itself: it needs to know nothing."""
         return self
 

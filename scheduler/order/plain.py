@@ -26,6 +26,6 @@ class PlainOrder:
         """Nobody."""
         return np.zeros(len(jobs.gpus))
 
-    def learn(self, ended_gpu_s: Sequence[float]) -> Self:
+    def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> Self:
         """Itself."""
         return self

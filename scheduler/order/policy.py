@@ -35,6 +35,8 @@ class OrderTraits:
         is_steady: A running job's keys never grow but at the times that ``next_change_s`` tells.
         has_thresholds: ``next_change_s`` tells of times at all, and is asked for them.
         is_keyed_by_position: Keys use the job's place in the list of its queue, which the cycle then keeps.
+        is_ageing: What ``next_change_s`` tells of a job that waits counts from its submission on, not only once it
+            has run.
     """
 
     is_preemptive: bool = False
@@ -42,6 +44,7 @@ class OrderTraits:
     is_steady: bool = True
     has_thresholds: bool = False
     is_keyed_by_position: bool = False
+    is_ageing: bool = False
 
 
 class OrderPolicy(Protocol):
@@ -77,9 +80,10 @@ class OrderPolicy(Protocol):
         """1.0 for each job that has starved and must go back to the first queue with its figures at zero, else 0.0."""
         ...
 
-    def learn(self, ended_gpu_s: Sequence[float]) -> "OrderPolicy":
+    def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> "OrderPolicy":
         """The policy once all these jobs have ended: their services in GPU seconds, in the order of their ends.
 
+        ``expected_gpu_s`` is what was expected of the same jobs, NaN where nothing was; empty where nobody kept it.
         Itself, the same object, as long as they change nothing for it. Asked whenever a job has ended, so it must
         answer that at once.
         """

@@ -156,6 +156,8 @@ class Simulation:
         predicted_gpu_s = self._predict(trace) if self._predict else math.nan
         domain.submit(row, trace.job, remaining_s=trace.duration_s, predicted_gpu_s=predicted_gpu_s)
         self._wake(domain.name, trace.job.submit_s + self._rules.reserve_after_s)
+        if domain.traits.is_ageing:
+            self._watch(domain, [row], trace.job.submit_s)
 
     def _later(self, now_s: float, touched: dict[str, Domain], ticked: dict[str, Domain]) -> None:
         _, kind, row, start = heapq.heappop(self._heap)
