@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from farside.errors import ConfigError
 from farside.scheduler.sim.trace.job import Trace, TraceJob
 from farside.scheduler.sim.workload.arrivals import Arrivals, submissions, submit_times_s
+from farside.scheduler.sim.workload.naming import Naming, recurring_name, single_name, with_day, with_slip
 from farside.scheduler.sim.workload.service import Lognormal, Service
 from farside.scheduler.state import Job
 from farside.scheduler.table import Floats
@@ -52,6 +53,9 @@ class Workload:
         inequality: How unequal users and names are: the n-th comes as often as n to the power of minus this.
         recurrence: What part of durations' differences goes with the name of the job, from 0 (none) to 1 (all).
         growth: How much longer jobs of many GPUs run, against chance, with each doubling. 0: as long as others.
+        repeats: The share of submissions whose name recurs. The names of the others come once, and tell nothing.
+        newcomers: The share of users of whom nothing comes in the first half of the trace.
+        naming: How names are written; none: as short as can be.
     """
 
     jobs: int = 1000
@@ -68,6 +72,9 @@ class Workload:
     inequality: float = 1.0
     recurrence: float = 0.5
     growth: float = 0.2
+    repeats: float = 1.0
+    newcomers: float = 0.0
+    naming: Naming | None = None
 
     def __post_init__(self) -> None:
         largest = max((gpus for gpus, _ in self.gpu_mix), default=0)
@@ -83,11 +90,16 @@ class Workload:
             raise ValueError(f"load must be above 0, is {self.load:g}")
         if self.users < 1 or self.names < 1 or not 0 <= self.recurrence <= 1:
             raise ValueError("users and names must be at least 1, and recurrence from 0 to 1")
+        if not (0 <= self.repeats <= 1 and 0 <= self.newcomers < 1):
+            raise ValueError("repeats must be from 0 to 1, newcomers from 0 to below 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Jobs as columns, by submit time; ``vc``, ``user`` and ``name`` are numbers."""
+    """Jobs as columns, by submit time; ``vc``, ``user`` and ``name`` are numbers.
+
+    A name below 0 comes once. ``slip``: which slip is in the written name; below 0 none.
+    """
 
     submit_s: Floats
     duration_s: Floats
@@ -95,6 +107,7 @@ class Drawn:
     vc: Whole
     user: Whole
     name: Whole
+    slip: Whole
 
 
 def generate(workload: Workload, rng: np.random.Generator) -> Trace:
@@ -115,15 +128,34 @@ def draw(workload: Workload, rng: np.random.Generator) -> Drawn:
     vc = _pick([weight for _, weight in workload.vc_mix], count, rng)
     user = _pick(_ranked(workload.users, workload.inequality), count, rng)
     name = _pick(_ranked(workload.names, workload.inequality), count, rng)
+    if workload.newcomers:
+        user = _without_newcomers(workload, user, rng)
     # One number for each name of each user, in each size.
     kind = ((vc * workload.users + user) * workload.names + name) * len(mix) + gpu_class
+    if workload.repeats < 1:
+        once = rng.random(count) >= workload.repeats
+        name = np.where(once, -1 - np.arange(count), name)
+        kind = np.where(once, name, kind)
     gpus = mix[gpu_class][of]
     duration_s = np.round(_durations(workload, kind[of], gpus, rng), 3)
     span_s = _span_s(workload, duration_s, gpus)
     submit_s = np.round(submit_times_s(workload.arrivals, of, start_s=workload.start_s, span_s=span_s, rng=rng), 3)
     order = np.argsort(submit_s, kind="stable")
     at = of[order]
-    return Drawn(submit_s[order], duration_s[order], gpus[order], vc[at], user[at], name[at])
+    slip = np.full(workload.jobs, -1)
+    if workload.naming is not None:
+        slip = np.where(rng.random(workload.jobs) < workload.naming.typos, rng.integers(1 << 30, size=len(at)), slip)
+    return Drawn(submit_s[order], duration_s[order], gpus[order], vc[at], user[at], name[at], slip)
+
+
+def _without_newcomers(workload: Workload, user: Whole, rng: np.random.Generator) -> Whole:
+    """Of the first half of all submissions those by newcomers go to other users."""
+    is_new = np.zeros(workload.users, dtype=bool)
+    is_new[rng.permutation(workload.users)[: int(workload.newcomers * workload.users)]] = True
+    weights = np.where(is_new, 0.0, _ranked(workload.users, workload.inequality))
+    early = is_new[user] & (np.arange(len(user)) < len(user) // 2)
+    found: Whole = np.where(early, _pick(weights.tolist(), len(user), rng), user)
+    return found
 
 
 def _pick(weights: list[float], count: int, rng: np.random.Generator) -> Whole:
@@ -174,14 +206,23 @@ def to_trace(workload: Workload, drawn: Drawn) -> Trace:
                     gpus=gpus,
                     vc=workload.vc_mix[vc][0],
                     user=users[vc * workload.users + user],
-                    name=f"train{name}x{gpus}",
+                    name=_written(workload, vc * workload.users + user, name, gpus, submit_s, slip),
                 ),
                 duration_s=duration_s,
             )
-            for at, (submit_s, duration_s, gpus, vc, user, name) in enumerate(rows)
+            for at, (submit_s, duration_s, gpus, vc, user, name, slip) in enumerate(rows)
         )
     )
 
 
+def _written(workload: Workload, user: int, name: int, gpus: int, submit_s: float, slip: int) -> str:
+    if workload.naming is None:
+        return f"train{name}x{gpus}" if name >= 0 else f"once{-name}"
+    if name < 0:
+        return single_name(-name)
+    text = recurring_name(workload.naming, user * workload.names + name, gpus)
+    return with_day(text if slip < 0 else with_slip(text, slip), submit_s)
+
+
 def _columns(drawn: Drawn) -> tuple[Floats | Whole, ...]:
-    return drawn.submit_s, drawn.duration_s, drawn.gpus, drawn.vc, drawn.user, drawn.name
+    return drawn.submit_s, drawn.duration_s, drawn.gpus, drawn.vc, drawn.user, drawn.name, drawn.slip
