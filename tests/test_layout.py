@@ -24,6 +24,7 @@ SCHEDULER_SHELL = (
     "farside.scheduler.sim.result.write",
     "farside.scheduler.sim.result.report",
     "farside.scheduler.energy.read",
+    "farside.scheduler.predict.store",
 )
 PURE = (
     "farside.daemon.protocol",

@@ -1,0 +1,278 @@
+"""The GPU time that a job will take: the service behind QSSF. PURE. [helios §4.2.2, Algorithm 1]
+
+How it works
+  Of each job that comes, N x (lambda x rolling estimate + (1 - lambda) x boosted trees) is expected. Lambda is
+  learned on what is held back at each fit, the newest fifth of all jobs that have ended.
+
+  Nothing of that is believed because it was computed: `Judge` has the last word, and without a model that ranks
+  better the rolling estimate or the number of GPUs stands in. So a cluster whose log has neither users nor names,
+  where a model ranks jobs no better than their GPUs do, goes by GPUs.
+
+  A job's features are taken when it comes, and kept until it ends: what was not known then can't get into them.
+
+  Facts that make no sense are counted and not learned from: a run time that is negative or no number. A clock that
+  jumps does no harm: a job's features and its run time are its own.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from farside.errors import ConfigError
+from farside.scheduler.predict.feature import CATEGORIES, FEATURES, Codes, feature_row
+from farside.scheduler.predict.gbdt import Gbdt, fit_gbdt, gbdt_from_text
+from farside.scheduler.predict.judge import LEAST_JUDGED, Judge, Judged, Source
+from farside.scheduler.predict.quality import Quality, quality, queue_saving
+from farside.scheduler.predict.rolling import (
+    NOBODY_KNOWS_S,
+    RollingEstimate,
+    RollingEstimator,
+    RollingParams,
+    bounded_s,
+)
+from farside.scheduler.predict.service import Advice, Expect, Fact, JobEnded, JobSubmitted, ModelRecord, UpdateRule
+from farside.scheduler.state import Job
+from farside.scheduler.table import Floats
+
+NAME = "qssf"
+Choice = Literal["best", "rolling", "gpus"]
+
+HELD_SHARE = 0.2
+LEAST_FIT = 200  # jobs, below which trees know nothing
+BASELINES: tuple[Source, ...] = ("rolling", "gpus")
+LAMBDAS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTimeParams:
+    """Settings of the service.
+
+    Attributes:
+        use: ``best``: whatever has ranked best; ``rolling`` or ``gpus``: that alone.
+        margin: By how much of `queue_saving` an estimator must be better than the number of GPUs.
+        judged_jobs: The newest ended jobs by which estimators are judged.
+        window_jobs: The newest ended jobs to which the trees are fitted.
+        update_every_s: How long a model is used before it is fitted anew; `UpdateRule` has what else does that.
+        drift: See there.
+    """
+
+    use: Choice = "best"
+    margin: float = 0.03
+    judged_jobs: int = 2000
+    window_jobs: int = 200_000
+    update_every_s: float = 7 * 86400.0
+    drift: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuses windows in which nothing can be seen."""
+        for name, least in (("judged_jobs", LEAST_JUDGED), ("window_jobs", LEAST_FIT)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}: must be at least {least}, is {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A job when it came: its features, and the seconds that each estimator expected; NaN where there was no model."""
+
+    row: Floats
+    submit_s: float
+    gpus: int
+    model_s: float
+    rolling_s: float
+
+    def gpu_s(self, source: Source) -> float:
+        """What one of them expects, GPU seconds. By GPUs alone every job runs equally long."""
+        seconds = {"model": self.model_s, "rolling": self.rolling_s, "gpus": NOBODY_KNOWS_S, "nobody": math.nan}
+        return seconds[source] * self.gpus
+
+
+class GpuTimeService:
+    """Expects GPU times of jobs that come, and learns from those that end."""
+
+    def __init__(self, params: GpuTimeParams, rolling: RollingParams) -> None:
+        self.params = params
+        self.rolling = RollingEstimator(rolling)
+        self.judge = Judge(margin=params.margin, jobs=params.judged_jobs)
+        self.weight = 0.5  # lambda: what the rolling estimate counts
+        self.refused = 0  # facts that made no sense
+        self._codes = {name: Codes() for name in CATEGORIES[:2]}
+        self._trees: Gbdt | None = None
+        self._pending: dict[int, _Seen] = {}
+        self._ended: deque[tuple[_Seen, float]] = deque(maxlen=params.window_jobs)  # with its seconds
+        self._learned = 0
+        self._told_by: Source = self.source
+
+    # ------------------------------------------------------------------ what a service is
+
+    @property
+    def name(self) -> str:
+        """``qssf``."""
+        return NAME
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Of the trees."""
+        return FEATURES
+
+    @property
+    def rule(self) -> UpdateRule:
+        """By its settings."""
+        return UpdateRule(every_s=self.params.update_every_s, drift=self.params.drift)
+
+    @property
+    def source(self) -> Source:
+        """Who is believed now."""
+        return self.judge.source if self.params.use == "best" else self.params.use
+
+    @property
+    def learnable(self) -> int:
+        """Jobs that have ended; 0 when no model is wanted."""
+        return self._learned if self.params.use == "best" else 0
+
+    @property
+    def drift(self) -> float:
+        """Of the model's median error, in logarithms."""
+        return self.judge.drift
+
+    def observe(self, fact: Fact) -> tuple[Advice, ...]:
+        """An expectation of a job that comes; and anew of all, when another estimator is believed than before."""
+        if isinstance(fact, JobSubmitted):
+            return (*self._anew(), self._expect(fact.job))
+        if isinstance(fact, JobEnded):
+            self._learn(fact)
+        return self._anew()
+
+    def _anew(self) -> tuple[Advice, ...]:
+        """For jobs that wait: expectations of two estimators don't compare."""
+        if self.source == self._told_by:
+            return ()
+        self._told_by = self.source
+        return tuple(self._told(sequence, seen) for sequence, seen in self._pending.items())
+
+    def forget_pending(self) -> None:
+        """No job that came will be heard of again: what follows is another log."""
+        self._pending.clear()
+
+    # ------------------------------------------------------------------ expecting
+
+    def _expect(self, job: Job) -> Expect:
+        rolling = self.rolling.expect(job)
+        row = np.array(feature_row(job, rolling, self._codes_of(job, rolling)))
+        model_s = math.nan
+        if self._trees is not None and self.params.use == "best":
+            trees_s = self._trees.duration_s(row.reshape(1, -1)).item()
+            model_s = bounded_s(self.weight * rolling.duration_s + (1 - self.weight) * trees_s)
+        seen = _Seen(row, job.submit_s, job.gpus, model_s, rolling.duration_s)
+        self._pending[job.sequence] = seen
+        return self._told(job.sequence, seen)
+
+    def _told(self, sequence: int, seen: _Seen) -> Expect:
+        """By who is believed; a job that came before there was a model goes by the rolling estimate instead of it."""
+        source = self.source
+        if source == "model" and math.isnan(seen.model_s):
+            source = "rolling"
+        return Expect(sequence=sequence, gpu_s=seen.gpu_s(source), source=source)
+
+    def _codes_of(self, job: Job, rolling: RollingEstimate) -> tuple[float, float, float]:
+        bucket = math.nan if rolling.bucket < 0 else float(rolling.bucket)
+        return self._codes["user"].add(job.user), self._codes["vc"].add(job.vc), bucket
+
+    # ------------------------------------------------------------------ learning
+
+    def _learn(self, fact: JobEnded) -> None:
+        seen = self._pending.pop(fact.job.sequence, None)
+        if not 0 <= fact.ran_s < math.inf:
+            self.refused += 1
+            return
+        ran_s = bounded_s(fact.ran_s)
+        self.rolling.add(fact.job, ran_s)
+        if seen is None:  # it came before we did
+            return
+        self._learned += 1
+        self._ended.append((seen, ran_s))
+        judged = Judged(seen.gpu_s("model"), seen.gpu_s("rolling"), seen.gpu_s("gpus"), ran_s * seen.gpus)
+        self.judge.add(judged, has_model=self._trees is not None)
+
+    def fit(self, now_s: float) -> ModelRecord | None:
+        """Fits trees to the older part, learns lambda on the newer, and then fits to all."""
+        if self.params.use != "best" or len(self._ended) < LEAST_FIT:
+            return None
+        rows = np.array([seen.row for seen, _ in self._ended])
+        ran_s = np.array([seconds for _, seconds in self._ended])
+        cut = int(len(rows) * (1 - HELD_SHARE))
+        trial = fit_gbdt(rows[:cut], ran_s[:cut], held=(rows[cut:], ran_s[cut:]))
+        found = self._learn_weight([seen for seen, _ in self._ended][cut:], trial.duration_s(rows[cut:]), ran_s[cut:])
+        self._trees = fit_gbdt(rows, ran_s, rounds=max(1, trial.trees))
+        self.judge.expect_error(found.log_error)
+        self.judge.judge(has_model=True)
+        return self._record(now_s, found)
+
+    def _learn_weight(self, held: list[_Seen], trees_s: Floats, ran_s: Floats) -> Quality:
+        """The lambda that would have been worth most to the older half of what was held back.
+
+        By the newer half the model is judged, and so are the others, if none was judged before: what something was
+        chosen by can't tell how good it is.
+        """
+        gpus = np.array([float(seen.gpus) for seen in held])
+        rolling, by_gpus = (np.array([seen.gpu_s(source) for seen in held]) for source in BASELINES)
+        true, half = ran_s * gpus, len(held) // 2
+        blends = {weight: weight * rolling + (1 - weight) * trees_s * gpus for weight in LAMBDAS}
+        self.weight = max(LAMBDAS, key=lambda weight: queue_saving(blends[weight][:half], true[:half]))
+        model = blends[self.weight]
+        if not self.judge.has_judged_model:
+            columns = (one[half:].tolist() for one in (model, rolling, by_gpus, true))
+            self.judge.begin(Judged(*values) for values in zip(*columns, strict=True))
+        return quality(model[half:], true[half:])
+
+    # ------------------------------------------------------------------ as files
+
+    def _record(self, now_s: float, found: Quality) -> ModelRecord:
+        trees = self._trees
+        assert trees is not None
+        names = {"bucket": self.rolling.buckets.firsts, **{kind: codes.names for kind, codes in self._codes.items()}}
+        rolling = self.rolling.params
+        return ModelRecord(
+            service=NAME,
+            text=trees.text,
+            features=FEATURES,
+            trained_from_s=min(seen.submit_s for seen, _ in self._ended),
+            trained_to_s=now_s,
+            trained_on=len(self._ended),
+            params={
+                "lambda": self.weight, "similarity": rolling.similarity, "decay": rolling.decay,
+                "prior_jobs": rolling.prior_jobs,
+            },
+            tables={
+                kind: {names[kind][number]: category for number, category in table.items()}
+                for kind, table in trees.tables.items()
+            },
+            metrics={
+                "log_error": found.log_error, "spearman": found.spearman, "within_2": found.within_2,
+                **{f"saving_{name}": value for name, value in self.judge.savings.items()},
+                **{f"error_{name}": value for name, value in self.judge.errors.items()},
+            },
+        )  # fmt: skip
+
+    def use(self, record: ModelRecord) -> None:
+        """Uses a model from a file. Until enough jobs have ended, its own figures decide whether it is believed."""
+        if record.service != NAME:
+            raise ConfigError(f"the model is of service '{record.service}', not {NAME}")
+        tables = {kind: self._table(kind, record.tables) for kind in CATEGORIES}
+        self._trees = gbdt_from_text(record.text, tables, record.features)
+        self.weight = record.params.get("lambda", self.weight)
+        self.judge.expect_error(record.metrics.get("log_error", math.nan))
+        savings, errors = (
+            {name: record.metrics.get(f"{kind}_{name}", math.nan) for name in ("model", "rolling", "gpus")}
+            for kind in ("saving", "error")
+        )
+        self.judge.believe(savings, errors, has_model=True)
+
+    def _table(self, kind: str, tables: Mapping[str, Mapping[str, int]]) -> Mapping[int, int]:
+        if kind not in tables:
+            raise ConfigError(f"the model lacks the table of its category {kind}", hint="fit it again")
+        add = self.rolling.buckets.add if kind == "bucket" else self._codes[kind].add
+        return {int(add(name)): category for name, category in tables[kind].items() if name}

@@ -1,0 +1,111 @@
+"""Past jobs as facts, in the order in which they happened, and what is learned from them alone. PURE."""
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from farside.scheduler.predict.engine import Orchestrator
+from farside.scheduler.predict.quality import queue_saving
+from farside.scheduler.predict.rolling import RollingEstimator, RollingParams
+from farside.scheduler.predict.service import JobEnded, JobSubmitted
+from farside.scheduler.state import Job
+
+# A past job and the seconds that it ran.
+Past = tuple[Job, float]
+
+# What is tried, each from the default of the others; on the newest jobs only, the first half of which is learned from.
+SIMILARITIES, DECAYS, PRIORS = (0.8, 0.9, 1.0), (0.7, 0.9, 0.97), (0.0, 1.0, 3.0)
+TRIED_JOBS = 20_000
+LEAST_TRIED = 200
+REFIT_SHARE = 1 / 3  # of what is known then
+
+
+def replay(past: Iterable[Past]) -> Iterator[JobSubmitted | JobEnded]:
+    """The facts of past jobs. A log's jobs ended at the earliest when they had come and run: how long they waited it
+    may not say. At one instant jobs end before others come.
+
+    Args:
+        past: By submit time.
+    """
+    running: list[tuple[float, int, Job, float]] = []
+    for at, (job, ran_s) in enumerate(past):
+        while running and running[0][0] <= job.submit_s:
+            yield _ended(heapq.heappop(running))
+        yield JobSubmitted(at_s=job.submit_s, job=job)
+        end_s = job.submit_s + ran_s
+        heapq.heappush(running, (end_s if end_s >= job.submit_s else job.submit_s, at, job, ran_s))
+    while running:
+        yield _ended(heapq.heappop(running))
+
+
+def _ended(entry: tuple[float, int, Job, float]) -> JobEnded:
+    end_s, _, job, ran_s = entry
+    return JobEnded(at_s=end_s, job=job, ran_s=ran_s)
+
+
+def tell_all(orchestrator: Orchestrator, past: Sequence[Past], *, is_fitting: bool = True) -> None:
+    """Services learn from all of it, and have a model afterwards, if it was enough for one, or not ``is_fitting``.
+
+    Models are fitted on the way as well, whenever there is half as much again to fit them to: so each has been judged
+    by jobs that it did not know, as in life.
+    """
+    end_s = 0.0
+    fitted_on = dict.fromkeys(orchestrator.engines, 0)
+    for fact in replay(past):
+        end_s = fact.at_s
+        for engine in orchestrator.engines:
+            engine.service.observe(fact)
+            known = engine.service.learnable
+            if is_fitting and known - fitted_on[engine] >= max(engine.service.rule.new_facts, known * REFIT_SHARE):
+                engine.update(end_s, "history is read")
+                fitted_on[engine] = known
+    for engine in orchestrator.engines if is_fitting else ():
+        engine.update(end_s, "history was read")
+
+
+def learned_rolling(past: Sequence[Past], start: RollingParams) -> RollingParams:
+    """Similarity, decay and prior by what would have ordered the newer half of these jobs best, learning as they end.
+
+    One after the other, each with what was found before; the defaults where there is too little to tell.
+    """
+    tried = past[-TRIED_JOBS:]
+    if len(tried) < LEAST_TRIED:
+        return start
+    best, best_saving = start, _saving(tried, start)
+    has_names = any(job.name and job.user for job, _ in tried)
+    grid = (("similarity", SIMILARITIES), ("decay", DECAYS), ("prior_jobs", PRIORS))
+    for name, values in grid if has_names else grid[2:]:
+        for value in values:
+            params = _with(best, name, value)
+            if params == best:
+                continue
+            saving = _saving(tried, params)
+            if saving > best_saving:
+                best, best_saving = params, saving
+    return best
+
+
+def _with(params: RollingParams, name: str, value: float) -> RollingParams:
+    figures = {key: getattr(params, key) for key in ("similarity", "decay", "prior_jobs")}
+    return RollingParams(**{**figures, name: value})
+
+
+def _saving(past: Sequence[Past], params: RollingParams) -> float:
+    estimator = RollingEstimator(params)
+    expected: dict[int, float] = {}
+    pairs: list[tuple[float, float]] = []
+    half_s = past[len(past) // 2][0].submit_s
+    for fact in replay(past):
+        job = fact.job
+        if isinstance(fact, JobSubmitted):
+            if job.submit_s >= half_s:
+                expected[job.sequence] = estimator.expect(job).duration_s * job.gpus
+            continue
+        if not fact.ran_s >= 0:
+            continue
+        estimator.add(job, fact.ran_s)
+        if job.sequence in expected:
+            pairs.append((expected.pop(job.sequence), fact.ran_s * job.gpus))
+    told = np.array(pairs).reshape(-1, 2)
+    return queue_saving(told[:, 0], told[:, 1]) if len(told) > 1 else 0.0

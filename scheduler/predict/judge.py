@@ -1,0 +1,135 @@
+"""Which estimator is believed: the one whose order would have been worth most to a queue lately. PURE.
+
+When a job ends, what each estimator had expected of it at its submission is held against the truth. Over the newest of
+those (`queue_saving`) the choice falls on
+
+* the model, if it is better than the number of GPUs alone by ``margin``, and not by accident;
+* else the rolling estimate, if that is;
+* else the number of GPUs, which needs no history;
+* nobody, so that jobs go in order of arrival, if even that is worse than chance, and not by accident.
+
+What is an accident the spread says: the newest jobs are cut into `BLOCKS`, one after the other, and a difference counts
+when its mean over the blocks is more than `SURE` of its standard errors. The few longest jobs decide what an order is
+worth, so that differences between two bad estimators are large in any one block, and of either sign.
+
+Who is in use need only be better by half of that: else two would take turns.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from farside.scheduler.predict.quality import quality, queue_saving
+
+Source = Literal["model", "rolling", "gpus", "nobody"]
+
+LEAST_JUDGED = 300  # jobs, below which a figure of quality is chance
+JUDGED_EVERY = 50  # ended jobs
+RECENT = 500  # jobs, whose errors tell of drift
+BLOCKS = 10
+SURE = 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What was expected of an ended job when it came, and what it took, GPU seconds; NaN where there was no model."""
+
+    model: float
+    rolling: float
+    gpus: float
+    true: float
+
+
+class Judge:
+    """Keeps the score.
+
+    Attributes:
+        source: Who is believed.
+        savings: `queue_saving` of each estimator, as far as known: the mean of blocks.
+        errors: The standard error of each one's difference from the number of GPUs; of ``gpus``, from chance.
+        drift: By what share the model's recent median error is greater than when it was fitted.
+    """
+
+    def __init__(self, *, margin: float, jobs: int) -> None:
+        self.margin = margin
+        self.source: Source = "gpus"
+        self.savings: Mapping[str, float] = {}
+        self.errors: Mapping[str, float] = {}
+        self.drift = 0.0
+        self.judged: deque[Judged] = deque(maxlen=jobs)
+        self._log_error = math.nan
+        self._new = 0
+
+    @property
+    def has_judged_model(self) -> bool:
+        """Whether any job has ended that a model knew."""
+        return any(not math.isnan(one.model) for one in self.judged)
+
+    def add(self, judged: Judged, *, has_model: bool) -> None:
+        """A job has ended. ``has_model``: whether there is one to choose."""
+        self.judged.append(judged)
+        self._new += 1
+        if self._new >= JUDGED_EVERY:
+            self.judge(has_model=has_model)
+
+    def begin(self, judged: Iterable[Judged]) -> None:
+        """Begins anew with these."""
+        self.judged.clear()
+        self.judged.extend(judged)
+
+    def expect_error(self, log_error: float) -> None:
+        """A new model's median error, against which later ones are drift."""
+        self._log_error, self.drift = log_error, 0.0
+
+    def judge(self, *, has_model: bool) -> None:
+        """Reckons and chooses, if enough have ended."""
+        self._new = 0
+        if len(self.judged) < LEAST_JUDGED:
+            return
+        model, rolling, gpus, true = np.array([(one.model, one.rolling, one.gpus, one.true) for one in self.judged]).T
+        known = ~np.isnan(model)
+        columns = {"rolling": rolling, "gpus": gpus}
+        if known.sum() >= LEAST_JUDGED:  # all are judged by the same jobs
+            columns["model"] = model
+            columns = {name: column[known] for name, column in columns.items()}
+            true = true[known]
+            recent = quality(columns["model"][-RECENT:], true[-RECENT:]).log_error
+            self.drift = recent / self._log_error - 1 if self._log_error > 0 else 0.0
+        blocks = np.array_split(np.arange(len(true)), BLOCKS)
+        by_block = {
+            name: np.array([queue_saving(column[block], true[block]) for block in blocks])
+            for name, column in columns.items()
+        }
+        self.savings = {name: float(values.mean()) for name, values in by_block.items()}
+        chance = {"gpus": np.zeros(BLOCKS)}
+        self.errors = {
+            name: float(np.std(values - chance.get(name, by_block["gpus"]), ddof=1)) / math.sqrt(BLOCKS)
+            for name, values in by_block.items()
+        }
+        self.choose(has_model=has_model)
+
+    def believe(self, savings: Mapping[str, float], errors: Mapping[str, float], *, has_model: bool) -> None:
+        """Takes somebody else's word for it, until enough have ended here."""
+        self.savings, self.errors = savings, errors
+        self.choose(has_model=has_model)
+
+    def choose(self, *, has_model: bool) -> None:
+        """By the savings."""
+        model, rolling = (self._lead(name) for name in ("model", "rolling"))
+        by_gpus, error = self.savings.get("gpus", 0.0), self.errors.get("gpus", math.inf)
+        if has_model and model >= 0 and model + self.margin >= rolling:
+            self.source = "model"
+        elif rolling >= 0:
+            self.source = "rolling"
+        else:
+            self.source = "nobody" if by_gpus < -max(self.margin, SURE * error) else "gpus"
+
+    def _lead(self, name: str) -> float:
+        """By how much it is better than it must be; negative: it isn't good enough."""
+        needed = max(self.margin, SURE * self.errors.get(name, math.inf)) * (0.5 if name == self.source else 1.0)
+        lead = self.savings.get(name, math.nan) - self.savings.get("gpus", math.nan) - needed
+        return -math.inf if math.isnan(lead) else lead

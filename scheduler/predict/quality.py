@@ -1,0 +1,81 @@
+"""How good expectations were: in ranks, and in size. PURE."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from farside.scheduler.table import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """Of some expectations, once the truth is known; NaN of fewer than two.
+
+    Attributes:
+        jobs: How many.
+        saving: `queue_saving` of their order.
+        spearman: Rank correlation with the truth.
+        log_error: The median of the factor between expectation and truth, as a natural logarithm.
+        within_2: The share of them between half and twice the truth.
+    """
+
+    jobs: int
+    saving: float
+    spearman: float
+    log_error: float
+    within_2: float
+
+
+def quality(expected: Floats, true: Floats) -> Quality:
+    """All figures of expectations above 0 against truths of at least 0."""
+    if len(true) < 2:
+        return Quality(jobs=len(true), saving=np.nan, spearman=np.nan, log_error=np.nan, within_2=np.nan)
+    errors = np.abs(np.log(np.maximum(expected, 1.0)) - np.log(np.maximum(true, 1.0)))
+    return Quality(
+        jobs=len(true),
+        saving=queue_saving(expected, true),
+        spearman=spearman(expected, true),
+        log_error=float(np.median(errors)),
+        within_2=float(np.mean(errors <= np.log(2.0) + 1e-9)),
+    )
+
+
+def queue_saving(expected: Floats, true: Floats) -> float:
+    """What an order is worth to a queue: 1 for that by the truth, 0 for chance, negative for worse than chance.
+
+    If all these jobs stood in one queue, who goes first makes all behind him wait for his service. The sum of that is
+    compared with what it is by the truth and by chance. So to put a long job first counts as much as it costs, and how
+    jobs of nearly the same length are ordered hardly matters; a rank correlation counts both alike. It is the
+    normalised Gini coefficient. Jobs that are expected to take the same share their places.
+    """
+    best = _waits(true, true)
+    chance = float(np.sum(true)) * (len(true) - 1) / 2
+    return 1.0 if chance <= best else (chance - _waits(expected, true)) / (chance - best)
+
+
+def _waits(expected: Floats, true: Floats) -> float:
+    behind = len(true) - ranks(expected)
+    return float(np.sum(true * behind))
+
+
+def spearman(first: Floats, second: Floats) -> float:
+    """Correlation of ranks, from -1 to 1; 0 where one of them does not tell the jobs apart."""
+    one, other = ranks(first), ranks(second)
+    one, other = one - one.mean(), other - other.mean()
+    size = float(np.sqrt(np.sum(one**2) * np.sum(other**2)))
+    return float(np.sum(one * other)) / size if size else 0.0
+
+
+def ranks(values: Floats) -> Floats:
+    """The place of each in the order, from 1; equal ones share the mean of theirs."""
+    distinct, at, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    found: Floats = (last - (count - 1) / 2)[at.reshape(-1)] if len(distinct) else np.zeros(0)
+    return found
+
+
+def quantiles(expected: Floats, true: Floats, shares: Sequence[float]) -> Floats:
+    """Of expectation over truth: the factors that these shares of all jobs do not exceed."""
+    found: Floats = np.quantile(np.maximum(expected, 1.0) / np.maximum(true, 1.0), shares)
+    return found

@@ -1,0 +1,146 @@
+"""What a job's like took: averages of past run times that follow each end. PURE. [helios §4.2.2, Algorithm 1]
+
+How it works
+  Three cases, by what is known of the job's user:
+
+  1. nothing: the average of all jobs with as many GPUs;
+  2. jobs, but none of a similar name: the average of that user's jobs with as many GPUs;
+  3. jobs of a similar name: their average, in which each further job back counts ``decay`` times as much as the one
+     after it.
+
+  A similar name is one of the same bucket (name.py). Jobs without a user are case 1.
+
+  These groups lie one within the other: all jobs, those with as many GPUs, the user's, the user's with as many GPUs,
+  the user's of a similar name, the user's of the very same form. A group's average starts with the next wider one's,
+  which counts as ``prior_jobs`` jobs. So a name that came once before doesn't decide alone, and one that came a
+  hundred times does. With ``prior_jobs`` 0 it is the paper's rule, and the nearest group that is not empty decides.
+
+  Averages are of logarithms. Run times differ by factors, not by amounts: the plain average of a group is whatever its
+  one longest job took.
+
+  A group is three numbers, so an end costs the same whatever the length of the history. Groups by name are as many as
+  names: of those the ones that were added to most recently are kept.
+"""
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from farside.scheduler.predict.name import UNKNOWN, NameBuckets, form_of
+from farside.scheduler.state import Job
+
+LEAST_S = 1.0  # what is shorter counts as this: of 0 there is no logarithm
+MOST_S = 100 * 365 * 86400.0  # a century
+# Before any job has ended. Every job gets the same, so that GPUs alone decide.
+NOBODY_KNOWS_S = 3600.0
+MOST_NAMED = 500_000  # groups by user and name
+
+# Groups from the widest to the nearest. The case that an estimate is, by its nearest group that is not empty.
+LEVELS = ("all", "gpus", "user", "user_gpus", "bucket", "form")
+CASES = ("nothing", "new user", "new user", "no similar name", "no similar name", "similar name", "similar name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollingParams:
+    """How names and past jobs count.
+
+    Attributes:
+        similarity: Of two forms of names in one bucket, from 0 to 1.
+        decay: What a job counts by one that came after it, from 0 to 1; for jobs of a similar name.
+        prior_jobs: How many jobs the next wider group counts as.
+    """
+
+    similarity: float = 0.9
+    decay: float = 0.9
+    prior_jobs: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("similarity", "decay"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name}: must be above 0 and at most 1, is {getattr(self, name):g}")
+        if not 0 <= self.prior_jobs < math.inf:
+            raise ValueError(f"prior_jobs: must be at least 0, is {self.prior_jobs:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class RollingEstimate:
+    """What jobs like one took.
+
+    Attributes:
+        duration_s: Seconds that it is expected to run, always above 0.
+        nearest: How many groups are not empty: 0 none, `CASES` in words.
+        jobs: How many jobs are in the nearest one.
+        bucket: Of its name; below 0 none.
+        log_means: Of each group of `LEVELS` the mean of logarithms; NaN where it is empty.
+    """
+
+    duration_s: float
+    nearest: int
+    jobs: int
+    bucket: int
+    log_means: tuple[float, ...]
+
+    @property
+    def case(self) -> str:
+        """In the paper's words."""
+        return CASES[self.nearest]
+
+
+class RollingEstimator:
+    """All groups of past jobs."""
+
+    def __init__(self, params: RollingParams) -> None:
+        self.params = params
+        self.buckets = NameBuckets(params.similarity)
+        self._means: dict[Hashable, tuple[float, float, int]] = {}  # sum of logarithms, weight, jobs
+        self._named: dict[Hashable, tuple[float, float, int]] = {}  # the same by user and name, oldest first
+
+    def expect(self, job: Job) -> RollingEstimate:
+        """What jobs like this one took, of those that have ended."""
+        form = form_of(job.name)
+        bucket = self.buckets.find(form)
+        prior_jobs = self.params.prior_jobs
+        expected, nearest, jobs = math.log(NOBODY_KNOWS_S), 0, 0
+        log_means: list[float] = []
+        for at, key in enumerate(_keys(job, form, bucket)):
+            mean = None if key is None else (self._means if at < 4 else self._named).get(key)
+            if mean is None:
+                log_means.append(math.nan)
+                continue
+            total, weight, count = mean
+            log_means.append(total / weight)
+            prior = prior_jobs if nearest else 0.0  # before the widest group there is nothing to start with
+            expected = (total + prior * expected) / (weight + prior)
+            nearest, jobs = at + 1, count
+        duration_s = bounded_s(math.exp(expected)) if nearest else NOBODY_KNOWS_S
+        return RollingEstimate(duration_s, nearest, jobs, bucket, tuple(log_means))
+
+    def add(self, job: Job, ran_s: float) -> None:
+        """A job has ended after it ran so many seconds."""
+        value, decay = math.log(bounded_s(ran_s)), self.params.decay
+        form = form_of(job.name)
+        for at, key in enumerate(_keys(job, form, self.buckets.add(form))):
+            if key is None:
+                continue
+            if at < 4:
+                total, weight, count = self._means.get(key, (0.0, 0.0, 0))
+                self._means[key] = (total + value, weight + 1.0, count + 1)
+            else:
+                total, weight, count = self._named.pop(key, (0.0, 0.0, 0))
+                self._named[key] = (total * decay + value, weight * decay + 1.0, count + 1)
+        if len(self._named) > MOST_NAMED:
+            del self._named[next(iter(self._named))], self._named[next(iter(self._named))]
+
+
+def _keys(job: Job, form: str, bucket: int) -> tuple[Hashable | None, ...]:
+    """The keys of its groups, by level; None where it has none of that level."""
+    user = job.user
+    if not user:
+        return "", ("", job.gpus), None, None, None, None
+    similar = (user, bucket, "") if bucket != UNKNOWN else None
+    return "", ("", job.gpus), (user,), (user, job.gpus), similar, (user, form, 0) if form else None
+
+
+def bounded_s(seconds: float) -> float:
+    """A run time between the least and the most that count as such."""
+    return min(max(seconds, LEAST_S), MOST_S)

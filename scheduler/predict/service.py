@@ -1,0 +1,159 @@
+"""What a prediction service is, and what it hears and says. PURE. [helios §4.1, Figure 10]
+
+How it works
+  A service has features, a model, a rule for when the model is fitted anew, and actions. It hears facts in the order
+  in which they happen: jobs that come and end, samples of the virtual clusters. To each it may answer with advice.
+  The Model Update Engine (engine.py) has it fitted; the Resource Orchestrator there hands facts to all services and
+  their advice to whoever carries it out: the simulator, or the live manager.
+
+  A service is one class in one file, and knows no clock, file or thread: time is in the facts. So it is causal by
+  construction: what has not been told yet can't be known. rebalance.py is the smallest one there is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from farside.scheduler.state import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """A job came."""
+
+    at_s: float
+    job: Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded:
+    """A job ended, having run so many seconds in all, at full speed."""
+
+    at_s: float
+    job: Job
+    ran_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VcSample:
+    """A virtual cluster at one instant. ``idle_nodes``: by name, those of its nodes on which nothing runs."""
+
+    vc: str
+    gpus: int
+    running_gpus: int
+    waiting_gpus: int
+    idle_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """All virtual clusters at one instant, regularly."""
+
+    at_s: float
+    vcs: tuple[VcSample, ...]
+
+
+Fact = JobSubmitted | JobEnded | Sampled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expect:
+    """A job is expected to take so many GPU seconds; NaN: nobody knows. ``source``: which estimator says so."""
+
+    sequence: int
+    gpu_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveNode:
+    """Give an idle node of one virtual cluster to another."""
+
+    node: str
+    from_vc: str
+    to_vc: str
+    reason: str
+
+
+Advice = Expect | MoveNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateRule:
+    """When a model is fitted anew: when any of these says so, but never without ``new_facts`` to learn from.
+
+    Attributes:
+        every_s: So long after the last fit.
+        growth: When what can be learned from has grown by this share since.
+        drift: When recent errors are greater than those at the last fit by this share.
+        new_facts: The least number of new facts.
+    """
+
+    every_s: float = 7 * 86400.0
+    growth: float = 1.0
+    drift: float = 0.5
+    new_facts: int = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord:
+    """A fitted model as text, and what must be known to use it. Times in seconds on the facts' time line.
+
+    ``tables`` are numbers by name by table: what a category's name means to the model. ``metrics``: of the model on
+    what was held back.
+    """
+
+    service: str
+    text: str
+    features: tuple[str, ...]
+    trained_from_s: float
+    trained_to_s: float
+    trained_on: int
+    params: Mapping[str, float] = field(default_factory=dict)
+    tables: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Service(Protocol):
+    """One way to make use of the past."""
+
+    @property
+    def name(self) -> str:
+        """By which it is called, and its model files."""
+        ...
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What its model is made of."""
+        ...
+
+    @property
+    def rule(self) -> UpdateRule:
+        """When its model is fitted anew."""
+        ...
+
+    def observe(self, fact: Fact) -> tuple[Advice, ...]:
+        """Takes in what happened, and says what to do about it. Never raises for what a fact says."""
+        ...
+
+    @property
+    def learnable(self) -> int:
+        """How many facts it could learn from, all in all."""
+        ...
+
+    @property
+    def drift(self) -> float:
+        """By which share recent errors are greater than those at the last fit; 0 where nobody knows."""
+        ...
+
+    def fit(self, now_s: float) -> ModelRecord | None:
+        """Fits its model to all it knows, and uses it from now on; None: it has none, or too little to fit it to."""
+        ...
+
+    def use(self, record: ModelRecord) -> None:
+        """Uses a model that was fitted earlier.
+
+        Raises:
+            ConfigError: It is not one of this service, or of another make.
+        """
+        ...

@@ -1,0 +1,168 @@
+"""Models in files: LightGBM's own text beside a manifest of JSON, versioned; never pickles.
+
+How it works
+  A folder has one manifest a service, ``qssf.json``, and the texts of its newest models, ``qssf-7.txt``. A text is
+  written first, under a name of its own, then the manifest that names it, each by renaming a file that is whole and
+  on the disk. So whoever reads finds the old model or the new one, whenever we are killed.
+
+  The manifest has the text's size and SHA-256. A text that was cut short or changed is refused before LightGBM sees it,
+  and so is a manifest of a format that this version does not know.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from farside.errors import ConfigError, FarsideError
+from farside.scheduler.predict.service import ModelRecord
+
+FORMAT = 1
+KEPT = 3  # texts of a service, the newest; who reads the manifest now still finds the text that it named
+MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What stands beside a model's text. ``version`` counts its fits; the rest is as in `ModelRecord`."""
+
+    format: int
+    service: str
+    version: int
+    text_file: str
+    text_bytes: int
+    text_sha256: str
+    features: tuple[str, ...]
+    trained_from_s: float
+    trained_to_s: float
+    trained_on: int
+    params: Mapping[str, float]
+    tables: Mapping[str, Mapping[str, int]]
+    metrics: Mapping[str, float | None]
+
+
+class ModelStore:
+    """The models in a folder, which is made when the first is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, record: ModelRecord) -> Manifest:
+        """Writes a model as the newest of its service.
+
+        Raises:
+            FarsideError: It can't be written.
+        """
+        text = record.text.encode()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            version = self._last_version(record.service) + 1
+            name = f"{record.service}-{version}.txt"
+            manifest = Manifest(
+                format=FORMAT, service=record.service, version=version,
+                text_file=name, text_bytes=len(text), text_sha256=hashlib.sha256(text).hexdigest(),
+                features=record.features, trained_from_s=record.trained_from_s, trained_to_s=record.trained_to_s,
+                trained_on=record.trained_on, params=record.params, tables=record.tables, metrics=record.metrics,
+            )  # fmt: skip
+            _write(self.folder / name, text)
+            _write(self._manifest(record.service), msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+            self._remove_old(record.service, version)
+        except OSError as error:
+            raise FarsideError(f"{self.folder}: {error.strerror}", hint="the model was not kept") from error
+        return manifest
+
+    def load(self, service: str) -> ModelRecord:
+        """The newest model of a service.
+
+        Raises:
+            ConfigError: There is none, or it is not whole, or not of this format.
+        """
+        path = self._manifest(service)
+        manifest = _decoded(path, _read(path))
+        if manifest.service != service:
+            raise ConfigError(f"{path}: is of service '{manifest.service}', not {service}", hint="fit it again")
+        if Path(manifest.text_file).name != manifest.text_file:
+            raise ConfigError(f"{path}: text_file '{manifest.text_file}' is no name of a file", hint="fit it again")
+        text = _read(self.folder / manifest.text_file)
+        if len(text) != manifest.text_bytes:
+            told = f"has {len(text)} bytes, not the {manifest.text_bytes} of its manifest"
+            raise ConfigError(f"{self.folder / manifest.text_file}: {told}", hint="fit it again")
+        if hashlib.sha256(text).hexdigest() != manifest.text_sha256:
+            raise ConfigError(f"{self.folder / manifest.text_file}: is not what was written", hint="fit it again")
+        return ModelRecord(
+            service=service,
+            text=text.decode(),
+            features=manifest.features,
+            trained_from_s=manifest.trained_from_s,
+            trained_to_s=manifest.trained_to_s,
+            trained_on=manifest.trained_on,
+            params=manifest.params,
+            tables=manifest.tables,
+            metrics={name: value for name, value in manifest.metrics.items() if value is not None},
+        )
+
+    def _manifest(self, service: str) -> Path:
+        return self.folder / f"{service}.json"
+
+    def _last_version(self, service: str) -> int:
+        """Of the texts that are there: a manifest that is broken must not make us write over one of them."""
+        return max((version for version, _ in self._texts(service)), default=0)
+
+    def _remove_old(self, service: str, version: int) -> None:
+        for old, path in self._texts(service):
+            if old <= version - KEPT:
+                path.unlink(missing_ok=True)
+
+    def _texts(self, service: str) -> list[tuple[int, Path]]:
+        found = []
+        for path in self.folder.glob(f"{service}-*.txt"):
+            number = path.stem.removeprefix(f"{service}-")
+            if number.isascii() and number.isdigit():
+                found.append((int(number), path))
+        return found
+
+
+def _decoded(path: Path, raw: bytes) -> Manifest:
+    try:
+        version = msgspec.json.decode(raw, type=_Version)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}", hint="fit it again") from error
+    if version.format != FORMAT:
+        raise ConfigError(f"{path}: has format {version.format}; this version reads {FORMAT}", hint="fit it again")
+    try:
+        return msgspec.json.decode(raw, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}", hint="fit it again") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    format: int | Literal["unknown"] = "unknown"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"{path}: is larger than any model", hint="fit it again")
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="farside predict fit makes a model") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    """The whole content or what was there before, even if the machine fails."""
+    temporary = path.with_name(f".{path.name}.new")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

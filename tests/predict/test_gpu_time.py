@@ -1,0 +1,226 @@
+"""The service behind QSSF: what it expects, what it learns, and when it is not believed."""
+
+import math
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farside.errors import ConfigError
+from farside.scheduler.predict.engine import Orchestrator
+from farside.scheduler.predict.gpu_time import GpuTimeParams, GpuTimeService
+from farside.scheduler.predict.history import learned_rolling, replay, tell_all
+from farside.scheduler.predict.rolling import NOBODY_KNOWS_S, RollingParams
+from farside.scheduler.predict.service import Expect, JobEnded, JobSubmitted, ModelRecord
+from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.state import Job
+from tests.predict.log import job, nameless, past, repeating
+
+ROLLING = RollingParams()
+
+
+def service(**params: object) -> GpuTimeService:
+    return GpuTimeService(GpuTimeParams(**params), ROLLING)  # type: ignore[arg-type]
+
+
+def trained(jobs: list[TraceJob], **params: object) -> GpuTimeService:
+    made = service(**params)
+    tell_all(Orchestrator([made]), past(jobs))
+    made.forget_pending()
+    return made
+
+
+def expected(made: GpuTimeService, one: Job) -> Expect:
+    told = [advice for advice in made.observe(JobSubmitted(at_s=one.submit_s, job=one)) if isinstance(advice, Expect)]
+    return next(advice for advice in told if advice.sequence == one.sequence)
+
+
+@cache
+def fitted() -> ModelRecord:
+    made, log = service(), repeating(3000)
+    for fact in replay(past(log)):
+        made.observe(fact)
+    found = made.fit(log[-1].job.submit_s)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def log() -> list[TraceJob]:
+    return repeating(3000)
+
+
+@pytest.fixture
+def record() -> ModelRecord:
+    return fitted()
+
+
+def test_without_history_the_number_of_gpus_decides() -> None:
+    made = service()
+
+    assert [expected(made, job(at, gpus=gpus)).gpu_s for at, gpus in enumerate((1, 2, 8))] == [
+        NOBODY_KNOWS_S, 2 * NOBODY_KNOWS_S, 8 * NOBODY_KNOWS_S,
+    ]  # fmt: skip
+
+
+def test_where_users_repeat_themselves_the_model_is_believed(log: list[TraceJob]) -> None:
+    made = trained(log)
+
+    assert made.source == "model"
+    assert made.judge.savings["model"] > made.judge.savings["gpus"] + 0.05
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_only_chance_decides_the_number_of_gpus_is_believed(seed: int) -> None:
+    assert trained(nameless(2000, seed)).source == "gpus"
+
+
+def test_a_model_that_has_lost_its_rank_is_not_believed_any_more(log: list[TraceJob]) -> None:
+    made = trained(log, judged_jobs=400)
+    # the same users and names from now on, but run times that have nothing to do with them
+    for at, one in enumerate(log[:800]):
+        again = replace(one.job, sequence=10**6 + at, submit_s=2e9 + at)
+        made.observe(JobSubmitted(at_s=2e9 + at, job=again))
+        made.observe(JobEnded(at_s=2e9 + at, job=again, ran_s=1e7 / (1 + one.duration_s)))
+
+    assert made.source != "model"
+
+
+def test_when_another_estimator_is_believed_all_who_wait_are_told_anew(log: list[TraceJob]) -> None:
+    made = service()
+    orchestrator = Orchestrator([made])
+    waiting = job(10**6, user="u0", name="never ends", submit_s=log[0].job.submit_s)
+    told = [orchestrator.tell(JobSubmitted(at_s=waiting.submit_s, job=waiting))]
+
+    told += [orchestrator.tell(fact) for fact in replay(past(log))]
+
+    sources = [one.source for advice in told for one in advice if isinstance(one, Expect) and one.sequence == 10**6]
+    assert sources[0] == "gpus"
+    assert len(sources) > 1
+    assert all(first != second for first, second in pairwise(sources))
+
+
+def test_what_ends_later_changes_nothing_that_was_said_before(log: list[TraceJob]) -> None:
+    cut_s = log[2500].job.submit_s
+    facts = list(replay(past(log)))
+    early = [fact for fact in facts if fact.at_s <= cut_s]
+    scrambled = [
+        replace(fact, ran_s=fact.ran_s * 17 % 9999, job=replace(fact.job, user="other", name="x", gpus=1))
+        if isinstance(fact, JobEnded)
+        else replace(fact, job=replace(fact.job, user="other", name="x", gpus=3))
+        for fact in facts
+        if fact.at_s > cut_s
+    ]
+
+    def told(all_facts: list[JobSubmitted | JobEnded]) -> list[float]:
+        orchestrator = Orchestrator([service(update_every_s=86400.0)])
+        found = [[one.gpu_s for one in orchestrator.tell(fact) if isinstance(one, Expect)] for fact in all_facts]
+        return [gpu_s for some in found[: len(early)] for gpu_s in some]
+
+    assert told(facts) == told([*early, *scrambled])
+
+
+@settings(deadline=None)  # the first builds the model
+@given(
+    user=st.sampled_from(["", "u0", "never seen"]),
+    name=st.text(max_size=40),
+    gpus=st.integers(1, 10**6),
+    submit_s=st.floats(-1e12, 1e12),
+    cpus=st.floats(0.0, 1e6),
+)
+def test_an_expectation_is_finite_and_above_0_whatever_comes(
+    user: str, name: str, gpus: int, submit_s: float, cpus: float
+) -> None:
+    made = service()
+    made.use(fitted())
+    made.judge.source = "model"
+
+    found = expected(made, job(1, user=user, name=name, gpus=gpus, submit_s=submit_s, cpus_per_gpu=cpus))
+
+    assert found.source == "model"
+    assert 0 < found.gpu_s < math.inf
+
+
+@pytest.mark.parametrize("ran_s", [-1.0, math.nan, math.inf, -math.inf])
+def test_a_run_time_that_is_none_is_counted_and_not_learned_from(ran_s: float) -> None:
+    made = service()
+    one = job(1, user="ann", name="debug")
+    made.observe(JobSubmitted(at_s=0.0, job=one))
+
+    made.observe(JobEnded(at_s=1.0, job=one, ran_s=ran_s))
+
+    assert (made.refused, made.learnable) == (1, 0)
+    assert made.rolling.expect(one).case == "nothing"
+
+
+def test_a_job_that_came_before_us_still_teaches_the_rolling_estimate() -> None:
+    made = service()
+
+    made.observe(JobEnded(at_s=1.0, job=job(1, user="ann", name="debug"), ran_s=60.0))
+
+    assert made.rolling.expect(job(2, user="ann", name="debug")).duration_s == pytest.approx(60.0)
+    assert made.learnable == 0
+
+
+def test_a_clock_that_jumps_back_or_ahead_does_no_harm(log: list[TraceJob]) -> None:
+    orchestrator = Orchestrator([service()])
+    jump = {500: -1e9, 501: 1e12, 502: 0.0}
+    for at, fact in enumerate(replay(past(log[:600]))):
+        told = orchestrator.tell(replace(fact, at_s=fact.at_s + jump.get(at, 0.0)))
+        assert all(one.gpu_s > 0 for one in told if isinstance(one, Expect))
+
+
+def test_too_little_history_gives_no_model() -> None:
+    assert trained(repeating(100)).fit(0.0) is None
+
+
+def test_a_model_from_a_record_says_the_same(record: ModelRecord, log: list[TraceJob]) -> None:
+    first, second = service(), service()
+    for made in (first, second):
+        made.use(record)
+
+    probes = [replace(one.job, sequence=10**6 + at) for at, one in enumerate(log[:50])]
+    assert [expected(first, one) for one in probes] == [expected(second, one) for one in probes]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"service": "ces"}, "is of service 'ces', not qssf"),
+        ({"tables": {}}, "lacks the table of its category user"),
+        ({"features": ("gpus",)}, "other features than this version's"),
+        ({"text": "tree\nversion=v4\n"}, "no text of LightGBM"),
+    ],
+)
+def test_a_model_of_another_make_is_refused(record: ModelRecord, change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        service().use(replace(record, **change))  # type: ignore[arg-type]
+
+
+def test_equal_logs_give_equal_models(record: ModelRecord, log: list[TraceJob]) -> None:
+    made = service()
+    for fact in replay(past(log)):
+        made.observe(fact)
+
+    assert made.fit(log[-1].job.submit_s) == record
+
+
+def test_rolling_settings_are_learned_where_there_are_names(log: list[TraceJob]) -> None:
+    assert learned_rolling(past(log), RollingParams()) != RollingParams()
+    assert learned_rolling(past(log[:50]), RollingParams()) == RollingParams()
+
+
+def test_one_estimator_alone_can_be_chosen(log: list[TraceJob]) -> None:
+    made = trained(log, use="rolling")
+
+    assert (made.source, made.learnable) == ("rolling", 0)
+    assert expected(made, job(10**6, user="nobody")).source == "rolling"
+
+
+@pytest.mark.parametrize("name", ["judged_jobs", "window_jobs"])
+def test_windows_too_short_to_see_anything_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: must be at least"):
+        GpuTimeParams(**{name: 3})  # type: ignore[arg-type]
