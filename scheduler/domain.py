@@ -148,6 +148,12 @@ class Domain:
         self.placed.append(Sample(skew=skew_of(job), spread=spread, speed=speed))
         self.rules = replace(self.rules, placement=placement.learn(self.placed))
 
+    def expect(self, row: int, *, predicted_gpu_s: float) -> None:
+        """Something else is expected of a waiting job than was before; it is ranked by that."""
+        self.table.predicted_gpu_s[row] = predicted_gpu_s
+        self._unranked.add(row)
+        self._is_changed = True
+
     def cross(self, row: int) -> None:
         """A job reached what its policy's ``next_change_s`` told. One that runs goes to the tail of the next queue."""
         self._is_changed = True

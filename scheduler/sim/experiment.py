@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.cost import COSTS, CostModel, make_cost
@@ -11,10 +11,14 @@ from farside.scheduler.domain import Rules
 from farside.scheduler.effect import EFFECTS, PlacementEffect, make_effect
 from farside.scheduler.order.catalog import ORDERS, make_order
 from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.order.qssf import Qssf
 from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
 from farside.scheduler.placement.policy import PlacementPolicy
+from farside.scheduler.predict.gpu_time import GpuTimeParams
+from farside.scheduler.predict.rolling import RollingParams
 from farside.scheduler.settings import chosen, from_settings, settings_of
 from farside.scheduler.sim.cluster import Site
+from farside.scheduler.sim.estimator import Estimation, Estimator, EstimatorName, EstimatorSpec, Truth
 from farside.scheduler.sim.oracle import Oracle
 from farside.scheduler.sim.result.digest import Digest
 from farside.scheduler.sim.result.figures import Results, results
@@ -39,6 +43,8 @@ class Options:
         tick_s: The scheduler only acts at multiples of this; 0: whenever something happens.
         is_lending: Idle nodes of a virtual cluster where nobody waits run the others' jobs.
         in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
+        estimator: Where policies that go by expectations have them from: an ``oracle``, or a ``model``, the ``rolling``
+            estimate or the number of ``gpus``, which learn as jobs end.
     """
 
     cost: str = "free"
@@ -48,6 +54,7 @@ class Options:
     tick_s: float = 0.0
     is_lending: bool = False
     in_whole_seconds: bool = True
+    estimator: EstimatorName = "oracle"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +66,7 @@ class Experiment:
     placement: PlacementPolicy
     cost: CostModel
     effect: PlacementEffect
-    oracle: Oracle
+    estimator: EstimatorSpec
     options: Options
 
     @property
@@ -81,21 +88,32 @@ class Experiment:
             "placement": (self.placement.name, self.placement),
             "cost": (self.cost.name, self.cost),
             "effect": (self.effect.name, self.effect),
-            "estimator": ("oracle", self.oracle),
+            "estimator": ("oracle", self.estimator.oracle),
+            "model": (self.estimator.name, self.estimator.gpu_time),
+            "rolling": (self.estimator.name, self.estimator.rolling),
             "options": ("options", self.options),
         }
+        if not self.estimator.is_learning:
+            del parts["model"], parts["rolling"]
         return {
             part: {"name": name, **{key: getattr(of, key) for key in settings_of(type(of))}}
             for part, (name, of) in parts.items()
         }
 
-    def simulation(self, site: Site, jobs: Sequence[TraceJob]) -> Simulation:
-        """Ready to run."""
+    def make_estimator(self) -> Estimator:
+        """New for each run; the oracle where nobody asks it, which costs nothing to have."""
+        goes_by_expectations = isinstance(self.order, Qssf)
+        return self.estimator.make() if goes_by_expectations else Truth(self.estimator.oracle)
+
+    def simulation(self, site: Site, jobs: Sequence[TraceJob], estimator: Estimator | None = None) -> Simulation:
+        """Ready to run, with this estimator or its own."""
+        estimator = estimator or self.make_estimator()
         return Simulation(
             site.cluster,
-            self.rules,
+            replace(self.rules, order=estimator.primed(self.order)),
             jobs,
-            predict=self.oracle,
+            predict=estimator.expect,
+            on_end=None if isinstance(estimator, Truth) else estimator.ended,
             is_lending=self.options.is_lending,
             tick_s=self.options.tick_s,
             is_in_whole_seconds=self.options.in_whole_seconds,
@@ -120,13 +138,17 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came out. ``digest`` is the same for all runs that decided the same."""
+    """What came out. ``digest`` is the same for all runs that decided the same.
+
+    ``estimation``: how good expectations were, where the policy goes by them.
+    """
 
     experiment: Experiment
     results: Results
     recording: Recording
     events: int
     digest: str
+    estimation: Estimation | None = None
 
 
 def make_experiments(
@@ -168,8 +190,18 @@ def _made(policy: str, placement: str, options: Options, parts: "_Parts") -> Exp
         placement=make_placement(placement, where),
         cost=make_cost(options.cost, cost),
         effect=make_effect(options.effect, effect),
-        oracle=from_settings(Oracle, parts.settings(("oracle",), Oracle), of="oracle"),
+        estimator=_made_estimator(options.estimator, parts),
         options=options,
+    )
+
+
+def _made_estimator(name: EstimatorName, parts: "_Parts") -> EstimatorSpec:
+    if name == "oracle":
+        return EstimatorSpec(oracle=from_settings(Oracle, parts.settings(("oracle",), Oracle), of="oracle"))
+    return EstimatorSpec(
+        name=name,
+        gpu_time=from_settings(GpuTimeParams, parts.settings((name, "estimator"), GpuTimeParams), of=name),
+        rolling=from_settings(RollingParams, parts.settings((name, "estimator"), RollingParams), of=name),
     )
 
 
@@ -236,7 +268,8 @@ def run_experiment(
     Raises:
         Unfinished: Some jobs never ended.
     """
-    simulation = experiment.simulation(scene.site, scene.jobs)
+    estimator = experiment.make_estimator()
+    simulation = experiment.simulation(scene.site, scene.jobs, estimator)
     recorder = Recorder(simulation, is_keeping_segments=is_keeping_segments)
     digest = Digest(scene.jobs)
     simulation.observers.append(digest)
@@ -256,4 +289,5 @@ def run_experiment(
         recording=recorder.finish(max((run.end_s for run in runs), default=0.0)),
         events=simulation.events,
         digest=digest.value,
+        estimation=estimator.summary(scene.jobs) if isinstance(experiment.order, Qssf) else None,
     )

@@ -59,6 +59,8 @@ class Simulation:
         is_lending: Idle nodes of a virtual cluster where nobody waits are lent to the others' jobs.
         jobs: The trace. A job's virtual cluster must exist and be large enough: the reader of traces sees to that.
         predict: What an estimator expects of a job, GPU seconds; NaN where there is none.
+        on_end: Called when a job has ended, with the time and the seconds that it ran, not counting what preemptions
+            cost: what an estimator may learn from. It may answer with what it now expects of others, by sequence.
         tick_s: The cycle runs only at multiples of this; 0: whenever something happens.
         is_in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
         resizes: Nodes that come and go; a virtual cluster starts with all that it ever has, unless told otherwise.
@@ -73,6 +75,7 @@ class Simulation:
         jobs: Sequence[TraceJob],
         *,
         predict: Callable[[TraceJob], float] | None = None,
+        on_end: Callable[[TraceJob, float, float], Mapping[int, float]] | None = None,
         is_lending: bool = False,
         tick_s: float = 0.0,
         is_in_whole_seconds: bool = True,
@@ -92,6 +95,7 @@ class Simulation:
         self.left = len(jobs)  # jobs that have not ended
         self._rules = rules
         self._predict = predict
+        self._on_end = on_end
         self._tick_s = tick_s
         self._is_in_whole_seconds = is_in_whole_seconds
         self.observers = list(observers)
@@ -103,6 +107,7 @@ class Simulation:
         self._names = tuple(self.domains)
         self._is_lending = is_lending
         self._hosts: dict[int, str] = {}  # where a guest runs
+        self._row_of: dict[int, int] = {}  # by sequence; made when it is needed
         self._resizes = tuple(resizes)
         for at, resize in enumerate(self._resizes):
             heapq.heappush(self._heap, (resize.at_s, Kind.RESIZE, at, 0))
@@ -147,6 +152,19 @@ class Simulation:
         run.end_s = now_s
         run.held_s += now_s - self._segment_s[row]
         domain.finish(row, service_gpu_s=run.held_s * self.jobs[row].job.gpus)
+        if self._on_end is not None:
+            self._expect(self._on_end(self.jobs[row], now_s, run.held_s - run.cost_s), touched)
+
+    def _expect(self, predicted_gpu_s: Mapping[int, float], touched: dict[str, Domain]) -> None:
+        """Jobs that wait are ranked by what is now expected of them."""
+        if predicted_gpu_s and not self._row_of:
+            self._row_of = {entry.job.sequence: row for row, entry in enumerate(self.jobs)}
+        for sequence, gpu_s in predicted_gpu_s.items():
+            row = self._row_of[sequence]
+            domain = self.domains[self.jobs[row].job.vc]
+            if row in domain.waiting:
+                domain.expect(row, predicted_gpu_s=gpu_s)
+                touched[domain.name] = domain
 
     def _submit(self, row: int, touched: dict[str, Domain]) -> None:
         self.events += 1

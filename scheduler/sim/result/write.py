@@ -125,6 +125,7 @@ def as_json(outcome: Outcome) -> dict[str, object]:
         "peak_waiting_jobs": int(recording.series.peak[WAITING]),
         "events": outcome.events,
         "digest": outcome.digest,
+        "estimation": None if outcome.estimation is None else asdict(outcome.estimation),
         "settings": _without_infinities(outcome.experiment.settings()),
     }
 

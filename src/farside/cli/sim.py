@@ -63,7 +63,14 @@ _Bad = Annotated[Bad, typer.Option("--bad", "--on-bad", help="Rows that cannot b
 _Format = Annotated[str, typer.Option("--format", metavar="NAME", help="Format of the trace, else found out.")]
 _Attempts = Annotated[Attempts, typer.Option(help="Is a job that was started several times one job, or several?")]
 _History = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="CSV of past jobs' GPU seconds, for policies that learn.")
+    Path | None,
+    typer.Option(metavar="FILE", help="Past jobs, for policies that learn: a trace for qssf, GPU seconds for gittins."),
+]
+_TrainTo = Annotated[
+    str,
+    typer.Option(
+        "--train-to", metavar="TIME", help="Learn from what has ended by then, and only run what comes later."
+    ),
 ]
 _Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")]
 _Report = Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write one page with tables and plots there.")]
@@ -111,6 +118,7 @@ def run(
     trace_format: _Format = "auto",
     attempts: _Attempts = Attempts.WHOLE,
     history: _History = None,
+    train_to: _TrainTo = "",
     jobs_out: Annotated[
         Path | None, typer.Option(metavar="FILE.csv", help="Write a row a job there; .parquet does as well.")
     ] = None,
@@ -126,7 +134,7 @@ def run(
 
     request = _request(
         trace, (policy,), gpus_per_node, settings, placement, nodes, gpu_model, vc, vc_nodes, from_time, to_time, bad,
-        trace_format, attempts, history,
+        trace_format, attempts, history, train_to,
     )  # fmt: skip
     raise typer.Exit(simulate(request, Outputs(jobs=jobs_out, json=json_out, report=report)))
 
@@ -150,6 +158,7 @@ def compare(
     trace_format: _Format = "auto",
     attempts: _Attempts = Attempts.WHOLE,
     history: _History = None,
+    train_to: _TrainTo = "",
     json_out: _Json = None,
     report: _Report = None,
 ) -> None:
@@ -163,7 +172,7 @@ def compare(
 
     request = _request(
         trace, _names(policy), gpus_per_node, settings, placement, nodes, gpu_model, vc, vc_nodes, from_time, to_time,
-        bad, trace_format, attempts, history,
+        bad, trace_format, attempts, history, train_to,
     )  # fmt: skip
     raise typer.Exit(simulate(request, Outputs(json=json_out, report=report)))
 
@@ -186,6 +195,7 @@ def why(
     trace_format: _Format = "auto",
     attempts: _Attempts = Attempts.WHOLE,
     history: _History = None,
+    train_to: _TrainTo = "",
 ) -> None:
     """Tell the decisions that made a job of a trace wait.
 
@@ -197,7 +207,7 @@ def why(
         trace, job = Path(job), str(trace)
     request = _request(
         trace, (policy,), gpus_per_node, settings, placement, nodes, gpu_model, vc, vc_nodes, from_time, to_time, bad,
-        trace_format, attempts, history,
+        trace_format, attempts, history, train_to,
     )  # fmt: skip
     raise typer.Exit(simulate(request, job))
 
@@ -222,6 +232,7 @@ def _request(
     trace_format: str,
     attempts: Attempts,
     history: Path | None,
+    train_to: str,
 ) -> "Request":
     from farside.simulate.request import Request
 
@@ -241,6 +252,7 @@ def _request(
         attempts=attempts.value,
         on_bad=bad.value,
         history=history,
+        train_to=train_to,
     )
 
 

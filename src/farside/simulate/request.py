@@ -7,8 +7,11 @@ from typing import Literal
 
 from farside.errors import ConfigError
 from farside.scheduler.order.gittins import Gittins
+from farside.scheduler.order.qssf import Qssf
+from farside.scheduler.predict.history import Past
 from farside.scheduler.settings import suggestion
 from farside.scheduler.sim.cluster import WHOLE, Site, VcSize, build_site, misfits
+from farside.scheduler.sim.estimator import past_of
 from farside.scheduler.sim.experiment import Experiment, Scene, make_experiments
 from farside.scheduler.sim.trace.format.row import BadRow, moment
 from farside.scheduler.sim.trace.job import Trace, TraceJob
@@ -42,6 +45,7 @@ class Request:
     attempts: Literal["whole", "each"] = "whole"
     on_bad: Literal["refuse", "skip"] = "refuse"
     history: Path | None = None
+    train_to: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,11 +76,11 @@ def prepare(request: Request) -> Prepared:
         ConfigError: The first mistake.
     """
     experiments = make_experiments(request.policies, request.settings, placement=request.placement)
-    if request.history is not None:
-        experiments = _with_history(experiments, request.history)
+    _check_learners(experiments, request)
     sizes = read_vc_sizes(request.vc_nodes, request.gpus_per_node) if request.vc_nodes else ()
     trace = read_trace(request.trace, fmt=request.fmt, on_bad=request.on_bad, attempts=request.attempts)
     chosen = select(trace, request)
+    past = _past(trace, request, experiments)
     site = build_site(
         gpus_per_node=request.gpus_per_node, nodes=request.nodes, vc_sizes=sizes,
         vcs=_vcs(request, chosen, sizes), start_s=chosen[0].job.submit_s,
@@ -85,26 +89,73 @@ def prepare(request: Request) -> Prepared:
     wishing = chosen if request.gpu_model != ANY_MODEL else _without_models(chosen)
     scene = Scene(site=site, jobs=_homed(wishing, site), labels=tuple(entry.job.vc for entry in chosen))
     scene, told = _fitting(scene, experiments, trace.path, request.on_bad)
+    experiments = _with_history(experiments, request.history, past_of(_homed(past, site)))
     return Prepared(
         scene=scene,
         experiments=experiments,
-        facts=_facts(request, trace, scene),
+        facts=(*_facts(request, trace, scene), *_history_facts(past, experiments)),
         left_out=trace.skipped + len(told),
         problems=(*trace.problems, *told)[:TOLD],
         notes=tuple(f"{trace.path}: {count} rows {note}" for count, note in trace.notes),
     )
 
 
-def _with_history(experiments: tuple[Experiment, ...], path: Path) -> tuple[Experiment, ...]:
+def _learns(experiment: Experiment) -> bool:
+    return isinstance(experiment.order, Qssf) and experiment.estimator.is_learning
+
+
+def _check_learners(experiments: Sequence[Experiment], request: Request) -> None:
+    """Whether anybody has a use for the past that was given."""
+    learners = any(_learns(experiment) for experiment in experiments)
+    if request.train_to and not learners:
+        raise ConfigError(
+            f"--train-to {request.train_to}: none of these policies learns from a trace",
+            hint="qssf does, with --set estimator=model",
+        )
+    learners = learners or any(isinstance(experiment.order, Gittins) for experiment in experiments)
+    if request.history is not None and not learners:
+        raise ConfigError(
+            f"--history {request.history}: none of these policies learns from past jobs",
+            hint="gittins does, and qssf with --set estimator=model",
+        )
+
+
+def _past(trace: Trace, request: Request, experiments: Sequence[Experiment]) -> tuple[TraceJob, ...]:
+    """Jobs to learn from before the first: those of the trace that came and ended by a time, those of another log."""
+    if not any(_learns(experiment) for experiment in experiments):
+        return ()
+    past: list[TraceJob] = []
+    if request.history is not None:
+        past += read_trace(request.history, on_bad=request.on_bad, attempts=request.attempts).jobs
+    if request.train_to:
+        until_s = _time(trace, "--train-to", request.train_to, 0.0)
+        past += (job for job in trace.jobs if job.job.submit_s + job.duration_s <= until_s)
+    if len(past) > 1 and request.history is not None and request.train_to:
+        past.sort(key=lambda job: job.job.submit_s)
+    return tuple(past)
+
+
+def _with_history(
+    experiments: tuple[Experiment, ...], path: Path | None, past: tuple[Past, ...]
+) -> tuple[Experiment, ...]:
     """Policies that learn begin with what past jobs took."""
-    if not any(isinstance(experiment.order, Gittins) for experiment in experiments):
-        raise ConfigError(f"--history {path}: none of these policies learns from past jobs", hint="gittins does")
-    return tuple(
-        replace(experiment, order=with_prior(experiment.order, path))
-        if isinstance(experiment.order, Gittins)
-        else experiment
-        for experiment in experiments
-    )
+    made: list[Experiment] = []
+    for experiment in experiments:
+        if _learns(experiment) and past:
+            experiment = replace(experiment, estimator=replace(experiment.estimator, history=past))
+        elif isinstance(experiment.order, Gittins) and path is not None:
+            experiment = replace(experiment, order=with_prior(experiment.order, path))
+        made.append(experiment)
+    return tuple(made)
+
+
+def _history_facts(past: Sequence[TraceJob], experiments: Sequence[Experiment]) -> tuple[str, ...]:
+    if not any(_learns(experiment) for experiment in experiments):
+        return ()
+    if not past:
+        return ("learned from: nothing but what ends meanwhile",)
+    first, last = (format_moment(past[at].job.submit_s) for at in (0, -1))
+    return (f"learned from: {len(past):,} jobs, submitted from {first} to {last}, and what ends meanwhile",)
 
 
 def select(trace: Trace, request: Request) -> tuple[TraceJob, ...]:
@@ -119,6 +170,8 @@ def select(trace: Trace, request: Request) -> tuple[TraceJob, ...]:
             near = suggestion(name, filter(None, known), "its virtual clusters")
             raise ConfigError(f"{trace.path}: no job of virtual cluster '{name}'", hint=near)
     from_s = _time(trace, "--from", request.from_time, float("-inf"))
+    if request.train_to:
+        from_s = max(from_s, _time(trace, "--train-to", request.train_to, 0.0))  # what was learned from is over
     to_s = _time(trace, "--to", request.to_time, float("inf"))
     wanted = set(request.vcs or known)
     chosen = tuple(entry for entry in trace.jobs if from_s <= entry.job.submit_s <= to_s and entry.job.vc in wanted)

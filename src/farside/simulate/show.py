@@ -153,11 +153,28 @@ def _cells(column: Column, rows: Sequence[tuple[str, Figures]], *, is_marked: bo
 
 def _print_remarks(outcomes: Sequence[Outcome]) -> None:
     """What a reader of the figures should know, on standard error."""
+    for outcome in outcomes:
+        for line in _estimates(outcome):
+            remark(line)
     free = [
         one.experiment.name for one in outcomes if one.experiment.cost.name == "free" and one.results.all.preemptions
     ]
     if free:
         remark(f"preemptions cost nothing under {', '.join(free)}; --set cost=helios or cost=model charges them")
+
+
+def _estimates(outcome: Outcome) -> Iterable[str]:
+    """How good a learner's expectations were."""
+    found = outcome.estimation
+    if found is None or set(found.sources) <= {"oracle"}:
+        return
+    total = max(1, sum(found.sources.values()))
+    by = ", ".join(f"{name} {count / total:.0%}" for name, count in found.sources.items())
+    good = found.quality
+    yield (
+        f"{outcome.experiment.name} went by {by}; fitted {found.fits} times; its order is worth {good.saving:.0%}"
+        f" of the true one's, rank correlation {good.spearman:.2f}, {good.within_2:.0%} within a factor of 2"
+    )
 
 
 def trace_facts(prepared: Prepared) -> Mapping[str, object]:

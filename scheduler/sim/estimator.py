@@ -1,0 +1,200 @@
+"""Where a simulation's expectations come from: an oracle, or a service that learns as jobs end. PURE.
+
+A learner is told of a job when it comes, without its run time, and again when it has ended: it knows what it would have
+known in life, and at no time more.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+import numpy as np
+
+from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.order.qssf import Cut, Qssf, short_up_to_gpu_s
+from farside.scheduler.predict.engine import Orchestrator
+from farside.scheduler.predict.gpu_time import GpuTimeParams, GpuTimeService
+from farside.scheduler.predict.history import Past, learned_rolling, tell_all
+from farside.scheduler.predict.quality import Quality, quality
+from farside.scheduler.predict.rolling import RollingParams
+from farside.scheduler.predict.service import Expect, Fact, JobEnded, JobSubmitted, ModelRecord
+from farside.scheduler.sim.oracle import Oracle
+from farside.scheduler.sim.trace.job import TraceJob
+
+EstimatorName = Literal["oracle", "model", "rolling", "gpus"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimation:
+    """How good expectations were, of all jobs of which there was one.
+
+    Attributes:
+        quality: Against the truth.
+        sources: How many jobs each estimator was believed for.
+        fits: How often a model was fitted.
+        params: The learner's, as learned: similarity, decay, prior_jobs, lambda; empty of an oracle.
+    """
+
+    quality: Quality
+    sources: dict[str, int]
+    fits: int = 0
+    params: dict[str, float] = field(default_factory=dict)
+
+
+class Estimator(Protocol):
+    """Tells a simulation what to expect."""
+
+    def expect(self, trace: TraceJob) -> float:
+        """GPU seconds that a job which just came will take; NaN: nobody knows."""
+        ...
+
+    def ended(self, trace: TraceJob, at_s: float, ran_s: float) -> Mapping[int, float]:
+        """A job ended, after it had run so many seconds; GPU seconds that are now expected of others, by sequence."""
+        ...
+
+    def primed(self, order: OrderPolicy) -> OrderPolicy:
+        """The policy with what is known before the first job."""
+        ...
+
+    def summary(self, jobs: Sequence[TraceJob]) -> Estimation:
+        """How good it was, after the last of these jobs."""
+        ...
+
+
+class Truth:
+    """An oracle, as an estimator."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+
+    def expect(self, trace: TraceJob) -> float:
+        """What the oracle says."""
+        return self._oracle(trace)
+
+    def ended(self, trace: TraceJob, at_s: float, ran_s: float) -> Mapping[int, float]:
+        """Nothing new to an oracle."""
+        return {}
+
+    def primed(self, order: OrderPolicy) -> OrderPolicy:
+        """As it was."""
+        return order
+
+    def summary(self, jobs: Sequence[TraceJob]) -> Estimation:
+        """Reckoned anew: its errors are the same whenever it is asked."""
+        expected = {job.job.sequence: self._oracle(job) for job in jobs}
+        return Estimation(quality=_quality(jobs, expected), sources={"oracle": len(jobs)})
+
+
+class Learner:
+    """A service that learns from history, and then from every job that ends.
+
+    Args:
+        params: Of the service.
+        rolling: Of its rolling estimate. Where it is the default it is learned from history.
+        history: Past jobs by submit time, all of them ended.
+        record: A model that was fitted earlier, used until the first fit.
+    """
+
+    def __init__(
+        self,
+        params: GpuTimeParams,
+        rolling: RollingParams,
+        history: Sequence[Past] = (),
+        record: ModelRecord | None = None,
+    ) -> None:
+        if rolling == RollingParams():
+            rolling = _rolling_of(record) if record else learned_rolling(history, rolling)
+        self.service = GpuTimeService(params, rolling)
+        self.orchestrator = Orchestrator([self.service])
+        self._expected: dict[int, float] = {}
+        self._source_of: dict[int, str] = {}
+        self._sources = Counter[str]()
+        if record is not None:
+            self.service.use(record)
+        if history:
+            tell_all(self.orchestrator, history, is_fitting=record is None)
+            self.service.forget_pending()
+
+    def expect(self, trace: TraceJob) -> float:
+        """Of the job alone: nothing else of the trace is passed on."""
+        self._tell(JobSubmitted(at_s=trace.job.submit_s, job=trace.job))
+        self._sources[self._source_of.pop(trace.job.sequence, "nobody")] += 1
+        return self._expected.get(trace.job.sequence, math.nan)
+
+    def ended(self, trace: TraceJob, at_s: float, ran_s: float) -> Mapping[int, float]:
+        """Learns from it."""
+        return self._tell(JobEnded(at_s=at_s, job=trace.job, ran_s=ran_s))
+
+    def _tell(self, fact: Fact) -> Mapping[int, float]:
+        told: dict[int, float] = {}
+        for advice in self.orchestrator.tell(fact):
+            if isinstance(advice, Expect):
+                told[advice.sequence] = advice.gpu_s
+                self._source_of[advice.sequence] = advice.source
+        self._expected.update(told)
+        return told
+
+    def primed(self, order: OrderPolicy) -> OrderPolicy:
+        """QSSF gets the cut that history gives."""
+        judged = self.service.judge.judged
+        if not isinstance(order, Qssf) or not judged:
+            return order
+        believed = self.service.source if self.service.source != "nobody" else "gpus"
+        expected = np.array([getattr(one, believed) for one in judged])
+        true = np.array([one.true for one in judged])
+        return replace(order, cut=Cut(short_up_to_gpu_s(expected, true, order.overtaking_share)))
+
+    def summary(self, jobs: Sequence[TraceJob]) -> Estimation:
+        """Of what it said when they came."""
+        rolling = self.service.rolling.params
+        return Estimation(
+            quality=_quality(jobs, self._expected),
+            sources=dict(self._sources.most_common()),
+            fits=sum(update.record is not None for update in self.orchestrator.updates),
+            params={
+                "similarity": rolling.similarity, "decay": rolling.decay, "prior_jobs": rolling.prior_jobs,
+                "lambda": self.service.weight,
+            },
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatorSpec:
+    """What makes an estimator, a new one for each run. ``name``: as ``--set estimator=`` has it."""
+
+    name: EstimatorName = "oracle"
+    oracle: Oracle = field(default_factory=Oracle)
+    gpu_time: GpuTimeParams = field(default_factory=GpuTimeParams)
+    rolling: RollingParams = field(default_factory=RollingParams)
+    history: tuple[Past, ...] = field(default=(), repr=False)
+    record: ModelRecord | None = field(default=None, repr=False)
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether history is of use to it."""
+        return self.name != "oracle"
+
+    def make(self) -> Estimator:
+        """The estimator, having learned what there is to learn before the first job."""
+        if self.name == "oracle":
+            return Truth(self.oracle)
+        params = replace(self.gpu_time, use="best" if self.name == "model" else self.name)
+        return Learner(params, self.rolling, self.history, self.record)
+
+
+def past_of(jobs: Sequence[TraceJob], until_s: float = math.inf) -> tuple[Past, ...]:
+    """Jobs of a trace as history: those that came and ended by a time, as far as the trace tells."""
+    return tuple((job.job, job.duration_s) for job in jobs if job.job.submit_s + job.duration_s <= until_s)
+
+
+def _rolling_of(record: ModelRecord) -> RollingParams:
+    names = ("similarity", "decay", "prior_jobs")
+    return RollingParams(**{name: record.params[name] for name in names if name in record.params})
+
+
+def _quality(jobs: Sequence[TraceJob], expected: dict[int, float]) -> Quality:
+    pairs = [(expected.get(job.job.sequence, math.nan), job.duration_s * job.job.gpus) for job in jobs]
+    known = np.array([pair for pair in pairs if not math.isnan(pair[0])]).reshape(-1, 2)
+    return quality(known[:, 0], known[:, 1])
