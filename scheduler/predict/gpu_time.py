@@ -2,7 +2,8 @@
 
 How it works
   Of each job that comes, N x (lambda x rolling estimate + (1 - lambda) x boosted trees) is expected. Lambda is
-  learned on what is held back at each fit, the newest fifth of all jobs that have ended.
+  learned on what is held back at each fit, the newest fifth of all jobs that have ended. That is a median; what has
+  been seen of errors makes a mean of it (spread.py).
 
   Nothing of that is believed because it was computed: `Judge` has the last word, and without a model that ranks
   better the rolling estimate or the number of GPUs stands in. So a cluster whose log has neither users nor names,
@@ -25,8 +26,8 @@ import numpy as np
 from farside.errors import ConfigError
 from farside.scheduler.predict.feature import CATEGORIES, FEATURES, Codes, feature_row
 from farside.scheduler.predict.gbdt import Gbdt, fit_gbdt, gbdt_from_text
-from farside.scheduler.predict.judge import LEAST_JUDGED, Judge, Judged, Source
-from farside.scheduler.predict.quality import Quality, quality, queue_saving
+from farside.scheduler.predict.judge import LEAST_JUDGED, Judge, Judged, Source, worth
+from farside.scheduler.predict.quality import Quality, quality
 from farside.scheduler.predict.rolling import (
     NOBODY_KNOWS_S,
     RollingEstimate,
@@ -35,6 +36,7 @@ from farside.scheduler.predict.rolling import (
     bounded_s,
 )
 from farside.scheduler.predict.service import Advice, Expect, Fact, JobEnded, JobSubmitted, ModelRecord, UpdateRule
+from farside.scheduler.predict.spread import Spread, kind_of
 from farside.scheduler.state import Job
 from farside.scheduler.table import Floats
 
@@ -58,6 +60,7 @@ class GpuTimeParams:
         window_jobs: The newest ended jobs to which the trees are fitted.
         update_every_s: How long a model is used before it is fitted anew; `UpdateRule` has what else does that.
         drift: See there.
+        rolling_weight: Lambda, what the rolling estimate counts in the model; infinite: learned at each fit.
     """
 
     use: Choice = "best"
@@ -66,26 +69,34 @@ class GpuTimeParams:
     window_jobs: int = 200_000
     update_every_s: float = 7 * 86400.0
     drift: float = 0.5
+    rolling_weight: float = math.inf
 
     def __post_init__(self) -> None:
         """Refuses windows in which nothing can be seen."""
         for name, least in (("judged_jobs", LEAST_JUDGED), ("window_jobs", LEAST_FIT)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}: must be at least {least}, is {getattr(self, name)}")
+        if 1 < self.rolling_weight < math.inf:
+            raise ValueError(f"rolling_weight: must be at most 1, or inf, is {self.rolling_weight:g}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A job when it came: its features, and the seconds that each estimator expected; NaN where there was no model."""
+    """A job when it came: its features, its kind, and the seconds that each estimator had as median and as mean; NaN
+    where there was no model.
+    """
 
     row: Floats
     submit_s: float
     gpus: int
+    kind: int
+    model_median_s: float
     model_s: float
+    rolling_median_s: float
     rolling_s: float
 
     def gpu_s(self, source: Source) -> float:
-        """What one of them expects, GPU seconds. By GPUs alone every job runs equally long."""
+        """What one of them expects in the mean, GPU seconds. By GPUs alone every job runs equally long."""
         seconds = {"model": self.model_s, "rolling": self.rolling_s, "gpus": NOBODY_KNOWS_S, "nobody": math.nan}
         return seconds[source] * self.gpus
 
@@ -99,6 +110,7 @@ class GpuTimeService:
         self.judge = Judge(margin=params.margin, jobs=params.judged_jobs)
         self.weight = 0.5  # lambda: what the rolling estimate counts
         self.refused = 0  # facts that made no sense
+        self._spread = {"model": Spread(), "rolling": Spread()}
         self._codes = {name: Codes() for name in CATEGORIES[:2]}
         self._trees: Gbdt | None = None
         self._pending: dict[int, _Seen] = {}
@@ -162,11 +174,20 @@ class GpuTimeService:
     def _expect(self, job: Job) -> Expect:
         rolling = self.rolling.expect(job)
         row = np.array(feature_row(job, rolling, self._codes_of(job, rolling)))
-        model_s = math.nan
+        kind, median_s = kind_of(rolling), math.nan
         if self._trees is not None and self.params.use == "best":
             trees_s = self._trees.duration_s(row.reshape(1, -1)).item()
-            model_s = bounded_s(self.weight * rolling.duration_s + (1 - self.weight) * trees_s)
-        seen = _Seen(row, job.submit_s, job.gpus, model_s, rolling.duration_s)
+            median_s = bounded_s(self.weight * rolling.duration_s + (1 - self.weight) * trees_s)
+        seen = _Seen(
+            row=row,
+            submit_s=job.submit_s,
+            gpus=job.gpus,
+            kind=kind,
+            model_median_s=median_s,
+            model_s=median_s * self._spread["model"].factor(kind),
+            rolling_median_s=rolling.duration_s,
+            rolling_s=rolling.duration_s * self._spread["rolling"].factor(kind),
+        )
         self._pending[job.sequence] = seen
         return self._told(job.sequence, seen)
 
@@ -194,6 +215,9 @@ class GpuTimeService:
             return
         self._learned += 1
         self._ended.append((seen, ran_s))
+        self._spread["rolling"].add(seen.kind, math.log(ran_s / seen.rolling_median_s))
+        if not math.isnan(seen.model_median_s):
+            self._spread["model"].add(seen.kind, math.log(ran_s / seen.model_median_s))
         judged = Judged(seen.gpu_s("model"), seen.gpu_s("rolling"), seen.gpu_s("gpus"), ran_s * seen.gpus)
         self.judge.add(judged, has_model=self._trees is not None)
 
@@ -219,13 +243,22 @@ class GpuTimeService:
         """
         gpus = np.array([float(seen.gpus) for seen in held])
         rolling, by_gpus = (np.array([seen.gpu_s(source) for seen in held]) for source in BASELINES)
+        medians_s = np.array([seen.rolling_median_s for seen in held])
         true, half = ran_s * gpus, len(held) // 2
-        blends = {weight: weight * rolling + (1 - weight) * trees_s * gpus for weight in LAMBDAS}
-        self.weight = max(LAMBDAS, key=lambda weight: queue_saving(blends[weight][:half], true[:half]))
-        model = blends[self.weight]
+        kinds = [seen.kind for seen in held]
+        trials: dict[float, tuple[Floats, Spread]] = {}
+        for weight in LAMBDAS if self.params.rolling_weight == math.inf else (self.params.rolling_weight,):
+            median_s = weight * medians_s + (1 - weight) * trees_s
+            spread = Spread()
+            for kind, error in zip(kinds[:half], np.log(ran_s / median_s).tolist(), strict=False):
+                spread.add(kind, error)
+            trials[weight] = median_s * gpus * np.array([spread.factor(kind) for kind in kinds]), spread
+        self.weight = max(trials, key=lambda weight: worth(trials[weight][0][:half], true[:half]))
+        model, spread = trials[self.weight]
         if not self.judge.has_judged_model:
             columns = (one[half:].tolist() for one in (model, rolling, by_gpus, true))
             self.judge.begin(Judged(*values) for values in zip(*columns, strict=True))
+            self._spread["model"] = spread
         return quality(model[half:], true[half:])
 
     # ------------------------------------------------------------------ as files

@@ -72,7 +72,7 @@ def learned_rolling(past: Sequence[Past], start: RollingParams) -> RollingParams
     tried = past[-TRIED_JOBS:]
     if len(tried) < LEAST_TRIED:
         return start
-    best, best_saving = start, _saving(tried, start)
+    best, best_saving = start, rolling_saving(tried, start)
     has_names = any(job.name and job.user for job, _ in tried)
     grid = (("similarity", SIMILARITIES), ("decay", DECAYS), ("prior_jobs", PRIORS))
     for name, values in grid if has_names else grid[2:]:
@@ -80,7 +80,7 @@ def learned_rolling(past: Sequence[Past], start: RollingParams) -> RollingParams
             params = _with(best, name, value)
             if params == best:
                 continue
-            saving = _saving(tried, params)
+            saving = rolling_saving(tried, params)
             if saving > best_saving:
                 best, best_saving = params, saving
     return best
@@ -91,7 +91,8 @@ def _with(params: RollingParams, name: str, value: float) -> RollingParams:
     return RollingParams(**{**figures, name: value})
 
 
-def _saving(past: Sequence[Past], params: RollingParams) -> float:
+def rolling_saving(past: Sequence[Past], params: RollingParams) -> float:
+    """`queue_saving` of the rolling estimate for the newer half of these jobs, learning as they end."""
     estimator = RollingEstimator(params)
     expected: dict[int, float] = {}
     pairs: list[tuple[float, float]] = []

@@ -9,8 +9,8 @@ those (`queue_saving`) the choice falls on
 * nobody, so that jobs go in order of arrival, if even that is worse than chance, and not by accident.
 
 What is an accident the spread says: the newest jobs are cut into `BLOCKS`, one after the other, and a difference counts
-when its mean over the blocks is more than `SURE` of its standard errors. The few longest jobs decide what an order is
-worth, so that differences between two bad estimators are large in any one block, and of either sign.
+when its mean over the blocks is more than `SURE` of its standard errors. GPU times count by their square root here:
+else a handful of the longest jobs decides what an order is worth, and the difference between any two is an accident.
 
 Who is in use need only be better by half of that: else two would take turns.
 """
@@ -24,6 +24,7 @@ from typing import Literal
 import numpy as np
 
 from farside.scheduler.predict.quality import quality, queue_saving
+from farside.scheduler.table import Floats
 
 Source = Literal["model", "rolling", "gpus", "nobody"]
 
@@ -32,6 +33,7 @@ JUDGED_EVERY = 50  # ended jobs
 RECENT = 500  # jobs, whose errors tell of drift
 BLOCKS = 10
 SURE = 2.5
+POWER = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,17 @@ class Judged:
     true: float
 
 
+def worth(expected: Floats, true: Floats) -> float:
+    """`queue_saving`, of square roots."""
+    return queue_saving(expected**POWER, true**POWER)
+
+
 class Judge:
     """Keeps the score.
 
     Attributes:
         source: Who is believed.
-        savings: `queue_saving` of each estimator, as far as known: the mean of blocks.
+        savings: `queue_saving` of each estimator's square roots, as far as known: the mean of blocks.
         errors: The standard error of each one's difference from the number of GPUs; of ``gpus``, from chance.
         drift: By what share the model's recent median error is greater than when it was fitted.
     """
@@ -101,8 +108,7 @@ class Judge:
             self.drift = recent / self._log_error - 1 if self._log_error > 0 else 0.0
         blocks = np.array_split(np.arange(len(true)), BLOCKS)
         by_block = {
-            name: np.array([queue_saving(column[block], true[block]) for block in blocks])
-            for name, column in columns.items()
+            name: np.array([worth(column[block], true[block]) for block in blocks]) for name, column in columns.items()
         }
         self.savings = {name: float(values.mean()) for name, values in by_block.items()}
         chance = {"gpus": np.zeros(BLOCKS)}

@@ -1,0 +1,53 @@
+"""From the middle of what a job may take to the mean: by how far jobs of its kind have been off. PURE.
+
+Estimates made of logarithms are medians. Who should go first is decided by the mean: of two jobs with the same median
+the one of which little is known may take a hundred times as long, and all behind it would wait. For a log-normal the
+mean is the median times exp(variance / 2), and the variance is seen when jobs end. It differs by what is known of a
+job: small for a name that came often, large for one that never came.
+"""
+
+import math
+
+from farside.scheduler.predict.rolling import LEVELS, RollingEstimate
+
+# As many jobs of all kinds count beside those of one kind.
+_PRIOR_JOBS = 20.0
+# What counts fades: of a thousand jobs ago, 1/e.
+_KEPT = 0.999
+# At most this: a factor of 20. Beyond it the tail is longer than that of a log-normal anyway.
+MOST_VARIANCE = 6.0
+_BY_NAME = LEVELS.index("bucket") + 1
+_OFTEN = (2, 5, 20)
+
+
+def kind_of(rolling: RollingEstimate) -> int:
+    """What is known of a job, as a number: its nearest group, and how often the name has come if it is by name."""
+    often = sum(rolling.jobs >= edge for edge in _OFTEN) if rolling.nearest >= _BY_NAME else 0
+    return rolling.nearest * (len(_OFTEN) + 1) + often
+
+
+class Spread:
+    """Variances of one estimator's errors, in logarithms, by kind of job."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[int, tuple[float, float]] = {}  # sum of squares, weight
+        self._all = (0.0, 0.0)
+
+    def add(self, kind: int, log_error: float) -> None:
+        """A job of a kind has ended, and its estimate was off by this."""
+        square = log_error * log_error
+        for at, (total, weight) in ((kind, self._kinds.get(kind, (0.0, 0.0))), (-1, self._all)):
+            now = total * _KEPT + square, weight * _KEPT + 1.0
+            if at < 0:
+                self._all = now
+            else:
+                self._kinds[kind] = now
+
+    def factor(self, kind: int) -> float:
+        """The mean by the median, at least 1, for a job of a kind; 1 before any has ended."""
+        every, of_all = self._all
+        if not of_all:
+            return 1.0
+        total, weight = self._kinds.get(kind, (0.0, 0.0))
+        variance = (total + _PRIOR_JOBS * every / of_all) / (weight + _PRIOR_JOBS)
+        return math.exp(min(variance, MOST_VARIANCE) / 2)
