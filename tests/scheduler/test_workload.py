@@ -83,7 +83,7 @@ def test_what_comes_with_farside_is_what_its_seed_gives(name: str, tmp_path: Pat
 def test_recipes_offer_their_load(name: str) -> None:
     jobs = read_trace(Path(f"builtin:{name}")).jobs
 
-    assert offered_load(jobs, WORKLOADS[name].cluster_gpus) == pytest.approx(0.8, abs=1e-6)
+    assert offered_load(jobs, WORKLOADS[name].cluster_gpus) == pytest.approx(WORKLOADS[name].load, abs=1e-6)
 
 
 def test_an_unknown_name_is_told() -> None:

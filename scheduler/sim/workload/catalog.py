@@ -28,7 +28,8 @@ from farside.scheduler.sim.trace.bins import SCALED
 from farside.scheduler.sim.trace.job import Trace, TraceJob
 from farside.scheduler.sim.workload.arrivals import ARRIVALS
 from farside.scheduler.sim.workload.generate import GpuMix, Workload, generate
-from farside.scheduler.sim.workload.service import PRESETS, BoundedPareto
+from farside.scheduler.sim.workload.naming import Naming
+from farside.scheduler.sim.workload.service import PRESETS, BoundedPareto, Lognormal
 from farside.scheduler.state import Job
 from farside.scheduler.table import Floats
 
@@ -54,7 +55,8 @@ GPU_MIXES: Mapping[str, GpuMix] = MappingProxyType(
     }
 )
 
-# Each offers a load of 0.8 to 16 nodes of 8 GPUs; the virtual clusters are meant to have 4 nodes each.
+# Each offers a load of 0.8 to 16 nodes of 8 GPUs, but for the last, which offers 0.9; the virtual clusters are meant to
+# have 4 nodes each.
 WORKLOADS: Mapping[str, Workload] = MappingProxyType(
     {
         "philly-like": Workload(
@@ -72,6 +74,22 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType(
             vc_mix=(("vision", 1.0), ("speech", 1.0), ("language", 1.0), ("robots", 1.0)),
             cluster_gpus=128,
             users=10,
+        ),
+        # What estimators of run times are tried on: few users hand in most jobs, most jobs have a name that recurs, and
+        # within a name the logarithm of run times has a standard deviation of 0.5, of 2 in all.
+        "repeating": Workload(
+            jobs=4000,
+            arrivals=ARRIVALS["weekly"],
+            service=Lognormal(median_s=1800.0, sigma=2.0),
+            cluster_gpus=128,
+            load=0.9,
+            users=200,
+            names=4,
+            recurrence=1 - (0.5 / 2.0) ** 2,
+            repeats=0.62,
+            is_sized_by_name=True,
+            newcomers=0.3,
+            naming=Naming(dated=0.4, typos=0.05),
         ),
     }
 )

@@ -55,6 +55,7 @@ class Workload:
         growth: How much longer jobs of many GPUs run, against chance, with each doubling. 0: as long as others.
         repeats: The share of submissions whose name recurs. The names of the others come once, and tell nothing.
         newcomers: The share of users of whom nothing comes in the first half of the trace.
+        is_sized_by_name: A name always asks for the same GPUs; else each submission with it draws anew.
         naming: How names are written; none: as short as can be.
     """
 
@@ -74,6 +75,7 @@ class Workload:
     growth: float = 0.2
     repeats: float = 1.0
     newcomers: float = 0.0
+    is_sized_by_name: bool = False
     naming: Naming | None = None
 
     def __post_init__(self) -> None:
@@ -130,6 +132,11 @@ def draw(workload: Workload, rng: np.random.Generator) -> Drawn:
     name = _pick(_ranked(workload.names, workload.inequality), count, rng)
     if workload.newcomers:
         user = _without_newcomers(workload, user, rng)
+    if workload.is_sized_by_name:
+        named = len(workload.vc_mix) * workload.users * workload.names
+        gpu_class = _pick([weight for _, weight in workload.gpu_mix], named, rng)[
+            (vc * workload.users + user) * workload.names + name
+        ]
     # One number for each name of each user, in each size.
     kind = ((vc * workload.users + user) * workload.names + name) * len(mix) + gpu_class
     if workload.repeats < 1:
