@@ -112,6 +112,11 @@ class Simulation:
         for at, resize in enumerate(self._resizes):
             heapq.heappush(self._heap, (resize.at_s, Kind.RESIZE, at, 0))
 
+    def plan(self, resize: Resize) -> None:
+        """Nodes will come or go, at the earliest at the present instant, once who observes has been told of it."""
+        heapq.heappush(self._heap, (resize.at_s, Kind.RESIZE, len(self._resizes), 0))
+        self._resizes = (*self._resizes, resize)
+
     def run(self) -> Sequence[Run]:
         """Runs until the last job has ended."""
         jobs, heap = self.jobs, self._heap

@@ -13,6 +13,7 @@ import typer
 from farside.cli import options
 from farside.cli.config import config_app
 from farside.cli.energy import energy_app
+from farside.cli.predict import predict_app
 from farside.cli.sim import sim_app
 from farside.cli.swap import swap_app
 from farside.cli.trace import trace_app
@@ -35,6 +36,7 @@ app.add_typer(sim_app, name="sim")
 app.add_typer(swap_app, name="swap")
 app.add_typer(trace_app, name="trace")
 app.add_typer(energy_app, name="energy")
+app.add_typer(predict_app, name="predict")
 
 
 def main() -> None:

@@ -72,6 +72,9 @@ _TrainTo = Annotated[
         "--train-to", metavar="TIME", help="Learn from what has ended by then, and only run what comes later."
     ),
 ]
+_Models = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Begin with the model that farside predict fit wrote there.")
+]
 _Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")]
 _Report = Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write one page with tables and plots there.")]
 
@@ -119,6 +122,7 @@ def run(
     attempts: _Attempts = Attempts.WHOLE,
     history: _History = None,
     train_to: _TrainTo = "",
+    models: _Models = None,
     jobs_out: Annotated[
         Path | None, typer.Option(metavar="FILE.csv", help="Write a row a job there; .parquet does as well.")
     ] = None,
@@ -134,7 +138,7 @@ def run(
 
     request = _request(
         trace, (policy,), gpus_per_node, settings, placement, nodes, gpu_model, vc, vc_nodes, from_time, to_time, bad,
-        trace_format, attempts, history, train_to,
+        trace_format, attempts, history, train_to, models,
     )  # fmt: skip
     raise typer.Exit(simulate(request, Outputs(jobs=jobs_out, json=json_out, report=report)))
 
@@ -159,6 +163,7 @@ def compare(
     attempts: _Attempts = Attempts.WHOLE,
     history: _History = None,
     train_to: _TrainTo = "",
+    models: _Models = None,
     json_out: _Json = None,
     report: _Report = None,
 ) -> None:
@@ -172,7 +177,7 @@ def compare(
 
     request = _request(
         trace, _names(policy), gpus_per_node, settings, placement, nodes, gpu_model, vc, vc_nodes, from_time, to_time,
-        bad, trace_format, attempts, history, train_to,
+        bad, trace_format, attempts, history, train_to, models,
     )  # fmt: skip
     raise typer.Exit(simulate(request, Outputs(json=json_out, report=report)))
 
@@ -196,6 +201,7 @@ def why(
     attempts: _Attempts = Attempts.WHOLE,
     history: _History = None,
     train_to: _TrainTo = "",
+    models: _Models = None,
 ) -> None:
     """Tell the decisions that made a job of a trace wait.
 
@@ -207,7 +213,7 @@ def why(
         trace, job = Path(job), str(trace)
     request = _request(
         trace, (policy,), gpus_per_node, settings, placement, nodes, gpu_model, vc, vc_nodes, from_time, to_time, bad,
-        trace_format, attempts, history, train_to,
+        trace_format, attempts, history, train_to, models,
     )  # fmt: skip
     raise typer.Exit(simulate(request, job))
 
@@ -233,6 +239,7 @@ def _request(
     attempts: Attempts,
     history: Path | None,
     train_to: str,
+    models: Path | None,
 ) -> "Request":
     from farside.simulate.request import Request
 
@@ -253,6 +260,7 @@ def _request(
         on_bad=bad.value,
         history=history,
         train_to=train_to,
+        models=models,
     )
 
 

@@ -8,7 +8,10 @@ from typing import Literal
 from farside.errors import ConfigError
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.qssf import Qssf
+from farside.scheduler.predict.gpu_time import NAME, GpuTimeParams, GpuTimeService
 from farside.scheduler.predict.history import Past
+from farside.scheduler.predict.rolling import RollingParams
+from farside.scheduler.predict.store import ModelStore
 from farside.scheduler.settings import suggestion
 from farside.scheduler.sim.cluster import WHOLE, Site, VcSize, build_site, misfits
 from farside.scheduler.sim.estimator import past_of
@@ -46,6 +49,7 @@ class Request:
     on_bad: Literal["refuse", "skip"] = "refuse"
     history: Path | None = None
     train_to: str = ""
+    models: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +94,14 @@ def prepare(request: Request) -> Prepared:
     scene = Scene(site=site, jobs=_homed(wishing, site), labels=tuple(entry.job.vc for entry in chosen))
     scene, told = _fitting(scene, experiments, trace.path, request.on_bad)
     experiments = _with_history(experiments, request.history, past_of(_homed(past, site)))
+    experiments, model_notes = _with_model(experiments, request.models)
     return Prepared(
         scene=scene,
         experiments=experiments,
         facts=(*_facts(request, trace, scene), *_history_facts(past, experiments)),
         left_out=trace.skipped + len(told),
         problems=(*trace.problems, *told)[:TOLD],
-        notes=tuple(f"{trace.path}: {count} rows {note}" for count, note in trace.notes),
+        notes=(*(f"{trace.path}: {count} rows {note}" for count, note in trace.notes), *model_notes),
     )
 
 
@@ -107,11 +112,12 @@ def _learns(experiment: Experiment) -> bool:
 def _check_learners(experiments: Sequence[Experiment], request: Request) -> None:
     """Whether anybody has a use for the past that was given."""
     learners = any(_learns(experiment) for experiment in experiments)
-    if request.train_to and not learners:
-        raise ConfigError(
-            f"--train-to {request.train_to}: none of these policies learns from a trace",
-            hint="qssf does, with --set estimator=model",
-        )
+    for option, value in (("--train-to", request.train_to), ("--models", request.models)):
+        if value and not learners:
+            raise ConfigError(
+                f"{option} {value}: none of these policies learns from a trace",
+                hint="qssf does, with --set estimator=model",
+            )
     learners = learners or any(isinstance(experiment.order, Gittins) for experiment in experiments)
     if request.history is not None and not learners:
         raise ConfigError(
@@ -147,6 +153,22 @@ def _with_history(
             experiment = replace(experiment, order=with_prior(experiment.order, path))
         made.append(experiment)
     return tuple(made)
+
+
+def _with_model(
+    experiments: tuple[Experiment, ...], folder: Path | None
+) -> tuple[tuple[Experiment, ...], tuple[str, ...]]:
+    """Learners begin with a model that was fitted earlier; with one that cannot be used, as if there were none."""
+    if folder is None:
+        return experiments, ()
+    try:
+        record = ModelStore(folder).load(NAME)
+        GpuTimeService(GpuTimeParams(), RollingParams()).use(record)
+    except ConfigError as error:
+        return experiments, (f"{error}; goes by the rolling estimate or GPUs until there is a model",)
+    return tuple(
+        replace(one, estimator=replace(one.estimator, record=record)) if _learns(one) else one for one in experiments
+    ), ()
 
 
 def _history_facts(past: Sequence[TraceJob], experiments: Sequence[Experiment]) -> tuple[str, ...]:

@@ -1,0 +1,63 @@
+"""`farside predict`: models from the job log, and what they would have been worth."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+predict_app = typer.Typer(
+    help="Fit models to the job log, and see what they are worth.", no_args_is_help=True, rich_markup_mode=None
+)
+
+_Log = Annotated[Path, typer.Argument(metavar="LOG", help="Past jobs: a trace of any format.")]
+_Format = Annotated[str, typer.Option("--format", metavar="NAME", help="Format of the log, else found out.")]
+_Bad = Annotated[Literal["refuse", "skip"], typer.Option("--bad", "--on-bad", help="Rows that cannot be used.")]
+
+
+@predict_app.command()
+def fit(
+    log: _Log,
+    models: Annotated[Path, typer.Option(metavar="FOLDER", help="Where models are kept.")],
+    fmt: _Format = "auto",
+    bad: _Bad = "refuse",
+) -> None:
+    """Fit the model of GPU times to a log, and keep it.
+
+    Shows how good it is on jobs that it did not know, beside the rolling estimate and the number of GPUs.
+    """
+    from farside.errors import ConfigError
+    from farside.predict import fit_gpu_time, quality_table
+    from farside.scheduler.predict.store import ModelStore
+
+    learner, record = fit_gpu_time(log, fmt, bad)
+    _print(quality_table(learner))
+    if record is None:
+        raise ConfigError(
+            f"{log}: too few jobs for a model", hint="qssf goes by the rolling estimate or GPUs meanwhile"
+        )
+    manifest = ModelStore(models).save(record)
+    sys.stderr.write(f"farside: {models / manifest.text_file}: version {manifest.version}, {record.trained_on} jobs\n")
+
+
+@predict_app.command()
+def rebalance(
+    log: _Log,
+    vc_nodes: Annotated[Path, typer.Option(metavar="FILE", help="CSV with the nodes of each virtual cluster.")],
+    gpus_per_node: Annotated[int, typer.Option(metavar="G", min=1, help="GPUs of each node.")],
+    policy: Annotated[str, typer.Option(metavar="NAME", help="By which jobs are ordered.")] = "fifo",
+    fmt: _Format = "auto",
+    bad: _Bad = "refuse",
+) -> None:
+    """Who could have lent nodes to whom, and what that would have saved in queueing."""
+    from farside.predict import rebalance_tables
+
+    _print(*rebalance_tables(log, vc_nodes, gpus_per_node, policy, fmt, bad))
+
+
+def _print(*tables: object) -> None:
+    from rich.console import Console
+
+    console = Console(markup=False, emoji=False, highlight=False)  # names are not ours
+    for table in tables:
+        console.print(table)

@@ -1,0 +1,50 @@
+"""`farside predict fit`: a model of GPU times from a log, and how good it is on jobs that it did not know."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from rich.table import Table
+
+from farside.scheduler.predict.gpu_time import GpuTimeParams
+from farside.scheduler.predict.quality import quality, quantiles
+from farside.scheduler.predict.rolling import RollingParams
+from farside.scheduler.predict.service import ModelRecord
+from farside.scheduler.sim.estimator import Learner, past_of
+from farside.scheduler.sim.trace.read import read_trace
+
+SHARES = (0.1, 0.5, 0.9)
+
+
+def fit_gpu_time(log: Path, fmt: str, on_bad: Literal["refuse", "skip"]) -> tuple[Learner, ModelRecord | None]:
+    """A learner that has read a log, and its model; None: there were too few jobs for one.
+
+    Raises:
+        ConfigError: The log cannot be used.
+    """
+    learner = Learner(GpuTimeParams(), RollingParams(), past_of(read_trace(log, fmt=fmt, on_bad=on_bad).jobs))
+    return learner, learner.orchestrator.updates[-1].record
+
+
+def quality_table(learner: Learner) -> Table:
+    """Each estimator on the newest jobs, none of which it had known when it was asked."""
+    judge = learner.service.judge
+    judged = np.array([(one.model, one.rolling, one.gpus, one.true) for one in judge.judged]).reshape(-1, 4)
+    table = Table(
+        header_style="bold",
+        title=f"{len(judged)} newest jobs; believed: {learner.service.source}",
+        title_justify="left",
+    )
+    table.add_column("estimator")
+    for title in ("order worth", "ranks", "within x2", "10 %", "median", "90 %"):
+        table.add_column(title, justify="right")
+    for at, name in enumerate(("model", "rolling", "gpus")):
+        known = judged[~np.isnan(judged[:, at])]
+        if len(known) < 2:
+            continue
+        found, off = quality(known[:, at], known[:, 3]), quantiles(known[:, at], known[:, 3], SHARES)
+        table.add_row(
+            name, f"{found.saving:.2f}", f"{found.spearman:.2f}", f"{found.within_2:.0%}",
+            *(f"x{one:.3g}" for one in off.tolist()),
+        )  # fmt: skip
+    return table
