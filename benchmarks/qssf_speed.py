@@ -1,0 +1,78 @@
+"""How long QSSF's estimator takes: to put names into buckets, and to answer for one job that comes."""
+
+import random
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from benchmarks.figure import Figure, Row, Table
+from benchmarks.qssf_runs import lesson
+from farside.scheduler.predict.gpu_time import GpuTimeParams
+from farside.scheduler.predict.name import NameBuckets, form_of
+from farside.scheduler.predict.rolling import RollingParams
+from farside.scheduler.predict.service import JobSubmitted
+from farside.scheduler.sim.estimator import Learner
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = ("train", "eval", "resnet50", "bert", "lr", "gan", "imagenet", "coco", "v2", "exp", "debug", "finetune", "seg")
+SIMILARITY = 0.9
+
+
+def names(count: int, seed: int) -> list[str]:
+    """Distinct names: words that many have in common, and letters of their own."""
+    rng = random.Random(seed)
+    found: dict[str, None] = {}
+    while len(found) < count:
+        own = "".join(rng.choice(LETTERS) for _ in range(rng.randint(4, 9)))
+        found["_".join((*rng.choices(WORDS, k=3), own))] = None
+    return list(found)
+
+
+def figure(*, name_counts: Sequence[int], history_jobs: int, seed: int) -> Figure:
+    """Both tables."""
+    rows: list[Row] = []
+    for count in name_counts:
+        made = names(count, seed)
+        started_s = time.process_time()
+        buckets = NameBuckets(SIMILARITY)
+        for name in made:
+            buckets.add(form_of(name))
+        spent_s = time.process_time() - started_s
+        rss_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        rows.append(
+            (f"{count:,}", f"{spent_s:.1f}", f"{spent_s / count * 1e6:.0f}", f"{len(buckets):,}", f"{rss_mib:.0f}")
+        )
+    return Figure(
+        key="qssf-speed",
+        title="QSSF's estimator: names and answers",
+        source="helios §4.2.2; 'typically milliseconds', §4.1",
+        tables=(
+            Table(
+                caption="Distinct names into buckets, one core",
+                header=("names", "CPU s", "us a name", "buckets", "peak MiB"),
+                rows=tuple(rows),
+            ),
+            _answers(history_jobs, seed),
+        ),
+        notes=("To reach: a million distinct names in minutes; an answer within 5 ms at the 99th percentile.",),
+    )
+
+
+def _answers(history_jobs: int, seed: int) -> Table:
+    one = lesson(2 * history_jobs, seed)
+    learner = Learner(GpuTimeParams(), RollingParams(), one.past)
+    spent_ms: list[float] = []
+    for at, entry in enumerate(one.scene.jobs[:5000]):
+        job = replace(entry.job, sequence=10**9 + at)
+        started_s = time.perf_counter()
+        learner.service.observe(JobSubmitted(at_s=job.submit_s, job=job))
+        spent_ms.append((time.perf_counter() - started_s) * 1e3)
+    median, p99, longest = np.percentile(spent_ms, [50, 99, 100]).tolist()
+    return Table(
+        caption=f"Expectation of one job that comes, model of {len(one.past):,} jobs, {len(spent_ms):,} jobs asked for",
+        header=("estimator", "median ms", "99th ms", "longest ms"),
+        rows=((learner.service.source, f"{median:.2f}", f"{p99:.2f}", f"{longest:.2f}"),),
+    )
