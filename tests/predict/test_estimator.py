@@ -104,10 +104,9 @@ def test_an_oracle_stays_what_it_was() -> None:
 
     found = run(jobs, error_factor="2", patience_s="inf")
 
-    assert found.estimation == Estimation(
-        quality=found.estimation.quality, sources={"oracle": 60}  # type: ignore[union-attr]
-    )  # fmt: skip
-    assert not math.isnan(found.estimation.quality.saving)  # type: ignore[union-attr]
+    assert isinstance(found.estimation, Estimation)
+    assert (found.estimation.sources, found.estimation.fits) == ({"oracle": 60}, 0)
+    assert not math.isnan(found.estimation.quality.saving)
 
 
 def test_an_oracles_setting_is_none_of_a_model_and_the_other_way_round() -> None:
