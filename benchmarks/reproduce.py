@@ -21,6 +21,11 @@ from benchmarks import (
     headroom_trace,
     helios_philly,
     ilp_growth,
+    qssf_estimates,
+    qssf_guard,
+    qssf_philly,
+    qssf_repeating,
+    qssf_speed,
     tiresias_dimensions,
     tiresias_example,
     tiresias_placement,
@@ -44,6 +49,8 @@ class Effort:
     large: Scale
     trials: int
     draws: tuple[int, ...]  # seeds of generated workloads
+    jobs: int  # of workloads from which something is learned
+    names: tuple[int, ...]  # distinct ones, that are put into buckets
     data: Path
 
 
@@ -52,6 +59,8 @@ FULL = Effort(
     large=Scale(machines=1000, seeds=(SEED,)),
     trials=4000,
     draws=(1, 2, 3),
+    jobs=16_000,
+    names=(10_000, 100_000, 1_000_000),
     data=data_folder(None),
 )
 QUICK = Effort(
@@ -59,6 +68,8 @@ QUICK = Effort(
     large=Scale(machines=100, seeds=(SEED,)),
     trials=400,
     draws=(1,),
+    jobs=2000,
+    names=(1000, 10_000),
     data=data_folder(None),
 )
 
@@ -85,6 +96,11 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
     "helios-philly": lambda effort: helios_philly.figure(data=effort.data),
     "energy-table-5": lambda effort: energy_saving.table_5(effort.data),
     "energy-risk": lambda effort: energy_saving.risk(effort.data),
+    "qssf-philly": lambda effort: qssf_philly.figure(data=effort.data),
+    "qssf-repeating": lambda effort: qssf_repeating.figure(jobs=effort.jobs, seeds=effort.draws[:2]),
+    "qssf-guard": lambda effort: qssf_guard.figure(jobs=effort.jobs // 2, seed=SEED, data=effort.data),
+    "qssf-estimates": lambda effort: qssf_estimates.figure(jobs=effort.jobs, seed=SEED),
+    "qssf-speed": lambda effort: qssf_speed.figure(name_counts=effort.names, history_jobs=effort.jobs, seed=SEED),
 }
 
 
