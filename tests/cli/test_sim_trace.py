@@ -111,7 +111,8 @@ def test_generate_changes_a_recipe_that_has_a_name(tmp_path: Path) -> None:
     [
         (
             "out.csv",
-            "neither a name nor --jobs; name one of tiresias-480, philly-like, helios-like, or say --jobs 1000",
+            "neither a name nor --jobs; name one of tiresias-480, philly-like, helios-like, repeating, "
+            "or say --jobs 1000",
         ),
         ("tiresias-481 out.csv", "no workload 'tiresias-481'; did you mean 'tiresias-480'?"),
         ("tiresias-480 out.csv --jobs 5", "tiresias-480 is as the paper has it; only --seed changes it"),

@@ -88,7 +88,9 @@ def convert(
 def generate(
     names: Annotated[
         list[str],
-        typer.Argument(metavar="[NAME] OUT", help="tiresias-480, philly-like, helios-like or nothing; the file."),
+        typer.Argument(
+            metavar="[NAME] OUT", help="tiresias-480, philly-like, helios-like, repeating or nothing; the file."
+        ),
     ],
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same trace.")] = 1,
     jobs: Annotated[int | None, typer.Option(min=1, help="How many jobs.")] = None,
