@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 SCHEDULER_SHELL = (
     "farside.scheduler.characterise.report",
     "farside.scheduler.energy.power.drive",
+    "farside.scheduler.sim.place",
     "farside.scheduler.sim.trace.format",
     "farside.scheduler.sim.trace.read",
     "farside.scheduler.sim.trace.write",

@@ -2,14 +2,13 @@
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
 
-from farside.errors import ConfigError, FarsideError
+from farside.errors import ConfigError
 from farside.scheduler.sim.experiment import Outcome, Scene
 from farside.scheduler.sim.result.figures import Figures
 from farside.scheduler.sim.result.record import WAITING
@@ -20,39 +19,6 @@ JOB_COLUMNS = (
     "jct_s", "held_s", "preemption_cost_s", "user", "name", "model",
 )  # fmt: skip
 _TABLES = (".csv", ".parquet")
-
-
-def check_writable(paths: Iterable[Path | None]) -> None:
-    """Finds out before a long simulation whether its results will have a place.
-
-    Raises:
-        ConfigError: A file cannot be written.
-    """
-    for path in paths:
-        if path is None:
-            continue
-        is_new = not path.exists()
-        try:
-            with path.open("ab"):
-                pass
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}", hint="name a file that can be written") from error
-        if is_new:
-            with suppress(OSError):
-                path.unlink()
-
-
-@contextmanager
-def written(path: Path) -> Iterator[None]:
-    """Turns what goes wrong while a file is written, as on a full disk, into one line.
-
-    Raises:
-        FarsideError: It went wrong.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise FarsideError(f"{path}: {error.strerror or error}", hint="it is not whole") from error
 
 
 def check_table(path: Path | None) -> None:

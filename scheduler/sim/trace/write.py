@@ -8,7 +8,6 @@ import csv
 import gzip
 import io
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from farside.errors import ConfigError
+from farside.scheduler.sim.place import is_stream, replacing
 from farside.scheduler.sim.trace.format.row import UNPRINTABLE
 from farside.scheduler.sim.trace.format.source import BUILTIN
 from farside.scheduler.sim.trace.job import Trace, TraceJob
@@ -107,18 +107,12 @@ def _text_file(path: Path) -> Iterator[TextIO]:
     if str(path).startswith(BUILTIN):
         raise ConfigError(f"{path}: comes with Farside", hint="name another file to write to")
     try:
-        if path.exists() and not path.is_file():
+        if is_stream(path):
             with path.open("w", encoding="utf-8", newline="") as file:  # a pipe, /dev/stdout
                 yield file
             return
-        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-        try:
-            with beside.open("xb") as raw, _packed(path, raw) as file:
-                yield file
-            beside.replace(path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        with replacing(path) as place, place.open("xb") as raw, _packed(path, raw) as file:
+            yield file
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}", hint="name a file that can be written") from error
 

@@ -11,7 +11,7 @@ from farside.errors import ConfigError
 from farside.scheduler.characterise.report_page import answer, change, facts, seconds
 from farside.scheduler.characterise.size import sizes_of
 from farside.scheduler.characterise.study import Study, study
-from farside.scheduler.sim.result.write import check_writable, written
+from farside.scheduler.sim.place import check_apart, check_writable, written
 from farside.scheduler.sim.trace.log import JobLog
 from farside.scheduler.sim.trace.read_log import read_log
 from farside.scheduler.sim.trace.read_nodes import read_vc_sizes
@@ -43,6 +43,9 @@ def run(request: Request, *, tell: Callable[[str], None]) -> Iterator[str]:
         ConfigError: The log, the sizes or the files to write are not as they must be.
     """
     # 1. Check what can be checked before the work.
+    check_apart(
+        {"--output": request.page, "--json": request.json}, {"the log": request.log, "--vc-nodes": request.vc_nodes}
+    )
     check_writable((request.page, request.json))
     # 2. Read.
     tell(f"reading {request.log}")
@@ -58,11 +61,11 @@ def run(request: Request, *, tell: Callable[[str], None]) -> Iterator[str]:
     tell(f"writing {request.page}")
     from farside.scheduler.characterise.report import write_json, write_page  # matplotlib takes long to load
 
-    with written(request.page):
-        write_page(request.page, found)
+    with written(request.page) as place:
+        write_page(place, found)
     if request.json is not None:
-        with written(request.json):
-            write_json(request.json, found)
+        with written(request.json) as place:
+            write_json(place, found)
     # 5. Tell.
     yield from _summary(found)
     yield f"{request.page}: written"

@@ -7,8 +7,9 @@ from pathlib import Path
 from farside.errors import ConfigError
 from farside.scheduler.settings import suggestion
 from farside.scheduler.sim.experiment import Outcome
+from farside.scheduler.sim.place import check_apart, check_writable, written
 from farside.scheduler.sim.result.why import Watcher
-from farside.scheduler.sim.result.write import check_table, check_writable, write_jobs, write_json, written
+from farside.scheduler.sim.result.write import check_table, write_jobs, write_json
 from farside.simulate.parallel import run_all
 from farside.simulate.request import Prepared, Request, prepare
 from farside.simulate.show import Show, print_comparison, print_left_out, print_run, trace_facts
@@ -27,8 +28,8 @@ def run(request: Request, outputs: Outputs) -> int:
     """`farside sim run`. Returns the exit code."""
     prepared, outcomes = _simulate(request, outputs)
     if outputs.jobs is not None:
-        with written(outputs.jobs):
-            write_jobs(outputs.jobs, prepared.scene, outcomes[0])
+        with written(outputs.jobs) as place:
+            write_jobs(place, prepared.scene, outcomes[0])
     _write(outputs, prepared, outcomes, is_comparison=False)
     print_run(prepared, outcomes[0])
     print_left_out(prepared)
@@ -64,6 +65,10 @@ def why(request: Request, job_id: str) -> int:
 
 def _simulate(request: Request, outputs: Outputs) -> tuple[Prepared, tuple[Outcome, ...]]:
     check_table(outputs.jobs)
+    check_apart(
+        {"--jobs-out": outputs.jobs, "--json": outputs.json, "--report": outputs.report},
+        {"the trace": request.trace, "--vc-nodes": request.vc_nodes, "--history": request.history},
+    )
     check_writable((outputs.jobs, outputs.json, outputs.report))
     prepared = prepare(request)
     with Show([experiment.name for experiment in prepared.experiments]) as show:
@@ -75,12 +80,12 @@ def _simulate(request: Request, outputs: Outputs) -> tuple[Prepared, tuple[Outco
 
 def _write(outputs: Outputs, prepared: Prepared, outcomes: tuple[Outcome, ...], *, is_comparison: bool) -> None:
     if outputs.json is not None:
-        with written(outputs.json):
-            write_json(outputs.json, trace_facts(prepared), outcomes, is_comparison=is_comparison)
+        with written(outputs.json) as place:
+            write_json(place, trace_facts(prepared), outcomes, is_comparison=is_comparison)
     if outputs.report is not None:
         from farside.scheduler.sim.result.report import write_report  # matplotlib takes long to load
 
         names = ", ".join(outcome.experiment.name for outcome in outcomes)
         title = f"Simulation: {names}"
-        with written(outputs.report):
-            write_report(outputs.report, title=title, facts=prepared.facts, scene=prepared.scene, outcomes=outcomes)
+        with written(outputs.report) as place:
+            write_report(place, title=title, facts=prepared.facts, scene=prepared.scene, outcomes=outcomes)
