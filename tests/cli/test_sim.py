@@ -195,6 +195,17 @@ def test_a_report_of_one_run(jobs: Path, tmp_path: Path) -> None:
     check_page(report.read_text(), policies=("fifo",))
 
 
+def test_a_report_where_all_time_is_one_instant(jobs: Path, tmp_path: Path) -> None:
+    report = tmp_path / "out.html"
+    for submitted in ("submit_s,gpus,duration_s\na,0", "submit_time,gpus,duration_s\na,2024-01-01 00:00:00"):
+        jobs.write_text(f"job_id,{submitted},1,0\n")
+
+        done = sim("run", jobs, "--policy", "fifo", "--nodes", 1, "--gpus-per-node", 4, "--report", report)
+
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "Utilisation" in report.read_text()
+
+
 def test_help_names_every_policy_and_placement() -> None:
     assert ", ".join(ORDERS) == sim_options.POLICIES
     assert ", ".join(PLACEMENTS) == sim_options.PLACEMENTS
@@ -282,6 +293,25 @@ def test_why_tells_the_decisions(jobs: Path) -> None:
         "  in all 1.33 min: behind the first in line",
         "  in all 50 s: too few GPUs free",
     ]
+
+
+def test_why_a_job_never_starts_in_what_its_virtual_cluster_shrank_to(tmp_path: Path) -> None:
+    trace, sizes = tmp_path / "jobs.csv", tmp_path / "sizes.csv"
+    trace.write_text("job_id,submit_s,gpus,duration_s,vc\na,0,4,100,x\nb,10,8,50,x\nc,20,1,50,x\n")
+    sizes.write_text("vc,nodes,from\nx,2,0\nx,1,50\n")
+    common = ("--policy", "fifo", "--vc-nodes", sizes, "--gpus-per-node", 4)
+
+    done, behind, ran = (sim("why", trace, job, *common) for job in "bca")
+
+    assert (done.returncode, behind.returncode, ran.returncode) == (1, 1, 0)
+    assert done.stdout.splitlines() == [
+        "job b: 8 GPUs, came 10 s, never ended",
+        "  10 s  waits 1.5 min: needs 8 GPUs on 2 nodes, 0 to 4 free; one running job there, and fifo preempts nobody",
+        "  100 s  waits for ever: needs 8 GPUs on 2 nodes, 4 free; its virtual cluster has 4 in all from then on",
+        "  in all 1.5 min: too few GPUs free",
+    ]
+    assert "100 s  waits for ever: needs 1 GPU, 4 free; the first in line is job b" in behind.stdout
+    assert "nan" not in done.stdout + behind.stdout
 
 
 ONE = ("--nodes", 1, "--gpus-per-node", 4)

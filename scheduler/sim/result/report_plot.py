@@ -130,7 +130,7 @@ def _span(axes: Axes, outcomes: Sequence[Outcome]) -> tuple[float, float]:
     starts = [float(outcome.recording.series.at_s[0]) for outcome in outcomes]
     ends = [outcome.recording.series.until_s for outcome in outcomes]
     first, last = _times(axes, np.array([min(starts), max(ends)]), outcomes[0])
-    return float(first), float(last)
+    return float(first), float(last if last > first else first + 1 / 3600)  # an axis has a length
 
 
 def _line(at: int, outcome: Outcome) -> dict[str, Any]:

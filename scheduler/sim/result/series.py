@@ -22,7 +22,7 @@ class Series:
     """What was recorded.
 
     Attributes:
-        at_s: Where each stretch begins.
+        at_s: Where each stretch begins; one of no length where all time was one instant.
         until_s: Where the last one ends.
         means: A row a stretch, a column a quantity.
         mean: Of each quantity over all of the time.
@@ -68,11 +68,15 @@ class SeriesRecorder:
         if rest_s > 0:
             lengths_s[-1] = rest_s
         areas = self._areas[:count]
+        if not count:
+            at_s = np.full(0 if self._is_empty else 1, self._start_s)
+            means = np.tile(self._values, (len(at_s), 1))
+            return Series(at_s=at_s, until_s=end_s, means=means, mean=np.zeros(areas.shape[1]), peak=self._peak)
         return Series(
             at_s=self._start_s + self.stretch_s * np.arange(count, dtype=np.float64),
             until_s=end_s,
             means=areas / lengths_s[:, np.newaxis],
-            mean=areas.sum(axis=0) / span_s if span_s else np.zeros(areas.shape[1]),
+            mean=areas.sum(axis=0) / span_s,
             peak=self._peak,
         )
 

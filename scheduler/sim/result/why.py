@@ -77,12 +77,32 @@ class Watcher:
     def lines(self) -> list[str]:
         """The whole story, a line each, when the simulation has ended."""
         job, run = self._jobs[self._row].job, self._runs[self._row]
+        if not self.has_ended:
+            return [
+                f"job {job.job_id}: {gpus_of(job)}, came {format_moment(job.submit_s)}, never ended",
+                *self._stuck(),
+            ]
         waited_s = run.end_s - job.submit_s - run.held_s
         head = (
             f"job {job.job_id}: {gpus_of(job)}, came {format_moment(job.submit_s)}, ended {format_moment(run.end_s)}; "
             f"ran {_length(run.held_s)}, waited {_length(max(0.0, waited_s))}"
         )
         return [head, *self._story(), f"  {format_moment(run.end_s)}  ended", *self._sums()]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has, now that the simulation is over: one whose virtual cluster shrank below it never does."""
+        return not math.isnan(self._runs[self._row].end_s)
+
+    def _stuck(self) -> list[str]:
+        """The story of a job that still waits when nothing can happen any more."""
+        told = self._story()
+        if self._open is not None:
+            since_s, seen = self._open
+            has, needs = self._home.ledger.total_gpus, self._jobs[self._row].job.gpus
+            why = f"its virtual cluster has {has} in all from then on" if has < needs else seen.because
+            told.append(f"  {format_moment(since_s)}  waits for ever: needs {seen.need}, {seen.free_gpus} free; {why}")
+        return [*told, *self._sums()]
 
     def _close(self, now_s: float) -> None:
         """What was true since the last look was true until now."""

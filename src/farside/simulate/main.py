@@ -6,7 +6,7 @@ from pathlib import Path
 
 from farside.errors import ConfigError
 from farside.scheduler.settings import suggestion
-from farside.scheduler.sim.experiment import Outcome
+from farside.scheduler.sim.experiment import Outcome, Unfinished
 from farside.scheduler.sim.place import check_apart, check_writable, written
 from farside.scheduler.sim.result.why import Watcher
 from farside.scheduler.sim.result.write import check_table, write_jobs, write_json
@@ -60,7 +60,7 @@ def why(request: Request, job_id: str) -> int:
     simulation.run()
     sys.stdout.write("\n".join((*watcher.lines(), "")))
     print_left_out(prepared)
-    return 0
+    return 0 if watcher.has_ended else Unfinished.exit_code
 
 
 def _simulate(request: Request, outputs: Outputs) -> tuple[Prepared, tuple[Outcome, ...]]:
