@@ -1,8 +1,6 @@
 """Past jobs' GPU times from a CSV file: what a Gittins index starts with."""
 
-import csv
-import gzip
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,22 +8,32 @@ from farside.errors import ConfigError
 from farside.scheduler.order.distribution import Distribution
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.sim.trace.format.row import MAX_DURATION_S, MAX_GPUS, Problem, Row, real
+from farside.scheduler.sim.trace.format.source import Source, open_source
+from farside.scheduler.sim.trace.format.table import header, read_table
 
 # What the column of GPU seconds is called; a file of a single column may call it anything.
-COLUMNS = ("gpu_time_s", "service_gpu_s", "duration")
+COLUMNS = ("gpu_time_s", "service_gpu_s")
+# Without one, GPU seconds are the product of two: how long a job ran, and on how many GPUs.
+DURATIONS = ("duration_s", "duration")
+GPUS = ("gpus", "num_gpu", "gpu_num")
 
 
 def read_services(path: Path) -> tuple[float, ...]:
-    """The GPU seconds of each job in the file, plain or gzip, in its order.
+    """The GPU seconds of each job in the file, plain or gzip, in its order; jobs without GPUs are passed over.
 
     Raises:
-        ConfigError: It cannot be read, has no such column, or a value is no number of at least 0.
+        ConfigError: It cannot be read, has no such columns, a value is no number of at least 0, or it holds no job.
     """
-    try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(newline="") as file:
-            return _services(file, path)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}", hint="give a CSV file of past jobs' GPU seconds") from error
+    with open_source(path) as source:
+        services: list[float] = []
+        for item in read_table(source, _parser(source)):
+            if isinstance(item, Problem):
+                raise ConfigError(item.told(source.path))
+            services += item
+        if not services:
+            raise ConfigError(f"{source.path}: holds no job with GPUs", hint="name a file with at least one")
+        return tuple(services)
 
 
 def with_prior(order: OrderPolicy, path: Path) -> OrderPolicy:
@@ -39,27 +47,26 @@ def with_prior(order: OrderPolicy, path: Path) -> OrderPolicy:
     return replace(order, prior=Distribution(read_services(path)))
 
 
-def _services(lines: Iterable[str], path: Path) -> tuple[float, ...]:
-    rows = csv.reader(lines)
-    names = [name.strip() for name in next(rows, [])]
-    at = next((names.index(name) for name in COLUMNS if name in names), 0 if len(names) == 1 else -1)
-    if at < 0:
+def _parser(source: Source) -> Callable[[Row], Collection[float]]:
+    """What makes GPU seconds of a row: one value, or none."""
+    names = list(header(source))
+    column = _first(COLUMNS, names) or (names[0] if len(names) == 1 else "")
+    if column:
+        return lambda row: (_gpu_s(row, column),)
+    duration, gpus = _first(DURATIONS, names), _first(GPUS, names)
+    if not duration or not gpus:
+        # Seconds alone are not GPU seconds, and nobody would notice the difference.
         raise ConfigError(
-            f"{path}: line 1: no column {' or '.join(COLUMNS)}", hint=f"it has {', '.join(names) or 'none'}"
+            f"{source.path}, line {source.first_line}: no column {' or '.join(COLUMNS)}, nor both of "
+            f"{' or '.join(DURATIONS)} and {' or '.join(GPUS)}",
+            hint="give a CSV file of past jobs' GPU seconds",
         )
-    services: list[float] = []
-    for row in rows:
-        if row:
-            text = row[at] if at < len(row) else ""
-            services.append(_service(text, f"{path}: line {rows.line_num}: {names[at]}"))
-    return tuple(services)
+    return lambda row: [row.duration_s(duration) * count] if (count := row.gpus(gpus, lowest=0)) else ()
 
 
-def _service(text: str, where: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ConfigError(f"{where}: '{text}' is no number", hint="GPU seconds are wanted") from None
-    if not 0 <= value < float("inf"):
-        raise ConfigError(f"{where}: '{text}' is not finite and at least 0", hint="GPU seconds are wanted")
-    return value
+def _first(wanted: Collection[str], names: Collection[str]) -> str:
+    return next((name for name in wanted if name in names), "")
+
+
+def _gpu_s(row: Row, column: str) -> float:
+    return real(column, row.cell(column), highest=MAX_DURATION_S * MAX_GPUS)
