@@ -12,8 +12,8 @@ from pathlib import Path
 
 from farside.errors import ConfigError
 from farside.scheduler.sim.cluster import VcSize
-from farside.scheduler.sim.trace.format.row import MAX_GPUS, BadRow, moment, plain, whole
-from farside.scheduler.sim.trace.format.source import open_source
+from farside.scheduler.sim.trace.format.row import MAX_GPUS, BadRow, Problem, moment, plain, whole
+from farside.scheduler.sim.trace.format.source import Source, open_source
 from farside.scheduler.sim.trace.format.table import header, separator_of, split
 
 _DATES = ("date", "day", "time")
@@ -37,17 +37,24 @@ def read_vc_sizes(path: Path, gpus_per_node: int) -> tuple[VcSize, ...]:
             )
         separator = separator_of(source.first)
         # Names of virtual clusters keep their capitals, which `header` takes away.
-        titles = [title.strip() for title in split(source.first.rstrip("\n"), separator)]
+        titles = [_title(title.strip(), source) for title in split(source.first.rstrip("\n"), separator)]
         sizes: list[VcSize] = []
         for line, text in source.lines():
             try:
                 cells = _cells(text, separator, len(titles))
                 sizes += _day(titles, cells) if is_by_day else [_vc(names, cells, gpus_per_node)]
             except BadRow as bad:
-                column = f", column {bad.column}" if bad.column else ""
-                raise ConfigError(f"{source.path}, line {line}{column}: {bad.reason}", hint=bad.fix) from None
+                told = Problem(line, bad.column, bad.reason, bad.fix).told(source.path)
+                raise ConfigError(told) from None
         _check(sizes, source.path)
     return tuple(sizes)
+
+
+def _title(text: str, source: Source) -> str:
+    try:
+        return plain("", text)
+    except BadRow as bad:
+        raise ConfigError(f"{source.path}, line {source.first_line}: {bad.reason}", hint=bad.fix) from None
 
 
 def _cells(text: str, separator: str, width: int) -> list[str]:

@@ -18,6 +18,7 @@ from farside.cli.sim import sim_app
 from farside.cli.swap import swap_app
 from farside.cli.trace import trace_app
 from farside.errors import FarsideError
+from farside.terminal import printable
 from farside.units import MIB
 
 DEBUG = "FARSIDE_DEBUG"
@@ -59,7 +60,7 @@ def main() -> None:
 
 def _end(error: FarsideError) -> NoReturn:
     for line in str(error).splitlines():
-        print(f"farside: {line}", file=sys.stderr)
+        print(f"farside: {printable(line)}", file=sys.stderr)
     sys.exit(error.exit_code)
 
 

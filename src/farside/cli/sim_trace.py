@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from farside.cli import options
+from farside.terminal import printable, standard_output
 
 if TYPE_CHECKING:
     from farside.scheduler.sim.trace.job import Trace
@@ -57,13 +58,15 @@ def describe(
     if as_json:
         import msgspec
 
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        with standard_output():
+            print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         return
     from rich.console import Console
 
     console = Console(markup=False, emoji=False, highlight=False)  # names are not ours
-    for table in tables(found):
-        console.print(table)
+    with standard_output():
+        for table in tables(found):
+            console.print(table)
     _tell_problems(trace)
 
 
@@ -167,4 +170,4 @@ def _tell_problems(trace: "Trace") -> None:
 
 def _say(line: str) -> None:
     # on standard error: standard output may be the trace
-    print(f"farside: {line}", file=sys.stderr)
+    print(f"farside: {printable(line)}", file=sys.stderr)

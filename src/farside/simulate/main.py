@@ -13,6 +13,7 @@ from farside.scheduler.sim.result.write import check_table, write_jobs, write_js
 from farside.simulate.parallel import run_all
 from farside.simulate.request import Prepared, Request, prepare
 from farside.simulate.show import Show, print_comparison, print_left_out, print_run, trace_facts
+from farside.terminal import printable, standard_output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,8 @@ def run(request: Request, outputs: Outputs) -> int:
         with written(outputs.jobs) as place:
             write_jobs(place, prepared.scene, outcomes[0])
     _write(outputs, prepared, outcomes, is_comparison=False)
-    print_run(prepared, outcomes[0])
+    with standard_output():
+        print_run(prepared, outcomes[0])
     print_left_out(prepared)
     return 0
 
@@ -40,7 +42,8 @@ def compare(request: Request, outputs: Outputs) -> int:
     """`farside sim compare`. Returns the exit code."""
     prepared, outcomes = _simulate(request, outputs)
     _write(outputs, prepared, outcomes, is_comparison=True)
-    print_comparison(prepared, outcomes)
+    with standard_output():
+        print_comparison(prepared, outcomes)
     print_left_out(prepared)
     return 0
 
@@ -58,7 +61,8 @@ def why(request: Request, job_id: str) -> int:
     simulation = experiment.simulation(scene.site, scene.jobs)
     watcher = Watcher(simulation, rows[job_id])
     simulation.run()
-    sys.stdout.write("\n".join((*watcher.lines(), "")))
+    with standard_output():
+        sys.stdout.writelines(f"{printable(line)}\n" for line in watcher.lines())
     print_left_out(prepared)
     return 0 if watcher.has_ended else Unfinished.exit_code
 

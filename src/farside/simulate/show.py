@@ -14,6 +14,7 @@ from farside.scheduler.sim.experiment import Outcome
 from farside.scheduler.sim.result.column import COLUMNS, FEW_COLUMNS, Column, best_of
 from farside.scheduler.sim.result.figures import Figures
 from farside.simulate.request import Prepared
+from farside.terminal import printable
 
 # Of a pipe or a file, so that no table is broken: they have no width of their own.
 _WIDTH_ELSEWHERE = 200
@@ -86,7 +87,7 @@ def print_left_out(prepared: Prepared) -> None:
 
 def remark(text: str) -> None:
     """A line on standard error."""
-    sys.stderr.write(f"farside: {text}\n")
+    sys.stderr.write(f"farside: {printable(text)}\n")
 
 
 def _console() -> Console:
@@ -96,7 +97,7 @@ def _console() -> Console:
 
 def _print_facts(console: Console, facts: Iterable[str]) -> None:
     for fact in facts:
-        console.print(Text(fact), highlight=False, soft_wrap=True)
+        console.print(Text(printable(fact)), highlight=False, soft_wrap=True)
 
 
 def _rules(outcome: Outcome) -> str:

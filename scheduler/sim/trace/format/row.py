@@ -18,8 +18,9 @@ MAX_TIME_S = 253402300799.0  # the year 9999
 MAX_TEXT = 1024  # characters of a name; Slurm's own limit for job names is of that order
 
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
-# Control characters, separators of lines, and halves of characters that a broken encoding leaves.
-UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# Control characters, separators of lines, what turns the direction of the text behind it, and halves of characters that
+# a broken encoding leaves.
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # What programs write for a value that is not there.
 MISSING = frozenset({"", "none", "null", "nan", "na", "n/a", "unknown", "(null)", "\\n"})
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}

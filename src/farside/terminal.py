@@ -1,0 +1,33 @@
+"""Text to a terminal: nobody's names steer it, and a standard output that takes nothing more is one line of error."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from farside.errors import FarsideError
+
+
+def printable(text: str) -> str:
+    """One line with its control characters, marks of writing direction and broken characters as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+@contextmanager
+def standard_output() -> Iterator[None]:
+    """What is printed inside has come out afterwards. A reader that is gone is left to the command line.
+
+    Raises:
+        FarsideError: It has not, as where a disk is full.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is still in the buffer would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise FarsideError(f"standard output: {error.strerror or error}", hint="it is not whole") from error
