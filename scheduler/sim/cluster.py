@@ -12,6 +12,8 @@ from farside.scheduler.state import Cluster, Demand, Node, Resize, VirtualCluste
 
 # Jobs of a cluster without virtual clusters belong to this one.
 WHOLE = ""
+# What lies above is a slip of the hand: the largest clusters there are have some hundred thousand GPUs.
+MAX_NODES, MAX_CLUSTER_GPUS = 1_000_000, 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ def build_site(
     if nodes and vc_sizes:
         raise ConfigError("--nodes and --vc-nodes exclude each other", hint="leave one of them out")
     if nodes:
+        _check_size(nodes, nodes * gpus_per_node)
         if len(vcs) > 1:
             raise ConfigError("--nodes says nothing of several virtual clusters", hint="give --vc-nodes FILE")
         name = vcs[0] if vcs else WHOLE
@@ -81,9 +84,19 @@ def build_site(
         if name not in sizes:
             near = suggestion(name, sizes, "it has")
             raise ConfigError(f"--vc-nodes does not say how many nodes virtual cluster '{name}' has", hint=near)
+    most = [max(size.gpus for size in sizes[name]) for name in vcs or sizes]
+    _check_size(sum(-(-gpus // gpus_per_node) for gpus in most), sum(most))
     made_of = [_resized(name, sizes[name], gpus_per_node, start_s, gpu_model) for name in vcs or sizes]
     resizes = sorted((resize for _, found in made_of for resize in found), key=lambda resize: resize.at_s)
     return Site(cluster=Cluster(virtual_clusters=tuple(vc for vc, _ in made_of)), resizes=tuple(resizes))
+
+
+def _check_size(nodes: int, gpus: int) -> None:
+    if nodes > MAX_NODES or gpus > MAX_CLUSTER_GPUS:
+        raise ConfigError(
+            f"the cluster has {nodes:,} node{'s' if nodes > 1 else ''} with {gpus:,} GPUs",
+            hint=f"give at most {MAX_NODES:,} nodes and {MAX_CLUSTER_GPUS:,} GPUs",
+        )
 
 
 def _resized(

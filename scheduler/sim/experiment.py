@@ -56,6 +56,11 @@ class Options:
     in_whole_seconds: bool = True
     estimator: EstimatorName = "oracle"
 
+    def __post_init__(self) -> None:
+        """Refuses a scheduler that never acts."""
+        if self.tick_s == math.inf:
+            raise ValueError("tick_s: must be finite; 0 lets the scheduler act whenever something happens")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:

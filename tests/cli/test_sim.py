@@ -326,6 +326,7 @@ FIFO = ("--policy", "fifo")
         (("compare", "{}", "--policy", ",", *ONE), "--policy names no policy"),
         (("run", "{}", *FIFO, *ONE, "--set", "min_runs=3"), "did you mean 'min_run_s'?"),
         (("run", "{}", *FIFO, *ONE, "--set", "min_run_s"), "is not KEY=VALUE"),
+        (("run", "{}", *FIFO, *ONE, "--set", "tick_s=never"), "options: tick_s: must be finite"),
         (("run", "{}", *FIFO, *ONE, "--placement", "cont"), "did you mean 'count'?"),
         (("run", "{}", *FIFO, *ONE, "--vc", "c"), "no job of virtual cluster 'c'; its virtual clusters: a, b"),
         (("run", "{}", *FIFO, *ONE, "--from", "500"), "no job is left of 4; they were submitted from 0 s to 30 s"),

@@ -141,6 +141,14 @@ def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     assert "line 2: longer than" in refusal(tmp_path, HEADER + "\n" + "a" * (1 << 21))
 
 
+@pytest.mark.parametrize("before", ["", HEADER + "\n", HEADER + "\n1,0,1,5,a\n"])
+def test_blank_lines_without_end_are_refused(before: str, tmp_path: Path) -> None:
+    few, many = "\n" * (1 << 16), "\n \n" * (1 << 19)
+
+    assert "blank lines; is this a table of jobs?" in refusal(tmp_path, before + many)
+    assert "blank lines" not in refusal(tmp_path, HEADER + "\n" + few + "no job\n" + few)
+
+
 def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file or directory; name a file that can be read"):
         read_trace(tmp_path / "none.csv")

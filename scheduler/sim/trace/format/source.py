@@ -17,6 +17,7 @@ from farside.errors import ConfigError
 from farside.scheduler.settings import suggestion
 
 MAX_LINE = 1 << 20  # characters; a row is thousands of times shorter, so this file has no lines
+MAX_BLANK = 1 << 20  # characters of blank lines in a row: a small archive may hold hours of nothing
 BUILTIN = "builtin:"
 
 _GZIP = b"\x1f\x8b"
@@ -36,10 +37,12 @@ class Source:
         self.path = path
         self._text = text
         self.first, self.first_line = "", 0
+        blank = 0
         for number, line in enumerate(iter(lambda: self._read(text.readline, MAX_LINE), ""), 1):
             if line.strip():
                 self.first, self.first_line = line, number
                 return
+            blank = self._blank(blank + len(line), number)
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """Number and text of every line after the first, without its end; blank lines are passed over.
@@ -48,12 +51,15 @@ class Source:
             ConfigError: A line without an end, or the file broke off.
         """
         readline = self._text.readline
-        number = self.first_line
+        number, blank = self.first_line, 0
         while line := self._read(readline, MAX_LINE):
             number += 1
             if len(line) == MAX_LINE and not line.endswith("\n"):
                 raise ConfigError(f"{self.path}, line {number}: longer than {MAX_LINE} characters", hint=_NO_TABLE)
-            if not line.isspace():
+            if line.isspace():
+                blank = self._blank(blank + len(line), number)
+            else:
+                blank = 0
                 yield number, line.rstrip("\n")
 
     def chunks(self, size: int) -> Iterator[str]:
@@ -65,6 +71,11 @@ class Source:
         yield self.first
         while chunk := self._read(self._text.read, size):
             yield chunk
+
+    def _blank(self, characters: int, number: int) -> int:
+        if characters > MAX_BLANK:
+            raise ConfigError(f"{self.path}, line {number}: {MAX_BLANK} characters of blank lines", hint=_NO_TABLE)
+        return characters
 
     def _read(self, read: Callable[[int], str], size: int) -> str:
         try:
