@@ -26,11 +26,39 @@ class VcSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRange:
+    """How large a cluster is at the beginning of a time, and within what bounds its GPUs are through all of it."""
+
+    nodes: int
+    gpus: int
+    least_gpus: int
+    most_gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a trace is run: the cluster with all nodes that it ever has, and how its parts change in size."""
+    """Where a trace is run: the cluster with all nodes that it ever has, and how its parts change in size, by time."""
 
     cluster: Cluster
     resizes: tuple[Resize, ...] = ()
+
+    def size(self, from_s: float, to_s: float) -> SizeRange:
+        """How large it is from one time to another, both included."""
+        has = {vc.name: vc.nodes for vc in self.cluster.virtual_clusters}
+        has.update((one.vc, one.nodes) for one in self.resizes if one.at_s <= from_s)
+        nodes, gpus = sum(map(len, has.values())), {name: _gpus(of) for name, of in has.items()}
+        first = total = least = most = sum(gpus.values())
+        later = [one for one in self.resizes if from_s < one.at_s <= to_s]
+        for at, one in enumerate(later):
+            total += _gpus(one.nodes) - gpus[one.vc]
+            gpus[one.vc] = _gpus(one.nodes)
+            if at + 1 == len(later) or later[at + 1].at_s > one.at_s:  # what changes at one instant counts together
+                least, most = min(least, total), max(most, total)
+        return SizeRange(nodes=nodes, gpus=first, least_gpus=least, most_gpus=most)
+
+
+def _gpus(nodes: Iterable[Node]) -> int:
+    return sum(node.gpus for node in nodes)
 
 
 def equal_nodes(gpus: int, gpus_per_node: int, *, prefix: str = "n", gpu_model: str = "") -> tuple[Node, ...]:

@@ -290,7 +290,7 @@ def run_experiment(
         )
     return Outcome(
         experiment=experiment,
-        results=results(scene.jobs, runs, scene.site.cluster, vcs=scene.labels),
+        results=results(scene.jobs, runs, scene.site.cluster, vcs=scene.labels, resizes=scene.site.resizes),
         recording=recorder.finish(max((run.end_s for run in runs), default=0.0)),
         events=simulation.events,
         digest=digest.value,

@@ -93,14 +93,21 @@ def test_virtual_clusters_run_on_nodes_of_their_own(jobs: Path, tmp_path: Path) 
 
 def test_a_virtual_cluster_grows_on_the_day_that_the_file_says(tmp_path: Path) -> None:
     trace, sizes, table = tmp_path / "jobs.csv", tmp_path / "gpus.csv", tmp_path / "out.csv"
+    figures = tmp_path / "out.json"
     trace.write_text(
         "job_id,submit_time,gpus,duration_s,vc\n1,2020-05-01 22:00:00,8,60,a\n2,2020-05-02 01:00:00,4,60,a\n"
     )
     sizes.write_text("date,a,total\n2020-05-01,4,4\n2020-05-02,8,8\n2020-05-03,0,0\n")
 
-    done = sim("run", trace, "--policy", "best-effort", "--vc-nodes", sizes, "--gpus-per-node", 4, "--jobs-out", table)
+    done = sim(
+        "run", trace, "--policy", "best-effort", "--vc-nodes", sizes, "--gpus-per-node", 4,
+        "--jobs-out", table, "--json", figures,
+    )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
+    assert "virtual cluster a: 1 node, 4 GPUs when the first job comes; 4 to 8 GPUs until the last\n" in done.stdout
+    found = json.loads(figures.read_text())
+    assert (found["gpus"], found["least_gpus"], found["most_gpus"]) == (4, 4, 8)
     first, second = rows_of(table)
     assert float(first["queue_s"]) == 2 * 3600  # from ten in the evening to the midnight that brings the second node
     assert float(second["queue_s"]) == 0

@@ -16,10 +16,18 @@ from farside.scheduler.placement.count import CountOnly
 from farside.scheduler.sim.cluster import build_site
 from farside.scheduler.sim.experiment import Scene, make_experiments, run_experiment
 from farside.scheduler.sim.result.column import COLUMNS, Best, Column, best_of
-from farside.scheduler.sim.result.figures import Results, average_jobs, finish_time_fairness, jain_index, results
+from farside.scheduler.sim.result.figures import (
+    Results,
+    average_gpus,
+    average_jobs,
+    finish_time_fairness,
+    jain_index,
+    results,
+)
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.workload.catalog import named
+from farside.scheduler.state import Resize, VirtualCluster
 from tests.support.traces import flat_cluster, trace
 
 
@@ -40,7 +48,6 @@ def test_three_jobs_by_hand() -> None:
     assert found.all.p95_jct_s == pytest.approx(158.0)
     assert [found.all.avg_queue_s, found.all.queued_jobs] == pytest.approx([220 / 3, 2])
     assert (found.all.makespan_s, found.all.preemptions) == (180.0, 0)
-    assert found.utilisation == pytest.approx((400 + 200 + 60) / (180 * 4))
 
 
 @pytest.mark.parametrize("policy", ["srtf", "las", "gittins", "timeshare"])
@@ -118,6 +125,30 @@ def test_average_jobs_by_hand() -> None:
     assert found.tolist() == [2.0, 2.0, 2.0]
     assert average_jobs(np.array([0.0, 5.0]), np.array([10.0, 5.0])).tolist() == [1.0, 1.0]
     assert average_jobs(np.array([]), np.array([])).tolist() == []
+
+
+def test_the_share_of_a_job_is_one_of_what_was_there_while_it_lived() -> None:
+    nodes = flat_cluster(4, 4).virtual_clusters[0].nodes
+    vc = VirtualCluster(name="", nodes=nodes)
+    resizes = [Resize(at_s=10.0, vc="", nodes=nodes[:2]), Resize(at_s=20.0, vc="", nodes=())]
+    submit_s, end_s = np.array([0.0, 5.0, 10.0, 12.0, 30.0]), np.array([10.0, 15.0, 20.0, 12.0, 40.0])
+
+    assert average_gpus(vc, resizes, submit_s, end_s).tolist() == [16.0, 12.0, 8.0, 8.0, 1.0]
+    assert average_gpus(vc, [], submit_s, end_s).tolist() == [16.0] * 5
+    assert average_gpus(vc, resizes, np.array([]), np.array([])).tolist() == []
+
+
+def test_rho_counts_the_gpus_that_were_there_and_not_those_of_another_day() -> None:
+    small, jobs = flat_cluster(1, 4), trace([(100.0, 50.0, 4), (100.0, 50.0, 4)])
+    grown = flat_cluster(2, 4)
+    resizes = [
+        Resize(at_s=at_s, vc="", nodes=grown.virtual_clusters[0].nodes[:count]) for at_s, count in ((0, 1), (900, 2))
+    ]
+    runs = Simulation(grown, STRICT, jobs, resizes=resizes).run()
+
+    found = results(jobs, runs, grown, resizes=resizes)
+
+    assert found.all == results(jobs, Simulation(small, STRICT, jobs).run(), small).all
 
 
 def test_a_job_that_gets_its_equal_share_has_a_rho_of_one() -> None:

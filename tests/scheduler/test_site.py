@@ -11,7 +11,7 @@ from farside.scheduler.order.catalog import ORDERS
 from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.count import CountOnly
-from farside.scheduler.sim.cluster import Site, VcSize, build_site, misfits
+from farside.scheduler.sim.cluster import Site, SizeRange, VcSize, build_site, misfits
 from farside.scheduler.sim.experiment import Scene, make_experiments, run_experiment
 from farside.scheduler.sim.trace.read_nodes import read_vc_sizes
 from farside.scheduler.state import Cluster, Node, VirtualCluster
@@ -64,6 +64,8 @@ def test_sizes_by_time_become_resizes_of_the_largest() -> None:
 
     site = build_site(gpus_per_node=8, vc_sizes=sizes, start_s=50.0)
 
+    assert site.size(50.0, 99.0) == SizeRange(nodes=3, gpus=24, least_gpus=24, most_gpus=24)
+    assert site.size(60.0, 300.0) == SizeRange(nodes=3, gpus=24, least_gpus=20, most_gpus=28)
     assert [(vc.name, [node.gpus for node in vc.nodes]) for vc in site.cluster.virtual_clusters] == [
         ("a", [8, 8, 4]), ("b", [8]),
     ]  # fmt: skip
@@ -185,6 +187,6 @@ def test_jobs_that_run_for_no_time_give_figures_nonetheless(rows: list[tuple[flo
         found = run_experiment(experiment, scene, is_keeping_segments=True)
 
         assert math.isfinite(found.results.all.avg_rho)
-        assert math.isfinite(found.results.utilisation)
+        assert math.isfinite(found.recording.utilisation)
         assert math.isfinite(found.recording.utilisation)
         assert math.isfinite(found.recording.fragmentation)

@@ -1,7 +1,7 @@
 """What a simulation came to: figures of all jobs and of groups of them. PURE.
 
 JCT is from submission to the end, the queueing delay is all of it that the job did not hold GPUs, waiting again after a
-preemption included. Utilisation is GPU time held over GPU time there, from the first submission to the last end.
+preemption included.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from farside.scheduler.sim.simulation import Run
 from farside.scheduler.sim.trace.bins import BINS, ORIGINAL, SCALED, JobBins
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.scheduler.state import Cluster
+from farside.scheduler.state import Cluster, Resize, VirtualCluster
 from farside.scheduler.table import Floats
 
 # What is told apart of these is the rounding of sums, not a wait.
@@ -59,7 +59,6 @@ class Results:
     held_s: Floats
     preemptions: Floats
     cost_s: Floats
-    utilisation: float
     all: Figures
     by_vc: Mapping[str, Figures]
     by_bin: Mapping[str, Figures]
@@ -90,13 +89,30 @@ def average_jobs(submit_s: Floats, end_s: Floats) -> Floats:
     return np.maximum(average, 1.0)
 
 
+def average_gpus(vc: VirtualCluster, resizes: Sequence[Resize], submit_s: Floats, end_s: Floats) -> Floats:
+    """How many GPUs a virtual cluster had, on average from each job's submission to its end; at least 1."""
+    changes = [one for one in resizes if one.vc == vc.name]
+    counts = np.array([vc.gpus, *(sum(node.gpus for node in one.nodes) for one in changes)], dtype=np.float64)
+    changed_s = np.array([one.at_s for one in changes])
+    average: Floats = counts[np.searchsorted(changed_s, submit_s, side="right")]
+    if changes and len(submit_s):
+        first_s, last_s = min(submit_s.min(), changed_s[0]), max(end_s.max(), changed_s[-1])
+        at_s = np.concatenate(([first_s], changed_s, [last_s]))
+        area = np.concatenate(([0.0], np.cumsum(counts * np.diff(at_s))))
+        span_s = end_s - submit_s
+        areas = np.interp(end_s, at_s, area) - np.interp(submit_s, at_s, area)
+        average = np.divide(areas, span_s, out=average, where=span_s > 0)
+    return np.maximum(average, 1.0)
+
+
 def finish_time_fairness(
-    submit_s: Floats, end_s: Floats, duration_s: Floats, gpus: Floats, cluster_gpus: int
+    submit_s: Floats, end_s: Floats, duration_s: Floats, gpus: Floats, cluster_gpus: Floats | int
 ) -> Floats:
     """The rho of each job of one cluster: its JCT over what that would be with an equal share of the GPUs.
 
     The share is that of the jobs that there were during its life, on average; with fewer GPUs than it needs a job takes
     longer in proportion, with more no less. Above 1 it did worse than sharing equally, as Themis defines it.
+    ``cluster_gpus``: of the cluster; where its size changes, what it had during each job's life.
     """
     share = cluster_gpus / average_jobs(submit_s, end_s)
     alone_s = np.maximum(duration_s, 1.0) * np.maximum(1.0, gpus / share)
@@ -113,7 +129,12 @@ def jain_index(values: Floats) -> float:
 
 
 def results(
-    jobs: Sequence[TraceJob], runs: Sequence[Run], cluster: Cluster, *, vcs: Sequence[str] | None = None
+    jobs: Sequence[TraceJob],
+    runs: Sequence[Run],
+    cluster: Cluster,
+    *,
+    vcs: Sequence[str] | None = None,
+    resizes: Sequence[Resize] = (),
 ) -> Results:
     """The figures of a simulation that has ended.
 
@@ -122,6 +143,7 @@ def results(
         runs: What became of each job; all have ended.
         cluster: What they ran on.
         vcs: The virtual cluster that each job counts for; by default the one that it ran in.
+        resizes: How the cluster's parts changed in size, by time.
     """
     submit_s = np.array([job.job.submit_s for job in jobs])
     gpus = np.array([float(job.job.gpus) for job in jobs])
@@ -131,14 +153,13 @@ def results(
     held_s = np.array([run.held_s for run in runs])
     preemptions = np.array([float(run.preemptions) for run in runs])
     cost_s = np.array([run.cost_s for run in runs])
-    span_s = float(np.max(end_s) - np.min(submit_s)) if len(jobs) else 0.0
-    capacity = span_s * cluster.gpus
     jct_s = end_s - submit_s
     homes = np.array([job.job.vc for job in jobs], dtype=object)
     rho = np.ones(len(jobs))
     for vc in cluster.virtual_clusters:
         at = homes == vc.name
-        rho[at] = finish_time_fairness(submit_s[at], end_s[at], duration_s[at], gpus[at], vc.gpus)
+        has = average_gpus(vc, resizes, submit_s[at], end_s[at])
+        rho[at] = finish_time_fairness(submit_s[at], end_s[at], duration_s[at], gpus[at], has)
 
     def figures(chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Figures:
         return _figures(
@@ -154,7 +175,6 @@ def results(
     return Results(
         submit_s=submit_s, start_s=start_s, end_s=end_s, duration_s=duration_s, gpus=gpus, held_s=held_s,
         preemptions=preemptions, cost_s=cost_s,
-        utilisation=float(np.sum(gpus * held_s)) / capacity if capacity else 0.0,
         all=figures(np.ones(len(jobs), dtype=bool)),
         by_vc={name: figures(of_vc == name) for name in dict.fromkeys(of_vc.tolist())},
         by_bin=binned(ORIGINAL),

@@ -13,7 +13,7 @@ from farside.scheduler.predict.history import Past
 from farside.scheduler.predict.rolling import RollingParams
 from farside.scheduler.predict.store import ModelStore
 from farside.scheduler.settings import suggestion
-from farside.scheduler.sim.cluster import WHOLE, Site, VcSize, build_site, misfits
+from farside.scheduler.sim.cluster import WHOLE, Site, SizeRange, VcSize, build_site, misfits
 from farside.scheduler.sim.estimator import past_of
 from farside.scheduler.sim.experiment import Experiment, Scene, make_experiments
 from farside.scheduler.sim.trace.format.row import BadRow, moment
@@ -263,14 +263,27 @@ def _fitting(
 
 def _facts(request: Request, trace: Trace, scene: Scene) -> tuple[str, ...]:
     first, last = (format_moment(scene.jobs[at].job.submit_s) for at in (0, -1))
-    vcs = scene.site.cluster.virtual_clusters
-    nodes = sum(len(vc.nodes) for vc in vcs)
-    names = [vc.name for vc in vcs]
+    names = [vc.name for vc in scene.site.cluster.virtual_clusters]
     named = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
     where = f"virtual cluster{'s' if len(names) > 1 else ''} {named}" if any(names) else "one pool"
     of = f" of {len(trace.jobs):,}" if len(scene.jobs) < len(trace.jobs) else ""
-    jobs = f"{len(scene.jobs):,}{of} jobs"
+    jobs = f"{len(scene.jobs):,}{of} job{'s' if len(trace.jobs) > 1 else ''}"
     return (
         f"{request.trace}: {jobs}, submitted from {first} to {last}",
-        f"{where}: {nodes:,} nodes, {scene.site.cluster.gpus:,} GPUs",
+        f"{where}: {_told_size(size_of(scene))}",
     )
+
+
+def size_of(scene: Scene) -> SizeRange:
+    """The cluster's, while jobs come."""
+    first, last = (scene.jobs[at].job.submit_s for at in (0, -1))
+    return scene.site.size(first, last)
+
+
+def _told_size(size: SizeRange) -> str:
+    nodes, gpus = (
+        f"{count:,} {what}{'' if count == 1 else 's'}" for count, what in ((size.nodes, "node"), (size.gpus, "GPU"))
+    )
+    if size.least_gpus == size.most_gpus:
+        return f"{nodes}, {gpus}"
+    return f"{nodes}, {gpus} when the first job comes; {size.least_gpus:,} to {size.most_gpus:,} GPUs until the last"

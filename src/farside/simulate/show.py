@@ -13,7 +13,7 @@ from rich.text import Text
 from farside.scheduler.sim.experiment import Outcome
 from farside.scheduler.sim.result.column import COLUMNS, FEW_COLUMNS, Column, best_of
 from farside.scheduler.sim.result.figures import Figures
-from farside.simulate.request import Prepared
+from farside.simulate.request import Prepared, size_of
 from farside.terminal import printable
 
 # Of a pipe or a file, so that no table is broken: they have no width of their own.
@@ -180,11 +180,14 @@ def _estimates(outcome: Outcome) -> Iterable[str]:
 
 def trace_facts(prepared: Prepared) -> Mapping[str, object]:
     """What the JSON says of the input."""
+    size = size_of(prepared.scene)
     return {
         "jobs": len(prepared.scene.jobs),
         "left_out": prepared.left_out,
         "problems": list(prepared.problems),
         "notes": list(prepared.notes),
-        "gpus": prepared.scene.site.cluster.gpus,
+        "gpus": size.gpus,
+        "least_gpus": size.least_gpus,
+        "most_gpus": size.most_gpus,
         "facts": list(prepared.facts),
     }
