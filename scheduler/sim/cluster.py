@@ -9,6 +9,7 @@ from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.settings import suggestion
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Cluster, Demand, Node, Resize, VirtualCluster
+from farside.units import format_count
 
 # Jobs of a cluster without virtual clusters belong to this one.
 WHOLE = ""
@@ -122,7 +123,7 @@ def build_site(
 def _check_size(nodes: int, gpus: int) -> None:
     if nodes > MAX_NODES or gpus > MAX_CLUSTER_GPUS:
         raise ConfigError(
-            f"the cluster has {nodes:,} node{'s' if nodes > 1 else ''} with {gpus:,} GPUs",
+            f"the cluster has {format_count(nodes, 'node')} with {format_count(gpus, 'GPU')}",
             hint=f"give at most {MAX_NODES:,} nodes and {MAX_CLUSTER_GPUS:,} GPUs",
         )
 
@@ -169,7 +170,7 @@ def misfits(jobs: Sequence[TraceJob], cluster: Cluster, placement: PlacementPoli
         if reason is None:
             reason = ""
             if job.gpus > clusters[job.vc].gpus:
-                reason = f"needs {job.gpus} GPUs, its cluster has {clusters[job.vc].gpus}"
+                reason = f"needs {format_count(job.gpus, 'GPU')}, its cluster has {clusters[job.vc].gpus}"
             elif demand.gpu_model and not any(node.gpu_model for node in clusters[job.vc].nodes):
                 reason = f"asks for GPUs of model {demand.gpu_model}, and nobody says which there are (--gpu-model)"
             elif placement.place(empty[job.vc], demand) is None:
@@ -187,7 +188,7 @@ def _unknown(vc: str, clusters: Mapping[str, VirtualCluster]) -> str:
 
 
 def _told(demand: Demand) -> str:
-    more = [f"{demand.gpus} GPUs"]
+    more = [format_count(demand.gpus, "GPU")]
     if demand.gpu_model:
         more.append(f"of model {demand.gpu_model}")
     if demand.cpus_per_gpu:

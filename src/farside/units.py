@@ -87,6 +87,11 @@ def format_bytes(count: float) -> str:
     return f"{sign}{_short(count)} B"
 
 
+def format_count(count: int, what: str) -> str:
+    """So many things, the noun in its number: ``1 row``, ``1,200 rows``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def format_seconds(seconds: float) -> str:
     """A duration for people: ``0 s``, ``250 us``, ``12.5 ms``, ``3.2 s``, ``4 min``, ``2.5 h``."""
     if not seconds:

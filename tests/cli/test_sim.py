@@ -123,7 +123,7 @@ def test_a_wish_for_a_gpu_model_is_kept_or_passed_over_as_the_operator_says(tmp_
     ))  # fmt: skip
 
     assert "job 1: asks for GPUs of model V100M16|V100M32, and nobody says which there are" in unsaid.stderr
-    assert "1 GPUs of model V100M16|V100M32" in wrong.stderr
+    assert "1 GPU of model V100M16|V100M32" in wrong.stderr
     assert [one.returncode for one in (unsaid, wrong, right, whichever)] == [2, 2, 0, 0]
 
 
@@ -399,6 +399,23 @@ def test_looking_for_a_place_leaves_no_file(jobs: Path, tmp_path: Path) -> None:
 def test_free_preemptions_are_mentioned(jobs: Path) -> None:
     assert "cost nothing under srtf" in sim("run", jobs, "--policy", "srtf", *ONE).stderr
     assert sim("run", jobs, "--policy", "srtf", *ONE, "--set", "cost=helios").stderr == ""
+
+
+def test_a_star_is_explained_where_there_is_one(jobs: Path) -> None:
+    alike, different = (sim("compare", jobs, "--policy", names, *ONE) for names in ("fifo", "fifo,srtf"))
+
+    assert "the best of its kind" not in alike.stdout
+    assert "the best of its kind" in different.stdout
+
+
+def test_a_window_in_seconds_says_nothing_of_a_trace_with_dates(tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("job_id,submit_time,gpus,duration_s\n1,2024-01-01 08:00:00,1,60\n")
+
+    done = sim("run", trace, *FIFO, *ONE, "--from", "1000")
+
+    assert done.returncode == 2
+    assert done.stderr == "farside: --from 1000: the trace has dates; give YYYY-MM-DD HH:MM:SS\n"
 
 
 @pytest.fixture

@@ -46,10 +46,10 @@ def test_rows_that_are_no_jobs_are_told(tmp_path: Path) -> None:
     converted = run("convert", path, tmp_path / "ours.csv", "--on-bad", "skip")
 
     assert "1 left out: ask for no GPU" in described.stdout
-    assert f"{path}: 1 rows left out: ask for no GPU" in converted.stderr
+    assert f"{path}: 1 row left out: ask for no GPU" in converted.stderr
     for done in (described, converted):
         assert f"skipped: {path}, line 5, column gpu_num: 'x' is not a number" in done.stderr
-        assert "1 bad rows were skipped" in done.stderr
+        assert "1 bad row was skipped" in done.stderr
     assert "line 5, column gpu_num" in refusal("describe", path)
 
 

@@ -8,6 +8,7 @@ import typer
 
 from farside.cli import options
 from farside.terminal import printable, standard_output
+from farside.units import format_count
 
 if TYPE_CHECKING:
     from farside.scheduler.sim.trace.job import Trace
@@ -83,7 +84,7 @@ def convert(
 
     trace = _read(file, fmt, on_bad, attempts)
     write_trace(trace, out)
-    _say(f"{out}: {len(trace.jobs)} jobs, read as {trace.fmt}")
+    _say(f"{out}: {format_count(len(trace.jobs), 'job')}, read as {trace.fmt}")
     _tell(trace)
 
 
@@ -145,7 +146,7 @@ def generate(
     trace = make(names[0] if len(names) == 2 else "", wishes, seed)
     out = Path(names[-1])
     write_trace(trace, out)
-    _say(f"{out}: {len(trace.jobs)} jobs; farside sim trace describe {out} shows them")
+    _say(f"{out}: {format_count(len(trace.jobs), 'job')}; farside sim trace describe {out} shows them")
 
 
 def _read(file: Path, fmt: str, on_bad: Literal["refuse", "skip"], attempts: Literal["whole", "each"]) -> "Trace":
@@ -157,7 +158,7 @@ def _read(file: Path, fmt: str, on_bad: Literal["refuse", "skip"], attempts: Lit
 def _tell(trace: "Trace") -> None:
     """What became of rows that are no jobs."""
     for count, note in trace.notes:
-        _say(f"{trace.path}: {count} rows {note}")
+        _say(f"{trace.path}: {format_count(count, 'row')} {note}")
     _tell_problems(trace)
 
 
@@ -165,7 +166,8 @@ def _tell_problems(trace: "Trace") -> None:
     for problem in trace.problems:
         _say(f"skipped: {problem}")
     if trace.skipped:
-        _say(f"{trace.path}: {trace.skipped} bad rows were skipped")
+        were = "was" if trace.skipped == 1 else "were"
+        _say(f"{trace.path}: {format_count(trace.skipped, 'bad row')} {were} skipped")
 
 
 def _say(line: str) -> None:

@@ -21,7 +21,7 @@ from farside.scheduler.sim.trace.job import Trace, TraceJob
 from farside.scheduler.sim.trace.read import read_trace
 from farside.scheduler.sim.trace.read_nodes import read_vc_sizes
 from farside.scheduler.sim.trace.read_services import with_prior
-from farside.units import format_moment
+from farside.units import CALENDAR_FROM_S, format_count, format_moment
 
 # What --gpu-model says where the models that jobs ask for do not count.
 ANY_MODEL = "any"
@@ -101,7 +101,10 @@ def prepare(request: Request) -> Prepared:
         facts=(*_facts(request, trace, scene), *_history_facts(past, experiments)),
         left_out=trace.skipped + len(told),
         problems=(*trace.problems, *told)[:TOLD],
-        notes=(*(f"{trace.path}: {count} rows {note}" for count, note in trace.notes), *model_notes),
+        notes=(
+            *(f"{trace.path}: {format_count(count, 'row')} {note}" for count, note in trace.notes),
+            *model_notes,
+        ),
     )
 
 
@@ -214,6 +217,8 @@ def _time(trace: Trace, option: str, text: str, default_s: float) -> float:
         raise ConfigError(f"{option}: {bad.reason}", hint=bad.fix) from None
     if is_date and not trace.has_calendar:
         raise ConfigError(f"{option}: the trace counts seconds and has no dates", hint="give seconds of its time line")
+    if not is_date and trace.has_calendar and at_s < CALENDAR_FROM_S:
+        raise ConfigError(f"{option} {text}: the trace has dates", hint="give YYYY-MM-DD HH:MM:SS")
     return at_s
 
 
@@ -281,9 +286,7 @@ def size_of(scene: Scene) -> SizeRange:
 
 
 def _told_size(size: SizeRange) -> str:
-    nodes, gpus = (
-        f"{count:,} {what}{'' if count == 1 else 's'}" for count, what in ((size.nodes, "node"), (size.gpus, "GPU"))
-    )
+    nodes, gpus = format_count(size.nodes, "node"), format_count(size.gpus, "GPU")
     if size.least_gpus == size.most_gpus:
         return f"{nodes}, {gpus}"
     return f"{nodes}, {gpus} when the first job comes; {size.least_gpus:,} to {size.most_gpus:,} GPUs until the last"

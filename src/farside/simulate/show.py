@@ -66,7 +66,8 @@ def print_comparison(prepared: Prepared, outcomes: Sequence[Outcome]) -> None:
     table = _table("policy", rows, COLUMNS, is_marked=True)
     wanted = console.measure(table, options=console.options.update(max_width=_WIDTH_ELSEWHERE)).maximum
     console.print(table if wanted <= console.width else _turned(rows))
-    console.print(Text("* the best of its kind"), highlight=False)
+    if any(best_of(column, [column.of(figures) for _, figures in rows]) for column in COLUMNS):
+        console.print(Text("* the best of its kind"), highlight=False)
     _print_remarks(outcomes)
 
 
