@@ -15,6 +15,8 @@ from farside.units import format_count
 WHOLE = ""
 # What lies above is a slip of the hand: the largest clusters there are have some hundred thousand GPUs.
 MAX_NODES, MAX_CLUSTER_GPUS = 1_000_000, 10_000_000
+# A node of which nothing is known: only its GPUs are counted, and no model.
+PLAIN = Node(name="", gpus=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +64,21 @@ def _gpus(nodes: Iterable[Node]) -> int:
     return sum(node.gpus for node in nodes)
 
 
-def equal_nodes(gpus: int, gpus_per_node: int, *, prefix: str = "n", gpu_model: str = "") -> tuple[Node, ...]:
-    """Nodes for so many GPUs that differ in their names alone; the last one has what is left over."""
+def equal_nodes(
+    gpus: int, gpus_per_node: int, *, prefix: str = "n", like: Node = PLAIN, nodes_per_rack: int = 0
+) -> tuple[Node, ...]:
+    """Nodes for so many GPUs that differ in their names alone; the last one has the GPUs that are left over.
+
+    ``like``: what each has besides. ``nodes_per_rack``: so many stand under one switch; 0: all of them.
+    """
     whole, rest = divmod(gpus, gpus_per_node)
     sizes = [gpus_per_node] * whole + ([rest] if rest else [])
-    return tuple(Node(name=f"{prefix}{at}", gpus=size, gpu_model=gpu_model) for at, size in enumerate(sizes))
+    return tuple(
+        replace(
+            like, name=f"{prefix}{at}", gpus=size, rack=f"{prefix}r{at // nodes_per_rack}" if nodes_per_rack else ""
+        )
+        for at, size in enumerate(sizes)
+    )
 
 
 def build_site(
@@ -76,7 +88,8 @@ def build_site(
     vc_sizes: Sequence[VcSize] = (),
     vcs: Sequence[str] = (),
     start_s: float = 0.0,
-    gpu_model: str = "",
+    like: Node = PLAIN,
+    nodes_per_rack: int = 0,
 ) -> Site:
     """One pool of ``nodes``, or a virtual cluster for each that ``vc_sizes`` names.
 
@@ -86,7 +99,9 @@ def build_site(
         vc_sizes: Sizes of virtual clusters, of each by time.
         vcs: Those to run; empty: all that ``vc_sizes`` names.
         start_s: When the first job comes: what a virtual cluster has by then it has from the beginning.
-        gpu_model: Of all GPUs; empty: nobody says, and a job that asks for a model has nowhere to go.
+        like: What each node has besides: CPUs, memory, a model of GPU. Where nobody says which model, a job that asks
+            for one has nowhere to go.
+        nodes_per_rack: So many nodes of a virtual cluster stand under one switch; 0: all of them.
 
     Raises:
         ConfigError: What is said does not make a cluster.
@@ -102,8 +117,8 @@ def build_site(
         if len(vcs) > 1:
             raise ConfigError("--nodes says nothing of several virtual clusters", hint="give --vc-nodes FILE")
         name = vcs[0] if vcs else WHOLE
-        made = VirtualCluster(name=name, nodes=equal_nodes(nodes * gpus_per_node, gpus_per_node, gpu_model=gpu_model))
-        return Site(cluster=Cluster(virtual_clusters=(made,)))
+        made = equal_nodes(nodes * gpus_per_node, gpus_per_node, like=like, nodes_per_rack=nodes_per_rack)
+        return Site(cluster=Cluster(virtual_clusters=(VirtualCluster(name=name, nodes=made),)))
     if not vc_sizes:
         raise ConfigError("nobody says how many nodes the cluster has", hint="give --nodes N or --vc-nodes FILE")
     sizes: dict[str, list[VcSize]] = {}
@@ -113,9 +128,13 @@ def build_site(
         if name not in sizes:
             near = suggestion(name, sizes, "it has")
             raise ConfigError(f"--vc-nodes does not say how many nodes virtual cluster '{name}' has", hint=near)
-    most = [max(size.gpus for size in sizes[name]) for name in vcs or sizes]
-    _check_size(sum(-(-gpus // gpus_per_node) for gpus in most), sum(most))
-    made_of = [_resized(name, sizes[name], gpus_per_node, start_s, gpu_model) for name in vcs or sizes]
+    most = {name: max(size.gpus for size in sizes[name]) for name in vcs or sizes}
+    _check_size(sum(-(-gpus // gpus_per_node) for gpus in most.values()), sum(most.values()))
+    made_of = []
+    for name, gpus in most.items():
+        prefix = f"{name}-" if name else "n"
+        all_nodes = equal_nodes(gpus, gpus_per_node, prefix=prefix, like=like, nodes_per_rack=nodes_per_rack)
+        made_of.append(_resized(name, sizes[name], all_nodes, start_s))
     resizes = sorted((resize for _, found in made_of for resize in found), key=lambda resize: resize.at_s)
     return Site(cluster=Cluster(virtual_clusters=tuple(vc for vc, _ in made_of)), resizes=tuple(resizes))
 
@@ -129,11 +148,9 @@ def _check_size(nodes: int, gpus: int) -> None:
 
 
 def _resized(
-    name: str, sizes: Iterable[VcSize], gpus_per_node: int, start_s: float, gpu_model: str
+    name: str, sizes: Iterable[VcSize], nodes: tuple[Node, ...], start_s: float
 ) -> tuple[VirtualCluster, list[Resize]]:
     by_time = sorted(sizes, key=lambda size: size.from_s)
-    most, prefix = max(size.gpus for size in by_time), f"{name}-" if name else "n"
-    nodes = equal_nodes(most, gpus_per_node, prefix=prefix, gpu_model=gpu_model)
     first = max((at for at, size in enumerate(by_time) if size.from_s <= start_s), default=0)
     changes: list[Resize] = []
     has = sum(node.gpus for node in nodes)

@@ -127,6 +127,24 @@ def test_a_wish_for_a_gpu_model_is_kept_or_passed_over_as_the_operator_says(tmp_
     assert [one.returncode for one in (unsaid, wrong, right, whichever)] == [2, 2, 0, 0]
 
 
+def test_cpus_memory_and_racks_count_where_they_are_said(tmp_path: Path) -> None:
+    trace, table = tmp_path / "jobs.csv", tmp_path / "out.csv"
+    head = "job_id,submit_s,gpus,duration_s,cpus_per_gpu,memory_bytes_per_gpu\n"
+    trace.write_text(head + "1,0,1,100,6,4294967296\n2,0,1,100,6,4294967296\n3,0,8,10,0,0\n")
+    run = ("run", trace, "--policy", "fifo", "--gpus-per-node", 4, "--jobs-out", table)
+
+    starts = []
+    for options in ((), ("--cpus-per-node", 8), ("--memory-per-node", "6GiB"), ("--cpus-per-node", 12)):
+        assert sim(*run, "--nodes", 1, "--bad", "skip", *options).returncode == 0
+        starts.append([row["start_s"] for row in rows_of(table)])
+    little = sim(*run, "--nodes", 2, "--cpus-per-node", 4.5)
+    racked = sim(*run, "--nodes", 2, "--placement", "yarn", "--nodes-per-rack", 1)
+
+    assert starts == [["0", "0"], ["0", "100"], ["0", "100"], ["0", "0"]]
+    assert "job 1: no set of its cluster's nodes can hold it (1 GPU with 6 CPUs each with 4 GiB each" in little.stderr
+    assert "job 3: no set of its cluster's nodes can hold it (8 GPUs" in racked.stderr
+
+
 def test_one_virtual_cluster_and_a_window(jobs: Path, tmp_path: Path) -> None:
     table = tmp_path / "out.csv"
 

@@ -11,7 +11,7 @@ from farside.scheduler.order.catalog import ORDERS
 from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.count import CountOnly
-from farside.scheduler.sim.cluster import Site, SizeRange, VcSize, build_site, misfits
+from farside.scheduler.sim.cluster import PLAIN, Site, SizeRange, VcSize, build_site, misfits
 from farside.scheduler.sim.experiment import Scene, make_experiments, run_experiment
 from farside.scheduler.sim.trace.read_nodes import read_vc_sizes
 from farside.scheduler.state import Cluster, Node, VirtualCluster
@@ -143,7 +143,9 @@ def test_a_model_that_nobody_says_the_nodes_have_is_told_as_such() -> None:
     wishing = [replace(job, job=replace(job.job, gpu_model="V100"))]
 
     unsaid, other, right = (
-        misfits(wishing, build_site(gpus_per_node=4, nodes=1, gpu_model=model).cluster, Consolidate())
+        misfits(
+            wishing, build_site(gpus_per_node=4, nodes=1, like=replace(PLAIN, gpu_model=model)).cluster, Consolidate()
+        )
         for model in ("", "T4", "v100")
     )
 
@@ -154,10 +156,26 @@ def test_a_model_that_nobody_says_the_nodes_have_is_told_as_such() -> None:
     assert right == []
 
 
+def test_nodes_have_the_cpus_the_memory_and_the_rack_that_are_said() -> None:
+    like = replace(PLAIN, cpus=16, memory_bytes=2**30)
+    sizes = (VcSize(vc="a", gpus=12), VcSize(vc="a", gpus=8, from_s=9.0))
+
+    pool = build_site(gpus_per_node=4, nodes=3, like=like, nodes_per_rack=2).cluster.virtual_clusters[0].nodes
+    own = build_site(gpus_per_node=4, vc_sizes=sizes, like=like, nodes_per_rack=2)
+
+    assert [(node.name, node.rack, node.cpus) for node in pool] == [
+        ("n0", "nr0", 16),
+        ("n1", "nr0", 16),
+        ("n2", "nr1", 16),
+    ]
+    assert [node.rack for node in own.cluster.virtual_clusters[0].nodes] == ["a-r0", "a-r0", "a-r1"]
+    assert {(node.rack, node.memory_bytes) for node in own.resizes[0].nodes} == {("a-r0", 2**30)}
+
+
 def test_nodes_that_come_and_go_keep_their_model() -> None:
     sizes = (VcSize(vc="a", gpus=8), VcSize(vc="a", gpus=4, from_s=100.0))
 
-    site = build_site(gpus_per_node=4, vc_sizes=sizes, gpu_model="T4")
+    site = build_site(gpus_per_node=4, vc_sizes=sizes, like=replace(PLAIN, gpu_model="T4"))
 
     assert {node.gpu_model for resize in site.resizes for node in resize.nodes} == {"T4"}
 

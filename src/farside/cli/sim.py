@@ -1,5 +1,6 @@
 """`farside sim`: what would last month's jobs have done under another scheduler?"""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
+from farside.cli import options
 from farside.cli.sim_trace import trace_app
 
 if TYPE_CHECKING:
@@ -47,6 +49,17 @@ _Placement = Annotated[
 _GpusPerNode = Annotated[int, typer.Option(metavar="G", min=1, help="GPUs of each node.")]
 _Nodes = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Nodes of the cluster, or of the one virtual cluster.")
+]
+_CpusPerNode = Annotated[
+    float | None,
+    typer.Option(metavar="C", min=0, help="CPUs of each node, for jobs that ask for some; else they never run out."),
+]
+_MemoryPerNode = Annotated[
+    int | None,
+    typer.Option(parser=options.byte_count, metavar="BYTES", help="Memory of each node, likewise; as 512GiB."),
+]
+_NodesPerRack = Annotated[
+    int | None, typer.Option(metavar="R", min=1, help="Nodes under one switch, which yarn never leaves; else all.")
 ]
 _GpuModel = Annotated[
     str, typer.Option(metavar="NAME", help="Model of all GPUs, for jobs that ask for one; 'any' gives them whichever.")
@@ -112,6 +125,9 @@ def run(
     settings: _Set = None,
     placement: _Placement = "",
     nodes: _Nodes = None,
+    cpus_per_node: _CpusPerNode = None,
+    memory_per_node: _MemoryPerNode = None,
+    nodes_per_rack: _NodesPerRack = None,
     gpu_model: _GpuModel = "",
     vc: _Vc = None,
     vc_nodes: _VcNodes = None,
@@ -137,7 +153,8 @@ def run(
     from farside.simulate.main import run as simulate
 
     request = _request(
-        trace, (policy,), gpus_per_node, settings, placement, nodes, gpu_model, vc, vc_nodes, from_time, to_time, bad,
+        trace, (policy,), gpus_per_node, settings, placement, nodes, cpus_per_node, memory_per_node,
+        nodes_per_rack, gpu_model, vc, vc_nodes, from_time, to_time, bad,
         trace_format, attempts, history, train_to, models,
     )  # fmt: skip
     raise typer.Exit(simulate(request, Outputs(jobs=jobs_out, json=json_out, report=report)))
@@ -153,6 +170,9 @@ def compare(
     settings: _Set = None,
     placement: _Placement = "",
     nodes: _Nodes = None,
+    cpus_per_node: _CpusPerNode = None,
+    memory_per_node: _MemoryPerNode = None,
+    nodes_per_rack: _NodesPerRack = None,
     gpu_model: _GpuModel = "",
     vc: _Vc = None,
     vc_nodes: _VcNodes = None,
@@ -176,7 +196,8 @@ def compare(
     from farside.simulate.main import compare as simulate
 
     request = _request(
-        trace, _names(policy), gpus_per_node, settings, placement, nodes, gpu_model, vc, vc_nodes, from_time, to_time,
+        trace, _names(policy), gpus_per_node, settings, placement, nodes, cpus_per_node, memory_per_node,
+        nodes_per_rack, gpu_model, vc, vc_nodes, from_time, to_time,
         bad, trace_format, attempts, history, train_to, models,
     )  # fmt: skip
     raise typer.Exit(simulate(request, Outputs(json=json_out, report=report)))
@@ -191,6 +212,9 @@ def why(
     settings: _Set = None,
     placement: _Placement = "",
     nodes: _Nodes = None,
+    cpus_per_node: _CpusPerNode = None,
+    memory_per_node: _MemoryPerNode = None,
+    nodes_per_rack: _NodesPerRack = None,
     gpu_model: _GpuModel = "",
     vc: _Vc = None,
     vc_nodes: _VcNodes = None,
@@ -212,7 +236,8 @@ def why(
     if not trace.exists() and Path(job).is_file():
         trace, job = Path(job), str(trace)
     request = _request(
-        trace, (policy,), gpus_per_node, settings, placement, nodes, gpu_model, vc, vc_nodes, from_time, to_time, bad,
+        trace, (policy,), gpus_per_node, settings, placement, nodes, cpus_per_node, memory_per_node,
+        nodes_per_rack, gpu_model, vc, vc_nodes, from_time, to_time, bad,
         trace_format, attempts, history, train_to, models,
     )  # fmt: skip
     raise typer.Exit(simulate(request, job))
@@ -229,6 +254,9 @@ def _request(
     settings: list[str] | None,
     placement: str,
     nodes: int | None,
+    cpus_per_node: float | None,
+    memory_per_node: int | None,
+    nodes_per_rack: int | None,
     gpu_model: str,
     vc: list[str] | None,
     vc_nodes: Path | None,
@@ -250,6 +278,9 @@ def _request(
         placement=placement,
         gpus_per_node=gpus_per_node,
         nodes=nodes or 0,
+        cpus_per_node=math.inf if cpus_per_node is None else cpus_per_node,
+        memory_per_node_bytes=math.inf if memory_per_node is None else memory_per_node,
+        nodes_per_rack=nodes_per_rack or 0,
         gpu_model=gpu_model.strip(),
         vc_nodes=vc_nodes,
         vcs=tuple(name for one in vc or () for name in _names(one)),

@@ -1,5 +1,6 @@
 """What an operator asks for, and what is made of it before anything runs: each mistake is found here, in one line."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from farside.scheduler.predict.history import Past
 from farside.scheduler.predict.rolling import RollingParams
 from farside.scheduler.predict.store import ModelStore
 from farside.scheduler.settings import suggestion
-from farside.scheduler.sim.cluster import WHOLE, Site, SizeRange, VcSize, build_site, misfits
+from farside.scheduler.sim.cluster import PLAIN, WHOLE, Site, SizeRange, VcSize, build_site, misfits
 from farside.scheduler.sim.estimator import past_of
 from farside.scheduler.sim.experiment import Experiment, Scene, make_experiments
 from farside.scheduler.sim.trace.format.row import BadRow, moment
@@ -21,7 +22,7 @@ from farside.scheduler.sim.trace.job import Trace, TraceJob
 from farside.scheduler.sim.trace.read import read_trace
 from farside.scheduler.sim.trace.read_nodes import read_vc_sizes
 from farside.scheduler.sim.trace.read_services import with_prior
-from farside.units import CALENDAR_FROM_S, format_count, format_moment
+from farside.units import CALENDAR_FROM_S, format_bytes, format_count, format_moment
 
 # What --gpu-model says where the models that jobs ask for do not count.
 ANY_MODEL = "any"
@@ -39,6 +40,9 @@ class Request:
     placement: str = ""
     gpus_per_node: int
     nodes: int = 0
+    cpus_per_node: float = math.inf
+    memory_per_node_bytes: float = math.inf
+    nodes_per_rack: int = 0
     gpu_model: str = ""
     vc_nodes: Path | None = None
     vcs: tuple[str, ...] = ()
@@ -88,7 +92,11 @@ def prepare(request: Request) -> Prepared:
     site = build_site(
         gpus_per_node=request.gpus_per_node, nodes=request.nodes, vc_sizes=sizes,
         vcs=_vcs(request, chosen, sizes), start_s=chosen[0].job.submit_s,
-        gpu_model="" if request.gpu_model == ANY_MODEL else request.gpu_model,
+        like=replace(
+            PLAIN, cpus=request.cpus_per_node, memory_bytes=request.memory_per_node_bytes,
+            gpu_model="" if request.gpu_model == ANY_MODEL else request.gpu_model,
+        ),
+        nodes_per_rack=request.nodes_per_rack,
     )  # fmt: skip
     wishing = chosen if request.gpu_model != ANY_MODEL else _without_models(chosen)
     scene = Scene(site=site, jobs=_homed(wishing, site), labels=tuple(entry.job.vc for entry in chosen))
@@ -275,8 +283,17 @@ def _facts(request: Request, trace: Trace, scene: Scene) -> tuple[str, ...]:
     jobs = f"{len(scene.jobs):,}{of} job{'s' if len(trace.jobs) > 1 else ''}"
     return (
         f"{request.trace}: {jobs}, submitted from {first} to {last}",
-        f"{where}: {_told_size(size_of(scene))}",
+        f"{where}: {_told_size(size_of(scene))}{_told_nodes(request)}",
     )
+
+
+def _told_nodes(request: Request) -> str:
+    """What was said of each node besides its GPUs."""
+    told = [f"{request.cpus_per_node:g} CPUs"] if request.cpus_per_node < math.inf else []
+    if request.memory_per_node_bytes < math.inf:
+        told.append(format_bytes(request.memory_per_node_bytes))
+    racks = f"; {format_count(request.nodes_per_rack, 'node')} a rack" if request.nodes_per_rack else ""
+    return (f"; {' and '.join(told)} a node" if told else "") + racks
 
 
 def size_of(scene: Scene) -> SizeRange:
