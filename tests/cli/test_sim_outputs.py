@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from farside.errors import ConfigError, FarsideError
-from farside.scheduler.sim.place import check_apart, check_writable, written
+from farside.scheduler.sim.place import check_apart, check_writable, is_stream, written
 
 TRACE = "job_id,submit_s,gpus,duration_s,vc\n1,0,4,100,a\n2,10,4,50,a\n"
 COMMON = ("--policy", "fifo", "--nodes", "1", "--gpus-per-node", "4")
@@ -92,6 +92,18 @@ def test_figures_go_into_a_named_pipe(jobs: Path, tmp_path: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert json.loads(read[0])["jobs"] == 2
+
+
+def test_the_name_of_an_open_file_is_never_replaced(jobs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    with out.open("w") as file:
+        command = [sys.executable, "-m", "farside", "sim", "trace", "convert", str(jobs), "/proc/self/fd/1"]
+        done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert out.read_text() == TRACE
+    assert is_stream(Path("/dev/stdout"))  # though it may well name a regular file
+    assert not is_stream(out)
 
 
 def test_a_folder_is_no_place_for_a_file(tmp_path: Path) -> None:
