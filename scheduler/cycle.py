@@ -2,7 +2,7 @@
 
 The simulator and the live manager call `run_cycle` after something happened: a job came, ended, crossed a threshold.
 
-    1. observe   who has starved, and goes back to the first queue
+    1. observe   who has crossed a threshold, and falls; who has starved, and goes back to the first queue
     2. order     the first of each class of equal demand, by rank
     3. reserve   for who has waited too long (reservation.py): he goes before all, and what he lacks is held for him
     4. admit     the best of the others; when it has no room, its class has none, and under a strict policy nobody has
@@ -37,6 +37,7 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
     Who found no room may be a guest on idle nodes of ``lenders`` where nobody waits; the owner's jobs go before guests,
     whatever the policy.
     """
+    domain.notice(now_s)
     actions = _promote(domain, now_s)
     heads = domain.take_heads(now_s)
     heapq.heapify(heads)

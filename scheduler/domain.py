@@ -19,7 +19,7 @@ from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.placement.sample import Sample
 from farside.scheduler.placement.skew import Skew
-from farside.scheduler.running import RunningOrder
+from farside.scheduler.running import EDGE_S, RunningOrder
 from farside.scheduler.state import Allocation, Demand, Job, Node, Reservation
 from farside.scheduler.table import Floats, JobColumns, JobTable
 from farside.scheduler.waiting import Rank, Waiting
@@ -97,6 +97,8 @@ class Domain:
         self._is_changed = True
         self._due: list[int] = []
         self._crossed: list[int] = []
+        self._changes_s: dict[int, float] = {}  # when a running job crosses its next threshold
+        self._next_changes: list[tuple[float, int]] = []  # the same, the first first, and old ones
         self._running_position = RUNNING_FROM
         self._tail_position = WAITING_FROM
         self._head_position = WAITING_FROM
@@ -125,6 +127,7 @@ class Domain:
         self._is_changed = True
         home._learn_place(row, held.allocation, self.ledger)
         del home.jobs[row], home.groups[row]
+        home._changes_s.pop(row, None)
         home._learn(service_gpu_s, self.table.predicted_gpu_s.item(row))
 
     def _learn(self, service_gpu_s: float, expected_gpu_s: float) -> None:
@@ -154,15 +157,52 @@ class Domain:
         self._unranked.add(row)
         self._is_changed = True
 
-    def cross(self, row: int) -> None:
-        """A job reached what its policy's ``next_change_s`` told. One that runs goes to the tail of the next queue."""
+    def watch(self, rows: list[int], now_s: float) -> list[float]:
+        """In how many seconds each of these, which started, stopped or crossed, has to `cross`; infinite: never."""
+        after_s: list[float] = self.rules.order.next_change_s(self.figures(rows, now_s)).tolist()
+        for row, change_s in zip(rows, after_s, strict=True):
+            if row in self.running:
+                self._foresee(row, now_s + change_s)
+        return after_s
+
+    def _foresee(self, row: int, at_s: float) -> None:
+        self._changes_s[row] = at_s
+        if at_s < math.inf:
+            heapq.heappush(self._next_changes, (at_s, row))
+
+    def cross(self, row: int, now_s: float) -> None:
+        """A job reached what `watch` told. One that runs goes to the tail of the next queue, unless it is there."""
         self._is_changed = True
-        if row in self.running:
-            self.to_tail(row)
-            self._rank_anew(row)
-            self._crossed.append(row)
-        else:
+        if row not in self.running:
             self._due.append(row)
+        elif self._changes_s.get(row, now_s) <= now_s + EDGE_S:
+            self._fall(row)
+
+    def _fall(self, row: int) -> None:
+        self._changes_s.pop(row, None)
+        self.to_tail(row)
+        self._rank_anew(row)
+        self._crossed.append(row)
+
+    def notice(self, now_s: float) -> None:
+        """Lets running jobs cross that have come to their thresholds, though nobody has told so yet.
+
+        Who has the clock may tell a little late, a whole second or a rounding error, and a job's keys do not wait for
+        it: a cycle in between would see a job in its new queue, and nobody look at those who go before it there.
+        """
+        early: list[tuple[float, int]] = []
+        while self._next_changes and self._next_changes[0][0] <= now_s + EDGE_S:
+            at_s, row = heapq.heappop(self._next_changes)
+            if row in self.running and self._changes_s.get(row) == at_s:
+                early.append((at_s, row))
+        if not early:
+            return
+        after_s = self.rules.order.next_change_s(self.figures([row for _, row in early], now_s)).tolist()
+        for (at_s, row), change_s in zip(early, after_s, strict=True):
+            if now_s + change_s > at_s + EDGE_S:  # the policy speaks of the one after
+                self._is_changed = True
+                self._fall(row)
+            self._foresee(row, now_s + change_s)
 
     def resize(self, nodes: tuple[Node, ...]) -> None:
         """Only these nodes, of those that it was made with, are there from now on; who runs elsewhere may end."""
@@ -288,6 +328,7 @@ class Domain:
         """A job loses its GPUs. Its rank is as it was until the next cycle."""
         self.table.stop(row, now_s=now_s)
         self.preempted.add(row)
+        self._changes_s.pop(row, None)
         self._waits(row, now_s)
         self._is_changed = True
 

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-import numpy as np
-
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.sim.trace.job import TraceJob
@@ -196,7 +194,7 @@ class Simulation:
             self.events += 1
             domain = self.domains[self.jobs[row].job.vc]
             touched[domain.name] = domain
-            domain.cross(row)
+            domain.cross(row, now_s)
             self._watch(domain, [row], now_s)
 
     def _at_ticks(self, touched: dict[str, Domain], ticked: dict[str, Domain], now_s: float) -> dict[str, Domain]:
@@ -262,9 +260,9 @@ class Simulation:
         """Notes when the policy, or the end of a minimum run time, wants the cycle to look at these again."""
         if not domain.traits.has_thresholds:
             return
-        changes = domain.rules.order.next_change_s(domain.figures(rows, now_s))
-        if self._is_in_whole_seconds:
-            changes = np.ceil(changes - EDGE_S)
-        for row, after_s in zip(rows, changes.tolist(), strict=True):
+        for row, change_s in zip(rows, domain.watch(rows, now_s), strict=True):
+            after_s = change_s
+            if self._is_in_whole_seconds and change_s < math.inf:
+                after_s = math.ceil(change_s - EDGE_S)
             if 0 < after_s < math.inf:
                 heapq.heappush(self._heap, (now_s + after_s, Kind.CROSS, row, self._starts[row]))

@@ -1,0 +1,114 @@
+"""A running job that falls to another queue between two events is seen to have fallen by whatever comes next."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farside.scheduler.domain import Domain, Rules
+from farside.scheduler.order.gittins import Gittins
+from farside.scheduler.order.las import Las
+from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.order.timeshare import Timeshare
+from farside.scheduler.placement.consolidate import Consolidate
+from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.policy import PlacementPolicy
+from farside.scheduler.sim.result.digest import Digest
+from farside.scheduler.sim.simulation import Run, Simulation
+from farside.scheduler.waiting import Rank
+from tests.support.traces import flat_cluster, trace
+
+Rows = list[tuple[float, float, int]]
+
+
+def simulate(rows: Rows, order: OrderPolicy, *, gpus: int = 4, is_in_whole_seconds: bool = True) -> list[Run]:
+    """In the order of the rows, which is that of their submit times."""
+    rules = Rules(order=order, placement=CountOnly())
+    simulation = Simulation(flat_cluster(1, gpus), rules, trace(rows), is_in_whole_seconds=is_in_whole_seconds)
+    return list(simulation.run())
+
+
+def test_a_newcomer_between_the_limit_and_the_next_whole_second_does_not_pass_an_older_job() -> None:
+    """The first has had its 3200 GPU s at 1066.67, which is noticed at 1067 unless something comes before."""
+    rows = [(0.0, 5000.0, 3), (10.0, 100.0, 4), (1066.8, 900.0, 3)]
+
+    _, older, newcomer = simulate(rows, Las())
+
+    assert older.start_s == 1066.8
+    assert newcomer.start_s == 1166.8
+
+
+def test_a_newcomer_that_comes_a_rounding_error_before_the_limit_does_not_pass_an_older_job() -> None:
+    """A third of a second, three times, is not one: the threshold is at 27.000000000000004, the newcomer at 27."""
+    rows = [
+        (2.0, 13.0, 3), (2.0, 12.0, 4), (6.0, 23.0, 3), (7.0, 24.0, 3), (8.0, 7.0, 4), (8.0, 40.0, 3),
+        (19.0, 33.0, 1), (20.0, 4.0, 4), (21.0, 35.0, 3), (27.0, 20.0, 2), (38.0, 2.0, 1), (39.0, 25.0, 3),
+    ]  # fmt: skip
+    order = Las(limits_gpu_s=(20.0, 70.0), within="start_time")
+
+    with all_heads_each_cycle():
+        slow = simulate(rows, order, is_in_whole_seconds=False)
+
+    assert simulate(rows, order, is_in_whole_seconds=False) == slow
+
+
+def test_who_lost_its_gpus_after_it_fell_stands_at_the_tail_of_the_next_queue() -> None:
+    """The second falls at 10.5, which would be noticed at 11; the first fell long before, and stands in front."""
+    rows = [(0.0, 60.0, 2), (6.0, 60.0, 2), (10.7, 1.0, 4), (11.0, 4.0, 2)]
+
+    first, second, *_ = simulate(rows, Las(limits_gpu_s=(9.0,)))
+
+    assert (first.end_s, second.end_s) == (pytest.approx(61.0), pytest.approx(71.0))
+
+
+@contextmanager
+def all_heads_each_cycle() -> Iterator[None]:
+    """Nothing is ever left out because nothing changed."""
+    take_heads = Domain.take_heads
+
+    def take_all(self: Domain, now_s: float) -> list[tuple[Rank, int, int]]:
+        self.touch()
+        return take_heads(self, now_s)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Domain, "take_heads", take_all)
+        yield
+
+
+orders: st.SearchStrategy[OrderPolicy] = st.sampled_from(
+    [
+        Las(limits_gpu_s=(20.0, 70.0)),
+        Las(limits_gpu_s=(20.0, 70.0), within="start_time"),
+        Las(limits_gpu_s=(20.0,), promote_knob=1.0),
+        Gittins(limits_gpu_s=(20.0, 70.0), first_fit_jobs=8),
+        Timeshare(quantum_s=7.1, is_strict=False),
+    ]
+)
+moments = st.integers(0, 400).map(lambda tenths: tenths / 10)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.tuples(moments, st.integers(1, 400).map(lambda tenths: tenths / 10), st.integers(1, 4)), max_size=25),
+    orders,
+    st.sampled_from([CountOnly(), Consolidate()]),
+    st.booleans(),
+    st.sampled_from([0.0, 6.5]),
+)
+def test_with_arrivals_at_any_time_it_decides_what_looking_at_every_class_each_cycle_would(
+    rows: Rows, order: OrderPolicy, placement: PlacementPolicy, is_in_whole_seconds: bool, min_run_s: float
+) -> None:
+    jobs = trace(rows)
+    rules = Rules(order=order, placement=placement, min_run_s=min_run_s)
+    fast, slow = Digest(jobs), Digest(jobs)
+
+    def run(digest: Digest) -> None:
+        Simulation(flat_cluster(2, 4), rules, jobs, is_in_whole_seconds=is_in_whole_seconds, observers=(digest,)).run()
+
+    run(fast)
+    with all_heads_each_cycle():
+        run(slow)
+
+    assert fast.value == slow.value
