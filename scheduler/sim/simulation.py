@@ -261,8 +261,6 @@ class Simulation:
         if not domain.traits.has_thresholds:
             return
         for row, change_s in zip(rows, domain.watch(rows, now_s), strict=True):
-            after_s = change_s
-            if self._is_in_whole_seconds and change_s < math.inf:
-                after_s = math.ceil(change_s - EDGE_S)
-            if 0 < after_s < math.inf:
+            if EDGE_S < change_s < math.inf:  # what is nearer the policy takes for reached, in the cycle that follows
+                after_s = math.ceil(change_s - EDGE_S) if self._is_in_whole_seconds else change_s
                 heapq.heappush(self._heap, (now_s + after_s, Kind.CROSS, row, self._starts[row]))
