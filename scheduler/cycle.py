@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from farside.scheduler.domain import Domain, Held
-from farside.scheduler.reservation import may_backfill, plan_reservation
+from farside.scheduler.reservation import Claim, may_backfill, plan_reservation
 from farside.scheduler.state import Action, Allocation, Demand, Preempt, Promote, Start
 from farside.scheduler.waiting import Rank
 
@@ -118,13 +118,16 @@ class _Plan:
         victims: list[_Victim] = []
         if allocation is None and self._holds:
             allocation = self._backfill(row, demand)
-        elif allocation is None and not self._is_nobody_behind and (domain.traits.is_preemptive or domain.guests):
+        if allocation is None and not self._is_nobody_behind and (domain.traits.is_preemptive or domain.guests):
             allocation, victims = self._make_room(rank, demand)
         if allocation is None:
             return False
         for victim in victims:
             self._displace(victim, row)
         domain.book(row, allocation, self._now_s)
+        if victims and domain.reservation is not None:  # they may leave more than he takes
+            self._unhold()
+            self._hold()
         reason = f"{demand.gpus} GPUs free" if not victims else f"goes before {len(victims)} running jobs"
         self._winners[row] = _Winner(row, rank, reason, allocation, domain)
         return True
@@ -265,7 +268,7 @@ class _Plan:
             yield self._read[-1]
 
     def _make_room(self, rank: Rank, demand: Demand) -> tuple[Allocation | None, list[_Victim]]:
-        domain, ledger = self._domain, self._domain.ledger
+        ledger, claim = self._domain.ledger, Claim(self._domain, self._holds)
         gpus, given, allocation = ledger.free_gpus, 0, None
         released: list[_Victim] = []
         for candidate in self._behind():
@@ -277,13 +280,22 @@ class _Plan:
                 continue
             while given < len(released):
                 ledger.give(released[given].held.demand, released[given].held.allocation)
+                claim.leave(released[given].row)
                 given += 1
-            allocation = domain.rules.placement.place(ledger, demand)
+            allocation = self._place_beside(claim, demand)
             if allocation is not None:
                 break
         # Whom the next one could displace stands behind it, and so behind this one.
         self._is_nobody_behind = not released
         return allocation, self._keep(released[:given], demand, allocation)
+
+    def _place_beside(self, claim: Claim, demand: Demand) -> Allocation | None:
+        """A place on free GPUs, but for those that the reservation claims."""
+        ledger, owing = self._domain.ledger, claim.owing()
+        ledger.take(NOTHING_BUT_GPUS, owing)
+        allocation = self._domain.rules.placement.place(ledger, demand)
+        ledger.give(NOTHING_BUT_GPUS, owing)
+        return allocation
 
     def _keep(self, released: list[_Victim], demand: Demand, allocation: Allocation | None) -> list[_Victim]:
         """Gives their GPUs back to all who are not in the way, the best first; returns those who are."""

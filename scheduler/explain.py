@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from farside.scheduler.domain import Domain
+from farside.scheduler.domain import Domain, Held
 from farside.scheduler.order.reason import why_first
-from farside.scheduler.state import Allocation, Demand, Job
+from farside.scheduler.state import Allocation, Demand, Job, Reservation
 from farside.scheduler.waiting import Rank
 from farside.units import format_moment
 
@@ -23,7 +23,7 @@ class Cause(Enum):
     RUNS = "runs"
     RESERVED = "reserved for it, while others still run there"
     IN_LINE = "behind the first in line"
-    HELD = "enough GPUs free, but held for a reservation"
+    HELD = "enough GPUs free or to be taken, but held for a reservation"
     SCATTERED = "enough GPUs free, but not where it could use them"
     FEW = "too few GPUs free"
     DUE = "until the next cycle"
@@ -99,8 +99,7 @@ class _Wait:
             return self._told(Cause.IN_LINE, ahead, f"the first in line is {self._before(ahead)}", self._waiters())
         has_room = domain.rules.placement.place(domain.ledger, self.demand) is not None
         if has_room and reservation is not None and reservation.row in domain.jobs:
-            told = f"held for job {domain.jobs[reservation.row].job_id}, reserved{self._from(reservation.at_s)}"
-            return self._told(Cause.HELD, reservation.row, told, ())
+            return self._told(Cause.HELD, reservation.row, self._held(reservation), ())
         if has_room:
             return self._told(Cause.DUE, -1, "the next cycle looks at it", ())
         return self._full()
@@ -120,6 +119,9 @@ class _Wait:
         assert reservation is not None
         places = _places(self.domain, reservation.allocation)
         return f"reserved{self._from(reservation.at_s)}: {places}, as soon as those who run there have ended"
+
+    def _held(self, reservation: Reservation) -> str:
+        return f"held for job {self.domain.jobs[reservation.row].job_id}, reserved{self._from(reservation.at_s)}"
 
     def _from(self, at_s: float) -> str:
         # Without time limits of jobs nobody knows when.
@@ -149,21 +151,33 @@ class _Wait:
         """No room on free GPUs, nor on those that it may take."""
         domain = self.domain
         before, later, never = self._holders()
-        takeable = sum(held.demand.gpus for _, held in domain.guests.values())
+        leaving = [held for _, held in domain.guests.values()]
         blocker = -1
         if not domain.traits.is_preemptive:
             because = f"{_count(len(domain.running))} there, and {domain.rules.order.name} preempts nobody"
         else:
-            takeable += sum(held.demand.gpus for row, held in domain.running.items()) - sum(
-                domain.running[row].demand.gpus for row in (*before.values(), *later, *never)
-            )
+            staying = {*before.values(), *later, *never}
+            leaving += [held for row, held in domain.running.items() if row not in staying]
             because = self._in_use(before)
             blocker = before[max(before)] if before else (later or never or [-1])[0]
         more = [*self._left_alone(later, never), *self._waiters()]
+        takeable = sum(held.demand.gpus for held in leaving)
         if domain.ledger.free_gpus + takeable < self.demand.gpus:
             return self._told(Cause.FEW, blocker, because, tuple(more))
+        reservation = domain.reservation
+        if reservation is not None and reservation.row in domain.jobs and self._has_room_without(leaving):
+            return self._told(Cause.HELD, reservation.row, self._held(reservation), (because, *more))
         where = self._scattered(takeable)
         return self._told(Cause.SCATTERED, blocker, where, (because, *more))
+
+    def _has_room_without(self, others: list[Held]) -> bool:
+        ledger = self.domain.ledger
+        for held in others:
+            ledger.give(held.demand, held.allocation)
+        allocation = self.domain.rules.placement.place(ledger, self.demand)
+        for held in others:
+            ledger.take(held.demand, held.allocation)
+        return allocation is not None
 
     def _holders(self) -> tuple[dict[Rank, int], list[int], list[int]]:
         """Running jobs that stay: those that go before it by rank, those left alone for a while, and for good."""

@@ -6,16 +6,17 @@ Here, once a job has waited ``reserve_after_s`` in one go and no other stands re
 * it may take the GPUs of every job that may be preempted at all, whatever their order;
 * what it can't have yet is held for it: a plan says which GPUs, those of the running jobs that are expected to end
   first, and what of them is free or becomes free goes to nobody else, except to a job whose time limit ends before the
-  gang is expected to start (backfill);
+  gang is expected to start (backfill); what others may take of running jobs is only what the plan does not count on;
 * started that way, it is left alone for ``reserve_after_s``.
 
 So every job starts within a bound: `start_bound_s`.
 """
 
 import math
+from operator import itemgetter
 
-from farside.scheduler.domain import Domain
-from farside.scheduler.state import Reservation
+from farside.scheduler.domain import Domain, Held
+from farside.scheduler.state import Allocation, Reservation
 
 
 def start_bound_s(*, reserve_after_s: float, ahead: int, longest_s: float) -> float:
@@ -40,23 +41,74 @@ def expected_free_s(domain: Domain, row: int, now_s: float) -> float:
 
 
 def plan_reservation(domain: Domain, row: int, now_s: float) -> Reservation | None:
-    """Which GPUs to hold for a waiting job: those that it would have first. None: the nodes could never hold it."""
+    """Which GPUs to hold for a waiting job: those that it would have first. None: the nodes could never hold it.
+
+    Guests of other domains leave at any time.
+    """
     ledger, demand = domain.ledger, domain.demands[domain.groups[row]]
-    free_s = {other: expected_free_s(domain, other, now_s) for other in domain.running}
-    released: list[int] = []
+    leaving = [(now_s, guest.since_s, other, guest) for other, (_, guest) in domain.guests.items()]
+    leaving += [
+        (expected_free_s(domain, other, now_s), held.since_s, other, held) for other, held in domain.running.items()
+    ]
+    leaving.sort(key=itemgetter(0, 1, 2))
+    awaited: dict[int, float] = {}
+    released: list[Held] = []
     at_s = now_s
     allocation = domain.rules.placement.place(ledger, demand)
-    for other in sorted(free_s, key=lambda other: (free_s[other], domain.running[other].since_s, other)):
+    for free_s, since_s, other, held in leaving:
         if allocation is not None:
             break
-        held = domain.running[other]
         ledger.give(held.demand, held.allocation)
-        released.append(other)
-        at_s = free_s[other]
+        released.append(held)
+        awaited[other] = since_s
+        at_s = free_s
         allocation = domain.rules.placement.place(ledger, demand)
-    for other in released:
-        ledger.take(domain.running[other].demand, domain.running[other].allocation)
-    return None if allocation is None else Reservation(row=row, allocation=allocation, at_s=at_s)
+    for held in released:
+        ledger.take(held.demand, held.allocation)
+    return None if allocation is None else Reservation(row=row, allocation=allocation, at_s=at_s, awaited=awaited)
+
+
+class Claim:
+    """What a domain's reservation needs of free GPUs, besides what is held for it, as jobs are to leave theirs.
+
+    Of each node that is what those who are awaited there will not leave it later. So who leaves one of its places
+    leaves it to the reservation, and who leaves another leaves that to anybody. Without a reservation it is nothing.
+    """
+
+    def __init__(self, domain: Domain, held: Allocation) -> None:
+        reservation = domain.reservation
+        self._free = domain.ledger.free
+        self._awaited = {} if reservation is None else _still_awaited(domain, reservation)
+        self._lacking = {} if reservation is None else dict(reservation.allocation)
+        for at, gpus in held:
+            self._lacking[at] -= gpus
+        for other in self._awaited.values():
+            self._count(other, -1)
+
+    def leave(self, row: int) -> None:
+        """This job is to leave what it holds."""
+        if row in self._awaited:
+            self._count(self._awaited[row], 1)
+
+    def owing(self) -> Allocation:
+        """What has to be held of what is free now."""
+        free = self._free
+        return tuple((at, min(gpus, free[at])) for at, gpus in self._lacking.items() if gpus > 0 and free[at] > 0)
+
+    def _count(self, held: Held, times: int) -> None:
+        for at, gpus in held.allocation:
+            if at in self._lacking:
+                self._lacking[at] += times * gpus
+
+
+def _still_awaited(domain: Domain, reservation: Reservation) -> dict[int, Held]:
+    """Who has not left yet what the reservation counts on, and what it holds."""
+    found: dict[int, Held] = {}
+    for row, since_s in reservation.awaited.items():
+        held = domain.guests[row][1] if row in domain.guests else domain.running.get(row)
+        if held is not None and held.since_s == since_s:
+            found[row] = held
+    return found
 
 
 def may_backfill(domain: Domain, reservation: Reservation, row: int, now_s: float) -> bool:

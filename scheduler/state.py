@@ -5,6 +5,7 @@ the epoch), sizes are bytes.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -114,11 +115,15 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """What is held for a waiting job, and when it is expected to have all of it; infinite when nobody knows."""
+    """What is held for a waiting job, and when it is expected to have all of it; infinite when nobody knows.
+
+    ``awaited``: the rows of who is to leave it their GPUs, and since when they held them.
+    """
 
     row: int
     allocation: Allocation
     at_s: float
+    awaited: Mapping[int, float] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

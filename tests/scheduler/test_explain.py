@@ -112,6 +112,19 @@ def test_reserved_and_held_for_who_is_reserved() -> None:
     assert (narrow.cause, narrow.blocker, narrow.because) == (Cause.HELD, 1, "held for job j1, reserved")
 
 
+def test_held_where_it_could_take_more_gpus_but_what_they_leave_is_counted_on() -> None:
+    world = World(Rules(order=Srtf(), placement=CountOnly(), reserve_after_s=20.0), nodes=1)
+    world.submit(0.0, 2, duration_s=500.0, preemptible=False)
+    world.submit(1.0, 1, duration_s=400.0)
+    world.submit(2.0, 4, duration_s=100.0)
+    world.submit(30.0, 2, duration_s=60.0)
+
+    seen = look(world.domain, 3, 30.0)
+
+    assert (seen.cause, seen.blocker, seen.because) == (Cause.HELD, 2, "held for job j2, reserved")
+    assert seen.free_gpus == 1
+
+
 def test_running_and_gone() -> None:
     world = World(Rules(order=Fifo(), placement=Consolidate()))
     world.submit(1506816000.0, 8)
@@ -169,7 +182,7 @@ def check(domain: Domain, row: int, now_s: float) -> None:
         case Cause.SCATTERED:
             assert not has_room
         case Cause.HELD:
-            assert has_room
+            assert has_room or domain.traits.is_preemptive
             assert reservation is not None
             assert reservation.row == seen.blocker != row
         case Cause.RESERVED:

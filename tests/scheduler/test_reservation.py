@@ -63,6 +63,38 @@ def test_a_job_that_is_gone_in_time_runs_on_what_is_held() -> None:
     assert too_long.start_s > 100.0
 
 
+def without_preemption(jobs: list[TraceJob], rows: set[int]) -> list[TraceJob]:
+    """The same, these of them left alone once they run."""
+    return [replace(job, job=replace(job.job, preemptible=at not in rows)) for at, job in enumerate(jobs)]
+
+
+NARROW = [(0.0, 20000.0, 2), (0.0, 90000.0, 3), (1.0, 90000.0, 4), (2.0, 90000.0, 1)]
+GANG = (10.0, 100.0, 8)
+
+
+def test_who_stands_before_a_running_job_that_nothing_is_held_of_takes_its_gpus() -> None:
+    """The gang waits for the first node and takes the third; the second is none of its business."""
+    jobs = without_preemption(trace([*NARROW, GANG, (9000.0, 60.0, 1)]), {0, 1})
+    rules = Rules(order=Srsf(), placement=Consolidate(), reserve_after_s=100.0)
+
+    *_, gang, short = Simulation(flat_cluster(3, GPUS_PER_NODE), rules, jobs).run()
+
+    assert short.start_s == 9000.0
+    assert gang.start_s == 20000.0
+
+
+def test_who_stands_before_a_running_job_does_not_take_what_its_end_leaves_to_the_gang() -> None:
+    """It would not give them back in time: it may not be preempted, and takes longer than the gang has to wait."""
+    rows = [(0.0, 200.0, 2), (1.0, 90000.0, 1), (10.0, 1000.0, 4), (150.0, 500.0, 1)]
+    jobs = without_preemption(trace(rows), {0, 3})
+    rules = Rules(order=Srsf(), placement=CountOnly(), reserve_after_s=100.0)
+
+    *_, gang, short = Simulation(flat_cluster(1, GPUS_PER_NODE), rules, jobs).run()
+
+    assert gang.start_s == 200.0
+    assert short.start_s == 300.0  # the gang is left alone for so long
+
+
 @settings(deadline=None, max_examples=100)
 @given(
     st.lists(
@@ -71,16 +103,23 @@ def test_a_job_that_is_gone_in_time_runs_on_what_is_held() -> None:
     st.sampled_from([Fifo(is_strict=False), Srsf(), Las(limits_gpu_s=(30.0, 90.0))]),
     st.sampled_from([CountOnly(), Consolidate()]),
     st.sampled_from([5.0, 30.0]),
+    st.sets(st.integers(0, 29), max_size=10),
 )
 def test_every_job_starts_within_the_bound(
-    rows: list[tuple[int, int, int]], order: OrderPolicy, placement: PlacementPolicy, reserve_after_s: float
+    rows: list[tuple[int, int, int]],
+    order: OrderPolicy,
+    placement: PlacementPolicy,
+    reserve_after_s: float,
+    left_alone: set[int],
 ) -> None:
     jobs = trace((float(submit), float(duration), gpus) for submit, duration, gpus in rows)
+    jobs = without_preemption(jobs, left_alone)
     rules = Rules(order=order, placement=placement, reserve_after_s=reserve_after_s)
 
     runs = Simulation(flat_cluster(NODES, GPUS_PER_NODE), rules, jobs).run()
 
-    longest_s = reserve_after_s if order.traits.is_preemptive else max(job.duration_s for job in jobs)
+    stays = [job.duration_s for job in jobs if not (order.traits.is_preemptive and job.job.preemptible)]
+    longest_s = max([*stays, reserve_after_s] if order.traits.is_preemptive else stays)
     for run, job in zip(runs, jobs, strict=True):
         submit_s = job.job.submit_s
         ahead = sum(other.job.submit_s <= submit_s for other in jobs) - 1
