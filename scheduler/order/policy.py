@@ -72,8 +72,8 @@ class OrderPolicy(Protocol):
         """Seconds from now until the cycle should look again because a job crossed a threshold; infinite: never.
 
         Only for what happens by itself while the job stays in its phase. Once a threshold counts as reached for the
-        keys, this is about the one after, more than a millisecond later: by that the domain notices it. Keys that drift without a threshold are
-        read whenever something else makes the cycle run.
+        keys, this is about the one after, more than a millisecond later: by that the domain notices it. Keys that drift
+        without a threshold are read whenever something else makes the cycle run.
         """
         ...
 
