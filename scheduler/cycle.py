@@ -25,6 +25,7 @@ from farside.scheduler.domain import Domain, Held
 from farside.scheduler.reservation import Claim, may_backfill, plan_reservation
 from farside.scheduler.state import Action, Allocation, Demand, Preempt, Promote, Start
 from farside.scheduler.waiting import Rank
+from farside.units import format_count
 
 BEFORE_ALL: Rank = (-math.inf,)
 BEHIND_ALL: Rank = (math.inf,)
@@ -128,7 +129,9 @@ class _Plan:
         if victims and domain.reservation is not None:  # they may leave more than he takes
             self._unhold()
             self._hold()
-        reason = f"{demand.gpus} GPUs free" if not victims else f"goes before {len(victims)} running jobs"
+        reason = f"{format_count(demand.gpus, 'GPU')} free"
+        if victims:
+            reason = f"goes before {format_count(len(victims), 'running job')}"
         self._winners[row] = _Winner(row, rank, reason, allocation, domain)
         return True
 
@@ -155,7 +158,8 @@ class _Plan:
             allocation = host.rules.placement.place(host.ledger, demand)
             if allocation is not None:
                 domain.lodge(row, host, allocation, self._now_s)
-                reason = f"{demand.gpus} GPUs of {host.name} are idle"
+                are = "is" if demand.gpus == 1 else "are"
+                reason = f"{format_count(demand.gpus, 'GPU')} of {host.name} {are} idle"
                 self._winners[row] = _Winner(row, rank, reason, allocation, host)
                 return True
         return False

@@ -48,6 +48,21 @@ def test_a_job_that_has_no_room_at_home_runs_on_idle_nodes_of_another() -> None:
     assert run(BUSY_A, is_lending=True)[1].start_s == 1.0
 
 
+def test_reasons_count_one_gpu_as_one() -> None:
+    reasons: list[str] = []
+
+    def note(now_s: float, domain: Domain, actions: tuple[Action, ...]) -> None:
+        del now_s, domain
+        reasons.extend(action.reason for action in actions)
+
+    rules = Rules(order=Fifo(), placement=Consolidate())
+    jobs = jobs_of([(0.0, 9.0, 8, "a"), (1.0, 5.0, 1, "a"), (2.0, 5.0, 1, "b"), (3.0, 5.0, 3, "b")])
+    Simulation(CLUSTER, rules, jobs, is_lending=True, observers=(note,)).run()
+
+    assert reasons[:3] == ["8 GPUs free", "1 GPU of b is idle", "1 GPU free"]
+    assert "goes before 1 running job" in reasons
+
+
 def test_the_owner_has_its_nodes_back_at_once_whatever_the_policy() -> None:
     _, guest, owner = run([*BUSY_A, (41.0, 10.0, 4, "b")], is_lending=True)
 
