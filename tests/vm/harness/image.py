@@ -95,7 +95,8 @@ def _check_able() -> None:
         hint = "run `sudo make test-vm` once, or set FARSIDE_VM_CACHE"
         raise Unavailable("the guest image is built as root", hint=hint)
     try:
-        urllib.request.urlopen(_ARCHIVE, timeout=_ARCHIVE_LIMIT_S).close()
+        # An opener of its own: the shared one keeps the proxies of its first use.
+        urllib.request.build_opener().open(_ARCHIVE, timeout=_ARCHIVE_LIMIT_S).close()
     except OSError as error:
         hint = "build the image where it is reached, and bring it here (FARSIDE_VM_CACHE)"
         raise Unavailable(f"Debian's archive is not reached ({_ARCHIVE}: {error})", hint=hint) from error
