@@ -39,6 +39,7 @@ struct nbd_reply {
 
 #define REQUEST_BYTES ((uint32_t)sizeof(struct nbd_request))
 #define REPLY_BYTES   ((uint32_t)sizeof(struct nbd_reply))
+#define BATCH_BYTES   (64u << 10)    /* received at once: the client sends on while these are served */
 #define GATHER_BYTES  (32u << 10)    /* larger payloads go from the socket straight to their slots */
 #define STALE_NS      500000000ull   /* a request held up longer is served only if its connection still lives */
 #define HOMELESS_NS   10000000000ull /* a write that no donor takes, and no disk, waits at least this long */
@@ -614,6 +615,9 @@ static uint32_t receive_where(struct worker *w, struct iovec iov[2])
 {
 	uint32_t used = (uint32_t)(w->rx_tail - w->rx_parsed), at = (uint32_t)(w->rx_tail & (RX_BYTES - 1));
 	uint32_t room = RX_BYTES - used, front = RX_BYTES - at;
+
+	if (room > BATCH_BYTES)
+		room = BATCH_BYTES;
 
 	if (w->receiving) {
 		const struct ne_log *log = w->receiving->log;
