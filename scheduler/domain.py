@@ -18,7 +18,6 @@ from farside.scheduler.model_zoo import skew_of
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.placement.sample import Sample
-from farside.scheduler.placement.skew import Skew
 from farside.scheduler.running import EDGE_S, RunningOrder
 from farside.scheduler.state import Allocation, Demand, Job, Node, Reservation
 from farside.scheduler.table import Floats, JobColumns, JobTable
@@ -143,9 +142,9 @@ class Domain:
             self._is_changed = True
 
     def _learn_place(self, row: int, allocation: Allocation, ledger: Ledger) -> None:
-        """What its last place did to a job may move PACKLIMIT, for the jobs that come from now on."""
+        """What its last place did to a job may change where those go that come from now on."""
         placement, job = self.rules.placement, self.jobs[row]
-        if not isinstance(placement, Skew) or not placement.relearn_jobs or job.gpus == 1 or not skew_of(job):
+        if not placement.is_learning or job.gpus == 1 or not skew_of(job):
             return
         spread, speed = spread_of(job, allocation, ledger), float(self.table.speed[row])
         self.placed.append(Sample(skew=skew_of(job), spread=spread, speed=speed))

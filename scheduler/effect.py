@@ -15,7 +15,7 @@ from typing import Protocol
 
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.model_zoo import skew_of
-from farside.scheduler.placement.consolidate import demand_of
+from farside.scheduler.placement.on_nodes import demand_of
 from farside.scheduler.placement.traffic import crossing_share
 from farside.scheduler.settings import chosen, from_settings
 from farside.scheduler.state import Allocation, Job

@@ -4,22 +4,12 @@ from dataclasses import dataclass
 
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.mask import lowest
-from farside.scheduler.state import Allocation, Demand, Job, Node
-
-
-def demand_of(job: Job, *, is_consolidated: bool) -> Demand:
-    """All that a node must have for a job."""
-    return Demand(
-        gpus=job.gpus,
-        cpus_per_gpu=job.cpus_per_gpu,
-        memory_bytes_per_gpu=job.memory_bytes_per_gpu,
-        gpu_model=job.gpu_model,
-        is_consolidated=is_consolidated,
-    )
+from farside.scheduler.placement.on_nodes import OnNodes, demand_of
+from farside.scheduler.state import Allocation, Demand, Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Consolidate:
+class Consolidate(OnNodes):
     """The fewest nodes that can hold the job, else none.
 
     A job that fits on one node goes to the node with the fewest free GPUs that has room (best fit, the first on ties).
@@ -49,10 +39,6 @@ class Consolidate:
     def name(self) -> str:
         """``consolidate``."""
         return "consolidate"
-
-    def ledger(self, nodes: tuple[Node, ...]) -> Ledger:
-        """The nodes as they are."""
-        return Ledger(nodes)
 
     def demand(self, job: Job) -> Demand:
         """All that a node must have for it."""

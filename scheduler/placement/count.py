@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from farside.scheduler.ledger import Ledger
+from farside.scheduler.placement.on_nodes import OnNodes
 from farside.scheduler.state import Allocation, Demand, Job, Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CountOnly:
+class CountOnly(OnNodes):
     """A job has room where as many GPUs are free as it needs, wherever they are."""
 
     @property

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.mask import bits, lowest
 from farside.scheduler.nodes import Capacities
-from farside.scheduler.placement.consolidate import demand_of
-from farside.scheduler.state import Allocation, Demand, Job, Node
+from farside.scheduler.placement.on_nodes import OnNodes
+from farside.scheduler.state import Allocation, Demand
 
 Places = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fragments:
+class Fragments(OnNodes):
     """GPUs in machines such that fragmentation decreases; a job has room where as many GPUs are free as it needs.
 
     As few wholly free nodes as possible are broken into. Those are filled first, so that the job is not spread for
@@ -26,14 +26,6 @@ class Fragments:
     def name(self) -> str:
         """``fragments``."""
         return "fragments"
-
-    def ledger(self, nodes: tuple[Node, ...]) -> Ledger:
-        """The nodes as they are."""
-        return Ledger(nodes)
-
-    def demand(self, job: Job) -> Demand:
-        """All that a node must have for it."""
-        return demand_of(job, is_consolidated=False)
 
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:
         """Any GPUs, those first that are of least use to others."""

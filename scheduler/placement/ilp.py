@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.mask import bits
 from farside.scheduler.model_zoo import model_bytes_of, skew_of
-from farside.scheduler.placement.consolidate import demand_of
 from farside.scheduler.placement.fragments import Fragments, tightest
+from farside.scheduler.placement.on_nodes import OnNodes, demand_of
 from farside.scheduler.placement.servers import server_sizes
 from farside.scheduler.placement.traffic import TrafficLedger
 from farside.scheduler.state import Allocation, Demand, Job, Node
@@ -20,7 +20,7 @@ _FRAGMENTS = Fragments()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ilp:
+class Ilp(OnNodes):
     """Where the program says; for clusters of some ten nodes.
 
     A job whose parameter servers nobody counted has as many as workers, "a common practice" [tiresias §3.3.3.1].

@@ -1,8 +1,10 @@
 """What a placement policy is. PURE."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, Self
 
 from farside.scheduler.ledger import Ledger
+from farside.scheduler.placement.sample import Sample
 from farside.scheduler.state import Allocation, Demand, Job, Node
 
 
@@ -12,6 +14,11 @@ class PlacementPolicy(Protocol):
     @property
     def name(self) -> str:
         """What ``--placement`` calls it."""
+        ...
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether it wants to know what became of jobs where it placed them."""
         ...
 
     def ledger(self, nodes: tuple[Node, ...]) -> Ledger:
@@ -24,4 +31,11 @@ class PlacementPolicy(Protocol):
 
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:
         """Free GPUs for all of a job, not booked yet; None when it has no room under this policy's rules."""
+        ...
+
+    def learn(self, history: Sequence[Sample]) -> Self:
+        """The policy for jobs that come from now on, these having ended; itself, if they change nothing for it.
+
+        Asked whenever one has ended, if it ``is_learning``.
+        """
         ...

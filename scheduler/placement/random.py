@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.mask import members_of
-from farside.scheduler.placement.consolidate import demand_of
-from farside.scheduler.state import Allocation, Demand, Job, Node
+from farside.scheduler.placement.on_nodes import OnNodes
+from farside.scheduler.state import Allocation, Demand
 
 _WORD = (1 << 64) - 1
 _PRIME = (1 << 61) - 1  # what long integers are folded with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Random:
+class Random(OnNodes):
     """Each GPU of a job on any node that has one left, all equally likely; within one RDMA domain, of one model.
 
     Attributes:
@@ -31,14 +31,6 @@ class Random:
     def name(self) -> str:
         """``random``."""
         return "random"
-
-    def ledger(self, nodes: tuple[Node, ...]) -> Ledger:
-        """The nodes as they are."""
-        return Ledger(nodes)
-
-    def demand(self, job: Job) -> Demand:
-        """All that a node must have for it."""
-        return demand_of(job, is_consolidated=False)
 
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:
         """Free GPUs by lot."""

@@ -20,10 +20,11 @@ from typing import Literal
 
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.model_zoo import skew_of
-from farside.scheduler.placement.consolidate import Consolidate, demand_of
+from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.fragments import Fragments
+from farside.scheduler.placement.on_nodes import OnNodes, demand_of
 from farside.scheduler.placement.sample import Sample
-from farside.scheduler.state import Allocation, Demand, Job, Node
+from farside.scheduler.state import Allocation, Demand, Job
 
 LARGEST_OF_THE_EVEN = 0.146  # GoogleNet [tiresias Table 3.3]
 SMALLEST_OF_THE_SKEWED = 0.610  # AlexNet
@@ -37,7 +38,7 @@ _FRAGMENTS = Fragments()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Skew:
+class Skew(OnNodes):
     """A job with S_J over PACKLIMIT goes to as few machines as possible, any other where it decreases fragmentation.
 
     Attributes:
@@ -61,9 +62,10 @@ class Skew:
         """``skew``."""
         return "skew"
 
-    def ledger(self, nodes: tuple[Node, ...]) -> Ledger:
-        """The nodes as they are."""
-        return Ledger(nodes)
+    @property
+    def is_learning(self) -> bool:
+        """With ``relearn_jobs``."""
+        return bool(self.relearn_jobs)
 
     def demand(self, job: Job) -> Demand:
         """All that a node must have for it, and whether it is consolidated."""

@@ -4,12 +4,12 @@ from dataclasses import dataclass, replace
 
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.mask import bits, lowest
-from farside.scheduler.placement.consolidate import demand_of
-from farside.scheduler.state import Allocation, Demand, Job, Node
+from farside.scheduler.placement.on_nodes import OnNodes, demand_of
+from farside.scheduler.state import Allocation, Demand, Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Yarn:
+class Yarn(OnNodes):
     """The first node with room, rack by rack; a job larger than a rack's largest node takes wholly free ones there.
 
     Such a job of n GPUs needs floor(n/g) wholly free nodes of g GPUs and one more with room for the remainder, all
@@ -26,10 +26,6 @@ class Yarn:
     def name(self) -> str:
         """``yarn``."""
         return "yarn"
-
-    def ledger(self, nodes: tuple[Node, ...]) -> Ledger:
-        """The nodes as they are."""
-        return Ledger(nodes)
 
     def demand(self, job: Job) -> Demand:
         """All that a node must have for it."""

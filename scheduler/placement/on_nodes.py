@@ -1,0 +1,42 @@
+"""What placements on single nodes have in common. PURE."""
+
+from collections.abc import Sequence
+from typing import Self
+
+from farside.scheduler.ledger import Ledger
+from farside.scheduler.placement.sample import Sample
+from farside.scheduler.state import Demand, Job, Node
+
+
+def demand_of(job: Job, *, is_consolidated: bool) -> Demand:
+    """All that a node must have for a job."""
+    return Demand(
+        gpus=job.gpus,
+        cpus_per_gpu=job.cpus_per_gpu,
+        memory_bytes_per_gpu=job.memory_bytes_per_gpu,
+        gpu_model=job.gpu_model,
+        is_consolidated=is_consolidated,
+    )
+
+
+class OnNodes:
+    """The nodes as they are, all that a job asks of them but that they be few, and nothing learned."""
+
+    __slots__ = ()
+
+    @property
+    def is_learning(self) -> bool:
+        """No."""
+        return False
+
+    def ledger(self, nodes: tuple[Node, ...]) -> Ledger:
+        """The nodes as they are."""
+        return Ledger(nodes)
+
+    def demand(self, job: Job) -> Demand:
+        """All that a node must have for it."""
+        return demand_of(job, is_consolidated=False)
+
+    def learn(self, history: Sequence[Sample]) -> Self:
+        """Itself: it needs to know nothing."""
+        return self
