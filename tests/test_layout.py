@@ -20,6 +20,7 @@ SCHEDULER_SHELL = (
     "farside.scheduler.energy.power.drive",
     "farside.scheduler.sim.place",
     "farside.scheduler.sim.trace.format",
+    "farside.scheduler.sim.trace.intake",
     "farside.scheduler.sim.trace.read",
     "farside.scheduler.sim.trace.write",
     "farside.scheduler.sim.result.write",

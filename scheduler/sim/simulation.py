@@ -106,14 +106,14 @@ class Simulation:
         self._is_lending = is_lending
         self._hosts: dict[int, str] = {}  # where a guest runs
         self._row_of: dict[int, int] = {}  # by sequence; made when it is needed
-        self._resizes = tuple(resizes)
+        self._resizes = list(resizes)
         for at, resize in enumerate(self._resizes):
             heapq.heappush(self._heap, (resize.at_s, Kind.RESIZE, at, 0))
 
     def plan(self, resize: Resize) -> None:
         """Nodes will come or go, at the earliest at the present instant, once who observes has been told of it."""
         heapq.heappush(self._heap, (resize.at_s, Kind.RESIZE, len(self._resizes), 0))
-        self._resizes = (*self._resizes, resize)
+        self._resizes.append(resize)
 
     def run(self) -> Sequence[Run]:
         """Runs until the last job has ended."""

@@ -4,8 +4,8 @@ A row is a job, or left out because this simulator has no such jobs (that is cou
 the whole trace, with all of them told, or are skipped and counted: the operator chooses.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,18 +18,17 @@ from farside.scheduler.sim.trace.format.helios import log_helios, read_helios
 from farside.scheduler.sim.trace.format.openb import log_openb, read_openb
 from farside.scheduler.sim.trace.format.philly_csv import log_philly_csv, read_philly_csv
 from farside.scheduler.sim.trace.format.philly_json import log_philly_json, read_philly_json
-from farside.scheduler.sim.trace.format.row import Item, LeftOut, Noted, Problem, shown
+from farside.scheduler.sim.trace.format.row import Item, LeftOut, Noted, Problem
 from farside.scheduler.sim.trace.format.slurm import log_slurm, read_slurm
 from farside.scheduler.sim.trace.format.source import Source, open_source
 from farside.scheduler.sim.trace.format.table import header, separator_of
 from farside.scheduler.sim.trace.format.tiresias import log_tiresias, read_tiresias
+from farside.scheduler.sim.trace.intake import Intake, OnBad
 from farside.scheduler.sim.trace.job import Trace, TraceJob
 from farside.scheduler.sim.trace.log import Logged
 
-OnBad = Literal["refuse", "skip"]
 Attempts = Literal["whole", "each"]
 
-TOLD = 20  # lines about bad rows that are kept, and shown
 AUTO = "auto"
 
 
@@ -88,13 +87,23 @@ def read_trace(path: Path, *, fmt: str = AUTO, on_bad: OnBad = "refuse", attempt
     Raises:
         ConfigError: The file cannot be read, no format fits, rows are bad, or it holds no job at all.
     """
+    with opened(path, fmt) as (source, name):
+        return _collect(FORMATS[name].read(source, attempts), source.path, name, on_bad)
+
+
+@contextmanager
+def opened(path: Path, fmt: str) -> Iterator[tuple[Source, str]]:
+    """A file, and the name of its format; ``auto`` finds out from the header.
+
+    Raises:
+        ConfigError: It cannot be read, there is no such format, or it does not fit.
+    """
     if fmt != AUTO:
         chosen(fmt, FORMATS, "format of traces")
     with open_source(path) as source:
         name = format_of(source) if fmt == AUTO else fmt
-        check_columns(source, name)
-        items = FORMATS[name].read(source, attempts)
-        return _collect(items, source.path, name, is_refusing=on_bad == "refuse")
+        _check_columns(source, name)
+        yield source, name
 
 
 def format_of(source: Source) -> str:
@@ -119,7 +128,7 @@ def format_of(source: Source) -> str:
     )
 
 
-def check_columns(source: Source, name: str) -> None:
+def _check_columns(source: Source, name: str) -> None:
     """Refuses a table that lacks columns of this format.
 
     Raises:
@@ -141,63 +150,19 @@ def _told(lacking: Iterable[frozenset[str]]) -> str:
     return ", ".join(" or ".join(sorted(one_of)) for one_of in lacking)
 
 
-def _collect(items: Iterable[Item], path: str, name: str, *, is_refusing: bool) -> Trace:
+def _collect(items: Iterable[Item], path: str, name: str, on_bad: OnBad) -> Trace:
+    intake = Intake(path, id_column=FORMATS[name].id_column, on_bad=on_bad)
     jobs: list[TraceJob] = []
-    problems: list[str] = []
-    notes: Counter[str] = Counter()
-    bad = 0
-    for item in _without_twins(items, FORMATS[name].id_column):
-        if isinstance(item, TraceJob):
-            jobs.append(item)
-        elif isinstance(item, Noted):
-            jobs.append(item.job)
-            notes[item.note] += 1
-        elif isinstance(item, LeftOut):
-            notes[item.reason] += 1
-        else:
-            bad += 1
-            if len(problems) < TOLD:
-                problems.append(item.told(path))
-    if bad and is_refusing:
-        raise refusal(path, bad, problems)
-    if not jobs:
-        raise _nothing(path, problems, notes)
-    jobs.sort(key=lambda entry: entry.job.submit_s)  # stable: jobs of one second stay in the order of the file
-    return Trace(
-        jobs=tuple(jobs),
-        path=path,
-        fmt=name,
-        skipped=bad,
-        problems=tuple(problems),
-        notes=tuple((count, note) for note, count in notes.items()),
-    )
-
-
-def _without_twins(items: Iterable[Item], column: str) -> Iterator[Item]:
-    """The same, but of jobs with one id only the first; the others are bad rows."""
-    lines: dict[str, int] = {}
     for item in items:
         job = item.job if isinstance(item, Noted) else item
         if not isinstance(job, TraceJob):
-            yield item
-        elif job.job.job_id in lines:
-            reason = f"{shown(job.job.job_id)} is on line {lines[job.job.job_id]} already"
-            yield Problem(job.line, column, reason, "keep one of them, or give it an id of its own")
-        else:
-            lines[job.job.job_id] = job.line
-            yield item
-
-
-def refusal(path: str, bad: int, problems: list[str]) -> ConfigError:
-    """What is raised for rows that cannot be used; ``problems``: the first lines about them."""
-    if bad == 1:
-        return ConfigError(f"{problems[0]}, or leave it out with --on-bad skip")
-    several = [*problems, *([f"{path}: and {bad - len(problems)} more"] if bad > len(problems) else [])]
-    rows = f"{path}: {bad} rows cannot be used"
-    return ConfigError("\n".join([*several, rows]), hint="mend them, or leave them out with --on-bad skip")
-
-
-def _nothing(path: str, problems: list[str], notes: Mapping[str, int]) -> ConfigError:
-    told = [problems[0]] if problems else [f"{count} {note}" for note, count in notes.items()]
-    why = f" ({'; '.join(told)})" if told else ""
-    return ConfigError(f"{path}: holds no job{why}", hint="name a file with at least one")
+            intake.add(job)
+        elif intake.is_new(job.job.job_id, job.line):
+            jobs.append(job)
+            if isinstance(item, Noted):
+                intake.note(item.note)
+    intake.close(len(jobs))
+    jobs.sort(key=lambda entry: entry.job.submit_s)  # stable: jobs of one second stay in the order of the file
+    return Trace(
+        jobs=tuple(jobs), path=path, fmt=name, skipped=intake.bad, problems=intake.problems, notes=intake.notes
+    )
