@@ -29,7 +29,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,6 +39,7 @@
 
 #include "engine.h"
 #include "link.h"
+#include "thread.h"
 #include "verbs.h"
 #include "wire.h"
 
@@ -49,7 +49,6 @@ enum {
 	ROUND_REQUESTS = 128,		  /* answers in one sendmsg() */
 	ROUND_BYTES = NE_WIRE_LENGTH_MAX, /* READ payload in one round */
 	SPILL_BYTES = ROUND_BYTES + ROUND_REQUESTS * (int)sizeof(struct ne_wire_reply),
-	STACK_BYTES = 256 << 10,
 	SPIN_NS = 30000, /* longest busy wait for the next request */
 	SPIN_MISSES = 2,
 	REVOKE_SPINS = 64, /* looks at a mark before sleeping between looks */
@@ -592,23 +591,6 @@ int ne_export_revoke(struct ne_export *exp, uint32_t number)
 	return 0;
 }
 
-static int conn_start(struct conn *conn)
-{
-	pthread_attr_t attr;
-	sigset_t all, before;
-	int err;
-
-	pthread_attr_init(&attr);
-	pthread_attr_setstacksize(&attr, STACK_BYTES);
-	/* A new thread inherits the mask: signals are for the process's own threads. */
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	err = pthread_create(&conn->thread, &attr, conn_main, conn);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	pthread_attr_destroy(&attr);
-	return -err;
-}
-
 int ne_export_conn(struct ne_export *exp, uint64_t session, int sock)
 {
 	struct conn *conn;
@@ -624,7 +606,7 @@ int ne_export_conn(struct ne_export *exp, uint64_t session, int sock)
 	conn->exp = exp;
 	conn->session = session;
 	conn->sock = sock;
-	err = conn_start(conn);
+	err = thread_start(&conn->thread, SMALL_STACK_BYTES, conn_main, conn);
 	if (err) {
 		munmap(conn, sizeof(*conn));
 		return err;

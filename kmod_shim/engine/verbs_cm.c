@@ -5,13 +5,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
-
-enum { STACK_BYTES = 256 << 10 };
 
 bool ne_verbs_is_built(void)
 {
@@ -166,21 +163,4 @@ struct rdma_conn_param verbs_conn_param(struct rdma_cm_id *id, const struct ne_v
 		.retry_count = VERBS_RETRIES,
 		.rnr_retry_count = VERBS_RETRIES,
 	};
-}
-
-int verbs_thread_start(pthread_t *ret, void *(*main)(void *), void *arg)
-{
-	pthread_attr_t attr;
-	sigset_t all, before;
-	int err;
-
-	pthread_attr_init(&attr);
-	pthread_attr_setstacksize(&attr, STACK_BYTES);
-	/* A new thread inherits the mask: signals are for the process's own threads. */
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	err = pthread_create(ret, &attr, main, arg);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	pthread_attr_destroy(&attr);
-	return -err;
 }

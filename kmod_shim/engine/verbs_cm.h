@@ -3,7 +3,6 @@
 #ifndef FARSIDE_VERBS_CM_H
 #define FARSIDE_VERBS_CM_H
 
-#include <pthread.h>
 #include <rdma/rdma_cma.h>
 
 #include "verbs.h"
@@ -36,7 +35,5 @@ int verbs_event_expect(struct rdma_event_channel *channel, int sock, uint64_t de
 		       enum rdma_cm_event_type kind, struct verbs_event *ret);
 /* What both ends tell rdma_connect() and rdma_accept(). */
 struct rdma_conn_param verbs_conn_param(struct rdma_cm_id *id, const struct ne_verbs_private *say);
-/* A thread with a small stack that no signal disturbs, or -errno. */
-int verbs_thread_start(pthread_t *ret, void *(*main)(void *), void *arg);
 
 #endif

@@ -23,6 +23,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "thread.h"
 #include "verbs_pair.h"
 
 struct ne_verbs_export {
@@ -227,7 +228,7 @@ int ne_verbs_export_conn(struct ne_verbs_export *exp, uint64_t session, int sock
 	/* The lock makes the thread wait with its end until it is on the list. */
 	pthread_mutex_lock(&exp->registry.lock);
 	if (!err)
-		err = verbs_thread_start(&conn->thread, pair_main, conn);
+		err = thread_start(&conn->thread, SMALL_STACK_BYTES, pair_main, conn);
 	if (!err) {
 		conn->next = exp->conns;
 		exp->conns = conn;

@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "thread.h"
+
 /* --- regions */
 
 struct region *region_of_memory(struct registry *registry, const void *addr)
@@ -312,7 +314,7 @@ int registry_start(struct registry *registry)
 
 	if (registry->has_thread)
 		return 0;
-	err = verbs_thread_start(&registry->thread, registrar_main, registry);
+	err = thread_start(&registry->thread, SMALL_STACK_BYTES, registrar_main, registry);
 	registry->has_thread = !err;
 	return err;
 }

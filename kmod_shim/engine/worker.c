@@ -8,7 +8,6 @@
  */
 #include <poll.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -16,6 +15,7 @@
 #include <unistd.h>
 
 #include "core.h"
+#include "thread.h"
 
 #define TURNS_MAX	  16u
 #define LOOK_NS		  200000ull /* how soon what waits without an event is looked at again */
@@ -445,15 +445,10 @@ int worker_create(struct ne_device *dev, uint32_t idx, struct worker **ret)
 
 int worker_start(struct worker *w)
 {
-	sigset_t all, old;
-	int rc;
+	int rc = thread_start(&w->thread, 0, worker_main, w);
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
-	rc = pthread_create(&w->thread, NULL, worker_main, w);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
 	if (rc)
-		return -rc;
+		return rc;
 	w->started = true;
 	while (!atomic_load(&w->start_rc))
 		usleep(100);
