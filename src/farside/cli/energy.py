@@ -48,21 +48,46 @@ _Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw
 _Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON; - prints them.")]
 
 
-@energy_app.command()
-def replay(
+def _question(
     files: _Files,
-    policy: Annotated[str, typer.Option(help="ces, paper, rule, vanilla or none.")] = "ces",
-    settings: _Set = None,
     train_to: _TrainTo = None,
     begin: _From = None,
     end: _To = None,
+    gpus_per_node: _GpusPerNode = 8,
+    zeros: _Zeros = "auto",
+    holidays: _Holidays = None,
+) -> "Question":
+    from farside.scheduler.energy.catalog import Question
+    from farside.scheduler.energy.read_series import read_series, seconds_of
+    from farside.scheduler.energy.series import DAY_S, Zeros
+
+    meant: Mapping[str, Zeros | None] = {"auto": None, "gap": Zeros.GAP, "real": Zeros.REAL}
+    series = read_series(files, gpus_per_node=gpus_per_node, zeros=meant[zeros])
+    first = series.index(seconds_of(begin, of="--from")) if begin else len(series) * 2 // 3
+    last = series.index(seconds_of(end, of="--to")) if end else len(series)
+    trained = series.index(seconds_of(train_to, of="--train-to")) if train_to else first
+    if not 0 < first < last:
+        raise ConfigError(
+            f"--from {begin or '(two thirds)'} to {end or '(the end)'} has no interval of {files[0]} with a past",
+            hint="give times that lie in the series",
+        )
+    if trained > first:
+        raise ConfigError("--train-to lies after --from", hint="a forecast must not learn from what it is judged on")
+    days_off = frozenset(int(seconds_of(day, of="--holiday") // DAY_S) for day in holidays or ())
+    return Question(series=series, train_to=trained, begin=first, end=last, holidays=days_off)
+
+
+@energy_app.command()
+@options.made(question=_question)
+def replay(
+    question: "Question",
+    files: _Files,
+    policy: Annotated[str, typer.Option(help="ces, paper, rule, vanilla or none.")] = "ces",
+    settings: _Set = None,
     boot_s: _BootS = 300.0,
     idle_w: Annotated[float, typer.Option("--idle-w", min=0, help="Watts of an idle node.")] = 800.0,
     cooling: Annotated[float, typer.Option(min=0, help="What cooling takes besides, by what nodes take.")] = 2.0,
     co2: Annotated[float, typer.Option("--kg-co2-per-kwh", min=0, help="Of your electricity.")] = 0.48,
-    gpus_per_node: _GpusPerNode = 8,
-    zeros: _Zeros = "auto",
-    holidays: _Holidays = None,
     json_to: _Json = None,
     plot: _Plot = None,
 ) -> None:
@@ -77,7 +102,6 @@ def replay(
     from farside.scheduler.energy.saving import Power
 
     told = {name: _text(value) for name, value in options.overrides(settings).items()}
-    question = _question(files, train_to, begin, end, gpus_per_node, zeros, holidays)
     prepared = prepare(policy, told, question)
     played = play(prepared.policy, question.series, question.begin, question.end, boot_s=boot_s)
     power = Power(idle_w=idle_w, cooling_share=cooling, kg_co2_per_kwh=co2)
@@ -94,16 +118,12 @@ def replay(
 
 
 @energy_app.command()
+@options.made(question=_question)
 def pareto(
+    question: "Question",
     files: _Files,
     policies: Annotated[list[str] | None, typer.Option("--policy", help="Which; may be repeated; else all.")] = None,
-    train_to: _TrainTo = None,
-    begin: _From = None,
-    end: _To = None,
     boot_s: _BootS = 300.0,
-    gpus_per_node: _GpusPerNode = 8,
-    zeros: _Zeros = "auto",
-    holidays: _Holidays = None,
     json_to: _Json = None,
     plot: _Plot = None,
 ) -> None:
@@ -114,7 +134,6 @@ def pareto(
     from farside.cli.energy_report import print_points, write_json
     from farside.scheduler.energy.sweep import sweep
 
-    question = _question(files, train_to, begin, end, gpus_per_node, zeros, holidays)
     points = sweep(question, tuple(policies or ()), boot_s=boot_s)
     if plot:
         from farside.cli.energy_plot import plot_points
@@ -127,14 +146,9 @@ def pareto(
 
 
 @energy_app.command()
+@options.made(question=_question)
 def forecast(
-    files: _Files,
-    train_to: _TrainTo = None,
-    begin: _From = None,
-    end: _To = None,
-    gpus_per_node: _GpusPerNode = 8,
-    zeros: _Zeros = "auto",
-    holidays: _Holidays = None,
+    question: "Question",
     json_to: _Json = None,
 ) -> None:
     """Compare forecasts of busy nodes on a window.
@@ -145,7 +159,6 @@ def forecast(
     from farside.cli.energy_report import print_forecasts, write_json
     from farside.scheduler.energy.compare import compare
 
-    question = _question(files, train_to, begin, end, gpus_per_node, zeros, holidays)
     scores = compare(question)
     if json_to:
         write_json(json_to, scores)
@@ -189,35 +202,6 @@ def jobs(
         write_json(json_to, cost)
     if json_to != Path("-"):
         print_cost(cost, policy)
-
-
-def _question(
-    files: list[Path],
-    train_to: str | None,
-    begin: str | None,
-    end: str | None,
-    gpus_per_node: int,
-    zeros: Literal["auto", "gap", "real"],
-    holidays: list[str] | None,
-) -> "Question":
-    from farside.scheduler.energy.catalog import Question
-    from farside.scheduler.energy.read_series import read_series, seconds_of
-    from farside.scheduler.energy.series import DAY_S, Zeros
-
-    meant: Mapping[str, Zeros | None] = {"auto": None, "gap": Zeros.GAP, "real": Zeros.REAL}
-    series = read_series(files, gpus_per_node=gpus_per_node, zeros=meant[zeros])
-    first = series.index(seconds_of(begin, of="--from")) if begin else len(series) * 2 // 3
-    last = series.index(seconds_of(end, of="--to")) if end else len(series)
-    trained = series.index(seconds_of(train_to, of="--train-to")) if train_to else first
-    if not 0 < first < last:
-        raise ConfigError(
-            f"--from {begin or '(two thirds)'} to {end or '(the end)'} has no interval of {files[0]} with a past",
-            hint="give times that lie in the series",
-        )
-    if trained > first:
-        raise ConfigError("--train-to lies after --from", hint="a forecast must not learn from what it is judged on")
-    days_off = frozenset(int(seconds_of(day, of="--holiday") // DAY_S) for day in holidays or ())
-    return Question(series=series, train_to=trained, begin=first, end=last, holidays=days_off)
 
 
 def _named(files: list[Path]) -> str:

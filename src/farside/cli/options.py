@@ -1,9 +1,10 @@
 """Options that several commands share, and what turns their text into values."""
 
+import inspect
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +20,42 @@ Overrides = Annotated[
     typer.Option("--set", metavar="NAME=VALUE", help="A setting that goes before the files'; may be repeated."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+Command = Callable[..., None]
+
+
+def made(**builders: Callable[..., object]) -> Callable[[Command], Command]:
+    """Gives a command, in place of one of its parameters, those of the function that makes its value.
+
+    So several commands have the same options, written once. A parameter that command and builder both have goes to
+    both, and reads as the command declares it.
+
+        @app.command()
+        @options.made(request=_request)  # def _request(trace: _Trace, policy: _Policy, nodes: _Nodes = None) -> Request
+        def run(request: Request, json_out: _Json = None) -> None: ...
+    """
+
+    def wrap(command: Command) -> Command:
+        own = inspect.signature(command).parameters
+        built = {name: inspect.signature(build).parameters for name, build in builders.items()}
+        shown: dict[str, inspect.Parameter] = {}
+        for name in own:
+            shown |= {one: own.get(one, asked) for one, asked in built[name].items()} if name in built else {}
+            shown |= {} if name in built or name in shown else {name: own[name]}
+
+        def call(**told: Any) -> None:
+            values = {name: build(**{one: told[one] for one in built[name]}) for name, build in builders.items()}
+            command(**{name: values[name] if name in values else told[name] for name in own})
+
+        keyword = inspect.Parameter.KEYWORD_ONLY  # typer calls by name; so arguments may follow options with defaults
+        parameters = [asked.replace(kind=keyword) for asked in shown.values()]
+        call.__name__, call.__doc__ = command.__name__, command.__doc__
+        call.__annotations__ = {name: asked.annotation for name, asked in shown.items()}
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return call
+
+    return wrap
 
 
 def byte_count(text: str) -> int:

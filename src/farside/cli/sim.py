@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -117,163 +118,33 @@ class SpreadCommand(TyperCommand):
             yield text
 
 
-@sim_app.command(cls=SpreadCommand)
-def run(
-    trace: _Trace,
-    policy: _Policy,
-    gpus_per_node: _GpusPerNode,
-    settings: _Set = None,
-    placement: _Placement = "",
-    nodes: _Nodes = None,
-    cpus_per_node: _CpusPerNode = None,
-    memory_per_node: _MemoryPerNode = None,
-    nodes_per_rack: _NodesPerRack = None,
-    gpu_model: _GpuModel = "",
-    vc: _Vc = None,
-    vc_nodes: _VcNodes = None,
-    from_time: _From = "",
-    to_time: _To = "",
-    bad: _Bad = Bad.REFUSE,
-    trace_format: _Format = "auto",
-    attempts: _Attempts = Attempts.WHOLE,
-    history: _History = None,
-    train_to: _TrainTo = "",
-    models: _Models = None,
-    jobs_out: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Write a row a job there; .parquet does as well.")
-    ] = None,
-    json_out: _Json = None,
-    report: _Report = None,
-) -> None:
-    """Run a trace under one policy.
-
-    Prints the figures; files get all of them, and what became of each job.
-    """
-    from farside.simulate.main import Outputs
-    from farside.simulate.main import run as simulate
-
-    request = _request(
-        trace, (policy,), gpus_per_node, settings, placement, nodes, cpus_per_node, memory_per_node,
-        nodes_per_rack, gpu_model, vc, vc_nodes, from_time, to_time, bad,
-        trace_format, attempts, history, train_to, models,
-    )  # fmt: skip
-    raise typer.Exit(simulate(request, Outputs(jobs=jobs_out, json=json_out, report=report)))
-
-
-@sim_app.command(cls=SpreadCommand)
-def compare(
-    trace: _Trace,
-    policy: Annotated[
-        str, typer.Option("--policy", metavar="A,B,C", help=f"Names with commas between them: {POLICIES}.")
-    ],
-    gpus_per_node: _GpusPerNode,
-    settings: _Set = None,
-    placement: _Placement = "",
-    nodes: _Nodes = None,
-    cpus_per_node: _CpusPerNode = None,
-    memory_per_node: _MemoryPerNode = None,
-    nodes_per_rack: _NodesPerRack = None,
-    gpu_model: _GpuModel = "",
-    vc: _Vc = None,
-    vc_nodes: _VcNodes = None,
-    from_time: _From = "",
-    to_time: _To = "",
-    bad: _Bad = Bad.REFUSE,
-    trace_format: _Format = "auto",
-    attempts: _Attempts = Attempts.WHOLE,
-    history: _History = None,
-    train_to: _TrainTo = "",
-    models: _Models = None,
-    json_out: _Json = None,
-    report: _Report = None,
-) -> None:
-    """Run a trace under several policies, and show them side by side.
-
-    A row a policy, the best of each column with a star. A setting goes to every policy that knows it; las.KEY=VALUE
-    only to las.
-    """
-    from farside.simulate.main import Outputs
-    from farside.simulate.main import compare as simulate
-
-    request = _request(
-        trace, _names(policy), gpus_per_node, settings, placement, nodes, cpus_per_node, memory_per_node,
-        nodes_per_rack, gpu_model, vc, vc_nodes, from_time, to_time,
-        bad, trace_format, attempts, history, train_to, models,
-    )  # fmt: skip
-    raise typer.Exit(simulate(request, Outputs(json=json_out, report=report)))
-
-
-@sim_app.command(cls=SpreadCommand)
-def why(
-    trace: _Trace,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id in the trace.")],
-    policy: _Policy,
-    gpus_per_node: _GpusPerNode,
-    settings: _Set = None,
-    placement: _Placement = "",
-    nodes: _Nodes = None,
-    cpus_per_node: _CpusPerNode = None,
-    memory_per_node: _MemoryPerNode = None,
-    nodes_per_rack: _NodesPerRack = None,
-    gpu_model: _GpuModel = "",
-    vc: _Vc = None,
-    vc_nodes: _VcNodes = None,
-    from_time: _From = "",
-    to_time: _To = "",
-    bad: _Bad = Bad.REFUSE,
-    trace_format: _Format = "auto",
-    attempts: _Attempts = Attempts.WHOLE,
-    history: _History = None,
-    train_to: _TrainTo = "",
-    models: _Models = None,
-) -> None:
-    """Tell the decisions that made a job of a trace wait.
-
-    The two arguments may stand in either order.
-    """
-    from farside.simulate.main import why as simulate
-
-    if not trace.exists() and Path(job).is_file():
-        trace, job = Path(job), str(trace)
-    request = _request(
-        trace, (policy,), gpus_per_node, settings, placement, nodes, cpus_per_node, memory_per_node,
-        nodes_per_rack, gpu_model, vc, vc_nodes, from_time, to_time, bad,
-        trace_format, attempts, history, train_to, models,
-    )  # fmt: skip
-    raise typer.Exit(simulate(request, job))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
 def _request(
-    trace: Path,
-    policies: tuple[str, ...],
-    gpus_per_node: int,
-    settings: list[str] | None,
-    placement: str,
-    nodes: int | None,
-    cpus_per_node: float | None,
-    memory_per_node: int | None,
-    nodes_per_rack: int | None,
-    gpu_model: str,
-    vc: list[str] | None,
-    vc_nodes: Path | None,
-    from_time: str,
-    to_time: str,
-    bad: Bad,
-    trace_format: str,
-    attempts: Attempts,
-    history: Path | None,
-    train_to: str,
-    models: Path | None,
+    trace: _Trace,
+    policy: _Policy,
+    gpus_per_node: _GpusPerNode,
+    settings: _Set = None,
+    placement: _Placement = "",
+    nodes: _Nodes = None,
+    cpus_per_node: _CpusPerNode = None,
+    memory_per_node: _MemoryPerNode = None,
+    nodes_per_rack: _NodesPerRack = None,
+    gpu_model: _GpuModel = "",
+    vc: _Vc = None,
+    vc_nodes: _VcNodes = None,
+    from_time: _From = "",
+    to_time: _To = "",
+    bad: _Bad = Bad.REFUSE,
+    trace_format: _Format = "auto",
+    attempts: _Attempts = Attempts.WHOLE,
+    history: _History = None,
+    train_to: _TrainTo = "",
+    models: _Models = None,
 ) -> "Request":
     from farside.simulate.request import Request
 
     return Request(
         trace=trace,
-        policies=policies,
+        policies=(policy,),
         settings=_texts(settings),
         placement=placement,
         gpus_per_node=gpus_per_node,
@@ -295,6 +166,10 @@ def _request(
     )
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
 def _texts(settings: Sequence[str] | None) -> Mapping[str, str]:
     """Text by name. Unlike `options.overrides` it leaves the text as it is: what a field takes, its type says."""
     from farside.errors import ConfigError
@@ -306,3 +181,58 @@ def _texts(settings: Sequence[str] | None) -> Mapping[str, str]:
             raise ConfigError(f"--set {text}: is not KEY=VALUE", hint="for example --set limits_gpu_s=3600")
         told[name.strip()] = value.strip()
     return told
+
+
+@sim_app.command(cls=SpreadCommand)
+@options.made(request=_request)
+def run(
+    request: "Request",
+    jobs_out: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="Write a row a job there; .parquet does as well.")
+    ] = None,
+    json_out: _Json = None,
+    report: _Report = None,
+) -> None:
+    """Run a trace under one policy.
+
+    Prints the figures; files get all of them, and what became of each job.
+    """
+    from farside.simulate.main import Outputs
+    from farside.simulate.main import run as simulate
+
+    raise typer.Exit(simulate(request, Outputs(jobs=jobs_out, json=json_out, report=report)))
+
+
+@sim_app.command(cls=SpreadCommand)
+@options.made(request=_request)
+def compare(
+    request: "Request",
+    policy: Annotated[
+        str, typer.Option("--policy", metavar="A,B,C", help=f"Names with commas between them: {POLICIES}.")
+    ],
+    json_out: _Json = None,
+    report: _Report = None,
+) -> None:
+    """Run a trace under several policies, and show them side by side.
+
+    A row a policy, the best of each column with a star. A setting goes to every policy that knows it; las.KEY=VALUE
+    only to las.
+    """
+    from farside.simulate.main import Outputs
+    from farside.simulate.main import compare as simulate
+
+    raise typer.Exit(simulate(replace(request, policies=_names(policy)), Outputs(json=json_out, report=report)))
+
+
+@sim_app.command(cls=SpreadCommand)
+@options.made(request=_request)
+def why(request: "Request", job: Annotated[str, typer.Argument(metavar="JOB", help="Its id in the trace.")]) -> None:
+    """Tell the decisions that made a job of a trace wait.
+
+    The two arguments may stand in either order.
+    """
+    from farside.simulate.main import why as simulate
+
+    if not request.trace.exists() and Path(job).is_file():
+        request, job = replace(request, trace=Path(job)), str(request.trace)
+    raise typer.Exit(simulate(request, job))
