@@ -8,6 +8,7 @@ import pytest
 
 from farside.kmod_shim import rdma_devices, rxe
 from tests.support.waiting import until
+from tests.vm.guest.swap_plane import Plane
 
 # Machines that vagrant makes may name it otherwise.
 NETDEV = os.environ.get("FARSIDE_TEST_NETDEV", "eth1")
@@ -43,6 +44,17 @@ def lasting_rxe0() -> None:
     if not any(device.name == "rxe0" for device in rdma_devices.devices()):
         rxe.create_link("rxe0", "eth1")
     until(_place, what="an active rxe0")
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """Donors and a device of this guest's own, for the tests of one file."""
+    made = Plane(tmp_path_factory.mktemp("plane"))
+    try:
+        made.start_all()
+        yield made
+    finally:
+        made.end()
 
 
 def _place() -> rdma_devices.Place | None:

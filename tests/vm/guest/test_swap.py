@@ -16,16 +16,6 @@ DEVICE = "/dev/nbd0"
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    made = Plane(tmp_path_factory.mktemp("plane"))
-    try:
-        made.start_all()
-        yield made
-    finally:
-        made.end()
-
-
-@pytest.fixture(scope="module")
 def before() -> dict[str, str]:
     """The machine's settings before anything was attached."""
     return settings()

@@ -16,16 +16,6 @@ from tests.vm.guest.swap_plane import LIMIT_S, Plane, swap, swap_must
 DEVICE = "/dev/nbd0"
 
 
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    made = Plane(tmp_path_factory.mktemp("plane"))
-    try:
-        made.start_all()
-        yield made
-    finally:
-        made.end()
-
-
 @pytest.fixture
 def attached(plane: Plane) -> Iterator[None]:
     swap_must("attach", "--socket", str(plane.admin_socket), "--block", "--device", DEVICE, "--connections", "2")
