@@ -452,6 +452,13 @@ static void shortage_ends(struct worker *w)
 		w->short_since_ns = 0;
 }
 
+/* Whether a payload that is not all here is awaited in the ring: a small one, and one that is there for the most part.
+ */
+static bool comes_by_the_ring(uint32_t length, uint64_t here)
+{
+	return length <= GATHER_BYTES || (length <= RX_BYTES / 2 && here >= length / 2);
+}
+
 /* A WRITE at the parse position. False: it has to wait. */
 static bool parse_write(struct worker *w, const struct nbd_request *nr, int error, uint64_t now)
 {
@@ -464,7 +471,7 @@ static bool parse_write(struct worker *w, const struct nbd_request *nr, int erro
 	if (here < nr->length) {
 		uint64_t slot_pos = UINT64_MAX;
 
-		if (!error && nr->length <= GATHER_BYTES)
+		if (!error && comes_by_the_ring(nr->length, here))
 			return false; /* the rest comes with the next receive */
 		if (!error) {
 			slot_pos = ring_take(&w->slots, pages, HOLD_REQ);
@@ -614,10 +621,7 @@ static bool parse_one(struct worker *w, uint64_t now)
 static uint32_t receive_where(struct worker *w, struct iovec iov[2])
 {
 	uint32_t used = (uint32_t)(w->rx_tail - w->rx_parsed), at = (uint32_t)(w->rx_tail & (RX_BYTES - 1));
-	uint32_t room = RX_BYTES - used, front = RX_BYTES - at;
-
-	if (room > BATCH_BYTES)
-		room = BATCH_BYTES;
+	uint32_t room = RX_BYTES - used < BATCH_BYTES ? RX_BYTES - used : BATCH_BYTES, front = RX_BYTES - at;
 
 	if (w->receiving) {
 		const struct ne_log *log = w->receiving->log;
