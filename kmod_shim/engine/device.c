@@ -220,11 +220,17 @@ static uint64_t activity_bytes(const struct ne_device *dev)
 	return (uint64_t)THREADS * dev->clusters * 4;
 }
 
-static int tables_make(struct ne_device *dev)
+/* Clients and donors keep half of the cores and one more; with two or three one worker spins, and yields each time. */
+static uint32_t spinners_max(void)
 {
 	long cores = sysconf(_SC_NPROCESSORS_ONLN);
 
-	dev->spinners_max = cores >= SPIN_CORES_MIN ? (uint32_t)cores / 2 - 1 : 0;
+	return cores >= 4 ? (uint32_t)cores / 2 - 1 : cores >= 2;
+}
+
+static int tables_make(struct ne_device *dev)
+{
+	dev->spinners_max = spinners_max();
 	dev->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	dev->activity = table(activity_bytes(dev));
 	dev->exposed = table(dev->clusters * sizeof(*dev->exposed));

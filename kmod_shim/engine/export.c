@@ -49,7 +49,8 @@ enum {
 	ROUND_REQUESTS = 128,		  /* answers in one sendmsg() */
 	ROUND_BYTES = NE_WIRE_LENGTH_MAX, /* READ payload in one round */
 	SPILL_BYTES = ROUND_BYTES + ROUND_REQUESTS * (int)sizeof(struct ne_wire_reply),
-	SPIN_NS = 30000, /* longest busy wait for the next request */
+	SPIN_NS = 30000,    /* longest busy wait for the next request */
+	SPIN_CORES_MIN = 4, /* with fewer the core that spins is the one that a client or its worker waits for */
 	SPIN_MISSES = 2,
 	REVOKE_SPINS = 64, /* looks at a mark before sleeping between looks */
 	REVOKE_SLEEP_NS = 20000,

@@ -19,9 +19,6 @@
 
 struct ne_link;
 
-/* With fewer cores than this nobody spins: measured, a spinning thread then holds the core its own client needs. */
-enum { SPIN_CORES_MIN = 4 };
-
 enum ne_io_op { NE_IO_READ = 1, NE_IO_WRITE = 2 };
 
 /* One operation on one slab. The poster owns it, and leaves it alone from post() until poll() gives it back. */
