@@ -32,6 +32,7 @@ enum {
 	NE_REQUEST_MAX_BYTES = 33554432, /* the largest NBD request that is served */
 	NE_WORKERS_MAX = 16,		/* NBD connections at once; one thread each. Worker NE_MOVER is the mover */
 	NE_MOVER = 16,
+	NE_SESSION_CONNS_MAX = 64,	/* connections of one borrower to a donor: one a thread, old ones not yet gone */
 	NE_DONORS_MAX = 256,
 	NE_SLABS_MAX = 65536,
 	NE_HOMES = 3,			/* places a cluster may have: primary, replica, and one being filled */

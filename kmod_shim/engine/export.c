@@ -510,6 +510,24 @@ static void end_conns(struct ne_export *exp, bool all, uint64_t session)
 	}
 }
 
+/* A borrower that opens more than all its threads need loses its oldest one: it may be half open, with nobody behind.
+ */
+static void make_room(struct ne_export *exp, uint64_t session)
+{
+	struct conn **oldest = NULL;
+	uint32_t n = 0;
+
+	for (struct conn **at = &exp->conns; *at; at = &(*at)->next)
+		if ((*at)->session == session) {
+			oldest = at;
+			n++;
+		}
+	if (n < NE_SESSION_CONNS_MAX)
+		return;
+	conn_shutdown(*oldest);
+	conn_destroy(oldest);
+}
+
 int ne_export_create(struct ne_export **ret)
 {
 	struct ne_export *exp = calloc(1, sizeof(*exp));
@@ -598,6 +616,7 @@ int ne_export_conn(struct ne_export *exp, uint64_t session, int sock)
 	int err;
 
 	reap(exp);
+	make_room(exp, session);
 	conn = mmap(NULL, sizeof(*conn), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (conn == MAP_FAILED)
 		return -ENOMEM;

@@ -71,16 +71,43 @@ static void reap(struct ne_verbs_export *exp)
 	}
 }
 
+/* With the registry's lock. */
+static void conn_shutdown(struct conn *conn)
+{
+	if (conn->sock < 0)
+		return;
+	conn->closing = true;
+	shutdown(conn->sock, SHUT_RDWR);
+}
+
+/* As for a socket's connections: a borrower that opens too many loses its oldest one. */
+static void make_room(struct ne_verbs_export *exp, uint64_t session)
+{
+	struct conn *oldest = NULL;
+	uint32_t n = 0;
+
+	for (struct conn *conn = exp->conns; conn; conn = conn->next)
+		if (conn->session == session) {
+			oldest = conn;
+			n++;
+		}
+	if (n < NE_SESSION_CONNS_MAX)
+		return;
+	pthread_mutex_lock(&exp->registry.lock);
+	conn_shutdown(oldest);
+	pthread_cond_broadcast(&exp->registry.changed);
+	pthread_mutex_unlock(&exp->registry.lock);
+	conn_destroy(exp, oldest);
+}
+
 void ne_verbs_export_fence(struct ne_verbs_export *exp, bool all, uint64_t session)
 {
 	struct conn *next;
 
 	pthread_mutex_lock(&exp->registry.lock);
 	for (struct conn *conn = exp->conns; conn; conn = conn->next) /* all are told first: they end side by side */
-		if ((all || conn->session == session) && conn->sock >= 0) {
-			conn->closing = true;
-			shutdown(conn->sock, SHUT_RDWR);
-		}
+		if (all || conn->session == session)
+			conn_shutdown(conn);
 	pthread_cond_broadcast(&exp->registry.changed); /* one may be waiting for the registrar */
 	pthread_mutex_unlock(&exp->registry.lock);
 	for (struct conn *conn = exp->conns; conn; conn = next) {
@@ -214,9 +241,10 @@ int ne_verbs_export_conn(struct ne_verbs_export *exp, uint64_t session, int sock
 	struct conn *conn = calloc(1, sizeof(*conn));
 	int err;
 
-	reap(exp);
 	if (!conn)
 		return -ENOMEM;
+	reap(exp);
+	make_room(exp, session);
 	conn->registry = &exp->registry;
 	conn->session = session;
 	conn->sock = sock;

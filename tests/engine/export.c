@@ -293,6 +293,29 @@ TEST(a_fence_ends_the_sessions_connections_and_no_other)
 	donor_destroy(&donor);
 }
 
+TEST(a_borrower_that_opens_too_many_connections_loses_its_oldest)
+{
+	struct ne_wire_request request = good_request(NE_WIRE_READ);
+	int socks[NE_SESSION_CONNS_MAX + 1], other;
+	struct ne_export_stats stats;
+	struct donor donor;
+
+	donor_create(&donor);
+	other = raw_conn(&donor, OTHER_SESSION);
+	for (int i = 0; i <= NE_SESSION_CONNS_MAX; i++)
+		socks[i] = raw_conn(&donor, SESSION);
+	CHECK(recv(socks[0], page, 1, 0) == 0);
+	CHECK(ask(socks[1], &request) == 0);
+	CHECK(ask(socks[NE_SESSION_CONNS_MAX], &request) == 0);
+	CHECK(ask(other, &request) == EACCES);
+	CHECK(ne_export_stats_get(donor.exp, &stats) == 0);
+	CHECK(stats.connections == NE_SESSION_CONNS_MAX + 1);
+	for (int i = 0; i <= NE_SESSION_CONNS_MAX; i++)
+		close(socks[i]);
+	close(other);
+	donor_destroy(&donor);
+}
+
 /* Writes pages of 0x5a all over the lease until the connection is gone or it is told to stop. */
 struct writer {
 	struct donor *donor;
