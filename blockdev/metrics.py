@@ -1,25 +1,20 @@
 """Prometheus metrics of a borrower, collected when they are asked for; counters go on through all its processes.
 
-Served from the event loop and not by prometheus_client's own thread: a device is called from one thread only, and a
-thread would have to be waited for while a successor stands ready.
+Served from the event loop: a device is called from one thread only, and another would have to be waited for while a
+successor stands ready.
 """
 
-import asyncio
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from farside.blockdev.peer import PeerState
 from farside.blockdev.status import Reporter, slab_state
 from farside.blockdev.total import LONGEST, latency_buckets
-from farside.listen import open_listener
-
-SCRAPE_LIMIT_S = 10.0
-REQUEST_BYTES_MAX = 16384
 
 # Name in the engine's statistics -> (metric, label value): one family for each kind of thing counted.
 _PAGES_IN = ("remote", "replica", "disk", "pending", "zero")
@@ -138,23 +133,8 @@ def _histogram(kind: str, buckets: tuple[int, ...]) -> HistogramMetricFamily:
     )
 
 
-async def serve_metrics(address: str, reporter: Reporter) -> asyncio.Server:
-    """Serves the metrics on HOST:PORT from the event loop, until the server is closed. Raises ConfigError."""
+def registry_of(reporter: Reporter) -> CollectorRegistry:
+    """What a scrape of this device collects."""
     registry = CollectorRegistry()
     registry.register(DeviceCollector(reporter))
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(SCRAPE_LIMIT_S):
-                await reader.readuntil(b"\r\n\r\n")
-                body = generate_latest(registry)
-                head = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(body)}\r\n"
-                writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
-                await writer.drain()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # not a scraper, or one that has gone
-        finally:
-            writer.close()
-
-    listener = open_listener(f"tcp:{address}", setting="metrics_listen")
-    return await asyncio.start_server(answer, sock=listener, limit=REQUEST_BYTES_MAX)
+    return registry

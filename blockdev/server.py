@@ -21,7 +21,7 @@ from farside import admin
 from farside.blockdev import fdpass
 from farside.blockdev.device import BlockDevice
 from farside.blockdev.listener import Clients, Listener
-from farside.blockdev.metrics import serve_metrics
+from farside.blockdev.metrics import registry_of
 from farside.blockdev.params import check_memory, engine_params, export_of, extents_per_slab
 from farside.blockdev.state import StateFile
 from farside.blockdev.status import Reporter
@@ -33,7 +33,9 @@ from farside.daemon.keys import KeyRing
 from farside.errors import ConfigError, EngineError, FarsideError, Unavailable
 from farside.kmod_shim.engine.binding import Device
 from farside.kmod_shim.guard import guard_memory
+from farside.listen import allow_many_connections
 from farside.log import get_log, start_logging
+from farside.scrape import serve_metrics
 
 RELEASE_LIMIT_S = 2.0  # for donors to hear that their slabs are free
 RELEASE_NOW_LIMIT_S = 0.8
@@ -200,7 +202,7 @@ class Server:
         try:
             await stack.enter_async_context(await admin.serve(config.admin_socket, handlers))
             if config.metrics_listen:
-                await stack.enter_async_context(await serve_metrics(config.metrics_listen, reporter))
+                await stack.enter_async_context(await serve_metrics(config.metrics_listen, registry_of(reporter)))
         except ConfigError as error:
             if not device.context.engine.adopted:
                 raise
@@ -254,6 +256,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     end = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(end.fileno(), False)
+    allow_many_connections()
 
     guarded = fdpass.GUARDED in sys.argv[2:]
     if guarded:

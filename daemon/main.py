@@ -7,11 +7,10 @@ ends it at once. Killed without warning it leaves nothing but socket files, whic
 
 import asyncio
 import random
-import resource
 import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 
 from farside import admin
 from farside.clock import Clock, RealClock
@@ -21,7 +20,7 @@ from farside.daemon.cycle import Cycle
 from farside.daemon.keys import KeyRing
 from farside.daemon.lender import Exporter, Lender
 from farside.daemon.memory import MemoryWatch
-from farside.daemon.metrics import serving_metrics
+from farside.daemon.metrics import registry_of
 from farside.daemon.offered import OfferedMemory
 from farside.daemon.pool import Pool, SlabMemory
 from farside.daemon.recall import Recaller
@@ -32,9 +31,10 @@ from farside.daemon.status import DonorStatus, donor_status
 from farside.daemon.tasks import Tasks
 from farside.errors import ConfigError
 from farside.kmod_shim.preflight import may_pin_memory
-from farside.listen import close_listener, open_listener
+from farside.listen import allow_many_connections, close_listener, open_listener
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
+from farside.scrape import serve_metrics
 
 _log = get_log("daemon")
 
@@ -56,7 +56,7 @@ def run(config: DaemonConfig) -> int:
     from farside.kmod_shim.engine import binding  # late: `--help` and tests of the rest need no engine
 
     start_logging(config.log_level)
-    _raise_descriptor_limit()
+    allow_many_connections()
     donor = Donor(
         config,
         exporter=binding.Exporter(),
@@ -125,11 +125,12 @@ class Donor:
         lender = self.lender = self._lender(Tasks(group))
         recaller = self._recaller(lender)
         self._publish(lender)
-        async with await admin.serve(config.admin_socket, {"status": self._on_status(lender)}):
-            with ExitStack() as stack:
-                if config.metrics_listen:
-                    stack.enter_context(serving_metrics(config.metrics_listen, self._picture))
-                await self._serve(group, lender, recaller, listeners)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(await admin.serve(config.admin_socket, {"status": self._on_status(lender)}))
+            if config.metrics_listen:
+                scraped = await serve_metrics(config.metrics_listen, registry_of(self._picture))
+                await stack.enter_async_context(scraped)
+            await self._serve(group, lender, recaller, listeners)
         raise _Ended
 
     async def _serve(
@@ -272,9 +273,3 @@ def _may_lend_by_rdma() -> bool:
         return True
     _log.warning("no RDMA: this process may not pin what it lends; `ulimit -l unlimited`, or LimitMEMLOCK=infinity")
     return False
-
-
-def _raise_descriptor_limit() -> None:
-    # Each slab is one, and so is each connection. The customary 1024 is for programs that use select(), we do not.
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,25 +1,19 @@
-"""The donor's Prometheus metrics, made from its status at each scrape.
-
-The scrape comes in a thread of its own; it reads the last picture that the event loop published, nothing else.
-"""
+"""The donor's Prometheus metrics, made at each scrape from the last picture of its status."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from farside.daemon.status import DonorStatus
-from farside.endpoint import parse_address
-from farside.errors import ConfigError
 
 
 class DonorCollector(Collector):
     """Turns a donor's status into metrics."""
 
     def __init__(self, latest: Callable[[], DonorStatus]) -> None:
-        """``latest`` gives the newest picture, from any thread."""
+        """``latest`` gives the newest picture."""
         self._latest = latest
 
     def collect(self) -> Iterator[Metric]:
@@ -31,26 +25,12 @@ class DonorCollector(Collector):
         yield from _traffic(status)
 
 
-@contextmanager
-def serving_metrics(address: str, latest: Callable[[], DonorStatus]) -> Iterator[None]:
-    """Serves metrics at HOST:PORT.
-
-    Raises:
-        ConfigError: the address cannot be listened on.
-    """
-    host, port = parse_address(address)
+def registry_of(latest: Callable[[], DonorStatus]) -> CollectorRegistry:
+    """What a scrape of this donor collects; ``latest`` gives the newest picture."""
     registry = CollectorRegistry()
     registry.register(DonorCollector(latest))
     prometheus_client.ProcessCollector(registry=registry)
-    try:
-        server, _ = prometheus_client.start_http_server(port, addr=host, registry=registry)
-    except OSError as error:
-        raise ConfigError(f"metrics_listen {address}: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
+    return registry
 
 
 def _slabs(status: DonorStatus) -> Metric:

@@ -55,7 +55,19 @@ IMPURE = {
 }  # fmt: skip
 
 # Lower may not import higher.
-FOUNDATION = ("errors", "units", "geometry", "endpoint", "clock", "log", "listen", "notify", "admin", "config")
+FOUNDATION = (
+    "errors",
+    "units",
+    "geometry",
+    "endpoint",
+    "clock",
+    "log",
+    "listen",
+    "notify",
+    "scrape",
+    "admin",
+    "config",
+)
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # The control protocol is one codec for both roles; the donor's folder holds it.
 SHARED_PROTOCOL = {f"farside.daemon.{name}" for name in ("protocol", "messages", "proof", "keys", "channel")}

@@ -6,6 +6,7 @@ A file that is no socket is never removed, and neither is a socket that somebody
 import errno
 import fcntl
 import os
+import resource
 import socket
 import stat
 from collections.abc import Iterator
@@ -27,8 +28,23 @@ def open_listener(endpoint: str, *, setting: str = "listen") -> socket.socket:
         where = parse_endpoint(endpoint)
         return _unix(where) if isinstance(where, str) else _tcp(*where)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{setting} {endpoint}: {reason}") from error
+        raise ConfigError(f"{setting} {endpoint}: {_reason(error)}") from error
+
+
+def _reason(error: OSError | ValueError) -> str:
+    text = str((isinstance(error, OSError) and error.strerror) or error)
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE and ";" not in text:
+        return text.split(" (")[0] + "; end who listens there (ss -ltnp shows), or name another port"
+    return text
+
+
+def allow_many_connections() -> None:
+    """Raises this process's limit of open files to the hard one.
+
+    Each connection is one, and each slab. The customary 1024 is for programs that use select(); ours do not.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def close_listener(listener: socket.socket) -> None:

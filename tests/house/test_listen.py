@@ -77,3 +77,8 @@ def test_a_path_too_long_for_a_unix_socket_is_one_clear_line(tmp_path: Path) -> 
 def test_an_address_that_can_not_be_is_one_line_with_the_setting() -> None:
     with pytest.raises(ConfigError, match=r"^metrics_listen tcp:192.0.2.1:1: Cannot assign"):
         open_listener("tcp:192.0.2.1:1", setting="metrics_listen")
+
+
+def test_a_port_in_use_says_what_to_do() -> None:
+    with open_listener("tcp:127.0.0.1:0") as taken, pytest.raises(ConfigError, match="in use; end who listens there"):
+        open_listener(f"tcp:127.0.0.1:{taken.getsockname()[1]}")

@@ -1,0 +1,47 @@
+"""Prometheus metrics over HTTP, served from a process's own event loop: few scrapers at once, and none for long.
+
+Not by prometheus_client's own server: it gives each connection a thread and a descriptor for as long as the peer likes,
+and these are what donors and devices live on.
+"""
+
+import asyncio
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import CollectorRegistry
+
+from farside.listen import open_listener
+
+SCRAPERS_MAX = 8  # a Prometheus or two, and somebody's curl
+SCRAPE_LIMIT_S = 10.0  # Prometheus's own default
+REQUEST_BYTES_MAX = 16384
+
+
+async def serve_metrics(address: str, registry: CollectorRegistry) -> asyncio.Server:
+    """Serves a registry's metrics on HOST:PORT until the server is closed; one scraper too many is hung up on.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    scrapers = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal scrapers
+        if scrapers >= SCRAPERS_MAX:
+            writer.transport.abort()
+            return
+        scrapers += 1
+        try:
+            async with asyncio.timeout(SCRAPE_LIMIT_S):
+                await reader.readuntil(b"\r\n\r\n")
+                body = generate_latest(registry)
+                head = f"HTTP/1.1 200 OK\r\nContent-Type: {CONTENT_TYPE_LATEST}\r\nContent-Length: {len(body)}\r\n"
+                writer.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+                await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # not a scraper, or one that has gone
+        finally:
+            scrapers -= 1
+            writer.close()
+
+    listener = open_listener(f"tcp:{address}", setting="metrics_listen")
+    return await asyncio.start_server(answer, sock=listener, limit=REQUEST_BYTES_MAX)
