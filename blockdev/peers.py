@@ -32,6 +32,7 @@ class Peers:
         self._peers: dict[str, Peer] = {}
         self._named: dict[str, PeerAddress] = {}
         self._seen: tuple[int, int, int] | None = None
+        self._refused = ""  # what was last said of the file
 
     def start(self) -> None:
         """Reads the peers file for the first time, and follows it from now on.
@@ -99,8 +100,10 @@ class Peers:
             await clock.sleep_until_s(clock.now_s() + WATCH_PERIOD_S)
             try:
                 self.look(path)
-            except FarsideError as error:
-                log.error("the peers file was not taken, the donors of before stay", reason=error)
+            except FarsideError as error:  # looked at again each time: what it lacked may come without a change of it
+                if str(error) != self._refused:
+                    self._refused = str(error)
+                    log.error("the peers file was not taken, the donors of before stay", reason=error)
             # Whatever one look met, the next must come: else no donor would ever join or leave again.
             except Exception as error:
                 log.error("unexpected fault", work="peers file", cause=error)
@@ -111,8 +114,13 @@ class Peers:
         if stamp is None or stamp == self._seen:
             self._follow()
             return
-        self._seen = stamp
-        self._apply(read_peers(path))
+        try:
+            addresses = read_peers(path)
+        except ConfigError:
+            self._follow()
+            raise
+        self._seen, self._refused = stamp, ""
+        self._apply(addresses)
 
     def _apply(self, addresses: tuple[PeerAddress, ...]) -> None:
         self._named = {address.node: address for address in addresses}

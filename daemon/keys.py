@@ -31,8 +31,10 @@ def read_keys(path: str | Path) -> tuple[bytes, ...]:
     try:
         # O_NONBLOCK: a fifo put in the key file's place must not hang the start.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
+    except FileNotFoundError as error:
         raise ConfigError(f"key file {path}: {error.strerror}; make one with `farside keygen`") from error
+    except OSError as error:
+        raise ConfigError(f"key file {path}: {error.strerror}; it must be readable by who starts this") from error
     try:
         _check_access(path, os.fstat(fd))
         text = os.read(fd, _FILE_BYTES_MAX + 1)
@@ -54,16 +56,19 @@ class KeyRing:
         self._path = path
         self._seen = self._stamp()
         self._keys = read_keys(path)
+        self._refused = ""  # what was last said of it
 
     def current(self) -> tuple[bytes, ...]:
         """The keys, preferred first."""
         stamp = self._stamp()
         if stamp != self._seen:
-            self._seen = stamp
             try:
-                self._keys = read_keys(self._path)
+                self._keys, self._seen, self._refused = read_keys(self._path), stamp, ""
             except ConfigError as error:
-                _log.error("the key file was not taken, the keys of before stay", reason=error)
+                # Tried again each time: what it lacked (a mode, a free descriptor) may come without a change of it.
+                if str(error) != self._refused:
+                    self._refused = str(error)
+                    _log.error("the key file was not taken, the keys of before stay", reason=error)
         return self._keys
 
     def _stamp(self) -> tuple[int, int, int] | None:

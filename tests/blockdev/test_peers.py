@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from farside.blockdev import peers as peers_module
+from farside.blockdev.peerfile import PeerAddress, read_peers
 from farside.blockdev.peers import Peers
 from farside.blockdev.task import Tasks
+from farside.errors import ConfigError
 from tests.blockdev.test_peer import Scene, until
 
 
@@ -129,3 +131,23 @@ def test_one_look_that_goes_wrong_is_not_the_last(cast: Cast, monkeypatch: pytes
         await until(lambda: set(cast.seen(peers)) == {"d1", "d2"})
 
     play(cast, body)
+
+
+def test_a_file_that_could_not_be_used_is_looked_at_again(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    cast.name(d1="unix:/nowhere")
+    refusals: list[Path] = []
+
+    def once(path: Path) -> tuple[PeerAddress, ...]:
+        if refusals:
+            return read_peers(path)
+        refusals.append(path)
+        raise ConfigError(f"{path}: Permission denied")
+
+    async def body(peers: Peers) -> None:
+        monkeypatch.setattr(peers_module, "read_peers", once)
+        cast.name(d1="unix:/nowhere", d2="unix:/nowhere/else")
+        await until(lambda: "d2" in cast.seen(peers))
+
+    play(cast, body)
+
+    assert refusals == [cast.file]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.daemon.keys import parse_keys, read_keys
+from farside.daemon.keys import KeyRing, parse_keys, read_keys
 from farside.errors import ConfigError
 
 A, B = bytes(range(32)), b"\xff" * 32
@@ -69,3 +69,14 @@ def test_no_error_shows_a_key() -> None:
         parse_keys(secret.encode(), "/k")
 
     assert secret[:16] not in str(caught.value)
+
+
+def test_a_changed_file_that_was_refused_is_taken_once_its_mode_is_mended(tmp_path: Path) -> None:
+    path = write(tmp_path / "key", A.hex().encode())
+    ring = KeyRing(path)
+    write(tmp_path / "new", f"{B.hex()}\n{A.hex()}\n".encode(), 0o644).replace(path)
+    before = ring.current()
+
+    path.chmod(0o600)
+
+    assert (before, ring.current()) == ((A,), (B, A))
