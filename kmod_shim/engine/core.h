@@ -454,7 +454,7 @@ int worker_start(struct worker *w);
 void worker_stop(struct worker *w);
 void worker_kick(struct worker *w);
 void worker_take_mail(struct worker *w);
-void worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot);
+int worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot);
 void worker_recover_done(struct worker *w);
 
 /* nbd.c */

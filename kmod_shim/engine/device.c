@@ -153,11 +153,12 @@ static bool half_published_is_good(const struct ne_device *dev, const struct ne_
  * Marks that died with their process are cleared. A page that was just being changed (WIP) belongs to a request that
  * was not answered and will be done again; until then readers take what fits the checksum.
  */
-static void pages_adopt(struct ne_device *dev)
+static int pages_adopt(struct ne_device *dev)
 {
 	uint32_t per = slots_per_worker(dev);
+	int rc = 0;
 
-	for (uint32_t i = 0; i < dev->pages; i++) {
+	for (uint32_t i = 0; i < dev->pages && !rc; i++) {
 		struct ne_page *p = &dev->page[i];
 		uint64_t a = atomic_load_explicit(&p->a, memory_order_relaxed), to = a;
 
@@ -172,11 +173,12 @@ static void pages_adopt(struct ne_device *dev)
 		if (to & P_PEND) {
 			uint32_t slot = (uint32_t)(atomic_load(&p->b) >> 32);
 
-			worker_recover_slot(dev->worker[slot / per], i, slot % per);
+			rc = worker_recover_slot(dev->worker[slot / per], i, slot % per);
 		}
 	}
 	for (uint32_t c = 0; c < dev->clusters; c++)
 		atomic_store(&dev->cluster[c].wanted, 0);
+	return rc;
 }
 
 /* How long a dead predecessor's disk operations may take; a disk that needs longer fails the take-over, to be retried.
@@ -197,8 +199,8 @@ static int workers_make(struct ne_device *dev)
 	if (rc)
 		return rc;
 	if (dev->adopted) {
-		pages_adopt(dev);
-		for (uint32_t i = 0; i < THREADS; i++)
+		rc = pages_adopt(dev);
+		for (uint32_t i = 0; i < THREADS && !rc; i++)
 			conn_recover(dev->worker[i]);
 	}
 	/* workers beyond params.workers run only if a larger predecessor left them payload or a connection */
@@ -388,16 +390,15 @@ int ne_donor_get(const struct ne_device *dev, uint32_t donor)
 	return donor < NE_DONORS_MAX ? (int)atomic_load(&dev->head->donor_state[donor]) : -EINVAL;
 }
 
+/* On failure `inner` stays the caller's. */
 static int link_mail(struct ne_device *dev, uint32_t donor, uint32_t idx, struct ne_link *inner)
 {
 	struct worker *w = dev->worker[idx];
 	struct ne_link *link, *old;
 	int rc = ne_fault_create(inner, &dev->faults[donor], &link);
 
-	if (rc) {
-		inner->ops->destroy(inner);
+	if (rc)
 		return rc;
-	}
 	old = atomic_exchange(&w->link_mail[donor], link);
 	if (old)
 		old->ops->destroy(old);
@@ -408,13 +409,22 @@ static int link_mail(struct ne_device *dev, uint32_t donor, uint32_t idx, struct
 
 int ne_link_attach_tcp(struct ne_device *dev, uint32_t donor, uint32_t worker, int sock)
 {
-	struct ne_link *link;
-	int rc;
+	int own = fcntl(sock, F_DUPFD_CLOEXEC, 0), rc = own < 0 ? -errno : 0; /* the caller's stays his if this fails */
+	struct ne_link *link = NULL;
 
-	if (donor >= NE_DONORS_MAX || worker > NE_MOVER || !dev->worker[worker]->started)
-		return -EINVAL;
-	rc = ne_tcp_create(sock, &link);
-	return rc ? rc : link_mail(dev, donor, worker, link);
+	if (!rc && (donor >= NE_DONORS_MAX || worker > NE_MOVER || !dev->worker[worker]->started))
+		rc = -EINVAL;
+	if (!rc)
+		rc = ne_tcp_create(own, &link);
+	if (!rc)
+		rc = link_mail(dev, donor, worker, link);
+	if (!rc)
+		close(sock);
+	else if (link)
+		link->ops->destroy(link);
+	else if (own >= 0)
+		close(own);
+	return rc;
 }
 
 int ne_rdma_connect(int sock, uint32_t limit_ms, struct ne_link **ret)
@@ -447,8 +457,11 @@ int ne_link_attach_shm(struct ne_device *dev, uint32_t donor)
 		if (!dev->worker[i] || !dev->worker[i]->started)
 			continue;
 		rc = ne_shm_create(&link);
-		if (!rc)
-			rc = link_mail(dev, donor, i, link);
+		if (rc)
+			break;
+		rc = link_mail(dev, donor, i, link);
+		if (rc)
+			link->ops->destroy(link);
 	}
 	if (!rc)
 		atomic_store(&dev->donor_direct[donor], 1);

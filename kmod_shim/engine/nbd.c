@@ -471,8 +471,10 @@ static bool parse_write(struct worker *w, const struct nbd_request *nr, int erro
 	if (here < nr->length) {
 		uint64_t slot_pos = UINT64_MAX;
 
-		if (!error && comes_by_the_ring(nr->length, here))
-			return false; /* the rest comes with the next receive */
+		if (!error && comes_by_the_ring(nr->length, here)) {
+			w->is_full = false; /* that there was no slot a moment ago must not keep the rest out */
+			return false;	    /* it comes with the next receive */
+		}
 		if (!error) {
 			slot_pos = ring_take(&w->slots, pages, HOLD_REQ);
 			if (slot_pos == UINT64_MAX && !pending_is_exhausted(w, now))

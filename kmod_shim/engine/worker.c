@@ -332,21 +332,27 @@ static void *worker_main(void *arg)
 
 /* ------------------------------------------------------------------ taking over what another process left */
 
-/* Called for each pending page before the thread starts, in page order. */
-void worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot)
+/* Called for each pending page before the thread starts, in page order. 0 or -ENOMEM. */
+int worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot)
 {
 	struct recovered *last = w->recovered_n ? &w->recovered[w->recovered_n - 1] : NULL;
 
 	ring_hold(&w->slots, slot, HOLD_OLD);
 	if (last && last->page + last->n == page && last->slot + last->n == slot && slot) {
 		last->n++;
-		return;
+		return 0;
 	}
 	if (w->recovered_n == w->recovered_max) {
-		w->recovered_max = w->recovered_max ? 2 * w->recovered_max : 64;
-		w->recovered = realloc(w->recovered, w->recovered_max * sizeof(*w->recovered));
+		uint32_t more = w->recovered_max ? 2 * w->recovered_max : 64;
+		struct recovered *grown = realloc(w->recovered, more * sizeof(*grown));
+
+		if (!grown)
+			return -ENOMEM;
+		w->recovered = grown;
+		w->recovered_max = more;
 	}
 	w->recovered[w->recovered_n++] = (struct recovered){page, slot, 1};
+	return 0;
 }
 
 /* In the thread: writes recovered payload to disk as if it had just come. */
