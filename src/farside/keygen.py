@@ -19,7 +19,7 @@ def make_key(path: Path) -> None:
         ConfigError: It is there already, or can't be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(exist_ok=True)  # /etc/farside; a path with more than its last folder missing is a slip
         _write_new(path, (secrets.token_bytes(KEY_BYTES),))
     except FileExistsError as error:
         raise ConfigError(f"{path}: is there already", hint="use --add to put a new key before the old one") from error

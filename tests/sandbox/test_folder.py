@@ -172,3 +172,10 @@ def test_a_listener_that_another_process_serves_is_refused_and_stays(tmp_path: P
             run(listen=(f"unix:{tmp_path}/s",), size_bytes=64 * MIB, state=tmp_path / "state")
 
         assert (tmp_path / "s").exists()
+
+
+def test_a_listener_in_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no folder .*/deep/er"):
+        run(state=tmp_path / "state", listen=(f"unix:{tmp_path}/deep/er/x.sock",))
+
+    assert list(tmp_path.iterdir()) == []

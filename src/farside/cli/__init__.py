@@ -1,5 +1,12 @@
 """The command `farside`. It alone prints and exits; what it does stands in other modules, imported when needed."""
 
-from farside.cli.app import main
+import sys
 
-__all__ = ["main"]
+
+def main() -> None:
+    """Runs the command line, and ends the process."""
+    try:
+        from farside.cli.app import main as run
+    except KeyboardInterrupt:  # Ctrl-C while the first imports are under way
+        sys.exit(130)
+    run()

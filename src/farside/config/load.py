@@ -128,7 +128,10 @@ def _files(paths: Sequence[Path], program: str) -> tuple[Path, ...]:
 
 def _drop_ins(path: Path) -> tuple[Path, ...]:
     folder = path.with_suffix(".d")
-    return tuple(sorted(folder.glob("*.toml"))) if folder.is_dir() else ()
+    try:
+        return tuple(sorted(folder.glob("*.toml"))) if folder.is_dir() else ()
+    except OSError as error:
+        raise ConfigProblems([f"{folder}: {error.strerror}; name a file in a folder that can be read"]) from error
 
 
 def _read(file: Path) -> dict[str, object]:

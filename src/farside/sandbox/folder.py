@@ -30,8 +30,8 @@ def claimed(state: Path) -> Iterator[None]:
     Raises:
         ConfigError: it can't be made, is somebody else's, or a sandbox runs in it.
     """
-    made = [folder for folder in (state, *state.parents) if not folder.exists()]
     try:
+        made = [folder for folder in (state, *state.parents) if not folder.exists()]
         with suppress(FileExistsError):
             state.mkdir(mode=0o700, parents=True)
         lock = _lock(state)

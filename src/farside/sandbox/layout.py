@@ -127,5 +127,9 @@ def read_record(state: Path) -> SandboxRecord:
         return msgspec.json.decode((state / RECORD_NAME).read_bytes(), type=SandboxRecord)
     except FileNotFoundError:
         raise ConfigError(f"no sandbox runs in {state}", hint="start one with `farside sandbox --state`") from None
-    except (OSError, msgspec.DecodeError) as ex:
-        raise ConfigError(f"{state / RECORD_NAME}: {ex}") from None
+    except OSError as error:
+        raise ConfigError(f"{state / RECORD_NAME}: {error.strerror}", hint="ask as the user who started it") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{state / RECORD_NAME}: is damaged ({error})", hint="end that sandbox, start another"
+        ) from None

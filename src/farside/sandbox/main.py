@@ -13,7 +13,7 @@ from farside import admin
 from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError, FarsideError, PeerError
 from farside.geometry import CLUSTER_BYTES
-from farside.listen import clear_stale
+from farside.listen import clear_stale, open_listener
 from farside.sandbox.files import backup_disk, uri
 from farside.sandbox.folder import check_length, claimed
 from farside.sandbox.layout import SLAB_BYTES_DEFAULT, WORKERS_DEFAULT, Plan
@@ -158,10 +158,14 @@ def _refuse_a_taken(listener: str) -> None:
     # The borrower would refuse it too, but only when everything else runs.
     where = parse_endpoint(listener)
     if isinstance(where, str):
+        if not Path(where).parent.is_dir():
+            raise ConfigError(f"--listen {where}: there is no folder {Path(where).parent}", hint="make it first")
         try:
             clear_stale(where)
         except OSError as error:
             raise ConfigError(f"--listen {where}: {error.strerror}") from None
+    else:
+        open_listener(listener, setting="--listen").close()
 
 
 def _run_to_the_end(plane: Plane) -> int:

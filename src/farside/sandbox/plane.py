@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
 from pathlib import Path
 
 from farside.admin import ask
@@ -116,10 +117,13 @@ class Plane:
         layout.write_record(self.state, self.record())
 
     async def _watch(self, child: Child) -> None:
-        await child.wait()
+        status = await child.wait()
         if self._ending:
             return
         layout.write_record(self.state, self.record())
+        if child.name == BORROWER and status < 0:
+            killer = signal.Signals(-status).name
+            raise PeerError(f"the borrower's supervisor was killed by {killer}; a sandbox ends with it")
         if child.name == BORROWER:
             said = process.last_line(self._log_path(BORROWER))
             raise PeerError(f"the borrower ended by itself: {said or 'it said nothing'}")
