@@ -4,7 +4,8 @@ One message is one JSON object with ``op``, and at most one descriptor:
 
     supervisor -> server   fd name + descriptor ("state", "control", "config", "disk", "listen:0", "conn:3");
                            check: these are the device's memory files, can you go on with them; adopt: that was all;
-                           stop: for a successor; drain: when clients have left; now; quit + the successor's pid
+                           stop: for a successor; drain: when clients have left; now; quit + the successor's pid;
+                           stays: there will be no successor, it has ended
     server -> supervisor   loaded; ready; stopped; failed + exit code and reason; replace; guard;
                            conn + worker and descriptor; forget + worker
 """

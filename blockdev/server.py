@@ -41,8 +41,7 @@ RELEASE_LIMIT_S = 2.0  # for donors to hear that their slabs are free
 RELEASE_NOW_LIMIT_S = 0.8
 HANDSHAKES_LIMIT_S = 1.0  # for those under way when we are replaced; who comes later waits in the listen queue
 LINKS_LIMIT_S = 0.25  # the disk is slower than donors are to be reached, and clients wait all the while
-REPLACE_LIMIT_S = 12.0
-GUARD_LIMIT_S = 60.0  # who asks for this waits for it, on a slow machine too
+SUCCEED_LIMIT_S = 120.0  # as long as a successor lives it may still come, on a slow machine under load too
 REASON_MAX = 500  # characters of an error that the supervisor is told; a message has room for 4096 bytes
 
 log = get_log("blockdev.server")
@@ -70,6 +69,7 @@ class Server:
         self._guard_mode = "off"
         self._now = asyncio.Event()
         self._quit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._stays = asyncio.Event()  # the replacement that was asked for has ended, or could not be started
 
     # ---------------------------------------------------------------- messages
 
@@ -97,6 +97,8 @@ class Server:
                 self._leave.set()
                 if message.op == "now":
                     self._now.set()
+            case "stays":
+                self._stays.set()
             case "quit" if not self._quit.done():
                 self._quit.set_result(message.number)
 
@@ -229,7 +231,7 @@ class Server:
 
     async def _replace(self, _: Mapping[str, object]) -> object:
         """Admin: has this process replaced, and answers when the next one serves."""
-        return await self._succeeded_by("replace", REPLACE_LIMIT_S)
+        return await self._succeeded_by("replace")
 
     async def _guard(self, _: Mapping[str, object]) -> object:
         """Admin: has the device made fit to be swapped to, by a successor; what could be had, others look at."""
@@ -239,15 +241,17 @@ class Server:
             )
         if self._is_guarded:
             return {"server_pid": os.getpid()}
-        return await self._succeeded_by("guard", GUARD_LIMIT_S)
+        return await self._succeeded_by("guard")
 
-    async def _succeeded_by(self, op: str, limit_s: float) -> object:
+    async def _succeeded_by(self, op: str) -> object:
+        self._stays.clear()
         self._tell(op)
-        try:
-            async with asyncio.timeout(limit_s):
-                return {"server_pid": await asyncio.shield(self._quit)}
-        except TimeoutError as error:
-            raise Unavailable("the replacement did not start; the old server goes on, see its log") from error
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SUCCEED_LIMIT_S):
+                await first_of(asyncio.wait([self._quit]), self._stays.wait())
+        if not self._quit.done():
+            raise Unavailable("the replacement did not start; the old server goes on, see its log")
+        return {"server_pid": self._quit.result()}
 
 
 def main() -> None:

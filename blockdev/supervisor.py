@@ -209,6 +209,8 @@ class Supervisor:
             log.info("no replacement now: one is under way, or there is no server")
             return
         self._successor = self._spawn()
+        if self._successor is None:
+            self._tell(self._current, "stays")
 
     def _dismiss_spare(self) -> None:
         self._spare_at_s = NEVER_S
@@ -331,6 +333,7 @@ class Supervisor:
             log.error("the replacement ended before it was ready; the old server stays", status=status)
             if self._current is not None:
                 self._current.kill_at_s = NEVER_S
+                self._tell(self._current, "stays")
         elif server is self._current:
             self._current, self._successor = self._successor, None
             self._after_death(status)

@@ -28,8 +28,6 @@ from farside.kmod_shim.swap_refusal import MAY_HANG, OVERWRITE, Refusal, attach_
 from farside.kmod_shim.swap_sysctl import Before, restore_machine, tune_machine
 from farside.kmod_shim.swap_table import find_area, read_swaps
 
-GUARD_LIMIT_S = 65.0  # a new server loads and takes over meanwhile, which its predecessor gives a minute
-
 
 class Refused(ConfigError):
     """Everything that stands against it; one line each."""
@@ -113,7 +111,7 @@ def _refusals(root: Path, wish: Wish, served: Served) -> tuple[Refusal, ...]:
 def _guarded(wish: Wish, served: Served, tell: Callable[[str], None]) -> Served:
     tell(f"having {served.name} guarded against memory pressure: a new server takes over")
     try:
-        admin.call(wish.admin_socket, "guard", timeout_s=GUARD_LIMIT_S)
+        admin.call(wish.admin_socket, "guard", timeout_s=admin.limit_of("guard"))
     except FarsideError as error:
         if MAY_HANG not in wish.forced:
             raise

@@ -25,6 +25,8 @@ from farside.log import get_log
 LINE_BYTES_MAX = 1 << 20  # a status of thousands of slabs fits; a runaway caller does not
 REQUEST_LIMIT_S = 60.0  # a connection that says nothing for so long is closed
 CALL_LIMIT_S = 10.0
+START_LIMIT_S = 150.0  # what starts a process answers when that serves; its own limit is shorter, and has a reason
+_STARTING = ("replace", "guard")
 
 Handler = Callable[[Mapping[str, object]], Awaitable[object]]
 
@@ -73,6 +75,11 @@ async def serve(path: Path, handlers: Mapping[str, Handler]) -> AdminServer:
 
     server = await asyncio.start_unix_server(converse, sock=listener, limit=LINE_BYTES_MAX)
     return AdminServer(path, server)
+
+
+def limit_of(command: str) -> float:
+    """Seconds within which a command is answered by a process that is well."""
+    return START_LIMIT_S if command in _STARTING else CALL_LIMIT_S
 
 
 def call(path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **arguments: object) -> Any:

@@ -450,7 +450,8 @@ def test_a_version_that_does_not_know_the_devices_layout_leaves_the_old_server_s
     with state.open("r+b") as file:  # as if another version had written it
         file.seek(8)
         file.write((99).to_bytes(4, "little"))
-    process.child.send_signal(signal.SIGHUP)
+    with pytest.raises(PeerError, match="the old server goes on"):  # said when it is known, not at a deadline
+        admin.call(process.admin, "replace", timeout_s=30)
     process.until_said("this version can't go on with the running device")
     process.until_said("the old server stays")
 

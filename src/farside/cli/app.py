@@ -196,6 +196,9 @@ def admin(
     command: Annotated[str, typer.Argument(help="status, replace, fault, ...")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...")] = None,
     socket: Annotated[Path, typer.Option(help="Admin socket of the process.")] = Path("/run/farside/blockdev.sock"),
+    limit: Annotated[
+        float | None, typer.Option(help="Seconds to wait for the answer; 10, and 150 where a process is started.")
+    ] = None,
 ) -> None:
     """Give a running process one command.
 
@@ -203,10 +206,10 @@ def admin(
     """
     import json
 
-    from farside.admin import call
+    from farside.admin import call, limit_of
 
     told: dict[str, Any] = {name: value for name, value in options.overrides(arguments).items() if name != "timeout_s"}
-    print(json.dumps(call(socket, command, **told), indent=2))
+    print(json.dumps(call(socket, command, timeout_s=limit or limit_of(command), **told), indent=2))
 
 
 @app.command()
