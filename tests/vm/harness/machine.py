@@ -11,7 +11,7 @@ MTU_BYTES = 4200  # soft RDMA's packets of 4096 with their headers
 # kernel's default of 20 s for a "soft lockup" is reached by honest work on a busy host.
 _KERNEL_ARGUMENTS = (
     "console=ttyS0 loglevel=5 panic=-1 net.ifnames=0 mitigations=off audit=0 "
-    "nmi_watchdog=0 watchdog_thresh=60 systemd.show_status=0"
+    "nmi_watchdog=0 watchdog_thresh=60 systemd.show_status=0 secretmem.enable=1"
 )
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,10 +75,17 @@ def workshop() -> Iterator[Workshop]:
 
 
 @contextmanager
-def network(shop: Workshop, count: int, *, memory_mib: int = 768, cpus: int = 1) -> Iterator[Network]:
-    """`count` guests, each woken from the common snapshot; all are ended on leaving."""
-    spec = Spec(accelerator=shop.accelerator, memory_mib=memory_mib, cpus=cpus)
-    saved = ready_snapshot(shop, spec)
+def network(shop: Workshop, count: int, *, memory_mib: int | Sequence[int] = 768, cpus: int = 1) -> Iterator[Network]:
+    """`count` guests, each woken from the common snapshot of its kind; all are ended on leaving.
+
+    `memory_mib` is one size for all, or one for each.
+    """
+    sizes = [memory_mib] * count if isinstance(memory_mib, int) else memory_mib
+    specs = {
+        number: Spec(accelerator=shop.accelerator, memory_mib=size, cpus=cpus)
+        for number, size in zip(range(1, count + 1), sizes, strict=True)
+    }
+    saved = {number: ready_snapshot(shop, spec) for number, spec in specs.items()}
     folder = Path(tempfile.mkdtemp(prefix="net-", dir=shop.folder))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)
@@ -88,11 +95,11 @@ def network(shop: Workshop, count: int, *, memory_mib: int = 768, cpus: int = 1)
             control = folder / "switch.qmp"
             switch = Emulator(switch_arguments(ports, control), control=control, log=folder / "switch.qemu")
             stack.callback(switch.close)
-        guests = {number: _guest(shop, spec, folder, number, ports.get(number)) for number in range(1, count + 1)}
+        guests = {number: _guest(shop, spec, folder, number, ports.get(number)) for number, spec in specs.items()}
         for guest in guests.values():
             stack.callback(guest.power_off)
-        for guest in guests.values():
-            guest.begin_waking(saved)
+        for number, guest in guests.items():
+            guest.begin_waking(saved[number])
         for guest in guests.values():
             guest.end_waking()
         yield Network(guests, switch)
