@@ -4,12 +4,14 @@ The donors sit in a cgroup that may not swap: on one machine their slabs would o
 several machines that is nobody's worry.)
 """
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,57 +26,121 @@ CGROUPS = Path("/sys/fs/cgroup")
 SIZE = 128 << 20
 
 
-class Plane:
-    """Processes in a folder. ``kill`` is kill -9."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Donor:
+    """One that lends. `within` is the command that it runs under, as in another network namespace.
 
-    def __init__(self, folder: Path) -> None:
+    With `memory_bytes` that is all it and the programs of its cgroup may have, and what it reckons with.
+    """
+
+    name: str
+    address: str = "127.0.0.1"
+    port: int = 7701
+    within: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    settings: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    @property
+    def control(self) -> str:
+        """Where its borrower reaches it."""
+        return f"tcp:{self.address}:{self.port}"
+
+    @property
+    def group(self) -> str:
+        """Its cgroup."""
+        return f"donors/{self.name}"
+
+
+TWO = (Donor(name="d1"), Donor(name="d2", port=7702))
+_SHARED = {"slab_bytes": "8MiB"}
+_LENDING = {"headroom_bytes": "32MiB", "max_slabs": 8, "preallocate_slabs": 1}
+_BORROWING = {
+    "size_bytes": SIZE,
+    "pending_bytes": "16MiB",
+    "workers": 2,
+    # As slow as everything is here.
+    "deadline_s": 5,
+    "grace_s": 20,
+}
+
+
+class Plane:
+    """Processes in a folder. ``settings`` are the borrower's own, beside or over the usual ones."""
+
+    def __init__(self, folder: Path, *, donors: Sequence[Donor] = TWO, settings: Mapping[str, object] = {}) -> None:
         self.folder = folder
+        self.donors = {donor.name: donor for donor in donors}
         self.admin_socket = folder / "blockdev.sock"
         self.nbd_socket = folder / "nbd.sock"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         make_key(folder / "key")
-        for number in (1, 2):
-            self._settings(
-                f"d{number}",
-                f'node = "d{number}"\nlisten = ["tcp:127.0.0.1:770{number}"]\nheadroom_bytes = "32MiB"\n'
-                f'max_slabs = 8\npreallocate_slabs = 1\nadmin_socket = "{folder}/d{number}.sock"\n',
-            )
-        (folder / "peers.toml").write_text(
-            "".join(f'[[donor]]\nnode = "d{n}"\ncontrol = "tcp:127.0.0.1:770{n}"\n' for n in (1, 2))
-        )
-        self._settings(
-            "blockdev",
-            f'size_bytes = {SIZE}\nlisten = ["unix:{self.nbd_socket}"]\npeers_file = "{folder}/peers.toml"\n'
-            f'disk_path = "{folder}/disk"\npending_bytes = "16MiB"\nworkers = 2\n'
-            f"deadline_s = 5\ngrace_s = 20\n"  # as slow as everything here
-            f'admin_socket = "{self.admin_socket}"\nstate_dir = "{folder}"\n',
-        )
+        for donor in donors:
+            mine = {"node": donor.name, "listen": [donor.control], "admin_socket": f"{folder}/{donor.name}.sock"}
+            mine |= {"cgroup": donor.group} if donor.memory_bytes else {}
+            self.write(donor.name, {**_LENDING, **mine, **donor.settings})
+        borrower = {
+            "listen": [f"unix:{self.nbd_socket}"],
+            "peers_file": f"{folder}/peers.toml",
+            "disk_path": f"{folder}/disk",
+            "admin_socket": str(self.admin_socket),
+            "state_dir": str(folder),
+        }
+        self.write("blockdev", {**_BORROWING, **borrower, **settings})
+        self.write_peers(self.donors)
 
-    def _settings(self, name: str, text: str) -> None:
-        common = f'key_file = "{self.folder}/key"\nslab_bytes = "8MiB"\n'
-        (self.folder / f"{name}.toml").write_text(text + common)
+    def write(self, name: str, settings: Mapping[str, object]) -> None:
+        """The settings of one process, as it reads them at its next start."""
+        text = toml({"key_file": f"{self.folder}/key", **_SHARED, **settings})
+        (self.folder / f"{name}.toml").write_text(text)
+
+    def write_peers(self, names: Iterable[str]) -> None:
+        """The donors that the borrower knows."""
+        rows = [{"node": name, "control": self.donors[name].control} for name in names]
+        (self.folder / "peers.toml").write_text("".join(f"[[donor]]\n{toml(row)}" for row in rows))
 
     def start(self, name: str) -> None:
-        program = "blockdev" if name == "blockdev" else "daemon"
+        """Starts a donor, or the borrower by the name `blockdev`."""
+        donor = self.donors.get(name)
+        program = "daemon" if donor else "blockdev"
         with (self.folder / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
-                [sys.executable, "-m", "farside", program, "--config", str(self.folder / f"{name}.toml")],
+                [
+                    *(donor.within if donor else ()),
+                    *(sys.executable, "-m", "farside", program, "--config", str(self.folder / f"{name}.toml")),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
-        if program == "daemon":
+        if donor:
             group("donors", "memory.swap.max", "0")
-            (CGROUPS / "donors/cgroup.procs").write_text(str(self._running[name].pid))
+            group(donor.group, "memory.swap.max", "0")
+            group(donor.group, "memory.max", str(donor.memory_bytes or "max"))
+            (CGROUPS / donor.group / "cgroup.procs").write_text(str(self.pid(name)))
 
     def start_all(self) -> None:
-        for name in ("d1", "d2", "blockdev"):
+        """Starts everything, and returns when all donors are up."""
+        for name in (*self.donors, "blockdev"):
             self.start(name)
-        until(self.is_up, what="a borrower with two donors", deadline_s=LIMIT_S, every_s=0.5)
+        until(self.is_up, what="a borrower with its donors", deadline_s=LIMIT_S, every_s=0.5)
 
     def is_up(self) -> bool:
+        """The borrower answers, and all its donors are up."""
         told = self.status()
-        return told is not None and [donor["state"] for donor in told["donors"]] == ["up", "up"]
+        return told is not None and {donor["state"] for donor in told["donors"]} == {"up"}
+
+    def pid(self, name: str) -> int:
+        """Of a process that was started here; the borrower's is its supervisor's."""
+        return self._running[name].pid
+
+    def is_alive(self, name: str) -> bool:
+        """It was started and has not ended."""
+        process = self._running.get(name)
+        return process is not None and process.poll() is None
+
+    def donor_status(self, name: str) -> Any:
+        """What a donor tells."""
+        return admin.call(self.folder / f"{name}.sock", "status", timeout_s=60)
 
     def status(self) -> Any | None:
         """What the borrower tells, None while it tells nothing."""
@@ -86,8 +152,14 @@ class Plane:
         return until(self.status, what="the borrower's status", deadline_s=LIMIT_S, every_s=0.5)
 
     def kill(self, name: str) -> None:
+        """kill -9."""
         self._running[name].kill()
         self._running.pop(name).wait()
+
+    def terminate(self, name: str) -> None:
+        """SIGTERM, as a service manager stops it; returns when it has ended."""
+        self._running[name].terminate()
+        self._running.pop(name).wait(LIMIT_S)
 
     def kill_server(self) -> None:
         os.kill(self.told()["server_pid"], signal.SIGKILL)
@@ -103,13 +175,20 @@ class Plane:
                 process.wait()
 
 
+def toml(settings: Mapping[str, object]) -> str:
+    """Settings as a file has them."""
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+
+
 def group(name: str, setting: str, value: str) -> Path:
-    """A cgroup with that setting."""
-    control = CGROUPS / "cgroup.subtree_control"
-    if "memory" not in control.read_text().split():
-        control.write_text("+memory")
-    folder = CGROUPS / name
-    folder.mkdir(exist_ok=True)
+    """A cgroup, below one that may be made too, with that setting."""
+    folder = CGROUPS
+    for part in name.split("/"):
+        control = folder / "cgroup.subtree_control"
+        if "memory" not in control.read_text().split():
+            control.write_text("+memory")
+        folder /= part
+        folder.mkdir(exist_ok=True)
     (folder / setting).write_text(value)
     return folder
 

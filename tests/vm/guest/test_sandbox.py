@@ -10,8 +10,6 @@ from farside.sandbox.session import open_sandbox
 from tests.support.programs import run
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.smoke
-
 DEVICE = Path("/dev/nbd0")
 
 

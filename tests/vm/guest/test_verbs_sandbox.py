@@ -41,7 +41,6 @@ def fio(plane: Session, *options: str) -> str:
 WRITE = ("--rw=randwrite", "--bssplit=4k/50:128k/50")
 
 
-@pytest.mark.smoke
 def test_fio_verifies_what_went_by_rdma(plane: Session) -> None:
     said = fio(plane, *WRITE, "--do_verify=1")
 

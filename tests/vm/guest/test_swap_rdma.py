@@ -1,0 +1,60 @@
+"""The shortest proof of all: a stock kernel swaps to /dev/nbd0, and its pages travel by RDMA."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from farside.kmod_shim import rdma_devices
+from tests.vm.guest.load import load
+from tests.vm.guest.swap_plane import Donor, Plane, kernel_errors, swap, swap_must, vmstat
+
+pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("lasting_rxe0")]
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[Plane]:
+    """One donor, reached over the soft RDMA device and in no other way."""
+    place = rdma_devices.find_place(rdma_devices.devices(), "rxe0")
+    donor = Donor(name="d1", address=str(place.gid.ipv4), settings={"headroom_bytes": "16MiB"})
+    made = Plane(tmp_path, donors=(donor,), settings={"transport": "rdma"})
+    try:
+        made.start_all()
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture
+def attached(plane: Plane) -> Iterator[None]:
+    """/dev/nbd0 is swap."""
+    swap_must("attach", "--socket", str(plane.admin_socket), "--connections", "2")
+    yield
+    if "/dev/nbd0" in Path("/proc/swaps").read_text():
+        swap("detach", "--force-although-memory-may-run-out")
+
+
+@pytest.mark.usefixtures("attached")
+def test_a_machine_swaps_by_rdma_and_the_donors_programs_do_nothing_for_a_page(
+    plane: Plane, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    with load(tmp_path, limit_mib=6) as witness:
+        page_ins, before, lent_before = vmstat("pswpin"), plane.told(), plane.donor_status("d1")["traffic"]
+        seen = witness.tell()
+        page_ins, told, lent = vmstat("pswpin") - page_ins, plane.told(), plane.donor_status("d1")["traffic"]
+
+    by_rdma = told["pages_in"]["remote"] - before["pages_in"]["remote"]
+    served_us = (lent["cpu_ns"] - lent_before["cpu_ns"]) / 1e3
+    record_property("pages", f"{page_ins} swapped in, {by_rdma} of them by RDMA, {seen.wrong} of {seen.accesses} wrong")
+    record_property("donor", f"its threads served {lent['reads']} reads, and took {served_us:.0f} us of CPU")
+    record_property("stall", f"{seen.stall_s:.2f} s the longest")
+    assert seen.wrong == 0
+    assert page_ins > 2000
+    assert by_rdma > page_ins / 2
+    assert [donor["transport"] for donor in told["donors"]] == ["rdma"]
+    assert (lent["reads"], lent["writes"]) == (0, 0)
+    assert (told["errors"]["requests"], told["errors"]["pages_lost"], told["counters"]["rdma_fallbacks"]) == (0, 0, 0)
+    assert kernel_errors() == []
+
+    swap_must("detach")
+    assert "/dev/nbd0" not in Path("/proc/swaps").read_text()
