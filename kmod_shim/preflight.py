@@ -148,8 +148,11 @@ def min_free_check(root: Path) -> Check:
 
 
 def wanted_min_free_bytes(total_bytes: int) -> int:
-    """The reserve that a machine of so much memory should keep before it swaps to a process."""
-    return min(MIN_FREE_MOST_BYTES, total_bytes // 64)
+    """The reserve that a machine of so much memory should keep before it swaps to a process, in whole KiB.
+
+    That is how the kernel is told: a reserve that has just been set must not be found too small by a fraction of one.
+    """
+    return min(MIN_FREE_MOST_BYTES, total_bytes // 64) // KIB * KIB
 
 
 def key_check(key_file: Path | None) -> Check:

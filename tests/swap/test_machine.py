@@ -17,7 +17,7 @@ from farside.kmod_shim.hibernation import (
     names_device,
     read_hibernation,
 )
-from farside.kmod_shim.preflight import Outcome
+from farside.kmod_shim.preflight import Outcome, min_free_check
 from farside.kmod_shim.swap_record import Attached, forget_record, read_record, read_records, save_record
 from farside.kmod_shim.swap_sysctl import Before, leave_machine, restore_machine, tune_machine
 from farside.kmod_shim.swap_table import SwapArea, find_area, parse_swaps, read_room, read_swaps
@@ -274,6 +274,17 @@ def test_the_machine_is_tuned_and_put_back(tmp_path: Path) -> None:
     assert settings(root) == ("0", str(8 * GIB // 64 // 1024))
     restore_machine(root, before)
     assert settings(root) == ("3", "67584")
+
+
+@pytest.mark.parametrize("total_kib", [271_848, 271_849, 271_871, 16_384_001])
+def test_a_reserve_that_was_just_set_is_large_enough(tmp_path: Path, total_kib: int) -> None:
+    root = tree.machine(tmp_path)
+    (root / "proc/meminfo").write_text(f"MemTotal: {total_kib} kB\nMemAvailable: 1024 kB\n")
+    (root / "proc/sys/vm/min_free_kbytes").write_text("1024\n")
+
+    tune_machine(root)
+
+    assert min_free_check(root).outcome is Outcome.OK
 
 
 def test_what_is_well_already_is_not_touched(tmp_path: Path) -> None:
