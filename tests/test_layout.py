@@ -29,6 +29,8 @@ SCHEDULER_SHELL = (
     "farside.scheduler.predict.store",
 )
 PURE = (
+    "farside.agent.messages",
+    "farside.agent.protocol",
     "farside.daemon.protocol",
     "farside.daemon.messages",
     "farside.daemon.proof",
@@ -69,8 +71,11 @@ FOUNDATION = (
     "config",
 )
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
-# The control protocol is one codec for both roles; the donor's folder holds it.
-SHARED_PROTOCOL = {f"farside.daemon.{name}" for name in ("protocol", "messages", "proof", "keys", "channel")}
+# A protocol is one codec for both roles; its folder is that of the side it was written for first.
+SHARED_PROTOCOL = {
+    *(f"farside.daemon.{name}" for name in ("protocol", "messages", "proof", "keys", "channel")),
+    *(f"farside.agent.{name}" for name in ("protocol", "messages")),
+}
 
 
 def pyproject() -> dict[str, Any]:

@@ -1,0 +1,187 @@
+"""What manager and node agent tell each other. PURE.
+
+Each class is one frame of `farside.agent.protocol`, or a part of one. They are msgspec Structs: frozen keyword-only
+records like the project's dataclasses, which msgspec reads from JSON with every bound checked. A later version may add
+fields with defaults; it never removes one or gives it another meaning, and a reader skips fields it does not know.
+
+Times are seconds since 1970 on the node's clock (``_at_s``) or durations (``_s``). A task is one process group of one
+rank of one start of a job; (task_id, start) names it for ever, so that a command may come twice and does its work once.
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+GPUS_MAX = 64
+"""GPUs of one node; the largest machines have 16, and MIG makes up to 7 of each of 8."""
+TASKS_MAX = 2048
+"""Tasks in one frame: at most 500 bytes each, so that they fit into `protocol.FRAME_BYTES_MAX`."""
+ARGUMENTS_MAX = 4096
+VARIABLES_MAX = 1024
+ARGUMENT_CHARS_MAX = 131_071  # the kernel takes 128 KiB a string with its zero (MAX_ARG_STRLEN, linux/binfmts.h)
+CAUSE_CHARS_MAX = 256
+
+U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Percent = Annotated[float, Meta(ge=0, le=100)]
+Duration = Annotated[float, Meta(ge=0, le=4e9)]
+Moment = Annotated[float, Meta(ge=0, le=4e12)]
+Node = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+\Z")]
+TaskId = Annotated[str, Meta(min_length=3, max_length=64, pattern=r"^[A-Za-z0-9_-]+\.[0-9]+\Z")]
+Text = Annotated[str, Meta(max_length=CAUSE_CHARS_MAX)]
+# No zero byte may be in what execve(2) takes; JSON could carry one.
+Word = Annotated[str, Meta(max_length=ARGUMENT_CHARS_MAX, pattern=r"^[^\x00]*\Z")]
+Path = Annotated[str, Meta(max_length=4095, pattern=r"^(/[^\x00]*)?\Z")]
+"""Absolute, or empty where the field says what that means."""
+Variable = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
+GpuIndexes = Annotated[tuple[Annotated[int, Meta(ge=0, lt=GPUS_MAX)], ...], Meta(max_length=GPUS_MAX)]
+Start_ = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+"""How manyth start of its job, from 1."""
+
+State: TypeAlias = Literal["starting", "running", "stopping", "exited", "lost"]
+"""``exited`` and ``lost`` are final. ``lost``: the node cannot tell how it ended, and it runs no more."""
+
+
+class Message(Struct, frozen=True, kw_only=True, tag_field="type", tag=str.lower):
+    """One frame: immutable, compared by value, a JSON object with its ``type``."""
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """A record inside a frame."""
+
+
+class Gpu(Part, frozen=True, kw_only=True):
+    """One GPU as it is now; without NVML (a declared one) only the first three fields are known."""
+
+    index: Annotated[int, Meta(ge=0, lt=GPUS_MAX)]
+    model: Text
+    healthy: bool
+    reason: Text = ""  # why it is not healthy: XID, ECC, not found
+    memory_bytes: U63 | None = None
+    memory_used_bytes: U63 | None = None
+    busy_pct: Percent | None = None
+    power_w: Annotated[float, Meta(ge=0, le=1e5)] | None = None
+
+
+class Psi(Part, frozen=True, kw_only=True):
+    """Pressure: share of the last 10 s in which programs waited; None where this kernel does not tell."""
+
+    memory_some_pct: Percent | None = None
+    memory_full_pct: Percent | None = None
+    cpu_some_pct: Percent | None = None
+    io_full_pct: Percent | None = None
+
+
+class TaskState(Part, frozen=True, kw_only=True):
+    """All that the node knows of one task, not a difference: a later one replaces an earlier one.
+
+    ``exited`` without exit code and signal: it was never started, and ``cause`` says why. The states of one task come
+    in the order of `State`; an older one that arrives late is told by that order.
+    """
+
+    task_id: TaskId
+    start: Start_
+    state: State
+    at_s: Moment  # when it came into this state
+    exit_code: Annotated[int, Meta(ge=0, le=255)] | None = None
+    signal: Annotated[int, Meta(ge=1, le=64)] | None = None
+    cause: Text = ""
+    cpu_s: Duration = 0.0
+    rss_bytes: U63 = 0
+
+
+class TaskSpec(Part, frozen=True, kw_only=True):
+    """What to run, as whom, with what of this node."""
+
+    argv: Annotated[tuple[Word, ...], Meta(min_length=1, max_length=ARGUMENTS_MAX)]
+    env: Annotated[dict[Variable, Word], Meta(max_length=VARIABLES_MAX)]
+    cwd: Path  # empty: the user's home
+    user: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+\$?\Z")]
+    gpus: GpuIndexes
+    cpus: Annotated[float, Meta(ge=0, le=65536)]  # 0: no limit
+    memory_bytes: U63  # 0: no limit
+    stdout: Path  # appended to; empty: nowhere
+    stderr: Path = ""  # empty: with stdout
+    rank: U32
+    world_size: Annotated[int, Meta(ge=1, le=2**32 - 1)]
+    master_addr: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9_.:-]+\Z")]
+    master_port: Annotated[int, Meta(ge=1, le=65535)]
+    time_limit_s: Duration  # 0: none
+    grace_s: Duration  # between SIGTERM and SIGKILL at the time limit
+    resume: bool = False  # an earlier start was preempted: FARSIDE_RESUME=1
+    checkpoint_dir: Path = ""  # FARSIDE_CHECKPOINT_DIR
+
+
+# ---- agent to manager
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """First frame of a connection: what this node is and every task it knows."""
+
+    node: Node
+    boot_id: Annotated[str, Meta(min_length=1, max_length=64)]  # of the kernel: another one means that nothing runs
+    incarnation: Annotated[str, Meta(min_length=1, max_length=64)]  # of the agent process; numbers its reports
+    version: Text  # of Farside, for people
+    cpus: Annotated[int, Meta(ge=1, le=65536)]
+    memory_bytes: U63
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=GPUS_MAX)]
+    headroom_bytes: U63  # memory that jobs may still get
+    tasks: Annotated[tuple[TaskState, ...], Meta(max_length=TASKS_MAX)]
+
+
+class Report(Message, frozen=True, kw_only=True):
+    """What there is to tell since the last one. ``seq`` grows by one within an incarnation; unacknowledged reports come
+    again, the same, after a reconnection.
+    """
+
+    seq: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    at_s: Moment
+    headroom_bytes: U63
+    psi: Psi
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=GPUS_MAX)]
+    tasks: Annotated[tuple[TaskState, ...], Meta(max_length=TASKS_MAX)]  # those that changed
+
+
+# ---- manager to agent
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """Answers HELLO. A generation belongs to one leading manager; an agent that saw a higher one hangs up."""
+
+    generation: U63
+
+
+class Ack(Message, frozen=True, kw_only=True):
+    """Every report up to this one is in the manager's store."""
+
+    seq: U63
+
+
+class Start(Message, frozen=True, kw_only=True):
+    """Run this task. Answered by its state; a task that is known is not started again."""
+
+    task_id: TaskId
+    start: Start_
+    generation: U63
+    spec: TaskSpec
+
+
+class Stop(Message, frozen=True, kw_only=True):
+    """SIGTERM to all of the task, SIGKILL after the grace period. Answered by its state; ``lost`` where unknown."""
+
+    task_id: TaskId
+    start: Start_
+    generation: U63
+    cause: Text
+    grace_s: Duration
+
+
+class Forget(Message, frozen=True, kw_only=True):
+    """The end of this task is in the manager's store; the node need not keep it."""
+
+    task_id: TaskId
+    start: Start_
+
+
+AgentMessage: TypeAlias = Hello | Report
+ManagerMessage: TypeAlias = Welcome | Ack | Start | Stop | Forget

@@ -1,0 +1,123 @@
+"""Messages between agent and manager: ready-made ones and hypothesis strategies for any."""
+
+from hypothesis import strategies as st
+
+from farside.agent import messages as m
+
+HELLO = m.Hello(
+    node="n1",
+    boot_id="b",
+    incarnation="i",
+    version="0.1.0",
+    cpus=8,
+    memory_bytes=1 << 30,
+    gpus=(m.Gpu(index=0, model="h100", healthy=True),),
+    headroom_bytes=1 << 29,
+    tasks=(),
+)
+SPEC = m.TaskSpec(
+    argv=("sh", "-c", "exit 3"),
+    env={"A": "b"},
+    cwd="/",
+    user="alice",
+    gpus=(0,),
+    cpus=1.0,
+    memory_bytes=0,
+    stdout="/tmp/out",
+    rank=0,
+    world_size=1,
+    master_addr="127.0.0.1",
+    master_port=29500,
+    time_limit_s=0,
+    grace_s=1,
+)
+
+
+def report(seq: int, *tasks: m.TaskState) -> m.Report:
+    return m.Report(seq=seq, at_s=1.0, headroom_bytes=0, psi=m.Psi(), gpus=(), tasks=tasks)
+
+
+def start(task_id: str = "1.0", nth: int = 1, *, generation: int = 1, spec: m.TaskSpec = SPEC) -> m.Start:
+    return m.Start(task_id=task_id, start=nth, generation=generation, spec=spec)
+
+
+u32 = st.integers(0, 2**32 - 1)
+u63 = st.integers(0, 2**63 - 1)
+moments = st.floats(0, 4e12)
+durations = st.floats(0, 4e9)
+texts = st.text(st.characters(codec="utf-8"), max_size=256)
+words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40)
+paths = st.just("") | words.map(lambda text: f"/{text}")
+task_ids = st.from_regex(r"[A-Za-z0-9_-]{1,20}\.[0-9]{1,6}", fullmatch=True)
+nths = st.integers(1, 2**31 - 1)
+gpus = st.builds(
+    m.Gpu,
+    index=st.integers(0, m.GPUS_MAX - 1),
+    model=texts,
+    healthy=st.booleans(),
+    reason=texts,
+    memory_bytes=st.none() | u63,
+    busy_pct=st.none() | st.floats(0, 100),
+)
+states = st.builds(
+    m.TaskState,
+    task_id=task_ids,
+    start=nths,
+    state=st.sampled_from(["starting", "running", "stopping", "exited", "lost"]),
+    at_s=moments,
+    exit_code=st.none() | st.integers(0, 255),
+    signal=st.none() | st.integers(1, 64),
+    cause=texts,
+    cpu_s=durations,
+    rss_bytes=u63,
+)
+specs = st.builds(
+    m.TaskSpec,
+    argv=st.lists(words, min_size=1, max_size=5).map(tuple),
+    env=st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,9}", fullmatch=True), words, max_size=5),
+    cwd=paths,
+    user=st.from_regex(r"[a-z][a-z0-9_-]{0,9}", fullmatch=True),
+    gpus=st.lists(st.integers(0, m.GPUS_MAX - 1), max_size=8).map(tuple),
+    cpus=st.floats(0, 65536),
+    memory_bytes=u63,
+    stdout=paths,
+    stderr=paths,
+    rank=u32,
+    world_size=st.integers(1, 2**32 - 1),
+    master_addr=st.sampled_from(["n1", "10.0.0.1", "fe80::1"]),
+    master_port=st.integers(1, 65535),
+    time_limit_s=durations,
+    grace_s=durations,
+    resume=st.booleans(),
+    checkpoint_dir=paths,
+)
+agent_messages = st.one_of(
+    st.builds(
+        m.Hello,
+        node=st.from_regex(r"[A-Za-z0-9_.:-]{1,64}", fullmatch=True),
+        boot_id=st.text("abc", min_size=1, max_size=64),
+        incarnation=st.text("abc", min_size=1, max_size=64),
+        version=texts,
+        cpus=st.integers(1, 65536),
+        memory_bytes=u63,
+        gpus=st.lists(gpus, max_size=4).map(tuple),
+        headroom_bytes=u63,
+        tasks=st.lists(states, max_size=4).map(tuple),
+    ),
+    st.builds(
+        m.Report,
+        seq=st.integers(1, 2**63 - 1),
+        at_s=moments,
+        headroom_bytes=u63,
+        psi=st.builds(m.Psi, memory_full_pct=st.none() | st.floats(0, 100)),
+        gpus=st.lists(gpus, max_size=4).map(tuple),
+        tasks=st.lists(states, max_size=4).map(tuple),
+    ),
+)
+manager_messages = st.one_of(
+    st.builds(m.Welcome, generation=u63),
+    st.builds(m.Ack, seq=u63),
+    st.builds(m.Start, task_id=task_ids, start=nths, generation=u63, spec=specs),
+    st.builds(m.Stop, task_id=task_ids, start=nths, generation=u63, cause=texts, grace_s=durations),
+    st.builds(m.Forget, task_id=task_ids, start=nths),
+)
