@@ -31,6 +31,8 @@ SCHEDULER_SHELL = (
 PURE = (
     "farside.agent.messages",
     "farside.agent.protocol",
+    "farside.agent.run.environment",
+    "farside.agent.run.ledger",
     "farside.daemon.protocol",
     "farside.daemon.messages",
     "farside.daemon.proof",

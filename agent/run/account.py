@@ -1,0 +1,76 @@
+"""As whom a task runs: the submitting user where the agent may become that user, never uid 0.
+
+A sandbox runs everything as whoever started it (``run_as = "starter"``), and says so.
+"""
+
+import os
+import pwd
+from collections.abc import Collection
+
+from msgspec import Struct
+
+from farside.errors import FarsideError
+
+
+class Refused(FarsideError):
+    """This node does not run that task; the text goes to the manager as the cause."""
+
+
+class Account(Struct, frozen=True, kw_only=True):
+    """A user of this machine. ``becomes`` is False where the task stays what the agent is."""
+
+    name: str
+    uid: int
+    gid: int
+    home: str
+    shell: str
+    becomes: bool
+
+
+def account_of(user: str, *, run_as: str, allowed: Collection[str]) -> Account:
+    """The account of a task of this user. ``allowed`` empty: everybody but uid 0.
+
+    Raises:
+        Refused: the user is unknown, not allowed, root, or nobody that this agent can become.
+    """
+    if run_as == "starter":
+        return _account(pwd.getpwuid(os.geteuid()), becomes=False)
+    try:
+        found = pwd.getpwnam(user)
+    except KeyError:
+        raise Refused(f"no user {user} on this node") from None
+    if found.pw_uid == 0:
+        raise Refused(f"user {user} is uid 0, and no task runs as that")
+    if allowed and user not in allowed:
+        raise Refused(f"user {user} is not among those that this node runs tasks of")
+    ours = os.geteuid()
+    if ours not in (0, found.pw_uid):
+        raise Refused(f"this agent runs as uid {ours} and can run tasks of that user only")
+    return _account(found, becomes=ours == 0)
+
+
+def become(account: Account) -> None:
+    """Makes this process the account's, for good. Between fork and exec only.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    if not account.becomes:
+        return
+    os.initgroups(account.name, account.gid)
+    os.setresgid(account.gid, account.gid, account.gid)
+    os.setresuid(account.uid, account.uid, account.uid)
+    # Not an assert: python -O must not turn a job into root.
+    if 0 in os.getresuid() or 0 in os.getresgid():
+        raise PermissionError("this process is still root")
+
+
+def _account(found: pwd.struct_passwd, *, becomes: bool) -> Account:
+    return Account(
+        name=found.pw_name,
+        uid=found.pw_uid,
+        gid=found.pw_gid,
+        home=found.pw_dir,
+        shell=found.pw_shell or "/bin/sh",
+        becomes=becomes,
+    )

@@ -1,0 +1,33 @@
+"""The variables that a task finds in its environment. PURE."""
+
+from collections.abc import Mapping
+
+from farside.agent import messages as m
+
+PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
+
+
+def environment(start: m.Start, *, user: str, home: str, shell: str) -> Mapping[str, str]:
+    """The account's variables, then the job's own, then ours, which nobody overrides.
+
+    MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE are what `torch.distributed` reads with ``env://``. A task without
+    GPUs has CUDA_VISIBLE_DEVICES empty, which hides them all; indexes are those of NVML, hence the order by bus.
+    FARSIDE_RESUME is there only where an earlier start was preempted.
+    """
+    spec = start.spec
+    account = {"PATH": PATH_DEFAULT, "HOME": home, "USER": user, "LOGNAME": user, "SHELL": shell, "LANG": "C.UTF-8"}
+    ours = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, spec.gpus)),
+        "MASTER_ADDR": spec.master_addr,
+        "MASTER_PORT": str(spec.master_port),
+        "RANK": str(spec.rank),
+        "WORLD_SIZE": str(spec.world_size),
+        "FARSIDE_JOB": start.task_id.rpartition(".")[0],
+        "FARSIDE_TASK": start.task_id,
+        "FARSIDE_START": str(start.start),
+    }
+    if spec.checkpoint_dir:
+        ours["FARSIDE_CHECKPOINT_DIR"] = spec.checkpoint_dir
+    job = {name: value for name, value in spec.env.items() if name != "FARSIDE_RESUME"}
+    return {**account, **job, **ours, **({"FARSIDE_RESUME": "1"} if spec.resume else {})}

@@ -1,0 +1,95 @@
+"""The last steps of a new process before it becomes the user's program.
+
+The order matters: into the cgroup while still privileged; then the user's identity; and only then files and folders,
+so that the user's own permissions decide about them.
+"""
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+from farside.agent import messages as m
+from farside.agent.run.account import Account, become
+from farside.agent.run.containment import Containment
+from farside.agent.run.environment import environment
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
+FAULT_BYTES_MAX = 512
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of every descendant that loses its own."""
+    if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
+
+
+def launch(start: m.Start, account: Account, held_by: Containment, *, mark: str) -> tuple[int, str]:
+    """Starts the task's program; returns its process id and an empty text, or 0 and why it did not start."""
+    ours, childs = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        _run(start, account, held_by, mark, childs)
+    os.close(childs)
+    with os.fdopen(ours, "rb") as said:
+        fault = said.read(FAULT_BYTES_MAX).decode(errors="replace")
+    if not fault:
+        return pid, ""
+    os.waitpid(pid, 0)
+    return 0, fault
+
+
+def _run(start: m.Start, account: Account, held_by: Containment, mark: str, report: int) -> None:
+    try:
+        _become_the_program(start, account, held_by, mark)
+    except BaseException as error:  # whatever it was: this process must never return into the shepherd's code
+        os.write(report, _fault(error).encode()[:FAULT_BYTES_MAX])
+    finally:
+        os._exit(127)
+
+
+def _become_the_program(start: m.Start, account: Account, held_by: Containment, mark: str) -> None:
+    spec = start.spec
+    os.setsid()
+    held_by.enter()
+    become(account)
+    # Set after the change of identity, which clears it: a shepherd that is killed takes the program along.
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.umask(0o022)
+    os.chdir(spec.cwd or account.home)
+    _connect_output(spec)
+    _plain_signals()
+    told = environment(start, user=account.name, home=account.home, shell=account.shell)
+    try:
+        os.execvpe(spec.argv[0], list(spec.argv), {**told, "FARSIDE_MARK": mark})  # noqa: S606 - a shell is what the user may name
+    except OSError as error:  # a search along PATH ends with an error that names no file
+        raise OSError(error.errno, error.strerror, spec.argv[0]) from None
+
+
+def _connect_output(spec: m.TaskSpec) -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    out = _open_output(spec.stdout) if spec.stdout else nothing
+    err = _open_output(spec.stderr) if spec.stderr else out
+    for number, fd in enumerate((nothing, out, err)):
+        os.dup2(fd, number)
+
+
+def _open_output(path: str) -> int:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+def _plain_signals() -> None:
+    # Python ignores SIGPIPE and the shepherd blocks some; a program expects neither.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _fault(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return ": ".join(filter(None, (os.fsdecode(error.filename or ""), error.strerror or str(error))))
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,219 @@
+"""Which tasks this node knows, and what a command or an observation does about them. PURE.
+
+The rules of this file:
+
+* (task_id, start) is started at most once, however often START comes, also after its end and after FORGET.
+* A task's states only go forward: starting, running, stopping, and then exited or lost, for good.
+* No GPU is given to two live tasks, whatever the manager says.
+* A command of an older generation than one seen does nothing.
+* A final state is told until the manager says FORGET; nothing is forgotten by itself.
+
+`step` takes an event and returns the ledger after it with the actions to perform, in order. Performing an action twice
+is harmless, so that a crash between two of them needs no undo: the files of the tasks are the truth, and a new agent
+reads them back with `restored`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TypeAlias
+
+import msgspec
+
+from farside.agent import messages as m
+
+FORGOTTEN_MAX = 4096
+"""Tasks remembered after FORGET, so that a late START finds them: more than are ever under way."""
+
+RANK: Mapping[str, int] = MappingProxyType({"starting": 0, "running": 1, "stopping": 2, "exited": 3, "lost": 3})
+FINAL = RANK["exited"]
+
+Key: TypeAlias = tuple[str, int]
+"""task_id and start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One task: what was asked and how it is."""
+
+    state: m.TaskState
+    gpus: tuple[int, ...]
+
+    @property
+    def is_live(self) -> bool:
+        """It may still have processes."""
+        return RANK[self.state.state] < FINAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """All tasks of a node.
+
+    Attributes:
+        generation: Highest that a command came with.
+        forgotten: Keys that are over, oldest first.
+    """
+
+    generation: int = 0
+    tasks: Mapping[Key, Task] = field(default_factory=lambda: MappingProxyType({}))
+    forgotten: tuple[Key, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A command came; ``objection`` is why this node can't run it, known by who looked at users and devices."""
+
+    command: m.Start | m.Stop | m.Forget
+    at_s: float
+    objection: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """A task's shepherd, or a failed launch, says how it is."""
+
+    state: m.TaskState
+
+
+Event: TypeAlias = Asked | Observed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Write it down and start its shepherd."""
+
+    start: m.Start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """Tell its shepherd to end it within ``grace_s``."""
+
+    key: Key
+    cause: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remove:
+    """Its files are of no use any more."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """The manager should hear this."""
+
+    state: m.TaskState
+
+
+Action: TypeAlias = Launch | Signal | Remove | Tell
+
+
+def key_of(named: m.Start | m.Stop | m.Forget | m.TaskState) -> Key:
+    """The task that a command or state is about."""
+    return named.task_id, named.start
+
+
+def restored(*, generation: int, forgotten: tuple[Key, ...], tasks: tuple[Task, ...]) -> Ledger:
+    """The ledger that a new agent starts with."""
+    known = {key_of(task.state): task for task in tasks}
+    return Ledger(generation=generation, forgotten=forgotten, tasks=MappingProxyType(known))
+
+
+def step(ledger: Ledger, event: Event) -> tuple[Ledger, tuple[Action, ...]]:
+    """The ledger after an event, and what is to be done."""
+    if isinstance(event, Observed):
+        return _observed(ledger, event.state)
+    command = event.command
+    if isinstance(command, m.Forget):
+        return _forget(ledger, command)
+    if command.generation < ledger.generation:
+        return ledger, ()
+    ledger = replace(ledger, generation=command.generation)
+    if isinstance(command, m.Start):
+        return _start(ledger, command, event)
+    return _stop(ledger, command, event)
+
+
+def gpus_in_use(ledger: Ledger) -> Mapping[int, Key]:
+    """Which live task has which GPU."""
+    return {gpu: key for key, task in ledger.tasks.items() if task.is_live for gpu in task.gpus}
+
+
+def _start(ledger: Ledger, start: m.Start, event: Asked) -> tuple[Ledger, tuple[Action, ...]]:
+    key = key_of(start)
+    known = ledger.tasks.get(key)
+    if known is not None:
+        return ledger, (Tell(state=known.state),)
+    if key in ledger.forgotten:
+        return ledger, (Tell(state=_state(key, "lost", event.at_s, "this start is over")),)
+    objection = event.objection or _taken(ledger, start)
+    if objection:
+        # Kept like any other end, so that the answer survives a lost connection.
+        refused = _state(key, "exited", event.at_s, objection)
+        return _with(ledger, Task(state=refused, gpus=())), (Tell(state=refused),)
+    fresh = _state(key, "starting", event.at_s, "")
+    return _with(ledger, Task(state=fresh, gpus=start.spec.gpus)), (Launch(start=start), Tell(state=fresh))
+
+
+def _taken(ledger: Ledger, start: m.Start) -> str:
+    holders = gpus_in_use(ledger)
+    for gpu in start.spec.gpus:
+        if gpu in holders:
+            task_id, nth = holders[gpu]
+            return f"GPU {gpu} is in use by {task_id}, start {nth}"
+    if len(set(start.spec.gpus)) < len(start.spec.gpus):
+        return "a GPU is named twice"
+    if any(task.is_live and key[0] == start.task_id for key, task in ledger.tasks.items()):
+        return "another start of this task is running"
+    return ""
+
+
+def _stop(ledger: Ledger, stop: m.Stop, event: Asked) -> tuple[Ledger, tuple[Action, ...]]:
+    key = key_of(stop)
+    known = ledger.tasks.get(key)
+    if known is None:
+        # A START that is late must not run what was stopped.
+        ledger = _remember(ledger, key)
+        return ledger, (Tell(state=_state(key, "lost", event.at_s, "unknown on this node")),)
+    if not known.is_live:
+        return ledger, (Tell(state=known.state),)
+    signal = Signal(key=key, cause=stop.cause, grace_s=stop.grace_s)
+    if known.state.state == "stopping":
+        return ledger, (signal, Tell(state=known.state))
+    stopping = msgspec.structs.replace(known.state, state="stopping", at_s=event.at_s, cause=stop.cause)
+    return _with(ledger, replace(known, state=stopping)), (signal, Tell(state=stopping))
+
+
+def _forget(ledger: Ledger, forget: m.Forget) -> tuple[Ledger, tuple[Action, ...]]:
+    key = key_of(forget)
+    known = ledger.tasks.get(key)
+    if known is None:
+        return ledger, ()
+    if known.is_live:
+        return ledger, (Tell(state=known.state),)
+    rest = {other: task for other, task in ledger.tasks.items() if other != key}
+    return _remember(replace(ledger, tasks=MappingProxyType(rest)), key), (Remove(key=key),)
+
+
+def _observed(ledger: Ledger, state: m.TaskState) -> tuple[Ledger, tuple[Action, ...]]:
+    known = ledger.tasks.get(key_of(state))
+    if known is None or not known.is_live or RANK[state.state] < RANK[known.state.state]:
+        return ledger, ()
+    is_news = state.state != known.state.state
+    return _with(ledger, replace(known, state=state)), (Tell(state=state),) if is_news else ()
+
+
+def _state(key: Key, state: m.State, at_s: float, cause: str) -> m.TaskState:
+    return m.TaskState(task_id=key[0], start=key[1], state=state, at_s=at_s, cause=cause[: m.CAUSE_CHARS_MAX])
+
+
+def _with(ledger: Ledger, task: Task) -> Ledger:
+    return replace(ledger, tasks=MappingProxyType({**ledger.tasks, key_of(task.state): task}))
+
+
+def _remember(ledger: Ledger, key: Key) -> Ledger:
+    kept = tuple(other for other in ledger.forgotten if other != key)
+    return replace(ledger, forgotten=(*kept, key)[-FORGOTTEN_MAX:])

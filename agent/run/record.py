@@ -1,0 +1,70 @@
+"""Small files that are read back whole or not at all, whatever ended the writer or the machine.
+
+Written beside and renamed over, with the CRC of their content in front; a file that was damaged is told from one that
+is not there.
+"""
+
+import os
+import zlib
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from farside.errors import FarsideError
+
+RecordT = TypeVar("RecordT")
+
+
+class Damaged(FarsideError):
+    """A record that is not what was written."""
+
+
+def write_record(path: Path, record: object) -> None:
+    """Replaces the record and returns when it is on the disk.
+
+    Raises:
+        OSError: it cannot be written; the old one stands.
+    """
+    body = msgspec.json.encode(record)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(b"%08x %s\n" % (zlib.crc32(body), body))
+            file.flush()
+            os.fsync(fd)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def read_record(path: Path, kind: type[RecordT]) -> RecordT | None:
+    """The record, or None where there is none.
+
+    Raises:
+        Damaged: it is not as it was written.
+        OSError: it cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    code, _, body = data.removesuffix(b"\n").partition(b" ")
+    try:
+        if int(code, 16) != zlib.crc32(body):
+            raise ValueError("its sum is wrong")
+        return msgspec.json.decode(body, type=kind)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise Damaged(f"{path}: is damaged ({error})") from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Puts the folder's entries on the disk, so that a rename outlives a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

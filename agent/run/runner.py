@@ -1,0 +1,318 @@
+"""The ledger with real tasks: commands become shepherds and signals, and what shepherds write becomes states.
+
+What is on the disk is the truth. Each step is written before it is done, so that an agent that is killed at any moment
+is followed by one that finds every task running, ended, or never begun, and does none of them twice.
+"""
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import Struct
+
+from farside.agent import messages as m
+from farside.agent.run import ledger as rules
+from farside.agent.run import task_folder as files
+from farside.agent.run.account import Account, Refused, account_of
+from farside.agent.run.containment import Cgroup, leftovers, make_cgroup, send
+from farside.agent.run.ledger import FINAL, RANK, Key, Ledger, Task
+from farside.agent.run.record import Damaged, read_record, write_record
+from farside.log import get_log
+
+LOOK_EVERY_S = 1.0
+"""How late the end of a task may be noticed when its shepherd's word was lost, or its shepherd was killed."""
+KILL_LIMIT_S = 5.0
+
+_log = get_log("agent.run")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What this node runs, and how.
+
+    Attributes:
+        run_as: "submitter", or "starter" for a sandbox.
+        users: Users whose tasks run here; empty: all but uid 0.
+        cgroup: Folder that tasks' cgroups are made in; None: process trees.
+        gpus: Indexes of the healthy GPUs now.
+    """
+
+    run_as: str
+    users: Collection[str]
+    cgroup: Path | None
+    gpus: Callable[[], Collection[int]]
+
+
+class _Kept(Struct, frozen=True, kw_only=True):
+    """ledger.json: what no task's folder tells."""
+
+    generation: int
+    forgotten: tuple[tuple[str, int], ...]
+
+
+class Runner:
+    """All tasks of this node. Used from one event loop; `run` must be running for states to come by themselves."""
+
+    def __init__(self, folder: Path, policy: Policy, tell: Callable[[m.TaskState], None]) -> None:
+        """Reads what is in ``folder`` (made if need be). ``tell`` gets every state that the manager should hear.
+
+        Raises:
+            OSError: the folder cannot be used.
+            Damaged: ledger.json is.
+        """
+        self._folder, self._policy, self._tell = folder, policy, tell
+        self._tasks_folder = folder / "tasks"
+        self._socket = folder / "agent.notify"
+        self._shepherds: dict[Key, int] = {}  # process ids of our children, until they were waited for
+        self._tasks_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.ledger = self._restored()
+        self._kept = self._worth_keeping()
+
+    @property
+    def states(self) -> tuple[m.TaskState, ...]:
+        """Every task that is known."""
+        return tuple(task.state for task in self.ledger.tasks.values())
+
+    def take(self, command: m.Start | m.Stop | m.Forget) -> None:
+        """Does what the manager says."""
+        objection, account = self._judged(command) if isinstance(command, m.Start) else ("", None)
+        self._step(rules.Asked(command=command, at_s=time.time(), objection=objection), account)
+
+    def look(self) -> None:
+        """Notices what has become of the live tasks."""
+        for key, task in self.ledger.tasks.items():
+            if task.is_live:
+                self._look_at(key, task)
+        for key, pid in list(self._shepherds.items()):
+            if os.waitpid(pid, os.WNOHANG) != (0, 0):
+                del self._shepherds[key]
+
+    async def run(self) -> None:
+        """Looks whenever a shepherd says that there is something to see, and every second."""
+        loop = asyncio.get_running_loop()
+        with self._notified() as ear:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await loop.sock_recv(ear, 64)
+                self.look()
+
+    def shepherd_pids(self) -> dict[Key, int]:
+        """Process ids of the live tasks' shepherds, as far as they have said anything."""
+        statuses = {key: self._status(key) for key, task in self.ledger.tasks.items() if task.is_live}
+        return {key: status.shepherd_pid for key, status in statuses.items() if status is not None}
+
+    # ---- decisions
+
+    def _judged(self, start: m.Start) -> tuple[str, Account | None]:
+        try:
+            account = account_of(start.spec.user, run_as=self._policy.run_as, allowed=self._policy.users)
+        except Refused as refusal:
+            return str(refusal), None
+        missing = sorted(set(start.spec.gpus) - set(self._policy.gpus()))
+        return (f"no healthy GPU {missing[0]} on this node" if missing else ""), account
+
+    def _step(self, event: rules.Event, account: Account | None = None) -> None:
+        self.ledger, actions = rules.step(self.ledger, event)
+        if self._worth_keeping() != self._kept:
+            write_record(self._folder / "ledger.json", self._worth_keeping())
+            self._kept = self._worth_keeping()
+        for action in actions:
+            match action:
+                case rules.Launch(start=start):
+                    assert account is not None
+                    self._launch(start, account)
+                case rules.Signal(key=key, cause=cause, grace_s=grace_s):
+                    files.write_stop(self._at(key), files.StopOrder(cause=cause, grace_s=grace_s))
+                    self._signal(key)
+                case rules.Remove(key=key):
+                    shutil.rmtree(self._at(key), ignore_errors=True)
+                case rules.Tell(state=state):
+                    self._tell(state)
+
+    def _worth_keeping(self) -> _Kept:
+        return _Kept(generation=self.ledger.generation, forgotten=self.ledger.forgotten)
+
+    # ---- tasks
+
+    def _launch(self, start: m.Start, account: Account) -> None:
+        key = rules.key_of(start)
+        try:
+            self._shepherds[key] = self._start_shepherd(start, account)
+        except OSError as error:
+            _log.error("a task was not started", task=files.folder_name(key), why=error.strerror)
+            recipe = self._recipe(key)
+            if recipe is not None:
+                _kill_all(recipe)  # nothing ran; its cgroup goes
+            cause = f"this node could not start it: {error.strerror}"
+            self._step(rules.Observed(state=_ended(key, "exited", cause)))
+
+    def _start_shepherd(self, start: m.Start, account: Account) -> int:
+        key = rules.key_of(start)
+        folder = self._at(key)
+        folder.mkdir(mode=0o700)
+        lock = files.lock(folder)
+        assert lock is not None
+        try:
+            recipe = files.Recipe(
+                start=start,
+                account=account,
+                cgroup=self._make_cgroup(start),
+                mark=secrets.token_hex(16),
+                notify=os.fspath(self._socket),
+            )
+            files.write_recipe(folder, recipe)
+            return _spawn(folder, lock)
+        finally:
+            os.close(lock)  # the shepherd has its own
+
+    def _make_cgroup(self, start: m.Start) -> str:
+        if self._policy.cgroup is None:
+            return ""
+        # Several agents may share a base, and each has a task 1.0.
+        name = f"{files.folder_name(rules.key_of(start))}-{secrets.token_hex(4)}"
+        limits = start.spec
+        return os.fspath(make_cgroup(self._policy.cgroup, name, cpus=limits.cpus, memory_bytes=limits.memory_bytes))
+
+    def _look_at(self, key: Key, task: Task) -> None:
+        lives = files.is_locked(self._at(key))  # before the status: the last one is written before the lock goes
+        status = self._status(key)
+        if status is not None:
+            self._step(rules.Observed(state=status.state))
+        is_final = status is not None and RANK[status.state.state] >= FINAL
+        if not lives and not is_final:
+            self._step(rules.Observed(state=self._after_its_shepherd(key)))
+        elif task.state.state == "stopping" and (status is None or RANK[status.state.state] < RANK["stopping"]):
+            self._signal(key)  # the first one came before its shepherd could be told, or another agent wrote the order
+
+    def _after_its_shepherd(self, key: Key) -> m.TaskState:
+        """Nobody waits for this task any more: no process of it may run, and how it ended nobody knows."""
+        recipe = self._recipe(key)
+        if recipe is None or self._status(key) is None:
+            cause = "the agent ended before it was started"
+        else:
+            cause = "its shepherd was killed"
+        if recipe is not None:
+            _kill_all(recipe)
+        return _ended(key, "lost", cause)
+
+    def _signal(self, key: Key) -> None:
+        status = self._status(key)
+        pid = status.shepherd_pid if status is not None else self._shepherds.get(key, 0)
+        if not pid:
+            return
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return
+        try:
+            # Only while the lock is held is this process the shepherd, and not one that got its number.
+            if files.is_locked(self._at(key)):
+                signal.pidfd_send_signal(fd, signal.SIGUSR1)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(fd)
+
+    # ---- files
+
+    def _at(self, key: Key) -> Path:
+        return self._tasks_folder / files.folder_name(key)
+
+    def _status(self, key: Key) -> files.Status | None:
+        try:
+            return files.read_status(self._at(key))
+        except (Damaged, OSError) as error:
+            _log.error("a task's state cannot be read", task=files.folder_name(key), why=error)
+            return None
+
+    def _recipe(self, key: Key) -> files.Recipe | None:
+        try:
+            return files.read_recipe(self._at(key))
+        except (Damaged, OSError) as error:
+            _log.error("a task's recipe cannot be read", task=files.folder_name(key), why=error)
+            return None
+
+    def _restored(self) -> Ledger:
+        kept = read_record(self._folder / "ledger.json", _Kept) or _Kept(generation=0, forgotten=())
+        tasks = tuple(self._restored_task(key) for key in self._keys())
+        return rules.restored(generation=kept.generation, forgotten=kept.forgotten, tasks=tasks)
+
+    def _restored_task(self, key: Key) -> Task:
+        status, recipe = self._status(key), self._recipe(key)
+        state = (
+            status.state if status is not None else m.TaskState(task_id=key[0], start=key[1], state="starting", at_s=0)
+        )
+        gpus = recipe.start.spec.gpus if recipe is not None else ()
+        return Task(state=state, gpus=gpus)
+
+    def _keys(self) -> Iterator[Key]:
+        for folder in sorted(self._tasks_folder.iterdir()):
+            task_id, _, nth = folder.name.rpartition("-")
+            if task_id and nth.isdigit():
+                yield task_id, int(nth)
+
+    @contextmanager
+    def _notified(self) -> Iterator[socket.socket]:
+        self._socket.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as ear:
+            ear.setblocking(False)
+            ear.bind(os.fspath(self._socket))
+            self._socket.chmod(0o600)
+            try:
+                yield ear
+            finally:
+                self._socket.unlink(missing_ok=True)
+
+
+def _ended(key: Key, state: m.State, cause: str) -> m.TaskState:
+    return m.TaskState(task_id=key[0], start=key[1], state=state, at_s=time.time(), cause=cause[: m.CAUSE_CHARS_MAX])
+
+
+def _kill_all(recipe: files.Recipe) -> None:
+    held = Cgroup(Path(recipe.cgroup)) if recipe.cgroup else None
+    end_s = time.monotonic() + KILL_LIMIT_S
+    while time.monotonic() < end_s:
+        pids = held.pids() if held is not None else leftovers(recipe.mark)
+        if not pids:
+            break
+        if held is not None:
+            held.kill()
+        else:
+            send(pids, signal.SIGKILL)
+        time.sleep(0.01)
+    if held is not None:
+        held.close()
+
+
+def _spawn(folder: Path, lock: int) -> int:
+    """Starts the shepherd of this folder, which inherits the lock, and returns its process id."""
+    log = os.open(folder / "shepherd.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        os.set_inheritable(lock, True)
+        return os.posix_spawn(
+            sys.executable,
+            # -P: what happens to lie in the agent's working folder is no module of ours
+            [sys.executable, "-P", "-m", "farside.agent.run.shepherd", os.fspath(folder), str(lock)],
+            os.environ,
+            file_actions=(
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, log, 1),
+                (os.POSIX_SPAWN_DUP2, log, 2),
+            ),
+            setsid=True,
+            # A stop that comes before the shepherd listens waits for it.
+            setsigmask=(signal.SIGUSR1,),
+        )
+    finally:
+        os.set_inheritable(lock, False)
+        os.close(log)

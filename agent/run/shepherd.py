@@ -1,0 +1,185 @@
+"""The process beside each task: it starts the program, waits for all of it, and keeps how it ended.
+
+How it works: the agent makes the task's folder, takes its lock, and starts this program with the locked descriptor, so
+that the folder is locked from before the shepherd exists until it ends. Whoever finds the lock free knows that no
+shepherd runs. The shepherd belongs to nobody's session: an agent that is killed, updated or stopped changes nothing for
+it, and the next agent reads what is in the folder::
+
+    task.json    what to run, as whom, in which cgroup          written by the agent, before the shepherd starts
+    state.json   how the task is, and whose process ids          written by the shepherd
+    stop.json    that it shall end, why and within what time    written by the agent, then SIGUSR1
+    lock         held while the shepherd lives
+
+Guarantees: the state says ``running`` only once the program was executed; a final state is on the disk before the lock
+is free; and before a final state is written no process of the task is left. Exit code and signal are the program's own.
+
+Rejected: the agent as parent of the tasks (its end would be theirs, or would lose their exit codes), systemd services
+for tasks (not everywhere, and the exit code is gone with the unit).
+"""
+
+import os
+import resource
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from farside.agent import messages as m
+from farside.agent.run import task_folder as files
+from farside.agent.run.containment import containment, send
+from farside.agent.run.launch import adopt_orphans, launch
+from farside.agent.run.task_folder import Recipe, Status
+
+LOOK_EVERY_S = 0.02  # while waiting for what was killed
+FOREVER_S = 3600.0
+_WATCHED = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM)
+
+
+class Shepherd:
+    """One task, from its start to its end."""
+
+    def __init__(self, folder: Path, recipe: Recipe) -> None:
+        self._folder = folder
+        self._recipe = recipe
+        self._held = containment(recipe.cgroup)
+        self._pid = 0
+        self._exit: int | None = None  # wait status of the program, once it ended
+        self._kill_at_s: float | None = None  # CLOCK_MONOTONIC
+        self._state = m.TaskState(
+            task_id=recipe.start.task_id, start=recipe.start.start, state="starting", at_s=time.time()
+        )
+
+    def run(self) -> None:
+        """Runs the task and returns when nothing is left of it and its end is on the disk."""
+        spec = self._recipe.start.spec
+        self._pid, fault = launch(self._recipe.start, self._recipe.account, self._held, mark=self._recipe.mark)
+        if fault:
+            self._finish(msgspec.structs.replace(self._state, state="exited", cause=_clipped(fault)))
+            return
+        deadline_s = time.monotonic() + spec.time_limit_s if spec.time_limit_s else None
+        self._tell("running")
+        while not self._is_over():
+            if deadline_s is not None and time.monotonic() >= deadline_s and self._kill_at_s is None:
+                self._end(f"time limit of {spec.time_limit_s:g} s", spec.grace_s)
+            if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
+                self._held.kill()
+            self._wait(deadline_s)
+        self._clear()
+        self._finish(self._final())
+
+    def _is_over(self) -> bool:
+        """The program has ended; where it was told to, its children had their grace too."""
+        self._reap()
+        if self._exit is None:
+            return False
+        is_waiting = self._kill_at_s is not None and time.monotonic() < self._kill_at_s
+        return not is_waiting or not self._held.pids()
+
+    def _wait(self, deadline_s: float | None) -> None:
+        now_s = time.monotonic()
+        moments = [when_s for when_s in (deadline_s, self._kill_at_s) if when_s is not None and when_s > now_s]
+        limit_s = min(moments, default=now_s + FOREVER_S) - now_s
+        if self._exit is not None or (self._kill_at_s is not None and now_s >= self._kill_at_s):
+            limit_s = min(limit_s, LOOK_EVERY_S)  # not every process that we wait for is our child
+        got = signal.sigtimedwait(_WATCHED, limit_s)
+        if got is not None and got.si_signo == signal.SIGUSR1:
+            self._obey()
+        elif got is not None and got.si_signo == signal.SIGTERM:
+            self._end("the node is shutting down", self._recipe.start.spec.grace_s)
+
+    def _obey(self) -> None:
+        order = files.read_stop(self._folder)
+        if order is not None:
+            self._end(order.cause, order.grace_s)
+
+    def _end(self, cause: str, grace_s: float) -> None:
+        """SIGTERM to all, once; a later order can only shorten the grace."""
+        kill_at_s = time.monotonic() + grace_s
+        if self._kill_at_s is not None:
+            self._kill_at_s = min(self._kill_at_s, kill_at_s)
+            return
+        self._kill_at_s = kill_at_s
+        self._tell("stopping", cause)
+        send(self._held.pids(), signal.SIGTERM)
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self._pid:
+                    self._exit = status
+
+    def _clear(self) -> None:
+        """Kills what the program left behind; returns when the kernel has taken all of it away."""
+        while self._held.pids():
+            self._held.kill()
+            signal.sigtimedwait((signal.SIGCHLD,), LOOK_EVERY_S)
+            self._reap()
+        self._reap()
+
+    def _final(self) -> m.TaskState:
+        assert self._exit is not None
+        code = os.waitstatus_to_exitcode(self._exit)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cause = self._state.cause
+        if self._held.oom_kills():
+            cause = f"out of memory: its limit is {self._recipe.start.spec.memory_bytes} bytes"
+        return msgspec.structs.replace(
+            self._state,
+            state="exited",
+            at_s=time.time(),
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            cause=cause or ("" if code == 0 else f"exit code {code}" if code > 0 else f"signal {-code}"),
+            cpu_s=used.ru_utime + used.ru_stime,
+            rss_bytes=used.ru_maxrss * 1024,  # Linux counts KiB; of the largest process, not of all together
+        )
+
+    # ---- telling
+
+    def _tell(self, state: m.State, cause: str = "") -> None:
+        self._state = msgspec.structs.replace(self._state, state=state, at_s=time.time(), cause=_clipped(cause))
+        with suppress(OSError):  # a full disk must not end the task; its last state will be tried until it stands
+            self._write()
+        files.notify(self._recipe.notify)
+
+    def _finish(self, state: m.TaskState) -> None:
+        self._state = state
+        self._held.close()
+        while True:
+            try:
+                self._write()
+                break
+            except OSError as error:
+                print(f"{self._folder}: {error.strerror}; trying again", file=sys.stderr)  # noqa: T201 - its log
+                time.sleep(1.0)
+        files.notify(self._recipe.notify)
+
+    def _write(self) -> None:
+        files.write_status(self._folder, Status(state=self._state, shepherd_pid=os.getpid(), program_pid=self._pid))
+
+
+def main() -> None:
+    """``python -m farside.agent.run.shepherd FOLDER LOCK_FD``."""
+    folder, lock = Path(sys.argv[1]), int(sys.argv[2])
+    os.set_inheritable(lock, False)
+    os.chdir("/")
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+    adopt_orphans()
+    recipe = files.read_recipe(folder)
+    if recipe is None:
+        sys.exit(f"{folder}: no task is here")
+    Shepherd(folder, recipe).run()
+
+
+def _clipped(cause: str) -> str:
+    return cause[: m.CAUSE_CHARS_MAX]
+
+
+if __name__ == "__main__":
+    main()

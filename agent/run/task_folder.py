@@ -1,0 +1,101 @@
+"""One folder a task: what agent and shepherd tell each other through it. See `shepherd` for what each file means."""
+
+import fcntl
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from farside.agent import messages as m
+from farside.agent.run.account import Account
+from farside.agent.run.ledger import Key
+from farside.agent.run.record import read_record, write_record
+
+
+class Recipe(Struct, frozen=True, kw_only=True):
+    """All that a shepherd needs to know."""
+
+    start: m.Start
+    account: Account
+    cgroup: str  # folder of the task's own cgroup; empty: the shepherd's process tree holds it together
+    mark: str  # in the environment of every process of the task, and of no other
+    notify: str  # datagram socket of the agent; empty: it looks by itself
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    """How the task is, by its shepherd."""
+
+    state: m.TaskState
+    shepherd_pid: int
+    program_pid: int
+
+
+class StopOrder(Struct, frozen=True, kw_only=True):
+    """That it shall end."""
+
+    cause: str
+    grace_s: float
+
+
+def folder_name(key: Key) -> str:
+    """``1.0-2`` for the second start of task 1.0."""
+    return f"{key[0]}-{key[1]}"
+
+
+def write_recipe(folder: Path, recipe: Recipe) -> None:
+    """Puts it down before the shepherd starts."""
+    write_record(folder / "task.json", recipe)
+
+
+def read_recipe(folder: Path) -> Recipe | None:
+    """What to run, or None where the agent ended before it had written it."""
+    return read_record(folder / "task.json", Recipe)
+
+
+def write_status(folder: Path, status: Status) -> None:
+    """By the shepherd."""
+    write_record(folder / "state.json", status)
+
+
+def read_status(folder: Path) -> Status | None:
+    """How it is, or None where its shepherd has not said anything yet."""
+    return read_record(folder / "state.json", Status)
+
+
+def write_stop(folder: Path, order: StopOrder) -> None:
+    """By the agent; the shepherd reads it on SIGUSR1."""
+    write_record(folder / "stop.json", order)
+
+
+def read_stop(folder: Path) -> StopOrder | None:
+    """The order, if there is one."""
+    return read_record(folder / "stop.json", StopOrder)
+
+
+def lock(folder: Path) -> int | None:
+    """A descriptor that holds the folder's lock, or None while somebody else does."""
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def is_locked(folder: Path) -> bool:
+    """A shepherd lives."""
+    fd = lock(folder)
+    if fd is not None:
+        os.close(fd)
+    return fd is None
+
+
+def notify(path: str) -> None:
+    """Wakes the agent, if one is there; it looks by itself too, so that a lost word costs a second at most."""
+    if path:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.setblocking(False)
+            sock.sendto(b"!", path)

@@ -1,0 +1,242 @@
+"""Which tasks a node knows: nothing run twice, no GPU given twice, nothing forgotten unasked."""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from farside.agent import messages as m
+from farside.agent.run.ledger import (
+    FINAL,
+    FORGOTTEN_MAX,
+    RANK,
+    Action,
+    Asked,
+    Event,
+    Key,
+    Launch,
+    Ledger,
+    Observed,
+    Remove,
+    Signal,
+    Tell,
+    gpus_in_use,
+    step,
+)
+from tests.agent.frames import SPEC, start
+
+
+def asked(command: m.Start | m.Stop | m.Forget, *, objection: str = "", at_s: float = 10.0) -> Asked:
+    return Asked(command=command, at_s=at_s, objection=objection)
+
+
+def stop(task_id: str = "1.0", nth: int = 1, *, generation: int = 1) -> m.Stop:
+    return m.Stop(task_id=task_id, start=nth, generation=generation, cause="preempted", grace_s=2)
+
+
+def forget(task_id: str = "1.0", nth: int = 1) -> m.Forget:
+    return m.Forget(task_id=task_id, start=nth)
+
+
+def state(name: Any, task_id: str = "1.0", nth: int = 1, **more: Any) -> m.TaskState:
+    return m.TaskState(task_id=task_id, start=nth, state=name, at_s=11.0, **more)
+
+
+def after(*events: Event, ledger: Ledger | None = None) -> tuple[Ledger, tuple[Action, ...]]:
+    """The ledger after all events, and the actions of the last."""
+    now = ledger or Ledger()
+    actions: tuple[Action, ...] = ()
+    for event in events:
+        now, actions = step(now, event)
+    return now, actions
+
+
+def told(actions: tuple[Action, ...]) -> list[tuple[str, str]]:
+    return [(action.state.state, action.state.cause) for action in actions if isinstance(action, Tell)]
+
+
+def test_a_start_is_launched_and_told() -> None:
+    _, actions = after(asked(start()))
+
+    assert [type(action) for action in actions] == [Launch, Tell]
+    assert told(actions) == [("starting", "")]
+
+
+def test_a_start_that_comes_again_is_answered_and_not_launched() -> None:
+    _, actions = after(asked(start()), Observed(state=state("running")), asked(start()))
+
+    assert told(actions) == [("running", "")]
+    assert len(actions) == 1
+
+
+@pytest.mark.parametrize("end", ["exited", "lost"])
+def test_a_task_that_ended_is_not_started_again(end: str) -> None:
+    _, actions = after(asked(start()), Observed(state=state(end)), asked(start()))
+
+    assert told(actions) == [(end, "")]
+    assert len(actions) == 1
+
+
+def test_a_forgotten_task_is_not_started_again() -> None:
+    _, actions = after(asked(start()), Observed(state=state("exited")), asked(forget()), asked(start()))
+
+    assert told(actions) == [("lost", "this start is over")]
+
+
+def test_the_next_start_of_a_task_runs() -> None:
+    _, actions = after(asked(start()), Observed(state=state("exited")), asked(start(nth=2)))
+
+    assert isinstance(actions[0], Launch)
+
+
+def test_two_starts_of_one_task_do_not_run_at_once() -> None:
+    _, actions = after(asked(start(spec=msgspec.structs.replace(SPEC, gpus=()))), asked(start(nth=2)))
+
+    assert told(actions) == [("exited", "another start of this task is running")]
+
+
+def test_a_gpu_in_use_is_not_given_again() -> None:
+    ledger, actions = after(asked(start("1.0")), asked(start("2.0")))
+
+    assert told(actions) == [("exited", "GPU 0 is in use by 1.0, start 1")]
+    assert gpus_in_use(ledger) == {0: ("1.0", 1)}
+
+
+def test_a_gpu_is_free_once_its_task_ended() -> None:
+    _, actions = after(asked(start("1.0")), Observed(state=state("exited")), asked(start("2.0")))
+
+    assert isinstance(actions[0], Launch)
+
+
+def test_an_objection_is_the_cause_of_an_end_without_exit_code() -> None:
+    _, actions = after(asked(start(), objection="no user alice here"))
+
+    assert told(actions) == [("exited", "no user alice here")]
+
+
+def test_a_stop_signals_and_tells() -> None:
+    _, actions = after(asked(start()), Observed(state=state("running")), asked(stop()))
+
+    assert actions[0] == Signal(key=("1.0", 1), cause="preempted", grace_s=2)
+    assert told(actions) == [("stopping", "preempted")]
+
+
+def test_a_stop_of_what_was_never_started_keeps_it_from_starting() -> None:
+    ledger, actions = after(asked(stop()))
+    _, later = after(asked(start()), ledger=ledger)
+
+    assert told(actions) == [("lost", "unknown on this node")]
+    assert told(later) == [("lost", "this start is over")]
+
+
+def test_a_stop_after_the_end_tells_the_end() -> None:
+    _, actions = after(asked(start()), Observed(state=state("exited", exit_code=3)), asked(stop()))
+
+    assert actions == (Tell(state=state("exited", exit_code=3)),)
+
+
+def test_a_live_task_is_not_forgotten() -> None:
+    _, actions = after(asked(start()), asked(forget()))
+
+    assert told(actions) == [("starting", "")]
+
+
+def test_a_task_that_ended_is_removed_when_the_manager_says_so() -> None:
+    _, actions = after(asked(start()), Observed(state=state("exited")), asked(forget()))
+
+    assert actions == (Remove(key=("1.0", 1)),)
+
+
+@pytest.mark.parametrize("late", [start(generation=4), stop(generation=4)])
+def test_a_command_of_an_older_generation_does_nothing(late: m.Start | m.Stop) -> None:
+    before, _ = after(asked(start("9.0", generation=5)))
+
+    assert step(before, asked(late)) == (before, ())
+
+
+@pytest.mark.parametrize("late", ["starting", "running", "stopping", "lost"])
+def test_an_end_stays(late: str) -> None:
+    ledger, _ = after(asked(start()), Observed(state=state("exited", exit_code=0)))
+
+    assert step(ledger, Observed(state=state(late))) == (ledger, ())
+
+
+def test_a_running_that_comes_after_a_stop_is_late() -> None:
+    ledger, actions = after(asked(start()), asked(stop()), Observed(state=state("running")))
+
+    assert ledger.tasks["1.0", 1].state.state == "stopping"
+    assert actions == ()
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Commands and observations in any order, some of them twice, late, or of another generation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.launched: Counter[Key] = Counter()
+        self.ended: dict[Key, m.TaskState] = {}
+        self.removed: set[Key] = set()
+
+    task_ids = st.sampled_from(["1.0", "1.1", "2.0"])
+    nths = st.integers(1, 3)
+
+    def take(self, event: Event) -> None:
+        before = self.ledger
+        self.ledger, actions = step(before, event)
+        for action in actions:
+            if isinstance(action, Launch):
+                self.launched[action.start.task_id, action.start.start] += 1
+            elif isinstance(action, Remove):
+                self.removed.add(action.key)
+        for key, task in self.ledger.tasks.items():
+            if key in before.tasks:
+                assert RANK[task.state.state] >= RANK[before.tasks[key].state.state]
+            if not task.is_live:
+                assert self.ended.setdefault(key, task.state) == task.state
+        for key in before.tasks.keys() - self.ledger.tasks.keys():
+            assert isinstance(event, Asked)
+            assert isinstance(event.command, m.Forget)
+            assert key in self.removed
+            assert not before.tasks[key].is_live
+
+    @rule(task_id=task_ids, nth=nths, generation=st.integers(1, 3), gpus=st.lists(st.integers(0, 2), max_size=3))
+    def start(self, task_id: str, nth: int, generation: int, gpus: list[int]) -> None:
+        spec = msgspec.structs.replace(SPEC, gpus=tuple(gpus))
+        self.take(asked(start(task_id, nth, generation=generation, spec=spec)))
+
+    @rule(task_id=task_ids, nth=nths, generation=st.integers(1, 3))
+    def stop(self, task_id: str, nth: int, generation: int) -> None:
+        self.take(asked(stop(task_id, nth, generation=generation)))
+
+    @rule(task_id=task_ids, nth=nths)
+    def forget(self, task_id: str, nth: int) -> None:
+        self.take(asked(forget(task_id, nth)))
+
+    @rule(task_id=task_ids, nth=nths, name=st.sampled_from(sorted(RANK)))
+    def observe(self, task_id: str, nth: int, name: str) -> None:
+        self.take(Observed(state=state(name, task_id, nth)))
+
+    @invariant()
+    def nothing_is_launched_twice(self) -> None:
+        assert all(count == 1 for count in self.launched.values())
+
+    @invariant()
+    def no_gpu_belongs_to_two(self) -> None:
+        held = Counter(gpu for task in self.ledger.tasks.values() if task.is_live for gpu in task.gpus)
+        assert all(count == 1 for count in held.values())
+
+    @invariant()
+    def what_was_launched_is_known_until_it_is_forgotten(self) -> None:
+        assert self.launched.keys() <= self.ledger.tasks.keys() | self.removed
+
+    @invariant()
+    def nothing_grows_without_bounds(self) -> None:
+        assert len(self.ledger.forgotten) <= FORGOTTEN_MAX
+        assert max(RANK.values()) == FINAL
+
+
+TestLedger = LedgerMachine.TestCase

@@ -1,0 +1,395 @@
+"""Tasks as real processes: what they find, how they end, and that nothing is left of them."""
+
+import os
+import pwd
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from farside.agent import messages as m
+from farside.agent.run.containment import Cgroup, cgroup_base, make_cgroup
+from farside.agent.run.task_folder import read_recipe
+from tests.agent.node import ME, Node, node, processes_with, remove_cgroups
+from tests.support.waiting import until
+
+
+@pytest.fixture(params=["tree", "cgroup"])
+def held(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
+    """A node that holds tasks together by process trees, and one that does by cgroups."""
+    if request.param == "tree":
+        with node(tmp_path) as made:
+            yield made
+        return
+    base = cgroup_base("auto")
+    if base is None:
+        pytest.skip("no cgroup v2 that this process may write")
+    own = base / f"test-{uuid.uuid4().hex}"
+    own.mkdir()
+    try:
+        with node(tmp_path, cgroup=own) as made:
+            yield made
+    finally:
+        remove_cgroups(own)
+
+
+def test_a_task_s_exit_code_is_kept(held: Node) -> None:
+    held.start("exit 3")
+
+    end = held.ended()
+
+    assert (end.state, end.exit_code, end.signal, end.cause) == ("exited", 3, None, "exit code 3")
+
+
+def test_a_task_that_ends_well_needs_no_cause(held: Node) -> None:
+    held.start("true")
+
+    end = held.ended()
+
+    assert (end.exit_code, end.cause) == (0, "")
+    assert end.rss_bytes > 0
+
+
+def test_a_task_s_signal_is_kept(held: Node) -> None:
+    held.start("kill -SEGV $$")
+
+    end = held.ended()
+
+    assert (end.exit_code, end.signal, end.cause) == (None, signal.SIGSEGV, f"signal {int(signal.SIGSEGV)}")
+
+
+def test_states_are_told_in_order(held: Node) -> None:
+    held.start("read line < /dev/zero; sleep 60")
+    held.until("running")
+    held.stop(grace_s=0)
+    held.ended()
+
+    assert [state.state for state in held.told] == ["starting", "running", "stopping", "exited"]
+
+
+def test_output_is_appended_to_the_file_that_was_asked_for(held: Node) -> None:
+    held.start("echo one; echo two >&2")
+    held.ended()
+    held.start("echo three", nth=2)
+    held.ended(nth=2)
+
+    assert held.output() == "one\ntwo\nthree\n"
+
+
+def test_standard_error_may_have_its_own_file(held: Node, tmp_path: Path) -> None:
+    held.start("echo one; echo two >&2", stderr=str(tmp_path / "err"))
+    held.ended()
+
+    assert held.output() == "one\n"
+    assert (tmp_path / "err").read_text() == "two\n"
+
+
+def test_a_program_that_is_not_there_is_the_cause(held: Node) -> None:
+    held.start("", argv=("no-such-program",))
+
+    end = held.ended()
+
+    assert (end.exit_code, end.signal) == (None, None)
+    assert end.cause == "no-such-program: No such file or directory"
+
+
+def test_a_folder_that_is_not_there_is_the_cause(held: Node) -> None:
+    held.start("true", cwd="/no/such/folder")
+
+    assert held.ended().cause == "/no/such/folder: No such file or directory"
+
+
+def test_a_stop_is_a_sigterm_to_all_and_waits_for_the_checkpoint(held: Node) -> None:
+    held.start("trap 'echo saved; exit 7' TERM; echo ready; while :; do sleep 0.05; done")
+    held.says("ready")
+
+    held.stop()
+    end = held.ended()
+
+    assert held.output().endswith("saved\n")
+    assert (end.exit_code, end.cause) == (7, "preempted")
+
+
+def test_a_child_may_use_the_grace_when_its_parent_is_gone(held: Node) -> None:
+    child = "trap 'sleep 0.5; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    held.start(f'sh -c "{child}" & wait')
+    held.says("ready")
+
+    held.stop()
+    held.ended()
+
+    assert "saved" in held.output()
+
+
+def test_who_ignores_sigterm_is_killed_when_the_grace_is_over(held: Node) -> None:
+    held.start("trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    held.says("ready")
+
+    held.stop(grace_s=0.2)
+    end = held.ended()
+
+    assert (end.signal, end.cause) == (signal.SIGKILL, "preempted")
+
+
+def test_a_second_stop_can_shorten_the_grace(held: Node) -> None:
+    held.start("trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    held.says("ready")
+    held.stop(grace_s=600)
+    held.until("stopping")
+
+    held.stop(grace_s=0)
+
+    assert held.ended().signal == signal.SIGKILL
+
+
+def test_a_stop_right_after_the_start_ends_it(held: Node) -> None:
+    held.start("sleep 600")
+    held.stop(grace_s=5)
+
+    end = held.ended()
+
+    assert end.cause == "preempted"
+
+
+def test_a_time_limit_ends_it_and_is_the_cause(held: Node) -> None:
+    held.start("echo ready; sleep 600", time_limit_s=0.3, grace_s=5)
+
+    end = held.ended()
+
+    assert (end.signal, end.cause) == (signal.SIGTERM, "time limit of 0.3 s")
+
+
+def test_nothing_is_left_of_a_task_that_ended(held: Node) -> None:
+    mark = f"mark-{uuid.uuid4().hex}"
+    # A child that ignores SIGTERM, in a session of its own, and whose parent is gone.
+    orphan = f"trap '' TERM HUP; echo ready; while :; do sleep 0.05; done # {mark}"
+    held.start(f'(setsid sh -c "{orphan}" &); until grep -q ready {held.out}; do sleep 0.02; done; exit 0')
+
+    held.ended()
+
+    assert processes_with(mark) == []
+
+
+def test_a_task_finds_its_variables(held: Node) -> None:
+    held.start(
+        "env",
+        task_id="12_3.1",
+        gpus=(2, 5),
+        rank=1,
+        world_size=4,
+        master_addr="n7",
+        master_port=4242,
+        env={"MINE": "a b", "RANK": "99", "FARSIDE_RESUME": "1"},
+        checkpoint_dir="/checkpoints",
+    )
+    held.ended("12_3.1")
+
+    found = dict(line.split("=", 1) for line in held.output().splitlines())
+    wanted = {
+        "MINE": "a b",
+        "CUDA_VISIBLE_DEVICES": "2,5",
+        "MASTER_ADDR": "n7",
+        "MASTER_PORT": "4242",
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "FARSIDE_JOB": "12_3",
+        "FARSIDE_START": "1",
+        "FARSIDE_CHECKPOINT_DIR": "/checkpoints",
+        "USER": ME,
+    }
+    assert wanted.items() <= found.items()
+    assert "FARSIDE_RESUME" not in found
+
+
+def test_a_resumed_task_is_told_so(held: Node) -> None:
+    held.start('echo "resume=$FARSIDE_RESUME gpus=$CUDA_VISIBLE_DEVICES."', nth=2, resume=True)
+    held.ended(nth=2)
+
+    assert held.output() == "resume=1 gpus=.\n"
+
+
+def test_a_task_outlives_its_agent_and_its_exit_code_is_read_by_the_next(held: Node) -> None:
+    held.start("echo ready; read line < go; exit 5", cwd=str(held.folder))
+    os.mkfifo(held.folder / "go")
+    held.says("ready")
+
+    (held.folder / "go").write_text("on\n")
+    after = held.restarted()
+
+    assert after.ended().exit_code == 5
+
+
+def test_an_end_while_no_agent_was_there_is_found(held: Node) -> None:
+    held.start("exit 4")
+    held.ended()
+
+    after = held.restarted()
+
+    assert [(state.state, state.exit_code) for state in after.runner.states] == [("exited", 4)]
+
+
+def test_a_start_that_comes_again_to_the_next_agent_runs_once(held: Node) -> None:
+    held.start("echo once")
+    held.ended()
+
+    after = held.restarted()
+    after.start("echo once")
+
+    assert after.told[-1].state == "exited"
+    assert held.output() == "once\n"
+
+
+def test_a_stop_that_the_last_agent_wrote_is_carried_out_by_the_next(held: Node) -> None:
+    held.start("echo ready; sleep 600")
+    held.says("ready")
+    held.until("running")
+    shepherd = psutil.Process(held.runner.shepherd_pids()["1.0", 1])
+    shepherd.suspend()
+    held.stop()
+    shepherd.resume()
+
+    assert held.restarted().ended().cause == "preempted"
+
+
+def test_a_killed_shepherd_takes_its_task_along(held: Node) -> None:
+    mark = f"mark-{uuid.uuid4().hex}"
+    held.start(f"setsid sh -c 'echo ready; while :; do sleep 0.05; done # {mark}' & wait")
+    held.says("ready")
+    held.until("running")
+    pid = held.runner.shepherd_pids()["1.0", 1]
+
+    os.kill(pid, signal.SIGKILL)
+    end = held.ended()
+
+    assert (end.state, end.cause) == ("lost", "its shepherd was killed")
+    until(lambda: processes_with(mark) == [], what="the end of all its processes")
+
+
+def test_a_damaged_state_is_a_lost_task_and_not_a_wrong_one(held: Node) -> None:
+    held.start("exit 0")
+    held.ended()
+    file = held.folder / "tasks" / "1.0-1" / "state.json"
+    file.write_bytes(file.read_bytes().replace(b'"exit_code":0', b'"exit_code":1'))
+
+    end = held.restarted().ended()
+
+    assert end.state == "lost"
+
+
+def test_what_the_manager_forgets_is_removed_and_stays_forgotten(held: Node) -> None:
+    held.start("echo once")
+    held.ended()
+
+    held.runner.take(m.Forget(task_id="1.0", start=1))
+    after = held.restarted()
+    after.start("echo once")
+
+    assert list((held.folder / "tasks").iterdir()) == []
+    assert [(state.state, state.cause) for state in after.told] == [("lost", "this start is over")]
+    assert held.output() == "once\n"
+
+
+def test_the_generation_outlives_the_agent(held: Node) -> None:
+    held.runner.take(m.Stop(task_id="9.0", start=1, generation=7, cause="", grace_s=0))
+
+    assert held.restarted().runner.ledger.generation == 7
+
+
+def test_a_gpu_that_is_not_there_is_refused(held: Node) -> None:
+    held.start("true", gpus=(8,))
+
+    end = held.ended()
+
+    assert (end.state, end.exit_code, end.cause) == ("exited", None, "no healthy GPU 8 on this node")
+
+
+def test_a_task_never_has_the_shepherd_s_lock(held: Node) -> None:
+    held.start("ls -l /proc/self/fd")
+    held.ended()
+
+    assert "/dev/null" in held.output()
+    assert "1.0-1/lock" not in held.output()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_task_runs_as_its_user_and_what_it_may_not_read_it_cannot(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_mode & 0o001 == 0:
+            folder.chmod(folder.stat().st_mode | 0o011)
+    secret = tmp_path / "secret"
+    secret.write_text("x")
+    secret.chmod(0o600)
+    with node(tmp_path, run_as="submitter") as made:
+        made.start(f"id -u; id -G; cat {secret}", user="nobody", cwd="/", stdout=str(shared / "log"))
+
+        assert made.ended().exit_code == 1
+
+    nobody = pwd.getpwnam("nobody")
+    lines = (shared / "log").read_text().splitlines()
+    assert lines[:2] == [str(nobody.pw_uid), str(nobody.pw_gid)]
+    assert "Permission denied" in lines[2]
+    assert (shared / "log").stat().st_uid == nobody.pw_uid
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_files_are_opened_with_the_user_s_rights(tmp_path: Path) -> None:
+    with node(tmp_path, run_as="submitter") as made:
+        made.start("true", user="nobody", cwd="/", stdout="/root/of-nobody")
+
+        assert made.ended().cause == "/root/of-nobody: Permission denied"
+
+
+@pytest.mark.parametrize(
+    ("user", "allowed", "cause"),
+    [
+        ("root", (), "user root is uid 0, and no task runs as that"),
+        ("no-such-user", (), "no user no-such-user on this node"),
+        ("daemon", ("alice",), "user daemon is not among those that this node runs tasks of"),
+    ],
+)
+def test_other_users_are_refused(tmp_path: Path, user: str, allowed: tuple[str, ...], cause: str) -> None:
+    with node(tmp_path, run_as="submitter", users=allowed) as made:
+        made.start("true", user=user)
+
+        end = made.ended()
+
+    assert (end.exit_code, end.cause) == (None, cause)
+
+
+def test_a_cgroup_goes_with_its_task(tmp_path: Path) -> None:
+    base = cgroup_base("auto")
+    if base is None:
+        pytest.skip("no cgroup v2 that this process may write")
+    with node(tmp_path, cgroup=base) as made:
+        made.start("true")
+        recipe = read_recipe(made.folder / "tasks" / "1.0-1")
+        assert recipe is not None
+        made.ended()
+
+    assert recipe.cgroup
+    assert not Path(recipe.cgroup).exists()
+
+
+def test_limits_are_written_where_the_controllers_are(tmp_path: Path) -> None:
+    # A tree of plain files stands for a kernel that has the controllers; a guest of tests/vm has the real ones.
+    (tmp_path / "cgroup.subtree_control").touch()
+    folder = make_cgroup(tmp_path, "1.0-1", cpus=1.5, memory_bytes=1 << 20)
+
+    assert (folder / "memory.max").read_text() == "1048576"
+    assert (folder / "cpu.max").read_text() == "150000 100000"
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
+
+
+def test_a_cgroup_that_is_gone_holds_nothing(tmp_path: Path) -> None:
+    gone = Cgroup(tmp_path / "gone")
+
+    assert list(gone.pids()) == []
+    assert gone.oom_kills() == 0
+    gone.kill()
+    gone.close()
