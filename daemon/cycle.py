@@ -4,10 +4,10 @@ from farside.clock import Clock
 from farside.daemon.headroom import Action, Grow, Hasten, Recall, ReleaseUnmapped, decide
 from farside.daemon.lender import Lender
 from farside.daemon.recall import Recaller
-from farside.daemon.sense import MemorySense
 from farside.daemon.tasks import Tasks
 from farside.errors import Unavailable
 from farside.log import get_log
+from farside.memory_sense import MemorySense
 
 _log = get_log("daemon.cycle")
 

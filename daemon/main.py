@@ -24,7 +24,6 @@ from farside.daemon.metrics import registry_of
 from farside.daemon.offered import OfferedMemory
 from farside.daemon.pool import Pool, SlabMemory
 from farside.daemon.recall import Recaller
-from farside.daemon.sense import MemorySense
 from farside.daemon.server import Server
 from farside.daemon.sessions import Ledger
 from farside.daemon.status import DonorStatus, donor_status
@@ -33,6 +32,7 @@ from farside.errors import ConfigError
 from farside.kmod_shim.preflight import may_pin_memory
 from farside.listen import allow_many_connections, close_listener, open_listener
 from farside.log import get_log, start_logging
+from farside.memory_sense import MemorySense
 from farside.notify import notify_systemd
 from farside.scrape import serve_metrics
 

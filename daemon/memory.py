@@ -12,7 +12,7 @@ from farside.daemon.headroom import (
     used_by_others_bytes,
 )
 from farside.daemon.messages import FreeMem
-from farside.daemon.sense import MemoryReading
+from farside.memory_sense import MemoryReading
 
 
 def headroom_params(config: DaemonConfig, total_bytes: int) -> HeadroomParams:

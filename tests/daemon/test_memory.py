@@ -6,7 +6,7 @@ import pytest
 
 from farside.config import DaemonConfig
 from farside.daemon.memory import MemoryWatch
-from farside.daemon.sense import MemoryReading
+from farside.memory_sense import MemoryReading
 
 MIB = 1 << 20
 GIB = 1 << 30

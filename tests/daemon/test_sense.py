@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from farside.daemon.sense import MemoryReading, MemorySense
 from farside.errors import Unavailable
+from farside.memory_sense import MemoryReading, MemorySense
 
 MEMINFO = """MemTotal:       65536 kB
 MemFree:          100 kB

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from farside.daemon.sense import MemorySense
+from farside.memory_sense import MemorySense
 from farside.sandbox import pressure
 
 MIB = 1 << 20

@@ -29,7 +29,7 @@ class MemorySense:
 
     Attributes:
         proc_root: /proc, or a folder like it with at least ``meminfo``.
-        cgroup: A cgroup v2 folder that this daemon runs in, absolute or below /sys/fs/cgroup; empty for the machine.
+        cgroup: A cgroup v2 folder that this process runs in, absolute or below /sys/fs/cgroup; empty for the machine.
     """
 
     proc_root: Path
