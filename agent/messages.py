@@ -14,8 +14,8 @@ from msgspec import Meta, Struct
 
 GPUS_MAX = 64
 """GPUs of one node; the largest machines have 16, and MIG makes up to 7 of each of 8."""
-TASKS_MAX = 2048
-"""Tasks in one frame: at most 500 bytes each, so that they fit into `protocol.FRAME_BYTES_MAX`."""
+TASKS_MAX = 512
+"""Tasks in one frame, and on one node: at most 1.8 KB each, so that they fit into `protocol.FRAME_BYTES_MAX`."""
 ARGUMENTS_MAX = 4096
 VARIABLES_MAX = 1024
 ARGUMENT_CHARS_MAX = 131_071  # the kernel takes 128 KiB a string with its zero (MAX_ARG_STRLEN, linux/binfmts.h)

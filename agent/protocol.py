@@ -38,7 +38,7 @@ PATH = "/v1/agents/session"
 VERSION_MIN = 1
 VERSION_MAX = 1
 FRAME_BYTES_MAX = 1 << 20
-"""A HELLO of 2,048 tasks is about 500 KiB; arguments and environment of a task rarely pass 64 KiB."""
+"""A HELLO of 512 tasks is at most 0.9 MB; arguments and environment of a task rarely pass 64 KiB."""
 
 REASON_BYTES_MAX = 123
 """Of a close frame, beside its code (RFC 6455 §5.5)."""

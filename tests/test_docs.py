@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from farside.config import BlockdevConfig, DaemonConfig
+from farside.config import AgentConfig, BlockdevConfig, DaemonConfig
 from farside.config.convert import allowed, shown
-from farside.config.settings import Setting, settings_of
+from farside.config.settings import Declared, Setting, settings_of
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")))
@@ -43,7 +43,7 @@ def is_there(document: Path, name: str) -> bool:
 
 def is_made_by_use(name: str) -> bool:
     """A file of the running system, such as daemon.toml in /etc/farside, or one that the build makes."""
-    made = {"daemon.toml", "blockdev.toml", "peers.toml", "daemon.d/", "blockdev.d/", ".venv/bin/farside"}
+    made = {"daemon.toml", "blockdev.toml", "agent.toml", "peers.toml", "daemon.d/", "blockdev.d/", ".venv/bin/farside"}
     return name in made or name.startswith("build/")
 
 
@@ -65,8 +65,8 @@ def manual_row(setting: Setting) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-@pytest.mark.parametrize("config", [DaemonConfig, BlockdevConfig])
-def test_the_operating_manual_lists_every_setting_as_it_is(config: type[DaemonConfig] | type[BlockdevConfig]) -> None:
+@pytest.mark.parametrize("config", [DaemonConfig, BlockdevConfig, AgentConfig])
+def test_the_operating_manual_lists_every_setting_as_it_is(config: type[Declared]) -> None:
     manual = (ROOT / "docs/operating.md").read_text().splitlines()
 
     missing = [row for row in map(manual_row, settings_of(config).values()) if row not in manual]

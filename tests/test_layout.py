@@ -31,8 +31,11 @@ SCHEDULER_SHELL = (
 PURE = (
     "farside.agent.messages",
     "farside.agent.protocol",
+    "farside.agent.backoff",
+    "farside.agent.outbox",
     "farside.agent.run.environment",
     "farside.agent.run.ledger",
+    "farside.agent.sense.headroom",
     "farside.daemon.protocol",
     "farside.daemon.messages",
     "farside.daemon.proof",
@@ -52,7 +55,10 @@ PURE = (
     ),
 )
 # What a pure module may import besides other pure ones.
-PLAIN = {f"farside.{name}" for name in ("errors", "units", "geometry", "endpoint", "config.daemon", "config.blockdev")}
+PLAIN = {
+    f"farside.{name}"
+    for name in ("errors", "units", "geometry", "endpoint", "config.daemon", "config.blockdev", "config.agent")
+}
 IMPURE = {
     "asyncio", "ctypes", "datetime", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "secrets", "select",
     "selectors", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid",

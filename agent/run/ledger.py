@@ -38,6 +38,7 @@ class Task:
 
     state: m.TaskState
     gpus: tuple[int, ...]
+    memory_bytes: int = 0  # its limit; 0: none
 
     @property
     def is_live(self) -> bool:
@@ -149,13 +150,17 @@ def _start(ledger: Ledger, start: m.Start, event: Asked) -> tuple[Ledger, tuple[
         return ledger, (Tell(state=known.state),)
     if key in ledger.forgotten:
         return ledger, (Tell(state=_state(key, "lost", event.at_s, "this start is over")),)
+    if len(ledger.tasks) >= m.TASKS_MAX:
+        # Not kept: the next HELLO must fit into a frame.
+        return ledger, (Tell(state=_state(key, "exited", event.at_s, "this node has too many tasks to be forgotten")),)
     objection = event.objection or _taken(ledger, start)
     if objection:
         # Kept like any other end, so that the answer survives a lost connection.
         refused = _state(key, "exited", event.at_s, objection)
         return _with(ledger, Task(state=refused, gpus=())), (Tell(state=refused),)
     fresh = _state(key, "starting", event.at_s, "")
-    return _with(ledger, Task(state=fresh, gpus=start.spec.gpus)), (Launch(start=start), Tell(state=fresh))
+    task = Task(state=fresh, gpus=start.spec.gpus, memory_bytes=start.spec.memory_bytes)
+    return _with(ledger, task), (Launch(start=start), Tell(state=fresh))
 
 
 def _taken(ledger: Ledger, start: m.Start) -> str:

@@ -75,7 +75,7 @@ class Runner:
         self._shepherds: dict[Key, int] = {}  # process ids of our children, until they were waited for
         self._tasks_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ledger = self._restored()
-        self._kept = self._worth_keeping()
+        self._kept = _worth_keeping(self.ledger)
 
     @property
     def states(self) -> tuple[m.TaskState, ...]:
@@ -83,7 +83,11 @@ class Runner:
         return tuple(task.state for task in self.ledger.tasks.values())
 
     def take(self, command: m.Start | m.Stop | m.Forget) -> None:
-        """Does what the manager says."""
+        """Does what the manager says.
+
+        Raises:
+            OSError: it could not be written down, and was not done; it may be said again.
+        """
         objection, account = self._judged(command) if isinstance(command, m.Start) else ("", None)
         self._step(rules.Asked(command=command, at_s=time.time(), objection=objection), account)
 
@@ -106,6 +110,17 @@ class Runner:
                         await loop.sock_recv(ear, 64)
                 self.look()
 
+    def end_all(self, cause: str, grace_s: float) -> None:
+        """Stops every live task, whatever the manager wants."""
+        for key, task in self.ledger.tasks.items():
+            if task.is_live:
+                self._order_stop(key, files.StopOrder(cause=cause, grace_s=grace_s))
+
+    @property
+    def has_live_tasks(self) -> bool:
+        """Some task may still have processes."""
+        return any(task.is_live for task in self.ledger.tasks.values())
+
     def shepherd_pids(self) -> dict[Key, int]:
         """Process ids of the live tasks' shepherds, as far as they have said anything."""
         statuses = {key: self._status(key) for key, task in self.ledger.tasks.items() if task.is_live}
@@ -122,25 +137,23 @@ class Runner:
         return (f"no healthy GPU {missing[0]} on this node" if missing else ""), account
 
     def _step(self, event: rules.Event, account: Account | None = None) -> None:
-        self.ledger, actions = rules.step(self.ledger, event)
-        if self._worth_keeping() != self._kept:
-            write_record(self._folder / "ledger.json", self._worth_keeping())
-            self._kept = self._worth_keeping()
+        after, actions = rules.step(self.ledger, event)
+        if _worth_keeping(after) != self._kept:
+            # First of all: where it can't be written, nothing has changed.
+            write_record(self._folder / "ledger.json", _worth_keeping(after))
+            self._kept = _worth_keeping(after)
+        self.ledger = after
         for action in actions:
             match action:
                 case rules.Launch(start=start):
                     assert account is not None
                     self._launch(start, account)
                 case rules.Signal(key=key, cause=cause, grace_s=grace_s):
-                    files.write_stop(self._at(key), files.StopOrder(cause=cause, grace_s=grace_s))
-                    self._signal(key)
+                    self._order_stop(key, files.StopOrder(cause=cause, grace_s=grace_s))
                 case rules.Remove(key=key):
                     shutil.rmtree(self._at(key), ignore_errors=True)
                 case rules.Tell(state=state):
                     self._tell(state)
-
-    def _worth_keeping(self) -> _Kept:
-        return _Kept(generation=self.ledger.generation, forgotten=self.ledger.forgotten)
 
     # ---- tasks
 
@@ -205,7 +218,16 @@ class Runner:
             _kill_all(recipe)
         return _ended(key, "lost", cause)
 
-    def _signal(self, key: Key) -> None:
+    def _order_stop(self, key: Key, order: files.StopOrder) -> None:
+        try:
+            files.write_stop(self._at(key), order)
+        except OSError as error:  # the disk is full: SIGTERM means the same, with the grace of the task's own
+            _log.error("a stop cannot be written down", task=files.folder_name(key), why=error.strerror)
+            self._signal(key, signal.SIGTERM)
+        else:
+            self._signal(key)
+
+    def _signal(self, key: Key, number: int = signal.SIGUSR1) -> None:
         status = self._status(key)
         pid = status.shepherd_pid if status is not None else self._shepherds.get(key, 0)
         if not pid:
@@ -217,7 +239,7 @@ class Runner:
         try:
             # Only while the lock is held is this process the shepherd, and not one that got its number.
             if files.is_locked(self._at(key)):
-                signal.pidfd_send_signal(fd, signal.SIGUSR1)
+                signal.pidfd_send_signal(fd, number)
         except ProcessLookupError:
             pass
         finally:
@@ -252,8 +274,9 @@ class Runner:
         state = (
             status.state if status is not None else m.TaskState(task_id=key[0], start=key[1], state="starting", at_s=0)
         )
-        gpus = recipe.start.spec.gpus if recipe is not None else ()
-        return Task(state=state, gpus=gpus)
+        if recipe is None:
+            return Task(state=state, gpus=())
+        return Task(state=state, gpus=recipe.start.spec.gpus, memory_bytes=recipe.start.spec.memory_bytes)
 
     def _keys(self) -> Iterator[Key]:
         for folder in sorted(self._tasks_folder.iterdir()):
@@ -272,6 +295,10 @@ class Runner:
                 yield ear
             finally:
                 self._socket.unlink(missing_ok=True)
+
+
+def _worth_keeping(ledger: Ledger) -> _Kept:
+    return _Kept(generation=ledger.generation, forgotten=ledger.forgotten)
 
 
 def _ended(key: Key, state: m.State, cause: str) -> m.TaskState:

@@ -87,7 +87,10 @@ def lock(folder: Path) -> int | None:
 
 def is_locked(folder: Path) -> bool:
     """A shepherd lives."""
-    fd = lock(folder)
+    try:
+        fd = lock(folder)
+    except FileNotFoundError:  # the folder was never made
+        return False
     if fd is not None:
         os.close(fd)
     return fd is None

@@ -123,6 +123,20 @@ def blockdev(
 
 
 @app.command()
+def agent(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
+    """Run the manager's jobs on this machine.
+
+    Reports what this node has and does; runs until SIGTERM. Jobs run on without it.
+    """
+    from farside.config import load_agent
+
+    loaded = load_agent(config or (), options.overrides(settings))
+    from farside.agent.main import run
+
+    raise typer.Exit(run(loaded))
+
+
+@app.command()
 def sandbox(
     donors: Annotated[int, typer.Option(min=1, help="How many donors.")] = 3,
     donor_memory: Annotated[

@@ -12,7 +12,9 @@ import typer
 from farside.cli import options
 
 if TYPE_CHECKING:
-    from farside.config import BlockdevConfig, DaemonConfig, Effective
+    from farside.config import AgentConfig, BlockdevConfig, DaemonConfig, Effective
+
+    AnyEffective = Effective[DaemonConfig] | Effective[BlockdevConfig] | Effective[AgentConfig]
 
 config_app = typer.Typer(help="Check and show settings.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -22,6 +24,7 @@ class Program(StrEnum):
 
     DAEMON = "daemon"
     BLOCKDEV = "blockdev"
+    AGENT = "agent"
 
 
 _Whose = Annotated[Program | None, typer.Option("--for", help="Whose settings, where the file's name does not say.")]
@@ -87,17 +90,19 @@ def _whose(file: Path) -> Program:
         # daemon.toml, and drop-ins as daemon.d/10-site.toml
         if file.name.startswith(whose) or file.parent.name.startswith(whose):
             return whose
-    raise ConfigError(f"{file}: whose settings?", hint="say --for daemon or --for blockdev")
+    raise ConfigError(f"{file}: whose settings?", hint="say --for daemon, --for blockdev or --for agent")
 
 
-def effective(whose: Program, paths: Sequence[Path]) -> "Effective[DaemonConfig] | Effective[BlockdevConfig]":
+def effective(whose: Program, paths: Sequence[Path]) -> "AnyEffective":
     """The settings of a program that count, with their sources."""
-    from farside.config.load import effective_blockdev, effective_daemon
+    from farside.config.load import effective_agent, effective_blockdev, effective_daemon
 
+    if whose is Program.AGENT:
+        return effective_agent(paths)
     return effective_daemon(paths) if whose is Program.DAEMON else effective_blockdev(paths)
 
 
-def _rows(loaded: "Effective[DaemonConfig] | Effective[BlockdevConfig]") -> list[dict[str, Any]]:
+def _rows(loaded: "AnyEffective") -> list[dict[str, Any]]:
     from farside.config.convert import allowed, shown
     from farside.config.settings import settings_of
 

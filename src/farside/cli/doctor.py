@@ -8,11 +8,13 @@ import msgspec
 
 from farside.blockdev.peerfile import read_peers
 from farside.cli.config import Program, effective, groups
-from farside.config import BlockdevConfig, DaemonConfig
+from farside.config import AgentConfig, BlockdevConfig, DaemonConfig
 from farside.config.load import ConfigProblems, standard_files
 from farside.errors import ConfigError, FarsideError
 from farside.kmod_shim.hibernation import hibernation_check
 from farside.kmod_shim.preflight import Check, Disk, Outcome, preflight, problems
+
+AnyConfig = DaemonConfig | BlockdevConfig | AgentConfig
 
 ROOT = Path("/")
 _MARK = {Outcome.OK: "ok  ", Outcome.WARNING: "note", Outcome.FAILED: "FAIL"}
@@ -38,8 +40,8 @@ def _print(checks: Sequence[Check]) -> None:
             print(f"      {'':{width}}  -> {check.advice}")
 
 
-def _settings(files: Sequence[Path]) -> tuple[list[DaemonConfig | BlockdevConfig], list[Check]]:
-    configs: list[DaemonConfig | BlockdevConfig] = []
+def _settings(files: Sequence[Path]) -> tuple[list[AnyConfig], list[Check]]:
+    configs: list[AnyConfig] = []
     wrong: list[Check] = []
     for program, paths in groups(files, None) if files else _standard():
         try:
@@ -61,7 +63,7 @@ def _wrong(problem: str, *, name: str = "settings") -> Check:
     return Check(name=name, outcome=Outcome.FAILED, found=found, advice=advice)
 
 
-def _peers(configs: Sequence[DaemonConfig | BlockdevConfig]) -> Iterator[Check]:
+def _peers(configs: Sequence[AnyConfig]) -> Iterator[Check]:
     for config in configs:
         if isinstance(config, BlockdevConfig):
             try:
@@ -75,7 +77,7 @@ def _peers(configs: Sequence[DaemonConfig | BlockdevConfig]) -> Iterator[Check]:
                 yield Check(name="peers", outcome=outcome, found=found, advice=few)
 
 
-def _guards(configs: Sequence[DaemonConfig | BlockdevConfig]) -> Iterator[Check]:
+def _guards(configs: Sequence[AnyConfig]) -> Iterator[Check]:
     """Whether the running borrowers may be swapped to; a fault only where somebody does."""
     from farside.kmod_shim.swap_facts import ask_served, guard_of
     from farside.kmod_shim.swap_record import read_records
@@ -94,11 +96,11 @@ def _guards(configs: Sequence[DaemonConfig | BlockdevConfig]) -> Iterator[Check]
                 yield replace(check, outcome=Outcome.WARNING) if minor else check
 
 
-def _key_files(configs: Sequence[DaemonConfig | BlockdevConfig]) -> tuple[Path, ...]:
-    return tuple(dict.fromkeys(config.key_file for config in configs))
+def _key_files(configs: Sequence[AnyConfig]) -> tuple[Path, ...]:
+    return tuple(dict.fromkeys(config.key_file for config in configs if not isinstance(config, AgentConfig)))
 
 
-def _disk(configs: Sequence[DaemonConfig | BlockdevConfig]) -> Disk | None:
+def _disk(configs: Sequence[AnyConfig]) -> Disk | None:
     for config in configs:
         if isinstance(config, BlockdevConfig) and config.protection == "disk":
             return Disk(path=config.disk_path, size_bytes=config.size_bytes)

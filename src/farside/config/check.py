@@ -3,7 +3,9 @@
 import ipaddress
 import re
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
+from farside.config.agent import AgentConfig
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
 from farside.endpoint import socket_path
@@ -11,6 +13,7 @@ from farside.geometry import CLUSTER_BYTES, SLABS_MAX
 from farside.units import format_bytes
 
 NODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")  # what the control protocol lets a node be called
+USER = re.compile(r"[A-Za-z0-9_.-]{1,64}\$?")
 # Memory files bear the device's name; memfd_create(2) takes 249 bytes, and 16 of them are ours.
 NAME_BYTES_MAX = 233
 SLABS_SPARE = 4096  # of them, for slabs that move: each stands twice for a moment
@@ -67,7 +70,29 @@ def blockdev_problems(config: BlockdevConfig) -> Iterator[Problem]:
             yield "fault", f"table {number}: the disk knows delay, error and short only"
 
 
-def _identity_problems(config: DaemonConfig | BlockdevConfig) -> Iterator[Problem]:
+def agent_problems(config: AgentConfig) -> Iterator[Problem]:
+    """What is wrong with a node agent's settings taken together."""
+    yield from _identity_problems(config)
+    if not _is_manager_url(config.manager):
+        yield "manager", f"'{config.manager:.70}' is no manager's address; write ws://HOST:PORT or wss://HOST:PORT"
+    if not config.state_dir.is_absolute():
+        yield "state_dir", "is empty; name the folder that tasks are written down in"
+    if not (config.cgroup in ("auto", "off") or config.cgroup.startswith("/")):
+        yield "cgroup", f"'{config.cgroup:.70}' is neither auto, off nor a path from the root"
+    for user in filter(None, config.users.split(",")):
+        if not USER.fullmatch(user.strip()):
+            yield "users", f"'{user.strip():.70}' is no user's name; write them with commas between"
+
+
+def _is_manager_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("ws", "wss") and bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
+    except ValueError:
+        return False
+
+
+def _identity_problems(config: DaemonConfig | BlockdevConfig | AgentConfig) -> Iterator[Problem]:
     if not NODE.fullmatch(config.node):
         yield (
             "node",

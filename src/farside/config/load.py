@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from farside.config.agent import AgentConfig
 from farside.config.blockdev import BlockdevConfig
-from farside.config.check import Problem, blockdev_problems, daemon_problems
+from farside.config.check import Problem, agent_problems, blockdev_problems, daemon_problems
 from farside.config.convert import convert, unknown
 from farside.config.daemon import DaemonConfig
 from farside.config.settings import Setting, settings_of
@@ -24,7 +25,7 @@ COMMAND_LINE = "command line"
 DEFAULT = "default"
 _FILE_BYTES_MAX = 1 << 20
 
-ConfigT = TypeVar("ConfigT", DaemonConfig, BlockdevConfig)
+ConfigT = TypeVar("ConfigT", DaemonConfig, BlockdevConfig, AgentConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,22 @@ def load_blockdev(paths: Sequence[Path] = (), overrides: Mapping[str, object] | 
         ConfigProblems: Something is wrong; one line each.
     """
     return effective_blockdev(paths, overrides).config
+
+
+def load_agent(paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None) -> AgentConfig:
+    """The node agent's settings from these files (none: /etc/farside/agent.toml) with their drop-ins.
+
+    Raises:
+        ConfigProblems: Something is wrong; one line each.
+    """
+    return effective_agent(paths, overrides).config
+
+
+def effective_agent(
+    paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
+) -> Effective[AgentConfig]:
+    """As `load_agent`, with the source of each value."""
+    return _load(AgentConfig, agent_problems, _files(paths, "agent"), overrides or {}, blamed=ETC / "agent.toml")
 
 
 def effective_daemon(

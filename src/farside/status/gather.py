@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from farside import admin
+from farside.config.agent import AgentConfig
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
 from farside.errors import PeerError
@@ -41,7 +42,11 @@ def gather(*, state: Path | None, socket: Path | None) -> tuple[ProcessStatus, .
         found = [_ask(record.blockdev.name, "blockdev", Path(record.blockdev.admin_socket), pid=record.blockdev.pid)]
         found += [_ask(donor.name, "daemon", Path(donor.admin_socket), pid=donor.pid) for donor in record.donors]
     else:
-        places = (("blockdev", BlockdevConfig().admin_socket), ("daemon", DaemonConfig().admin_socket))
+        places = (
+            ("blockdev", BlockdevConfig().admin_socket),
+            ("daemon", DaemonConfig().admin_socket),
+            ("agent", AgentConfig().admin_socket),
+        )
         found = [_ask("", role, Path(place)) for role, place in places if Path(place).exists()]
     if not any(process.status for process in found):
         why = found[0].error if found else "no Farside process runs on this machine"
@@ -57,7 +62,7 @@ def _ask(name: str, role: str, socket: Path, *, pid: int = 0) -> ProcessStatus:
     return ProcessStatus(
         name=str(told.get("node", name)),
         # A donor says nothing of the kind, but only a donor has memory of its own to tell of.
-        role=role or ("daemon" if "memory" in told else "blockdev"),
+        role=role or str(told.get("kind", "")) or ("daemon" if "memory" in told else "blockdev"),
         pid=pid or int(told.get("pid", 0)),
         socket=str(socket),
         status=told,

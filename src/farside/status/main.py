@@ -27,7 +27,7 @@ def run(*, json_output: bool = False, state: Path | None = None, socket: Path | 
 
 
 def as_json(processes: tuple[ProcessStatus, ...]) -> dict[str, object]:
-    """The document that `--json` prints: every process, then the borrowers' and the donors' own words."""
+    """The document that `--json` prints: every process, then the borrowers', donors' and agents' own words."""
     return {
         "processes": [
             {
@@ -42,4 +42,5 @@ def as_json(processes: tuple[ProcessStatus, ...]) -> dict[str, object]:
         ],
         "blockdevs": [process.status for process in processes if process.role == "blockdev" and process.status],
         "daemons": [process.status for process in processes if process.role == "daemon" and process.status],
+        "agents": [process.status for process in processes if process.role == "agent" and process.status],
     }

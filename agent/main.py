@@ -1,0 +1,254 @@
+"""`farside agent`: one node agent, from its settings to its end.
+
+It ends at SIGTERM or SIGINT. Tasks run on then, and the next agent finds them; with ``on_stop = "end"`` (a sandbox)
+they are stopped first. Killed without warning it leaves only socket files, and tasks as they were.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import version
+from random import Random
+
+from farside import admin
+from farside.agent import messages as m
+from farside.agent.metrics import serving_metrics
+from farside.agent.outbox import Reading
+from farside.agent.run.containment import cgroup_base
+from farside.agent.run.ledger import gpus_in_use
+from farside.agent.run.runner import Policy, Runner
+from farside.agent.run.task_folder import folder_name
+from farside.agent.sense.gpu import open_gpus
+from farside.agent.sense.node import NodeSense, RunningTask, boot_id, cpus, healthy
+from farside.agent.session import ManagerAddress, Node, Session
+from farside.agent.status import AgentStatus
+from farside.agent.token import read_token
+from farside.clock import Clock, RealClock
+from farside.config import AgentConfig
+from farside.errors import ConfigError
+from farside.log import get_log, start_logging
+from farside.notify import notify_systemd
+
+PUBLISH_EVERY_S = 1.0
+"""How old the picture may be that Prometheus gets."""
+END_GRACE_S = 2.0
+END_LIMIT_S = 6.0
+
+_log = get_log("agent")
+
+
+class _Ended(Exception):
+    """Leaves the task group, so that what runs in it is cancelled."""
+
+
+def run(config: AgentConfig) -> int:
+    """Runs an agent until it is told to stop; returns the process's exit code.
+
+    Raises:
+        ConfigError: a setting, the token file or the state folder cannot be used.
+        Unavailable: memory use cannot be read here.
+    """
+    start_logging(config.log_level)
+    agent = Agent(config, clock=RealClock())
+    asyncio.run(agent.run())
+    return 0
+
+
+class Agent:
+    """All parts of one node agent, put together."""
+
+    def __init__(self, config: AgentConfig, *, clock: Clock) -> None:
+        """Reads the token, the tasks that are known and the node; nothing is connected yet."""
+        self.node = config.node or socket.gethostname()
+        self.ready = asyncio.Event()
+        self._config, self._clock = config, clock
+        read_token(config.token_file)  # a wrong one should be known now
+        self._gpus = open_gpus(declared=config.declared_gpus, model=config.gpu_model)
+        self._cgroup = cgroup_base(config.cgroup)
+        self.runner = self._open_runner()
+        self.sense = NodeSense(
+            gpus=self._gpus,
+            proc_root=config.proc_root,
+            reserve_bytes=config.memory_reserve_bytes,
+            donor_socket=config.daemon_socket if config.daemon_socket.is_absolute() else None,
+            tasks=self._running_tasks,
+        )
+        self.session = self._make_session()
+        self._told = asyncio.Event()
+        self._latest = self._status()
+
+    async def run(self) -> None:
+        """Works until ``stop`` is called."""
+        config = self._config
+        with ExitStack() as stack:
+            stack.callback(self._gpus.close)
+            stack.enter_context(self._signals())
+            if config.metrics_listen:
+                stack.enter_context(serving_metrics(config.metrics_listen, lambda: self._latest))
+            async with await admin.serve(config.admin_socket, {"status": self._on_status}):
+                await self._work()
+
+    def stop(self) -> None:
+        """Ends the agent."""
+        self._told.set()
+
+    async def _work(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.runner.run())
+                group.create_task(self._keep_publishing())
+                session = group.create_task(self.session.run())
+                self._say_ready()
+                await self._told.wait()
+                notify_systemd("STOPPING=1")
+                if self._config.on_stop == "end":
+                    await self._end_tasks()
+                session.cancel()
+                raise _Ended
+        except* _Ended:
+            pass
+
+    def _say_ready(self) -> None:
+        live = sum(task.is_live for task in self.runner.ledger.tasks.values())
+        held = "cgroup" if self._cgroup is not None else "process tree"
+        _log.info("agent ready", node=self.node, gpus=len(self._gpus.read()), tasks=live, containment=held)
+        if self._cgroup is None:
+            _log.warning("no cgroup v2 that this agent may write: tasks have no limits on memory and CPUs")
+        if self._config.run_as == "starter":
+            _log.warning("every task runs as the user of this agent, whoever submitted it", uid=os.geteuid())
+        notify_systemd("READY=1")
+        self.ready.set()
+
+    async def _end_tasks(self) -> None:
+        self.runner.end_all("the node is shutting down", END_GRACE_S)
+        try:
+            async with asyncio.timeout(END_LIMIT_S):
+                while self.runner.has_live_tasks:
+                    self.runner.look()
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            _log.error("tasks do not end", tasks=sum(task.is_live for task in self.runner.ledger.tasks.values()))
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # RuntimeError: not in the main thread, where only a test runs an agent.
+            with suppress(RuntimeError):
+                loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    # ---- what the session asks
+
+    def _hello(self) -> m.Hello:
+        latest = self.sense.latest
+        return m.Hello(
+            node=self.node,
+            boot_id=boot_id(),
+            incarnation=self._incarnation,
+            version=version("farside"),
+            cpus=cpus(),
+            memory_bytes=latest.memory.total_bytes,
+            gpus=latest.reading.gpus,
+            headroom_bytes=latest.reading.headroom_bytes,
+            tasks=self.runner.states[: m.TASKS_MAX],
+        )
+
+    async def _read(self) -> Reading:
+        return (await self.sense.read()).reading
+
+    def _take(self, command: m.Start | m.Stop | m.Forget) -> None:
+        try:
+            self.runner.take(command)
+        except OSError as error:
+            # Nothing was done; the manager hears of it where it waits for an answer, and may send it elsewhere.
+            _log.error("a command cannot be written down", task=command.task_id, why=error.strerror)
+            if isinstance(command, m.Start):
+                cause = f"this node cannot write it down: {error.strerror}"
+                self.session.tell(
+                    m.TaskState(
+                        task_id=command.task_id,
+                        start=command.start,
+                        state="exited",
+                        at_s=self.sense.latest.reading.at_s,
+                        cause=cause,
+                    )
+                )
+
+    # ---- status
+
+    async def _on_status(self, _: Mapping[str, object]) -> object:
+        return self._status()
+
+    async def _keep_publishing(self) -> None:
+        while True:
+            self._latest = self._status()
+            await self._clock.sleep_until_s(self._clock.now_s() + PUBLISH_EVERY_S)
+
+    def _status(self) -> AgentStatus:
+        latest, states = self.sense.latest, self.runner.states
+        return AgentStatus(
+            kind="agent",
+            node=self.node,
+            pid=os.getpid(),
+            manager=self._config.manager,
+            connected=self.session.is_connected,
+            problem=self.session.last_problem,
+            generation=self.runner.ledger.generation,
+            run_as=self._config.run_as,
+            containment="cgroup" if self._cgroup is not None else "process tree",
+            memory_bytes=latest.memory.total_bytes,
+            headroom_bytes=latest.reading.headroom_bytes,
+            psi=latest.reading.psi,
+            gpus=latest.reading.gpus,
+            gpus_in_use={gpu: folder_name(key) for gpu, key in gpus_in_use(self.runner.ledger).items()},
+            tasks=states,
+            task_counts=Counter(state.state for state in states),
+        )
+
+    # ---- parts
+
+    def _open_runner(self) -> Runner:
+        config = self._config
+        policy = Policy(
+            run_as=config.run_as,
+            users=frozenset(filter(None, (user.strip() for user in config.users.split(",")))),
+            cgroup=self._cgroup,
+            gpus=lambda: healthy(self.sense.latest.reading.gpus),
+        )
+        try:
+            return Runner(config.state_dir, policy, lambda state: self.session.tell(state))
+        except OSError as error:
+            raise ConfigError(f"state_dir {config.state_dir}: {error.strerror}") from error
+
+    def _running_tasks(self) -> tuple[RunningTask, ...]:
+        return tuple(
+            RunningTask(name=folder_name(key), shepherd_pid=pid, limit_bytes=self.runner.ledger.tasks[key].memory_bytes)
+            for key, pid in self.runner.shepherd_pids().items()
+        )
+
+    def _make_session(self) -> Session:
+        config = self._config
+        self._incarnation = secrets.token_hex(8)
+        return Session(
+            ManagerAddress(url=config.manager, token_file=config.token_file, ca_file=config.ca_file),
+            Node(
+                hello=self._hello,
+                read=self._read,
+                take=self._take,
+                seen_generation=lambda: self.runner.ledger.generation,
+            ),
+            clock=self._clock,
+            rng=Random(),
+            period_s=config.report_period_s,
+            reconnect_s=config.reconnect_s,
+        )

@@ -1,0 +1,101 @@
+"""The agent's Prometheus metrics, made from its status at each scrape.
+
+The scrape comes in a thread of its own; it reads the last picture that the event loop published, nothing else.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import prometheus_client
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from farside.agent.status import AgentStatus
+from farside.endpoint import parse_address
+from farside.errors import ConfigError
+
+
+class AgentCollector(Collector):
+    """Turns an agent's status into metrics."""
+
+    def __init__(self, latest: Callable[[], AgentStatus]) -> None:
+        """``latest`` gives the newest picture, from any thread."""
+        self._latest = latest
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of this moment."""
+        status = self._latest()
+        for name, text, value in (
+            ("manager_connected", "1 while the manager has welcomed this agent.", float(status.connected)),
+            ("memory_bytes", "Memory of the node.", status.memory_bytes),
+            ("headroom_bytes", "Memory that jobs may still get.", status.headroom_bytes),
+        ):
+            yield GaugeMetricFamily(f"farside_agent_{name}", text, value=value)
+        yield _tasks(status)
+        yield _pressure(status)
+        yield from _gpus(status)
+
+
+@contextmanager
+def serving_metrics(address: str, latest: Callable[[], AgentStatus]) -> Iterator[None]:
+    """Serves metrics at HOST:PORT.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    host, port = parse_address(address)
+    registry = CollectorRegistry()
+    registry.register(AgentCollector(latest))
+    prometheus_client.ProcessCollector(registry=registry)
+    try:
+        server, _ = prometheus_client.start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        raise ConfigError(f"metrics_listen {address}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _tasks(status: AgentStatus) -> Metric:
+    family = GaugeMetricFamily("farside_agent_tasks", "Tasks that are not forgotten, by state.", labels=["state"])
+    for state, count in status.task_counts.items():
+        family.add_metric([state], count)
+    return family
+
+
+def _pressure(status: AgentStatus) -> Metric:
+    psi = status.psi
+    family = GaugeMetricFamily(
+        "farside_agent_pressure_ratio", "Share of the last 10 s in which programs waited.", labels=["resource", "kind"]
+    )
+    for resource, kind, value_pct in (
+        ("memory", "some", psi.memory_some_pct),
+        ("memory", "full", psi.memory_full_pct),
+        ("cpu", "some", psi.cpu_some_pct),
+        ("io", "full", psi.io_full_pct),
+    ):
+        if value_pct is not None:
+            family.add_metric([resource, kind], value_pct / 100)
+    return family
+
+
+def _gpus(status: AgentStatus) -> Iterator[Metric]:
+    health = GaugeMetricFamily("farside_agent_gpu_healthy", "1 while tasks may have this GPU.", labels=["gpu", "model"])
+    used = GaugeMetricFamily("farside_agent_gpu_in_use", "1 while a task has this GPU.", labels=["gpu"])
+    busy = GaugeMetricFamily("farside_agent_gpu_busy_ratio", "Share of time with a kernel running.", labels=["gpu"])
+    power = GaugeMetricFamily("farside_agent_gpu_power_watts", "Power drawn.", labels=["gpu"])
+    memory = GaugeMetricFamily("farside_agent_gpu_memory_used_bytes", "Memory in use.", labels=["gpu"])
+    for gpu in status.gpus:
+        name = str(gpu.index)
+        health.add_metric([name, gpu.model], float(gpu.healthy))
+        used.add_metric([name], float(gpu.index in status.gpus_in_use))
+        for family, value in (
+            (busy, None if gpu.busy_pct is None else gpu.busy_pct / 100),
+            (power, gpu.power_w),
+            (memory, gpu.memory_used_bytes),
+        ):
+            if value is not None:
+                family.add_metric([name], value)
+    yield from (health, used, busy, power, memory)

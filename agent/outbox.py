@@ -1,0 +1,68 @@
+"""Reports on their way to the manager: numbered, kept until acknowledged, sent again in order. PURE.
+
+States wait here until a report takes them; of one task only the newest waits. Not more than `IN_FLIGHT_MAX` reports are
+without acknowledgement: behind a manager that does not answer, states gather here, one a task, and nothing grows.
+"""
+
+from dataclasses import dataclass
+
+from farside.agent import messages as m
+from farside.agent.run.ledger import Key, key_of
+
+IN_FLIGHT_MAX = 16
+"""Reports without an acknowledgement; at one in 5 s that is more than a minute of a manager that hangs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a report says of the node itself."""
+
+    at_s: float
+    headroom_bytes: int
+    psi: m.Psi
+    gpus: tuple[m.Gpu, ...]
+
+
+class Outbox:
+    """Reports of one incarnation of the agent.
+
+    Attributes:
+        unacked: Reports that the manager has not acknowledged, oldest first.
+    """
+
+    def __init__(self) -> None:
+        self.unacked: tuple[m.Report, ...] = ()
+        self._waiting: dict[Key, m.TaskState] = {}
+        self._last_seq = 0
+
+    @property
+    def has_news(self) -> bool:
+        """A task's state waits to be told."""
+        return bool(self._waiting)
+
+    def note(self, state: m.TaskState) -> None:
+        """Takes a state that the manager should hear."""
+        key = key_of(state)
+        self._waiting.pop(key, None)  # to the end: the order of events, as far as one report can show it
+        self._waiting[key] = state
+
+    def compose(self, reading: Reading) -> m.Report | None:
+        """The next report with all that waits, or None while too many are under way."""
+        if len(self.unacked) >= IN_FLIGHT_MAX:
+            return None
+        keys = list(self._waiting)[: m.TASKS_MAX]
+        self._last_seq += 1
+        report = m.Report(
+            seq=self._last_seq,
+            at_s=reading.at_s,
+            headroom_bytes=reading.headroom_bytes,
+            psi=reading.psi,
+            gpus=reading.gpus,
+            tasks=tuple(self._waiting.pop(key) for key in keys),
+        )
+        self.unacked = (*self.unacked, report)
+        return report
+
+    def acknowledge(self, seq: int) -> None:
+        """Everything up to this report has arrived for good."""
+        self.unacked = tuple(report for report in self.unacked if report.seq > seq)

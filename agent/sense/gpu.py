@@ -1,0 +1,151 @@
+"""GPUs of this node: by NVML where NVIDIA's driver is, or as the settings declare them.
+
+A GPU is not healthy when NVML says that it is lost or counts uncorrectable memory errors, or when its driver reported a
+critical error (XID) that is not a program's own fault. It stays so until the agent starts anew: what is wrong with it a
+person finds out.
+"""
+
+from typing import Any, Protocol
+
+from farside.agent import messages as m
+from farside.errors import Unavailable
+from farside.log import get_log
+
+# NVIDIA, "XID Errors": a program's own faults (graphics exception, page fault, stopped, preemptive clean-up, ...).
+PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+
+_log = get_log("agent.sense")
+
+
+class GpuSense(Protocol):
+    """What reads GPUs."""
+
+    def read(self) -> tuple[m.Gpu, ...]:
+        """Every GPU as it is now."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of the driver."""
+        ...
+
+
+class DeclaredGpus:
+    """GPUs that the settings name: for trying and testing, and for devices that nothing here can ask."""
+
+    def __init__(self, count: int, model: str) -> None:
+        self._gpus = tuple(m.Gpu(index=index, model=model, healthy=True) for index in range(count))
+
+    def read(self) -> tuple[m.Gpu, ...]:
+        """The same ones each time."""
+        return self._gpus
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class NvmlGpus:
+    """GPUs as NVIDIA's driver knows them. Calls may take tens of milliseconds: keep them off the event loop."""
+
+    def __init__(self, nvml: Any) -> None:
+        """``nvml`` is the module ``pynvml``.
+
+        Raises:
+            Unavailable: there is no driver, or no library of it.
+        """
+        self._nvml = nvml
+        try:
+            nvml.nvmlInit()
+            count = min(m.GPUS_MAX, nvml.nvmlDeviceGetCount())
+            self._handles = tuple(nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count))
+        except nvml.NVMLError as error:
+            raise Unavailable(f"NVML: {error}", hint="set declared_gpus where there are none") from error
+        self._broken: dict[int, str] = {}
+        self._events = self._watched()
+
+    def read(self) -> tuple[m.Gpu, ...]:
+        """Every GPU as it is now."""
+        self._note_events()
+        return tuple(self._one(index, handle) for index, handle in enumerate(self._handles))
+
+    def close(self) -> None:
+        """Lets go of the driver."""
+        self._nvml.nvmlShutdown()
+
+    def _one(self, index: int, handle: Any) -> m.Gpu:
+        nvml = self._nvml
+        memory = self._asked(nvml.nvmlDeviceGetMemoryInfo, handle)
+        busy = self._asked(nvml.nvmlDeviceGetUtilizationRates, handle)
+        power_mw = self._asked(nvml.nvmlDeviceGetPowerUsage, handle)
+        self._note_health(index, handle)
+        return m.Gpu(
+            index=index,
+            model=str(self._asked(nvml.nvmlDeviceGetName, handle) or "unknown")[: m.CAUSE_CHARS_MAX],
+            healthy=index not in self._broken,
+            reason=self._broken.get(index, ""),
+            memory_bytes=int(memory.total) if memory is not None else None,
+            memory_used_bytes=int(memory.used) if memory is not None else None,
+            busy_pct=float(busy.gpu) if busy is not None else None,
+            power_w=power_mw / 1000 if power_mw is not None else None,
+        )
+
+    def _note_health(self, index: int, handle: Any) -> None:
+        nvml = self._nvml
+        try:
+            errors = nvml.nvmlDeviceGetTotalEccErrors(
+                handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+            )
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+                self._blame(index, "the driver lost it")
+            return
+        if errors:
+            self._blame(index, f"{errors} uncorrectable memory errors")
+
+    def _note_events(self) -> None:
+        nvml = self._nvml
+        while self._events is not None:
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+            except nvml.NVMLError:  # a timeout: there are no more
+                return
+            if event.eventData not in PROGRAM_XIDS:
+                self._blame(nvml.nvmlDeviceGetIndex(event.device), f"XID {event.eventData}")
+
+    def _watched(self) -> Any:
+        nvml = self._nvml
+        try:
+            events = nvml.nvmlEventSetCreate()
+            for handle in self._handles:
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+        except nvml.NVMLError as error:
+            _log.warning("the driver's critical errors are not heard", why=error)
+            return None
+        return events
+
+    def _blame(self, index: int, reason: str) -> None:
+        if index not in self._broken:
+            _log.error("a GPU is not healthy", gpu=index, reason=reason)
+            self._broken[index] = reason
+
+    def _asked(self, call: Any, handle: Any) -> Any:
+        try:
+            return call(handle)
+        except self._nvml.NVMLError:  # this device does not tell that
+            return None
+
+
+def open_gpus(*, declared: int, model: str) -> GpuSense:
+    """The declared GPUs, or with -1 those that NVML finds; none where there is no driver.
+
+    Raises:
+        Unavailable: NVML is there and refuses.
+    """
+    if declared >= 0:
+        return DeclaredGpus(declared, model)
+    try:
+        import pynvml
+
+        return NvmlGpus(pynvml)
+    except (ImportError, Unavailable) as error:
+        _log.info("no GPUs found", why=error)
+        return DeclaredGpus(0, "")

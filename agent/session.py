@@ -1,0 +1,202 @@
+"""The agent's one connection to the manager: opened again whenever it is lost, with nothing said twice or left out.
+
+Each connection starts with HELLO and every task that is known; then come the reports that were not acknowledged, then
+new ones: at once when a task's state changes, and every ``period_s`` otherwise. Commands are carried out as they come.
+Tasks run on while there is no manager.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from farside.agent import messages as m
+from farside.agent.backoff import backoff_s
+from farside.agent.outbox import Outbox, Reading
+from farside.agent.protocol import FRAME_BYTES_MAX, PATH, AgentSide, close_reason
+from farside.agent.token import read_token
+from farside.clock import Clock
+from farside.errors import ConfigError, RemoteProtocolError
+from farside.log import get_log
+
+OPEN_LIMIT_S = 10.0
+WELCOME_LIMIT_S = 10.0
+PING_EVERY_S = 10.0
+"""A dead manager, or a cut cable, is noticed within twice this."""
+BATCH_S = 0.02
+"""After the first change of a state: how long others may still join its report (8 ranks of a node end together)."""
+
+_log = get_log("agent.session")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerAddress:
+    """Where the manager is and how it is proved.
+
+    Attributes:
+        url: ws://HOST:PORT or wss://HOST:PORT.
+        token_file: Bearer token of role node; read at each attempt, so that it can be changed.
+        ca_file: Certificates that may have signed the manager's; empty: the system's.
+    """
+
+    url: str
+    token_file: Path
+    ca_file: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What the session needs of the rest of the agent."""
+
+    hello: Callable[[], m.Hello]
+    read: Callable[[], Awaitable[Reading]]
+    take: Callable[[m.Start | m.Stop | m.Forget], None]
+    seen_generation: Callable[[], int]
+
+
+class Session:
+    """Keeps the connection while `run` runs.
+
+    Attributes:
+        is_connected: The manager has said WELCOME on a connection that stands.
+        last_problem: Why there is none, in one line.
+    """
+
+    def __init__(
+        self, manager: ManagerAddress, node: Node, *, clock: Clock, rng: Random, period_s: float, reconnect_s: float
+    ) -> None:
+        self.is_connected = False
+        self.last_problem = "not tried yet"
+        self._manager, self._node = manager, node
+        self._clock, self._rng = clock, rng
+        self._period_s, self._reconnect_s = period_s, reconnect_s
+        self._outbox = Outbox()
+        self._news = asyncio.Event()
+        self._acked = asyncio.Event()
+
+    def tell(self, state: m.TaskState) -> None:
+        """A task's state, for the next report."""
+        self._outbox.note(state)
+        self._news.set()
+
+    async def run(self) -> None:
+        """Stays connected until it is cancelled."""
+        failures = 0
+        while True:
+            problem = "the connection ended"
+            try:
+                await self._connect_once()
+            # A faulty answer of a manager must not end an agent with jobs on it either.
+            except Exception as error:
+                problem = _problem(error)
+            was_connected, self.is_connected = self.is_connected, False
+            if problem != self.last_problem or was_connected:
+                _log.warning("no manager", manager=self._manager.url, why=problem)
+            self.last_problem = problem
+            failures = 0 if was_connected else failures + 1
+            wait_s = backoff_s(failures, longest_s=self._reconnect_s, rng=self._rng)
+            await self._clock.sleep_until_s(self._clock.now_s() + wait_s)
+
+    async def _connect_once(self) -> None:
+        headers = {"Authorization": f"Bearer {read_token(self._manager.token_file)}"}
+        async with connect(
+            self._manager.url.rstrip("/") + PATH,
+            additional_headers=headers,
+            ssl=self._tls(),
+            compression=None,
+            max_size=FRAME_BYTES_MAX,
+            open_timeout=OPEN_LIMIT_S,
+            ping_interval=PING_EVERY_S,
+            ping_timeout=PING_EVERY_S,
+            user_agent_header=None,
+            proxy=None,  # the cluster's own network; an environment variable meant for browsers must not reroute it
+        ) as connection:
+            await self._converse(connection)
+
+    async def _converse(self, connection: ClientConnection) -> None:
+        side = AgentSide(seen_generation=self._node.seen_generation())
+        try:
+            await connection.send(side.send(self._node.hello()))
+            async with asyncio.timeout(WELCOME_LIMIT_S):
+                side.receive(await connection.recv())
+            self.is_connected, self.last_problem = True, ""
+            _log.info("connected", manager=self._manager.url, generation=side.generation)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._obey(connection, side))
+                group.create_task(self._report(connection, side))
+        except* RemoteProtocolError as faults:
+            fault = _first(faults)
+            assert isinstance(fault, RemoteProtocolError)
+            await connection.close(fault.code or 1002, close_reason(fault))
+            raise fault from None
+
+    async def _obey(self, connection: ClientConnection, side: AgentSide) -> None:
+        while True:
+            message = side.receive(await connection.recv())
+            if isinstance(message, m.Ack):
+                self._outbox.acknowledge(message.seq)
+                self._acked.set()
+            elif not isinstance(message, m.Welcome):
+                self._node.take(message)
+
+    async def _report(self, connection: ClientConnection, side: AgentSide) -> None:
+        for old in self._outbox.unacked:
+            await connection.send(side.send(old))
+        while True:
+            report = self._outbox.compose(await self._node.read())
+            if report is None:
+                self._acked.clear()
+                await self._acked.wait()
+                continue
+            await connection.send(side.send(report))
+            if not self._outbox.has_news:
+                self._news.clear()
+                await self._until_news()
+
+    async def _until_news(self) -> None:
+        """Returns a batch's time after the first news, or when the period is over."""
+        news = asyncio.ensure_future(self._news.wait())
+        period = asyncio.ensure_future(self._clock.sleep_until_s(self._clock.now_s() + self._period_s))
+        try:
+            await asyncio.wait((news, period), return_when=asyncio.FIRST_COMPLETED)
+            if news.done():
+                await self._clock.sleep_until_s(self._clock.now_s() + BATCH_S)
+        finally:
+            for future in (news, period):
+                future.cancel()
+                with suppress(asyncio.CancelledError):
+                    await future
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if urlsplit(self._manager.url).scheme != "wss":
+            return None
+        return ssl.create_default_context(cafile=self._manager.ca_file if self._manager.ca_file.is_absolute() else None)
+
+
+def _problem(error: Exception) -> str:
+    first = _first(error) if isinstance(error, ExceptionGroup) else error
+    if isinstance(first, InvalidStatus):
+        status = first.response.status_code
+        why = {401: "the manager does not know this node's token", 403: "the token is not of role node, or another's"}
+        return why.get(status, f"the manager answered HTTP {status}")
+    if isinstance(first, ConnectionClosed):
+        said = first.rcvd.reason if first.rcvd is not None else ""
+        return said or "the connection was lost"
+    if isinstance(first, TimeoutError):
+        return "no answer in time"
+    if isinstance(first, OSError):
+        return first.strerror or str(first)
+    if not isinstance(first, WebSocketException | RemoteProtocolError | ConfigError):
+        _log.error("unexpected fault", cause=first)
+    return str(first)
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

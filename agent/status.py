@@ -1,0 +1,28 @@
+"""The agent's picture of itself, as the admin socket and the metrics tell it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from farside.agent import messages as m
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStatus:
+    """One moment of a node agent. Bytes and seconds; the names say which."""
+
+    kind: str
+    node: str
+    pid: int
+    manager: str
+    connected: bool
+    problem: str  # why it is not, in one line
+    generation: int
+    run_as: str
+    containment: str  # "cgroup" or "process tree"
+    memory_bytes: int
+    headroom_bytes: int
+    psi: m.Psi
+    gpus: tuple[m.Gpu, ...]
+    gpus_in_use: Mapping[int, str]  # index -> task
+    tasks: tuple[m.TaskState, ...]
+    task_counts: Mapping[str, int]  # state -> how many

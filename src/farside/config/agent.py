@@ -1,0 +1,97 @@
+"""What `farside agent`, the node agent, can be told."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from farside.config.settings import Kind, about
+from farside.units import TIB
+
+# fmt: off (a table: one setting, then what it means)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """Settings of a node agent. Bytes and seconds; the names say which."""
+
+    node: str = field(
+        default="", metadata=about(Kind.TEXT, "Name of this machine in the cluster; empty: its host name")
+    )
+    manager: str = field(
+        default="ws://127.0.0.1:7680",
+        metadata=about(Kind.TEXT, "Where the manager is: ws://HOST:PORT, or wss://HOST:PORT with TLS"),
+    )
+    token_file: Path = field(
+        default=Path("/etc/farside/agent.token"),
+        metadata=about(Kind.PATH, "This node's token, of role node; readable by its owner only"),
+    )
+    ca_file: Path = field(
+        default=Path(""),
+        metadata=about(Kind.PATH, "Certificates that may sign the manager's; empty: the system's"),
+    )
+    state_dir: Path = field(
+        default=Path("/var/lib/farside/agent"),
+        metadata=about(Kind.PATH, "Where tasks are written down, so that they outlive the agent"),
+    )
+    run_as: str = field(
+        default="submitter",
+        metadata=about(
+            Kind.CHOICE,
+            "submitter: a task runs as the user who submitted it; starter: all as whoever starts the agent (sandbox)",
+            choices=("submitter", "starter"),
+        ),
+    )
+    users: str = field(
+        default="",
+        metadata=about(Kind.TEXT, "Users whose tasks run here, with commas between; empty: all but uid 0"),
+    )
+    cgroup: str = field(
+        default="auto",
+        metadata=about(
+            Kind.TEXT,
+            "Folder of cgroup v2 for tasks' own; auto: below the agent's own; off: process trees without limits",
+        ),
+    )
+    on_stop: str = field(
+        default="keep",
+        metadata=about(
+            Kind.CHOICE,
+            "What becomes of tasks when the agent is told to stop: keep (they run on) or end",
+            choices=("keep", "end"),
+        ),
+    )
+    declared_gpus: int = field(
+        default=-1,
+        metadata=about(Kind.COUNT, "GPUs that this node is said to have; -1: those that NVML finds", low=-1, high=64),
+    )
+    gpu_model: str = field(default="declared", metadata=about(Kind.TEXT, "Model of declared GPUs"))
+    memory_reserve_bytes: int = field(
+        default=0,
+        metadata=about(
+            Kind.BYTES, "Memory that jobs never get; 0: one sixteenth of the machine's", low=0, high=1024 * TIB
+        ),
+    )
+    daemon_socket: Path = field(
+        default=Path("/run/farside/daemon.sock"),
+        metadata=about(Kind.PATH, "Admin socket of this node's donor: what it has lent counts as free; empty: none"),
+    )
+    report_period_s: float = field(
+        default=5.0,
+        metadata=about(Kind.SECONDS, "Time between two reports while no task changes", low=0.1, high=300),
+    )
+    reconnect_s: float = field(
+        default=15.0,
+        metadata=about(Kind.SECONDS, "Longest wait between two attempts to reach the manager", low=0.1, high=600),
+    )
+    proc_root: Path = field(default=Path("/proc"), metadata=about(Kind.PATH, "Where meminfo and pressure are read"))
+    metrics_listen: str = field(
+        default="", metadata=about(Kind.ADDRESS, "HOST:PORT of the Prometheus metrics; empty: none")
+    )
+    admin_socket: Path = field(
+        default=Path("/run/farside/agent.sock"), metadata=about(Kind.PATH, "Unix socket that `farside status` asks")
+    )
+    log_level: str = field(
+        default="info",
+        metadata=about(
+            Kind.CHOICE, "The least important message that is logged", choices=("debug", "info", "warning", "error")
+        ),
+    )

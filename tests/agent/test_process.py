@@ -1,0 +1,231 @@
+"""`farside agent` as a process, against a manager that the test plays."""
+
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from farside.agent import messages as m
+from farside.agent.protocol import CloseCode
+from tests.agent.fake_manager import FakeManager, fake_manager
+from tests.agent.frames import SPEC
+from tests.agent.process import agent, kill, status, until_connected, write_config
+from tests.support.sandbox import free_port
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def manager() -> Iterator[FakeManager]:
+    with fake_manager() as made:
+        yield made
+
+
+def start(manager: FakeManager, folder: Path, script: str, *, nth: int = 1, **spec: Any) -> None:
+    given = {"argv": ("sh", "-c", script), "gpus": (0,), "stdout": str(folder / "out"), **spec}
+    asked = msgspec.structs.replace(SPEC, **given)
+    manager.send(m.Start(task_id="1.0", start=nth, generation=manager.generation, spec=asked))
+
+
+def stop(manager: FakeManager, *, generation: int | None = None) -> None:
+    number = manager.generation if generation is None else generation
+    manager.send(m.Stop(task_id="1.0", start=1, generation=number, cause="preempted", grace_s=10))
+
+
+def test_it_says_what_it_is_runs_a_task_and_ends_cleanly(tmp_path: Path, manager: FakeManager) -> None:
+    with agent(write_config(tmp_path, manager.url)) as process:
+        manager.until_hellos(1)
+        hello = manager.hellos[0]
+        start(manager, tmp_path, "echo $CUDA_VISIBLE_DEVICES; exit 3")
+        end = manager.until_state("exited")
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(timeout=10) == 0
+    assert (hello.node, len(hello.gpus), hello.tasks) == ("n1", 8, ())
+    assert hello.headroom_bytes > 0
+    assert (end.exit_code, (tmp_path / "out").read_text()) == (3, "0\n")
+    assert not (tmp_path / "admin.sock").exists()
+
+
+def test_states_come_in_order(tmp_path: Path, manager: FakeManager) -> None:
+    with agent(write_config(tmp_path, manager.url)):
+        manager.until_hellos(1)
+        start(manager, tmp_path, "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done")
+        manager.until_state("running")
+        stop(manager)
+        manager.until_state("exited")
+
+    told = [state.state for report in manager.reports for state in report.tasks]
+    assert list(dict.fromkeys(told)) in (
+        ["starting", "running", "stopping", "exited"],
+        ["running", "stopping", "exited"],
+    )
+
+
+def test_reports_come_while_nothing_happens(tmp_path: Path, manager: FakeManager) -> None:
+    with agent(write_config(tmp_path, manager.url)):
+        until(lambda: len(manager.reports) >= 3, what="three reports", deadline_s=30)
+
+    assert [report.seq for report in manager.reports[:3]] == [1, 2, 3]
+    assert all(report.tasks == () for report in manager.reports)
+
+
+def test_a_task_runs_on_while_the_manager_is_away_and_its_end_is_told_later(
+    tmp_path: Path, manager: FakeManager
+) -> None:
+    with agent(write_config(tmp_path, manager.url)):
+        manager.until_hellos(1)
+        start(manager, tmp_path, f"until test -e {tmp_path}/go; do sleep 0.02; done; exit 6")
+        manager.until_state("running")
+
+        manager.vanish()
+        (tmp_path / "go").touch()
+        until(lambda: status(tmp_path).get("task_counts") == {"exited": 1}, what="the end", deadline_s=30)
+        manager.listen()
+        end = manager.until_state("exited")
+
+    assert end.exit_code == 6
+    assert [state.state for state in manager.hellos[-1].tasks] == ["exited"]
+
+
+def test_reports_without_an_answer_come_again_first_and_in_order(tmp_path: Path, manager: FakeManager) -> None:
+    manager.acknowledges = False
+    with agent(write_config(tmp_path, manager.url)):
+        until(lambda: len(manager.reports) >= 3, what="three reports", deadline_s=30)
+        manager.vanish()
+        before = list(manager.reports)
+        manager.acknowledges = True
+        manager.listen()
+        until(lambda: len(manager.reports) > 2 * len(before), what="more reports", deadline_s=30)
+
+    again = manager.reports[len(before) :]
+    assert again[: len(before)] == before
+    assert [report.seq for report in again] == list(range(1, len(again) + 1))
+
+
+def test_a_killed_agent_loses_no_task_and_no_exit_code(tmp_path: Path, manager: FakeManager) -> None:
+    config = write_config(tmp_path, manager.url)
+    with agent(config) as first:
+        manager.until_hellos(1)
+        start(manager, tmp_path, f"echo once; until test -e {tmp_path}/go; do sleep 0.02; done; exit 9")
+        manager.until_state("running")
+        kill(first)
+        (tmp_path / "go").touch()
+
+        with agent(config):
+            manager.until_hellos(2)
+            start(manager, tmp_path, "echo twice")
+            end = manager.until_state("exited")
+
+    assert (end.exit_code, (tmp_path / "out").read_text()) == (9, "once\n")
+
+
+def test_sigterm_leaves_tasks_running(tmp_path: Path, manager: FakeManager) -> None:
+    config = write_config(tmp_path, manager.url)
+    with agent(config) as first:
+        manager.until_hellos(1)
+        start(manager, tmp_path, "sleep 600")
+        manager.until_state("running")
+        first.terminate()
+        first.wait(10)
+        with agent(config):
+            manager.until_hellos(2)
+
+            assert [state.state for state in manager.hellos[-1].tasks] == ["running"]
+
+
+def test_sigterm_ends_tasks_where_that_is_asked_for(tmp_path: Path, manager: FakeManager) -> None:
+    config = write_config(tmp_path, manager.url, on_stop="end")
+    with agent(config) as first:
+        manager.until_hellos(1)
+        start(manager, tmp_path, "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done")
+        until(lambda: (tmp_path / "out").exists() and "ready" in (tmp_path / "out").read_text(), what="ready")
+        first.terminate()
+
+        assert first.wait(10) == 0
+    assert (tmp_path / "out").read_text().endswith("saved\n")
+
+
+def test_a_manager_of_an_older_generation_is_hung_up_on(tmp_path: Path, manager: FakeManager) -> None:
+    manager.generation = 5
+    with agent(write_config(tmp_path, manager.url)):
+        manager.until_hellos(1)
+        stop(manager)
+        manager.until_state("lost")
+        manager.vanish()
+        manager.generation = 4
+        manager.listen()
+        until(lambda: any(code == CloseCode.FENCED for code, _ in manager.closed), what="the hang-up", deadline_s=30)
+
+        assert (CloseCode.FENCED, "generation 4 is over, this node obeys 5") in manager.closed
+        until(lambda: "generation 4 is over" in str(status(tmp_path).get("problem")), what="the problem told")
+
+
+def test_a_wrong_token_is_one_clear_line_and_tried_again(tmp_path: Path, manager: FakeManager) -> None:
+    config = write_config(tmp_path, manager.url, token="wrong")
+    with agent(config):
+        until(
+            lambda: status(tmp_path).get("problem") == "the manager does not know this node's token",
+            what="the problem",
+            deadline_s=30,
+        )
+        write_config(tmp_path, manager.url)
+
+        until_connected(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"manager": "http://x"}, "manager: 'http://x' is no manager's address"),
+        ({"token_file": "/no/such/file"}, "token_file /no/such/file: No such file or directory"),
+        ({"users": "alice, b b"}, "users: 'b b' is no user's name"),
+        ({"cgroup": "here"}, "cgroup: 'here' is neither auto, off nor a path"),
+        ({"gpus": 8}, "gpus: no such setting"),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_line(tmp_path: Path, more: dict[str, Any], says: str) -> None:
+    with agent(write_config(tmp_path, "ws://127.0.0.1:1", **more)) as process:
+        _, errors = process.communicate(timeout=20)
+
+        assert process.returncode == 2
+    assert errors.count("\n") == 1
+    assert says in errors
+
+
+def test_a_token_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "ws://127.0.0.1:1")
+    (tmp_path / "agent.token").chmod(0o644)
+    with agent(config) as process:
+        _, errors = process.communicate(timeout=20)
+
+    assert "others may read it; chmod 600" in errors
+
+
+def test_metrics_tell_of_gpus_and_tasks(tmp_path: Path, manager: FakeManager) -> None:
+    port = free_port()
+    with agent(write_config(tmp_path, manager.url, metrics_listen=f"127.0.0.1:{port}")):
+        manager.until_hellos(1)
+        start(manager, tmp_path, "sleep 600", gpus=(2,))
+        manager.until_state("running")
+
+        def samples() -> dict[tuple[str, str], float]:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                families = text_string_to_metric_families(answer.read().decode())
+                return {
+                    (sample.name, sample.labels.get("gpu", sample.labels.get("state", ""))): sample.value
+                    for family in families
+                    for sample in family.samples
+                }
+
+        until(lambda: samples().get(("farside_agent_tasks", "running")) == 1, what="the running task", deadline_s=10)
+        found = samples()
+
+    assert found["farside_agent_gpu_in_use", "2"] == 1
+    assert found["farside_agent_gpu_in_use", "3"] == 0
+    assert found["farside_agent_manager_connected", ""] == 1
+    assert found["farside_agent_headroom_bytes", ""] > 0
