@@ -306,10 +306,13 @@ class _Plan:
         ledger = self._domain.ledger
         if allocation is not None:
             ledger.take(demand, allocation)
+        wanted = {at for at, _ in allocation or ()}
         victims: list[_Victim] = []
         for victim in reversed(released):
-            if ledger.fits(victim.held.demand, victim.held.allocation):
-                ledger.take(victim.held.demand, victim.held.allocation)
+            # Elsewhere it had its GPUs a moment ago: also on a node that has left, which has none to give.
+            contested = tuple(place for place in victim.held.allocation if place[0] in wanted)
+            if ledger.fits(victim.held.demand, contested):
+                ledger.take_back(victim.held.demand, victim.held.allocation)
             else:
                 victims.append(victim)
         if allocation is not None:

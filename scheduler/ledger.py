@@ -99,6 +99,11 @@ class Ledger:
         for at, gpus in allocation:
             self._move(at, gpus, demand)
 
+    def take_back(self, demand: Demand, allocation: Allocation) -> None:
+        """Books again what `give` has just freed; a node that has left meanwhile owes as much as before."""
+        for at, gpus in allocation:
+            self._move(at, -gpus, demand, is_owed=True)
+
     def set_nodes(self, nodes: Sequence[Node]) -> None:
         """These nodes, of those that the ledger was made with, are there from now on; the others are not."""
         if self.is_pooled:
@@ -124,9 +129,9 @@ class Ledger:
         self.free[at] = free
         self.free_gpus += after - before
 
-    def _move(self, at: int, gpus: int, demand: Demand) -> None:
+    def _move(self, at: int, gpus: int, demand: Demand, *, is_owed: bool = False) -> None:
         after = self.free[at] + gpus
-        assert gpus > 0 or after >= 0, "over-committed"
+        assert gpus > 0 or after >= 0 or is_owed, "over-committed"
         self._set_free(at, after)
         if not self.sets.is_counting_more:
             return

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.las import Las
@@ -17,7 +18,8 @@ from farside.scheduler.placement.count import CountOnly
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.scheduler.state import Action, Preempt, Resize, Start
+from farside.scheduler.state import Action, Job, Node, Preempt, Resize, Start
+from farside.scheduler.table import JobTable
 from tests.support.greedy import Keys, greedy_ends
 from tests.support.traces import flat_cluster, trace
 
@@ -130,3 +132,21 @@ def test_nodes_that_leave_finish_what_they_run_and_take_nothing_more(placement: 
     runs = Simulation(cluster, Rules(order=Fifo(), placement=placement), jobs, resizes=resizes).run()
 
     assert [run.end_s for run in runs] == [100.0, 100.0, 110.0, 120.0]
+
+
+def test_who_finds_no_room_on_a_node_that_has_left_leaves_those_who_still_run_there_alone() -> None:
+    nodes = (Node(name="a", gpus=4), Node(name="b", gpus=4))
+    domain = Domain("", nodes, Rules(order=Srtf(), placement=Consolidate()), JobTable())
+    domain.submit(0, job(0, gpus=2), remaining_s=1000.0, predicted_gpu_s=math.nan)
+    run_cycle(domain, 0.0)
+    domain.resize(())  # both leave, and the job ends where it is
+
+    domain.submit(1, job(1, gpus=4), remaining_s=1.0, predicted_gpu_s=math.nan)
+    actions = run_cycle(domain, 1.0)
+
+    assert actions == ()
+    assert (domain.ledger.free, list(domain.running)) == ([-2, 0], [0])
+
+
+def job(sequence: int, *, gpus: int) -> Job:
+    return Job(job_id=str(sequence), sequence=sequence, submit_s=float(sequence), gpus=gpus)
