@@ -104,8 +104,13 @@ class Domain:
 
     # ------------------------------------------------------------------ what happened
 
-    def submit(self, row: int, job: Job, *, remaining_s: float, predicted_gpu_s: float) -> None:
-        """A job came. Its figures are in the table from now on, under this row."""
+    def submit(
+        self, row: int, job: Job, *, remaining_s: float, predicted_gpu_s: float, since_s: float | None = None
+    ) -> None:
+        """A job came. Its figures are in the table from now on, under this row.
+
+        ``since_s``: since when it waits in one go, where that is not since its submission.
+        """
         self.jobs[row] = job
         demand = self.rules.placement.demand(job)
         if not self._is_counting_more and (demand.cpus_per_gpu or demand.memory_bytes_per_gpu):
@@ -117,7 +122,23 @@ class Domain:
         self.groups[row] = group
         self.table.submit(row, job, remaining_s=remaining_s, predicted_gpu_s=predicted_gpu_s)
         self.to_tail(row)
-        self._waits(row, job.submit_s)
+        self._waits(row, job.submit_s if since_s is None else since_s)
+
+    def withdraw(self, row: int) -> None:
+        """A waiting job will not run after all, or not for now."""
+        self.waiting.discard(row)
+        self._unranked.discard(row)
+        self.preempted.discard(row)
+        self._waiting_since.pop(row, None)
+        del self.jobs[row], self.groups[row]
+        self._is_changed = True
+
+    def lose(self, row: int, now_s: float) -> None:
+        """A running job has lost its GPUs otherwise than by the cycle, and waits again at the tail of its queue."""
+        held = self._leave(row)
+        self.ledger.give(held.demand, held.allocation)
+        self.stop(row, now_s)
+        self.to_tail(row)
 
     def finish(self, row: int, *, service_gpu_s: float) -> None:
         """A job that ran here ended, having held GPUs for so many GPU seconds in all; what it held is free."""
