@@ -27,6 +27,12 @@ SCHEDULER_SHELL = (
     "farside.scheduler.sim.result.report",
     "farside.scheduler.energy.read",
     "farside.scheduler.predict.store",
+    "farside.scheduler.live.api",
+    "farside.scheduler.live.brain",
+    "farside.scheduler.live.follow",
+    "farside.scheduler.live.manager",
+    "farside.scheduler.live.store",
+    "farside.scheduler.live.wake",
 )
 PURE = (
     "farside.agent.messages",

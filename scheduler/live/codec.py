@@ -1,0 +1,49 @@
+"""Events as JSON and back. PURE.
+
+The name of an event's class is its type. What an older manager wrote is read by a newer one, as fields only grow; what
+a newer one wrote, an older one refuses by its version rather than read it wrong.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, get_args
+
+import msgspec
+
+from farside.errors import RemoteProtocolError
+from farside.scheduler.live.event import VERSION, Decided, Event, Told
+
+DECIDED: frozenset[type[Any]] = frozenset(get_args(Decided))
+TYPES: Mapping[str, type[Any]] = MappingProxyType({one.__name__: one for one in (*get_args(Told), *get_args(Decided))})
+_DECODERS = {name: msgspec.json.Decoder(kind) for name, kind in TYPES.items()}
+_ENCODER = msgspec.json.Encoder()
+
+
+def is_decided(event: Event) -> bool:
+    """Whether only the leading brain may write it."""
+    return type(event) in DECIDED
+
+
+def encode_event(event: Event) -> tuple[str, str]:
+    """Type and JSON of an event."""
+    return type(event).__name__, _ENCODER.encode(event).decode()
+
+
+def decode_event(kind: str, body: str | bytes, version: int = VERSION) -> Event:
+    """The event of a type and its JSON.
+
+    Raises:
+        RemoteProtocolError: It is of a later version, of no known type, or not what its type says.
+    """
+    if version > VERSION:
+        raise RemoteProtocolError(
+            f"an event of version {version}, and {VERSION} is the latest known here", hint="run the newer manager"
+        )
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        raise RemoteProtocolError(f"an event of the unknown type '{kind:.60}'", hint="run the manager that wrote it")
+    try:
+        event: Event = decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RemoteProtocolError(f"{kind}: {error}", hint="the store is damaged; restore a backup") from error
+    return event

@@ -1,0 +1,79 @@
+"""The brain's mind: entries of the log in, the next decisions out. PURE.
+
+Its owner reads entries and gives each to `hear`; asks `next_events`; writes what comes out into the log, reads that
+again, and so on until nothing comes. Each answer rests on a state that has all earlier ones in it.
+"""
+
+import heapq
+import math
+from collections.abc import Callable
+
+from farside.scheduler.domain import Domain, Rules
+from farside.scheduler.explain import explain
+from farside.scheduler.live.event import Entry, Event, JobStarted
+from farside.scheduler.live.launch import launches
+from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.planner import Planner
+from farside.scheduler.live.record import LiveJob, Phase
+from farside.scheduler.live.settle import consequences, limit_at_s
+from farside.scheduler.live.snapshot import is_ready
+from farside.scheduler.live.transition import apply
+
+
+class Mind:
+    """Decides for one state, from the first entry of the log or from wherever ``state`` is."""
+
+    def __init__(self, rules: Rules, state: LiveState, now_s: float) -> None:
+        self.state = state
+        self._planner = Planner(rules, state, now_s)
+        self._touched: dict[str, None] = dict.fromkeys(state.unfinished)
+        self._limits: list[tuple[float, str]] = []
+        for job in state.live_jobs():
+            self._note_limit(job)
+
+    @property
+    def domain(self) -> Domain:
+        """What the cycle works on."""
+        return self._planner.domain
+
+    def hear(self, entry: Entry) -> None:
+        """Moves on by the next entry of the log."""
+        touched = apply(self.state, entry)
+        self._planner.hear(entry, touched)
+        self._touched.update(dict.fromkeys(touched))
+        if isinstance(entry.event, JobStarted):
+            self._note_limit(self.state.jobs[entry.event.job_id])
+
+    def _note_limit(self, job: LiveJob) -> None:
+        at_s = limit_at_s(job)
+        if at_s is not None:
+            heapq.heappush(self._limits, (at_s, job.job_id))
+
+    def next_events(self, now_s: float) -> tuple[Event, ...]:
+        """What to write into the log next; nothing when all is as it should be."""
+        while self._limits and self._limits[0][0] <= now_s:
+            self._touched[heapq.heappop(self._limits)[1]] = None
+        touched, self._touched = self._touched, {}
+        return (
+            consequences(self.state, touched, now_s) or self._planner.plan(now_s) or tuple(launches(self.state))
+        )  # fmt: skip
+
+    def next_wake_s(self) -> float:
+        """When to ask again though nothing has happened; infinite: never."""
+        return min(self._planner.next_wake_s(), self._limits[0][0] if self._limits else math.inf)
+
+    def why(self, job_id: str, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:
+        """Lines that say why a job waits or where it runs; empty: there is no such job."""
+        job = self.state.jobs.get(job_id)
+        if job is None:
+            return ()
+        if job.phase is Phase.WAITING and not is_ready(self.state, job):
+            return (f"waits for the end of job {', '.join(job.spec.after)}",)
+        row = self._planner.row(job_id)
+        if row >= 0 and job.phase is Phase.WAITING:
+            return explain(self.domain, row, now_s, clock)
+        if job.phase is Phase.PLACED:
+            nodes = ", ".join(f"{place.node} ({place.gpus})" for place in job.places)
+            return (f"has a place on {nodes}, and starts as soon as others have left it", job.reason)
+        where = f" on {', '.join(job.nodes)}" if job.nodes else ""
+        return (f"{job.phase}{where}: {job.reason}",)

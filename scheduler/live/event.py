@@ -1,0 +1,285 @@
+"""Everything that can stand in the log: what happened, what somebody asked, what the manager decided. PURE.
+
+How it works
+  The log is the truth; what is known of jobs and nodes is what follows from it (transition.py). Two kinds of events:
+
+  * told: users, operators and agents say so; any process of the manager may write them at any time. One that makes no
+    sense any more, such as cancelling a job that has ended, is kept and changes nothing.
+  * decided: only the leading brain writes them, one at a time, each with its generation. A brain that has lost the lead
+    can't write any more (store/event_store.py), so they always fit the state before them.
+
+  An event's fields may grow, with defaults; what a field means never changes. That takes a new version, `VERSION`.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from farside.scheduler.live.spec import JobSpec
+
+VERSION = 1
+
+
+class Ending(StrEnum):
+    """How a job ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+
+
+class StopCause(StrEnum):
+    """Why a job's processes are stopped."""
+
+    PREEMPTED = "preempted"
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time_limit"
+    TASK_FAILED = "task_failed"
+    NODE_LOST = "node_lost"
+
+
+class TaskPhase(StrEnum):
+    """What a node tells of one process of a job; ``assigned`` until it has told anything."""
+
+    ASSIGNED = "assigned"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    EXITED = "exited"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU of a node."""
+
+    index: int
+    model: str = ""
+    is_healthy: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """GPUs of one node, not yet which ones."""
+
+    node: str
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPlace:
+    """One process of a job: its rank, its node, and the indexes of its GPUs there."""
+
+    rank: int
+    node: str
+    gpus: tuple[int, ...]
+
+
+# ---------------------------------------------------------------------------------------------- told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """Somebody wants jobs run, ``count`` alike. Their ids follow from the log: the next number, ``7_0``... of several.
+
+    ``uid`` is -1 where only a token says who it is.
+    """
+
+    spec: JobSpec
+    user: str
+    uid: int = -1
+    count: int = 1
+    is_held: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequested:
+    """A job shall end."""
+
+    job_id: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldRequested:
+    """A waiting job shall not start until it is released."""
+
+    job_id: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseRequested:
+    """A held job may start."""
+
+    job_id: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """An agent has connected, for the first time or again. Another ``boot_id``: nothing of before runs there."""
+
+    node: str
+    boot_id: str
+    address: str
+    version: str = ""
+    cpus: float = 0.0
+    memory_bytes: int = 0
+    gpus: tuple[Gpu, ...] = ()
+    headroom_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChanged:
+    """An agent tells that its node is not as it was."""
+
+    node: str
+    gpus: tuple[Gpu, ...]
+    headroom_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """Nothing was heard of a node for too long. What runs there may run on; nobody knows."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested:
+    """Nothing new shall start on a node."""
+
+    node: str
+    reason: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndrainRequested:
+    """Jobs may start on a node again."""
+
+    node: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskChanged:
+    """An agent tells what became of a process. ``cause`` is empty when it ended by itself."""
+
+    node: str
+    job_id: str
+    rank: int
+    start: int
+    phase: TaskPhase
+    exit_code: int | None = None
+    signal: int | None = None
+    cause: str = ""
+    at_s: float = 0.0
+
+
+# ---------------------------------------------------------------------------------------------- decided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrainTookLead:
+    """A brain decides from here on."""
+
+    generation: int
+    holder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlaced:
+    """The cycle gave a job GPUs. It starts as soon as those who must leave them have left."""
+
+    job_id: str
+    places: tuple[Place, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobUnplaced:
+    """A job that had not started yet lost its place."""
+
+    job_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStarted:
+    """A job's processes are to be started, for the ``start``-th time."""
+
+    job_id: str
+    start: int
+    tasks: tuple[TaskPlace, ...]
+    master_addr: str
+    master_port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStopping:
+    """A job's processes are to be stopped. ``winner`` is the job that gets its GPUs, where there is one."""
+
+    job_id: str
+    start: int
+    cause: StopCause
+    reason: str
+    winner: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequeued:
+    """None of a job's processes is there any more, and it waits again."""
+
+    job_id: str
+    start: int
+    reason: str
+    is_failure: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded:
+    """A job is over."""
+
+    job_id: str
+    ending: Ending
+    reason: str
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPromoted:
+    """A starving job's figures begin again at zero. [tiresias §3.3.2.3]"""
+
+    job_id: str
+    reason: str
+
+
+Told = (
+    JobSubmitted | CancelRequested | HoldRequested | ReleaseRequested | NodeJoined | NodeChanged | NodeLost
+    | DrainRequested | UndrainRequested | TaskChanged
+)  # fmt: skip
+Decided = (
+    BrainTookLead | JobPlaced | JobUnplaced | JobStarted | JobStopping | JobRequeued | JobEnded | JobPromoted
+)  # fmt: skip
+Event = Told | Decided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of the log.
+
+    Attributes:
+        seq: Its place; entries are read in this order.
+        at_s: When it was written, seconds since the epoch, by the writer's clock; never less than the one before.
+        generation: Of the brain that decided it; 0 for what was told.
+        cause: Who or what brought it about: ``user ann``, ``node n3``, ``cycle``.
+    """
+
+    seq: int
+    at_s: float
+    generation: int
+    cause: str
+    event: Event

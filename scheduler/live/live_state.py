@@ -1,0 +1,46 @@
+"""All jobs and nodes as they are after some entry of the log. PURE.
+
+One owner each: the brain has one to decide by, the API one to answer from. Both follow the same log with the same
+function (transition.py), so at the same entry they are the same.
+"""
+
+from collections.abc import Iterator
+
+from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, TaskKey
+
+
+class LiveState:
+    """Jobs and nodes by name, up to entry ``seq``."""
+
+    def __init__(self) -> None:
+        self.seq = 0
+        self.at_s = 0.0
+        self.generation = 0
+        self.next_number = 1  # of the next submission
+        self.next_sequence = 0
+        self.jobs: dict[str, LiveJob] = {}
+        self.nodes: dict[str, LiveNode] = {}
+        # Processes that hold something on their node, and do not belong to the latest start of a job that is active.
+        self.stale: dict[TaskKey, LiveTask] = {}
+        self.unfinished: dict[str, None] = {}  # ids, in the order of submission
+        self.placed: dict[str, None] = {}  # of these, those that have GPUs to start on, the first to be placed first
+        self.submitted: dict[int, tuple[str, ...]] = {}  # ids by the entry that submitted them
+        self.dependents: dict[str, list[str]] = {}  # who waits for the end of a job
+
+    def live_jobs(self) -> Iterator[LiveJob]:
+        """Those that are not over, in the order of submission."""
+        return (self.jobs[job_id] for job_id in self.unfinished)
+
+    def task(self, key: TaskKey) -> LiveTask | None:
+        """A process that may still be there, or was in the latest start."""
+        job_id, start, rank = key
+        job = self.jobs.get(job_id)
+        if job is not None and job.start == start and rank < len(job.tasks):
+            return job.tasks[rank]
+        return self.stale.get(key)
+
+    def jobs_on(self, node: str) -> tuple[str, ...]:
+        """Jobs that hold something on a node or have been given a place there."""
+        found = dict.fromkeys(job_id for job_id, _, _ in self.nodes[node].holds.values())
+        found.update((job.job_id, None) for job in self.live_jobs() if node in job.nodes)
+        return tuple(found)

@@ -1,0 +1,191 @@
+"""What is known of a job, a process and a node, as it follows from the log. PURE.
+
+A job's way [tiresias Figure 3.9], with the event that takes it each step:
+
+    submitted --> WAITING --placed--> PLACED --started--> STARTING --all run--> RUNNING --ended--> DONE, FAILED
+      |  held ^   ^  ^                  | unplaced           |                     |
+      v       |   |  +------------------+                    +------stopping-------+
+     HELD ----+   |                                          v
+    (released)    +--------------requeued---------------- STOPPING --ended--> CANCELLED, TIMED_OUT, FAILED, DONE
+
+Preempted is a job that waits again after STOPPING. Arrival, activity, starvation and completion, the paper's four
+events, are `JobSubmitted`, what the order policy sees of its service, `JobPromoted` and `JobEnded`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from farside.scheduler.live.event import Ending, Gpu, Place, StopCause, TaskPhase
+from farside.scheduler.live.spec import JobSpec
+
+
+class Phase(StrEnum):
+    """Where a job is."""
+
+    HELD = "held"
+    WAITING = "waiting"
+    PLACED = "placed"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+
+
+IDLE = frozenset({Phase.HELD, Phase.WAITING})
+ACTIVE = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})  # it has processes, or may have
+OVER = frozenset({Phase.DONE, Phase.FAILED, Phase.CANCELLED, Phase.TIMED_OUT})
+PHASE_OF_ENDING: Mapping[Ending, Phase] = {ending: Phase(ending.value) for ending in Ending}
+GONE = frozenset({TaskPhase.EXITED, TaskPhase.LOST})
+
+TaskKey = tuple[str, int, int]  # job, start, rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveTask:
+    """One process of one start of a job."""
+
+    job_id: str
+    start: int
+    rank: int
+    node: str
+    gpus: tuple[int, ...]
+    phase: TaskPhase = TaskPhase.ASSIGNED
+    exit_code: int | None = None
+    signal: int | None = None
+    cause: str = ""
+
+    @property
+    def key(self) -> TaskKey:
+        """What names it in the whole cluster, for ever."""
+        return self.job_id, self.start, self.rank
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it holds nothing any more."""
+        return self.phase in GONE
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended otherwise than with exit code 0."""
+        return self.phase is TaskPhase.LOST or (self.phase is TaskPhase.EXITED and self.exit_code != 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveJob:
+    """A job. Times are seconds since the epoch; NaN before there is one.
+
+    Attributes:
+        job_id: What users call it.
+        sequence: Its place among all jobs ever submitted.
+        start: How often it was started; the number of its latest start.
+        places: The nodes that the cycle gave it, from PLACED on.
+        tasks: The processes of its latest start, by rank.
+        since_s: When its phase last changed between waiting and holding GPUs, or it was promoted.
+        executed_s: t_J up to ``since_s``: seconds it has held GPUs since it was submitted or promoted.
+        waited_s: The same of waiting.
+        held_s: Seconds it has held GPUs in all, up to ``since_s``.
+        reason: Why it is as it is, in words.
+        cancelled_by: Who wants it to end; empty: nobody.
+        held_by: Who wants it not to start; empty: nobody. One that runs is held once it has stopped.
+    """
+
+    job_id: str
+    sequence: int
+    spec: JobSpec
+    user: str
+    uid: int
+    submit_s: float
+    phase: Phase
+    since_s: float
+    start: int = 0
+    places: tuple[Place, ...] = ()
+    tasks: tuple[LiveTask, ...] = ()
+    executed_s: float = 0.0
+    waited_s: float = 0.0
+    held_s: float = 0.0
+    start_s: float = math.nan
+    end_s: float = math.nan
+    preemptions: int = 0
+    failures: int = 0
+    exit_code: int | None = None
+    reason: str = ""
+    stop_cause: StopCause | None = None
+    cancelled_by: str = ""
+    held_by: str = ""
+    master_addr: str = ""
+    master_port: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will happen to it any more."""
+        return self.phase in OVER
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that it has, had last, or is about to have."""
+        return tuple(place.node for place in self.places)
+
+    def held_until(self, now_s: float) -> float:
+        """Seconds that it has held GPUs in all."""
+        return self.held_s + (now_s - self.since_s if self.phase in ACTIVE else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveNode:
+    """A node that has ever joined.
+
+    ``holds`` says which process has which GPU: from the moment that it was decided to start it until the node has told
+    that it is gone, however long the node is away.
+    """
+
+    name: str
+    boot_id: str
+    address: str
+    version: str = ""
+    cpus: float = 0.0
+    memory_bytes: int = 0
+    gpus: tuple[Gpu, ...] = ()
+    headroom_bytes: int = 0
+    is_up: bool = True
+    joined_s: float = 0.0
+    drain_reason: str = ""
+    lost_reason: str = ""
+    holds: Mapping[int, TaskKey] = field(default_factory=dict)
+
+    @property
+    def unhealthy(self) -> tuple[int, ...]:
+        """The GPUs with errors."""
+        return tuple(gpu.index for gpu in self.gpus if not gpu.is_healthy)
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether jobs may start there. A node with a broken GPU drains by itself."""
+        return self.is_up and not self.drain_reason and not self.unhealthy
+
+    @property
+    def why_not(self) -> str:
+        """Why no job may start there; empty: one may."""
+        if not self.is_up:
+            return self.lost_reason
+        if self.drain_reason:
+            return self.drain_reason
+        return f"GPU errors: {', '.join(map(str, self.unhealthy))}" if self.unhealthy else ""
+
+    @property
+    def state(self) -> str:
+        """``lost``, ``draining`` (jobs still run there), ``drained``, ``busy`` or ``idle``."""
+        if not self.is_up:
+            return "lost"
+        if not self.is_taking:
+            return "draining" if self.holds else "drained"
+        return "busy" if self.holds else "idle"
+
+    @property
+    def free_gpus(self) -> tuple[int, ...]:
+        """The GPUs that nobody holds, the lowest first."""
+        return tuple(sorted(gpu.index for gpu in self.gpus if gpu.index not in self.holds))

@@ -1,0 +1,73 @@
+"""What the cycle gets to see of live jobs and nodes: the scheduler's own `Job` and `Node`. PURE."""
+
+import math
+from collections.abc import Mapping
+
+from farside.scheduler.live.event import Place, StopCause
+from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.record import LiveJob, LiveNode, Phase
+from farside.scheduler.state import Allocation, Job, Node
+
+
+def is_ready(state: LiveState, job: LiveJob) -> bool:
+    """Whether all jobs that it waits for have ended well."""
+    return all(other in state.jobs and state.jobs[other].phase is Phase.DONE for other in job.spec.after)
+
+
+def is_holding(job: LiveJob) -> bool:
+    """Whether the plan gives it the GPUs of its places: not if it has to leave them to another."""
+    if job.phase is Phase.STOPPING:
+        return job.stop_cause is not StopCause.PREEMPTED
+    return job.phase in (Phase.PLACED, Phase.STARTING, Phase.RUNNING)
+
+
+def job_of(job: LiveJob) -> Job:
+    """A live job as the cycle knows jobs."""
+    spec = job.spec
+    return Job(
+        job_id=job.job_id,
+        sequence=job.sequence,
+        submit_s=job.submit_s,
+        gpus=spec.gpus,
+        user=job.user,
+        name=spec.title,
+        cpus_per_gpu=spec.cpus_per_gpu,
+        memory_bytes_per_gpu=spec.memory_bytes_per_gpu,
+        gpu_model=spec.gpu_model,
+        preemptible=spec.preemptible,
+        limit_s=spec.time_limit_s or math.inf,
+    )
+
+
+def node_of(node: LiveNode, booked_memory_bytes: float = 0.0, booked_gpus: int = 0) -> Node:
+    """A live node as the cycle knows nodes.
+
+    Its memory is what jobs there have been promised and what the agent would give besides: what other programs use is
+    not there to be given. It has no fewer GPUs than are booked, however many it lost meanwhile.
+    """
+    memory = math.inf
+    if node.memory_bytes:
+        memory = min(float(node.memory_bytes), node.headroom_bytes + booked_memory_bytes)
+    models = sorted({gpu.model for gpu in node.gpus})
+    return Node(
+        name=node.name,
+        gpus=max(len(node.gpus), booked_gpus),
+        cpus=node.cpus or math.inf,
+        memory_bytes=max(memory, booked_memory_bytes),
+        gpu_model=models[0] if len(models) == 1 else "",
+    )
+
+
+def allocation_of(places: tuple[Place, ...], node_index: Mapping[str, int]) -> Allocation:
+    """GPUs by the nodes' places in the cycle's ledger."""
+    return tuple(sorted((node_index[place.node], place.gpus) for place in places))
+
+
+def booked(state: LiveState) -> dict[str, tuple[int, float]]:
+    """What jobs have been promised on each node: GPUs, bytes of memory."""
+    found: dict[str, tuple[int, float]] = {}
+    for job in state.live_jobs():
+        for place in job.places if is_holding(job) else ():
+            gpus, memory_bytes = found.get(place.node, (0, 0.0))
+            found[place.node] = gpus + place.gpus, memory_bytes + place.gpus * job.spec.memory_bytes_per_gpu
+    return found

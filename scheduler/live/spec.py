@@ -1,0 +1,124 @@
+"""What a user asks for: one job, as it is submitted and kept in the log. PURE."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from farside.units import format_count
+
+# What lies above is a slip of the hand. The message that starts a task on a node holds 1 MiB, all of this included.
+MAX_ARGUMENT_BYTES = 256 * 1024
+MAX_ENVIRONMENT_BYTES = 256 * 1024
+MAX_GPUS = 100_000
+MAX_COUNT = 100_000
+MAX_NAME = 128
+MAX_PATH = 4096
+MAX_RETRIES = 1000
+MAX_GRACE_S = 3600.0
+
+
+class Ranks(StrEnum):
+    """How many processes a job has: one on each of its nodes, or one for each of its GPUs."""
+
+    NODE = "node"
+    GPU = "gpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """A job as its user described it.
+
+    Attributes:
+        argv: Program and arguments, run without a shell.
+        gpus: All that it holds, over all nodes; the job starts with all of them or not at all.
+        name: What listings call it; the program's name where it is empty.
+        account: Whom its GPU hours are charged to; the user where it is empty.
+        cwd: Folder it is started in.
+        env: Variables besides those that Farside sets.
+        ranks: Whether each node or each GPU gets a process.
+        gpu_model: Only GPUs of this model will do; empty: any.
+        cpus_per_gpu: CPUs it needs for each GPU; 0: not counted.
+        memory_bytes_per_gpu: Memory it needs for each GPU; 0: not counted.
+        time_limit_s: It is ended once it has held its GPUs this long; 0: never.
+        grace_s: Time between SIGTERM and SIGKILL when it has to stop.
+        preemptible: Whether others may take its GPUs.
+        checkpoint_dir: Folder that all nodes share; a job that is resumed finds its checkpoint there.
+        output: Path of its output, ``%j`` the job, ``%r`` the rank; empty: ``farside-%j.%r.log`` in ``cwd``.
+        retries: How often it is started again after it failed by itself.
+        after: Jobs that must have ended well before it may start.
+    """
+
+    argv: tuple[str, ...]
+    gpus: int = 1
+    name: str = ""
+    account: str = ""
+    cwd: str = "/"
+    env: Mapping[str, str] = field(default_factory=dict)
+    ranks: Ranks = Ranks.NODE
+    gpu_model: str = ""
+    cpus_per_gpu: float = 0.0
+    memory_bytes_per_gpu: float = 0.0
+    time_limit_s: float = 0.0
+    grace_s: float = 30.0
+    preemptible: bool = True
+    checkpoint_dir: str = ""
+    output: str = ""
+    retries: int = 0
+    after: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Its name, or that of its program."""
+        return self.name or self.argv[0].rsplit("/", 1)[-1]
+
+    def output_path(self, job_id: str, rank: int) -> str:
+        """Where a rank's output goes."""
+        pattern = self.output or "farside-%j.%r.log"
+        path = pattern.replace("%j", job_id).replace("%r", str(rank))
+        return path if path.startswith("/") else f"{self.cwd.rstrip('/')}/{path}"
+
+
+# fmt: off (a table: what is wrong when the condition holds)
+def spec_problems(spec: JobSpec) -> Iterator[str]:
+    """What is wrong with a job, whatever the cluster; each line names the key and what to do."""
+    if not spec.argv or not spec.argv[0]:
+        yield "argv: is empty; name the program to run"
+    elif sum(len(one.encode(errors="replace")) for one in spec.argv) > MAX_ARGUMENT_BYTES:
+        yield f"argv: is longer than {MAX_ARGUMENT_BYTES} bytes; put it in a file"
+    if not 1 <= spec.gpus <= MAX_GPUS:
+        yield f"gpus: must be 1 to {MAX_GPUS}, is {spec.gpus}"
+    if sum(len(f"{name}={value}".encode(errors="replace")) for name, value in spec.env.items()) > MAX_ENVIRONMENT_BYTES:
+        yield f"env: is longer than {MAX_ENVIRONMENT_BYTES} bytes; put it in a file"
+    for name in spec.env:
+        if not name or "=" in name:
+            yield f"env: '{name:.60}' is no name of a variable"
+    for text in (*spec.argv, *spec.env, *spec.env.values(), spec.cwd, spec.output, spec.checkpoint_dir):
+        if "\0" in text:
+            yield "a text contains a zero byte, which no program can be given"
+            break
+    for key in ("name", "account", "gpu_model"):
+        text = getattr(spec, key)
+        if len(text) > MAX_NAME or not text.isprintable():
+            yield f"{key}: must be one line of at most {MAX_NAME} printable characters"
+    for key in ("cwd", "output", "checkpoint_dir"):
+        if len(getattr(spec, key).encode(errors="replace")) > MAX_PATH:
+            yield f"{key}: is longer than the {MAX_PATH} bytes of a path"
+    if not spec.cwd.startswith("/"):
+        yield f"cwd: must be an absolute path, is '{spec.cwd:.60}'"
+    if spec.checkpoint_dir and not spec.checkpoint_dir.startswith("/"):
+        yield f"checkpoint_dir: must be an absolute path, is '{spec.checkpoint_dir:.60}'"
+    for key in ("cpus_per_gpu", "memory_bytes_per_gpu", "time_limit_s"):
+        if not 0 <= getattr(spec, key) < 1e18:
+            yield f"{key}: must be 0 or more, is {getattr(spec, key)}"
+    if not 0 <= spec.grace_s <= MAX_GRACE_S:
+        yield f"grace_s: must be 0 to {MAX_GRACE_S:g} seconds, is {spec.grace_s:g}"
+    if not 0 <= spec.retries <= MAX_RETRIES:
+        yield f"retries: must be 0 to {MAX_RETRIES}, is {spec.retries}"
+
+
+# fmt: on
+
+
+def gpus_text(gpus: int) -> str:
+    """``1 GPU``, ``16 GPUs``."""
+    return format_count(gpus, "GPU")

@@ -1,0 +1,381 @@
+"""What an entry of the log does to what is known: `apply`. PURE, and the same in every process that reads the log.
+
+How it works
+  What was told and makes no sense (a report about a start that nobody knows, a release of a job that runs) changes
+  nothing. What was decided must fit: the leader wrote it knowing all that stood before it about jobs, as it alone moves
+  them. One that does not fit means that the log is damaged or two brains wrote, and that is an error, not a surprise to
+  be smoothed over.
+
+  A GPU is held from `JobStarted` until its process is reported gone, or its node joins with another boot id. A node
+  that is lost holds on to all of it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from farside.errors import LocalProtocolError
+from farside.scheduler.live.event import (
+    BrainTookLead,
+    CancelRequested,
+    DrainRequested,
+    Entry,
+    HoldRequested,
+    JobEnded,
+    JobPlaced,
+    JobPromoted,
+    JobRequeued,
+    JobStarted,
+    JobStopping,
+    JobSubmitted,
+    JobUnplaced,
+    NodeChanged,
+    NodeJoined,
+    NodeLost,
+    ReleaseRequested,
+    StopCause,
+    TaskChanged,
+    TaskPhase,
+    UndrainRequested,
+)
+from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.record import ACTIVE, PHASE_OF_ENDING, LiveJob, LiveNode, LiveTask, Phase
+
+Touched = tuple[str, ...]
+# An agent may tell the same twice, or late; a process only ever moves on.
+_ORDER: Mapping[TaskPhase, int] = MappingProxyType({phase: at for at, phase in enumerate(TaskPhase)})
+
+
+def apply(state: LiveState, entry: Entry) -> Touched:
+    """Moves ``state`` on by one entry, the next; returns the jobs that something happened to.
+
+    Raises:
+        LocalProtocolError: It is not the next, or was decided against what stands before it.
+    """
+    if entry.seq <= state.seq:
+        raise LocalProtocolError(f"entry {entry.seq} comes after entry {state.seq} of the log")
+    touched = _APPLIERS[type(entry.event)](state, entry.event, entry)
+    state.seq, state.at_s = entry.seq, max(state.at_s, entry.at_s)
+    return touched
+
+
+def _misfit(entry: Entry, what: str) -> LocalProtocolError:
+    return LocalProtocolError(
+        f"entry {entry.seq} of the log, {type(entry.event).__name__}, does not fit: {what}",
+        hint="restore a backup, and report this",
+    )
+
+
+def _job(state: LiveState, entry: Entry, job_id: str, *phases: Phase) -> LiveJob:
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise _misfit(entry, f"there is no job {job_id}")
+    if job.phase not in phases:
+        raise _misfit(entry, f"job {job_id} is {job.phase}")
+    return job
+
+
+# ---------------------------------------------------------------------------------------------- jobs, as told
+
+
+def _submitted(state: LiveState, event: JobSubmitted, entry: Entry) -> Touched:
+    number, state.next_number = state.next_number, state.next_number + 1
+    ids = (str(number),) if event.count == 1 else tuple(f"{number}_{at}" for at in range(event.count))
+    phase = Phase.HELD if event.is_held else Phase.WAITING
+    reason = f"held by {event.user}" if event.is_held else "submitted"
+    for job_id in ids:
+        state.jobs[job_id] = LiveJob(
+            job_id=job_id,
+            sequence=state.next_sequence,
+            spec=event.spec,
+            user=event.user,
+            uid=event.uid,
+            submit_s=entry.at_s,
+            phase=phase,
+            since_s=entry.at_s,
+            reason=reason,
+            held_by=event.user if event.is_held else "",
+        )
+        state.next_sequence += 1
+        state.unfinished[job_id] = None
+        for other in event.spec.after:
+            state.dependents.setdefault(other, []).append(job_id)
+    state.submitted[entry.seq] = ids
+    return ids
+
+
+def _cancel(state: LiveState, event: CancelRequested, entry: Entry) -> Touched:
+    job = state.jobs.get(event.job_id)
+    if job is None or job.is_over or job.cancelled_by:
+        return ()
+    state.jobs[job.job_id] = replace(job, cancelled_by=event.by)
+    return (job.job_id,)
+
+
+def _hold(state: LiveState, event: HoldRequested, entry: Entry) -> Touched:
+    job = state.jobs.get(event.job_id)
+    if job is None or job.is_over or job.held_by:
+        return ()
+    held = replace(job, held_by=event.by)
+    if job.phase is Phase.WAITING:
+        held = _waited(replace(held, phase=Phase.HELD, reason=f"held by {event.by}"), job, entry.at_s)
+    state.jobs[job.job_id] = held
+    return (job.job_id,)
+
+
+def _release(state: LiveState, event: ReleaseRequested, entry: Entry) -> Touched:
+    job = state.jobs.get(event.job_id)
+    if job is None or not job.held_by:
+        return ()
+    free = replace(job, held_by="")
+    if job.phase is Phase.HELD:
+        free = replace(free, phase=Phase.WAITING, since_s=entry.at_s, reason=f"released by {event.by}")
+    state.jobs[job.job_id] = free
+    return (job.job_id,)
+
+
+def _idle(job: LiveJob, reason: str) -> LiveJob:
+    """A job without a place: it waits, or is held if somebody asked for that meanwhile."""
+    if job.held_by:
+        return replace(job, phase=Phase.HELD, places=(), reason=f"held by {job.held_by}; {reason}")
+    return replace(job, phase=Phase.WAITING, places=(), reason=reason)
+
+
+def _waited(after: LiveJob, before: LiveJob, now_s: float) -> LiveJob:
+    return replace(after, waited_s=before.waited_s + (now_s - before.since_s), since_s=now_s)
+
+
+# ---------------------------------------------------------------------------------------------- nodes, as told
+
+
+def _joined(state: LiveState, event: NodeJoined, entry: Entry) -> Touched:
+    before = state.nodes.get(event.node)
+    touched: Touched = ()
+    if before is not None and before.boot_id != event.boot_id:
+        touched = _forget_processes(state, before)
+        before = state.nodes[event.node]
+    state.nodes[event.node] = LiveNode(
+        name=event.node,
+        boot_id=event.boot_id,
+        address=event.address,
+        version=event.version,
+        cpus=event.cpus,
+        memory_bytes=event.memory_bytes,
+        gpus=event.gpus,
+        headroom_bytes=event.headroom_bytes,
+        joined_s=entry.at_s,
+        drain_reason=before.drain_reason if before is not None else "",
+        holds=before.holds if before is not None else {},
+    )
+    return touched
+
+
+def _forget_processes(state: LiveState, node: LiveNode) -> Touched:
+    """A node has booted: nothing of what ran there does."""
+    touched: dict[str, None] = {}
+    for key in dict.fromkeys(node.holds.values()):
+        task = state.task(key)
+        if task is not None and not task.is_gone:
+            _keep_task(state, replace(task, phase=TaskPhase.LOST, cause="its node has booted"))
+            touched[task.job_id] = None
+    return tuple(touched)
+
+
+def _changed(state: LiveState, event: NodeChanged, entry: Entry) -> Touched:
+    node = state.nodes.get(event.node)
+    if node is not None:
+        state.nodes[node.name] = replace(node, gpus=event.gpus, headroom_bytes=event.headroom_bytes)
+    return ()
+
+
+def _lost(state: LiveState, event: NodeLost, entry: Entry) -> Touched:
+    node = state.nodes.get(event.node)
+    if node is None or not node.is_up:
+        return ()
+    state.nodes[node.name] = replace(node, is_up=False, lost_reason=event.reason)
+    return state.jobs_on(node.name)
+
+
+def _drain(state: LiveState, event: DrainRequested, entry: Entry) -> Touched:
+    node = state.nodes.get(event.node)
+    if node is not None:
+        state.nodes[node.name] = replace(node, drain_reason=event.reason or f"drained by {event.by}")
+    return ()
+
+
+def _undrain(state: LiveState, event: UndrainRequested, entry: Entry) -> Touched:
+    node = state.nodes.get(event.node)
+    if node is not None:
+        state.nodes[node.name] = replace(node, drain_reason="")
+    return ()
+
+
+def _task(state: LiveState, event: TaskChanged, entry: Entry) -> Touched:
+    task = state.task((event.job_id, event.start, event.rank))
+    if task is None or task.node != event.node or task.is_gone or _ORDER[event.phase] < _ORDER[task.phase]:
+        return ()
+    _keep_task(
+        state,
+        replace(task, phase=event.phase, exit_code=event.exit_code, signal=event.signal, cause=event.cause),
+    )
+    return (event.job_id,)
+
+
+def _keep_task(state: LiveState, task: LiveTask) -> None:
+    """Puts what is now known of a process in its place, and gives its GPUs back when it is gone."""
+    if task.is_gone:
+        node = state.nodes[task.node]
+        state.nodes[node.name] = replace(node, holds={at: key for at, key in node.holds.items() if key != task.key})
+    job = state.jobs[task.job_id]
+    if job.start != task.start or not job.tasks:
+        if task.is_gone:
+            state.stale.pop(task.key, None)
+        else:
+            state.stale[task.key] = task
+        return
+    tasks = (*job.tasks[: task.rank], task, *job.tasks[task.rank + 1 :])
+    job = replace(job, tasks=tasks)
+    if job.phase is Phase.STARTING and all(_ORDER[one.phase] >= _ORDER[TaskPhase.RUNNING] for one in tasks):
+        job = replace(job, phase=Phase.RUNNING)
+    state.jobs[job.job_id] = job
+    if job.phase not in ACTIVE and not task.is_gone:
+        state.stale[task.key] = task
+    elif task.is_gone:
+        state.stale.pop(task.key, None)
+
+
+# ---------------------------------------------------------------------------------------------- decided
+
+
+def _lead(state: LiveState, event: BrainTookLead, entry: Entry) -> Touched:
+    if event.generation <= state.generation:
+        raise _misfit(entry, f"generation {state.generation} has led already")
+    state.generation = event.generation
+    return ()
+
+
+def _placed(state: LiveState, event: JobPlaced, entry: Entry) -> Touched:
+    # Held a moment ago, when the leader had not read that yet: it takes the place back as soon as it has.
+    job = _job(state, entry, event.job_id, Phase.WAITING, Phase.HELD)
+    state.jobs[job.job_id] = replace(job, phase=Phase.PLACED, places=event.places, reason=event.reason)
+    state.placed[job.job_id] = None
+    return (job.job_id,)
+
+
+def _unplaced(state: LiveState, event: JobUnplaced, entry: Entry) -> Touched:
+    job = _job(state, entry, event.job_id, Phase.PLACED)
+    state.jobs[job.job_id] = _idle(job, event.reason)
+    del state.placed[job.job_id]
+    return (job.job_id,)
+
+
+def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
+    job = _job(state, entry, event.job_id, Phase.PLACED)
+    if event.start != job.start + 1:
+        raise _misfit(entry, f"job {job.job_id} was started {job.start} times")
+    tasks: list[LiveTask] = []
+    for place in event.tasks:
+        task = LiveTask(job_id=job.job_id, start=event.start, rank=place.rank, node=place.node, gpus=place.gpus)
+        node = state.nodes[place.node]
+        taken = [at for at in place.gpus if at in node.holds]
+        if taken:
+            raise _misfit(entry, f"GPU {taken[0]} of {node.name} is held by job {node.holds[taken[0]][0]}")
+        state.nodes[node.name] = replace(node, holds={**node.holds, **dict.fromkeys(place.gpus, task.key)})
+        tasks.append(task)
+    started = replace(
+        job,
+        phase=Phase.STARTING,
+        start=event.start,
+        tasks=tuple(tasks),
+        start_s=entry.at_s if job.start == 0 else job.start_s,
+        stop_cause=None,
+        exit_code=None,
+        master_addr=event.master_addr,
+        master_port=event.master_port,
+    )
+    state.jobs[job.job_id] = _waited(started, job, entry.at_s)
+    del state.placed[job.job_id]
+    return (job.job_id,)
+
+
+def _stopping(state: LiveState, event: JobStopping, entry: Entry) -> Touched:
+    job = _job(state, entry, event.job_id, Phase.STARTING, Phase.RUNNING)
+    is_preempted = event.cause is StopCause.PREEMPTED
+    state.jobs[job.job_id] = replace(
+        job,
+        phase=Phase.STOPPING,
+        stop_cause=event.cause,
+        reason=event.reason,
+        preemptions=job.preemptions + is_preempted,
+    )
+    return (job.job_id,)
+
+
+def _requeued(state: LiveState, event: JobRequeued, entry: Entry) -> Touched:
+    job = _job(state, entry, event.job_id, *ACTIVE)
+    _leave_behind(state, job)
+    ran = replace(_ran(job, entry.at_s), failures=job.failures + event.is_failure)
+    state.jobs[job.job_id] = _idle(ran, event.reason)
+    return (job.job_id,)
+
+
+def _leave_behind(state: LiveState, job: LiveJob) -> None:
+    """Processes of a job that goes on without them: only a node that is away can have any."""
+    state.stale.update((task.key, task) for task in job.tasks if not task.is_gone)
+
+
+def _ran(job: LiveJob, now_s: float) -> LiveJob:
+    spent_s = now_s - job.since_s
+    return replace(job, executed_s=job.executed_s + spent_s, held_s=job.held_s + spent_s, since_s=now_s)
+
+
+def _ended(state: LiveState, event: JobEnded, entry: Entry) -> Touched:
+    job = _job(state, entry, event.job_id, *(set(Phase) - set(PHASE_OF_ENDING.values())))
+    if job.phase in ACTIVE:
+        _leave_behind(state, job)
+        job = _ran(job, entry.at_s)
+    else:
+        job = _waited(job, job, entry.at_s)
+    state.jobs[job.job_id] = replace(
+        job,
+        phase=PHASE_OF_ENDING[event.ending],
+        end_s=entry.at_s,
+        exit_code=event.exit_code,
+        reason=event.reason,
+    )
+    del state.unfinished[job.job_id]
+    state.placed.pop(job.job_id, None)
+    return (job.job_id, *state.dependents.pop(job.job_id, ()))
+
+
+def _promoted(state: LiveState, event: JobPromoted, entry: Entry) -> Touched:
+    job = _job(state, entry, event.job_id, *(set(Phase) - set(PHASE_OF_ENDING.values())))
+    if job.phase in ACTIVE:  # it has been told to stop, and waits as far as the cycle knows
+        job = _ran(job, entry.at_s)
+    state.jobs[job.job_id] = replace(job, executed_s=0.0, waited_s=0.0, since_s=entry.at_s, reason=event.reason)
+    return ()
+
+
+_APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, Entry], Touched]] = MappingProxyType(
+    {
+        JobSubmitted: _submitted,
+        CancelRequested: _cancel,
+        HoldRequested: _hold,
+        ReleaseRequested: _release,
+        NodeJoined: _joined,
+        NodeChanged: _changed,
+        NodeLost: _lost,
+        DrainRequested: _drain,
+        UndrainRequested: _undrain,
+        TaskChanged: _task,
+        BrainTookLead: _lead,
+        JobPlaced: _placed,
+        JobUnplaced: _unplaced,
+        JobStarted: _started,
+        JobStopping: _stopping,
+        JobRequeued: _requeued,
+        JobEnded: _ended,
+        JobPromoted: _promoted,
+    }
+)

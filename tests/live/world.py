@@ -1,0 +1,139 @@
+"""A small cluster without clock, store or sockets: a log in memory, the manager's mind, and nodes that obey it."""
+
+from dataclasses import replace
+
+from farside.scheduler.domain import Rules
+from farside.scheduler.live.codec import decode_event, encode_event, is_decided
+from farside.scheduler.live.decide import Mind
+from farside.scheduler.live.event import (
+    BrainTookLead,
+    Entry,
+    Event,
+    Gpu,
+    JobSubmitted,
+    NodeJoined,
+    TaskChanged,
+    TaskPhase,
+)
+from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.record import LiveJob, LiveTask, Phase
+from farside.scheduler.live.spec import JobSpec
+from farside.scheduler.live.transition import apply
+from farside.scheduler.order.catalog import make_order
+from farside.scheduler.placement.catalog import make_placement
+
+STEPS_MAX = 1000
+
+
+def rules(order: str = "fifo", **settings: str) -> Rules:
+    return Rules(order=make_order(order, settings), placement=make_placement("consolidate", {}))
+
+
+class World:
+    """Entries go through their JSON, as in a store; ``now_s`` moves when a test says so."""
+
+    def __init__(self, rules: Rules, nodes: int = 2, gpus: int = 4) -> None:
+        self.rules = rules
+        self.log: list[Entry] = []
+        self.now_s = 1000.0
+        self.generation = 0
+        self.heard = 0
+        self.lead()
+        for at in range(nodes):
+            self.join(f"n{at}", gpus=gpus)
+
+    # what is written
+
+    def tell(self, event: Event) -> Entry:
+        kind, body = encode_event(event)
+        generation = self.generation if is_decided(event) else 0
+        entry = Entry(
+            seq=len(self.log) + 1, at_s=self.now_s, generation=generation, cause="test", event=decode_event(kind, body)
+        )
+        self.log.append(entry)
+        return entry
+
+    def lead(self) -> None:
+        """A brain starts, for the first time or again: all it knows is the log."""
+        state = LiveState()
+        for entry in self.log:
+            apply(state, entry)
+        self.mind = Mind(self.rules, state, self.now_s)
+        self.heard = len(self.log)
+        self.generation += 1
+        self.tell(BrainTookLead(generation=self.generation, holder="test"))
+        self.settle()
+
+    def settle(self) -> None:
+        """The brain decides until there is nothing more to decide."""
+        for _ in range(STEPS_MAX):
+            self.read()
+            events = self.mind.next_events(self.now_s)
+            if not events:
+                return
+            for event in events:
+                self.tell(event)
+        raise AssertionError(f"the brain never comes to an end: {[entry.event for entry in self.log[-6:]]}")
+
+    def read(self) -> None:
+        while self.heard < len(self.log):
+            self.mind.hear(self.log[self.heard])
+            self.heard += 1
+
+    def pass_s(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while self.mind.next_wake_s() <= end_s:
+            self.now_s = max(self.now_s, self.mind.next_wake_s())
+            self.settle()
+        self.now_s = end_s
+        self.settle()
+
+    # what happens
+
+    def join(self, node: str, *, gpus: int = 4, boot_id: str = "boot-1") -> None:
+        self.tell(
+            NodeJoined(
+                node=node, boot_id=boot_id, address="127.0.0.1", cpus=16, memory_bytes=1 << 36, headroom_bytes=1 << 36,
+                gpus=tuple(Gpu(index=at, model="H200") for at in range(gpus)),
+            )
+        )  # fmt: skip
+        self.settle()
+
+    def submit(self, gpus: int = 1, *, count: int = 1, user: str = "ann", **more: object) -> str:
+        spec = replace(JobSpec(argv=("true",), gpus=gpus), **more)  # type: ignore[arg-type]
+        self.tell(JobSubmitted(spec=spec, user=user, count=count))
+        number = self.state.next_number
+        self.settle()
+        return str(number)
+
+    def does(self, event: Event) -> None:
+        self.tell(event)
+        self.settle()
+
+    def task(self, task: LiveTask, phase: TaskPhase, **more: object) -> None:
+        self.does(
+            TaskChanged(
+                node=task.node, job_id=task.job_id, rank=task.rank, start=task.start, phase=phase, **more,  # type: ignore[arg-type]
+            )
+        )  # fmt: skip
+
+    def runs(self, job_id: str) -> None:
+        for task in self.job(job_id).tasks:
+            self.task(task, TaskPhase.RUNNING)
+
+    def exits(self, job_id: str, code: int = 0, cause: str = "") -> None:
+        for task in self.job(job_id).tasks:
+            if not task.is_gone:
+                self.task(task, TaskPhase.EXITED, exit_code=code, cause=cause)
+
+    # what is so
+
+    @property
+    def state(self) -> LiveState:
+        return self.mind.state
+
+    def job(self, job_id: str) -> LiveJob:
+        return self.state.jobs[job_id]
+
+    def phase(self, job_id: str) -> Phase:
+        return self.job(job_id).phase
