@@ -1,0 +1,221 @@
+"""The log in a database: append, read on, lead.
+
+How it works
+  All writers lock the one row of `lead`, so entries get their places in the order in which they become visible, and a
+  reader that has come to place n never finds one before it later. That row also has the generation: a brain that took
+  the lead made it greater, and what an older one wants to write from then on is refused, whatever it believes.
+
+  SQLite: one file, write-ahead log, synced at each commit; what was acknowledged survives a crash of the machine.
+  Entries are written many at once where many wait, as a commit costs the same for one and for a thousand.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event, insert, select, update
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from farside.errors import ConfigError, FarsideError
+from farside.scheduler.live.codec import decode_event, encode_event, is_decided
+from farside.scheduler.live.event import VERSION, BrainTookLead, Entry, Event
+from farside.scheduler.live.store.table import lead, log
+
+# Entries that are read at once: some megabytes.
+PAGE = 5000
+# How long SQLite waits for another writer; a commit takes milliseconds.
+BUSY_S = 30.0
+
+Done = TypeVar("Done")
+
+
+class StoreError(FarsideError):
+    """The store could not be read or written; what was to be written is not there."""
+
+
+class LeadLost(FarsideError):
+    """Another brain has taken the lead: this one must not decide any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """An entry that has no place yet."""
+
+    event: Event
+    cause: str
+
+
+class EventStore:
+    """One database. May be used from several threads, one call at a time each."""
+
+    def __init__(self, url: str) -> None:
+        """Opens, but does not make it: see `migrate.py`.
+
+        Raises:
+            ConfigError: The URL is none, or of a database that Farside does not know.
+        """
+        self.url = url
+        self.engine = open_engine(url)
+
+    def close(self) -> None:
+        """Closes its connections."""
+        self.engine.dispose()
+
+    # ------------------------------------------------------------------ writing
+
+    def take_lead(self, holder: str, now_s: float) -> int:
+        """The generation of a brain that leads from now on; all before it can't write decisions any more."""
+
+        def take(connection: Connection) -> int:
+            generation = int(_locked(connection).generation) + 1
+            connection.execute(update(lead).values(generation=generation, holder=holder))
+            _append(connection, [Draft(event=BrainTookLead(generation=generation, holder=holder), cause=holder)],
+                    generation, now_s)  # fmt: skip
+            return generation
+
+        return self._write(take)
+
+    def append(self, drafts: Sequence[Draft], now_s: float, *, generation: int = 0) -> range:
+        """Writes entries, all or none, and returns their places.
+
+        Args:
+            drafts: What to write, in this order.
+            now_s: The writer's clock. Where it stands before the last entry's time, that time is taken.
+            generation: Of the brain that decided it; 0: none did.
+
+        Raises:
+            LeadLost: Another brain leads.
+            StoreError: The database could not do it; nothing was written.
+        """
+        assert generation or not any(is_decided(draft.event) for draft in drafts), "only a brain decides"
+
+        def write(connection: Connection) -> range:
+            row = _locked(connection)
+            if generation and generation != row.generation:
+                raise LeadLost(f"{row.holder} leads, as generation {row.generation}, and this brain is {generation}")
+            return _append(connection, drafts, generation, now_s)
+
+        return self._write(write)
+
+    def _write(self, work: Callable[[Connection], Done]) -> Done:
+        try:
+            with self.engine.begin() as connection:
+                return work(connection)
+        except SQLAlchemyError as error:
+            raise _broken(self.url, error) from error
+
+    # ------------------------------------------------------------------ reading
+
+    def read(self, after: int, *, limit: int = PAGE) -> list[Entry]:
+        """The entries behind a place, at most ``limit``; fewer only when there are no more.
+
+        Raises:
+            StoreError: The database could not do it.
+            RemoteProtocolError: An entry is damaged, or of a later version.
+        """
+        query = select(log).where(log.c.seq > after).order_by(log.c.seq).limit(limit)
+        return self._entries(query)
+
+    def history(self, subject: str, *, limit: int = PAGE) -> list[Entry]:
+        """The entries about one job or node, the oldest first."""
+        query = select(log).where(log.c.subject == subject).order_by(log.c.seq).limit(limit)
+        return self._entries(query)
+
+    def _entries(self, query: Any) -> list[Entry]:
+        try:
+            with self.engine.connect().execution_options(is_reading=True) as connection:
+                rows = connection.execute(query).all()
+        except SQLAlchemyError as error:
+            raise _broken(self.url, error) from error
+        return [
+            Entry(
+                seq=row.seq,
+                at_s=row.at_s,
+                generation=row.generation,
+                cause=row.cause,
+                event=decode_event(row.kind, row.body, row.version),
+            )
+            for row in rows
+        ]
+
+
+def subject_of(event: Event) -> str:
+    """What an event is about: a job, a node; empty: all of it, or a job that has no id yet."""
+    return str(getattr(event, "job_id", "") or getattr(event, "node", ""))
+
+
+def _locked(connection: Connection) -> Any:
+    return connection.execute(select(lead).with_for_update()).one()
+
+
+def _append(connection: Connection, drafts: Sequence[Draft], generation: int, now_s: float) -> range:
+    row = connection.execute(select(lead.c.last_seq, lead.c.last_at_s)).one()
+    at_s = max(now_s, row.last_at_s)
+    first = row.last_seq + 1
+    values = []
+    for seq, draft in enumerate(drafts, first):
+        kind, body = encode_event(draft.event)
+        values.append(
+            {
+                "seq": seq, "at_s": at_s, "generation": generation, "cause": draft.cause[:200], "version": VERSION,
+                "kind": kind, "subject": subject_of(draft.event)[:100], "body": body,
+            }
+        )  # fmt: skip
+    if values:
+        connection.execute(insert(log), values)
+        connection.execute(update(lead).values(last_seq=first + len(values) - 1, last_at_s=at_s))
+    return range(first, first + len(values))
+
+
+def open_engine(url: str) -> Engine:
+    """The engine of a URL.
+
+    Raises:
+        ConfigError: It is none, or its folder is not there.
+    """
+    hint = "write sqlite:////var/lib/farside/manager.db or postgresql+psycopg://user@host/name"
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+            raise ConfigError(f"store_url: {parsed.get_backend_name()} is no store that Farside knows", hint=hint)
+        if parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        if parsed.get_backend_name() == "sqlite":
+            return _open_sqlite(parsed)
+        return create_engine(parsed, pool_pre_ping=True)
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise ConfigError(f"store_url: {str(error).splitlines()[0]}", hint=hint) from error
+
+
+def _open_sqlite(parsed: Any) -> Engine:
+    if not parsed.database or not Path(parsed.database).is_absolute():
+        raise ConfigError("store_url: needs the absolute path of a file", hint="sqlite:////var/lib/farside/manager.db")
+    if not Path(parsed.database).parent.is_dir():
+        raise ConfigError(f"store_url: {Path(parsed.database).parent}: no such folder", hint="make it")
+    engine = create_engine(parsed, connect_args={"timeout": BUSY_S, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # else the driver begins transactions by itself, and too late
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # IMMEDIATE takes the place of the row lock that SQLite has not; readers need none.
+        options = connection.get_execution_options()
+        connection.exec_driver_sql("BEGIN" if options.get("is_reading") else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _broken(url: str, error: SQLAlchemyError) -> StoreError:
+    cause = str(error.orig) if isinstance(error, DBAPIError) and error.orig is not None else str(error)
+    first = cause.strip().splitlines()[0] if cause.strip() else type(error).__name__
+    if "no such table" in first or "does not exist" in first:
+        return StoreError(f"{make_url(url).render_as_string()}: {first}", hint="run `farside store upgrade`")
+    return StoreError(f"{make_url(url).render_as_string()}: {first}", hint="nothing was written")

@@ -1,0 +1,1 @@
+"""How older stores become what `table.py` says; alembic runs these."""

@@ -1,0 +1,31 @@
+"""The tables of the store. What alembic's migrations make, and these must say the same: a test compares them."""
+
+from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, String, Table, Text
+
+metadata = MetaData()
+
+# Its places are given under a lock and never again, so that their order is the order in which entries became visible.
+log = Table(
+    "log",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("at_s", Float(53), nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("cause", String(200), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("kind", String(60), nullable=False),
+    Column("subject", String(100), nullable=False),
+    Column("body", Text, nullable=False),
+)
+Index("log_subject", log.c.subject, log.c.seq)
+
+# One row: who leads, and the place of the last entry. Every writer locks it.
+lead = Table(
+    "lead",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("holder", String(200), nullable=False),
+    Column("last_seq", BigInteger, nullable=False),
+    Column("last_at_s", Float(53), nullable=False),
+)

@@ -1,0 +1,179 @@
+"""The store: order, fencing, crashes, copies; the same behaviours on SQLite and PostgreSQL."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from farside.errors import ConfigError, FarsideError
+from farside.scheduler.live.event import CancelRequested, DrainRequested, JobPromoted
+from farside.scheduler.live.store.event_store import Draft, EventStore, LeadLost, StoreError
+from farside.scheduler.live.store.migrate import backup, restore, upgrade
+from farside.scheduler.live.store.table import metadata
+from tests.live.postgres import a_database
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventStore]:
+    if request.param == "sqlite":
+        made = EventStore(f"sqlite:///{tmp_path}/manager.db")
+        upgrade(made)
+        yield made
+        made.close()
+        return
+    with a_database() as url:
+        made = EventStore(url)
+        upgrade(made)
+        yield made
+        made.close()
+
+
+def told(job_id: str) -> Draft:
+    return Draft(event=CancelRequested(job_id=job_id, by="ann"), cause="user ann")
+
+
+def decided(job_id: str) -> Draft:
+    return Draft(event=JobPromoted(job_id=job_id, reason="starved"), cause="cycle")
+
+
+def test_entries_come_back_in_order_with_what_they_were_given(store: EventStore) -> None:
+    generation = store.take_lead("brain", 5.0)
+    places = store.append([told("1"), told("2")], 10.0)
+    store.append([decided("1")], 11.0, generation=generation)
+
+    entries = store.read(1)
+
+    assert list(places) == [2, 3]
+    assert [(entry.seq, entry.at_s, entry.generation, entry.cause) for entry in entries] == [
+        (2, 10.0, 0, "user ann"),
+        (3, 10.0, 0, "user ann"),
+        (4, 11.0, 1, "cycle"),
+    ]
+    assert entries[1].event == CancelRequested(job_id="2", by="ann")
+
+
+def test_a_clock_that_jumps_back_does_not_turn_the_order_of_times(store: EventStore) -> None:
+    store.append([told("1")], 100.0)
+    store.append([told("2")], 50.0)
+
+    assert [entry.at_s for entry in store.read(0)] == [100.0, 100.0]
+
+
+def test_a_brain_that_has_lost_the_lead_can_write_nothing(store: EventStore) -> None:
+    old = store.take_lead("one", 1.0)
+    new = store.take_lead("two", 2.0)
+
+    with pytest.raises(LeadLost, match="two leads, as generation 2, and this brain is 1"):
+        store.append([decided("1")], 3.0, generation=old)
+
+    store.append([decided("1")], 3.0, generation=new)
+    assert [entry.generation for entry in store.read(2)] == [2]
+
+
+def test_all_of_a_write_stands_in_the_log_or_nothing(store: EventStore) -> None:
+    damaged = Draft(event=CancelRequested(job_id="2", by="ann"), cause=object())  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError):
+        store.append([told("1"), damaged], 1.0)
+
+    assert store.read(0) == []
+
+
+def test_writers_at_once_leave_no_gap_and_no_entry_appears_behind_a_reader(store: EventStore) -> None:
+    done = threading.Event()
+    seen: list[int] = []
+
+    def write(name: str) -> None:
+        for at in range(20):
+            store.append([told(f"{name}{at}")], 1.0)
+
+    def follow() -> None:
+        while not done.is_set() or len(seen) < 60:
+            seen.extend(entry.seq for entry in store.read(seen[-1] if seen else 0))
+
+    reader = threading.Thread(target=follow)
+    writers = [threading.Thread(target=write, args=(name,)) for name in "abc"]
+    reader.start()
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    done.set()
+    reader.join()
+
+    assert seen == list(range(1, 61))
+
+
+def test_the_history_of_a_job_is_its_own(store: EventStore) -> None:
+    store.append([told("1"), told("2"), Draft(event=DrainRequested(node="n", reason="", by="x"), cause="x")], 1.0)
+
+    assert [entry.seq for entry in store.history("2")] == [2]
+    assert [entry.seq for entry in store.history("n")] == [3]
+
+
+def test_an_empty_database_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"no such table.*farside store upgrade"):
+        EventStore(f"sqlite:///{tmp_path}/manager.db").read(0)
+
+
+@pytest.mark.parametrize("url", ["mysql://x/y", "nonsense", "sqlite:///relative.db", "sqlite:////no/such/folder/x.db"])
+def test_a_wrong_url_is_one_clear_line(url: str) -> None:
+    with pytest.raises(ConfigError, match="store_url: ") as caught:
+        EventStore(url)
+
+    assert "\n" not in str(caught.value)
+
+
+def test_the_migrations_make_just_what_the_tables_say(store: EventStore) -> None:
+    with store.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_a_store_is_upgraded_as_often_as_one_likes(store: EventStore) -> None:
+    store.append([told("1")], 1.0)
+
+    upgrade(store)
+
+    assert len(store.read(0)) == 1
+
+
+def test_a_restored_backup_goes_on_where_it_was_and_its_brain_is_obeyed(store: EventStore, tmp_path: Path) -> None:
+    store.take_lead("one", 1.0)
+    store.append([told("1")], 2.0)
+    kept = backup(store, tmp_path / "copy.db")
+    store.append([told("2")], 3.0)  # is lost
+    fresh = EventStore(f"sqlite:///{tmp_path}/fresh.db")
+
+    brought = restore(tmp_path / "copy.db", fresh)
+
+    assert (kept, brought) == (2, 2)
+    assert fresh.read(0) == store.read(0)[:2]
+    assert fresh.take_lead("two", 4.0) > 1_000_000
+    assert list(fresh.append([told("3")], 5.0)) == [4]
+    assert list(tmp_path.glob(".copy*")) == []
+
+
+def test_a_backup_is_never_restored_over_entries(store: EventStore, tmp_path: Path) -> None:
+    store.append([told("1")], 2.0)
+    backup(store, tmp_path / "copy.db")
+
+    with pytest.raises(ConfigError, match="has entries; stop the manager and move its store away first"):
+        restore(tmp_path / "copy.db", store)
+
+
+def test_a_full_disk_is_one_clear_line_and_nothing_is_written(tmp_path: Path) -> None:
+    store = EventStore(f"sqlite:///{tmp_path}/manager.db")
+    upgrade(store)
+    store.append([told("1")], 1.0)
+    with store.engine.connect() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+
+    with pytest.raises(FarsideError, match="database or disk is full; nothing was written"):
+        store.append([told("x" * 50) for _ in range(10_000)], 2.0)
+
+    seqs = [entry.seq for entry in store.read(0)]
+    assert seqs == list(range(1, len(seqs) + 1))
