@@ -33,6 +33,7 @@ SCHEDULER_SHELL = (
     "farside.scheduler.live.manager",
     "farside.scheduler.live.store",
     "farside.scheduler.live.wake",
+    "farside.scheduler.live.wall_clock",
 )
 PURE = (
     "farside.agent.messages",
@@ -63,8 +64,10 @@ PURE = (
 # What a pure module may import besides other pure ones.
 PLAIN = {
     f"farside.{name}"
-    for name in ("errors", "units", "geometry", "endpoint", "config.daemon", "config.blockdev", "config.agent")
-}
+    for name in (
+        "errors", "units", "geometry", "endpoint", "config.daemon", "config.blockdev", "config.agent", "config.manager",
+    )
+}  # fmt: skip
 IMPURE = {
     "asyncio", "ctypes", "datetime", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "secrets", "select",
     "selectors", "shutil", "signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid",

@@ -20,8 +20,8 @@ from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import IDLE, LiveJob, LiveTask, Phase
 from farside.units import format_seconds
 
-# What an agent gives as the cause of an end that it brought about by itself, while the manager was away.
-AGENT_TIME_LIMIT = "time_limit"
+# How an agent begins the cause of an end that it brought about by itself, while the manager was away.
+AGENT_TIME_LIMIT = "time limit"
 SIGKILL = 9
 # A job whose nodes are lost under it is started again, but not for ever: it may be what breaks them.
 MAX_LOSSES = 10
@@ -91,7 +91,7 @@ def _of_running(state: LiveState, job: LiveJob, now_s: float) -> Event | None:
     for task in job.tasks:
         if task.phase is TaskPhase.LOST:
             return _stop(job, StopCause.NODE_LOST, f"rank {task.rank} on {task.node} was lost: {task.cause}")
-        if task.has_failed and task.cause == AGENT_TIME_LIMIT:
+        if task.has_failed and task.cause.startswith(AGENT_TIME_LIMIT):
             return _stop(job, StopCause.TIME_LIMIT, _over_limit(job))
         if task.has_failed:
             return _stop(job, StopCause.TASK_FAILED, f"rank {task.rank} on {task.node} {_end_of(task)}")
@@ -153,4 +153,6 @@ def _exit_code(job: LiveJob) -> int | None:
 
 
 def _end_of(task: LiveTask) -> str:
+    if task.signal is None and task.exit_code is None:
+        return f"could not be started: {task.cause}"
     return f"was ended by signal {task.signal}" if task.signal is not None else f"ended with exit code {task.exit_code}"

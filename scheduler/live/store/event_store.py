@@ -9,7 +9,7 @@ How it works
   Entries are written many at once where many wait, as a commit costs the same for one and for a thousand.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,6 +117,13 @@ class EventStore:
         """
         query = select(log).where(log.c.seq > after).order_by(log.c.seq).limit(limit)
         return self._entries(query)
+
+    def read_all(self) -> Iterator[Entry]:
+        """All entries, page by page."""
+        after = 0
+        while entries := self.read(after):
+            yield from entries
+            after = entries[-1].seq
 
     def history(self, subject: str, *, limit: int = PAGE) -> list[Entry]:
         """The entries about one job or node, the oldest first."""

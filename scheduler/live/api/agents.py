@@ -1,0 +1,166 @@
+"""/v1/agents/session: one WebSocket an agent; and who was not heard of for too long."""
+
+import asyncio
+from contextlib import suppress
+
+from fastapi import FastAPI, HTTPException
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from farside.agent import messages as m
+from farside.agent import protocol
+from farside.errors import FarsideError, LocalProtocolError, RemoteProtocolError
+from farside.log import get_log
+from farside.scheduler.live.api.caller import Caller, Callers, Role
+from farside.scheduler.live.dispatch import AgentLine
+from farside.scheduler.live.event import Event, NodeLost
+from farside.scheduler.live.follow import LiveLog
+from farside.units import format_seconds
+
+# Close codes of RFC 6455 §7.4.1.
+POLICY_VIOLATION, GOING_AWAY = 1008, 1001
+HELLO_LIMIT_S = 10.0
+LEAD_LIMIT_S = 30.0
+WATCH_PERIOD_S = 1.0
+
+_log = get_log("manager.agents")
+
+
+class AgentSessions:
+    """All connected agents. ``node_timeout_s``: a node that is silent for so long is lost."""
+
+    def __init__(self, log: LiveLog, callers: Callers, node_timeout_s: float) -> None:
+        self._log = log
+        self._callers = callers
+        self._node_timeout_s = node_timeout_s
+        self._connected: dict[str, tuple[m.Hello, WebSocket]] = {}
+        self._heard_s: dict[str, float] = {}
+        self._begun_s = log.clock.now_s()
+
+    def serve(self, app: FastAPI) -> None:
+        """Adds the route."""
+
+        @app.websocket(protocol.PATH)
+        async def session(socket: WebSocket) -> None:
+            try:
+                caller = self._callers.of(socket)
+            except HTTPException as error:
+                await socket.close(POLICY_VIOLATION, str(error.detail)[: protocol.REASON_BYTES_MAX])
+                return
+            await socket.accept()
+            try:
+                await self._converse(socket, caller)
+            except RemoteProtocolError as error:
+                _log.warning("hung up on an agent", caller=caller.name, reason=error)
+                with suppress(RuntimeError):
+                    await socket.close(error.code or POLICY_VIOLATION, protocol.close_reason(error))
+            except (WebSocketDisconnect, RuntimeError):
+                pass  # the agent is gone; starlette says RuntimeError when we speak after that
+
+    async def watch_silence(self) -> None:
+        """Writes into the log which nodes were not heard of for too long, until it is cancelled."""
+        while True:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            now_s = self._log.clock.now_s()
+            lost: list[Event] = []
+            for node in list(self._log.state.nodes.values()):
+                silent_s = now_s - self._heard_s.get(node.name, self._begun_s)
+                if node.is_up and node.name not in self._connected and silent_s > self._node_timeout_s:
+                    reason = f"not heard of for {format_seconds(self._node_timeout_s)}"
+                    lost.append(NodeLost(node=node.name, reason=reason))
+            try:
+                await self._log.write(lost, "silence")
+            except FarsideError as error:
+                _log.error("could not be written", what="lost nodes", reason=error)
+
+    # ------------------------------------------------------------------ one session
+
+    async def _converse(self, socket: WebSocket, caller: Caller) -> None:
+        side = protocol.ManagerSide()
+        async with asyncio.timeout(HELLO_LIMIT_S):
+            hello = side.receive(await socket.receive_text())
+        assert isinstance(hello, m.Hello)
+        self._admit(hello, caller)
+        line = AgentLine(hello, _address_of(socket))
+        older = self._connected.get(hello.node)
+        self._connected[hello.node] = hello, socket
+        try:
+            if older is not None:
+                with suppress(RuntimeError):
+                    await older[1].close(GOING_AWAY, "another connection of this node")
+            await self._log.write(line.joined(self._log.state), f"node {line.node}")
+            await self._wait_for_lead()
+            await socket.send_text(side.send(m.Welcome(generation=self._log.state.generation)))
+            _log.info("a node joined", node=line.node, gpus=len(hello.gpus), tasks=len(hello.tasks))
+            await self._both_ways(socket, side, line)
+        finally:
+            if self._connected.get(hello.node, (None, None))[1] is socket:
+                del self._connected[hello.node]
+                self._heard_s[hello.node] = self._log.clock.now_s()
+
+    def _admit(self, hello: m.Hello, caller: Caller) -> None:
+        if caller.role is Role.USER or (caller.role is Role.NODE and caller.name not in ("", hello.node)):
+            text = f"{caller.told} may not speak for node {hello.node}"
+            raise RemoteProtocolError(text, code=protocol.CloseCode.FORBIDDEN)
+        other = self._connected.get(hello.node)
+        if other is not None and other[0].boot_id != hello.boot_id:
+            text = f"another machine is connected as {hello.node}; give one of them another name"
+            raise RemoteProtocolError(text, code=protocol.CloseCode.NAME_TAKEN)
+
+    async def _wait_for_lead(self) -> None:
+        """Commands bear the generation of a brain; the first may not have taken the lead yet."""
+        changed = asyncio.Event()
+        self._log.watch(changed)
+        try:
+            async with asyncio.timeout(LEAD_LIMIT_S):
+                while not self._log.state.generation:
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            raise RemoteProtocolError("no brain leads yet; come again", code=GOING_AWAY) from None
+        finally:
+            self._log.unwatch(changed)
+
+    async def _both_ways(self, socket: WebSocket, side: protocol.ManagerSide, line: AgentLine) -> None:
+        changed = asyncio.Event()
+        self._log.watch(changed)
+        try:
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(self._send(socket, side, line, changed))
+                try:
+                    await self._receive(socket, side, line, changed)
+                finally:
+                    sending.cancel()
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None
+        finally:
+            self._log.unwatch(changed)
+
+    async def _receive(
+        self, socket: WebSocket, side: protocol.ManagerSide, line: AgentLine, changed: asyncio.Event
+    ) -> None:
+        while True:
+            report = side.receive(await socket.receive_text())
+            assert isinstance(report, m.Report)
+            await self._log.write(line.reported(self._log.state, report), f"node {line.node}")
+            await socket.send_text(side.send(m.Ack(seq=report.seq)))
+            changed.set()  # what it said may be all that its next command waits for
+
+    async def _send(
+        self, socket: WebSocket, side: protocol.ManagerSide, line: AgentLine, changed: asyncio.Event
+    ) -> None:
+        while True:
+            changed.clear()
+            for command in line.commands(self._log.state):
+                try:
+                    frame = side.send(command)
+                except LocalProtocolError as error:  # the API lets no such job in; one of an older version may be there
+                    _log.error("a command can't be sent", node=line.node, reason=error)
+                    continue
+                await socket.send_text(frame)
+            await changed.wait()
+
+
+def _address_of(socket: WebSocket) -> str:
+    """Where other nodes reach this one: where it came from."""
+    host = socket.client.host if socket.client is not None else ""
+    return "127.0.0.1" if not host or host.startswith("uid:") else host

@@ -1,0 +1,66 @@
+"""The application: routes, one clear line for each error, and what runs beside them."""
+
+from pathlib import Path
+
+import msgspec
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+
+from farside.errors import FarsideError
+from farside.scheduler.live.api.agents import AgentSessions
+from farside.scheduler.live.api.answer import answer
+from farside.scheduler.live.api.caller import Callers
+from farside.scheduler.live.api.jobs import job_routes
+from farside.scheduler.live.api.nodes import node_routes
+from farside.scheduler.live.follow import LiveLog
+
+
+def make_app(
+    log: LiveLog, callers: Callers, folder: Path, sessions: AgentSessions, *, may_tokens_submit: bool
+) -> FastAPI:
+    """The API over one log."""
+    app = FastAPI(
+        title="Farside manager",
+        version="1",
+        openapi_url="/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        description='Errors are `{"detail": TEXT}`, one line that says what is wrong and what to do.',
+    )
+    app.include_router(job_routes(log, callers, folder, may_tokens_submit=may_tokens_submit))
+    app.include_router(node_routes(log, callers))
+    sessions.serve(app)
+
+    @app.get("/v1/whoami", tags=["manager"], summary="Who the manager takes the caller for")
+    async def whoami(request: Request) -> Response:
+        caller = callers.of(request)
+        return answer({"name": caller.name, "role": caller.role.value, "proved": caller.uid >= 0})
+
+    @app.get("/v1/health", tags=["manager"], summary="Whether it answers, and up to which entry it has read")
+    async def health() -> Response:
+        return answer({"seq": log.state.seq, "generation": log.state.generation})
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong(_: Request, error: RequestValidationError) -> Response:
+        return answer({"detail": "; ".join(_said(one) for one in error.errors())}, 422)
+
+    @app.exception_handler(FarsideError)
+    async def broken(_: Request, error: FarsideError) -> Response:
+        return answer({"detail": str(error)}, 503)
+
+    @app.exception_handler(HTTPException)
+    async def refused(_: Request, error: HTTPException) -> Response:
+        response = answer({"detail": " ".join(str(error.detail).split())}, error.status_code)
+        response.headers.update(error.headers or {})
+        return response
+
+    return app
+
+
+def _said(error: object) -> str:
+    found = msgspec.convert(error, dict[str, object], strict=False)
+    where = found.get("loc")
+    names = [str(one) for one in where[1:]] if isinstance(where, tuple | list) else []
+    if found.get("type") == "extra_forbidden":
+        return f"{'.'.join(names)}: no such key"
+    return f"{'.'.join(names) or 'body'}: {found.get('msg')}"

@@ -1,0 +1,166 @@
+"""Who calls: a user proved by the kernel on a unix socket, or the bearer of a token.
+
+How it works
+  On a unix socket the kernel says which user has connected (SO_PEERCRED, unix(7)); no token is needed and none counts.
+  `PeerProtocol` puts that into the place of the client's address, as ``uid:N``, which no TCP client can have. Over TCP
+  a token counts, and it says a name and a role. A token is known by its SHA-256; the file can't give it away.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import pwd
+import secrets
+import socket
+import struct
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from fastapi import HTTPException
+from starlette.requests import HTTPConnection
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from farside.errors import ConfigError
+
+_UCRED = struct.Struct("3i")
+_PEER = "uid:"
+
+
+class Role(StrEnum):
+    """What a caller may do: users see and stop their own jobs, operators all; nodes only report."""
+
+    USER = "user"
+    OPERATOR = "operator"
+    NODE = "node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who calls. ``uid`` is -1 where only a token says who it is; a node's ``name`` is empty for any node."""
+
+    name: str
+    role: Role
+    uid: int = -1
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether it may see and change everything."""
+        return self.role is Role.OPERATOR
+
+    @property
+    def told(self) -> str:
+        """How the log names it."""
+        return f"{self.role} {self.name or '(any)'}"
+
+
+class PeerProtocol(HttpToolsProtocol):
+    """HTTP as uvicorn speaks it, that knows the user at the other end of a unix socket."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Asks the kernel once a connection."""
+        super().connection_made(transport)
+        peer = self.transport.get_extra_info("socket")
+        if peer is not None and peer.family == socket.AF_UNIX:
+            _, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+            self.client = (f"{_PEER}{uid}", 0)
+
+
+class Callers:
+    """Finds out who calls. The tokens' file is read again when it changes."""
+
+    def __init__(self, tokens_file: Path, operators: frozenset[str], own_uid: int) -> None:
+        self._file = tokens_file
+        self._operators = operators
+        self._own_uid = own_uid
+        self._stamp: tuple[int, int] | None = None
+        self._tokens: Mapping[str, Caller] = {}
+        self._refresh()
+
+    def of(self, connection: HTTPConnection) -> Caller:
+        """The caller of a request.
+
+        Raises:
+            HTTPException: 401, it is nobody.
+        """
+        client = connection.client
+        if client is not None and client.host.startswith(_PEER):
+            return self._of_uid(int(client.host.removeprefix(_PEER)))
+        scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise unknown_caller("no token: give one as `Authorization: Bearer TOKEN`, or use the unix socket")
+        caller = self._of_token(token.strip())
+        if caller is None:
+            raise unknown_caller("this token is not known here")
+        return caller
+
+    def _of_uid(self, uid: int) -> Caller:
+        try:
+            name = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            name = str(uid)
+        is_operator = uid in (0, self._own_uid) or name in self._operators
+        return Caller(name=name, role=Role.OPERATOR if is_operator else Role.USER, uid=uid)
+
+    def _of_token(self, token: str) -> Caller | None:
+        self._refresh()
+        given = hash_of(token)
+        found = None
+        for known, caller in self._tokens.items():  # all of them: how long it takes tells nothing
+            if hmac.compare_digest(known, given):
+                found = caller
+        return found
+
+    def _refresh(self) -> None:
+        try:
+            status = self._file.stat()
+        except FileNotFoundError:
+            self._stamp, self._tokens = None, {}
+            return
+        stamp = status.st_mtime_ns, status.st_size
+        if stamp != self._stamp:
+            self._tokens = read_tokens(self._file)
+            self._stamp = stamp
+
+
+def unknown_caller(text: str) -> HTTPException:
+    """The answer to who is nobody."""
+    return HTTPException(401, text, headers={"WWW-Authenticate": "Bearer"})
+
+
+def hash_of(token: str) -> str:
+    """What the tokens' file keeps of a token: it is random and long, so a plain hash is enough."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def read_tokens(file: Path) -> Mapping[str, Caller]:
+    """The callers of a tokens' file by the hash of their token: ``[[token]]`` with name, role, sha256.
+
+    Raises:
+        ConfigError: It can't be read, or an entry is not right.
+    """
+    try:
+        rows = tomllib.loads(file.read_text()).get("token", [])
+        found: dict[str, Caller] = {}
+        for number, row in enumerate(rows, 1):
+            if set(row) != {"name", "role", "sha256"} or len(row["sha256"]) != 64:
+                raise ConfigError(f"{file}: token {number}: needs name, role and sha256", hint="see `farside token`")
+            found[row["sha256"]] = Caller(name=row["name"], role=Role(row["role"]))
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        raise ConfigError(f"{file}: {reason}", hint="make tokens by `farside token`") from error
+    return found
+
+
+def add_token(file: Path, name: str, role: Role) -> str:
+    """Makes a token, appends its hash to the file, which only its owner may read, and returns it."""
+    if any(character in name for character in '"\\\n') or not name.isprintable():
+        raise ConfigError(f"'{name:.60}' is no name of a user or node")
+    token = secrets.token_urlsafe(32)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch(mode=0o600)
+    with file.open("a") as stream:
+        stream.write(f'[[token]]\nname = "{name}"\nrole = "{role}"\nsha256 = "{hash_of(token)}"\n')
+    return token

@@ -1,0 +1,154 @@
+"""/v1/jobs: submit, list, show, cancel, hold, release, explain, history."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Response
+from starlette.requests import HTTPConnection
+
+from farside import admin
+from farside.agent import protocol
+from farside.errors import FarsideError, LocalProtocolError
+from farside.scheduler.live.api.answer import answer
+from farside.scheduler.live.api.caller import Caller, Callers, Role
+from farside.scheduler.live.api.schema import JobBody
+from farside.scheduler.live.brain import ASK
+from farside.scheduler.live.dispatch import start_of
+from farside.scheduler.live.event import CancelRequested, HoldRequested, JobSubmitted, ReleaseRequested
+from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.record import ACTIVE, LiveJob, LiveTask, Phase
+from farside.scheduler.live.spec import JobSpec, gpus_text, spec_problems
+from farside.scheduler.live.view import show_entry, show_job, show_job_in_full
+
+EXPLAIN_LIMIT_S = 5.0
+_Limit = Annotated[int, Query(ge=1, le=1_000_000)]
+
+
+def job_routes(log: LiveLog, callers: Callers, folder: Path, *, may_tokens_submit: bool) -> APIRouter:
+    """The routes about jobs."""
+    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+    def known(connection: HTTPConnection) -> Caller:
+        caller = callers.of(connection)
+        if caller.role is Role.NODE:
+            raise HTTPException(403, "a node's token may not ask for jobs")
+        return caller
+
+    Who = Annotated[Caller, Depends(known)]
+
+    def own(job_id: str, caller: Who) -> LiveJob:
+        job = log.state.jobs.get(job_id)
+        # Whether others' jobs are there is none of a user's business.
+        if job is None or not (caller.is_operator or job.user == caller.name):
+            raise HTTPException(404, f"job {job_id:.60}: you have no such job")
+        return job
+
+    Own = Annotated[LiveJob, Depends(own)]
+
+    @router.post("", status_code=201, summary="Submit a job, or several alike")
+    async def submit(body: JobBody, caller: Who) -> Response:
+        if caller.uid < 0 and not may_tokens_submit:
+            raise HTTPException(403, "a token does not prove who you are: submit through the manager's unix socket")
+        spec = body.spec()
+        problems = [*spec_problems(spec), *cluster_problems(spec, log.state), *command_problems(spec, caller)]
+        if problems:
+            raise HTTPException(422, "; ".join(problems))
+        event = JobSubmitted(spec=spec, user=caller.name, uid=caller.uid, count=body.count, is_held=body.hold)
+        places = await log.write([event], caller.told)
+        return answer({"ids": log.state.submitted[places.start]}, 201)
+
+    @router.get("", summary="Jobs, the oldest first")
+    async def jobs(
+        caller: Who,
+        everything: Annotated[bool, Query(alias="all", description="Also those that are over")] = False,
+        user: str | None = None,
+        limit: _Limit = 100_000,
+    ) -> Response:
+        state = log.state
+        found = state.jobs.values() if everything else [state.jobs[job_id] for job_id in state.unfinished]
+        mine = caller.name if not caller.is_operator else user
+        shown = [show_job(job) for job in found if mine is None or job.user == mine]
+        return answer({"jobs": shown[-limit:]})
+
+    @router.get("/{job_id}", summary="One job with its processes")
+    async def show(job: Own) -> Response:
+        return answer(show_job_in_full(job, log.now_s()))
+
+    @router.get("/{job_id}/history", summary="All that happened to a job")
+    async def history(job: Own) -> Response:
+        entries = await asyncio.to_thread(log.store.history, job.job_id)
+        return answer({"entries": [show_entry(entry) for entry in entries]})
+
+    @router.get("/{job_id}/explain", summary="Why a job waits, in words")
+    async def explain(job: Own) -> Response:
+        try:
+            lines = await admin.ask(folder / ASK, "explain", timeout_s=EXPLAIN_LIMIT_S, job_id=job.job_id)
+        except FarsideError as error:
+            raise HTTPException(503, f"the brain does not answer: {error}") from error
+        return answer({"lines": lines})
+
+    @router.post("/{job_id}/cancel", summary="End a job")
+    async def cancel(job: Own, caller: Who) -> Response:
+        _refuse_over(job)
+        await log.write([CancelRequested(job_id=job.job_id, by=caller.name)], caller.told)
+        return answer(show_job(log.state.jobs[job.job_id]))
+
+    @router.post("/{job_id}/hold", summary="Keep a job from starting")
+    async def hold(job: Own, caller: Who) -> Response:
+        _refuse_over(job)
+        if job.phase in ACTIVE:
+            raise HTTPException(409, f"job {job.job_id} runs; cancel it, or hold it while it waits")
+        await log.write([HoldRequested(job_id=job.job_id, by=caller.name)], caller.told)
+        return answer(show_job(log.state.jobs[job.job_id]))
+
+    @router.post("/{job_id}/release", summary="Let a held job start")
+    async def release(job: Own, caller: Who) -> Response:
+        _refuse_over(job)
+        if job.held_by and job.held_by != caller.name and not caller.is_operator:
+            raise HTTPException(403, f"{job.held_by} holds job {job.job_id}, and only an operator may release it")
+        await log.write([ReleaseRequested(job_id=job.job_id, by=caller.name)], caller.told)
+        return answer(show_job(log.state.jobs[job.job_id]))
+
+    return router
+
+
+def _refuse_over(job: LiveJob) -> None:
+    if job.is_over:
+        raise HTTPException(409, f"job {job.job_id} is over: {job.phase}")
+
+
+def cluster_problems(spec: JobSpec, state: LiveState) -> list[str]:
+    """What makes a job impossible on this cluster, however long it waits."""
+    problems = []
+    there = [gpu for node in state.nodes.values() for gpu in node.gpus]
+    wanted = {one.strip().casefold() for one in spec.gpu_model.split("|") if one.strip()}
+    fitting = [gpu for gpu in there if not wanted or gpu.model.casefold() in wanted]
+    if spec.gpus > len(fitting):
+        of_model = f" of model {spec.gpu_model}" if wanted else ""
+        has = f"the cluster has {gpus_text(len(fitting))}{of_model}"
+        problems.append(f"gpus: {gpus_text(spec.gpus)} are more than {has}; ask for fewer")
+    nodes = [node for node in state.nodes.values() if node.gpus]
+    if nodes and not any(
+        node.cpus >= spec.cpus_per_gpu and node.memory_bytes >= spec.memory_bytes_per_gpu for node in nodes
+    ):
+        problems.append("cpus_per_gpu, memory_bytes_per_gpu: no node has that much for a single GPU")
+    for other in spec.after:
+        if other not in state.jobs:
+            problems.append(f"after: there is no job {other:.60}")
+    return problems
+
+
+def command_problems(spec: JobSpec, caller: Caller) -> list[str]:
+    """What would keep a node from being told to start it: found now, and not when it is its turn."""
+    task = LiveTask(job_id="1", start=1, rank=0, node="n", gpus=(0,))
+    job = LiveJob(
+        job_id="1", sequence=0, spec=spec, user=caller.name, uid=caller.uid, submit_s=0.0, phase=Phase.STARTING,
+        since_s=0.0, tasks=(task,),
+    )  # fmt: skip
+    try:
+        protocol.encode(start_of(job, task, 1))
+    except LocalProtocolError as error:
+        return [str(error).removeprefix("START cannot be sent: ")]
+    return []

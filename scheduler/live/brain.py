@@ -1,0 +1,113 @@
+"""The brain: a process that reads the log, decides, and writes what it decided. It talks to nobody but the log.
+
+One page: lead, read all, then read on, decide, write, wake the API, sleep until there is news or it is time.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from farside import admin
+from farside.errors import FarsideError
+from farside.log import get_log
+from farside.scheduler.domain import Rules
+from farside.scheduler.live.decide import Mind
+from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.store.event_store import PAGE, Draft, EventStore
+from farside.scheduler.live.store.leadership import leading
+from farside.scheduler.live.transition import apply
+from farside.scheduler.live.wake import sleeping_at, wake
+from farside.scheduler.live.wall_clock import WallClock
+from farside.units import format_moment
+
+WAKE, API_WAKE, ASK = "brain.wake", "api.wake", "brain.sock"
+# A cycle that takes longer than this is told in the log of the process.
+SLOW_S = 1.0
+
+_log = get_log("manager.brain")
+
+
+class Brain:
+    """Decides for one store; at most one leads, see `EventStore.take_lead`."""
+
+    def __init__(self, store: EventStore, rules: Rules, folder: Path, holder: str) -> None:
+        self._store = store
+        self._rules = rules
+        self._folder = folder
+        self._holder = holder
+        self._clock = WallClock()
+        self._cycles = 0
+        self._slowest_s = 0.0
+
+    async def run(self) -> None:
+        """Leads until it is cancelled.
+
+        Raises:
+            LeadLost: Another brain leads.
+            StoreError: The store can't be read or written.
+        """
+        async with leading(self._store):
+            with sleeping_at(self._folder / WAKE) as sleeper:
+                self._lead()
+                handlers = {"explain": self._on_explain, "status": self._on_status}
+                async with await admin.serve(self._folder / ASK, handlers):
+                    while True:
+                        self._decide()
+                        await sleeper.sleep(self._mind.next_wake_s() - self._clock.now_s())
+
+    def _lead(self) -> None:
+        state = LiveState()
+        while entries := self._store.read(state.seq):
+            for entry in entries:
+                apply(state, entry)
+        self._generation = self._store.take_lead(self._holder, self._clock.now_s())
+        self._mind = Mind(self._rules, state, self._now_s(state))
+        _log.info("leads", generation=self._generation, entries=state.seq, unfinished=len(state.unfinished))
+
+    def _now_s(self, state: LiveState) -> float:
+        return max(self._clock.now_s(), state.at_s)
+
+    def _decide(self) -> None:
+        """Reads on and decides until there is nothing to decide."""
+        begun_s, mind = time.monotonic(), self._mind
+        while True:
+            self._read()
+            events = mind.next_events(self._now_s(mind.state))
+            if not events:
+                break
+            drafts = [Draft(event=event, cause="cycle") for event in events]
+            self._store.append(drafts, self._clock.now_s(), generation=self._generation)
+            self._cycles += 1
+            wake(self._folder / API_WAKE)
+        spent_s = time.monotonic() - begun_s
+        self._slowest_s = max(self._slowest_s, spent_s)
+        if spent_s > SLOW_S:
+            _log.warning("a slow cycle", seconds=spent_s, unfinished=len(mind.state.unfinished))
+
+    def _read(self) -> None:
+        while True:
+            entries = self._store.read(self._mind.state.seq)
+            for entry in entries:
+                self._mind.hear(entry)
+            if len(entries) < PAGE:
+                return
+
+    # ------------------------------------------------------------------ asked by the API
+
+    async def _on_explain(self, told: Mapping[str, object]) -> object:
+        lines = self._mind.why(str(told.get("job_id", "")), self._now_s(self._mind.state), format_moment)
+        if not lines:
+            raise FarsideError(f"job {told.get('job_id')}: not known")
+        return list(lines)
+
+    async def _on_status(self, _: Mapping[str, object]) -> object:
+        state = self._mind.state
+        return {
+            "generation": self._generation,
+            "seq": state.seq,
+            "unfinished": len(state.unfinished),
+            "cycles": self._cycles,
+            "slowest_s": self._slowest_s,
+            "policy": self._rules.order.name,
+            "placement": self._rules.placement.name,
+        }

@@ -1,0 +1,215 @@
+"""What an agent is told, and what its reports mean for the log. PURE.
+
+How it works
+  Nothing is kept of what was sent: what an agent has to be told follows from the log and from what it says it knows.
+  One `AgentLine` a connection; a new connection starts anew with HELLO. So a command that was lost on the way is sent
+  again after reconnection, and the agent does it once, as (task, start) names it.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from farside.agent import messages as m
+from farside.scheduler.live.event import Event, Gpu, NodeChanged, NodeJoined, TaskChanged, TaskPhase
+from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey
+
+# Headroom moves all the time; only so large a share of a node's memory is worth an entry in the log.
+HEADROOM_STEP = 1 / 8
+ENDED = ("exited", "lost")
+
+
+class AgentLine:
+    """One connection of an agent: what it knows, and what it has been told on it."""
+
+    def __init__(self, hello: m.Hello, address: str) -> None:
+        self.hello = hello
+        self.node = hello.node
+        self._address = address
+        self._known: dict[TaskKey, m.TaskState] = {key_of(task): task for task in hello.tasks}
+        self._told: set[tuple[str, TaskKey]] = set()
+
+    # ------------------------------------------------------------------ agent to log
+
+    def joined(self, state: LiveState) -> list[Event]:
+        """What HELLO means: who joined, and what became of the processes that the log has there."""
+        hello = self.hello
+        event = NodeJoined(
+            node=hello.node,
+            boot_id=hello.boot_id,
+            address=self._address,
+            version=hello.version,
+            cpus=float(hello.cpus),
+            memory_bytes=hello.memory_bytes,
+            gpus=_gpus(hello.gpus),
+            headroom_bytes=hello.headroom_bytes,
+        )
+        node = state.nodes.get(hello.node)
+        events: list[Event] = [event] if node is None or _is_news(node, event) else []
+        events += self._changes(state, hello.tasks)
+        if node is not None and node.boot_id == hello.boot_id:
+            events += self._forgotten(state, node)
+        return events
+
+    def _forgotten(self, state: LiveState, node: LiveNode) -> Iterator[Event]:
+        """Processes that this agent should know, and does not: they are gone, or never came to be."""
+        for key in dict.fromkeys(node.holds.values()):
+            task = state.task(key)
+            if task is None or key in self._known:
+                continue
+            is_new = task.phase is TaskPhase.ASSIGNED
+            if is_new and _is_wanted(state.jobs[task.job_id], task):
+                continue  # it will be told to start it
+            cause = "it was never started" if is_new else "its node does not know it any more"
+            yield _changed(node.name, key, TaskPhase.LOST, cause=cause)
+
+    def reported(self, state: LiveState, report: m.Report) -> list[Event]:
+        """What REPORT means; nothing where it repeats what the log says."""
+        self._known.update((key_of(task), task) for task in report.tasks)
+        events = self._changes(state, report.tasks)
+        node = state.nodes.get(self.node)
+        if node is not None:
+            gpus = _gpus(report.gpus)
+            moved = abs(report.headroom_bytes - node.headroom_bytes)
+            if gpus != node.gpus or moved > HEADROOM_STEP * node.memory_bytes:
+                events.append(NodeChanged(node=self.node, gpus=gpus, headroom_bytes=report.headroom_bytes))
+        return events
+
+    def _changes(self, state: LiveState, tasks: Iterable[m.TaskState]) -> list[Event]:
+        events: list[Event] = []
+        for told in tasks:
+            key = key_of(told)
+            task = state.task(key)
+            if task is None or task.is_gone or task.phase == told.state:
+                continue
+            events.append(
+                _changed(
+                    self.node, key, TaskPhase(told.state), exit_code=told.exit_code, signal=told.signal,
+                    cause=told.cause, at_s=told.at_s,
+                )
+            )  # fmt: skip
+        return events
+
+    # ------------------------------------------------------------------ log to agent
+
+    def commands(self, state: LiveState) -> list[m.ManagerMessage]:
+        """What there is to tell now that has not been told on this connection."""
+        node = state.nodes.get(self.node)
+        if node is None:
+            return []
+        found: list[m.ManagerMessage] = []
+        for key in dict.fromkeys(node.holds.values()):
+            task = state.task(key)
+            if task is not None:
+                found += self._about(state, task)
+        found += self._leftovers(state)
+        return found
+
+    def _about(self, state: LiveState, task: LiveTask) -> Iterator[m.ManagerMessage]:
+        job, known = state.jobs[task.job_id], self._known.get(task.key)
+        if _is_wanted(job, task):
+            if known is None and self._first_time("start", task.key):
+                yield start_of(job, task, state.generation)
+        elif (known is None or known.state not in ENDED) and self._first_time("stop", task.key):
+            cause = job.stop_cause.value if job.stop_cause is not None and job.start == task.start else "an old start"
+            yield stop_of(task.key, state.generation, cause, job.spec.grace_s)
+
+    def _leftovers(self, state: LiveState) -> Iterator[m.ManagerMessage]:
+        """What the agent knows and the log has done with, or never knew (it was restored from a backup)."""
+        for key, told in list(self._known.items()):
+            task = state.task(key)
+            if task is not None and not task.is_gone:
+                continue
+            if told.state in ENDED:
+                del self._known[key]
+                if self._first_time("forget", key):
+                    yield m.Forget(task_id=told.task_id, start=told.start)
+            elif self._first_time("stop", key):
+                yield stop_of(key, state.generation, "the manager does not know it", 30.0)
+
+    def _first_time(self, what: str, key: TaskKey) -> bool:
+        if (what, key) in self._told:
+            return False
+        self._told.add((what, key))
+        if what == "forget":
+            self._told.difference_update((("start", key), ("stop", key)))
+        return True
+
+
+def key_of(told: m.TaskState) -> TaskKey:
+    """Job, start and rank of what an agent calls a task."""
+    job_id, _, rank = told.task_id.rpartition(".")
+    return job_id, told.start, int(rank)
+
+
+def task_id_of(job_id: str, rank: int) -> str:
+    """What agents call a process."""
+    return f"{job_id}.{rank}"
+
+
+def start_of(job: LiveJob, task: LiveTask, generation: int) -> m.Start:
+    """The command that starts a process."""
+    spec = job.spec
+    limit_s = max(1.0, spec.time_limit_s - job.held_s) if spec.time_limit_s else 0.0
+    return m.Start(
+        task_id=task_id_of(job.job_id, task.rank),
+        start=task.start,
+        generation=generation,
+        spec=m.TaskSpec(
+            argv=spec.argv,
+            env=dict(spec.env),
+            cwd=spec.cwd,
+            user=job.user,
+            gpus=task.gpus,
+            cpus=spec.cpus_per_gpu * len(task.gpus),
+            memory_bytes=int(spec.memory_bytes_per_gpu * len(task.gpus)),
+            stdout=spec.output_path(job.job_id, task.rank),
+            rank=task.rank,
+            world_size=max(1, len(job.tasks)),
+            master_addr=job.master_addr or "127.0.0.1",
+            master_port=job.master_port or 1,
+            time_limit_s=limit_s,
+            grace_s=spec.grace_s,
+            resume=job.start > 1,
+            checkpoint_dir=spec.checkpoint_dir,
+        ),
+    )
+
+
+def stop_of(key: TaskKey, generation: int, cause: str, grace_s: float) -> m.Stop:
+    """The command that stops a process."""
+    job_id, start, rank = key
+    return m.Stop(
+        task_id=task_id_of(job_id, rank), start=start, generation=generation, cause=cause, grace_s=grace_s
+    )  # fmt: skip
+
+
+def _is_wanted(job: LiveJob, task: LiveTask) -> bool:
+    return job.start == task.start and job.phase in (Phase.STARTING, Phase.RUNNING)
+
+
+def _changed(
+    node: str,
+    key: TaskKey,
+    phase: TaskPhase,
+    *,
+    exit_code: int | None = None,
+    signal: int | None = None,
+    cause: str = "",
+    at_s: float = 0.0,
+) -> TaskChanged:
+    job_id, start, rank = key
+    return TaskChanged(
+        node=node, job_id=job_id, start=start, rank=rank, phase=phase, exit_code=exit_code, signal=signal, cause=cause,
+        at_s=at_s,
+    )  # fmt: skip
+
+
+def _gpus(gpus: Iterable[m.Gpu]) -> tuple[Gpu, ...]:
+    return tuple(Gpu(index=gpu.index, model=gpu.model, is_healthy=gpu.healthy) for gpu in gpus)
+
+
+def _is_news(node: LiveNode, event: NodeJoined) -> bool:
+    return not node.is_up or (
+        (node.boot_id, node.address, node.version, node.cpus, node.memory_bytes, node.gpus)
+        != (event.boot_id, event.address, event.version, event.cpus, event.memory_bytes, event.gpus)
+    )

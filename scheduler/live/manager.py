@@ -1,0 +1,279 @@
+"""`farside manager`: the brain and the API, a process each, and this one, which starts them again when they end.
+
+How it works
+  The brain may compute for a second; the API must answer meanwhile, so they share nothing but the store. Each can be
+  killed at any moment: what it knew is in the log, and its successor reads it. When this process is killed, they notice
+  by a pipe that closes, and end too.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+import ssl
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+from farside.config import ManagerConfig
+from farside.endpoint import parse_endpoint
+from farside.errors import ConfigError, FarsideError
+from farside.listen import close_listener, open_listener
+from farside.log import get_log, start_logging
+from farside.notify import notify_systemd
+from farside.scheduler.domain import Rules
+from farside.scheduler.live.store.event_store import EventStore
+from farside.scheduler.live.store.migrate import upgrade
+from farside.scheduler.order.catalog import make_order
+from farside.scheduler.placement.catalog import make_placement
+
+PIDS = "manager.json"
+# Between the end of a part and its next start: short at first, longer when it keeps ending.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+# A part that ran so long has not been ending at once.
+LONG_ENOUGH_S = 10.0
+END_LIMIT_S = 10.0
+_FRAME_BYTES = 1 << 20
+
+_log = get_log("manager")
+
+
+def run(config: ManagerConfig) -> int:
+    """Runs a manager until SIGTERM or SIGINT; returns the process's exit code.
+
+    Raises:
+        ConfigError: A setting, the store or an address cannot be used.
+        FarsideError: The store cannot be brought up to date.
+    """
+    start_logging(config.log_level)
+    rules_of(config)
+    config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
+    store = EventStore(config.store_url)
+    upgrade(store)
+    store.close()
+    return asyncio.run(_Parts(config).run())
+
+
+def rules_of(config: ManagerConfig) -> Rules:
+    """By what jobs are scheduled.
+
+    Raises:
+        ConfigError: No such policy or placement, or it can't be used on real nodes.
+    """
+    told: dict[str, str] = {}
+    for part in config.policy_settings.split(";"):
+        name, equals, value = part.partition("=")
+        if part.strip() and not equals:
+            raise ConfigError(f"policy_settings: '{part.strip()}' is not NAME=VALUE")
+        if part.strip():
+            told[name.strip()] = value.strip()
+    placement = make_placement(config.placement, {})
+    if placement.ledger(()).is_pooled:
+        raise ConfigError(f"placement: {config.placement} does not say on which nodes", hint="take consolidate")
+    return Rules(
+        order=make_order(config.policy, told),
+        placement=placement,
+        min_run_s=config.min_run_s,
+        reserve_after_s=config.reserve_after_s or float("inf"),
+    )
+
+
+# ---------------------------------------------------------------------------------------------- the parent
+
+
+class _Parts:
+    """The parts by name, started again as often as they end."""
+
+    def __init__(self, config: ManagerConfig) -> None:
+        self._config = config
+        self._context = multiprocessing.get_context("spawn")
+        self._running: dict[str, SpawnProcess] = {}
+        self._stop = asyncio.Event()
+        self._failure = 0
+
+    async def run(self) -> int:
+        with _on_signals(self._stop.set):
+            async with asyncio.TaskGroup() as group:
+                for name in _PARTS:
+                    group.create_task(self._keep(name))
+        self._pids_file.unlink(missing_ok=True)
+        return self._failure
+
+    @property
+    def _pids_file(self) -> Path:
+        """For `farside status`, and whoever wants to end a part."""
+        return self._config.state_dir / PIDS
+
+    async def _keep(self, name: str) -> None:
+        pause_s = FIRST_PAUSE_S
+        while not self._stop.is_set():
+            begun_s = time.monotonic()
+            process = self._context.Process(target=_part, args=(name, self._config), name=f"farside-{name}")
+            process.start()
+            self._running[name] = process
+            self._write_pids()
+            code = await self._end_of(process)
+            if self._stop.is_set():
+                return
+            if code == ConfigError.exit_code:
+                self._failure = code
+                self._stop.set()
+                return
+            pause_s = FIRST_PAUSE_S if time.monotonic() - begun_s > LONG_ENOUGH_S else pause_s
+            _log.error("a part ended, and is started again", part=name, exit_code=code, pause_s=pause_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stop.wait()
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    async def _end_of(self, process: SpawnProcess) -> int:
+        """Its exit code, once it has ended by itself, or was told to as all shall."""
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(process.sentinel, ended.set)
+        try:
+            stopping = asyncio.ensure_future(self._stop.wait())
+            ending = asyncio.ensure_future(ended.wait())
+            await asyncio.wait((stopping, ending), return_when=asyncio.FIRST_COMPLETED)
+            if not ended.is_set():
+                process.terminate()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(END_LIMIT_S):
+                        await ended.wait()
+            if not ended.is_set():
+                process.kill()
+                await ended.wait()
+            stopping.cancel()
+            ending.cancel()
+        finally:
+            loop.remove_reader(process.sentinel)
+        process.join()
+        return process.exitcode or 0
+
+    def _write_pids(self) -> None:
+        told = {"manager": os.getpid()} | {name: process.pid for name, process in self._running.items()}
+        part = self._pids_file.with_suffix(".part")
+        part.write_text(json.dumps({"pids": told, "listen": self._config.listen}))
+        part.replace(self._pids_file)
+
+
+@contextmanager
+def _on_signals(act: Callable[[], None]) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, act)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+# ---------------------------------------------------------------------------------------------- the parts
+
+
+def _part(name: str, config: ManagerConfig) -> None:
+    """What runs in a process of its own."""
+    start_logging(config.log_level)
+    try:
+        asyncio.run(_until_told(_PARTS[name](config)))
+    except* FarsideError as several:
+        error = _first(several)
+        _log.error("ends", part=name, reason=error)
+        os._exit(error.exit_code)
+
+
+def _first(group: BaseExceptionGroup[FarsideError]) -> FarsideError:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
+
+
+async def _until_told(work: Coroutine[None, None, None]) -> None:
+    """Runs until a signal, or until the parent is gone."""
+    stop = asyncio.Event()
+    parent = multiprocessing.parent_process()
+    loop = asyncio.get_running_loop()
+    if parent is not None:
+        loop.add_reader(parent.sentinel, stop.set)
+    with _on_signals(stop.set):
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(work)
+            stopping = group.create_task(stop.wait())
+            await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+            running.cancel()
+            stopping.cancel()
+
+
+async def _brain(config: ManagerConfig) -> None:
+    from farside.scheduler.live.brain import Brain
+
+    holder = f"{config.node}:{os.getpid()}"
+    await Brain(EventStore(config.store_url), rules_of(config), config.state_dir, holder).run()
+
+
+async def _api(config: ManagerConfig) -> None:
+    import uvicorn
+
+    from farside.scheduler.live.api.agents import AgentSessions
+    from farside.scheduler.live.api.app import make_app
+    from farside.scheduler.live.api.caller import Callers, PeerProtocol
+    from farside.scheduler.live.follow import LiveLog
+
+    class Server(uvicorn.Server):
+        """One that leaves signals to us."""
+
+        capture_signals = nullcontext  # type: ignore[assignment]
+
+    log = LiveLog(EventStore(config.store_url), config.state_dir)
+    operators = frozenset(name.strip() for name in config.operators.split(",") if name.strip())
+    callers = Callers(config.tokens_file, operators, os.geteuid())
+    sessions = AgentSessions(log, callers, config.node_timeout_s)
+    app = make_app(log, callers, config.state_dir, sessions, may_tokens_submit=config.token_submit)
+
+    def server(kind: str) -> uvicorn.Server:
+        secure: Mapping[str, str] = {}
+        if kind == "tcp" and config.tls_cert.is_absolute():
+            secure = {"ssl_certfile": str(config.tls_cert), "ssl_keyfile": str(config.tls_key)}
+        return Server(
+            uvicorn.Config(
+                app, http=PeerProtocol, ws="websockets-sansio", ws_max_size=_FRAME_BYTES, ws_ping_interval=10.0,
+                ws_ping_timeout=10.0, lifespan="off", log_config=None, access_log=False, proxy_headers=False,
+                server_header=False, timeout_graceful_shutdown=2, **secure,  # type: ignore[arg-type]
+            )
+        )  # fmt: skip
+
+    with ExitStack() as stack:
+        sockets = {"unix": [], "tcp": []}  # type: dict[str, list[object]]
+        for endpoint in config.listen:
+            listener = open_listener(endpoint)
+            stack.callback(close_listener, listener)
+            where = parse_endpoint(endpoint)
+            if isinstance(where, str):
+                os.chmod(where, 0o666)  # noqa: S103 - anybody may connect: the kernel says who it is
+            sockets[endpoint.partition(":")[0]].append(listener)
+        _check_tls(config)
+        ready = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(log.run(ready.set))
+            await ready.wait()
+            group.create_task(sessions.watch_silence())
+            for kind, listeners in sockets.items():
+                if listeners:
+                    group.create_task(server(kind).serve(sockets=listeners))  # type: ignore[arg-type]
+            _log.info("ready", listen=", ".join(config.listen), entries=log.state.seq)
+            notify_systemd("READY=1")
+
+
+def _check_tls(config: ManagerConfig) -> None:
+    if not config.tls_cert.is_absolute():
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"tls_cert {config.tls_cert}: {error}", hint="name a PEM certificate and its key") from error
+
+
+_PARTS: Mapping[str, Callable[[ManagerConfig], Coroutine[None, None, None]]] = {"brain": _brain, "api": _api}

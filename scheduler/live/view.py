@@ -1,0 +1,96 @@
+"""Jobs and nodes as the API and ``--json`` show them: stable keys, documented in docs/manager.md. PURE."""
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from farside.scheduler.live.event import Entry
+from farside.scheduler.live.record import LiveJob, LiveNode
+
+Shown = Mapping[str, object]
+
+
+def show_job(job: LiveJob) -> Shown:
+    """A job in short. Times are seconds since the epoch, null before there is one."""
+    return {
+        "id": job.job_id,
+        "name": job.spec.title,
+        "user": job.user,
+        "account": job.spec.account or job.user,
+        "state": job.phase.value,
+        "exit_code": job.exit_code,
+        "gpus": job.spec.gpus,
+        "nodes": list(job.nodes),
+        "submit_s": job.submit_s,
+        "start_s": _or_none(job.start_s),
+        "end_s": _or_none(job.end_s),
+        "starts": job.start,
+        "preemptions": job.preemptions,
+        "reason": job.reason,
+    }
+
+
+def show_job_in_full(job: LiveJob, now_s: float) -> Shown:
+    """A job with its processes and all that was asked for."""
+    return {
+        **show_job(job),
+        "held_s": job.held_until(now_s),
+        "gpu_s": job.held_until(now_s) * job.spec.gpus,
+        "failures": job.failures,
+        "spec": msgspec.to_builtins(job.spec),
+        "tasks": [
+            {
+                "rank": task.rank,
+                "node": task.node,
+                "gpus": list(task.gpus),
+                "state": task.phase.value,
+                "exit_code": task.exit_code,
+                "signal": task.signal,
+                "cause": task.cause,
+                "output": job.spec.output_path(job.job_id, task.rank),
+            }
+            for task in job.tasks
+        ],
+    }
+
+
+def show_node(node: LiveNode) -> Shown:
+    """A node, and which job has which of its GPUs."""
+    return {
+        "name": node.name,
+        "state": node.state,
+        "reason": node.why_not,
+        "address": node.address,
+        "version": node.version,
+        "cpus": node.cpus,
+        "memory_bytes": node.memory_bytes,
+        "headroom_bytes": node.headroom_bytes,
+        "gpus": [
+            {
+                "index": gpu.index,
+                "model": gpu.model,
+                "healthy": gpu.is_healthy,
+                "job": node.holds[gpu.index][0] if gpu.index in node.holds else None,
+            }
+            for gpu in node.gpus
+        ],
+        "free_gpus": len(node.free_gpus),
+        "joined_s": node.joined_s,
+    }
+
+
+def show_entry(entry: Entry) -> Shown:
+    """One line of a job's or a node's history."""
+    return {
+        "seq": entry.seq,
+        "at_s": entry.at_s,
+        "cause": entry.cause,
+        "generation": entry.generation,
+        "type": type(entry.event).__name__,
+        "event": msgspec.to_builtins(entry.event),
+    }
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,149 @@
+"""A node for tests: a real WebSocket, real messages, and processes that a test ends when it likes.
+
+What it runs outlives its connection, as an agent's tasks do: `FakeNode` is the machine, `connected` one session of it.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from farside.agent import messages as m
+from farside.agent import protocol
+
+Key = tuple[str, int]
+
+
+@dataclass
+class FakeNode:
+    name: str
+    gpus: int = 4
+    boot_id: str = "boot-1"
+    is_honest: bool = True  # else a task that is told to stop goes on
+    ends_after_s: float | None = None  # each task ends well after so long; None: when a test says so
+    tasks: dict[Key, m.TaskState] = field(default_factory=dict)
+    specs: dict[Key, m.TaskSpec] = field(default_factory=dict)
+    starts: list[Key] = field(default_factory=list)  # all that was ever started, in order
+    seq: int = 0
+    generation: int = 0
+
+    def set(self, key: Key, state: m.State, **more: object) -> None:
+        before = self.tasks.get(key, m.TaskState(task_id=key[0], start=key[1], state="starting", at_s=0.0))
+        self.tasks[key] = msgspec.structs.replace(before, state=state, at_s=time.time(), **more)
+
+    def run(self, key: Key, spec: m.TaskSpec) -> None:
+        if key in self.tasks:
+            return
+        busy = {gpu for other, known in self.specs.items() if self.is_running(other) for gpu in known.gpus}
+        assert not busy & set(spec.gpus), f"{self.name}: a GPU is given to two"
+        self.specs[key] = spec
+        self.starts.append(key)
+        self.set(key, "running")
+
+    def is_running(self, key: Key) -> bool:
+        return key in self.tasks and self.tasks[key].state not in ("exited", "lost")
+
+    @property
+    def running(self) -> list[Key]:
+        return [key for key in self.tasks if self.is_running(key)]
+
+    def exit(self, key: Key, code: int = 0) -> None:
+        self.set(key, "exited", exit_code=code, cause="" if not code else f"exit code {code}")
+
+    # ---- one session
+
+    @asynccontextmanager
+    async def connected(self, url: str, token: str) -> AsyncIterator["FakeSession"]:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with connect(f"{url}{protocol.PATH}", additional_headers=headers, max_size=1 << 20) as socket:
+            session = FakeSession(self, socket)
+            await session.begin()
+            async with asyncio.TaskGroup() as group:
+                listening = group.create_task(session.listen())
+                try:
+                    yield session
+                finally:
+                    listening.cancel()
+
+    def hello(self) -> m.Hello:
+        return m.Hello(
+            node=self.name, boot_id=self.boot_id, incarnation="one", version="0", cpus=16, memory_bytes=1 << 36,
+            gpus=self.declared(), headroom_bytes=1 << 36, tasks=tuple(self.tasks.values()),
+        )  # fmt: skip
+
+    def declared(self) -> tuple[m.Gpu, ...]:
+        return tuple(m.Gpu(index=at, model="H200", healthy=True) for at in range(self.gpus))
+
+
+class FakeSession:
+    def __init__(self, node: FakeNode, socket: ClientConnection) -> None:
+        self.node = node
+        self.socket = socket
+        self.side = protocol.AgentSide(seen_generation=node.generation)
+        self.acked = 0
+
+    async def begin(self) -> None:
+        await self.socket.send(self.side.send(self.node.hello()))
+        welcome = self.side.receive(await self.socket.recv())
+        assert isinstance(welcome, m.Welcome)
+        self.node.generation = welcome.generation
+
+    async def listen(self) -> None:
+        with suppress(ConnectionClosed):
+            async with asyncio.TaskGroup() as group:
+                async for frame in self.socket:
+                    message = self.side.receive(frame)
+                    if isinstance(message, m.Ack):
+                        self.acked = message.seq
+                        continue
+                    changed = self.obey(message)
+                    if changed is not None:
+                        await self.report(changed)
+                        if self.node.ends_after_s is not None and self.node.is_running(changed):
+                            group.create_task(self.end_later(changed, self.node.ends_after_s))
+
+    def obey(self, message: m.ManagerMessage) -> Key | None:
+        node = self.node
+        match message:
+            case m.Start(task_id=task, start=start, spec=spec):
+                node.run((task, start), spec)
+                return task, start
+            case m.Stop(task_id=task, start=start, cause=cause):
+                key = task, start
+                if key not in node.tasks:
+                    node.set(key, "lost", cause="not known here")
+                elif node.is_running(key) and node.is_honest:
+                    node.set(key, "exited", signal=15, cause=cause)
+                return key
+            case m.Forget(task_id=task, start=start):
+                node.tasks.pop((task, start), None)
+            case _:
+                pass
+        return None
+
+    async def end_later(self, key: Key, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if self.node.is_running(key):
+            self.node.exit(key)
+            await self.report(key)
+
+    async def report(self, *keys: Key) -> None:
+        node = self.node
+        node.seq += 1
+        tasks = tuple(node.tasks[key] for key in keys if key in node.tasks)
+        await self.socket.send(
+            self.side.send(
+                m.Report(
+                    seq=node.seq, at_s=time.time(), headroom_bytes=1 << 36, psi=m.Psi(), gpus=node.declared(), tasks=tasks
+                )
+            )
+        )  # fmt: skip
+
+    async def exit(self, key: Key, code: int = 0) -> None:
+        self.node.exit(key, code)
+        await self.report(key)
