@@ -11,8 +11,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from farside.cli import options
+from farside.cli.cluster import cluster_commands
 from farside.cli.config import config_app
 from farside.cli.energy import energy_app
+from farside.cli.manager import manager_commands
 from farside.cli.predict import predict_app
 from farside.cli.sim import sim_app
 from farside.cli.swap import swap_app
@@ -38,6 +40,8 @@ app.add_typer(swap_app, name="swap")
 app.add_typer(trace_app, name="trace")
 app.add_typer(energy_app, name="energy")
 app.add_typer(predict_app, name="predict")
+manager_commands(app)
+cluster_commands(app)
 
 
 def main() -> None:

@@ -12,9 +12,11 @@ import typer
 from farside.cli import options
 
 if TYPE_CHECKING:
-    from farside.config import AgentConfig, BlockdevConfig, DaemonConfig, Effective
+    from farside.config import AgentConfig, BlockdevConfig, DaemonConfig, Effective, ManagerConfig
 
-    AnyEffective = Effective[DaemonConfig] | Effective[BlockdevConfig] | Effective[AgentConfig]
+    AnyEffective = (
+        Effective[DaemonConfig] | Effective[BlockdevConfig] | Effective[AgentConfig] | Effective[ManagerConfig]
+    )
 
 config_app = typer.Typer(help="Check and show settings.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -25,6 +27,7 @@ class Program(StrEnum):
     DAEMON = "daemon"
     BLOCKDEV = "blockdev"
     AGENT = "agent"
+    MANAGER = "manager"
 
 
 _Whose = Annotated[Program | None, typer.Option("--for", help="Whose settings, where the file's name does not say.")]
@@ -90,16 +93,22 @@ def _whose(file: Path) -> Program:
         # daemon.toml, and drop-ins as daemon.d/10-site.toml
         if file.name.startswith(whose) or file.parent.name.startswith(whose):
             return whose
-    raise ConfigError(f"{file}: whose settings?", hint="say --for daemon, --for blockdev or --for agent")
+    raise ConfigError(f"{file}: whose settings?", hint=f"say --for {' or --for '.join(Program)}")
 
 
 def effective(whose: Program, paths: Sequence[Path]) -> "AnyEffective":
     """The settings of a program that count, with their sources."""
-    from farside.config.load import effective_agent, effective_blockdev, effective_daemon
+    from farside.config import load
 
-    if whose is Program.AGENT:
-        return effective_agent(paths)
-    return effective_daemon(paths) if whose is Program.DAEMON else effective_blockdev(paths)
+    match whose:
+        case Program.DAEMON:
+            return load.effective_daemon(paths)
+        case Program.BLOCKDEV:
+            return load.effective_blockdev(paths)
+        case Program.AGENT:
+            return load.effective_agent(paths)
+        case Program.MANAGER:
+            return load.effective_manager(paths)
 
 
 def _rows(loaded: "AnyEffective") -> list[dict[str, Any]]:

@@ -45,7 +45,8 @@ def _settings(files: Sequence[Path]) -> tuple[list[AnyConfig], list[Check]]:
     wrong: list[Check] = []
     for program, paths in groups(files, None) if files else _standard():
         try:
-            configs.append(effective(program, paths).config)
+            config = effective(program, paths).config
+            configs += [config] if isinstance(config, AnyConfig) else []
         except ConfigProblems as error:
             wrong += [_wrong(problem) for problem in error.problems]
     return configs, wrong

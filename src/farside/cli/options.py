@@ -66,6 +66,18 @@ def byte_count(text: str) -> int:
         raise typer.BadParameter(str(error)) from error
 
 
+def value_of(option: str, text: str, parse: Callable[[str], float]) -> float:
+    """The value of an option's text.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from error
+
+
 def overrides(settings: Sequence[str] | None) -> Mapping[str, object]:
     """Values by name, of NAME=VALUE texts. A value is TOML where it can be, else plain text.
 

@@ -2,6 +2,7 @@
 
 settings.py  how a setting is declared: kind, range, choices, doc
 daemon.py    what `farside daemon` can be told
+manager.py   what `farside manager` can be told
 blockdev.py  what `farside blockdev` can be told
 agent.py     what `farside agent` can be told
 convert.py   one TOML value to one Python value, in the setting's unit and range
@@ -12,7 +13,8 @@ check.py     what must hold between settings
 from farside.config.agent import AgentConfig
 from farside.config.blockdev import BlockdevConfig, FaultRule
 from farside.config.daemon import DaemonConfig
-from farside.config.load import Effective, load_agent, load_blockdev, load_daemon
+from farside.config.load import Effective, load_agent, load_blockdev, load_daemon, load_manager
+from farside.config.manager import ManagerConfig
 
 __all__ = [
     "AgentConfig",
@@ -20,7 +22,9 @@ __all__ = [
     "DaemonConfig",
     "Effective",
     "FaultRule",
+    "ManagerConfig",
     "load_agent",
     "load_blockdev",
     "load_daemon",
+    "load_manager",
 ]

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from farside.config.agent import AgentConfig
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
+from farside.config.manager import ManagerConfig
 from farside.endpoint import socket_path
 from farside.geometry import CLUSTER_BYTES, SLABS_MAX
 from farside.units import format_bytes
@@ -90,6 +91,24 @@ def _is_manager_url(text: str) -> bool:
         return parts.scheme in ("ws", "wss") and bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
     except ValueError:
         return False
+
+
+def manager_problems(config: ManagerConfig) -> Iterator[Problem]:
+    """What is wrong with a manager's settings taken together."""
+    if not config.listen:
+        yield "listen", "is empty, so that nobody can reach the manager; name at least one endpoint"
+    if config.tls_cert.is_absolute() != config.tls_key.is_absolute():
+        missing = "tls_key" if config.tls_cert.is_absolute() else "tls_cert"
+        yield missing, "is empty, and the other of the two is not; name both files, or neither"
+    if not NODE.fullmatch(config.node):
+        yield "node", f"'{config.node:.70}' is no manager's name; up to 64 letters, digits and any of . _ : - make one"
+    if not config.state_dir.is_absolute():
+        yield "state_dir", "must be an absolute path"
+    else:
+        try:
+            socket_path(f"{config.state_dir}/brain.sock")
+        except ValueError as error:
+            yield "state_dir", f"{error}; name a shorter one"
 
 
 def _identity_problems(config: DaemonConfig | BlockdevConfig | AgentConfig) -> Iterator[Problem]:

@@ -14,9 +14,16 @@ from typing import Any, Generic, TypeVar
 
 from farside.config.agent import AgentConfig
 from farside.config.blockdev import BlockdevConfig
-from farside.config.check import Problem, agent_problems, blockdev_problems, daemon_problems
+from farside.config.check import (
+    Problem,
+    agent_problems,
+    blockdev_problems,
+    daemon_problems,
+    manager_problems,
+)
 from farside.config.convert import convert, unknown
 from farside.config.daemon import DaemonConfig
+from farside.config.manager import ManagerConfig
 from farside.config.settings import Setting, settings_of
 from farside.errors import ConfigError
 
@@ -25,7 +32,7 @@ COMMAND_LINE = "command line"
 DEFAULT = "default"
 _FILE_BYTES_MAX = 1 << 20
 
-ConfigT = TypeVar("ConfigT", DaemonConfig, BlockdevConfig, AgentConfig)
+ConfigT = TypeVar("ConfigT", DaemonConfig, BlockdevConfig, AgentConfig, ManagerConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +89,23 @@ def effective_agent(
 ) -> Effective[AgentConfig]:
     """As `load_agent`, with the source of each value."""
     return _load(AgentConfig, agent_problems, _files(paths, "agent"), overrides or {}, blamed=ETC / "agent.toml")
+
+
+def load_manager(paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None) -> ManagerConfig:
+    """The manager's settings from these files (none: /etc/farside/manager.toml) with their drop-ins.
+
+    Raises:
+        ConfigProblems: Something is wrong; one line each.
+    """
+    return effective_manager(paths, overrides).config
+
+
+def effective_manager(
+    paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
+) -> Effective[ManagerConfig]:
+    """As `load_manager`, with the source of each value."""
+    files = _files(paths, "manager")
+    return _load(ManagerConfig, manager_problems, files, overrides or {}, blamed=ETC / "manager.toml")
 
 
 def effective_daemon(

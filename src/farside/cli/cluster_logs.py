@@ -1,0 +1,54 @@
+"""What `farside logs` prints: the file that a process of a job writes, as it grows."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from farside.errors import FarsideError
+
+LOOK_PERIOD_S = 0.2
+ASK_PERIOD_S = 1.0
+OVER = ("done", "failed", "cancelled", "timed_out")
+
+
+def follow_output(show: Callable[[], Mapping[str, Any]], rank: int, *, is_following: bool) -> None:
+    """Prints the output of a rank; ``show`` asks the manager about the job.
+
+    Raises:
+        FarsideError: The job has not started, has no such rank, or its file can't be read here.
+    """
+    job = show()
+    while is_following and not job["tasks"] and job["state"] not in OVER:
+        time.sleep(ASK_PERIOD_S)
+        job = show()
+    if not job["tasks"]:
+        raise FarsideError(f"job {job['id']}: has not started, and has no output", hint=job["reason"])
+    if rank >= len(job["tasks"]):
+        raise FarsideError(f"job {job['id']}: has no rank {rank}", hint=f"its ranks are 0 to {len(job['tasks']) - 1}")
+    task = job["tasks"][rank]
+    _copy(Path(task["output"]), task["node"], show if is_following else lambda: {"state": OVER[0]})
+
+
+def _copy(path: Path, node: str, show: Callable[[], Mapping[str, Any]]) -> None:
+    offset, asked_s, is_over = 0, float("-inf"), False
+    while True:
+        if time.monotonic() - asked_s >= ASK_PERIOD_S:
+            is_over, asked_s = show()["state"] in OVER, time.monotonic()
+        try:
+            with path.open("rb") as stream:
+                stream.seek(offset)
+                while data := stream.read(1 << 16):
+                    sys.stdout.buffer.write(data)
+                    offset += len(data)
+            sys.stdout.buffer.flush()
+        except FileNotFoundError as error:
+            if is_over:
+                hint = f"it was written on node {node}; look there, or keep output on shared storage"
+                raise FarsideError(f"{path}: not there", hint=hint) from error
+        except OSError as error:
+            raise FarsideError(f"{path}: {error.strerror}") from error
+        if is_over:
+            return
+        time.sleep(LOOK_PERIOD_S)

@@ -1,0 +1,68 @@
+"""The tables of `farside queue` and `farside nodes`, and the lines of `farside show`, from the manager's JSON."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from farside.terminal import printable
+from farside.units import format_bytes, format_moment, format_seconds
+
+Row = Mapping[str, Any]
+
+
+def job_table(jobs: Sequence[Row], now_s: float) -> Table:
+    """A line a job."""
+    table = _table("id", "name", "user", "state", "gpus", "time", "where or why")
+    for job in jobs:
+        where = ", ".join(job["nodes"]) if job["nodes"] and job["state"] != "waiting" else job["reason"]
+        spent = format_seconds(max(0.0, (job["end_s"] or now_s) - (job["start_s"] or job["submit_s"])))
+        _add(table, job["id"], job["name"], job["user"], job["state"], job["gpus"], spent, where)
+    return table
+
+
+def node_table(nodes: Iterable[Row]) -> Table:
+    """A line a node."""
+    table = _table("node", "state", "GPUs free", "model", "headroom", "jobs", "why")
+    for node in nodes:
+        jobs = dict.fromkeys(gpu["job"] for gpu in node["gpus"] if gpu["job"])
+        models = ", ".join(dict.fromkeys(gpu["model"] for gpu in node["gpus"]))
+        free = f"{node['free_gpus']} of {len(node['gpus'])}"
+        headroom = format_bytes(node["headroom_bytes"])
+        _add(table, node["name"], node["state"], free, models, headroom, " ".join(jobs), node["reason"])
+    return table
+
+
+def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
+    """All about a job, for people."""
+    spec = job["spec"]
+    yield f"job {job['id']} ({printable(job['name'])}) of {printable(job['user'])}: {job['state']}"
+    yield f"  {printable(job['reason'])}"
+    yield f"  command   {printable(' '.join(spec['argv']))}"
+    yield f"  folder    {printable(spec['cwd'])}"
+    yield f"  GPUs      {job['gpus']}, held for {format_seconds(job['held_s'])} in all"
+    yield f"  starts    {job['starts']}, preempted {job['preemptions']} times, failed {job['failures']} times"
+    if job["exit_code"] is not None:
+        yield f"  exit code {job['exit_code']}"
+    for task in job["tasks"]:
+        gpus = ",".join(map(str, task["gpus"]))
+        output = printable(task["output"])
+        yield f"  rank {task['rank']} on {task['node']} (GPU {gpus}): {task['state']}; output {output}"
+    yield "  history"
+    for entry in entries:
+        told = {name: value for name, value in entry["event"].items() if name != "job_id" and value not in (None, "")}
+        words = ", ".join(f"{name} {value}" for name, value in told.items() if not isinstance(value, list))
+        yield f"    {format_moment(entry['at_s'])}  {entry['type']}  {printable(words)}  [{printable(entry['cause'])}]"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _add(table: Table, *values: object) -> None:
+    table.add_row(*(escape(printable(str(value))) for value in values))

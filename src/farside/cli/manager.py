@@ -1,0 +1,114 @@
+"""`farside manager`, `farside store` and `farside token`: what an operator runs where the manager is."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farside.cli import options
+
+store_app = typer.Typer(help="The manager's store.", no_args_is_help=True, rich_markup_mode=None)
+
+
+class TokenRole(StrEnum):
+    """What a token is for."""
+
+    USER = "user"
+    OPERATOR = "operator"
+    NODE = "node"
+
+
+def manager_commands(app: typer.Typer) -> None:
+    """Adds these commands."""
+    app.add_typer(store_app, name="store")
+    app.command()(manager)
+    app.command()(token)
+
+
+def manager(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
+    """Run the cluster's manager: its API and what decides.
+
+    Runs until SIGTERM. All that it knows is in its store.
+    """
+    from farside.config import load_manager
+
+    loaded = load_manager(config or (), options.overrides(settings))
+    from farside.scheduler.live.manager import run
+
+    raise typer.Exit(run(loaded))
+
+
+def token(
+    name: Annotated[str, typer.Argument(help="Of the node or user; '' for a token that any node may use.")],
+    role: Annotated[TokenRole, typer.Option(help="What it may do.")] = TokenRole.NODE,
+    file: Annotated[Path, typer.Option(help="The manager's tokens_file.")] = Path("/etc/farside/tokens.toml"),
+) -> None:
+    """Make a token, and print it.
+
+    The file keeps only its hash; a running manager knows the token at once.
+    """
+    from farside.scheduler.live.api.caller import Role, add_token
+
+    print(add_token(file, name, Role(role.value)))
+
+
+@store_app.command()
+def backup(
+    to: Annotated[Path, typer.Argument(help="A new file.")],
+    config: options.ConfigFiles = None,
+    settings: options.Overrides = None,
+) -> None:
+    """Copy the store into one file, while the manager runs."""
+    from farside.config import load_manager
+    from farside.scheduler.live.store.event_store import EventStore
+    from farside.scheduler.live.store.migrate import backup as copy
+
+    store = EventStore(load_manager(config or (), options.overrides(settings)).store_url)
+    print(f"{to}: {copy(store, to)} entries")
+
+
+@store_app.command()
+def restore(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="What `farside store backup` wrote.")],
+    config: options.ConfigFiles = None,
+    settings: options.Overrides = None,
+) -> None:
+    """Write a backup into a store that is empty; the manager must not run."""
+    from farside.config import load_manager
+    from farside.scheduler.live.store.event_store import EventStore
+    from farside.scheduler.live.store.migrate import restore as copy
+
+    store = EventStore(load_manager(config or (), options.overrides(settings)).store_url)
+    print(f"{source}: {copy(source, store)} entries restored")
+
+
+@store_app.command()
+def upgrade(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
+    """Make the store, or bring that of an older Farside up to date; the manager does so itself when it starts."""
+    from farside.config import load_manager
+    from farside.scheduler.live.store.event_store import EventStore
+    from farside.scheduler.live.store.migrate import upgrade as bring
+
+    bring(EventStore(load_manager(config or (), options.overrides(settings)).store_url))
+    print("the store is up to date")
+
+
+@store_app.command()
+def check(
+    is_complete: Annotated[bool, typer.Option("--complete", help="All jobs are supposed to have ended.")] = False,
+    config: options.ConfigFiles = None,
+    settings: options.Overrides = None,
+) -> None:
+    """Read the whole log and look for GPUs given twice, jobs started twice or lost. Exit code 1 when there is one."""
+    from farside.config import load_manager
+    from farside.scheduler.live.invariant import violations
+    from farside.scheduler.live.store.event_store import EventStore
+
+    store = EventStore(load_manager(config or (), options.overrides(settings)).store_url)
+    found = list(violations(store.read_all(), is_complete=is_complete))
+    for line in found:
+        print(line)
+    print("the log is sound" if not found else f"{len(found)} violations")
+    if found:
+        raise typer.Exit(1)

@@ -1,0 +1,81 @@
+"""What `farside manager` can be told."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from farside.config.settings import Kind, about
+
+# fmt: off (a table: one setting, then what it means)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagerConfig:
+    """Settings of a manager. Bytes and seconds; the names say which."""
+
+    node: str = field(default="", metadata=about(Kind.TEXT, "Name of this manager among several; empty: the host name"))
+    listen: tuple[str, ...] = field(
+        default=("unix:/run/farside/manager.sock", "tcp:0.0.0.0:7680"),
+        metadata=about(
+            Kind.ENDPOINTS,
+            "Where users and agents reach it: unix:PATH, where the kernel proves who a user is, and tcp:HOST:PORT, "
+            "where a token says so",
+        ),
+    )
+    tls_cert: Path = field(
+        default=Path(), metadata=about(Kind.PATH, "Certificate for TCP, PEM, with its chain; empty: no TLS")
+    )
+    tls_key: Path = field(default=Path(), metadata=about(Kind.PATH, "The certificate's private key, PEM"))
+    tokens_file: Path = field(
+        default=Path("/etc/farside/tokens.toml"),
+        metadata=about(Kind.PATH, "Tokens of nodes, operators and users, as `farside token` writes them"),
+    )
+    token_submit: bool = field(
+        default=False,
+        metadata=about(
+            Kind.FLAG, "Jobs may be submitted by token; only where all jobs run as one user, as in a sandbox"
+        ),
+    )
+    operators: str = field(
+        default="", metadata=about(Kind.TEXT, "Users besides root who may see and change everything, with commas")
+    )
+    store_url: str = field(
+        default="sqlite:////var/lib/farside/manager.db",
+        metadata=about(Kind.TEXT, "The database: sqlite:////PATH, or postgresql://USER@HOST/NAME"),
+    )
+    state_dir: Path = field(
+        default=Path("/run/farside/manager"),
+        metadata=about(Kind.PATH, "Folder made at the start, for the sockets between the manager's own processes"),
+    )
+    policy: str = field(
+        default="las", metadata=about(Kind.TEXT, "Who goes first; a policy as `farside sim run --policy` knows them")
+    )
+    policy_settings: str = field(
+        default="", metadata=about(Kind.TEXT, "Settings of the policy, NAME=VALUE, with semicolons between")
+    )
+    placement: str = field(
+        default="consolidate",
+        metadata=about(Kind.TEXT, "Where jobs go; a placement as `farside sim run --placement` knows them, but count"),
+    )
+    min_run_s: float = field(
+        default=60.0,
+        metadata=about(Kind.SECONDS, "A job that was started is not preempted for so long", low=0, high=1e9),
+    )
+    reserve_after_s: float = field(
+        default=3600.0,
+        metadata=about(Kind.SECONDS, "GPUs are held for a job that has waited so long; 0: never", low=0, high=1e9),
+    )
+    node_timeout_s: float = field(
+        default=60.0,
+        metadata=about(
+            Kind.SECONDS,
+            "A node that is silent for so long is lost, and its jobs start elsewhere",
+            low=1,
+            high=1e6,
+        ),
+    )
+    log_level: str = field(
+        default="info",
+        metadata=about(
+            Kind.CHOICE, "The least important message that is logged", choices=("debug", "info", "warning", "error")
+        ),
+    )
