@@ -27,7 +27,8 @@ from farside.errors import ConfigError, RemoteProtocolError
 from farside.log import get_log
 
 OPEN_LIMIT_S = 10.0
-WELCOME_LIMIT_S = 10.0
+WELCOME_LIMIT_S = 40.0
+"""A manager that has just started waits up to half a minute for its brain to lead."""
 PING_EVERY_S = 10.0
 """A dead manager, or a cut cable, is noticed within twice this."""
 BATCH_S = 0.02
@@ -184,7 +185,7 @@ def _problem(error: Exception) -> str:
     first = _first(error) if isinstance(error, ExceptionGroup) else error
     if isinstance(first, InvalidStatus):
         status = first.response.status_code
-        why = {401: "the manager does not know this node's token", 403: "the token is not of role node, or another's"}
+        why = {401: "the manager does not know this node's token", 403: "the manager refuses this node's token"}
         return why.get(status, f"the manager answered HTTP {status}")
     if isinstance(first, ConnectionClosed):
         said = first.rcvd.reason if first.rcvd is not None else ""

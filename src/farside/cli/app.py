@@ -168,8 +168,11 @@ def sandbox(
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, max=16, help="NBD connections at once.")] = None,
     restart_donors: Annotated[bool, typer.Option("--restart-donors", help="Start a donor again when it ends.")] = False,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NODESxGPUS", help="A manager and agents with declared GPUs too, such as 4x8.")
+    ] = None,
 ) -> None:
-    """Run a whole memory plane on this machine.
+    """Run a whole memory plane, and with --cluster a cluster plane, on this machine.
 
     Real, separate processes, until SIGTERM or Ctrl-C. Prints `ready URI` when clients may connect.
     """
@@ -189,6 +192,7 @@ def sandbox(
             state=state,
             slab_bytes=slab,
             restart_donors=restart_donors,
+            cluster=cluster,
             **given,
         )
     )

@@ -6,7 +6,7 @@ Everything takes the sandbox's folder and a donor's name. Killing is `kill -9`, 
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,32 @@ def kill_donor(state: Path, name: str) -> None:
 def start_donor(state: Path, name: str) -> None:
     """Starts a donor that was killed, with the memory of a fresh process, and returns when it answers."""
     ask(Path(read_record(state).admin_socket), "start_donor", name=name)
+
+
+def kill_agent(state: Path, name: str) -> None:
+    """Ends a node agent with SIGKILL and returns when the sandbox has noticed; its tasks run on."""
+    pid = read_record(state).agent(name).pid
+    if pid == 0:
+        raise PeerError(f"agent {name} does not run")
+    os.kill(pid, signal.SIGKILL)
+    _until_noticed(lambda: read_record(state).agent(name).pid != pid, f"agent {name} (process {pid})")
+
+
+def start_agent(state: Path, name: str) -> None:
+    """Starts an agent that was killed, and returns when it has reached the manager."""
+    ask(Path(read_record(state).admin_socket), "start_agent", name=name)
+
+
+def kill_manager(state: Path) -> None:
+    """Ends the manager with SIGKILL and returns when the sandbox has noticed."""
+    pid = _manager_pid(state)
+    os.kill(pid, signal.SIGKILL)
+    _until_noticed(lambda: _manager_pid(state) != pid, f"the manager (process {pid})")
+
+
+def start_manager(state: Path) -> None:
+    """Starts the manager that was killed, and returns when it answers."""
+    ask(Path(read_record(state).admin_socket), "start_manager")
 
 
 def squeeze(state: Path, name: str, used_bytes: int) -> None:
@@ -93,9 +119,20 @@ def ask(socket: Path, command: str, **arguments: object) -> Status:
     return answer
 
 
+def _manager_pid(state: Path) -> int:
+    cluster = read_record(state).cluster
+    if cluster is None:
+        raise PeerError("this sandbox has no manager", hint="start it with --cluster")
+    return cluster.manager.pid
+
+
 def _until_gone(state: Path, name: str, pid: int) -> None:
+    _until_noticed(lambda: read_record(state).donor(name).pid != pid, f"donor {name} (process {pid})")
+
+
+def _until_noticed(look: Callable[[], bool], what: str) -> None:
     end_s = time.monotonic() + END_LIMIT_S
-    while read_record(state).donor(name).pid == pid:
+    while not look():
         if time.monotonic() > end_s:
-            raise PeerError(f"donor {name} (process {pid}) did not end")
+            raise PeerError(f"{what} did not end")
         time.sleep(LOOK_EVERY_S)

@@ -15,6 +15,7 @@ from pathlib import Path
 from farside.endpoint import socket_path
 from farside.errors import ConfigError
 from farside.listen import clear_stale
+from farside.sandbox.cluster import end_tasks
 from farside.sandbox.files import socket_of
 from farside.sandbox.layout import FILES, FOLDERS, LOCK_NAME, RECORD_NAME, read_record
 from farside.sandbox.pressure import donor_folder
@@ -83,8 +84,11 @@ def _lock(state: Path) -> int:
 def _clear(state: Path) -> None:
     with suppress(ConfigError):  # no record: it ended before it had started anything
         record = read_record(state)
-        for process in (record.blockdev, *record.donors):
+        cluster = (record.cluster.manager, *record.cluster.agents) if record.cluster is not None else ()
+        for process in (record.blockdev, *record.donors, *cluster):
             kill_leftover(process.pid, state)
+        if cluster:
+            end_tasks(state)
         for path in filter(None, map(socket_of, record.uris)):
             with suppress(OSError):  # another process serves it by now
                 clear_stale(os.fspath(path))

@@ -8,6 +8,8 @@ DIR/peers.toml       where the borrower finds its donors
 DIR/disk             backup disk, where protection is "disk" and no file was named
 DIR/blockdev/        config, admin socket, log of the borrower
 DIR/donors/dN/       the same for each donor, and proc/meminfo: the memory of the pretended machine it runs on
+
+With --cluster there are DIR/manager.sock, DIR/manager/ and DIR/agents/ too; see `cluster`.
 """
 
 import os
@@ -22,8 +24,8 @@ from farside.units import MIB
 LOCK_NAME = "sandbox.lock"
 RECORD_NAME = "sandbox.json"
 # What a sandbox makes in its folder beside the lock.
-FILES = (RECORD_NAME, "sandbox.sock", "cluster.key", "peers.toml", "disk")
-FOLDERS = ("donors", "blockdev")
+FILES = (RECORD_NAME, "sandbox.sock", "cluster.key", "peers.toml", "disk", "manager.sock")
+FOLDERS = ("donors", "blockdev", "agents", "manager")
 BORROWER = "borrower"
 
 # Small donors want small slabs, or three of them have nothing to choose from; production's default is 64 MiB.
@@ -32,6 +34,14 @@ WORKERS_DEFAULT = 8
 # Headroom is what a donor keeps free for its own programs; an eighth is the default in production too, as the paper's
 # 8 of 64 GB.
 HEADROOM_SHARE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How many nodes, and how many GPUs each is said to have."""
+
+    nodes: int
+    gpus_per_node: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +58,7 @@ class Plan:
     disk: Path | None
     workers: int
     restart_donors: bool
+    cluster: Shape | None = None
 
     @property
     def headroom_bytes(self) -> int:
@@ -78,6 +89,16 @@ class ProcessRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterRecord:
+    """The cluster plane of a sandbox; see `cluster`. ``endpoint`` is what ``farside submit --manager`` takes."""
+
+    endpoint: str
+    gpus_per_node: int
+    manager: ProcessRecord
+    agents: tuple[ProcessRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxRecord:
     """What runs in a sandbox, as DIR/sandbox.json tells it."""
 
@@ -92,6 +113,19 @@ class SandboxRecord:
     uris: tuple[str, ...]
     donors: tuple[ProcessRecord, ...]
     blockdev: ProcessRecord
+    cluster: ClusterRecord | None = None
+
+    def agent(self, name: str) -> ProcessRecord:
+        """The agent of that name.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        agents = self.cluster.agents if self.cluster is not None else ()
+        for agent in agents:
+            if agent.name == name:
+                return agent
+        raise ConfigError(f"this sandbox has no agent {name!r}, only {', '.join(a.name for a in agents) or 'donors'}")
 
     def donor(self, name: str) -> ProcessRecord:
         """The donor of that name.

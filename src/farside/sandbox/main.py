@@ -14,9 +14,10 @@ from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError, FarsideError, PeerError
 from farside.geometry import CLUSTER_BYTES
 from farside.listen import clear_stale, open_listener
+from farside.sandbox.cluster import parse_shape
 from farside.sandbox.files import backup_disk, uri
 from farside.sandbox.folder import check_length, claimed
-from farside.sandbox.layout import SLAB_BYTES_DEFAULT, WORKERS_DEFAULT, Plan
+from farside.sandbox.layout import SLAB_BYTES_DEFAULT, WORKERS_DEFAULT, Plan, Shape
 from farside.sandbox.plane import Plane
 from farside.units import MIB, format_bytes
 
@@ -40,10 +41,12 @@ def run(
     slab_bytes: int | None = None,
     workers: int = WORKERS_DEFAULT,
     restart_donors: bool = False,
+    cluster: str | None = None,
 ) -> int:
     """Runs a sandbox until SIGTERM, SIGHUP or Ctrl-C, and returns the exit code.
 
-    Prints ``ready URI`` for each listener on standard output when clients may connect. `slab_bytes` is 16 MiB when not
+    Prints ``ready URI`` for each listener on standard output when clients may connect, and with `cluster` (NODESxGPUS)
+    ``ready unix:PATH`` of the manager after them. `slab_bytes` is 16 MiB when not
     given. Without `disk`, `replicas` or `no_protection` the backup disk is a file in the state folder. Without `state`
     the folder is a temporary one. What the sandbox made is gone when this returns; it takes no folder, listener or file
     that another made, but for a `disk` that is named.
@@ -67,6 +70,7 @@ def run(
             slab_bytes=slab_bytes or SLAB_BYTES_DEFAULT,
             workers=workers,
             restart_donors=restart_donors,
+            cluster=parse_shape(cluster) if cluster is not None else None,
         )
         stack.enter_context(claimed(folder))
         for listener in plan.listen:
@@ -88,6 +92,7 @@ def make_plan(
     slab_bytes: int,
     workers: int,
     restart_donors: bool,
+    cluster: Shape | None = None,
 ) -> Plan:
     """The options as a plan.
 
@@ -105,6 +110,7 @@ def make_plan(
         disk=disk if protection == "disk" else None,
         workers=workers,
         restart_donors=restart_donors,
+        cluster=cluster,
     )
     for is_wrong, why in _objections(plan):
         if is_wrong:
@@ -210,8 +216,23 @@ async def _start_and_tell(plane: Plane, tasks: asyncio.TaskGroup) -> None:
     async def status(_: Mapping[str, object]) -> object:
         return plane.record()
 
-    async with await admin.serve(plane.state / "sandbox.sock", {"status": status, "start_donor": start_donor}):
+    handlers: dict[str, admin.Handler] = {"status": status, "start_donor": start_donor}
+    cluster = plane.cluster
+    if cluster is not None:
+
+        async def start_agent(request: Mapping[str, object]) -> object:
+            await cluster.start_agent(str(request.get("name", "")))
+            return {}
+
+        async def start_manager(_: Mapping[str, object]) -> object:
+            await cluster.start_manager()
+            return {}
+
+        handlers |= {"start_agent": start_agent, "start_manager": start_manager}
+    async with await admin.serve(plane.state / "sandbox.sock", handlers):
         for listener in plane.plan.listen:
             sys.stdout.write(f"ready {uri(listener)}\n")
+        if cluster is not None:
+            sys.stdout.write(f"ready {cluster.endpoint}\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

@@ -15,6 +15,7 @@ from pathlib import Path
 from farside.admin import ask
 from farside.errors import ConfigError, PeerError
 from farside.sandbox import layout, pressure, process, settings
+from farside.sandbox.cluster import Cluster
 from farside.sandbox.files import free_port, rdma_address, until, uri
 from farside.sandbox.layout import BORROWER, Plan, ProcessRecord, SandboxRecord
 from farside.sandbox.process import Child
@@ -25,13 +26,14 @@ MEMINFO_EVERY_S = 0.1
 
 
 class Plane:
-    """A memory plane in a folder: N donors and one borrower."""
+    """A memory plane in a folder, N donors and one borrower, and a cluster plane beside it where one is asked for."""
 
     def __init__(self, plan: Plan, state: Path) -> None:
         self.plan = plan
         self.state = state
         self.names = settings.donor_names(plan.donors)
         self.children: dict[str, Child] = {}
+        self.cluster = Cluster(plan.cluster, state, self._write_record) if plan.cluster is not None else None
         self._tasks: asyncio.TaskGroup | None = None
         self._ending = False
 
@@ -51,6 +53,8 @@ class Plane:
         (self.state / "peers.toml").write_text(settings.peers_text(controls))
         (self.state / "blockdev").mkdir()
         self._config_path(BORROWER).write_text(settings.toml_text(settings.blockdev_settings(self.plan, self.state)))
+        if self.cluster is not None:
+            self.cluster.write_files()
 
     def record(self) -> SandboxRecord:
         """What runs now, as the record file tells it."""
@@ -66,7 +70,11 @@ class Plane:
             uris=tuple(uri(listener) for listener in self.plan.listen),
             donors=tuple(self._process_record(name) for name in self.names),
             blockdev=self._process_record(BORROWER),
+            cluster=self.cluster.record() if self.cluster is not None else None,
         )
+
+    def _write_record(self) -> None:
+        layout.write_record(self.state, self.record())
 
     # --- processes
 
@@ -85,7 +93,9 @@ class Plane:
         await self._start_child(BORROWER)
         await self._until_answering(BORROWER)
         await self._until_clients_may_connect()
-        layout.write_record(self.state, self.record())
+        if self.cluster is not None:
+            await self.cluster.start(tasks)
+        self._write_record()
 
     async def start_donor(self, name: str) -> None:
         """Starts a donor that has ended, and returns when it answers.
@@ -101,8 +111,10 @@ class Plane:
         await self._until_answering(name)
 
     async def end(self) -> None:
-        """Ends every child: the borrower, then the donors, together."""
+        """Ends every child: the cluster plane, the borrower, then the donors, together."""
         self._ending = True
+        if self.cluster is not None:
+            await self.cluster.end()
         if BORROWER in self.children:
             await self.children[BORROWER].end()
         await asyncio.gather(*(self.children[name].end() for name in self.names if name in self.children))
@@ -114,13 +126,13 @@ class Plane:
         self.children[name] = child
         assert self._tasks is not None
         self._tasks.create_task(self._watch(child))
-        layout.write_record(self.state, self.record())
+        self._write_record()
 
     async def _watch(self, child: Child) -> None:
         status = await child.wait()
         if self._ending:
             return
-        layout.write_record(self.state, self.record())
+        self._write_record()
         if child.name == BORROWER and status < 0:
             killer = signal.Signals(-status).name
             raise PeerError(f"the borrower's supervisor was killed by {killer}; a sandbox ends with it")

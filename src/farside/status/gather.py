@@ -1,5 +1,6 @@
 """Asking the processes: which sockets there are, and what each one answers."""
 
+import socket as socketlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from farside.config.agent import AgentConfig
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
 from farside.errors import PeerError
-from farside.sandbox.layout import read_record
+from farside.sandbox.layout import ProcessRecord, read_record
 
 ANSWER_LIMIT_S = 5.0
 
@@ -41,6 +42,9 @@ def gather(*, state: Path | None, socket: Path | None) -> tuple[ProcessStatus, .
         record = read_record(state)
         found = [_ask(record.blockdev.name, "blockdev", Path(record.blockdev.admin_socket), pid=record.blockdev.pid)]
         found += [_ask(donor.name, "daemon", Path(donor.admin_socket), pid=donor.pid) for donor in record.donors]
+        if record.cluster is not None:
+            found += [_manager(record.cluster.manager)]
+            found += [_ask(one.name, "agent", Path(one.admin_socket), pid=one.pid) for one in record.cluster.agents]
     else:
         places = (
             ("blockdev", BlockdevConfig().admin_socket),
@@ -52,6 +56,18 @@ def gather(*, state: Path | None, socket: Path | None) -> tuple[ProcessStatus, .
         why = found[0].error if found else "no Farside process runs on this machine"
         raise PeerError(why, hint="" if found else "name its socket with --socket, or a sandbox's folder with --state")
     return tuple(found)
+
+
+def _manager(record: ProcessRecord) -> ProcessStatus:
+    """The manager speaks HTTP, and `farside nodes`, `queue` and the others ask it; here is told whether it runs."""
+    known: dict[str, Any] = {"name": record.name, "role": "manager", "pid": record.pid, "socket": record.admin_socket}
+    with socketlib.socket(socketlib.AF_UNIX, socketlib.SOCK_STREAM) as probe:
+        probe.settimeout(ANSWER_LIMIT_S)
+        try:
+            probe.connect(record.admin_socket)
+        except OSError as error:
+            return ProcessStatus(**known, error=f"{record.admin_socket}: {error.strerror}")
+    return ProcessStatus(**known, status={"pid": record.pid})
 
 
 def _ask(name: str, role: str, socket: Path, *, pid: int = 0) -> ProcessStatus:

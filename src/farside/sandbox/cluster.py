@@ -1,0 +1,257 @@
+"""The sandbox's cluster plane: a manager and agents with declared GPUs, beside the memory plane.
+
+DIR/manager.sock     where `farside submit`, `queue` and the others reach the manager
+DIR/manager/         its config, store, tokens and log
+DIR/agents/nN/       config, token, admin socket and log of each agent, and state/: its tasks
+
+The manager starts first and ends last. Agents end with their tasks, so that nothing of a sandbox is left; an agent that
+is killed leaves its tasks running, and finds them when it is started again.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from farside.admin import ask
+from farside.errors import ConfigError, PeerError
+from farside.sandbox import process, settings
+from farside.sandbox.files import free_port, until
+from farside.sandbox.layout import ClusterRecord, ProcessRecord, Shape
+from farside.sandbox.process import Child
+
+MANAGER = "manager"
+NODES_MAX, GPUS_MAX = 64, 64
+START_LIMIT_S = 60.0 * settings.PATIENCE
+REPORT_PERIOD_S = 1.0
+RECONNECT_S = 1.0
+NODE_TIMEOUT_S = 5.0 * settings.PATIENCE
+# A person who tries preemption should not have to wait the minute of production.
+MIN_RUN_S = 5.0
+
+
+def parse_shape(text: str) -> Shape:
+    """``4x8``: four nodes with eight GPUs each.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    nodes, cross, gpus = text.partition("x")
+    is_number = all(part.isascii() and part.isdigit() and len(part) <= 3 for part in (nodes, gpus))
+    if not cross or not is_number or not 1 <= int(nodes) <= NODES_MAX or not 1 <= int(gpus) <= GPUS_MAX:
+        raise ConfigError(
+            f"--cluster {text:.20}: is no cluster",
+            hint=f"write NODESxGPUS, such as 4x8; up to {NODES_MAX} nodes of {GPUS_MAX} GPUs",
+        )
+    return Shape(nodes=int(nodes), gpus_per_node=int(gpus))
+
+
+class Cluster:
+    """A manager and its agents in a sandbox's folder."""
+
+    def __init__(self, shape: Shape, state: Path, changed: Callable[[], None]) -> None:
+        """``changed`` is called whenever a process starts or ends."""
+        self.shape, self.state = shape, state
+        self.names = tuple(f"n{number}" for number in range(1, shape.nodes + 1))
+        self.children: dict[str, Child] = {}
+        self._changed = changed
+        self._tasks: asyncio.TaskGroup | None = None
+        self._ending = False
+
+    @property
+    def endpoint(self) -> str:
+        """Where users reach the manager."""
+        return f"unix:{self.state / 'manager.sock'}"
+
+    def record(self) -> ClusterRecord:
+        """What runs now."""
+        return ClusterRecord(
+            endpoint=self.endpoint,
+            gpus_per_node=self.shape.gpus_per_node,
+            manager=self._process_record(MANAGER),
+            agents=tuple(self._process_record(name) for name in self.names),
+        )
+
+    def write_files(self) -> None:
+        """Makes configs and tokens."""
+        port = free_port()
+        folder = self._folder(MANAGER)
+        folder.mkdir(mode=0o700)
+        rows = []
+        for name in self.names:
+            token = secrets.token_urlsafe(32)
+            self._folder(name).mkdir(mode=0o700, parents=True)
+            _write_secret(self._folder(name) / "token", token + "\n")
+            digest = hashlib.sha256(token.encode()).hexdigest()
+            rows.append("[[token]]\n" + settings.toml_text({"name": name, "role": "node", "sha256": digest}))
+            self._config_path(name).write_text(settings.toml_text(self._agent_settings(name, port)))
+        _write_secret(folder / "tokens.toml", "\n".join(rows))
+        self._config_path(MANAGER).write_text(settings.toml_text(self._manager_settings(port)))
+
+    # --- processes
+
+    async def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Starts everything and returns when jobs may be submitted.
+
+        Raises:
+            FarsideError: something ended instead of getting ready; the message holds the last line it wrote.
+        """
+        self._tasks = tasks
+        await self._start_child(MANAGER)
+        await self._until(MANAGER, self._manager_answers, "to answer")
+        for name in self.names:
+            await self._start_child(name)
+        for name in self.names:
+            await self._until_connected(name)
+
+    async def start_agent(self, name: str) -> None:
+        """Starts an agent that has ended, and returns when it is connected.
+
+        Raises:
+            ConfigError: there is no such agent, or it is running.
+        """
+        if name not in self.names:
+            raise ConfigError(f"this sandbox has no agent {name!r}, only {', '.join(self.names)}")
+        if name in self.children and self.children[name].is_running:
+            raise ConfigError(f"agent {name} is running")
+        await self._start_child(name)
+        await self._until_connected(name)
+
+    async def start_manager(self) -> None:
+        """Starts the manager when it has ended, and returns when it answers.
+
+        Raises:
+            ConfigError: it is running.
+        """
+        if self.children[MANAGER].is_running:
+            raise ConfigError("the manager is running")
+        await self._start_child(MANAGER)
+        await self._until(MANAGER, self._manager_answers, "to answer")
+
+    async def end(self) -> None:
+        """Ends the agents with their tasks, and then the manager."""
+        self._ending = True
+        running = [self.children[name] for name in self.names if name in self.children]
+        await asyncio.gather(*(child.end() for child in running))
+        await asyncio.to_thread(end_tasks, self.state)  # of agents that had been killed before
+        if MANAGER in self.children:
+            await self.children[MANAGER].end()
+
+    async def _start_child(self, name: str) -> None:
+        subcommand = "manager" if name == MANAGER else "agent"
+        arguments = (subcommand, "--config", os.fspath(self._config_path(name)))
+        child = await process.start(name, arguments, log=self._log_path(name))
+        self.children[name] = child
+        assert self._tasks is not None
+        self._tasks.create_task(self._watch(child))
+        self._changed()
+
+    async def _watch(self, child: Child) -> None:
+        await child.wait()
+        if not self._ending:
+            self._changed()
+
+    async def _until_connected(self, name: str) -> None:
+        async def connected() -> bool:
+            with contextlib.suppress(PeerError):
+                return bool((await ask(self._admin_path(name), "status"))["connected"])
+            return False
+
+        await self._until(name, connected, "to reach the manager")
+
+    async def _manager_answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.connect(self.endpoint.removeprefix("unix:"))
+            return True
+        return False
+
+    async def _until(self, name: str, look: Callable[[], object], what: str) -> None:
+        async def there() -> bool:
+            if not self.children[name].is_running:
+                said = process.last_line(self._log_path(name))
+                raise PeerError(f"{name} ended at once: {said or 'it said nothing'}")
+            return bool(await look())  # type: ignore[misc]
+
+        await until(there, what=f"{name} {what}", limit_s=START_LIMIT_S)
+
+    # --- settings
+
+    def _manager_settings(self, port: int) -> dict[str, settings.Value]:
+        folder = self._folder(MANAGER)
+        return {
+            "node": MANAGER,
+            "listen": (self.endpoint, f"tcp:127.0.0.1:{port}"),
+            "tokens_file": os.fspath(folder / "tokens.toml"),
+            "store_url": f"sqlite:///{folder / 'store.db'}",
+            "state_dir": os.fspath(folder / "run"),
+            "min_run_s": MIN_RUN_S,
+            "node_timeout_s": NODE_TIMEOUT_S,
+        }
+
+    def _agent_settings(self, name: str, port: int) -> dict[str, settings.Value]:
+        folder = self._folder(name)
+        return {
+            "node": name,
+            "manager": f"ws://127.0.0.1:{port}",
+            "token_file": os.fspath(folder / "token"),
+            "state_dir": os.fspath(folder / "state"),
+            "run_as": "starter",
+            "on_stop": "end",
+            "declared_gpus": self.shape.gpus_per_node,
+            "gpu_model": "sandbox",
+            "daemon_socket": "",
+            "report_period_s": REPORT_PERIOD_S,
+            "reconnect_s": RECONNECT_S,
+            "admin_socket": os.fspath(self._admin_path(name)),
+        }
+
+    # --- names
+
+    def _folder(self, name: str) -> Path:
+        return self.state / MANAGER if name == MANAGER else agent_folder(self.state, name)
+
+    def _config_path(self, name: str) -> Path:
+        return self._folder(name) / "config.toml"
+
+    def _log_path(self, name: str) -> Path:
+        return self._folder(name) / "log"
+
+    def _admin_path(self, name: str) -> Path:
+        return self.state / "manager.sock" if name == MANAGER else self._folder(name) / "admin.sock"
+
+    def _process_record(self, name: str) -> ProcessRecord:
+        child = self.children.get(name)
+        return ProcessRecord(
+            name=name,
+            pid=child.pid if child is not None and child.is_running else 0,
+            admin_socket=os.fspath(self._admin_path(name)),
+            config=os.fspath(self._config_path(name)),
+            log=os.fspath(self._log_path(name)),
+        )
+
+
+def agent_folder(state: Path, name: str) -> Path:
+    """What belongs to one agent."""
+    return state / "agents" / name
+
+
+def end_tasks(state: Path) -> None:
+    """Ends every task of agents that do not run any more.
+
+    Raises:
+        PeerError: some do not go away.
+    """
+    from farside.agent.run.cleanup import end_all_tasks  # late: a sandbox without a cluster needs none of it
+
+    for folder in sorted((state / "agents").glob("*/state")):
+        if not end_all_tasks(folder, cause="the sandbox ended", limit_s=process.END_LIMIT_S):
+            raise PeerError(f"tasks in {folder} do not end")
+
+
+def _write_secret(path: Path, text: str) -> None:
+    path.touch(mode=0o600)
+    path.write_text(text)
