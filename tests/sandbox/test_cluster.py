@@ -1,0 +1,169 @@
+"""A whole cluster plane as real processes: jobs run, are preempted, resume, and outlive agents and manager."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from farside.errors import ConfigError
+from farside.sandbox import control
+from farside.sandbox.cluster import parse_shape
+from farside.sandbox.layout import Shape
+from farside.sandbox.process import command
+from farside.sandbox.session import Session, open_sandbox
+from tests.agent.node import processes_with
+from tests.support.waiting import until
+
+DEADLINE_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Session]:
+    with open_sandbox(("--cluster", "2x4", "--donors", "1", "--size", "64MiB")) as session:
+        yield session
+
+
+def farside(session: Session, *arguments: str) -> str:
+    environment = {**os.environ, "FARSIDE_STATE": str(session.state)}
+    done = subprocess.run(
+        command(*arguments), env=environment, capture_output=True, text=True, check=False, cwd=session.state
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def submit(session: Session, out: Path, script: str, *options: str) -> str:
+    """The new job's id; every rank writes to files of its own beside ``out``."""
+    told = farside(session, "submit", "--quiet", "--output", f"{out}.%r", *options, "--", "sh", "-c", script)
+    return told.strip()
+
+
+def show(session: Session, job: str) -> dict[str, Any]:
+    told = json.loads(farside(session, "show", "--json", job))
+    found: dict[str, Any] = told[0] if isinstance(told, list) else told
+    return found
+
+
+def until_job(session: Session, job: str, *states: str) -> dict[str, Any]:
+    def there() -> dict[str, Any] | None:
+        found = show(session, job)
+        return found if found["state"] in states else None
+
+    found = until(there, what=f"job {job} {' or '.join(states)}", deadline_s=DEADLINE_S, every_s=0.2)
+    assert found is not None
+    return found
+
+
+def test_a_job_over_two_nodes_runs_with_what_it_asked_for(sandbox: Session, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    script = 'echo "$RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT has $CUDA_VISIBLE_DEVICES"'
+
+    job = until_job(sandbox, submit(sandbox, out, script, "--gpus", "8"), "done")
+
+    lines = [(tmp_path / f"out.{rank}").read_text().split() for rank in (0, 1)]
+    assert [line[:3] for line in lines] == [["0", "of", "2"], ["1", "of", "2"]]
+    assert lines[0][4] == lines[1][4]
+    assert [line[-1] for line in lines] == ["0,1,2,3", "0,1,2,3"]
+    assert (job["exit_code"], job["starts"], job["preemptions"]) == (0, 1, 0)
+
+
+def test_a_job_s_exit_code_is_kept(sandbox: Session, tmp_path: Path) -> None:
+    job = submit(sandbox, tmp_path / "out", "exit 3", "--gpus", "1")
+
+    assert until_job(sandbox, job, "failed")["exit_code"] == 3
+
+
+def test_a_long_job_is_preempted_for_short_ones_and_resumes_where_it_was(sandbox: Session, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    # Counts to 20 s worth of steps, keeps its place at SIGTERM, and says each time where it began.
+    script = """
+        at=$(cat $FARSIDE_CHECKPOINT_DIR/$RANK 2>/dev/null || echo 0)
+        echo "resume=$FARSIDE_RESUME from $at"
+        trap 'echo $at > $FARSIDE_CHECKPOINT_DIR/$RANK; exit 0' TERM
+        while [ $at -lt 150 ]; do sleep 0.1 & wait $!; at=$((at + 1)); done
+        echo finished
+    """
+    long = submit(sandbox, tmp_path / "long", script, "--gpus", "8", "--checkpoint", str(checkpoint))
+    until_job(sandbox, long, "running")
+
+    short = [submit(sandbox, tmp_path / f"short{n}", "sleep 1", "--gpus", "4") for n in (1, 2)]
+    for job in short:
+        until_job(sandbox, job, "done")
+    end = until_job(sandbox, long, "done", "failed")
+
+    assert (end["state"], end["exit_code"], end["starts"], end["preemptions"]) == ("done", 0, 2, 1)
+    for rank in (0, 1):
+        first, second, last = (tmp_path / f"long.{rank}").read_text().splitlines()
+        assert first == "resume= from 0"
+        assert second.startswith("resume=1 from ")
+        assert int(second.split()[-1]) > 0
+        assert last == "finished"
+
+
+def test_a_killed_agent_costs_no_job_anything(sandbox: Session, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = f"echo begun; until test -e {go}; do sleep 0.05; done; echo done"
+    job = submit(sandbox, tmp_path / "out", script, "--gpus", "8")
+    until_job(sandbox, job, "running")
+
+    control.kill_agent(sandbox.state, "n1")
+    go.touch()
+    control.start_agent(sandbox.state, "n1")
+    end = until_job(sandbox, job, "done", "failed")
+
+    assert (end["state"], end["exit_code"], end["starts"]) == ("done", 0, 1)
+    assert [(tmp_path / f"out.{rank}").read_text() for rank in (0, 1)] == ["begun\ndone\n"] * 2
+
+
+def test_a_killed_manager_costs_no_job_anything(sandbox: Session, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    script = f"echo begun; until test -e {go}; do sleep 0.05; done; echo done"
+    job = submit(sandbox, tmp_path / "out", script, "--gpus", "8")
+    until_job(sandbox, job, "running")
+
+    control.kill_manager(sandbox.state)
+    go.touch()
+    control.start_manager(sandbox.state)
+    end = until_job(sandbox, job, "done", "failed")
+
+    assert (end["state"], end["exit_code"], end["starts"]) == ("done", 0, 1)
+    assert [(tmp_path / f"out.{rank}").read_text() for rank in (0, 1)] == ["begun\ndone\n"] * 2
+
+
+def test_status_knows_manager_and_agents(sandbox: Session) -> None:
+    told = json.loads(farside(sandbox, "status", "--json", "--state", str(sandbox.state)))
+
+    roles = [(process["name"], process["role"], process["answers"]) for process in told["processes"]]
+    assert ("manager", "manager", True) in roles
+    assert ("n1", "agent", True) in roles
+    assert ("n2", "agent", True) in roles
+    assert all(psutil.pid_exists(process["pid"]) for process in told["processes"])
+    assert [len(agent["gpus"]) for agent in told["agents"]] == [4, 4]
+
+
+def test_nothing_is_left_of_a_cluster_whose_agents_were_killed(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with open_sandbox(("--cluster", "1x1", "--donors", "1", "--size", "64MiB"), state=state) as session:
+        job = submit(session, tmp_path / "out", "trap '' TERM; while :; do sleep 0.05; done", "--gpus", "1")
+        until_job(session, job, "running")
+        control.kill_agent(state, "n1")
+        assert processes_with(str(state / "agents")) != []
+
+    assert processes_with(str(state)) == []
+    assert not state.exists()
+
+
+@pytest.mark.parametrize("text", ["4", "4x", "x8", "0x8", "4x0", "99999x1", "65x1", "4x8x2", "-1x8"])
+def test_a_cluster_that_is_none_is_one_clear_line(text: str) -> None:
+    with pytest.raises(ConfigError, match="write NODESxGPUS, such as 4x8"):
+        parse_shape(text)
+
+
+def test_a_cluster_is_nodes_and_gpus() -> None:
+    assert parse_shape("4x8") == Shape(nodes=4, gpus_per_node=8)
