@@ -19,8 +19,9 @@ from farside import admin
 from farside.agent import messages as m
 from farside.agent.metrics import serving_metrics
 from farside.agent.outbox import Reading
-from farside.agent.run.containment import cgroup_base
+from farside.agent.run.containment import cgroup_home
 from farside.agent.run.ledger import gpus_in_use
+from farside.agent.run.nursery import Nursery
 from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
 from farside.agent.sense.gpu import open_gpus
@@ -69,7 +70,8 @@ class Agent:
         self._config, self._clock = config, clock
         read_token(config.token_file)  # a wrong one should be known now
         self._gpus = open_gpus(declared=config.declared_gpus, model=config.gpu_model)
-        self._cgroup = cgroup_base(config.cgroup)
+        self._cgroup = cgroup_home(config.cgroup)
+        self._nursery = Nursery()
         self.runner = self._open_runner()
         self.sense = NodeSense(
             gpus=self._gpus,
@@ -87,6 +89,7 @@ class Agent:
         config = self._config
         with ExitStack() as stack:
             stack.callback(self._gpus.close)
+            stack.callback(self._nursery.close)
             stack.enter_context(self._signals())
             if config.metrics_listen:
                 stack.enter_context(serving_metrics(config.metrics_listen, lambda: self._latest))
@@ -226,7 +229,7 @@ class Agent:
             gpus=lambda: healthy(self.sense.latest.reading.gpus),
         )
         try:
-            return Runner(config.state_dir, policy, lambda state: self.session.tell(state))
+            return Runner(config.state_dir, policy, lambda state: self.session.tell(state), nursery=self._nursery)
         except OSError as error:
             raise ConfigError(f"state_dir {config.state_dir}: {error.strerror}") from error
 

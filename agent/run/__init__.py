@@ -7,5 +7,6 @@ record.py       files that are whole or refused
 containment.py  what holds all processes of a task together
 launch.py       the last steps of a new process before it becomes the user's program
 shepherd.py     the process beside each task that waits for it and keeps its exit code
+nursery.py      forks shepherds quickly
 runner.py       the ledger with real shepherds
 """

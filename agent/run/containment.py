@@ -8,6 +8,7 @@ shepherd's child, so that the tree stays whole while the shepherd lives. Only cg
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,8 @@ import psutil
 from farside.log import get_log
 
 CPU_PERIOD_US = 100_000  # the kernel's default for cpu.max
+SLICE = "farside.slice"
+_SYSTEMD_RUN = "/usr/bin/systemd-run"
 _MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
 _log = get_log("agent.run")
@@ -53,6 +56,7 @@ class Cgroup:
 
     def enter(self) -> None:
         """Moves the calling process in."""
+        self.folder.mkdir(exist_ok=True)  # in a scope, only the shepherd can: systemd makes the rest when it starts
         (self.folder / "cgroup.procs").write_text("0")
 
     def pids(self) -> Sequence[int]:
@@ -70,12 +74,13 @@ class Cgroup:
             send(self.pids(), signal.SIGKILL)
 
     def oom_kills(self) -> int:
-        """As memory.events says; 0 without the memory controller."""
-        try:
-            lines = (self.folder / "memory.events").read_text().splitlines()
-        except OSError:
-            return 0
-        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+        """As memory.events says, in a scope that of the scope; 0 without the memory controller."""
+        for folder in (self.folder, self.folder.parent):
+            file = folder / "memory.events"
+            if file.exists() and (folder == self.folder or folder.suffix == ".scope"):
+                lines = file.read_text().splitlines()
+                return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+        return 0
 
     def close(self) -> None:
         """Removes the folder."""
@@ -129,17 +134,41 @@ def containment(cgroup: str) -> Containment:
     return Cgroup(Path(cgroup)) if cgroup else Tree()
 
 
-def cgroup_base(setting: str) -> Path | None:
-    """The folder that tasks' cgroups are made in, or None where there is none that this process may write.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupHome:
+    """Where tasks' cgroups are made.
 
-    ``setting`` is "auto" (below the agent's own cgroup), "off", or a folder that was delegated to the agent.
+    Attributes:
+        folder: They stand in here.
+        by_systemd: systemd owns the folder, and each task is a scope of its; else the agent makes cgroups itself.
+    """
+
+    folder: Path
+    by_systemd: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """The cgroup of one task: its folder, and what to put before the shepherd's command line to get it made."""
+
+    folder: Path
+    prefix: tuple[str, ...] = ()
+
+
+def cgroup_home(setting: str) -> CgroupHome | None:
+    """Where this agent's tasks get their cgroups, or None where there is no cgroup v2 that this process may write.
+
+    ``setting`` is "auto" (systemd's scopes where it runs, else below the agent's own cgroup), "off", or a folder that
+    was delegated to the agent.
     """
     if setting == "off":
         return None
-    base = Path(setting) if setting != "auto" else _own_cgroup()
+    mount = _mount()
+    if setting == "auto" and mount is not None and _has_systemd():
+        return CgroupHome(folder=mount / SLICE, by_systemd=True)
+    base = Path(setting) if setting != "auto" else _below_own(mount)
     if base is None:
         return None
-    base = base / "farside" if setting == "auto" else base
     try:
         base.mkdir(exist_ok=True)
         probe = base / f"probe-{os.getpid()}"
@@ -149,7 +178,34 @@ def cgroup_base(setting: str) -> Path | None:
     except OSError as error:
         _log.warning("no cgroups for tasks", folder=base, why=error.strerror)
         return None
-    return base if has_kernel_files else None
+    return CgroupHome(folder=base) if has_kernel_files else None
+
+
+def place_of(home: CgroupHome, name: str, *, cpus: float, memory_bytes: int) -> Place:
+    """The cgroup for a task of this name, which no other had, with its limits.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if not home.by_systemd:
+        return Place(folder=make_cgroup(home.folder, name, cpus=cpus, memory_bytes=memory_bytes))
+    limits = [f"MemoryMax={memory_bytes}"] if memory_bytes else []
+    limits += [f"CPUQuota={max(1, round(cpus * 100))}%"] if cpus else []
+    properties = [f"--property={one}" for one in ("Delegate=yes", *limits)]
+    # The shepherd stays in the scope itself, so that killing the task does not kill it.
+    return Place(
+        folder=home.folder / f"{name}.scope" / "task",
+        prefix=(
+            _SYSTEMD_RUN,
+            "--scope",
+            "--quiet",
+            "--collect",
+            f"--slice={SLICE}",
+            f"--unit={name}",
+            *properties,
+            "--",
+        ),
+    )
 
 
 def make_cgroup(base: Path, name: str, *, cpus: float, memory_bytes: int) -> Path:
@@ -182,14 +238,21 @@ def leftovers(mark: str) -> Sequence[int]:
     return found
 
 
-def _own_cgroup() -> Path | None:
-    mount = next((mount for mount in _MOUNTS if (mount / "cgroup.controllers").exists()), None)
+def _mount() -> Path | None:
+    return next((mount for mount in _MOUNTS if (mount / "cgroup.controllers").exists()), None)
+
+
+def _has_systemd() -> bool:
+    return os.geteuid() == 0 and Path("/run/systemd/system").is_dir() and Path(_SYSTEMD_RUN).exists()  # sd_booted(3)
+
+
+def _below_own(mount: Path | None) -> Path | None:
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return None
     own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
-    return None if mount is None or own is None else mount / own
+    return None if mount is None or own is None else mount / own / "farside"
 
 
 def _limit(base: Path, controller: str, file: Path, value: str) -> bool:

@@ -23,14 +23,17 @@ from farside.agent import messages as m
 from farside.agent.run import ledger as rules
 from farside.agent.run import task_folder as files
 from farside.agent.run.account import Account, Refused, account_of
-from farside.agent.run.containment import Cgroup, leftovers, make_cgroup, send
+from farside.agent.run.containment import Cgroup, CgroupHome, Place, leftovers, place_of, send
 from farside.agent.run.ledger import FINAL, RANK, Key, Ledger, Task
+from farside.agent.run.nursery import Nursery
 from farside.agent.run.record import Damaged, read_record, write_record
+from farside.errors import Unavailable
 from farside.log import get_log
 
 LOOK_EVERY_S = 1.0
 """How late the end of a task may be noticed when its shepherd's word was lost, or its shepherd was killed."""
 KILL_LIMIT_S = 5.0
+_LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 _log = get_log("agent.run")
 
@@ -42,13 +45,13 @@ class Policy:
     Attributes:
         run_as: "submitter", or "starter" for a sandbox.
         users: Users whose tasks run here; empty: all but uid 0.
-        cgroup: Folder that tasks' cgroups are made in; None: process trees.
+        cgroup: Where tasks' cgroups are made; None: process trees.
         gpus: Indexes of the healthy GPUs now.
     """
 
     run_as: str
     users: Collection[str]
-    cgroup: Path | None
+    cgroup: CgroupHome | None
     gpus: Callable[[], Collection[int]]
 
 
@@ -62,8 +65,17 @@ class _Kept(Struct, frozen=True, kw_only=True):
 class Runner:
     """All tasks of this node. Used from one event loop; `run` must be running for states to come by themselves."""
 
-    def __init__(self, folder: Path, policy: Policy, tell: Callable[[m.TaskState], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        policy: Policy,
+        tell: Callable[[m.TaskState], None],
+        *,
+        nursery: Nursery | None = None,
+    ) -> None:
         """Reads what is in ``folder`` (made if need be). ``tell`` gets every state that the manager should hear.
+
+        Without a ``nursery``, or where systemd makes the cgroups, each shepherd is a Python of its own.
 
         Raises:
             OSError: the folder cannot be used.
@@ -72,7 +84,9 @@ class Runner:
         self._folder, self._policy, self._tell = folder, policy, tell
         self._tasks_folder = folder / "tasks"
         self._socket = folder / "agent.notify"
-        self._shepherds: dict[Key, int] = {}  # process ids of our children, until they were waited for
+        self._nursery = nursery
+        self._pids: dict[Key, int] = {}  # of shepherds that we started, for as long as they have said nothing
+        self._children: set[int] = set()  # to be waited for
         self._tasks_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ledger = self._restored()
         self._kept = _worth_keeping(self.ledger)
@@ -96,9 +110,7 @@ class Runner:
         for key, task in self.ledger.tasks.items():
             if task.is_live:
                 self._look_at(key, task)
-        for key, pid in list(self._shepherds.items()):
-            if os.waitpid(pid, os.WNOHANG) != (0, 0):
-                del self._shepherds[key]
+        self._children = {pid for pid in self._children if os.waitpid(pid, os.WNOHANG) == (0, 0)}
 
     async def run(self) -> None:
         """Looks whenever a shepherd says that there is something to see, and every second."""
@@ -151,6 +163,7 @@ class Runner:
                 case rules.Signal(key=key, cause=cause, grace_s=grace_s):
                     self._order_stop(key, files.StopOrder(cause=cause, grace_s=grace_s))
                 case rules.Remove(key=key):
+                    self._pids.pop(key, None)
                     shutil.rmtree(self._at(key), ignore_errors=True)
                 case rules.Tell(state=state):
                     self._tell(state)
@@ -160,7 +173,7 @@ class Runner:
     def _launch(self, start: m.Start, account: Account) -> None:
         key = rules.key_of(start)
         try:
-            self._shepherds[key] = self._start_shepherd(start, account)
+            self._pids[key] = self._start_shepherd(start, account)
         except OSError as error:
             _log.error("a task was not started", task=files.folder_name(key), why=error.strerror)
             recipe = self._recipe(key)
@@ -176,25 +189,35 @@ class Runner:
         lock = files.lock(folder)
         assert lock is not None
         try:
+            place = self._place(start)
             recipe = files.Recipe(
                 start=start,
                 account=account,
-                cgroup=self._make_cgroup(start),
+                cgroup=os.fspath(place.folder) if place is not None else "",
                 mark=secrets.token_hex(16),
                 notify=os.fspath(self._socket),
             )
             files.write_recipe(folder, recipe)
-            return _spawn(folder, lock)
+            return self._spawn(folder, lock, place.prefix if place is not None else ())
         finally:
             os.close(lock)  # the shepherd has its own
 
-    def _make_cgroup(self, start: m.Start) -> str:
+    def _spawn(self, folder: Path, lock: int, prefix: tuple[str, ...]) -> int:
+        if self._nursery is not None and not prefix:
+            try:
+                return self._nursery.spawn(folder, lock)
+            except Unavailable as error:
+                _log.warning("a shepherd is started the slow way", folder=folder, why=error)
+        pid = _spawn(folder, lock, prefix)
+        self._children.add(pid)
+        return pid
+
+    def _place(self, start: m.Start) -> Place | None:
         if self._policy.cgroup is None:
-            return ""
-        # Several agents may share a base, and each has a task 1.0.
-        name = f"{files.folder_name(rules.key_of(start))}-{secrets.token_hex(4)}"
-        limits = start.spec
-        return os.fspath(make_cgroup(self._policy.cgroup, name, cpus=limits.cpus, memory_bytes=limits.memory_bytes))
+            return None
+        # Several agents may share a home, and each has a task 1.0.
+        name = f"farside-{files.folder_name(rules.key_of(start))}-{secrets.token_hex(4)}"
+        return place_of(self._policy.cgroup, name, cpus=start.spec.cpus, memory_bytes=start.spec.memory_bytes)
 
     def _look_at(self, key: Key, task: Task) -> None:
         lives = files.is_locked(self._at(key))  # before the status: the last one is written before the lock goes
@@ -211,7 +234,8 @@ class Runner:
         """Nobody waits for this task any more: no process of it may run, and how it ended nobody knows."""
         recipe = self._recipe(key)
         if recipe is None or self._status(key) is None:
-            cause = "the agent ended before it was started"
+            said = files.last_words(self._at(key))
+            cause = f"its shepherd did not start: {said}" if said else "the agent ended before it was started"
         else:
             cause = "its shepherd was killed"
         if recipe is not None:
@@ -229,7 +253,7 @@ class Runner:
 
     def _signal(self, key: Key, number: int = signal.SIGUSR1) -> None:
         status = self._status(key)
-        pid = status.shepherd_pid if status is not None else self._shepherds.get(key, 0)
+        pid = status.shepherd_pid if status is not None else self._pids.get(key, 0)
         if not pid:
             return
         try:
@@ -321,25 +345,21 @@ def _kill_all(recipe: files.Recipe) -> None:
         held.close()
 
 
-def _spawn(folder: Path, lock: int) -> int:
+def _spawn(folder: Path, lock: int, prefix: tuple[str, ...]) -> int:
     """Starts the shepherd of this folder, which inherits the lock, and returns its process id."""
-    log = os.open(folder / "shepherd.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         os.set_inheritable(lock, True)
+        # -P: what happens to lie in the agent's working folder is no module of ours
+        own = (sys.executable, "-P", "-m", "farside.agent.run.shepherd", os.fspath(folder), str(lock))
         return os.posix_spawn(
-            sys.executable,
-            # -P: what happens to lie in the agent's working folder is no module of ours
-            [sys.executable, "-P", "-m", "farside.agent.run.shepherd", os.fspath(folder), str(lock)],
+            (prefix or own)[0],
+            (*prefix, *own),
             os.environ,
-            file_actions=(
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, log, 1),
-                (os.POSIX_SPAWN_DUP2, log, 2),
-            ),
+            # What is said before the shepherd has its own log, by systemd-run for one, belongs there too.
+            file_actions=((os.POSIX_SPAWN_OPEN, 2, os.fspath(folder / "shepherd.log"), _LOG_FLAGS, 0o600),),
             setsid=True,
             # A stop that comes before the shepherd listens waits for it.
             setsigmask=(signal.SIGUSR1,),
         )
     finally:
         os.set_inheritable(lock, False)
-        os.close(log)

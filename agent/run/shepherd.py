@@ -9,6 +9,7 @@ it, and the next agent reads what is in the folder::
     state.json   how the task is, and whose process ids          written by the shepherd
     stop.json    that it shall end, why and within what time    written by the agent, then SIGUSR1
     lock         held while the shepherd lives
+    claimed      made by the shepherd first of all: where it stands, no other begins
 
 Guarantees: the state says ``running`` only once the program was executed; a final state is on the disk before the lock
 is free; and before a final state is written no process of the task is left. Exit code and signal are the program's own.
@@ -164,9 +165,16 @@ class Shepherd:
         files.write_status(self._folder, Status(state=self._state, shepherd_pid=os.getpid(), program_pid=self._pid))
 
 
-def main() -> None:
-    """``python -m farside.agent.run.shepherd FOLDER LOCK_FD``."""
-    folder, lock = Path(sys.argv[1]), int(sys.argv[2])
+def keep(folder: Path, lock: int) -> None:
+    """Keeps the task of this folder to its end. SIGUSR1 must be blocked already.
+
+    Raises:
+        SystemExit: no task is here, or another shepherd has it.
+    """
+    try:
+        os.close(os.open(folder / "claimed", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        sys.exit(f"{folder}: another shepherd has this task")
     os.set_inheritable(lock, False)
     os.chdir("/")
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
@@ -175,6 +183,22 @@ def main() -> None:
     if recipe is None:
         sys.exit(f"{folder}: no task is here")
     Shepherd(folder, recipe).run()
+
+
+def connect_output(folder: Path) -> None:
+    """Nothing to read, and shepherd.log to write to."""
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    log = os.open(folder / "shepherd.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for number, fd in enumerate((nothing, log, log)):
+        os.dup2(fd, number)
+    os.close(nothing)
+    os.close(log)
+
+
+def main() -> None:
+    """``python -m farside.agent.run.shepherd FOLDER LOCK_FD``."""
+    connect_output(Path(sys.argv[1]))
+    keep(Path(sys.argv[1]), int(sys.argv[2]))
 
 
 def _clipped(cause: str) -> str:

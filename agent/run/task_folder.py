@@ -96,6 +96,15 @@ def is_locked(folder: Path) -> bool:
     return fd is None
 
 
+def last_words(folder: Path) -> str:
+    """The last line that its shepherd wrote, where there is one."""
+    try:
+        lines = (folder / "shepherd.log").read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""
+
+
 def notify(path: str) -> None:
     """Wakes the agent, if one is there; it looks by itself too, so that a lost word costs a second at most."""
     if path:

@@ -12,8 +12,9 @@ import msgspec
 import psutil
 
 from farside.agent import messages as m
-from farside.agent.run.containment import Cgroup
+from farside.agent.run.containment import Cgroup, CgroupHome
 from farside.agent.run.ledger import FINAL, RANK
+from farside.agent.run.nursery import Nursery
 from farside.agent.run.runner import Policy, Runner
 from tests.agent.frames import SPEC
 from tests.support.waiting import until
@@ -25,12 +26,20 @@ DEADLINE_S = 30.0
 class Node:
     """One node's runner, and all that it told."""
 
-    def __init__(self, folder: Path, *, cgroup: Path | None = None, run_as: str = "starter", **policy: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        cgroup: CgroupHome | None = None,
+        run_as: str = "starter",
+        nursery: Nursery | None = None,
+        **policy: Any,
+    ) -> None:
         self.folder = folder
         self.told: list[m.TaskState] = []
         settings = {"users": (), "gpus": lambda: range(8), **policy}
         self.policy = Policy(run_as=run_as, cgroup=cgroup, **settings)
-        self.runner = Runner(folder, self.policy, self.told.append)
+        self.runner = Runner(folder, self.policy, self.told.append, nursery=nursery)
 
     def restarted(self) -> "Node":
         """Another agent on the same folder; this one is not used any more."""

@@ -11,26 +11,40 @@ import psutil
 import pytest
 
 from farside.agent import messages as m
-from farside.agent.run.containment import Cgroup, cgroup_base, make_cgroup
+from farside.agent.run.containment import Cgroup, CgroupHome, cgroup_home, make_cgroup
+from farside.agent.run.nursery import Nursery
+from farside.agent.run.shepherd import keep
 from farside.agent.run.task_folder import read_recipe
 from tests.agent.node import ME, Node, node, processes_with, remove_cgroups
 from tests.support.waiting import until
 
 
-@pytest.fixture(params=["tree", "cgroup"])
+@pytest.fixture(params=["tree", "nursery", "cgroup"])
 def held(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
-    """A node that holds tasks together by process trees, and one that does by cgroups."""
+    """A node that holds tasks together by process trees, one that forks its shepherds too, and one with cgroups."""
     if request.param == "tree":
         with node(tmp_path) as made:
             yield made
         return
-    base = cgroup_base("auto")
-    if base is None:
+    if request.param == "nursery":
+        nursery = Nursery()
+        try:
+            with node(tmp_path, nursery=nursery) as made:
+                yield made
+        finally:
+            nursery.close()
+        return
+    home = cgroup_home("auto")
+    if home is None:
         pytest.skip("no cgroup v2 that this process may write")
-    own = base / f"test-{uuid.uuid4().hex}"
+    if home.by_systemd:
+        with node(tmp_path, cgroup=home) as made:
+            yield made
+        return
+    own = home.folder / f"test-{uuid.uuid4().hex}"
     own.mkdir()
     try:
-        with node(tmp_path, cgroup=own) as made:
+        with node(tmp_path, cgroup=CgroupHome(folder=own)) as made:
             yield made
     finally:
         remove_cgroups(own)
@@ -363,10 +377,10 @@ def test_other_users_are_refused(tmp_path: Path, user: str, allowed: tuple[str, 
 
 
 def test_a_cgroup_goes_with_its_task(tmp_path: Path) -> None:
-    base = cgroup_base("auto")
-    if base is None:
+    home = cgroup_home("auto")
+    if home is None:
         pytest.skip("no cgroup v2 that this process may write")
-    with node(tmp_path, cgroup=base) as made:
+    with node(tmp_path, cgroup=home) as made:
         made.start("true")
         recipe = read_recipe(made.folder / "tasks" / "1.0-1")
         assert recipe is not None
@@ -393,3 +407,37 @@ def test_a_cgroup_that_is_gone_holds_nothing(tmp_path: Path) -> None:
     assert gone.oom_kills() == 0
     gone.kill()
     gone.close()
+
+
+def test_a_nursery_that_was_killed_is_replaced_and_the_task_runs_once(tmp_path: Path) -> None:
+    nursery = Nursery()
+    try:
+        with node(tmp_path, nursery=nursery) as made:
+            made.start("echo first")
+            made.ended()
+            for pid in processes_with("farside.agent.run.nursery"):
+                if psutil.Process(pid).ppid() == os.getpid():
+                    os.kill(pid, signal.SIGKILL)
+
+            made.start("echo second", task_id="2.0")
+            made.ended("2.0")
+            made.start("echo third", task_id="3.0")
+            made.ended("3.0")
+
+            assert made.output() == "first\nsecond\nthird\n"
+    finally:
+        nursery.close()
+
+
+def test_a_second_shepherd_of_a_task_does_nothing(tmp_path: Path) -> None:
+    with node(tmp_path) as made:
+        made.start("echo once")
+        made.ended()
+        folder = made.folder / "tasks" / "1.0-1"
+        lock = os.open(folder / "lock", os.O_RDWR)
+
+        with pytest.raises(SystemExit, match="another shepherd has this task"):
+            keep(folder, lock)
+
+        os.close(lock)
+        assert made.output() == "once\n"

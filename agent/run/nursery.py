@@ -1,0 +1,117 @@
+"""Starts shepherds by fork, from a process that has imported all they need: milliseconds, not a tenth of a second.
+
+The agent itself can't be forked: it has threads. So it keeps this process beside it, single-threaded, which takes
+(folder, locked descriptor) over a socket, forks, and answers with the shepherd's process id. It ends when the agent
+does; shepherds are then init's children, and go on.
+
+A nursery that does not answer is killed and replaced, and the shepherd is started the slow way. Should both have
+started one, the folder's claim decides (`shepherd`), so that no task runs twice.
+"""
+
+import os
+import signal
+import socket
+import struct
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from farside.agent.run import shepherd
+from farside.errors import Unavailable
+from farside.log import get_log
+
+ANSWER_LIMIT_S = 5.0
+_PID = struct.Struct("<q")
+_PATH_BYTES_MAX = 4096
+
+_log = get_log("agent.run")
+
+
+class Nursery:
+    """The agent's side. Close it at the end."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._pid = 0
+        self._start()
+
+    def spawn(self, folder: Path, lock: int) -> int:
+        """Starts the shepherd of this folder, which gets the lock; returns its process id.
+
+        Raises:
+            Unavailable: it could not; a new nursery is on its way, and this one is dead.
+        """
+        assert self._socket is not None
+        try:
+            socket.send_fds(self._socket, [os.fsencode(folder)], [lock])
+            answer = self._socket.recv(_PID.size)
+            if len(answer) == _PID.size:
+                return int(_PID.unpack(answer)[0])
+            why = "it has ended"
+        except OSError as error:
+            why = error.strerror or "no answer in time"
+        self.close()
+        self._start()
+        raise Unavailable(f"the nursery started no shepherd: {why}")
+
+    def close(self) -> None:
+        """Ends the process; shepherds go on."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+    def _start(self) -> None:
+        self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(ANSWER_LIMIT_S)
+        with other:
+            other.set_inheritable(True)
+            self._pid = os.posix_spawn(
+                sys.executable,
+                (sys.executable, "-P", "-m", "farside.agent.run.nursery", str(other.fileno())),
+                os.environ,
+                setsid=True,  # Ctrl-C is the agent's
+                # Shepherds inherit this: a stop that comes before one listens waits for it.
+                setsigmask=(signal.SIGUSR1,),
+            )
+
+
+def main() -> None:
+    """``python -m farside.agent.run.nursery SOCKET_FD``."""
+    os.chdir("/")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for shepherds: the kernel takes them away
+    with socket.socket(fileno=int(sys.argv[1])) as agent:
+        while True:
+            path, descriptors, _, _ = socket.recv_fds(agent, _PATH_BYTES_MAX, 1)
+            if not path or not descriptors:
+                return
+            lock = descriptors[0]
+            pid = os.fork()
+            if pid == 0:
+                _become_shepherd(Path(os.fsdecode(path)), lock, agent)
+            os.close(lock)
+            agent.send(_PID.pack(pid))
+
+
+def _become_shepherd(folder: Path, lock: int, agent: socket.socket) -> None:
+    status = 1
+    try:
+        agent.close()
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        shepherd.connect_output(folder)
+        shepherd.keep(folder, lock)
+        status = 0
+    except SystemExit as end:
+        print(end.code, file=sys.stderr)  # noqa: T201 - its log
+    except BaseException:  # the log gets it; this process must never return into the loop
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Tasks in a guest with systemd and every cgroup controller: limits hold, scopes come and go, nothing is left."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farside.agent.run.containment import CgroupHome, cgroup_home
+from farside.agent.run.task_folder import read_recipe
+from tests.agent.node import Node, node
+from tests.support.waiting import until
+
+FOLDER = Path("/sys/fs/cgroup/farside-test")
+EAT = "python3 -c 'a = bytearray(200 << 20); print(len(a))'"
+
+
+@pytest.fixture(params=["scope", "folder"])
+def held(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
+    """A node whose tasks are systemd's scopes, and one that has a folder of its own."""
+    home = cgroup_home("auto" if request.param == "scope" else str(FOLDER))
+    assert home == CgroupHome(
+        folder=Path("/sys/fs/cgroup/farside.slice") if request.param == "scope" else FOLDER,
+        by_systemd=request.param == "scope",
+    )
+    with node(tmp_path, cgroup=home) as made:
+        yield made
+
+
+def cgroup_of(made: Node) -> Path:
+    recipe = read_recipe(made.folder / "tasks" / "1.0-1")
+    assert recipe is not None
+    return Path(recipe.cgroup)
+
+
+def test_a_task_that_takes_more_memory_than_its_limit_is_killed_and_says_so(held: Node) -> None:
+    held.start(EAT, memory_bytes=100 << 20)
+
+    end = held.ended()
+
+    assert "200" not in held.output()
+    assert end.cause == f"out of memory: its limit is {100 << 20} bytes"
+
+
+def test_a_task_within_its_limit_ends_well(held: Node) -> None:
+    held.start(EAT, memory_bytes=400 << 20)
+
+    assert held.ended().exit_code == 0
+
+
+def test_a_limit_on_cpus_is_the_kernels(held: Node) -> None:
+    held.start("sleep 600", cpus=0.5)
+    held.until("running")
+
+    folder = cgroup_of(held)
+    limits = [file.read_text().split() for one in (folder, folder.parent) if (file := one / "cpu.max").exists()]
+    assert ["50000", "100000"] in limits
+
+
+def test_exit_codes_and_grace_are_as_elsewhere(held: Node) -> None:
+    held.start("trap 'echo saved; exit 7' TERM; echo ready; while :; do sleep 0.05; done")
+    held.says("ready")
+    held.stop()
+
+    assert held.ended().exit_code == 7
+    assert "saved" in held.output()
+
+
+def test_nothing_is_left_of_a_task_or_its_cgroup(held: Node) -> None:
+    held.start("(setsid sh -c 'trap \"\" TERM; while :; do sleep 0.1; done' &); sleep 0.5; exit 0")
+    folder = cgroup_of(held)
+    held.ended()
+
+    until(lambda: not folder.exists(), what="the end of its cgroup", deadline_s=60)
+    units = subprocess.run(["systemctl", "list-units", "--no-legend", "farside-*"], capture_output=True, text=True)
+    assert units.stdout.strip() == ""
