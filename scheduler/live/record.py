@@ -89,6 +89,7 @@ class LiveJob:
         executed_s: t_J up to ``since_s``: seconds it has held GPUs since it was submitted or promoted.
         waited_s: The same of waiting.
         held_s: Seconds it has held GPUs in all, up to ``since_s``.
+        submitted_at: The entry of the log that submitted it.
         reason: Why it is as it is, in words.
         cancelled_by: Who wants it to end; empty: nobody.
         held_by: Who wants it not to start; empty: nobody. One that runs is held once it has stopped.
@@ -102,6 +103,7 @@ class LiveJob:
     submit_s: float
     phase: Phase
     since_s: float
+    submitted_at: int = 0
     start: int = 0
     places: tuple[Place, ...] = ()
     tasks: tuple[LiveTask, ...] = ()

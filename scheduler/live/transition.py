@@ -94,6 +94,7 @@ def _submitted(state: LiveState, event: JobSubmitted, entry: Entry) -> Touched:
             submit_s=entry.at_s,
             phase=phase,
             since_s=entry.at_s,
+            submitted_at=entry.seq,
             reason=reason,
             held_by=event.user if event.is_held else "",
         )

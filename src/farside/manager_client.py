@@ -12,7 +12,8 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 from farside.errors import ConfigError, FarsideError, PeerError
@@ -69,7 +70,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class ManagerClient:
-    """One connection, kept open over several requests."""
+    """One connection, kept open over several requests until it is closed, or with ``with``."""
 
     def __init__(self, address: ManagerAddress) -> None:
         self._address = address
@@ -85,6 +86,18 @@ class ManagerClient:
             context = ssl.create_default_context()
             return http.client.HTTPSConnection(host, parts.port or 7680, timeout=LIMIT_S, context=context)
         return http.client.HTTPConnection(host, parts.port or 7680, timeout=LIMIT_S)
+
+    def close(self) -> None:
+        """Closes it."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def get(self, *path: str, **query: str) -> Any:
         """What is at ``/v1/`` and these parts of a path.

@@ -31,6 +31,8 @@ class FakeNode:
     starts: list[Key] = field(default_factory=list)  # all that was ever started, in order
     seq: int = 0
     generation: int = 0
+    news: set[Key] = field(default_factory=set)
+    has_news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def set(self, key: Key, state: m.State, **more: object) -> None:
         before = self.tasks.get(key, m.TaskState(task_id=key[0], start=key[1], state="starting", at_s=0.0))
@@ -55,6 +57,13 @@ class FakeNode:
     def exit(self, key: Key, code: int = 0) -> None:
         self.set(key, "exited", exit_code=code, cause="" if not code else f"exit code {code}")
 
+    def end(self, key: Key) -> None:
+        """It ends by itself, whether or not anybody is connected."""
+        if self.is_running(key):
+            self.exit(key)
+            self.news.add(key)
+            self.has_news.set()
+
     # ---- one session
 
     @asynccontextmanager
@@ -65,10 +74,12 @@ class FakeNode:
             await session.begin()
             async with asyncio.TaskGroup() as group:
                 listening = group.create_task(session.listen())
+                telling = group.create_task(session.tell_news())
                 try:
                     yield session
                 finally:
                     listening.cancel()
+                    telling.cancel()
 
     def hello(self) -> m.Hello:
         return m.Hello(
@@ -95,17 +106,26 @@ class FakeSession:
 
     async def listen(self) -> None:
         with suppress(ConnectionClosed):
-            async with asyncio.TaskGroup() as group:
-                async for frame in self.socket:
-                    message = self.side.receive(frame)
-                    if isinstance(message, m.Ack):
-                        self.acked = message.seq
-                        continue
-                    changed = self.obey(message)
-                    if changed is not None:
-                        await self.report(changed)
-                        if self.node.ends_after_s is not None and self.node.is_running(changed):
-                            group.create_task(self.end_later(changed, self.node.ends_after_s))
+            async for frame in self.socket:
+                message = self.side.receive(frame)
+                if isinstance(message, m.Ack):
+                    self.acked = message.seq
+                    continue
+                changed = self.obey(message)
+                if changed is not None:
+                    await self.report(changed)
+                    if self.node.ends_after_s is not None and self.node.is_running(changed):
+                        asyncio.get_running_loop().call_later(self.node.ends_after_s, self.node.end, changed)
+
+    async def tell_news(self) -> None:
+        """What ended while nobody was connected stood in HELLO."""
+        self.node.news.clear()
+        with suppress(ConnectionClosed):
+            while True:
+                await self.node.has_news.wait()
+                self.node.has_news.clear()
+                news, self.node.news = self.node.news, set()
+                await self.report(*news)
 
     def obey(self, message: m.ManagerMessage) -> Key | None:
         node = self.node
@@ -126,23 +146,14 @@ class FakeSession:
                 pass
         return None
 
-    async def end_later(self, key: Key, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        if self.node.is_running(key):
-            self.node.exit(key)
-            await self.report(key)
-
     async def report(self, *keys: Key) -> None:
         node = self.node
         node.seq += 1
         tasks = tuple(node.tasks[key] for key in keys if key in node.tasks)
-        await self.socket.send(
-            self.side.send(
-                m.Report(
-                    seq=node.seq, at_s=time.time(), headroom_bytes=1 << 36, psi=m.Psi(), gpus=node.declared(), tasks=tasks
-                )
-            )
-        )  # fmt: skip
+        report = m.Report(
+            seq=node.seq, at_s=time.time(), headroom_bytes=1 << 36, psi=m.Psi(), gpus=node.declared(), tasks=tasks
+        )
+        await self.socket.send(self.side.send(report))
 
     async def exit(self, key: Key, code: int = 0) -> None:
         self.node.exit(key, code)

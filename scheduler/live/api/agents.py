@@ -55,6 +55,8 @@ class AgentSessions:
                     await socket.close(error.code or POLICY_VIOLATION, protocol.close_reason(error))
             except (WebSocketDisconnect, RuntimeError):
                 pass  # the agent is gone; starlette says RuntimeError when we speak after that
+            except asyncio.CancelledError:
+                pass  # this process ends, and uvicorn would write a page about it
 
     async def watch_silence(self) -> None:
         """Writes into the log which nodes were not heard of for too long, until it is cancelled."""

@@ -78,7 +78,7 @@ def job_routes(log: LiveLog, callers: Callers, folder: Path, *, may_tokens_submi
 
     @router.get("/{job_id}/history", summary="All that happened to a job")
     async def history(job: Own) -> Response:
-        entries = await asyncio.to_thread(log.store.history, job.job_id)
+        entries = await asyncio.to_thread(log.store.history, job.job_id, at=job.submitted_at)
         return answer({"entries": [show_entry(entry) for entry in entries]})
 
     @router.get("/{job_id}/explain", summary="Why a job waits, in words")

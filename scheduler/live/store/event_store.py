@@ -125,9 +125,9 @@ class EventStore:
             yield from entries
             after = entries[-1].seq
 
-    def history(self, subject: str, *, limit: int = PAGE) -> list[Entry]:
-        """The entries about one job or node, the oldest first."""
-        query = select(log).where(log.c.subject == subject).order_by(log.c.seq).limit(limit)
+    def history(self, subject: str, *, at: int = 0, limit: int = PAGE) -> list[Entry]:
+        """The entries about one job or node, and that at one place, the oldest first."""
+        query = select(log).where((log.c.subject == subject) | (log.c.seq == at)).order_by(log.c.seq).limit(limit)
         return self._entries(query)
 
     def _entries(self, query: Any) -> list[Entry]:

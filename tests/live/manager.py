@@ -1,0 +1,123 @@
+"""A manager as a user runs it: real processes, a real store, loopback."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from farside.manager_client import ManagerAddress, ManagerClient
+from farside.scheduler.live.api.caller import Role, add_token
+from farside.scheduler.live.event import Entry
+from farside.scheduler.live.store.event_store import EventStore
+from tests.support.waiting import until
+
+START_LIMIT_S = 60.0
+
+
+class Manager:
+    def __init__(self, folder: Path, *, store_url: str = "", **settings: object) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.store_url = store_url or f"sqlite:///{folder}/manager.db"
+        self.port = free_port()
+        self.tokens = folder / "tokens.toml"
+        self.settings: Mapping[str, object] = {
+            "listen": json.dumps([f"unix:{folder}/manager.sock", f"tcp:127.0.0.1:{self.port}"]),
+            "store_url": self.store_url, "state_dir": folder / "m", "tokens_file": self.tokens,
+            "policy": "fifo", "min_run_s": 0, "node_timeout_s": 5, **settings,
+        }  # fmt: skip
+        self.node_token = add_token(self.tokens, "", Role.NODE)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}"
+
+    @property
+    def address(self) -> ManagerAddress:
+        return ManagerAddress(endpoint=f"unix:{self.folder}/manager.sock")
+
+    def get(self, *path: str, **query: str) -> Any:
+        with ManagerClient(self.address) as client:
+            return client.get(*path, **query)
+
+    def post(self, *path: str, body: Mapping[str, object] | None = None) -> Any:
+        with ManagerClient(self.address) as client:
+            return client.post(*path, body=body)
+
+    def start(self) -> None:
+        told = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
+        with (self.folder / "log").open("ab") as log:
+            command = [sys.executable, "-m", "farside", "manager", "-c", "/dev/null", *told]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        until(self.is_ready, what="a ready manager", deadline_s=START_LIMIT_S, every_s=0.1)
+
+    def is_ready(self) -> bool:
+        try:
+            return int(self.get("health")["generation"]) > 0
+        except Exception:  # not there yet, in whatever way
+            return False
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def pids(self) -> Mapping[str, int]:
+        found: Mapping[str, int] = json.loads((self.folder / "m/manager.json").read_text())["pids"]
+        return found
+
+    def kill(self, part: str) -> None:
+        os.kill(self.pids()[part], signal.SIGKILL)
+
+    def kill_all(self) -> None:
+        """As when the machine loses power: the parent first, so that it starts nothing again."""
+        assert self.process is not None
+        pids = self.pids()
+        for part in ("manager", "brain", "api"):
+            os.kill(pids[part], signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            assert self.process.wait(30) == 0
+
+    def submit(self, *argv: str, **more: object) -> str:
+        ids: list[str] = self.post("jobs", body={"argv": argv or ("true",), **more})["ids"]
+        return ids[0]
+
+    def job(self, job_id: str) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.get("jobs", job_id)
+        return found
+
+    def entries(self) -> list[Entry]:
+        store = EventStore(self.store_url)
+        try:
+            return list(store.read_all())
+        finally:
+            store.close()
+
+
+@contextmanager
+def running_manager(folder: Path, **settings: object) -> Iterator[Manager]:
+    manager = Manager(folder, **settings)  # type: ignore[arg-type]
+    try:
+        manager.start()
+        yield manager
+    finally:
+        manager.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

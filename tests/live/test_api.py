@@ -1,0 +1,228 @@
+"""What the API lets whom do, and what it says to bad input; the application over a real store, without sockets."""
+
+import asyncio
+import getpass
+import os
+import pwd
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from farside.scheduler.live.api.agents import AgentSessions
+from farside.scheduler.live.api.app import make_app
+from farside.scheduler.live.api.caller import Callers, Role, add_token
+from farside.scheduler.live.event import Gpu, NodeJoined
+from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.store.event_store import EventStore
+from farside.scheduler.live.store.migrate import upgrade
+
+OTHER = next(entry for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid()))
+THIRD = next(entry for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid(), OTHER.pw_uid))
+SELF = getpass.getuser()
+
+
+class Api:
+    """Calls as several users, each as the kernel or a token would name them."""
+
+    def __init__(self, app: object, tokens: dict[Role, str]) -> None:
+        self._app = app
+        self._tokens = tokens
+
+    def as_uid(self, uid: int) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app=self._app, client=(f"uid:{uid}", 0))  # type: ignore[arg-type]
+        return httpx.AsyncClient(transport=transport, base_url="http://manager")
+
+    def as_role(self, role: Role | None) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app=self._app, client=("192.0.2.7", 4711))  # type: ignore[arg-type]
+        headers = {} if role is None else {"Authorization": f"Bearer {self._tokens[role]}"}
+        return httpx.AsyncClient(transport=transport, base_url="http://manager", headers=headers)
+
+
+@asynccontextmanager
+async def an_api(folder: Path) -> AsyncIterator[Api]:
+    store = EventStore(f"sqlite:///{folder}/manager.db")
+    upgrade(store)
+    tokens = folder / "tokens.toml"
+    made = {role: add_token(tokens, "carl", role) for role in Role}
+    log = LiveLog(store, folder)
+    callers = Callers(tokens, frozenset(), os.geteuid())
+    app = make_app(log, callers, folder, AgentSessions(log, callers, 60.0), may_tokens_submit=False)
+    ready = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(log.run(ready.set))
+        await ready.wait()
+        gpus = tuple(Gpu(index=at, model="H200") for at in range(8))
+        await log.write(
+            [NodeJoined(node="n0", boot_id="b", address="h", cpus=8, memory_bytes=1 << 30, gpus=gpus)], "test"
+        )
+        try:
+            yield Api(app, made)
+        finally:
+            running.cancel()
+    store.close()
+
+
+def api_test(test: Callable[[Api], Awaitable[None]], folder: Path) -> None:
+    async def run() -> None:
+        async with an_api(folder) as api:
+            await test(api)
+
+    asyncio.run(run())
+
+
+def test_users_see_and_stop_their_own_jobs_and_an_operator_all(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        mine = (await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json={"argv": ["true"]})).json()["ids"][0]
+
+        seen = [
+            [job["id"] for job in (await api.as_uid(uid).get("/v1/jobs")).json()["jobs"]]
+            for uid in (OTHER.pw_uid, THIRD.pw_uid, 0)
+        ]
+        refused = await api.as_uid(THIRD.pw_uid).post(f"/v1/jobs/{mine}/cancel")
+        allowed = await api.as_uid(OTHER.pw_uid).post(f"/v1/jobs/{mine}/cancel")
+
+        assert seen == [[mine], [], [mine]]
+        assert (refused.status_code, refused.json()) == (404, {"detail": f"job {mine}: you have no such job"})
+        assert allowed.status_code == 200
+
+    api_test(test, tmp_path)
+
+
+def test_a_job_belongs_to_whom_the_kernel_says_and_not_to_a_name_in_the_body(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        client = api.as_uid(OTHER.pw_uid)
+        named = await client.post("/v1/jobs", json={"argv": ["true"], "user": "root"})
+        job = (await client.post("/v1/jobs", json={"argv": ["true"]})).json()["ids"][0]
+
+        assert (named.status_code, named.json()["detail"]) == (422, "user: no such key")
+        assert (await client.get(f"/v1/jobs/{job}")).json()["user"] == OTHER.pw_name
+
+    api_test(test, tmp_path)
+
+
+ENDPOINTS = [
+    ("GET", "/v1/jobs", {Role.USER, Role.OPERATOR}),
+    ("POST", "/v1/jobs", set()),  # a token does not prove who somebody is
+    ("GET", "/v1/jobs/1", {Role.OPERATOR}),
+    ("GET", "/v1/jobs/1/history", {Role.OPERATOR}),
+    ("POST", "/v1/jobs/1/hold", {Role.OPERATOR}),
+    ("POST", "/v1/jobs/1/release", {Role.OPERATOR}),
+    ("POST", "/v1/jobs/1/cancel", {Role.OPERATOR}),
+    ("GET", "/v1/nodes", {Role.USER, Role.OPERATOR}),
+    ("GET", "/v1/nodes/n0", {Role.USER, Role.OPERATOR}),
+    ("GET", "/v1/nodes/n0/history", {Role.OPERATOR}),
+    ("POST", "/v1/nodes/n0/drain", {Role.OPERATOR}),
+    ("POST", "/v1/nodes/n0/undrain", {Role.OPERATOR}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), ENDPOINTS, ids=lambda value: str(value)[:40])
+def test_every_endpoint_refuses_the_wrong_role_and_who_has_no_token(
+    method: str, path: str, allowed: set[Role], tmp_path: Path
+) -> None:
+    async def test(api: Api) -> None:
+        await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json={"argv": ["true"]})
+        body = {"argv": ["true"]} if path == "/v1/jobs" else {} if path.endswith("/drain") else None
+        for role in Role:
+            status = (await api.as_role(role).request(method, path, json=body)).status_code
+            assert (status < 400) == (role in allowed), f"{role}: {status}"
+        assert (await api.as_role(None).request(method, path, json=body)).status_code == 401
+
+    api_test(test, tmp_path)
+
+
+def test_a_wrong_token_is_one_clear_line(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        client = api.as_role(None)
+        answer = await client.get("/v1/jobs", headers={"Authorization": "Bearer wrong"})
+
+        assert (answer.status_code, answer.json()) == (401, {"detail": "this token is not known here"})
+
+    api_test(test, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"argv": ["true"], "gpus": 9}, "gpus: 9 GPUs are more than the cluster has 8 GPUs; ask for fewer"),
+        ({"argv": ["true"], "gpus": 0}, "gpus: must be 1 to 100000, is 0"),
+        ({"argv": ["true"], "gpu_model": "B200"}, "of model B200"),
+        ({"argv": []}, "argv: "),
+        ({"argv": ["a\0b"]}, "zero byte"),
+        ({"argv": ["true"], "cwd": "here"}, "cwd: must be an absolute path, is 'here'"),
+        ({"argv": ["true"], "colour": "red"}, "colour: no such key"),
+        ({"argv": ["true"], "gpus": "many"}, "gpus: "),
+        ({"argv": ["true"], "after": ["77"]}, "after: there is no job 77"),
+        ({"argv": ["true"], "env": {"A-B": "1"}}, "env"),
+        ({"argv": ["true"], "memory_bytes_per_gpu": 1e12}, "no node has that much"),
+        ({"argv": ["x" * 200_000]}, "argv"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_job_that_can_never_run_is_refused_at_once_in_one_line(
+    body: dict[str, object], says: str, tmp_path: Path
+) -> None:
+    async def test(api: Api) -> None:
+        answer = await api.as_uid(0).post("/v1/jobs", json=body)
+
+        assert answer.status_code == 422
+        assert says in answer.json()["detail"]
+        assert "\n" not in answer.json()["detail"]
+        assert (await api.as_uid(0).get("/v1/jobs?all=true")).json() == {"jobs": []}
+
+    api_test(test, tmp_path)
+
+
+def test_the_history_of_a_job_begins_with_who_submitted_it(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        client = api.as_uid(OTHER.pw_uid)
+        job = (await client.post("/v1/jobs", json={"argv": ["true"]})).json()["ids"][0]
+        await client.post(f"/v1/jobs/{job}/hold")
+
+        entries = (await client.get(f"/v1/jobs/{job}/history")).json()["entries"]
+
+        assert [(entry["type"], entry["cause"]) for entry in entries] == [
+            ("JobSubmitted", f"user {OTHER.pw_name}"),
+            ("HoldRequested", f"user {OTHER.pw_name}"),
+        ]
+
+    api_test(test, tmp_path)
+
+
+def test_only_an_operator_releases_what_an_operator_holds(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        client = api.as_uid(OTHER.pw_uid)
+        job = (await client.post("/v1/jobs", json={"argv": ["true"]})).json()["ids"][0]
+        await api.as_uid(0).post(f"/v1/jobs/{job}/hold")
+
+        assert (await client.post(f"/v1/jobs/{job}/release")).status_code == 403
+        assert (await api.as_uid(0).post(f"/v1/jobs/{job}/release")).json()["state"] == "waiting"
+
+    api_test(test, tmp_path)
+
+
+def test_a_listed_job_has_the_documented_keys(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        await api.as_uid(0).post("/v1/jobs", json={"argv": ["/bin/true"], "gpus": 2})
+        (job,) = (await api.as_uid(0).get("/v1/jobs")).json()["jobs"]
+
+        assert list(job) == [
+            "id", "name", "user", "account", "state", "exit_code", "gpus", "nodes", "submit_s", "start_s", "end_s",
+            "starts", "preemptions", "reason",
+        ]  # fmt: skip
+        assert (job["name"], job["state"], job["start_s"]) == ("true", "waiting", None)
+
+    api_test(test, tmp_path)
+
+
+def test_the_description_is_openapi_3_1_and_names_every_path(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        described = (await api.as_role(None).get("/v1/openapi.json")).json()
+
+        assert described["openapi"].startswith("3.1")
+        assert {"/v1/jobs", "/v1/jobs/{job_id}/explain", "/v1/nodes/{name}/drain"} <= set(described["paths"])
+
+    api_test(test, tmp_path)

@@ -1,0 +1,191 @@
+"""The manager as real processes, killed at any moment; the nodes are fakes that speak the real protocol."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from farside.scheduler.live.invariant import violations
+from tests.live.fake_agent import FakeNode, FakeSession
+from tests.live.manager import Manager, running_manager
+from tests.live.postgres import a_database
+
+LIMIT_S = 60.0
+pytestmark = pytest.mark.slow
+
+
+async def eventually(look: Callable[[], object], what: str) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while not await asyncio.to_thread(look):
+        assert time.monotonic() < end_s, f"not in time: {what}"
+        await asyncio.sleep(0.05)
+
+
+def states(manager: Manager) -> list[str]:
+    try:
+        return [job["state"] for job in manager.get("jobs", all="true")["jobs"]]
+    except Exception:  # it is being started again
+        return []
+
+
+async def with_nodes(manager: Manager, nodes: list[FakeNode], act: Callable[[], Awaitable[None]]) -> None:
+    """Runs with all nodes connected, and connected again whenever the manager comes back."""
+
+    async def keep(node: FakeNode) -> None:
+        while True:
+            try:
+                async with node.connected(manager.url, manager.node_token) as session:
+                    await session.socket.wait_closed()
+            except (OSError, ConnectionClosed, InvalidStatus):
+                pass
+            await asyncio.sleep(0.1)
+
+    async with asyncio.TaskGroup() as group:
+        kept = [group.create_task(keep(node)) for node in nodes]
+        try:
+            await act()
+        finally:
+            for task in kept:
+                task.cancel()
+
+
+def test_jobs_run_on_nodes_and_end(tmp_path: Path) -> None:
+    with running_manager(tmp_path) as manager:
+        nodes = [FakeNode(f"n{at}", ends_after_s=0.1) for at in range(2)]
+
+        async def act() -> None:
+            await eventually(lambda: len(manager.get("nodes")["nodes"]) == 2, "both nodes joined")
+            for gpus in (1, 4, 8, 2, 8):
+                manager.submit("true", gpus=gpus)
+            await eventually(lambda: states(manager) == ["done"] * 5, "all jobs done")
+
+        asyncio.run(with_nodes(manager, nodes, act))
+
+        assert list(violations(manager.entries(), is_complete=True)) == []
+
+
+@pytest.mark.parametrize("part", ["brain", "api", "all"])
+def test_a_manager_killed_in_the_middle_loses_nothing_and_starts_nothing_twice(part: str, tmp_path: Path) -> None:
+    with running_manager(tmp_path) as manager:
+        nodes = [FakeNode(f"n{at}", ends_after_s=0.3) for at in range(2)]
+
+        async def act() -> None:
+            await eventually(lambda: len(manager.get("nodes")["nodes"]) == 2, "both nodes joined")
+            await asyncio.to_thread(manager.submit, "true", gpus=2, count=20)
+            await eventually(lambda: "done" in states(manager), "the first job is done")
+            if part == "all":
+                await asyncio.to_thread(manager.kill_all)
+                await asyncio.to_thread(manager.start)
+            else:
+                await asyncio.to_thread(manager.kill, part)
+            await eventually(lambda: states(manager) == ["done"] * 20, "all jobs done")
+
+        asyncio.run(with_nodes(manager, nodes, act))
+
+        assert list(violations(manager.entries(), is_complete=True)) == []
+        starts = [start for node in nodes for start in node.starts]
+        assert len(starts) == len(set(starts)) == 20
+
+
+def test_what_ended_while_the_manager_was_away_is_known_when_it_is_back(tmp_path: Path) -> None:
+    with running_manager(tmp_path) as manager:
+        node = FakeNode("n0")
+
+        async def act() -> None:
+            await wait_for_node(manager, node)
+            async with node.connected(manager.url, manager.node_token):
+                job = await asyncio.to_thread(manager.submit, "true")
+                await eventually(lambda: manager.job(job)["state"] == "running", "it runs")
+                await asyncio.to_thread(manager.kill_all)
+            node.exit(("1.0", 1), 3)
+            await asyncio.to_thread(manager.start)
+            before = manager.job(job)["state"]
+            async with node.connected(manager.url, manager.node_token):
+                await eventually(lambda: manager.job(job)["state"] == "failed", "it is known to have failed")
+            assert (before, manager.job(job)["exit_code"]) == ("running", 3)
+
+        asyncio.run(act())
+
+
+async def wait_for_node(manager: Manager, node: FakeNode) -> None:
+    """A manager refuses jobs that are larger than all nodes it ever knew."""
+    async with node.connected(manager.url, manager.node_token):
+        await eventually(lambda: manager.get("nodes")["nodes"], "the node has joined")
+
+
+def test_a_silent_node_is_lost_and_its_job_starts_elsewhere_and_the_old_one_is_stopped(tmp_path: Path) -> None:
+    with running_manager(tmp_path, node_timeout_s=1) as manager:
+        nodes = [FakeNode("n0"), FakeNode("n1")]
+
+        async def act() -> None:
+            await wait_for_node(manager, nodes[0])
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(nodes[1].connected(manager.url, manager.node_token))
+                async with nodes[0].connected(manager.url, manager.node_token):
+                    await asyncio.to_thread(manager.submit, "true", gpus=4)
+                    await eventually(lambda: nodes[0].running, "it runs on the node that joined first")
+                await eventually(lambda: nodes[1].running == [("1.0", 2)], "it runs elsewhere")
+                assert nodes[0].running == [("1.0", 1)]  # nobody could tell it
+                await stack.enter_async_context(nodes[0].connected(manager.url, manager.node_token))
+                await eventually(lambda: not nodes[0].running, "the old start is stopped")
+                assert nodes[1].running == [("1.0", 2)]
+
+        asyncio.run(act())
+        assert list(violations(manager.entries())) == []
+
+
+async def session_error(node: FakeNode, url: str, token: str) -> str:
+    try:
+        async with node.connected(url, token) as session:
+            await session.socket.wait_closed()
+            return str(session.socket.close_reason)
+    except InvalidStatus as error:
+        return f"HTTP {error.response.status_code}"
+    except ConnectionClosed as error:
+        return error.rcvd.reason if error.rcvd is not None else "closed"
+
+
+def test_who_may_not_speak_for_a_node_is_told_so_in_one_line(tmp_path: Path) -> None:
+    with running_manager(tmp_path) as manager:
+
+        async def act() -> None:
+            async with FakeNode("n0").connected(manager.url, manager.node_token) as session:
+                wrong = await session_error(FakeNode("n1"), manager.url, "wrong")
+                twice = await session_error(FakeNode("n0", boot_id="another"), manager.url, manager.node_token)
+                assert wrong == "HTTP 403"
+                assert twice == "another machine is connected as n0; give one of them another name"
+                await says_version(session)
+
+        asyncio.run(act())
+
+
+async def says_version(session: FakeSession) -> None:
+    """A frame of a version that nobody speaks yet is refused, and the node that sent it told which are spoken."""
+    await session.socket.send('{"v":99,"type":"report"}')
+    await session.socket.wait_closed()
+    assert "protocol version 99 is not spoken here" in str(session.socket.close_reason)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_of_two_managers_the_second_takes_over_when_the_first_is_killed(kind: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        url = stack.enter_context(a_database()) if kind == "postgresql" else f"sqlite:///{tmp_path}/shared.db"
+        first = stack.enter_context(running_manager(tmp_path / "a", store_url=url))
+        second = stack.enter_context(running_manager(tmp_path / "b", store_url=url))
+        node = FakeNode("n0", ends_after_s=0.05)
+
+        async def act() -> None:
+            await wait_for_node(first, node)
+            await asyncio.to_thread(first.kill_all)
+            async with node.connected(second.url, second.node_token):
+                await asyncio.to_thread(second.submit, "true")
+                await eventually(lambda: states(second) == ["done"], "the second one runs it")
+
+        asyncio.run(act())
+
+        assert list(violations(second.entries(), is_complete=True)) == []
+        assert second.get("health")["generation"] == 2
