@@ -105,7 +105,7 @@ class _Plan:
         self._domain = domain
         self._now_s = now_s
         self._unread = domain.last_running(now_s)
-        self._read: list[_Victim] = []
+        self._read: list[_Victim] = []  # and still there
         self._is_displaced = False
         self._is_nobody_behind = False
         self._holds: Allocation = ()  # free GPUs that are booked for the reservation while this cycle plans
@@ -123,8 +123,8 @@ class _Plan:
             allocation, victims = self._make_room(rank, demand)
         if allocation is None:
             return False
-        for victim in victims:
-            self._displace(victim, row)
+        if victims:
+            self._displace(victims, row)
         domain.book(row, allocation, self._now_s)
         if victims and domain.reservation is not None:  # they may leave more than he takes
             self._unhold()
@@ -250,14 +250,17 @@ class _Plan:
         domain.settle(started, stopped, now_s)
         return actions
 
-    def _displace(self, victim: _Victim, winner: int) -> None:
-        victim.winner = winner
-        if victim.home is self._domain:
-            self._domain.displace(victim.row, victim.rank)
-        else:
-            del self._domain.guests[victim.row]
+    def _displace(self, victims: list[_Victim], winner: int) -> None:
+        for victim in victims:
+            victim.winner = winner
+            if victim.home is self._domain:
+                self._domain.displace(victim.row, victim.rank)
+            else:
+                del self._domain.guests[victim.row]
+            self._victims[victim.row] = victim
         self._is_displaced = True
-        self._victims[victim.row] = victim
+        # Now, and not at each look at them: of thousands that were read in a cycle, most have gone.
+        self._read = [victim for victim in self._read if victim.row not in self._victims]
 
     def _behind(self) -> Iterator[_Victim]:
         """Who may have to go, the first to go first: guests, then running jobs by rank; without those who are gone."""
@@ -266,7 +269,7 @@ class _Plan:
             yield _Victim(row, BEHIND_ALL, held, home)
         if not domain.traits.is_preemptive:
             return
-        yield from (victim for victim in self._read if victim.row not in self._victims)
+        yield from self._read
         for rank, row in self._unread:
             self._read.append(_Victim(row, rank, domain.running[row], domain))
             yield self._read[-1]
