@@ -12,7 +12,8 @@ How it works
     G(a, Delta) = (ended(a + Delta) - ended(a)) / (served(a + Delta) - served(a))
 
   which is the slope between two points of the curve (served, ended). Sums over the sorted samples give either point by
-  one binary search, so an index costs O(log n) and is exact.
+  one binary search, so an index costs O(log n) and is exact. A few are computed one by one, with the same operations:
+  a call on an array costs more than all that it does for one job.
 
   The best Delta ends at a sample: between two samples the cost grows and the chance does not. So the supremum is the
   steepest slope from the point of a to the point of any later sample, a tangent to the upper hull of those. The hulls
@@ -24,6 +25,7 @@ supremum grows without bound (a moment more, and a job in n ends for sure): a pr
 not of jobs, and a reason to prefer a quantum of fixed length where there are few.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
@@ -37,6 +39,8 @@ from farside.scheduler.table import Floats, Rows
 # one has reached it.
 DECIMALS = 6
 EDGE_GPU_S = 5e-7
+# Up to so many are computed one by one.
+FEW = 8
 
 
 class Distribution:
@@ -50,18 +54,31 @@ class Distribution:
         self.samples: Floats = np.sort(np.round(np.fromiter(services_gpu_s, dtype=np.float64), DECIMALS))
         assert not len(self.samples) or self.samples[0] >= 0, "a service is a number of at least 0"
         self._sums = np.concatenate(([0.0], np.cumsum(self.samples)))
+        self._listed: list[float] = self.samples.tolist()
+        self._listed_sums: list[float] = self._sums.tolist()
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self._listed)
 
     def index(self, attained_gpu_s: Floats, delta_gpu_s: Floats) -> Floats:
         """The Gittins index for given quanta, per GPU second; infinite quanta ask for the inverse of what is left."""
         if not len(self):
             return np.zeros(len(attained_gpu_s))
+        if len(attained_gpu_s) <= FEW:
+            few = zip(attained_gpu_s.tolist(), delta_gpu_s.tolist(), strict=True)
+            return np.array([self._index_of_one(attained, delta) for attained, delta in few])
         after_gpu_s = np.minimum(attained_gpu_s + delta_gpu_s, self.samples[-1])
-        # Both ends at once: for few jobs it is the number of calls that takes the time.
-        (ended, ended_after), (served, served_after) = self._at(np.array((attained_gpu_s, after_gpu_s)))
+        (ended, served), (ended_after, served_after) = self._at(attained_gpu_s), self._at(after_gpu_s)
         return _slope(served_after - served, ended_after - ended)
+
+    def _index_of_one(self, attained_gpu_s: float, delta_gpu_s: float) -> float:
+        samples, sums = self._listed, self._listed_sums
+        after_gpu_s = min(attained_gpu_s + delta_gpu_s, samples[-1])
+        ended = bisect_right(samples, attained_gpu_s + EDGE_GPU_S)
+        ended_after = bisect_right(samples, after_gpu_s + EDGE_GPU_S)
+        served = sums[ended] + attained_gpu_s * (len(samples) - ended)
+        cost = sums[ended_after] + after_gpu_s * (len(samples) - ended_after) - served
+        return (ended_after - ended) / cost if cost > 0 else 0.0
 
     def best_index(self, attained_gpu_s: Floats) -> Floats:
         """The Gittins index by its definition, the supremum over all quanta, per GPU second."""

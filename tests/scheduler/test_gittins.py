@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.scheduler.domain import Domain, Rules
-from farside.scheduler.order.distribution import Distribution
+from farside.scheduler.order.distribution import FEW, Distribution
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
@@ -40,6 +40,21 @@ def test_the_index_for_a_quantum_is_its_definition(samples: list[float], attaine
     index = Distribution(samples).index(np.array([attained]), np.array([delta]))
 
     assert index[0] == pytest.approx(by_definition(samples, attained, delta))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40))
+def test_few_are_computed_to_the_last_bit_as_many_are(seed: int, jobs: int) -> None:
+    rng = np.random.default_rng(seed)
+    distribution = Distribution(rng.lognormal(7.0, 2.0, jobs))
+    attained = np.concatenate((rng.lognormal(7.0, 2.0, FEW + 1), distribution.samples, [0.0]))
+    delta = rng.choice([10.0, 3200.0, np.inf], len(attained))
+
+    many = distribution.index(attained, delta)
+
+    assert len(attained) > FEW
+    assert many.tolist() == [
+        distribution.index(attained[at : at + 1], delta[at : at + 1]).item() for at in range(len(attained))
+    ]
 
 
 @given(samples_gpu_s, st.lists(attained_gpu_s, min_size=1, max_size=5), st.integers(1, 160).map(lambda x: x / 2))
