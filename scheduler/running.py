@@ -7,6 +7,8 @@ How it works
   * STILL: as good as new until the time that ``next_change_s`` told;
   * FALLING: until then no more than an upper bound. As the list is read from its end, bounds there are replaced by
     ranks as of now, some at a time, and sink to where they belong; a rank as of now that is at the end is the greatest;
+  * INNER: of no use a moment later, but for the first key. These jobs stand on a shelf for each first key, and a shelf
+    is ranked when a reading comes that far: whoever has a greater first key is read without it;
   * FREE: of no use a moment later. These jobs, and those of which nothing is known yet, are ranked at each reading, and
     merged in.
 
@@ -20,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from farside.scheduler.order.policy import FALLING, FREE, OrderPolicy
+from farside.scheduler.order.policy import FALLING, FREE, INNER, OrderPolicy
 from farside.scheduler.table import Floats, JobColumns
 from farside.scheduler.waiting import Rank
 
@@ -33,6 +35,7 @@ MANY = 64
 
 Figures = Callable[[list[int]], JobColumns]
 _Entry = tuple[Rank, int]
+SHELF = -1  # in a reading, the row of an entry that says: here a shelf may begin
 
 
 class RunningOrder:
@@ -42,7 +45,9 @@ class RunningOrder:
         self._entries: list[_Entry] = []
         self._ranks: dict[int, Rank] = {}  # of who stands in the list
         self._as_of_s: dict[int, float] = {}  # of those with a falling rank
-        self._loose: set[int] = set()  # who does not stand in the list
+        self._shelves: dict[float, set[int]] = {}  # rows by their first key
+        self._shelf_of: dict[int, float] = {}  # its first key
+        self._loose: set[int] = set()  # who stands neither in the list nor on a shelf
         self._left: list[_Entry] = []  # entries whose job has left the list
         self._expiries: list[tuple[float, int]] = []  # until when ranks are good
 
@@ -57,11 +62,16 @@ class RunningOrder:
         rank = self._ranks.pop(row, None)
         if rank is not None:
             self._left.append((rank, row))
+        first_key = self._shelf_of.pop(row, None)
+        if first_key is not None:
+            self._shelves[first_key].remove(row)
 
     def renew_all(self) -> None:
         """All came to other ranks."""
-        self._loose.update(self._ranks)
+        self._loose.update(self._ranks, self._shelf_of)
         self._ranks.clear()
+        self._shelves.clear()
+        self._shelf_of.clear()
         self._entries.clear()
         self._left.clear()
         self._expiries.clear()
@@ -78,15 +88,8 @@ class RunningOrder:
         self._drop_left()
         loose = self._rank_loose(order, figures, now_s) if self._loose else iter(())
         ranked = self._read_list(order, figures, now_s)
-        one, other = next(loose, None), next(ranked, None)
-        while one is not None or other is not None:
-            if other is None or (one is not None and not one[0] < other[0]):
-                assert one is not None
-                yield one
-                one = next(loose, None)
-            else:
-                yield other
-                other = next(ranked, None)
+        shelved = self._read_shelves(order, figures, now_s)
+        return (entry for entry in _merged(loose, _merged(shelved, ranked)) if entry[1] != SHELF)
 
     def _drop_left(self) -> None:
         left, self._left = self._left, []
@@ -102,16 +105,16 @@ class RunningOrder:
         # One that stands there no longer, or again, is ranked once more for nothing: that does no harm.
         while self._expiries and self._expiries[0][0] <= now_s:
             _, row = heapq.heappop(self._expiries)
-            if row in self._ranks:
+            if row in self._ranks or row in self._shelf_of:
                 self.renew(row)
 
     def _rank_loose(self, order: OrderPolicy, figures: Figures, now_s: float) -> Iterator[_Entry]:
-        """Puts those in the list whose rank is good for a while; returns the others, the greatest first."""
+        """Puts those away whose rank or shelf is good for a while; returns the others, the greatest first."""
         rows = list(self._loose)
         jobs = figures(rows)
         keys = (*order.keys(jobs), jobs.submit_s, jobs.sequence)
         motions = order.motion(jobs).tolist()
-        if min(motions) == FREE:
+        if min(motions) == FREE == max(motions):
             return _descending(rows, keys)
         until_s: list[float] = (now_s + order.next_change_s(jobs) - EDGE_S).tolist()
         ranks = zip(*(key.tolist() for key in keys), strict=True)
@@ -121,23 +124,40 @@ class RunningOrder:
             if motion == FREE or until_s[at] <= now_s:
                 free.append(at)
                 continue
-            entered.append((rank, rows[at]))
-            self._note(entered[-1], motion, until_s[at], now_s)
+            self._loose.remove(rows[at])
+            if until_s[at] < math.inf:
+                heapq.heappush(self._expiries, (until_s[at], rows[at]))
+            if motion == INNER:
+                self._shelve(rows[at], rank[0])
+            else:
+                entered.append((rank, rows[at]))
+                self._note(entered[-1], motion, now_s)
         self._insert(entered, len(self._entries))
         if not free:
             return iter(())
         return _descending([rows[at] for at in free], [key[free] for key in keys])
 
-    def _note(self, entry: _Entry, motion: int, good_until_s: float, now_s: float) -> None:
+    def _note(self, entry: _Entry, motion: int, now_s: float) -> None:
         rank, row = entry
-        self._loose.discard(row)
         self._ranks[row] = rank
         if motion == FALLING:
             self._as_of_s[row] = now_s
         else:
             self._as_of_s.pop(row, None)
-        if good_until_s < math.inf:
-            heapq.heappush(self._expiries, (good_until_s, row))
+
+    def _shelve(self, row: int, first_key: float) -> None:
+        self._shelf_of[row] = first_key
+        self._shelves.setdefault(first_key, set()).add(row)
+
+    def _read_shelves(self, order: OrderPolicy, figures: Figures, now_s: float) -> Iterator[_Entry]:
+        """Before each shelf's jobs an entry that stands behind them all: a reading that stops there ranks none."""
+        for first_key in sorted(self._shelves, reverse=True):
+            if not self._shelves[first_key]:
+                continue
+            yield (first_key, math.inf), SHELF
+            rows = list(self._shelves[first_key])
+            jobs = figures(rows)
+            yield from _descending(rows, (*order.keys(jobs), jobs.submit_s, jobs.sequence))
 
     def _insert(self, entries: list[_Entry], before: int) -> None:
         """Sorts entries in, all of which belong before this place of the list."""
@@ -177,6 +197,19 @@ class RunningOrder:
         self._entries[low:high] = good
         self._insert(fresh, low + len(good))
         return low + len(good) + len(fresh)
+
+
+def _merged(first: Iterator[_Entry], second: Iterator[_Entry]) -> Iterator[_Entry]:
+    """Both, the greatest first; an entry of the first that compares with nothing goes before."""
+    one, other = next(first, None), next(second, None)
+    while one is not None or other is not None:
+        if other is None or (one is not None and not one[0] < other[0]):
+            assert one is not None
+            yield one
+            one = next(first, None)
+        else:
+            yield other
+            other = next(second, None)
 
 
 def _descending(rows: Sequence[int], keys: Sequence[Floats]) -> Iterator[_Entry]:

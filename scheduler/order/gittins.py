@@ -18,7 +18,7 @@ import numpy as np
 
 from farside.scheduler.order.distribution import Distribution
 from farside.scheduler.order.las import Las, edges_and_uppers, gpu_time
-from farside.scheduler.order.policy import FREE, Motions
+from farside.scheduler.order.policy import INNER, Motions
 from farside.scheduler.table import Floats, JobColumns
 
 UNKNOWN = Distribution()
@@ -95,10 +95,10 @@ class Gittins(Las):
         return queue, by_index, *place
 
     def motion(self, jobs: JobColumns) -> Motions:
-        """An index moves any way; the last queue has none."""
+        """Within a queue an index moves any way; the last queue has none."""
         motion = Las.motion(self, jobs)
-        if len(self.distribution):
-            motion[self.level(jobs) < len(self.limits_gpu_s)] = FREE
+        if len(self.distribution) and not self.is_continuous:
+            motion[self.level(jobs) < len(self.limits_gpu_s)] = INNER
         return motion
 
     def why(self, first: JobColumns, second: JobColumns) -> str:

@@ -23,6 +23,7 @@ Motions = NDArray[np.int8]
 STILL = 0
 FALLING = 1  # they may fall, never grow
 FREE = 2  # any way; or a key is NaN, which compares with nothing
+INNER = 3  # any way, but for the first key, which stands still; the others are finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class OrderPolicy(Protocol):
         ...
 
     def motion(self, jobs: JobColumns) -> Motions:
-        """`STILL`, `FALLING` or `FREE` for each running job; so ranks need not all be read again at each cycle."""
+        """`STILL`, `FALLING`, `FREE` or `INNER` for each running job: which of them a cycle must rank again."""
         ...
 
     def next_change_s(self, jobs: JobColumns) -> Floats:

@@ -23,6 +23,8 @@ KNOWN = Distribution([50.0, 400.0, 5000.0])
 POLICIES: dict[str, OrderPolicy] = {
     "las": Las(limits_gpu_s=(30.0, 200.0)),
     "las without queues": Las(limits_gpu_s=()),
+    "gittins without queues": Gittins(limits_gpu_s=(), prior=KNOWN, is_learning=False),
+    "gittins in four queues": Gittins(limits_gpu_s=(20.0, 60.0, 150.0), prior=KNOWN, is_learning=False),
     "gittins": Gittins(limits_gpu_s=(60.0,), prior=KNOWN, is_learning=False),
     "srtf": Srtf(),
     "srsf": Srsf(),
@@ -133,6 +135,32 @@ def test_who_leaves_while_it_is_read_is_not_read() -> None:
 
     assert first == expected[0]
     assert next(reading) == expected[2]
+
+
+def test_a_queue_is_not_ranked_before_a_reading_comes_to_it() -> None:
+    cluster = Cluster(POLICIES["gittins in four queues"], Random(2))
+    for row in range(30):
+        cluster.start(row)
+        cluster.now_s += 5.0
+    levels = [rank[0] for rank, _ in cluster.anew()]
+    last = levels.count(3.0)
+    cluster.read(30)
+    asked: list[int] = []
+
+    def figures(rows: list[int]) -> JobColumns:
+        asked.extend(rows)
+        return cluster.figures(rows)
+
+    reading = cluster.running.last_first(cluster.order, figures, cluster.now_s)
+
+    entries = [next(reading) for _ in range(last)]
+    before = list(asked)
+    entries.append(next(reading))
+
+    assert 0 < last < 30
+    assert before == []
+    assert entries == cluster.anew()[: last + 1]
+    assert len(asked) == levels.count(2.0)
 
 
 def test_a_rank_that_nobody_knows_stands_behind_all() -> None:
