@@ -3,7 +3,7 @@
 The simulator and the live manager call `run_cycle` after something happened: a job came, ended, crossed a threshold.
 
     1. observe   who has crossed a threshold, and falls; who has starved, and goes back to the first queue
-    2. order     the first of each class of equal demand, by rank
+    2. order     the first of each class of equal demand, by rank; under a strict policy all are one class
     3. reserve   for who has waited too long (reservation.py): he goes before all, and what he lacks is held for him
     4. admit     the best of the others; when it has no room, its class has none, and under a strict policy nobody has
     5. place     on free GPUs
@@ -51,7 +51,7 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
         rank, row, group = heapq.heappop(heads)
         if domain.waiting.first(group) != (rank, row):
             continue  # started already, or another of its class has come before it
-        if not plan.start(row, rank, domain.demands[group]):
+        if not plan.start(row, rank, domain.demands[domain.groups[row]]):
             if domain.traits.is_strict or plan.is_over():
                 break
             full.add(group)

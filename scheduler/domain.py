@@ -54,7 +54,6 @@ class Rules:
 class Held:
     """What a running job holds. Before ``until_s`` nobody may take it away."""
 
-    group: int
     demand: Demand
     allocation: Allocation
     since_s: float
@@ -274,13 +273,17 @@ class Domain:
         """
         rows = list(self._unranked)
         self._unranked.clear()
-        groups = [self.groups[row] for row in rows]
+        groups = [self._queue_of(row) for row in rows]
         self.waiting.add_all(zip(rows, groups, self.ranks(rows, now_s), strict=True))
         is_changed, self._is_changed = self._is_changed, False
         if is_changed or self.traits.is_strict or not self.traits.is_steady:
             return self.waiting.heads()
         came = set(rows)
         return [head for head in self.waiting.heads(set(groups)) if head[1] in came]
+
+    def _queue_of(self, row: int) -> int:
+        """Where it waits: with its class. Where the first that has no room blocks all, there is but one queue."""
+        return 0 if self.traits.is_strict else self.groups[row]
 
     def longest_waiting(self, now_s: float) -> int:
         """The job that has waited longest in one go, if that is too long; -1: none has."""
@@ -302,9 +305,9 @@ class Domain:
 
     def book(self, row: int, allocation: Allocation, now_s: float) -> None:
         """Books a waiting job's GPUs."""
-        group = self.groups[row]
-        self.ledger.take(self.demands[group], allocation)
-        self.running[row] = Held(group, self.demands[group], allocation, now_s, now_s + self.rules.min_run_s)
+        demand = self.demands[self.groups[row]]
+        self.ledger.take(demand, allocation)
+        self.running[row] = Held(demand, allocation, now_s, now_s + self.rules.min_run_s)
         self.waiting.discard(row)
 
     def keep(self, row: int, since_s: float) -> None:
@@ -318,7 +321,8 @@ class Domain:
 
     def displace(self, row: int, rank: Rank) -> None:
         """A job that runs is to wait again, at this rank until its figures are known; the ledger knows already."""
-        self.waiting.add(row, self._leave(row).group, rank)
+        self._leave(row)
+        self.waiting.add(row, self._queue_of(row), rank)
 
     def _leave(self, row: int) -> Held:
         self._by_rank.discard(row)
@@ -326,9 +330,9 @@ class Domain:
 
     def lodge(self, row: int, host: "Domain", allocation: Allocation, now_s: float) -> None:
         """Books idle GPUs of another domain for a waiting job; their owner may take them back at any time."""
-        group = self.groups[row]
-        host.ledger.take(self.demands[group], allocation)
-        host.guests[row] = self, Held(group, self.demands[group], allocation, now_s, now_s)
+        demand = self.demands[self.groups[row]]
+        host.ledger.take(demand, allocation)
+        host.guests[row] = self, Held(demand, allocation, now_s, now_s)
         self.waiting.discard(row)
 
     def start(self, row: int, allocation: Allocation, ledger: Ledger, now_s: float) -> float:

@@ -150,3 +150,18 @@ def test_who_finds_no_room_on_a_node_that_has_left_leaves_those_who_still_run_th
 
 def job(sequence: int, *, gpus: int) -> Job:
     return Job(job_id=str(sequence), sequence=sequence, submit_s=float(sequence), gpus=gpus)
+
+
+@pytest.mark.parametrize(("order", "looked_at"), [(Fifo(), 1), (Srsf(), 15)])
+def test_behind_a_head_that_blocks_all_no_other_demand_is_looked_at(order: OrderPolicy, looked_at: int) -> None:
+    nodes = flat_cluster(1, 20).virtual_clusters[0].nodes
+    domain = Domain("", nodes, Rules(order=order, placement=CountOnly()), JobTable())
+    for row, entry in enumerate(trace([(0.0, 10.0, 20), *((0.0, 10.0, 20 - at) for at in range(20))])):
+        domain.submit(row, entry.job, remaining_s=entry.duration_s, predicted_gpu_s=math.nan)
+    first = run_cycle(domain, 0.0)
+    domain.touch()
+
+    heads = domain.take_heads(1.0)
+
+    assert len(first) >= 1
+    assert len(heads) == looked_at
