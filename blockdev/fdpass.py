@@ -7,7 +7,7 @@ One message is one JSON object with ``op``, and at most one descriptor:
                            stop: for a successor; drain: when clients have left; now; quit + the successor's pid;
                            stays: there will be no successor, it has ended
     server -> supervisor   loaded; ready; stopped; failed + exit code and reason; replace; guard;
-                           conn + worker and descriptor; forget + worker
+                           keep: the next SIGTERM is a restart's; conn + worker and descriptor; forget + worker
 """
 
 import array
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 MESSAGE_BYTES_MAX = 4096
 GUARDED = "guarded"  # on a server's command line: lock your memory first of all
+KEPT = "kept"  # there too: a service manager keeps the device's descriptors, and starts the supervisor again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

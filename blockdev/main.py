@@ -12,22 +12,30 @@ from farside.blockdev.supervisor import Supervisor
 from farside.config import BlockdevConfig
 from farside.daemon.keys import read_keys
 from farside.errors import ConfigError
+from farside.kmod_shim.guard import outlive_shutdown
 from farside.listen import clear_stale, open_listener
 from farside.log import get_log, start_logging
-from farside.notify import notify_systemd
+from farside.notify import notify_systemd, take_given_fds
 
-LISTEN_FDS_START = 3  # sd_listen_fds(3)
+CONFIG_BYTES_MAX = 1 << 20
 
 log = get_log("blockdev")
 
 
-def run(config: BlockdevConfig, *, stdio: bool = False) -> int:
+def run(config: BlockdevConfig, *, stdio: bool = False, keeps_fds: bool = False) -> int:
     """Serves the device until SIGTERM; with ``stdio`` one client on standard input and output. Returns the exit code.
+
+    ``keeps_fds``: the service manager keeps our descriptors, and a device of which it hands us some goes on.
 
     Raises:
         ConfigError: a setting, file or socket is not usable; one line.
     """
     start_logging(config.log_level)
+    given, listening = take_given_fds()
+    if keeps_fds:
+        outlive_shutdown()
+        if "state" in given and "control" in given and "config" in given:
+            return _go_on(config, given)
     read_keys(config.key_file)
     read_peers(config.peers_file)
     if config.protection == "none":
@@ -41,16 +49,38 @@ def run(config: BlockdevConfig, *, stdio: bool = False) -> int:
 
         return serve_stdio(config, fds)
     config.state_dir.mkdir(parents=True, exist_ok=True)
-    paths = _add_listeners(config, fds)
+    _add_listeners(config, fds, listening)
     try:
-        supervisor = Supervisor(fds, on_ready=lambda: notify_systemd("READY=1"), name=config.name)
+        supervisor = Supervisor(fds, on_ready=_say_ready, name=config.name, keeps_fds=keeps_fds)
         if config.pressure_guard == "start":
             _guard(supervisor)
         return supervisor.run()
     finally:
-        for path in paths:
-            with suppress(OSError):  # in use: an orphan of an earlier supervisor's, or the next one's
-                clear_stale(path)
+        if not listening:
+            _clear_sockets(config)
+
+
+def _go_on(config: BlockdevConfig, fds: dict[str, int]) -> int:
+    """The device goes on that a supervisor before us began, with the settings of then."""
+    then = os.pread(fds["config"], CONFIG_BYTES_MAX, 0)
+    if then != _encoded(config):
+        log.warning("the device runs on with the settings that it was started with; new ones count after a stop")
+    log.info("going on with the device of before", descriptors=len(fds))
+    try:
+        return Supervisor(fds, on_ready=_say_ready, name=config.name, keeps_fds=True).run()
+    finally:
+        _clear_sockets(config)
+
+
+def _clear_sockets(config: BlockdevConfig) -> None:
+    for endpoint in config.listen:
+        if endpoint.startswith("unix:"):
+            with suppress(OSError):  # in use: a server that lives on has it, or the manager, for the next one
+                clear_stale(endpoint.removeprefix("unix:"))
+
+
+def _say_ready() -> None:
+    notify_systemd("READY=1\nSTATUS=Serving")
 
 
 def _guard(supervisor: Supervisor) -> None:
@@ -61,34 +91,18 @@ def _guard(supervisor: Supervisor) -> None:
         )
 
 
-def _add_listeners(config: BlockdevConfig, fds: dict[str, int]) -> list[str]:
-    """Adds the listening sockets to ``fds``; returns the unix paths that are ours to remove."""
-    activated = _activated_sockets()
-    for number, fd in enumerate(activated):
-        fds[f"listen:{number}"] = fd
-    paths: list[str] = []
-    for number, endpoint in enumerate(() if activated else config.listen):
-        fds[f"listen:{number}"] = open_listener(endpoint).detach()
-        if endpoint.startswith("unix:"):
-            paths.append(endpoint.removeprefix("unix:"))
-    return paths
-
-
-def _activated_sockets() -> list[int]:
-    """Listening sockets that our parent opened for us (LISTEN_FDS), as systemd and libnbd do."""
-    if os.environ.get("LISTEN_PID") != str(os.getpid()):
-        return []
-    count = int(os.environ.get("LISTEN_FDS", "0"))
-    for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
-        os.environ.pop(name, None)
-    fds = list(range(LISTEN_FDS_START, LISTEN_FDS_START + count))
-    for fd in fds:
-        os.set_inheritable(fd, False)
-    return fds
+def _add_listeners(config: BlockdevConfig, fds: dict[str, int], activated: list[int]) -> None:
+    """Adds the listening sockets to ``fds``: those that our parent opened for us, as systemd and libnbd do, or ours."""
+    sockets = activated or [open_listener(endpoint).detach() for endpoint in config.listen]
+    fds.update({f"listen:{number}": fd for number, fd in enumerate(sockets)})
 
 
 def _config_memory(config: BlockdevConfig) -> int:
     """The settings in a memory file, so that each server process has the very same, whatever became of the files."""
     fd = os.memfd_create("farside-config", os.MFD_CLOEXEC)
-    os.write(fd, msgspec.json.encode(config, enc_hook=os.fspath))
+    os.write(fd, _encoded(config))
     return fd
+
+
+def _encoded(config: BlockdevConfig) -> bytes:
+    return msgspec.json.encode(config, enc_hook=os.fspath)

@@ -32,7 +32,7 @@ from farside.config import BlockdevConfig
 from farside.daemon.keys import KeyRing
 from farside.errors import ConfigError, EngineError, FarsideError, Unavailable
 from farside.kmod_shim.engine.binding import Device
-from farside.kmod_shim.guard import guard_memory
+from farside.kmod_shim.guard import guard_memory, outlive_shutdown
 from farside.listen import allow_many_connections
 from farside.log import get_log, start_logging
 from farside.scrape import serve_metrics
@@ -58,9 +58,10 @@ def decode_config(data: bytes) -> BlockdevConfig:
 class Server:
     """One server process's life."""
 
-    def __init__(self, end: socket.socket, *, guarded: bool = False) -> None:
+    def __init__(self, end: socket.socket, *, guarded: bool = False, kept: bool = False) -> None:
         self._end = end
         self._is_guarded = guarded
+        self._is_kept = kept
         self._fds: dict[str, int] = {}
         self._check = asyncio.Event()
         self._adopt = asyncio.Event()
@@ -200,6 +201,7 @@ class Server:
             "fault": reporter.fault,
             "replace": self._replace,
             "guard": self._guard,
+            "keep": self._keep,
         }
         try:
             await stack.enter_async_context(await admin.serve(config.admin_socket, handlers))
@@ -243,6 +245,13 @@ class Server:
             return {"server_pid": os.getpid()}
         return await self._succeeded_by("guard")
 
+    async def _keep(self, _: Mapping[str, object]) -> object:
+        """Admin: the supervisor's next SIGTERM is a restart's; the device and its clients stay."""
+        if not self._is_kept:
+            raise ConfigError("no service manager keeps this device's descriptors", hint="start it with --fd-store")
+        self._tell("keep")
+        return {}
+
     async def _succeeded_by(self, op: str) -> object:
         self._stays.clear()
         self._tell(op)
@@ -255,7 +264,7 @@ class Server:
 
 
 def main() -> None:
-    """Entry of the process: ``python -m farside.blockdev.server FD [guarded]``, FD the end of a socketpair."""
+    """Entry of the process: ``python -m farside.blockdev.server FD [guarded] [kept]``, FD the end of a socketpair."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     end = socket.socket(fileno=int(sys.argv[1]))
@@ -265,9 +274,12 @@ def main() -> None:
     guarded = fdpass.GUARDED in sys.argv[2:]
     if guarded:
         guard_memory()  # before the first thread; what is refused shows in /proc, where it is looked for
+    kept = fdpass.KEPT in sys.argv[2:]
+    if kept:
+        outlive_shutdown()
 
     async def live() -> int:
-        return await Server(end, guarded=guarded).run()
+        return await Server(end, guarded=guarded, kept=kept).run()
 
     sys.exit(asyncio.run(live()))
 

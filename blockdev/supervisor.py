@@ -15,6 +15,8 @@ descriptors, ends nothing: what serves goes on serving, and another attempt foll
     SIGTERM                     server: drain (no new clients, wait for the old ones, leases back); exit 0
     second SIGTERM              server: now
     the first server "failed"   nobody uses the device yet: the end, with its reason
+    "keep", then SIGTERM        the end, and the server serves on: a service manager keeps what we hold, and starts
+                                our successor, which goes on with all of it (kept.py), and replaces the server
 
 A server that ends CRASHES_MAX times within CRASH_WINDOW_S is started again after a growing pause; once the device has
 served, it is never given up.
@@ -33,9 +35,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from farside.blockdev import fdpass
+from farside.blockdev.kept import Process, link_name, take_server
 from farside.errors import ConfigError, FarsideError
 from farside.kmod_shim.guard import Failure, forbid_hibernation, guard_family, guard_memory
 from farside.log import get_log
+from farside.notify import drop_fd, notify_systemd, store_fd, watchdog_period_s
 
 CRASHES_MAX = 5
 CRASH_WINDOW_S = 10.0
@@ -44,7 +48,9 @@ STOP_LIMIT_S = 5.0  # a server that does not stop for its successor is killed: t
 NOW_LIMIT_S = 3.0
 EXIT_LIMIT_S = 0.5  # from closing its end to being gone; a killed one is gone already
 RETRY_S = 1.0  # after a process could not be started
+KEEP_LIMIT_S = 60.0  # from "keep" to the SIGTERM that it is said for
 MEMORY = ("config", "state", "control")  # what a new server looks at before anybody stops for it
+GUARDED = "guarded"  # a descriptor of nothing, whose name tells a later supervisor
 NEVER_S = float("inf")
 
 log = get_log("blockdev.supervisor")
@@ -54,7 +60,7 @@ log = get_log("blockdev.supervisor")
 class Server:
     """One server process."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     end: socket.socket
     loaded: bool = False
     adopted: bool = False
@@ -64,10 +70,19 @@ class Server:
 class Supervisor:
     """Holds one device's descriptors and keeps a server process over them."""
 
-    def __init__(self, fds: dict[str, int], *, on_ready: Callable[[], None], name: str = "device") -> None:
-        """``fds`` by name, owned from now on. ``on_ready`` is called when clients may connect, once."""
+    def __init__(
+        self, fds: dict[str, int], *, on_ready: Callable[[], None], name: str = "device", keeps_fds: bool = False
+    ) -> None:
+        """``fds`` by name, owned from now on. ``on_ready`` is called when clients may connect, once.
+
+        ``keeps_fds``: the service manager keeps them too, and ``fds`` may be what it kept of a supervisor before us.
+        """
         self._fds = fds
         self._name = name
+        self._keeps_fds = keeps_fds
+        self._keep_until_s = 0.0
+        self._is_leaving = False  # a successor of ours goes on with the server that serves
+        self._watchdog_s = watchdog_period_s()
         self._is_guarded = False
         self._on_ready: Callable[[], None] | None = on_ready
         self._selector = selectors.DefaultSelector()
@@ -85,9 +100,11 @@ class Supervisor:
     def guard(self) -> tuple[Failure, ...]:
         """Makes this process and those that it starts from now on fit to be swapped to; returns what can't be had."""
         self._is_guarded = True
-        secret = forbid_hibernation()
-        if secret is not None:
-            self._fds["no-hibernation"] = secret
+        if GUARDED not in self._fds:
+            self._keep(GUARDED, os.memfd_create("farside-guarded", os.MFD_CLOEXEC))
+            secret = forbid_hibernation()
+            if secret is not None:
+                self._keep("no-hibernation", secret)
         return (*guard_family(self._name), *guard_memory())
 
     def run(self) -> int:
@@ -98,14 +115,16 @@ class Supervisor:
         """
         self._catch_signals()
         try:
-            while not (self._terms and self._current is None and self._successor is None):
+            self._begin()
+            while not self._is_over():
                 if not self._terms:
                     self._start_what_is_due(time.monotonic())
                 self._wait()
             return 0
         finally:
+            kept = self._current if self._is_leaving else None
             for server in [self._current, self._successor, self._spare, *self._leaving]:
-                if server is not None:
+                if server is not None and server is not kept:
                     server.process.kill()
                     server.process.wait()
             for fd in self._fds.values():
@@ -113,13 +132,38 @@ class Supervisor:
 
     # ---------------------------------------------------------------- the loop
 
+    def _begin(self) -> None:
+        if not self._keeps_fds:
+            return
+        server = take_server(self._fds)
+        for name, fd in self._fds.items():
+            store_fd(name, fd)
+        if GUARDED in self._fds:
+            self._guard_ourselves()
+        if server is not None:
+            process, end = server
+            self._current = Server(process, end, loaded=True, adopted=True)
+            self._selector.register(end, selectors.EVENT_READ, self._current)
+            log.info("the server of before serves on until its replacement is loaded", pid=process.pid)
+            self._tell_ready()
+            self._replace()
+
+    def _is_over(self) -> bool:
+        if self._is_leaving:
+            return self._successor is None and not self._leaving  # a handover under way is brought to its end
+        return bool(self._terms) and self._current is None and self._successor is None
+
     def _wait(self) -> None:
         times = [s.kill_at_s for s in (self._current, self._successor) if s is not None]
         if not self._terms:
             times += [self._spare_at_s, *([self._spawn_at_s] if self._current is None else [])]
+        if self._watchdog_s:
+            notify_systemd("WATCHDOG=1")
+            times.append(time.monotonic() + self._watchdog_s)
         until_s = min(times, default=NEVER_S)
         timeout_s = None if until_s == NEVER_S else max(0.0, until_s - time.monotonic())
-        for key, _ in self._selector.select(timeout_s):
+        # Signals last: what was said before one came, "keep" above all, counts for it.
+        for key, _ in sorted(self._selector.select(timeout_s), key=lambda ready: ready[0].data is None):
             if key.data is None:
                 self._on_signals(os.read(self._signals, 64))
             else:
@@ -141,14 +185,23 @@ class Supervisor:
             if number == signal.SIGHUP:
                 self._replace()
             elif number in (signal.SIGTERM, signal.SIGINT):
-                self._terms += 1
-                self._end_servers("drain" if self._terms == 1 else "now")
+                self._on_term()
 
-    def _end_servers(self, how: str) -> None:
+    def _on_term(self) -> None:
+        self._terms += 1
         self._dismiss_spare()
         if self._successor is not None and not self._successor.loaded:
             self._dismiss(self._successor)  # nobody has stopped for it
             self._successor = None
+        if self._terms == 1 and time.monotonic() < self._keep_until_s and self._current is not None:
+            self._is_leaving = True
+            log.info("leaving: the server serves on, for the supervisor that comes next")
+            return
+        self._is_leaving = False
+        notify_systemd("STOPPING=1\nSTATUS=Waiting for clients to leave; the kernel does at `farside swap detach`")
+        self._end_servers("drain" if self._terms == 1 else "now")
+
+    def _end_servers(self, how: str) -> None:
         for server in (self._current, self._successor):
             if server is None:
                 continue
@@ -196,13 +249,16 @@ class Supervisor:
         return server
 
     def _how_to_live(self) -> list[str]:
-        return [fdpass.GUARDED] if self._is_guarded else []
+        return [*([fdpass.GUARDED] if self._is_guarded else []), *([fdpass.KEPT] if self._keeps_fds else [])]
 
     def _guard(self) -> None:
-        for failure in self.guard():
-            log.warning("a guard against memory pressure can't be had", what=failure.what, reason=failure.reason)
+        self._guard_ourselves()
         self._dismiss_spare()
         self._replace()
+
+    def _guard_ourselves(self) -> None:
+        for failure in self.guard():
+            log.warning("a guard against memory pressure can't be had", what=failure.what, reason=failure.reason)
 
     def _replace(self) -> None:
         if self._current is None or not self._current.adopted or self._successor is not None or self._terms:
@@ -227,11 +283,13 @@ class Supervisor:
 
     def _hand_over(self, server: Server) -> None:
         server.adopted = True
+        if self._keeps_fds:
+            store_fd(link_name(server.process), server.end.fileno())  # before it touches anything
         for name, fd in self._fds.items():
             if name not in MEMORY:
                 self._tell(server, "fd", name=name, fd=fd)
         self._tell(server, "adopt")
-        if self._terms:
+        if self._terms and not self._is_leaving:
             self._tell(server, "drain" if self._terms == 1 else "now")
 
     def _tell(self, server: Server, op: str, *, name: str = "", number: int = 0, fd: int = -1) -> None:
@@ -269,6 +327,8 @@ class Supervisor:
                 self._replace()
             case "guard":
                 self._guard()
+            case "keep":
+                self._keep_until_s = time.monotonic() + KEEP_LIMIT_S
 
     def _on_loaded(self, server: Server) -> None:
         if server is self._spare:
@@ -293,11 +353,14 @@ class Supervisor:
     def _on_server_ready(self, server: Server) -> None:
         for old in self._leaving:
             self._tell(old, "quit", number=server.process.pid)
+        self._tell_ready()
+        log.info("serving", pid=server.process.pid)
+        self._spare_at_s = time.monotonic()
+
+    def _tell_ready(self) -> None:
         if self._on_ready is not None:
             on_ready, self._on_ready = self._on_ready, None
             on_ready()
-        log.info("serving", pid=server.process.pid)
-        self._spare_at_s = time.monotonic()
 
     def _on_failed(self, server: Server, message: fdpass.Message) -> None:
         if self._on_ready is not None and server is self._current:
@@ -309,16 +372,25 @@ class Supervisor:
         if fd < 0:
             log.error("a client's socket came without room for it: it will not outlive its server", worker=worker)
         else:
-            self._fds[f"conn:{worker}"] = fd
+            self._keep(f"conn:{worker}", fd)
+
+    def _keep(self, name: str, fd: int) -> None:
+        self._fds[name] = fd
+        if self._keeps_fds:
+            store_fd(name, fd)
 
     def _forget(self, worker: int) -> None:
         fd = self._fds.pop(f"conn:{worker}", None)
         if fd is not None:
+            if self._keeps_fds:
+                drop_fd(f"conn:{worker}")
             os.close(fd)
 
     def _on_end(self, server: Server) -> None:
         self._selector.unregister(server.end)
         server.end.close()
+        if self._keeps_fds and server.adopted:
+            drop_fd(link_name(server.process))
         try:
             status = server.process.wait(EXIT_LIMIT_S)
         except subprocess.TimeoutExpired:

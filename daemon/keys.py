@@ -9,7 +9,9 @@ sees the file change, so that no process is restarted for it.
 import base64
 import binascii
 import os
+import pwd
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from farside.errors import ConfigError
@@ -19,6 +21,7 @@ _log = get_log("daemon.keys")
 
 KEY_BYTES = 32
 KEYS_MAX = 2
+SERVICE_USER = "farside"  # systemd/sysusers.d
 _FILE_BYTES_MAX = 4096  # two keys and some comments
 
 
@@ -96,8 +99,17 @@ def _check_access(path: str | Path, status: os.stat_result) -> None:
     if status.st_mode & 0o077:
         mode = stat.S_IMODE(status.st_mode)
         raise ConfigError(f"key file {path}: others may use it (mode {mode:04o}); chmod 0600 {path}")
-    if status.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in _trusted_uids():
         raise ConfigError(f"key file {path}: belongs to uid {status.st_uid}, neither to us nor to root")
+
+
+def _trusted_uids() -> set[int]:
+    # A machine that lends as the service's own user, and borrows as root, has one key file for both.
+    trusted = {os.geteuid(), 0}
+    if os.geteuid() == 0:
+        with suppress(KeyError):
+            trusted.add(pwd.getpwnam(SERVICE_USER).pw_uid)
+    return trusted
 
 
 def _parse_key(line: bytes, where: str) -> bytes:

@@ -11,6 +11,8 @@ memory that is to be freed by writing to it, nothing moves any more. So, before 
     oom_score_adj       -1000: the OOM killer does not take the one process that makes memory free. Inherited
     cgroup              one of our own with memory.swap.max 0: memory files that nobody has mapped are locked by no
                         mlockall, and would be swapped to the device that they describe. Inherited
+    argv[0]             begins with @ where a service manager runs us: systemd's last round of killing, when the machine
+                        goes down, spares such a process of root's, because the swap that it serves may still be on
     memfd_secret        one that is held keeps the kernel from hibernating (hibernation_available(), Linux 5.14), which
                         would freeze us and then write to us. Linux below 6.5 has it with secretmem.enable=1 only
 
@@ -57,6 +59,18 @@ def guard_family(name: str, root: Path = Path("/")) -> tuple[Failure, ...]:
         *_written("oom_score_adj", root / "proc/self/oom_score_adj", str(OOM_SCORE_ADJ_MIN)),
         *_own_cgroup(name, root),
     )
+
+
+def outlive_shutdown() -> None:
+    """Marks this process as one that systemd leaves alive until the machine is off (its ROOT_STORAGE_DAEMONS text).
+
+    Only the first byte of the command line is written over: a program that was started with another argv[0] would not
+    find its own Python.
+    """
+    with suppress(OSError, ValueError, IndexError):
+        # proc(5), stat: arg_start is field 48; the name in field 2 may hold anything but the last parenthesis.
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        ctypes.memset(int(fields[45]), ord("@"), 1)
 
 
 def forbid_hibernation() -> int | None:

@@ -113,6 +113,9 @@ def blockdev(
     stdio: Annotated[
         bool, typer.Option("-s", "--stdio", help="Serve one client on standard input and output, then end.")
     ] = False,
+    fd_store: Annotated[
+        bool, typer.Option("--fd-store", help="As a systemd service that keeps descriptors: go on after a restart.")
+    ] = False,
 ) -> None:
     """Serve a block device from donors' memory.
 
@@ -123,7 +126,7 @@ def blockdev(
     loaded = load_blockdev(config or (), options.overrides(settings))
     from farside.blockdev.main import run
 
-    raise typer.Exit(run(loaded, stdio=stdio))
+    raise typer.Exit(run(loaded, stdio=stdio, keeps_fds=fd_store))
 
 
 @app.command()

@@ -1,0 +1,111 @@
+"""What a supervisor finds that follows another: descriptors that the service manager kept, and a server that lives on.
+
+How it works. The manager keeps a duplicate of everything that the supervisor holds, and of its end of the link to the
+server that serves, by the name "server:PID". A server does not notice that its supervisor has gone as long as somebody
+holds that end; what it says meanwhile waits in the socket. So neither a restart of the service nor the supervisor's
+death stops a page: the next supervisor goes on with the link, and has the server replaced by one of its own.
+"""
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+from contextlib import suppress
+from typing import Protocol
+
+SERVER = "server:"  # begins the name of a link; the server's process id follows
+END_LIMIT_S = 10.0  # of a killed process
+
+
+class Process(Protocol):
+    """What a supervisor does with a server's process; `subprocess.Popen` can."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    def kill(self) -> None:
+        """Sends SIGKILL."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns its status when it has ended. Raises subprocess.TimeoutExpired."""
+        ...
+
+
+class Adopted:
+    """A process that is no child of ours, held by a pidfd: its id can't come to mean another one."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises ProcessLookupError: it has ended."""
+        self._pid = pid
+        self._fd = os.pidfd_open(pid)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._pid
+
+    def kill(self) -> None:
+        """Sends SIGKILL; nothing happens to one that has ended."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns when it has ended; 0, because only its parent is told how.
+
+        Raises:
+            subprocess.TimeoutExpired: not within ``timeout`` seconds.
+        """
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._fd, selectors.EVENT_READ)
+            if not selector.select(timeout):
+                raise subprocess.TimeoutExpired("server", timeout or 0.0)
+        return 0
+
+
+def link_name(process: Process) -> str:
+    """Under which the manager keeps the link to this server."""
+    return f"{SERVER}{process.pid}"
+
+
+def take_server(fds: dict[str, int]) -> tuple[Adopted, socket.socket] | None:
+    """The server that lives on, and our end of its link; takes all links out of ``fds``.
+
+    More than one is a handover that was cut short: which of them serves can't be known, so all are killed, as a crash
+    would have done; None then, as where there is none.
+    """
+    found: list[tuple[Adopted, socket.socket]] = []
+    for name in [name for name in fds if name.startswith(SERVER)]:
+        end = socket.socket(fileno=fds.pop(name))
+        end.setblocking(False)
+        process = _living(int(name.removeprefix(SERVER)), end)
+        if process is None:
+            end.close()
+        else:
+            found.append((process, end))
+    if len(found) == 1:
+        return found[0]
+    for process, end in found:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_LIMIT_S)
+        end.close()
+    return None
+
+
+def _living(pid: int, end: socket.socket) -> Adopted | None:
+    # The process first and then the link: while the other side holds its end, the id is the one that we mean.
+    try:
+        process = Adopted(pid)
+    except ProcessLookupError:
+        return None
+    try:
+        has_ended = not end.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        has_ended = False
+    except OSError:
+        has_ended = True
+    return None if has_ended else process
