@@ -1,41 +1,56 @@
 """`farside blockdev`: checks the settings, makes what a device needs, and supervises a server process over it."""
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 
 from farside.blockdev.disk import open_disk
-from farside.blockdev.params import make_memory
+from farside.blockdev.params import decode_config, make_memory
 from farside.blockdev.peerfile import read_peers
 from farside.blockdev.supervisor import Supervisor
 from farside.config import BlockdevConfig
 from farside.daemon.keys import read_keys
-from farside.errors import ConfigError
+from farside.errors import ConfigError, FarsideError
 from farside.kmod_shim.guard import outlive_shutdown
 from farside.listen import clear_stale, open_listener
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, take_given_fds
 
 CONFIG_BYTES_MAX = 1 << 20
+MEMORY = {"state", "control", "config"}  # with these a device can go on
 
 log = get_log("blockdev")
 
 
-def run(config: BlockdevConfig, *, stdio: bool = False, keeps_fds: bool = False) -> int:
+def run(config: BlockdevConfig, *, stdio: bool = False) -> int:
     """Serves the device until SIGTERM; with ``stdio`` one client on standard input and output. Returns the exit code.
-
-    ``keeps_fds``: the service manager keeps our descriptors, and a device of which it hands us some goes on.
 
     Raises:
         ConfigError: a setting, file or socket is not usable; one line.
     """
     start_logging(config.log_level)
+    _, listening = take_given_fds()
+    return _begin(config, listening, stdio=stdio)
+
+
+def run_as_service(load: Callable[[], BlockdevConfig]) -> int:
+    """As `run`, below a service manager that keeps our descriptors: a device of which it hands us some goes on.
+
+    ``load`` reads the settings. A device that goes on has those that it was started with, even where their files have
+    become unusable meanwhile: programs of this machine have their pages on it.
+    """
+    outlive_shutdown()
     given, listening = take_given_fds()
-    if keeps_fds:
-        outlive_shutdown()
-        if "state" in given and "control" in given and "config" in given:
-            return _go_on(config, given)
+    if given.keys() >= MEMORY:
+        return _go_on(load, given)
+    config = load()
+    start_logging(config.log_level)
+    return _begin(config, listening, keeps_fds=True)
+
+
+def _begin(config: BlockdevConfig, listening: list[int], *, stdio: bool = False, keeps_fds: bool = False) -> int:
     read_keys(config.key_file)
     read_peers(config.peers_file)
     if config.protection == "none":
@@ -60,23 +75,19 @@ def run(config: BlockdevConfig, *, stdio: bool = False, keeps_fds: bool = False)
             _clear_sockets(config)
 
 
-def _go_on(config: BlockdevConfig, fds: dict[str, int]) -> int:
-    """The device goes on that a supervisor before us began, with the settings of then."""
-    then = os.pread(fds["config"], CONFIG_BYTES_MAX, 0)
-    if then != _encoded(config):
-        log.warning("the device runs on with the settings that it was started with; new ones count after a stop")
+def _go_on(load: Callable[[], BlockdevConfig], fds: dict[str, int]) -> int:
+    config = decode_config(os.pread(fds["config"], CONFIG_BYTES_MAX, 0))
+    start_logging(config.log_level)
     log.info("going on with the device of before", descriptors=len(fds))
+    try:
+        if load() != config:
+            log.warning("the device runs on with the settings that it was started with; new ones count after a stop")
+    except FarsideError as error:
+        log.error("the settings are not usable any more; the device runs on with those of its start", reason=error)
     try:
         return Supervisor(fds, on_ready=_say_ready, name=config.name, keeps_fds=True).run()
     finally:
         _clear_sockets(config)
-
-
-def _clear_sockets(config: BlockdevConfig) -> None:
-    for endpoint in config.listen:
-        if endpoint.startswith("unix:"):
-            with suppress(OSError):  # in use: a server that lives on has it, or the manager, for the next one
-                clear_stale(endpoint.removeprefix("unix:"))
 
 
 def _say_ready() -> None:
@@ -91,6 +102,13 @@ def _guard(supervisor: Supervisor) -> None:
         )
 
 
+def _clear_sockets(config: BlockdevConfig) -> None:
+    for endpoint in config.listen:
+        if endpoint.startswith("unix:"):
+            with suppress(OSError):  # in use: a server that lives on has it, or the manager, for the next one
+                clear_stale(endpoint.removeprefix("unix:"))
+
+
 def _add_listeners(config: BlockdevConfig, fds: dict[str, int], activated: list[int]) -> None:
     """Adds the listening sockets to ``fds``: those that our parent opened for us, as systemd and libnbd do, or ours."""
     sockets = activated or [open_listener(endpoint).detach() for endpoint in config.listen]
@@ -100,9 +118,5 @@ def _add_listeners(config: BlockdevConfig, fds: dict[str, int], activated: list[
 def _config_memory(config: BlockdevConfig) -> int:
     """The settings in a memory file, so that each server process has the very same, whatever became of the files."""
     fd = os.memfd_create("farside-config", os.MFD_CLOEXEC)
-    os.write(fd, _encoded(config))
+    os.write(fd, msgspec.json.encode(config, enc_hook=os.fspath))
     return fd
-
-
-def _encoded(config: BlockdevConfig) -> bytes:
-    return msgspec.json.encode(config, enc_hook=os.fspath)

@@ -17,6 +17,14 @@ FLUSH_WAIT_MS = 5000  # a write that finds pending full; half of the kernel's re
 NEVER_US = 0xFFFFFFFF
 
 
+def decode_config(data: bytes) -> BlockdevConfig:
+    """The settings as ``main.py`` put them into a memory file. Raises Unavailable: another version did."""
+    try:
+        return msgspec.json.decode(data, type=BlockdevConfig, dec_hook=lambda kind, value: kind(value))
+    except msgspec.MsgspecError as error:
+        raise Unavailable(f"this version does not understand the running device's settings: {error}") from error
+
+
 def engine_params(config: BlockdevConfig) -> Params:
     """The engine's parameters."""
     return Params(

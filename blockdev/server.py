@@ -15,14 +15,12 @@ import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 
-import msgspec
-
 from farside import admin
 from farside.blockdev import fdpass
 from farside.blockdev.device import BlockDevice
 from farside.blockdev.listener import Clients, Listener
 from farside.blockdev.metrics import registry_of
-from farside.blockdev.params import check_memory, engine_params, export_of, extents_per_slab
+from farside.blockdev.params import check_memory, decode_config, engine_params, export_of, extents_per_slab
 from farside.blockdev.state import StateFile
 from farside.blockdev.status import Reporter
 from farside.blockdev.table import Table
@@ -45,14 +43,6 @@ SUCCEED_LIMIT_S = 120.0  # as long as a successor lives it may still come, on a 
 REASON_MAX = 500  # characters of an error that the supervisor is told; a message has room for 4096 bytes
 
 log = get_log("blockdev.server")
-
-
-def decode_config(data: bytes) -> BlockdevConfig:
-    """The settings as ``main.py`` put them into a memory file. Raises Unavailable: another version did."""
-    try:
-        return msgspec.json.decode(data, type=BlockdevConfig, dec_hook=lambda kind, value: kind(value))
-    except msgspec.MsgspecError as error:
-        raise Unavailable(f"this version does not understand the running device's settings: {error}") from error
 
 
 class Server:

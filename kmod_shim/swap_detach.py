@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from farside.errors import ConfigError
+from farside.errors import ConfigError, FarsideError
 from farside.kmod_shim import nbd_sysfs as sysfs
 from farside.kmod_shim.hibernation import allow_sleep
 from farside.kmod_shim.swap_attach import Refused, disconnect, live_records
@@ -14,6 +14,8 @@ from farside.kmod_shim.swap_record import Attached, forget_record
 from farside.kmod_shim.swap_refusal import detach_refusals, standing
 from farside.kmod_shim.swap_sysctl import leave_machine
 from farside.kmod_shim.swap_table import SwapArea, find_area, read_room, read_swaps
+
+RETRY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,31 @@ def detach(attached: Attached, root: Path, tell: Callable[[str], None], *, force
     if not any(other.is_swap for other in others):
         allow_sleep(root)
     return Detached(attached=attached, bytes_back=area.used_bytes if area else 0, seconds=time.monotonic() - began_s)
+
+
+def served_by(root: Path, admin_socket: Path) -> tuple[Attached, ...]:
+    """What is attached of the blockdev with that admin socket."""
+    return tuple(record for record in live_records(root) if record.admin_socket == str(admin_socket))
+
+
+def detach_patiently(
+    attached: Attached, root: Path, tell: Callable[[str], None], *, wait_s: float, forced: tuple[str, ...] = ()
+) -> Detached:
+    """As `detach`, tried again until ``wait_s`` have passed: programs that end make room for what is out.
+
+    Raises:
+        FarsideError: It could not be done in that time; the last reason.
+    """
+    end_s = time.monotonic() + wait_s
+    while True:
+        try:
+            return detach(attached, root, tell, forced=forced)
+        except FarsideError as error:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                raise
+            tell(f"{error} (trying on for {left_s:.0f} s)")
+            time.sleep(min(RETRY_S, left_s))
 
 
 def _swap_off(area: SwapArea, root: Path, tell: Callable[[str], None]) -> None:

@@ -207,6 +207,19 @@ def test_settings_that_changed_count_after_a_stop_only(service: Service) -> None
     service.process.until_said("the settings that it was started with")
 
 
+def test_settings_that_became_unusable_do_not_end_the_device(service: Service) -> None:
+    service.start()
+    load = Load(service.process.client())
+    (service.process.folder / "config.toml").write_text("this is no TOML")
+
+    service.restart()
+    service.until_taken_over()
+    load.until_on()
+
+    load.end()
+    service.process.until_said("the settings are not usable any more")
+
+
 def test_both_processes_are_spared_by_the_last_killing_of_a_shutdown(service: Service) -> None:
     service.start()
 

@@ -19,6 +19,7 @@ from farside.cli.predict import predict_app
 from farside.cli.sim import sim_app
 from farside.cli.swap import swap_app
 from farside.cli.trace import trace_app
+from farside.cli.unit import unit_app
 from farside.errors import FarsideError
 from farside.terminal import printable
 from farside.units import MIB
@@ -42,6 +43,7 @@ app.add_typer(energy_app, name="energy")
 app.add_typer(predict_app, name="predict")
 manager_commands(app)
 cluster_commands(app)
+app.add_typer(unit_app, name="unit", hidden=True)
 
 
 def main() -> None:
@@ -123,10 +125,15 @@ def blockdev(
     """
     from farside.config import load_blockdev
 
-    loaded = load_blockdev(config or (), options.overrides(settings))
+    told = options.overrides(settings)
+    if fd_store:
+        from farside.blockdev.main import run_as_service
+
+        raise typer.Exit(run_as_service(lambda: load_blockdev(config or (), told)))
+    loaded = load_blockdev(config or (), told)
     from farside.blockdev.main import run
 
-    raise typer.Exit(run(loaded, stdio=stdio, keeps_fds=fd_store))
+    raise typer.Exit(run(loaded, stdio=stdio))
 
 
 @app.command()

@@ -16,6 +16,7 @@ swap_app = typer.Typer(
 )
 
 AdminSocket = Annotated[Path, typer.Option("--socket", help="Admin socket of the blockdev that serves the device.")]
+IfNeeded = Annotated[bool, typer.Option("--if-needed", help="Do nothing, and succeed, where it is so already.")]
 Device = Annotated[str | None, typer.Argument(metavar="[/dev/nbdX]", help="Which; without it the only one.")]
 
 
@@ -44,6 +45,7 @@ def attach(
     overwrite: Annotated[
         bool, typer.Option("--force-overwrite", help="Make swap of a device that holds something else.")
     ] = False,
+    if_needed: IfNeeded = False,
 ) -> None:
     """Make /dev/nbdX of a device that `farside blockdev` serves, and swap to it.
 
@@ -56,6 +58,12 @@ def attach(
     from farside.kmod_shim.swap_facts import Wish
     from farside.units import format_bytes
 
+    if if_needed:
+        from farside.kmod_shim.swap_detach import served_by
+
+        if before := served_by(ROOT, socket):
+            print(f"{before[0].device}: {before[0].export} is attached already")
+            return
     told = {rule.MAY_HANG: may_hang, rule.SAME_DISK: same_disk, rule.OVERWRITE: overwrite}
     wish = Wish(
         admin_socket=socket,
@@ -84,17 +92,29 @@ def detach(
             "--force-although-memory-may-run-out", help="Bring pages back even where memory would not hold them."
         ),
     ] = False,
+    socket: Annotated[
+        Path | None, typer.Option(help="Admin socket of a blockdev: what is attached of it, instead of a name.")
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Try again for so long while memory would not hold it.")
+    ] = 0.0,
+    if_needed: IfNeeded = False,
 ) -> None:
     """Switch swap off, bring every page back, and let the device go.
 
     Takes as long as it takes; Ctrl-C leaves swap on and everything as it was.
     """
-    from farside.kmod_shim.swap_detach import choose
-    from farside.kmod_shim.swap_detach import detach as do
+    from farside.kmod_shim.swap_attach import live_records
+    from farside.kmod_shim.swap_detach import choose, detach_patiently, served_by
     from farside.kmod_shim.swap_refusal import MEMORY_OUT
     from farside.units import format_bytes
 
-    done = do(choose(ROOT, device), ROOT, _note, forced=(MEMORY_OUT,) if memory_out else ())
+    of_socket = served_by(ROOT, socket) if socket is not None and device is None else ()
+    if if_needed and not of_socket and (device is None and (socket is not None or not live_records(ROOT))):
+        print("nothing is attached")
+        return
+    attached = of_socket[0] if of_socket else choose(ROOT, device)
+    done = detach_patiently(attached, ROOT, _note, wait_s=wait, forced=(MEMORY_OUT,) if memory_out else ())
     print(f"{done.attached.device}: detached, {format_bytes(done.bytes_back)} brought back in {done.seconds:.1f} s")
 
 

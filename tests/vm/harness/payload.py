@@ -4,7 +4,7 @@ It is apart from the image so that a change of code costs seconds. The guest mou
 
     site/   on the guest's Python path: the package with its built engine, and what it depends on
     bin/    `farside`
-    tree/   tests/, benchmarks/, vagrant/ and pyproject.toml; where pytest runs in the guest
+    tree/   tests/, benchmarks/, vagrant/, systemd/ and pyproject.toml; where pytest runs in the guest
 """
 
 import compileall
@@ -45,7 +45,7 @@ def build(folder: Path) -> Path:
         _copy_distribution(name, site)
     ignore = shutil.ignore_patterns("__pycache__", "*.o", ".vagrant")
     shutil.copytree(ROOT / "src/farside", site / "farside", ignore=ignore)
-    for name in ("tests", "benchmarks", "vagrant"):
+    for name in ("tests", "benchmarks", "vagrant", "systemd"):
         shutil.copytree(ROOT / name, tree / name, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", tree)
     launcher = staging / "bin/farside"

@@ -1,0 +1,55 @@
+"""`farside unit`: what our systemd units call, and nobody types."""
+
+import subprocess
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ROOT = Path("/")
+WAIT_S = 600.0  # for memory to hold what is out, when the service is stopped
+
+unit_app = typer.Typer(
+    help="What the systemd units call.", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+
+
+@unit_app.command("stop")
+def stop(
+    unit: Annotated[str, typer.Argument(help="The blockdev's unit, which is about to be stopped.")],
+    socket: Annotated[Path, typer.Option(help="Admin socket of the blockdev.")],
+    swap_unit: Annotated[str, typer.Option(help="The unit that attached it.")] = "",
+) -> None:
+    """Before a blockdev's SIGTERM: at a restart tell it to leave its server, at a stop detach what is attached.
+
+    systemd runs a unit's ExecStop= at both, and says only in its list of jobs which of them it is.
+    """
+    from farside import admin
+
+    if _job_of(unit) in ("restart", "try-restart"):
+        admin.call(socket, "keep")
+        return
+    from farside.kmod_shim.swap_detach import detach_patiently, served_by
+
+    if swap_unit:  # so that systemd knows that it is over; what is left is detached here
+        subprocess.run(["systemctl", "stop", swap_unit], check=False)
+    for attached in served_by(ROOT, socket):
+        detach_patiently(attached, ROOT, _note, wait_s=WAIT_S)
+
+
+def _job_of(unit: str) -> str:
+    """What systemd is doing with the unit, such as "stop" or "restart"; empty when nothing."""
+    listed = subprocess.run(
+        ["systemctl", "list-jobs", "--no-legend", "--plain", "--no-pager"], capture_output=True, text=True, check=False
+    )
+    for line in listed.stdout.splitlines():
+        match line.split():
+            case [_, name, job, *_] if name == unit:
+                return job
+    return ""
+
+
+def _note(text: str) -> None:
+    import sys
+
+    print(f"farside: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,99 @@
+"""The units of systemd/, as systemd itself reads them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.programs import outcome
+
+UNITS = Path(__file__).parents[2] / "systemd"
+SERVICES = sorted(UNITS.glob("*.service"))
+# What `systemd-analyze security` may give each, in tenths; systemd/README.md says why it is not less.
+EXPOSURE_MOST = {
+    "farside-daemon.service": 18,
+    "farside-blockdev@.service": 30,
+    "farside-swap-watch.service": 26,
+    "farside-swap@.service": 51,
+}
+STANDARD = Path("/usr/lib/systemd/system")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A machine with our units, systemd's own, and the programs that they name."""
+    if shutil.which("systemd-analyze") is None or not (STANDARD / "sysinit.target").exists():
+        pytest.skip("no systemd here, whose systemd-analyze reads units")
+    folder = tmp_path_factory.mktemp("root")
+    units = folder / "usr/lib/systemd/system"
+    units.mkdir(parents=True)
+    for name in STANDARD.iterdir():
+        if name.suffix in (".target", ".mount", ".slice", ".socket", ".path") and name.is_file():
+            shutil.copy(name, units)
+    for path in SERVICES:
+        shutil.copy(path, units)
+    for program in ("usr/bin/farside", "usr/bin/systemd-tmpfiles"):
+        (folder / program).parent.mkdir(parents=True, exist_ok=True)
+        (folder / program).write_text("#!/bin/sh\n")
+        (folder / program).chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+def test_systemd_finds_nothing_wrong(path: Path, root: Path) -> None:
+    unit = path.name.replace("@", "@swap0")
+
+    done = outcome(["systemd-analyze", "verify", "--man=no", f"--root={root}", unit])
+
+    # It ends with 0 after a word that it does not know, too: only silence is clean.
+    ours = [line for line in (done.stdout + done.stderr).splitlines() if "farside" in line]
+    assert (done.status, ours) == (0, [])
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+def test_its_exposure_is_no_more_than_what_is_explained(path: Path, root: Path) -> None:
+    limit = EXPOSURE_MOST[path.name]
+
+    done = outcome(
+        ["systemd-analyze", "security", "--offline=true", f"--root={root}", f"--threshold={limit}", "--json=short"]
+        + [path.name]
+    )
+
+    assert done.status == 0, f"more than {limit / 10}: {done.stdout[-2000:]}"
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+def test_every_exposure_that_is_left_is_explained(path: Path, root: Path) -> None:
+    done = outcome(
+        ["systemd-analyze", "security", "--offline=true", f"--root={root}", "--json=short", path.name],
+    )
+    explained = (UNITS / "README.md").read_text()
+
+    left = {row["json_field"] for row in json.loads(done.stdout) if row["set"] is False and row["exposure"]}
+
+    assert {field for field in left if f"`{field}" not in explained} == set()
+
+
+def test_users_are_made_as_written(tmp_path: Path) -> None:
+    if shutil.which("systemd-sysusers") is None:
+        pytest.skip("no systemd-sysusers here")
+    (tmp_path / "etc").mkdir()
+
+    done = outcome(["systemd-sysusers", f"--root={tmp_path}", str(UNITS / "sysusers.d/farside.conf")])
+
+    assert (done.status, done.stderr.count("rror")) == (0, 0)
+    assert "farside:x:" in (tmp_path / "etc/passwd").read_text()
+
+
+def test_folders_are_made_as_written(tmp_path: Path) -> None:
+    if shutil.which("systemd-tmpfiles") is None:
+        pytest.skip("no systemd-tmpfiles here")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nfarside:x:998:998::/run/farside:/bin/false\n")
+    (tmp_path / "etc/group").write_text("root:x:0:\nfarside:x:998:\n")
+
+    done = outcome(["systemd-tmpfiles", "--create", f"--root={tmp_path}", str(UNITS / "tmpfiles.d/farside.conf")])
+
+    assert done.status == 0, done.stderr
+    assert (tmp_path / "run/farside").stat().st_mode & 0o7777 == 0o1771
