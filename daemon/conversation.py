@@ -80,7 +80,7 @@ class Conversation:
 
     def _on_query_mem(self, seq: int, _: m.Message) -> None:
         lender = self._lender
-        self._channel.answer(seq, lender.memory.free_mem(lender.snapshot(), is_closing=lender.is_closing))
+        self._channel.answer(seq, lender.memory.free_mem(lender.snapshot(), lends=lender.lends))
 
     def _on_map(self, seq: int, request: m.Message) -> None:
         assert isinstance(request, m.Map)

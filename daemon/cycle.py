@@ -65,7 +65,9 @@ class Cycle:
         actions = decide(self._lender.snapshot(), self._lender.memory.params)
         # 4. Act.
         for action in actions:
-            await self._act(action)
+            # A donor that is drained has recalled everything; only the time for that may have to end sooner.
+            if self._lender.lends or isinstance(action, Hasten):
+                await self._act(action)
 
     def _observe(self, *, is_settled: bool) -> None:
         self._unsettled = 0 if is_settled else self._unsettled + 1

@@ -129,7 +129,8 @@ class Lender:
 
     Attributes:
         loans_changed: Set whenever a loan ends, or has less time than before; who waits for that clears it.
-        is_closing: True once no more is lent.
+        is_closing: True once this donor ends: it lets no borrower in any more.
+        is_draining: No more is lent, and what comes back is not made again; those who are here stay.
     """
 
     def __init__(
@@ -153,8 +154,14 @@ class Lender:
         self.counters = counters
         self.loans_changed = asyncio.Event()
         self.is_closing = False
+        self.is_draining = False
         self._tasks = tasks
         self._token = token
+
+    @property
+    def lends(self) -> bool:
+        """Slabs may be lent."""
+        return not (self.is_closing or self.is_draining)
 
     def snapshot(self) -> MemorySnapshot:
         """Memory and slabs as they are now."""
@@ -182,13 +189,13 @@ class Lender:
         Raises:
             Refused: not one can be lent.
         """
-        if self.is_closing:
+        if not self.lends:
             raise Refused(ErrorCode.NOT_NOW, "this donor is going away")
         self.ledger.check_quota(session.node)
         loans: list[Loan] = []
         while len(loans) < count and self._may_lend(session) and (slab := await self._slab()) is not None:
             if not self._may_lend(session):  # any more: making the slab took its time
-                await self.pool.take_back(slab, keep=not self.is_closing)
+                await self.pool.take_back(slab, keep=self.lends)
                 break
             loans.append(self._grant(session, slab, device, transport))
         # A recall or an expiry may have ended the first ones while the last were made.
@@ -227,7 +234,7 @@ class Lender:
         self.counters.fences += 1
 
     def _may_lend(self, session: Session) -> bool:
-        return not self.is_closing and self.ledger.is_open(session) and self.ledger.has_quota(session.node)
+        return self.lends and self.ledger.is_open(session) and self.ledger.has_quota(session.node)
 
     async def _slab(self) -> Slab | None:
         """A ready slab, or one made now if memory bears it. Others may take it while it is made: hence the loop."""
@@ -253,7 +260,7 @@ class Lender:
 
     def _is_wanted(self, how: Ending) -> bool:
         """Whether a slab that comes back should be kept ready."""
-        if self.is_closing or how in (Ending.MIGRATED, Ending.EVICTED, Ending.REVOKED):
+        if not self.lends or how in (Ending.MIGRATED, Ending.EVICTED, Ending.REVOKED):
             return False
         params = self.memory.params
         is_short = self.pool.ready + self.pool.changing < params.preallocate_slabs

@@ -17,6 +17,7 @@ from farside.clock import Clock, RealClock
 from farside.config import DaemonConfig
 from farside.daemon.counters import Counters
 from farside.daemon.cycle import Cycle
+from farside.daemon.drain import Drain
 from farside.daemon.keys import KeyRing
 from farside.daemon.lender import Exporter, Lender
 from farside.daemon.memory import MemoryWatch
@@ -33,7 +34,7 @@ from farside.kmod_shim.preflight import may_pin_memory
 from farside.listen import allow_many_connections, close_listener, open_listener
 from farside.log import get_log, start_logging
 from farside.memory_sense import MemorySense
-from farside.notify import notify_systemd
+from farside.notify import notify_systemd, watchdog_period_s
 from farside.scrape import serve_metrics
 
 _log = get_log("daemon")
@@ -125,8 +126,10 @@ class Donor:
         lender = self.lender = self._lender(Tasks(group))
         recaller = self._recaller(lender)
         self._publish(lender)
+        drain = Drain(lender, recaller, Tasks(group))
+        handlers = {"status": self._on_status(lender), **drain.handlers}
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(await admin.serve(config.admin_socket, {"status": self._on_status(lender)}))
+            await stack.enter_async_context(await admin.serve(config.admin_socket, handlers))
             if config.metrics_listen:
                 scraped = await serve_metrics(config.metrics_listen, registry_of(self._picture))
                 await stack.enter_async_context(scraped)
@@ -141,6 +144,7 @@ class Donor:
         await cycle.step()
         group.create_task(cycle.run())
         group.create_task(self._keep_publishing(lender))
+        group.create_task(self._feed_watchdog())
         for listener in listeners:
             group.create_task(server.accept(listener))
         _log.info(
@@ -212,6 +216,12 @@ class Donor:
             # The next picture may be possible again; a donor must not end for want of one.
             except Exception as error:
                 _log.error("unexpected fault", cause=error, work="status")
+
+    async def _feed_watchdog(self) -> None:
+        # From the loop itself: a service manager restarts a donor whose loop hangs.
+        while (period_s := watchdog_period_s()) > 0:
+            notify_systemd("WATCHDOG=1")
+            await self._clock.sleep_until_s(self._clock.now_s() + period_s)
 
     # ---- parts
 

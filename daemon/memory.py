@@ -93,11 +93,11 @@ class MemoryWatch:
             psi_full_pct=self._reading.psi_full_pct,
         )
 
-    def free_mem(self, snapshot: MemorySnapshot, *, is_closing: bool = False) -> FreeMem:
+    def free_mem(self, snapshot: MemorySnapshot, *, lends: bool = True) -> FreeMem:
         """The answer to QUERY_MEM. [infiniswap §2.6.1, 2]"""
         slabs_bytes = (snapshot.unmapped + snapshot.mapped + snapshot.recalled) * self._slab_bytes
         return FreeMem(
-            free_slabs=0 if is_closing else leasable_slabs(snapshot, self.params),
+            free_slabs=0 if not lends else leasable_slabs(snapshot, self.params),
             # The larger: a donor that was squeezed just now must not look like the emptiest.
             used_bytes=int(max(snapshot.used_bytes, snapshot.used_now_bytes)) + slabs_bytes,
             total_bytes=self.total_bytes,

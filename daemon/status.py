@@ -59,6 +59,7 @@ class DonorStatus:
     node: str
     pid: int
     closing: bool
+    draining: bool
     slab_bytes: int
     memory: MemoryStatus
     slab_counts: Mapping[str, int]
@@ -80,6 +81,7 @@ def donor_status(node: str, lender: Lender) -> DonorStatus:
         node=node,
         pid=os.getpid(),
         closing=lender.is_closing,
+        draining=lender.is_draining,
         slab_bytes=lender.pool.slab_bytes,
         memory=_memory(lender),
         slab_counts=counts,
@@ -119,7 +121,7 @@ def _memory(lender: Lender) -> MemoryStatus:
         slabs_bytes=lender.pool.slabs_bytes,
         free_bytes=int(free_bytes(snapshot, params.slab_bytes, snapshot.used_bytes)),
         headroom_bytes=params.headroom_bytes,
-        free_slabs=0 if lender.is_closing else leasable_slabs(snapshot, params),
+        free_slabs=leasable_slabs(snapshot, params) if lender.lends else 0,
     )
 
 

@@ -13,6 +13,7 @@ import typer
 from farside.cli import options
 from farside.cli.cluster import cluster_commands
 from farside.cli.config import config_app
+from farside.cli.daemon import daemon_app
 from farside.cli.energy import energy_app
 from farside.cli.manager import manager_commands
 from farside.cli.predict import predict_app
@@ -35,6 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(daemon_app, name="daemon")
 app.add_typer(config_app, name="config")
 app.add_typer(sim_app, name="sim")
 app.add_typer(swap_app, name="swap")
@@ -92,20 +94,6 @@ def _root(
 ) -> None:
     if debug:
         os.environ[DEBUG] = "1"  # in the environment, so that child processes show theirs too
-
-
-@app.command()
-def daemon(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
-    """Lend this machine's idle memory.
-
-    Runs until SIGTERM.
-    """
-    from farside.config import load_daemon
-
-    loaded = load_daemon(config or (), options.overrides(settings))
-    from farside.daemon.main import run
-
-    raise typer.Exit(run(loaded))
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The units of systemd/ under real systemd: started, restarted, upgraded, killed and stopped while the machine swaps."""
+"""The units of systemd/ under real systemd: started, restarted, upgraded, killed, stopped while the machine swaps."""
 
 import os
 import pwd

@@ -1,0 +1,86 @@
+"""Takes a donor out for maintenance: no more is lent, borrowers move what they have, and it says when it is empty.
+
+Sessions and connections stay, so that a borrower reads its pages until they are elsewhere. A donor that is drained goes
+on running, empty, until it is stopped or told to lend again; a restart lends again too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from farside import admin
+from farside.daemon.lender import Lender
+from farside.daemon.recall import Recaller
+from farside.daemon.sessions import LoanState
+from farside.daemon.tasks import Tasks
+from farside.errors import ConfigError
+from farside.log import get_log
+
+_log = get_log("daemon.drain")
+
+DEADLINE_MAX_S = 86400.0
+"""A day to move pages: whoever wants longer wants a donor that lends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainStatus:
+    """How far it is. ``slabs`` are lent still; 0 while ``is_draining``: the donor is empty and may be stopped."""
+
+    is_draining: bool
+    slabs: int
+    slab_bytes: int
+
+
+class Drain:
+    """Admin commands ``drain`` and ``undrain`` of one donor."""
+
+    def __init__(self, lender: Lender, recaller: Recaller, tasks: Tasks) -> None:
+        """``tasks`` is where the recall runs its course."""
+        self._lender = lender
+        self._recaller = recaller
+        self._tasks = tasks
+
+    @property
+    def handlers(self) -> Mapping[str, admin.Handler]:
+        """For `admin.serve`."""
+        return {"drain": self._on_drain, "undrain": self._on_undrain}
+
+    def status(self) -> DrainStatus:
+        """How far it is now."""
+        return DrainStatus(
+            is_draining=self._lender.is_draining,
+            slabs=len(self._lender.ledger.loans),
+            slab_bytes=self._lender.pool.slab_bytes,
+        )
+
+    def begin(self, deadline_s: float) -> None:
+        """Lends no more and recalls what is lent; each borrower gets ``deadline_s`` to move its pages.
+
+        Asked again it recalls nothing twice.
+        """
+        lender = self._lender
+        if not lender.is_draining:
+            _log.info("draining", lent=len(lender.ledger.loans), deadline_s=deadline_s)
+        lender.is_draining = True
+        loans = [loan for loan in lender.ledger.loans if loan.state is LoanState.LENT]
+        self._recaller.begin(loans, deadline_s)
+        self._tasks.start(lender.pool.release_ready(lender.pool.ready), "freeing ready slabs")
+        self._tasks.start(self._recaller.finish(loans), "draining")
+
+    def end(self) -> None:
+        """Lends again; slabs that are recalled already still go."""
+        if self._lender.is_draining:
+            _log.info("lending again")
+        self._lender.is_draining = False
+
+    async def _on_drain(self, arguments: Mapping[str, object]) -> object:
+        deadline_s = arguments.get("deadline_s", 0.0)
+        if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float):
+            raise ConfigError("deadline_s is a number of seconds")
+        if not 0 <= deadline_s <= DEADLINE_MAX_S:
+            raise ConfigError(f"deadline_s is {deadline_s:g}", hint=f"0 to {DEADLINE_MAX_S:g} s")
+        self.begin(float(deadline_s))
+        return self.status()
+
+    async def _on_undrain(self, _: Mapping[str, object]) -> object:
+        self.end()
+        return self.status()

@@ -1,0 +1,84 @@
+"""`farside daemon`: lend memory; `farside daemon drain`: take this donor out for maintenance."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from farside.cli import options
+
+POLL_S = 1.0
+
+daemon_app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+
+_Socket = Annotated[Path, typer.Option("--socket", help="Admin socket of the daemon.")]
+_SOCKET = Path("/run/farside/daemon.sock")
+
+
+@daemon_app.callback(invoke_without_command=True)
+def daemon(context: typer.Context, config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
+    """Lend this machine's idle memory.
+
+    Runs until SIGTERM. `farside daemon drain` takes it out for maintenance.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from farside.config import load_daemon
+
+    loaded = load_daemon(config or (), options.overrides(settings))
+    from farside.daemon.main import run
+
+    raise typer.Exit(run(loaded))
+
+
+@daemon_app.command()
+def drain(
+    socket: _Socket = _SOCKET,
+    deadline: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Time that borrowers get to move their pages.")
+    ] = 600.0,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return at once, not when it is empty.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Lend again.")] = False,
+) -> None:
+    """Lend no more, have borrowers move their pages elsewhere, and return when nothing is lent.
+
+    The daemon runs on, empty: it may then be stopped, or told to lend again. Ctrl-C ends the waiting only.
+    """
+    from farside import admin
+
+    if undo:
+        admin.call(socket, "undrain")
+        print("lending again")
+        return
+    told = admin.call(socket, "drain", deadline_s=deadline)
+    if no_wait:
+        print(f"draining: {_lent(told)}")
+        return
+    before = None
+    while told["slabs"]:
+        if told["slabs"] != before:
+            print(f"farside: draining: {_lent(told)}", file=sys.stderr, flush=True)
+            before = told["slabs"]
+        time.sleep(POLL_S)
+        told = _how_far(socket)
+    print("empty: no page of another machine is here, and none comes; `systemctl stop farside-daemon` when you like")
+
+
+def _how_far(socket: Path) -> dict[str, Any]:
+    from farside import admin
+    from farside.errors import Unavailable
+
+    told = admin.call(socket, "status")
+    if not told["draining"]:
+        raise Unavailable("the donor lends again: somebody has undone this, or restarted it", hint="drain it again")
+    counts = told["slab_counts"]
+    return {"slabs": sum(counts.values()) - counts["ready"], "slab_bytes": told["slab_bytes"]}
+
+
+def _lent(told: dict[str, Any]) -> str:
+    from farside.units import format_bytes
+
+    slabs = told["slabs"]
+    return f"{slabs} slab{'' if slabs == 1 else 's'} lent, {format_bytes(slabs * told['slab_bytes'])}"
