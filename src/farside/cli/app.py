@@ -18,6 +18,7 @@ from farside.cli.energy import energy_app
 from farside.cli.manager import manager_commands
 from farside.cli.predict import predict_app
 from farside.cli.sim import sim_app
+from farside.cli.sizing import sizing
 from farside.cli.swap import swap_app
 from farside.cli.trace import trace_app
 from farside.cli.unit import unit_app
@@ -45,6 +46,7 @@ app.add_typer(energy_app, name="energy")
 app.add_typer(predict_app, name="predict")
 manager_commands(app)
 cluster_commands(app)
+app.command()(sizing)
 app.add_typer(unit_app, name="unit", hidden=True)
 
 

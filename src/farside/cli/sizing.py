@@ -1,0 +1,118 @@
+"""`farside sizing`: how much to lend and to borrow here, and what the paper's cost model makes of it."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from farside.cli import options
+from farside.errors import ConfigError
+from farside.sizing import Benefit, BorrowerSize, CostModel, DonorSize
+from farside.units import GIB, MIB, format_bytes
+
+
+def _bytes(text: str) -> Any:
+    return typer.Option(parser=options.byte_count, metavar="BYTES", help=text)
+
+
+def sizing(
+    memory: Annotated[int, _bytes("Memory of a donor; 0: this machine's.")] = 0,
+    used: Annotated[int, _bytes("What its own programs use at their busiest; 0: what they use now.")] = 0,
+    headroom: Annotated[int, _bytes("headroom_bytes; 0: an eighth of memory.")] = 0,
+    slab: Annotated[int, _bytes("slab_bytes.")] = 64 * MIB,
+    size: Annotated[int, _bytes("Size of the device to be swapped to.")] = 16 * GIB,
+    replicas: Annotated[int, typer.Option(min=1, max=2, help="2: a second donor instead of the backup disk.")] = 1,
+    page_outs: Annotated[float, typer.Option(min=0.0, help="Pages swapped out a second, at the busiest.")] = 5000.0,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="workers of the device.")] = 4,
+    pending: Annotated[int, _bytes("pending_bytes of the device.")] = 64 * MIB,
+    price: Annotated[
+        float, typer.Option(min=0.0, help="Dollars that a GiB of memory earns a month; 0: earnings are not told.")
+    ] = 0.0,
+    discount: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="How much less lent memory earns: a preemptible machine's discount.")
+    ] = 0.0,
+    opex: Annotated[float, typer.Option(min=0.0, help="Dollars a watt costs the datacenter a month.")] = 0.04,
+    electricity: Annotated[float, typer.Option(min=0.0, help="Dollars a kWh.")] = 0.067,
+    nic_watts: Annotated[float, typer.Option(min=0.0, help="RDMA adapter.")] = 8.41,
+    switch_watts: Annotated[float, typer.Option(min=0.0, help="Switch.")] = 231.0,
+    switch_ports: Annotated[int, typer.Option(min=1, help="Its ports.")] = 36,
+    pue: Annotated[float, typer.Option(min=1.0, help="Power usage effectiveness.")] = 1.1,
+    as_json: options.AsJson = False,
+) -> None:
+    """Size donors and a borrower, and what lending costs and earns.
+
+    Memory and its use are this machine's unless told. Cost model and defaults of power are Infiniswap's; the price of
+    memory is yours to name.
+    """
+    from farside.sizing import benefit, borrower_size, donor_size
+
+    total, now_used = _machine() if not (memory and used) else (memory, used)
+    model = CostModel(
+        opex_per_watt_month=opex,
+        electricity_per_kwh=electricity,
+        nic_watts=nic_watts,
+        switch_watts=switch_watts,
+        switch_ports=switch_ports,
+        power_usage_effectiveness=pue,
+    )
+    donor = donor_size(
+        memory_bytes=memory or total, used_bytes=used or now_used, slab_bytes=slab, headroom_bytes=headroom
+    )
+    if donor.used_bytes > donor.memory_bytes:
+        raise ConfigError(
+            f"--used {format_bytes(donor.used_bytes)} is more than --memory {format_bytes(donor.memory_bytes)}",
+            hint="name both",
+        )
+    borrower = borrower_size(
+        size_bytes=size,
+        replicas=replicas,
+        pages_out_per_s=page_outs,
+        donor=donor,
+        workers=workers,
+        pending_bytes=pending,
+    )
+    share = donor.lent_bytes / donor.memory_bytes
+    worth = benefit(
+        model, memory_bytes=donor.memory_bytes, lent_share=share, price_per_gib_month=price, discount=discount
+    )
+    if as_json:
+        told = {"donor": donor, "borrower": borrower, "model": model, "watts": model.watts, "benefit": worth}
+        print(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+    else:
+        _print(donor, borrower, model, worth)
+
+
+def _machine() -> tuple[int, int]:
+    from farside.kmod_shim.preflight import read_meminfo
+
+    memory = read_meminfo(Path("/"))
+    total = memory.get("MemTotal", 0)
+    if not total:
+        raise ConfigError("this machine's memory can't be read", hint="name --memory and --used")
+    return total, total - memory.get("MemAvailable", 0)
+
+
+def _print(donor: DonorSize, borrower: BorrowerSize, model: CostModel, worth: Benefit) -> None:
+    print(f"A donor with {format_bytes(donor.memory_bytes)}, {format_bytes(donor.used_bytes)} of it used:")
+    print(f"  HeadRoom {format_bytes(donor.headroom_bytes)}, never lent")
+    print(f"  lends {donor.slabs} slabs, {format_bytes(donor.lent_bytes)} ({_pct(donor.lent_bytes, donor)})")
+    print(f"A device of {format_bytes(borrower.size_bytes)}:")
+    if borrower.donors:
+        print(f"  {borrower.donors} such donors, one of which may die: {format_bytes(borrower.remote_bytes)} in all")
+    else:
+        print("  no such donor lends anything: every page goes to the disk")
+    if borrower.disk_bytes:
+        rate = f"{format_bytes(int(borrower.disk_write_bytes_per_s))}/s of writes"
+        print(f"  backup disk {format_bytes(borrower.disk_bytes)}, which must bear {rate}")
+    else:
+        print("  no backup disk: each page lies in two donors")
+    print(f"  {format_bytes(borrower.locked_bytes)} of the borrower's memory, locked")
+    print("A machine's month, by the cost model of Infiniswap §2.7.6:")
+    print(f"  {model.watts:.2f} W of network: ${worth.cost:.2f}")
+    if worth.earned:
+        print(f"  lent memory earns ${worth.earned:.2f}: {worth.growth:+.1%} on what the rest of its memory earns")
+
+
+def _pct(part: int, donor: DonorSize) -> str:
+    return f"{part / donor.memory_bytes:.0%}"
