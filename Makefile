@@ -9,6 +9,7 @@
 #   make venv       what the others call first; leaves .venv/bin/farside
 #   make clean      removes what the above made in this tree
 #
+#   make deb        the Debian package, in build/
 #   make test-vm    the tests that need a kernel of their own, in virtual machines; `make test` has the smoke of them
 #   make sanitize   the tests that touch the engine, with address and undefined-behaviour sanitizers
 #   make format     rewrites Python and C as the lint wants them
@@ -24,6 +25,7 @@ PYTHON := .venv/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+DEB_ARGS ?=
 
 BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config liburing-dev libssl-dev libibverbs-dev \
 	librdmacm-dev ibverbs-providers python3-pyverbs python3-libnbd
@@ -32,6 +34,7 @@ VM_PACKAGES := qemu-system-x86 qemu-utils mmdebstrap debian-archive-keyring e2fs
 TEST_PACKAGES := $(DEMO_PACKAGES) $(VM_PACKAGES) nbd-client nbd-server qemu-utils clang libclang-rt-14-dev vagrant openipmi \
 	ipmitool
 CHECK_PACKAGES := clang-format shellcheck
+DEB_PACKAGES := dpkg-dev
 BENCH_PACKAGES := $(DEMO_PACKAGES) nbd-server qemu-utils
 
 VM_IMAGE = test "$${FARSIDE_VM:-}" = none || $(PYTHON) -m tests.vm.harness image
@@ -40,10 +43,10 @@ ENGINE := kmod_shim/engine
 # Headers are left out: they are tables with their comments in columns, which clang-format can't keep.
 C_FILES := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.c benchmarks/*.c tests/*/*.c))
 ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(ENGINE)/build_ffi.py setup.py pyproject.toml
-SHELL_FILES := .ci/run $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh vagrant/*.sh vagrant/*/*.sh)
+SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh vagrant/*.sh vagrant/*/*.sh)
 
-.PHONY: demo test test-vm check lint types bench bench-simulator reproduce venv clean sanitize format packages-build \
-	packages-demo packages-test packages-vm vm-image packages-check packages-bench venv-dev
+.PHONY: demo deb test test-vm check lint types bench bench-simulator reproduce venv clean sanitize format packages-build \
+	packages-demo packages-deb packages-test packages-vm vm-image packages-check packages-bench venv-dev
 
 demo: venv packages-demo
 	@.venv/bin/farside demo
@@ -91,6 +94,10 @@ format: venv-dev packages-check
 sanitize: venv-dev packages-test
 	@$(PYTHON) -m pytest tests/engine tests/fuzz/test_sanitized.py $(PYTEST_ARGS)
 
+# DEB_ARGS="--version 0.1.1" names another version.
+deb: venv packages-deb
+	@$(PYTHON) tools/build_deb.py $(DEB_ARGS)
+
 # --- what the targets stand on
 
 venv: .venv/.stamp-engine
@@ -106,6 +113,8 @@ packages-vm:
 	@tools/install_packages.sh $(VM_PACKAGES)
 packages-check:
 	@tools/install_packages.sh $(CHECK_PACKAGES)
+packages-deb:
+	@tools/install_packages.sh $(DEB_PACKAGES)
 packages-bench:
 	@tools/install_packages.sh $(BENCH_PACKAGES)
 

@@ -49,6 +49,7 @@ def _memory(status: DonorStatus) -> Iterator[Metric]:
         ("memory_free_bytes", "Memory that nobody uses.", memory.free_bytes),
         ("headroom_bytes", "Memory that is to stay free.", memory.headroom_bytes),
         ("leasable_slabs", "Slabs that could be lent now.", memory.free_slabs),
+        ("draining", "1 while nothing is lent, for maintenance.", int(status.draining)),
         ("sessions", "Borrowers with a session.", len(status.sessions) + status.sessions_omitted),
     ):
         yield GaugeMetricFamily(f"farside_donor_{name}", text, value=value)

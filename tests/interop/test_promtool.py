@@ -1,5 +1,6 @@
 """Prometheus' own linter over the metrics of a running donor and a running borrower."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -57,6 +58,29 @@ def scraped(port: int) -> str:
             return text
     except (TimeoutError, urllib.error.URLError, ConnectionError):
         return ""
+
+
+def test_the_alarms_that_we_ship_are_rules_of_prometheus() -> None:
+    rules = Path(__file__).parents[2] / "systemd/farside.rules.yml"
+
+    done = subprocess.run([promtool(), "check", "rules", rules], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alarms_name_metrics_that_there_are(tmp_path: Path) -> None:
+    rules = (Path(__file__).parents[2] / "systemd/farside.rules.yml").read_text()
+    make_key(tmp_path / "key")
+    (tmp_path / "peers.toml").write_text(f'[[donor]]\nnode = "d1"\ncontrol = "unix:{tmp_path}/donor.sock"\n')
+    told = ""
+    with ExitStack() as stack:
+        for program in PROGRAMS:
+            port = free_port()
+            stack.enter_context(running(program, tmp_path, port))
+            told += until(partial(scraped, port), what=f"metrics of {program}", deadline_s=30)
+
+    named = set(re.findall(r"farside_(?:blockdev|donor)_\w+", rules))
+    assert {name for name in named if name not in told} == set()
 
 
 def test_metrics_of_both_programs_pass_promtools_checks(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def vmstat(name: str) -> int:
 
 
 # Every page says which it is and how often it was written; a page of another place or time is found out.
-_HOG = """
+HOG = """
 import mmap, random, struct, sys, time
 pages, seconds = int(sys.argv[1]), float(sys.argv[2])
 memory, versions, wrong, done, worst = mmap.mmap(-1, pages * 4096), [0] * pages, 0, 0, 0.0
@@ -242,7 +242,7 @@ class Hog:
         cgroup = group("hog", "memory.max", f"{limit_mib << 20}")
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _HOG, str(3 * limit_mib * 256), str(seconds)], stdout=output, stderr=output
+                [sys.executable, "-c", HOG, str(3 * limit_mib * 256), str(seconds)], stdout=output, stderr=output
             )
         (cgroup / "cgroup.procs").write_text(str(self._process.pid))
 

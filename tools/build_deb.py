@@ -1,0 +1,205 @@
+"""Builds the Debian package: `make deb`, or build_deb.py [--version VERSION] [--out FOLDER].
+
+A virtual environment without its own interpreter goes to /usr/lib/farside: Debian's python3, with our package and the
+pinned packages that the memory plane needs. So `python3-pyverbs` is Debian's, and no other package's versions matter.
+NumPy and its kind, 400 MB that only the simulator wants, are left out. Needs dpkg-deb and dpkg-shlibdeps (dpkg-dev).
+"""
+
+import argparse
+import compileall
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from py_compile import PycInvalidationMode
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+HOME = Path("usr/lib/farside")
+SITE = HOME / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+# What only the scheduler imports.
+LEFT_OUT = {"numpy", "scipy", "matplotlib", "pyarrow", "lightgbm", "pandas"}
+LAUNCHER = "#!/usr/lib/farside/bin/python3\nfrom farside.cli import main\n\nmain()\n"
+PYVENV = "home = /usr/bin\ninclude-system-site-packages = true\n"
+
+
+def main() -> int:
+    """Builds, and prints the package's path."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--version", default=own_version(), help="of the package; else pyproject.toml's")
+    arguments.add_argument("--out", type=Path, default=ROOT / "build", help="where the package goes")
+    told = arguments.parse_args()
+    for program in ("dpkg-deb", "dpkg-shlibdeps", "dpkg"):
+        if shutil.which(program) is None:
+            print(f"farside: no {program}; apt-get install dpkg-dev", file=sys.stderr)
+            return 1
+    told.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="farside-deb-") as folder:
+        staging = Path(folder) / "farside"
+        staging.mkdir(mode=0o755)
+        _fill(staging)
+        _describe(staging, told.version)
+        path = told.out / f"farside_{told.version}_{architecture()}.deb"
+        _run("dpkg-deb", "--root-owner-group", "-Zxz", "--build", str(staging), str(path))
+    print(path)
+    return 0
+
+
+def own_version() -> str:
+    """pyproject.toml's."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def architecture() -> str:
+    """Debian's name for this machine's kind."""
+    return _run("dpkg", "--print-architecture").strip()
+
+
+# --- files
+
+
+def _fill(staging: Path) -> None:
+    _python(staging)
+    _put(ROOT / "systemd", staging / "lib/systemd/system", "*.service")
+    for kind in ("sysusers.d", "tmpfiles.d"):
+        _put(ROOT / "systemd" / kind, staging / "usr/lib" / kind, "*.conf")
+    _put(ROOT / "debian/etc", staging / "etc/farside", "*.toml")
+    _put(ROOT / "systemd", staging / "usr/share/farside", "*.rules.yml")
+    documents = staging / "usr/share/doc/farside"
+    _put(ROOT / "docs", documents, "operating.md")
+    shutil.copy(ROOT / "LICENSE", documents / "copyright")
+    shutil.copy(ROOT / "CHANGELOG.md", documents)
+    _manual(staging)
+    (staging / "var/lib/farside").mkdir(parents=True)
+    for folder, _, files in os.walk(staging):
+        Path(folder).chmod(0o755)
+        for name in files:
+            path = Path(folder, name)
+            if not path.is_symlink():
+                path.chmod(0o755 if path.parent.name == "bin" else 0o644)
+
+
+def _put(source: Path, target: Path, pattern: str) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.glob(pattern)):
+        shutil.copy(path, target)
+
+
+def _python(staging: Path) -> None:
+    site = staging / SITE
+    ignore = shutil.ignore_patterns("__pycache__", "*.o", "*.c", "*.h")
+    shutil.copytree(ROOT / "src/farside", site / "farside", ignore=ignore)
+    for name in sorted(_closure()):
+        _copy_distribution(name, site)
+    compileall.compile_dir(
+        site, quiet=2, stripdir=staging, prependdir="/", invalidation_mode=PycInvalidationMode.UNCHECKED_HASH
+    )
+    (staging / HOME / "bin").mkdir()
+    (staging / HOME / "bin/python3").symlink_to("/usr/bin/python3")
+    (staging / HOME / "pyvenv.cfg").write_text(PYVENV)
+    (staging / "usr/bin").mkdir()
+    (staging / "usr/bin/farside").write_text(LAUNCHER)
+
+
+def _closure() -> set[str]:
+    found: set[str] = set()
+    waiting = ["farside"]
+    while waiting:
+        name = waiting.pop()
+        if name in found or name in LEFT_OUT:
+            continue
+        found.add(name)
+        waiting += [one.name.lower() for one in _requirements(name)]
+    return found
+
+
+def _requirements(name: str) -> Iterator[Requirement]:
+    for text in importlib.metadata.requires(name) or ():
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement
+
+
+def _copy_distribution(name: str, site: Path) -> None:
+    # Of farside itself, which is installed in editable mode, this copies the metadata only.
+    for file in importlib.metadata.files(name) or ():
+        source = Path(str(file.locate()))
+        if ".." in file.parts or file.suffix in (".pth", ".pyc") or file.name in ("direct_url.json", "RECORD"):
+            continue
+        if source.is_file():
+            (site / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, site / file)
+
+
+def _manual(staging: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="farside-man-") as folder:
+        _run(sys.executable, "-m", "farside.cli.manual", folder)
+        for section in "158":
+            target = staging / f"usr/share/man/man{section}"
+            _put(Path(folder), target, f"*.{section}")
+            for page in target.iterdir():
+                _run("gzip", "-9n", str(page))
+        _put(Path(folder) / "completion", staging / "usr/share/bash-completion/completions", "farside")
+
+
+# --- what dpkg is told
+
+
+def _describe(staging: Path, version: str) -> None:
+    control = staging / "DEBIAN"
+    control.mkdir(mode=0o755)
+    major, minor = sys.version_info[:2]
+    size_kib = sum(path.lstat().st_size for path in staging.rglob("*")) >> 10
+    values = {
+        "VERSION": version,
+        "ARCHITECTURE": architecture(),
+        "SIZE_KIB": str(size_kib),
+        "PYTHON": f"{major}.{minor}",
+        "NEXT_PYTHON": f"{major}.{minor + 1}",
+        "LIBRARIES": _libraries(staging),
+    }
+    text = (ROOT / "debian/control.in").read_text()
+    for name, value in values.items():
+        text = text.replace(f"@{name}@", value)
+    (control / "control").write_text(text)
+    for script in ("postinst", "prerm", "postrm"):
+        shutil.copy(ROOT / "debian" / script, control)
+        (control / script).chmod(0o755)
+    settings = sorted((staging / "etc").rglob("*.toml"))
+    (control / "conffiles").write_text("".join(f"/{path.relative_to(staging)}\n" for path in settings))
+    (control / "md5sums").write_text("".join(_sums(staging)))
+
+
+def _libraries(staging: Path) -> str:
+    """The packages of the C libraries that the engine is linked to, as dpkg's own database has them."""
+    engine = next((staging / SITE / "farside/kmod_shim/engine").glob("*.so"))
+    with tempfile.TemporaryDirectory(prefix="farside-shlibs-") as folder:
+        (Path(folder) / "debian").mkdir()
+        (Path(folder) / "debian/control").write_text("Source: farside\n\nPackage: farside\nArchitecture: any\n")
+        said = _run("dpkg-shlibdeps", "-O", str(engine), cwd=Path(folder))
+    return said.strip().removeprefix("shlibs:Depends=")
+
+
+def _sums(staging: Path) -> Iterator[str]:
+    for path in sorted(staging.rglob("*")):
+        name = path.relative_to(staging)
+        if path.is_file() and not path.is_symlink() and name.parts[0] not in ("DEBIAN", "etc"):
+            yield f"{hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()}  {name}\n"
+
+
+def _run(*argv: str, cwd: Path | None = None) -> str:
+    done = subprocess.run(argv, cwd=cwd, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"farside: {argv[0]} ended with {done.returncode}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
