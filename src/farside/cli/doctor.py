@@ -8,11 +8,14 @@ import msgspec
 
 from farside.blockdev.peerfile import read_peers
 from farside.cli.config import Program, effective, groups
+from farside.cli.doctor_donors import donor_checks, transport_check
 from farside.config import AgentConfig, BlockdevConfig, DaemonConfig
 from farside.config.load import ConfigProblems, standard_files
 from farside.errors import ConfigError, FarsideError
 from farside.kmod_shim.hibernation import hibernation_check
 from farside.kmod_shim.preflight import Check, Disk, Outcome, preflight, problems
+from farside.kmod_shim.rdma_capabilities import device_checks
+from farside.kmod_shim.rdma_devices import devices
 
 AnyConfig = DaemonConfig | BlockdevConfig | AgentConfig
 
@@ -24,7 +27,15 @@ def run(files: Sequence[Path], *, as_json: bool) -> int:
     """Prints every check; 1 when one that is needed failed, else 0. ``files``: settings instead of /etc/farside."""
     configs, wrong = _settings(files)
     machine = preflight(ROOT, key_files=_key_files(configs), disk=_disk(configs))
-    checks = (*wrong, *machine, *_peers(configs), *_guards(configs), hibernation_check(ROOT))
+    checks = (
+        *wrong,
+        *machine,
+        *device_checks(devices(ROOT), _slab_bytes(configs)),
+        *_peers(configs),
+        *_donors(configs),
+        *_guards(configs),
+        hibernation_check(ROOT),
+    )
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(checks), indent=2).decode())
     else:
@@ -76,6 +87,18 @@ def _peers(configs: Sequence[AnyConfig]) -> Iterator[Check]:
                 outcome = Outcome.WARNING if few else Outcome.OK
                 found = f"{config.peers_file}: {count} donor{'' if count == 1 else 's'}"
                 yield Check(name="peers", outcome=outcome, found=found, advice=few)
+
+
+def _donors(configs: Sequence[AnyConfig]) -> Iterator[Check]:
+    for config in configs:
+        if isinstance(config, BlockdevConfig):
+            yield from transport_check(config)
+            yield from donor_checks(config)
+
+
+def _slab_bytes(configs: Sequence[AnyConfig]) -> int:
+    sizes = (config.slab_bytes for config in configs if not isinstance(config, AgentConfig))
+    return next(sizes, DaemonConfig().slab_bytes)
 
 
 def _guards(configs: Sequence[AnyConfig]) -> Iterator[Check]:

@@ -1,0 +1,68 @@
+"""Whether the donors that the settings name can be reached, know our key, and have slabs of our size."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from farside.blockdev.dial import open_control
+from farside.blockdev.peerfile import PeerAddress, read_peers
+from farside.config import BlockdevConfig
+from farside.daemon.keys import read_keys
+from farside.daemon.messages import Feature
+from farside.errors import ConfigError, FarsideError, PeerError
+from farside.kmod_shim.preflight import Check, Outcome
+from farside.kmod_shim.rdma_devices import devices
+from farside.units import format_bytes
+
+LIMIT_S = 3.0  # for each donor, all asked at once
+
+
+def donor_checks(config: BlockdevConfig) -> Iterator[Check]:
+    """One line for each donor, none where key or donors can't be read: other checks say so."""
+    try:
+        keys, addresses = read_keys(config.key_file), read_peers(config.peers_file)
+    except ConfigError:
+        return
+    yield from asyncio.run(_ask_all(config, keys, addresses))
+
+
+def transport_check(config: BlockdevConfig) -> Iterator[Check]:
+    """Settings that want RDMA or nothing, on a machine without a device."""
+    if config.transport == "rdma" and not devices():
+        yield Check(
+            name="transport",
+            outcome=Outcome.FAILED,
+            found="transport = 'rdma', and this machine has no RDMA device: every page would go to the second copy",
+            advice="transport = 'auto'; or a card's driver, or rdma link add rxe0 type rxe netdev eth0",
+        )
+
+
+async def _ask_all(config: BlockdevConfig, keys: tuple[bytes, ...], addresses: Sequence[PeerAddress]) -> list[Check]:
+    return list(await asyncio.gather(*(_ask(config, keys, address) for address in addresses)))
+
+
+async def _ask(config: BlockdevConfig, keys: tuple[bytes, ...], address: PeerAddress) -> Check:
+    where = f"{address.node} at {address.control}"
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            channel, welcome = await open_control(
+                address.control, keys=keys, node="doctor", session=0, features=Feature.NONE
+            )
+        channel.close()
+    except PeerError as error:
+        if "key" in str(error):
+            return _lack(f"{where} knows none of our keys", f"copy {config.key_file} of one machine to the other")
+        return _lack(f"{where}: {error}", "look at its log")
+    except (OSError, TimeoutError) as error:
+        reason = getattr(error, "strerror", None) or f"no answer within {LIMIT_S:g} s"
+        return _lack(f"{where}: {reason}", "is `farside daemon` running there, and the way open (port 7677)?")
+    except FarsideError as error:
+        return _lack(f"{where}: {error}", "is it a Farside donor of a version that fits?")
+    if welcome.slab_bytes != config.slab_bytes:
+        sizes = f"{format_bytes(welcome.slab_bytes)}, ours have {format_bytes(config.slab_bytes)}"
+        return _lack(f"{where} has slabs of {sizes}", "set slab_bytes to the same on all machines")
+    return Check(name="donor", outcome=Outcome.OK, found=f"{where} answers, and knows our key")
+
+
+def _lack(found: str, advice: str) -> Check:
+    # A borrower does without a donor, so that none of this ends a start.
+    return Check(name="donor", outcome=Outcome.WARNING, found=found, advice=advice)
