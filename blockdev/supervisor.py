@@ -117,7 +117,7 @@ class Supervisor:
         try:
             self._begin()
             while not self._is_over():
-                if not self._terms:
+                if not self._terms or self._has_clients():
                     self._start_what_is_due(time.monotonic())
                 self._wait()
             return 0
@@ -151,11 +151,17 @@ class Supervisor:
     def _is_over(self) -> bool:
         if self._is_leaving:
             return self._successor is None and not self._leaving  # a handover under way is brought to its end
-        return bool(self._terms) and self._current is None and self._successor is None
+        if self._current is not None or self._successor is not None:
+            return False
+        return self._terms > 1 or (bool(self._terms) and not self._has_clients())
+
+    def _has_clients(self) -> bool:
+        """Connections that no server has told to forget: who is behind them waits for one."""
+        return any(name.startswith("conn:") for name in self._fds)
 
     def _wait(self) -> None:
         times = [s.kill_at_s for s in (self._current, self._successor) if s is not None]
-        if not self._terms:
+        if not self._terms or self._has_clients():
             times += [self._spare_at_s, *([self._spawn_at_s] if self._current is None else [])]
         if self._watchdog_s:
             notify_systemd("WATCHDOG=1")
@@ -179,6 +185,8 @@ class Supervisor:
         signal.set_wakeup_fd(self._signals_in, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
+        # Our unit starts us with it blocked, so that one that comes before this does not kill us over a device in use.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def _on_signals(self, numbers: bytes) -> None:
         for number in numbers:
@@ -417,7 +425,7 @@ class Supervisor:
             if self._current.loaded:
                 self._hand_over(self._current)
             return
-        if self._terms:
+        if self._terms and not (self._terms == 1 and self._has_clients()):
             log.info("server process ended", status=status)
             return
         self._deaths.append(now_s)

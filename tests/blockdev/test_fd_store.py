@@ -196,6 +196,43 @@ def test_a_stop_waits_for_the_clients_and_ends_the_server(service: Service) -> N
     assert not Path(f"/proc/{server}").exists()
 
 
+def test_a_stop_that_comes_while_nobody_serves_waits_for_the_clients_all_the_same(service: Service) -> None:
+    service.start()
+    client = service.process.client()
+    client.write(0, b"x" * PAGE)
+    server = service.server_pid()
+    service.kill()
+    os.kill(server, signal.SIGKILL)
+
+    # Blocked in what is started, too, as our unit has it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        service.process.child = service.manager.start(service.process.command("--fd-store"), service.process.log)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    service.process.child.send_signal(signal.SIGTERM)
+
+    assert client.read(0, PAGE) == b"x" * PAGE
+    client.disconnect()
+    assert service.process.child.wait(30) == 0
+
+
+def test_a_server_that_dies_while_its_clients_are_waited_for_is_succeeded(service: Service) -> None:
+    service.start()
+    client = service.process.client()
+    client.write(0, b"x" * PAGE)
+    server = service.server_pid()
+    assert service.process.child is not None
+    service.process.child.send_signal(signal.SIGTERM)
+    service.manager.until_said("STOPPING=1")
+
+    os.kill(server, signal.SIGKILL)
+
+    assert client.read(0, PAGE) == b"x" * PAGE
+    client.disconnect()
+    assert service.process.child.wait(30) == 0
+
+
 def test_settings_that_changed_count_after_a_stop_only(service: Service) -> None:
     service.start()
     with (service.process.folder / "config.toml").open("a") as config:
