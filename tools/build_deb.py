@@ -1,4 +1,4 @@
-"""Builds the Debian package: `make deb`, or build_deb.py [--version VERSION] [--out FOLDER].
+"""Builds the Debian package: `make deb`, or build_deb.py [--version VERSION] [--out FOLDER] [--fast].
 
 A virtual environment without its own interpreter goes to /usr/lib/farside: Debian's python3, with our package and the
 pinned packages that the memory plane needs. So `python3-pyverbs` is Debian's, and no other package's versions matter.
@@ -35,6 +35,7 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--version", default=own_version(), help="of the package; else pyproject.toml's")
     arguments.add_argument("--out", type=Path, default=ROOT / "build", help="where the package goes")
+    arguments.add_argument("--fast", action="store_true", help="compress little: for tests")
     told = arguments.parse_args()
     for program in ("dpkg-deb", "dpkg-shlibdeps", "dpkg"):
         if shutil.which(program) is None:
@@ -47,7 +48,8 @@ def main() -> int:
         _fill(staging)
         _describe(staging, told.version)
         path = told.out / f"farside_{told.version}_{architecture()}.deb"
-        _run("dpkg-deb", "--root-owner-group", "-Zxz", "--build", str(staging), str(path))
+        how = ("-Zgzip", "-z1") if told.fast else ("-Zxz",)
+        _run("dpkg-deb", "--root-owner-group", *how, "--build", str(staging), str(path))
     print(path)
     return 0
 

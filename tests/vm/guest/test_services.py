@@ -46,7 +46,7 @@ def until_own_server(before: int) -> None:
         status, main = told(), supervisor()
         return bool(status) and main not in (0, before) and _parent(status["server_pid"]) == main
 
-    until(own, what="a new supervisor's own server", deadline_s=LIMIT_S, every_s=1)
+    until(own, what="a new supervisor's own server", deadline_s=2 * LIMIT_S, every_s=1)
 
 
 def _parent(pid: int) -> int:
