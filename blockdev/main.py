@@ -1,7 +1,8 @@
 """`farside blockdev`: checks the settings, makes what a device needs, and supervises a server process over it."""
 
 import os
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -14,7 +15,7 @@ from farside.config import BlockdevConfig
 from farside.daemon.keys import read_keys
 from farside.errors import ConfigError, FarsideError
 from farside.kmod_shim.guard import outlive_shutdown
-from farside.listen import clear_stale, open_listener
+from farside.listen import clear_stale, close_listener, open_listener
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, take_given_fds
 
@@ -57,13 +58,14 @@ def _begin(config: BlockdevConfig, listening: list[int], *, stdio: bool = False,
         log.warning("NO PROTECTION: when a donor goes, its pages are LOST and programs that need them are killed")
     fds = make_memory(config)
     fds["config"] = _config_memory(config)
+    if not stdio:
+        _make_state_dir(config)
     if config.protection == "disk":
         fds["disk"] = open_disk(config.disk_path, config.size_bytes)
     if stdio:
         from farside.blockdev.stdio import serve_stdio
 
         return serve_stdio(config, fds)
-    config.state_dir.mkdir(parents=True, exist_ok=True)
     _add_listeners(config, fds, listening)
     try:
         supervisor = Supervisor(fds, on_ready=_say_ready, name=config.name, keeps_fds=keeps_fds)
@@ -111,8 +113,27 @@ def _clear_sockets(config: BlockdevConfig) -> None:
 
 def _add_listeners(config: BlockdevConfig, fds: dict[str, int], activated: list[int]) -> None:
     """Adds the listening sockets to ``fds``: those that our parent opened for us, as systemd and libnbd do, or ours."""
-    sockets = activated or [open_listener(endpoint).detach() for endpoint in config.listen]
+    sockets = activated or _open_listeners(config.listen)
     fds.update({f"listen:{number}": fd for number, fd in enumerate(sockets)})
+
+
+def _open_listeners(endpoints: Sequence[str]) -> list[int]:
+    opened: list[socket.socket] = []
+    try:
+        for endpoint in endpoints:
+            opened.append(open_listener(endpoint))
+    except ConfigError:
+        for listener in opened:
+            close_listener(listener)  # with its file
+        raise
+    return [listener.detach() for listener in opened]
+
+
+def _make_state_dir(config: BlockdevConfig) -> None:
+    try:
+        config.state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"state_dir {config.state_dir}: {error.strerror}; name a folder that can be made") from error
 
 
 def _config_memory(config: BlockdevConfig) -> int:

@@ -479,6 +479,32 @@ def test_a_device_that_can_not_start_ends_with_one_line(process: Process, settin
     assert "never awaited" not in ended.stderr
 
 
+def refused(folder: Path, **settings: object) -> str:
+    """What a device that can't start says last."""
+    device = Process(folder, **settings)
+    ended = subprocess.run(device.command(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    device.close()
+    assert ended.returncode == 2
+    return ended.stderr.splitlines()[-1]
+
+
+def test_a_listener_that_fails_takes_the_earlier_ones_with_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        said = refused(tmp_path, listen=[f"unix:{tmp_path}/q", f"tcp:127.0.0.1:{taken.getsockname()[1]}"])
+
+    assert "in use" in said
+    assert not (tmp_path / "q").exists()
+
+
+def test_a_state_folder_that_can_not_be_is_one_line_and_no_disk_is_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    said = refused(tmp_path, state_dir=f"{tmp_path}/file/state")
+
+    assert "state_dir" in said
+    assert not (tmp_path / "disk").exists()
+
+
 def test_an_orphaned_server_serves_until_its_last_client_leaves(process: Process) -> None:
     process.start()
     client = process.client()
