@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.config import AgentConfig, BlockdevConfig, DaemonConfig
+from farside.config import AgentConfig, BlockdevConfig, DaemonConfig, ManagerConfig
 from farside.config.convert import allowed, shown
 from farside.config.settings import Declared, Setting, settings_of
 
@@ -65,7 +65,7 @@ def manual_row(setting: Setting) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-@pytest.mark.parametrize("config", [DaemonConfig, BlockdevConfig, AgentConfig])
+@pytest.mark.parametrize("config", [DaemonConfig, BlockdevConfig, AgentConfig, ManagerConfig])
 def test_the_operating_manual_lists_every_setting_as_it_is(config: type[Declared]) -> None:
     manual = (ROOT / "docs/operating.md").read_text().splitlines()
 

@@ -27,8 +27,9 @@ def make_app(
         redoc_url=None,
         description='Errors are `{"detail": TEXT}`, one line that says what is wrong and what to do.',
     )
-    app.include_router(job_routes(log, callers, folder, may_tokens_submit=may_tokens_submit))
-    app.include_router(node_routes(log, callers))
+    app.state.log, app.state.callers = log, callers
+    app.include_router(job_routes(log, folder, may_tokens_submit=may_tokens_submit))
+    app.include_router(node_routes(log))
     sessions.serve(app)
 
     @app.get("/v1/whoami", tags=["manager"], summary="Who the manager takes the caller for")

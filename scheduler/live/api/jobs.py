@@ -4,14 +4,14 @@ import asyncio
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, HTTPException, Query, Response
-from starlette.requests import HTTPConnection
+from fastapi import APIRouter, HTTPException, Query, Response
 
 from farside import admin
 from farside.agent import protocol
 from farside.errors import FarsideError, LocalProtocolError
 from farside.scheduler.live.api.answer import answer
-from farside.scheduler.live.api.caller import Caller, Callers, Role
+from farside.scheduler.live.api.caller import Caller
+from farside.scheduler.live.api.depends import OwnJob, Person
 from farside.scheduler.live.api.schema import JobBody
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.dispatch import start_of
@@ -26,29 +26,12 @@ EXPLAIN_LIMIT_S = 5.0
 _Limit = Annotated[int, Query(ge=1, le=1_000_000)]
 
 
-def job_routes(log: LiveLog, callers: Callers, folder: Path, *, may_tokens_submit: bool) -> APIRouter:
+def job_routes(log: LiveLog, folder: Path, *, may_tokens_submit: bool) -> APIRouter:
     """The routes about jobs."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-    def known(connection: HTTPConnection) -> Caller:
-        caller = callers.of(connection)
-        if caller.role is Role.NODE:
-            raise HTTPException(403, "a node's token may not ask for jobs")
-        return caller
-
-    Who = Annotated[Caller, Depends(known)]
-
-    def own(job_id: str, caller: Who) -> LiveJob:
-        job = log.state.jobs.get(job_id)
-        # Whether others' jobs are there is none of a user's business.
-        if job is None or not (caller.is_operator or job.user == caller.name):
-            raise HTTPException(404, f"job {job_id:.60}: you have no such job")
-        return job
-
-    Own = Annotated[LiveJob, Depends(own)]
-
     @router.post("", status_code=201, summary="Submit a job, or several alike")
-    async def submit(body: JobBody, caller: Who) -> Response:
+    async def submit(body: JobBody, caller: Person) -> Response:
         if caller.uid < 0 and not may_tokens_submit:
             raise HTTPException(403, "a token does not prove who you are: submit through the manager's unix socket")
         spec = body.spec()
@@ -61,7 +44,7 @@ def job_routes(log: LiveLog, callers: Callers, folder: Path, *, may_tokens_submi
 
     @router.get("", summary="Jobs, the oldest first")
     async def jobs(
-        caller: Who,
+        caller: Person,
         everything: Annotated[bool, Query(alias="all", description="Also those that are over")] = False,
         user: str | None = None,
         limit: _Limit = 100_000,
@@ -73,16 +56,16 @@ def job_routes(log: LiveLog, callers: Callers, folder: Path, *, may_tokens_submi
         return answer({"jobs": shown[-limit:]})
 
     @router.get("/{job_id}", summary="One job with its processes")
-    async def show(job: Own) -> Response:
+    async def show(job: OwnJob) -> Response:
         return answer(show_job_in_full(job, log.now_s()))
 
     @router.get("/{job_id}/history", summary="All that happened to a job")
-    async def history(job: Own) -> Response:
+    async def history(job: OwnJob) -> Response:
         entries = await asyncio.to_thread(log.store.history, job.job_id, at=job.submitted_at)
         return answer({"entries": [show_entry(entry) for entry in entries]})
 
     @router.get("/{job_id}/explain", summary="Why a job waits, in words")
-    async def explain(job: Own) -> Response:
+    async def explain(job: OwnJob) -> Response:
         try:
             lines = await admin.ask(folder / ASK, "explain", timeout_s=EXPLAIN_LIMIT_S, job_id=job.job_id)
         except FarsideError as error:
@@ -90,13 +73,13 @@ def job_routes(log: LiveLog, callers: Callers, folder: Path, *, may_tokens_submi
         return answer({"lines": lines})
 
     @router.post("/{job_id}/cancel", summary="End a job")
-    async def cancel(job: Own, caller: Who) -> Response:
+    async def cancel(job: OwnJob, caller: Person) -> Response:
         _refuse_over(job)
         await log.write([CancelRequested(job_id=job.job_id, by=caller.name)], caller.told)
         return answer(show_job(log.state.jobs[job.job_id]))
 
     @router.post("/{job_id}/hold", summary="Keep a job from starting")
-    async def hold(job: Own, caller: Who) -> Response:
+    async def hold(job: OwnJob, caller: Person) -> Response:
         _refuse_over(job)
         if job.phase in ACTIVE:
             raise HTTPException(409, f"job {job.job_id} runs; cancel it, or hold it while it waits")
@@ -104,7 +87,7 @@ def job_routes(log: LiveLog, callers: Callers, folder: Path, *, may_tokens_submi
         return answer(show_job(log.state.jobs[job.job_id]))
 
     @router.post("/{job_id}/release", summary="Let a held job start")
-    async def release(job: Own, caller: Who) -> Response:
+    async def release(job: OwnJob, caller: Person) -> Response:
         _refuse_over(job)
         if job.held_by and job.held_by != caller.name and not caller.is_operator:
             raise HTTPException(403, f"{job.held_by} holds job {job.job_id}, and only an operator may release it")

@@ -1,0 +1,65 @@
+"""What a route may ask for: who calls, a job of theirs, a node. Each refuses in one line.
+
+``app.state`` holds the log and the callers that these look into; `app.py` puts them there.
+"""
+
+from typing import Annotated
+
+from fastapi import Depends, HTTPException
+from starlette.requests import HTTPConnection
+
+from farside.scheduler.live.api.caller import Caller, Callers, Role
+from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.record import LiveJob, LiveNode
+
+
+def log_of(connection: HTTPConnection) -> LiveLog:
+    """The log that this application is over."""
+    log: LiveLog = connection.app.state.log
+    return log
+
+
+def callers_of(connection: HTTPConnection) -> Callers:
+    """Who finds out who calls."""
+    callers: Callers = connection.app.state.callers
+    return callers
+
+
+def _person(connection: HTTPConnection) -> Caller:
+    caller = callers_of(connection).of(connection)
+    if caller.role is Role.NODE:
+        raise HTTPException(403, "a node's token is for its agent's session only")
+    return caller
+
+
+Person = Annotated[Caller, Depends(_person)]
+
+
+def _operator(caller: Person) -> Caller:
+    if not caller.is_operator:
+        raise HTTPException(403, f"{caller.name} is no operator")
+    return caller
+
+
+Operator = Annotated[Caller, Depends(_operator)]
+
+
+def _own_job(connection: HTTPConnection, job_id: str, caller: Person) -> LiveJob:
+    job = log_of(connection).state.jobs.get(job_id)
+    # Whether others' jobs are there is none of a user's business.
+    if job is None or not (caller.is_operator or job.user == caller.name):
+        raise HTTPException(404, f"job {job_id:.60}: you have no such job")
+    return job
+
+
+OwnJob = Annotated[LiveJob, Depends(_own_job)]
+
+
+def _node_named(connection: HTTPConnection, name: str) -> LiveNode:
+    node = log_of(connection).state.nodes.get(name)
+    if node is None:
+        raise HTTPException(404, f"there is no node {name:.64}")
+    return node
+
+
+NodeNamed = Annotated[LiveNode, Depends(_node_named)]
