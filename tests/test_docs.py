@@ -43,7 +43,17 @@ def is_there(document: Path, name: str) -> bool:
 
 def is_made_by_use(name: str) -> bool:
     """A file of the running system, such as daemon.toml in /etc/farside, or one that the build makes."""
-    made = {"daemon.toml", "blockdev.toml", "agent.toml", "peers.toml", "daemon.d/", "blockdev.d/", ".venv/bin/farside"}
+    made = {
+        "daemon.toml",
+        "blockdev.toml",
+        "agent.toml",
+        "manager.toml",
+        "manager.json",
+        "peers.toml",
+        "daemon.d/",
+        "blockdev.d/",
+        ".venv/bin/farside",
+    }
     return name in made or name.startswith("build/")
 
 

@@ -107,6 +107,7 @@ def test_config_check_tells_a_file_that_is_well_from_one_that_is_not_there(
         f"daemon: {tmp_path}/daemon.d/site.toml: ok",
         f"blockdev: {tmp_path}/blockdev.toml: not there, defaults",
         f"agent: {tmp_path}/agent.toml: not there, defaults",
+        f"manager: {tmp_path}/manager.toml: not there, defaults",
     ]
 
 
@@ -126,7 +127,7 @@ def test_config_check_asks_whose_a_file_is(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('node = "d1"\n')
 
-    assert "--for daemon, --for blockdev or --for agent" in farside("config", "check", str(path)).stderr
+    assert "--for daemon or --for blockdev or --for agent or --for manager" in farside("config", "check", str(path)).stderr
     assert farside("config", "check", "--for", "daemon", str(path)).returncode == 0
 
 
