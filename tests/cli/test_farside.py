@@ -127,7 +127,9 @@ def test_config_check_asks_whose_a_file_is(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text('node = "d1"\n')
 
-    assert "--for daemon or --for blockdev or --for agent or --for manager" in farside("config", "check", str(path)).stderr
+    said = farside("config", "check", str(path)).stderr
+
+    assert "--for daemon or --for blockdev or --for agent or --for manager" in said
     assert farside("config", "check", "--for", "daemon", str(path)).returncode == 0
 
 
