@@ -177,5 +177,6 @@ class Machine(RuleBasedStateMachine):
         assert state.nodes == self.world.state.nodes
 
 
+# Not shrunk: that takes minutes, and a failure names its steps anyway.
 Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None, phases=(Part.generate,))
 TestMachine = Machine.TestCase

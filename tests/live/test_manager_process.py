@@ -189,3 +189,16 @@ def test_of_two_managers_the_second_takes_over_when_the_first_is_killed(kind: st
 
         assert list(violations(second.entries(), is_complete=True)) == []
         assert second.get("health")["generation"] == 2
+
+
+def test_an_agent_that_sends_bytes_is_told_that_frames_are_text(tmp_path: Path) -> None:
+    with running_manager(tmp_path) as manager:
+
+        async def act() -> None:
+            async with FakeNode("n0").connected(manager.url, manager.node_token) as session:
+                await session.socket.send(b"\x00")
+                await session.socket.wait_closed()
+                assert session.socket.close_reason == "frames of this protocol are text"
+
+        asyncio.run(act())
+        assert "Traceback" not in manager.log()

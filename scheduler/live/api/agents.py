@@ -17,7 +17,7 @@ from farside.scheduler.live.follow import LiveLog
 from farside.units import format_seconds
 
 # Close codes of RFC 6455 §7.4.1.
-POLICY_VIOLATION, GOING_AWAY = 1008, 1001
+GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR = 1001, 1008, 1011
 HELLO_LIMIT_S = 10.0
 LEAD_LIMIT_S = 30.0
 WATCH_PERIOD_S = 1.0
@@ -53,8 +53,12 @@ class AgentSessions:
                 _log.warning("hung up on an agent", caller=caller.name, reason=error)
                 with suppress(RuntimeError):
                     await socket.close(error.code or POLICY_VIOLATION, protocol.close_reason(error))
-            except (WebSocketDisconnect, RuntimeError):
-                pass  # the agent is gone; starlette says RuntimeError when we speak after that
+            except FarsideError as error:  # the store is full, or gone: the agent keeps what it has to tell
+                _log.error("hung up on an agent", caller=caller.name, reason=error)
+                with suppress(RuntimeError):
+                    await socket.close(INTERNAL_ERROR, "the manager's store can't be written; come again")
+            except (WebSocketDisconnect, RuntimeError, TimeoutError):
+                pass  # it is gone, or never said HELLO; starlette says RuntimeError when we speak after that
             except asyncio.CancelledError:
                 pass  # this process ends, and uvicorn would write a page about it
 
@@ -79,7 +83,7 @@ class AgentSessions:
     async def _converse(self, socket: WebSocket, caller: Caller) -> None:
         side = protocol.ManagerSide()
         async with asyncio.timeout(HELLO_LIMIT_S):
-            hello = side.receive(await socket.receive_text())
+            hello = side.receive(await _frame(socket))
         assert isinstance(hello, m.Hello)
         self._admit(hello, caller)
         line = AgentLine(hello, _address_of(socket))
@@ -141,7 +145,7 @@ class AgentSessions:
         self, socket: WebSocket, side: protocol.ManagerSide, line: AgentLine, changed: asyncio.Event
     ) -> None:
         while True:
-            report = side.receive(await socket.receive_text())
+            report = side.receive(await _frame(socket))
             assert isinstance(report, m.Report)
             await self._log.write(line.reported(self._log.state, report), f"node {line.node}")
             await socket.send_text(side.send(m.Ack(seq=report.seq)))
@@ -160,6 +164,14 @@ class AgentSessions:
                     continue
                 await socket.send_text(frame)
             await changed.wait()
+
+
+async def _frame(socket: WebSocket) -> str:
+    try:
+        return await socket.receive_text()
+    except KeyError:  # what starlette says to a frame of bytes
+        text = "frames of this protocol are text"
+        raise RemoteProtocolError(text, code=protocol.CloseCode.MALFORMED) from None
 
 
 def _address_of(socket: WebSocket) -> str:
