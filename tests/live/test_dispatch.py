@@ -10,7 +10,7 @@ from tests.live.world import World, rules
 
 def world_with_a_job(**more: object) -> World:
     world = World(rules(), nodes=1)
-    world.submit(2, **more)
+    world.submit(2, **more)  # type: ignore[arg-type]
     return world
 
 
