@@ -10,7 +10,7 @@ import numpy as np
 from farside.errors import ConfigError
 from farside.scheduler.energy.accuracy import smape_pct
 from farside.scheduler.energy.bank import Risk
-from farside.scheduler.energy.ces import Ces, CesSettings
+from farside.scheduler.energy.ces import FORECAST_S, Ces, CesSettings
 from farside.scheduler.energy.feature import next_mean
 from farside.scheduler.energy.forecast import MaxForecast, forecast_artifact, forecast_max, forecast_mean
 from farside.scheduler.energy.paper import Outlook, Paper, PaperSettings
@@ -21,8 +21,7 @@ from farside.scheduler.energy.tune import tuned_rule
 from farside.scheduler.settings import chosen, from_settings
 from farside.scheduler.table import Floats
 
-# CES: until a node that falls asleep now has earned its wake-up. The mean's is the paper's code's.
-MAX_HORIZON_S = 6 * 3600.0
+# The paper's code's.
 MEAN_HORIZON_S = 5 * 3600.0
 
 
@@ -130,7 +129,7 @@ def _paper(settings: Mapping[str, str], question: Question) -> Prepared:
 def _ces(settings: Mapping[str, str], question: Question) -> Prepared:
     told = from_settings(CesSettings, settings, of="ces")
     series = question.series
-    forecast = max_forecast(question) if told.forecast else None
+    forecast = max_forecast(question, told.forecast_s) if told.forecast else None
     policy = Ces(settings=told, step_s=series.step_s, total=float(series.total[0]), forecast=forecast)
     if forecast is None:
         return Prepared(policy=policy, judge=partial(_unused, question))
@@ -138,9 +137,9 @@ def _ces(settings: Mapping[str, str], question: Question) -> Prepared:
     return Prepared(policy=policy, judge=partial(_mean_outcome, question, is_used=True, remark=remark))
 
 
-def max_forecast(question: Question) -> MaxForecast:
+def max_forecast(question: Question, horizon_s: float = FORECAST_S) -> MaxForecast:
     """Quantiles of the most that will be busy until a node that falls asleep now has earned its wake-up."""
-    steps = question.steps(MAX_HORIZON_S)
+    steps = question.steps(horizon_s)
     return forecast_max(question.series, steps, question.train_to, holidays=question.holidays)
 
 

@@ -13,7 +13,7 @@ How it works
 Where it differs from the paper
   The paper sleeps and wakes by the mean of a forecast [helios §4.3.2, Algorithm 2]; its risk is what comes of it. Here
   forecasts of the *maximum* are signals in the bank beside others, and serve when they have served better.
-  docs/energy.md shows why they are off unless asked for.
+  docs/energy.md shows why they are off unless asked for, and what it brings to wake nodes by them before they lack.
 """
 
 import math
@@ -31,6 +31,8 @@ from farside.scheduler.table import Floats
 MEMORY_S = tuple(hours * 3600.0 for hours in (1 / 6, 0.5, 1, 2, 3, 4, 6, 8, 12, 18, 24, 36, 48))
 FADING_S = tuple(hours * 3600.0 for hours in (0, 1, 2, 3, 6, 12, 24, 48))
 REVIEW_S = 3600.0
+# Until a node that falls asleep now has earned its wake-up.
+FORECAST_S = 6 * 3600.0
 # Without a day of records nobody knows any risk.
 FIRST_DAYS = 1.0
 
@@ -48,6 +50,10 @@ class CesSettings:
             that aiming at 1 reaches less.
         pace_events: Over so many events a surplus or a debt is evened out.
         least, most: Bounds of the factor between the risk a rule may have and the risk asked for.
+        forecast: Quantiles of the maximum ahead are signals too.
+        forecast_s: How far ahead.
+        wake_ahead: Nodes are woken before jobs lack them, when more likely than not they would within ``forecast_s``,
+            as long as forecasts have lately been better than persistence.
     """
 
     wakeups_per_day: float = math.inf
@@ -59,8 +65,14 @@ class CesSettings:
     least: float = 0.2
     most: float = 1.6
     forecast: bool = False
+    forecast_s: float = FORECAST_S
+    wake_ahead: bool = False
 
     def __post_init__(self) -> None:
+        if self.wake_ahead and not self.forecast:
+            raise ValueError("wake_ahead needs a forecast: set forecast=true as well")
+        if not 600 <= self.forecast_s <= 2 * DAY_S:
+            raise ValueError("forecast_s must be from 10 min to two days")
         if self.half_life_s < 3600:
             raise ValueError("half_life_s must be at least an hour")
         if self.committee < 1:
@@ -79,11 +91,19 @@ class CesSettings:
 
 
 class Forecast(Protocol):
-    """Forecasts of what will be busy at most, one row an interval, each row known when its interval is over."""
+    """Forecasts of what will be busy at most, a row for each interval, known when the interval is over."""
 
     @property
-    def levels(self) -> Floats:
-        """Nodes, of shape (intervals, kinds); infinite where there is none yet."""
+    def kinds(self) -> int:
+        """How many there are, the lowest first: the middle one of what may come."""
+        ...
+
+    def row(self, step: int) -> Floats:
+        """Nodes, one of each kind; infinite where there is none yet."""
+        ...
+
+    def is_proven(self, step: int) -> bool:
+        """Whether it has been better than persistence lately, as far as can be known then."""
         ...
 
 
@@ -108,7 +128,7 @@ class Ces:
     def __post_init__(self) -> None:
         self._recent = RecentMax(steps=tuple(max(1, round(memory_s / self.step_s)) for memory_s in MEMORY_S))
         self._fading = FadingMax(half_lives=tuple(life_s / self.step_s for life_s in FADING_S))
-        kinds = self.forecast.levels.shape[1] if self.forecast else 0
+        kinds = self.forecast.kinds if self.forecast else 0
         signals = len(MEMORY_S) + len(FADING_S) + kinds
         self._bank = Bank(signals=signals, total=self.total, step_s=self.step_s, half_life_s=self.settings.half_life_s)
         self._members = np.zeros(0, dtype=np.intp)
@@ -121,7 +141,7 @@ class Ces:
         self._fading.watch(seen.active)
         parts = [self._recent.values, self._fading.values]
         if self.forecast:
-            parts.append(self.forecast.levels[seen.step])
+            parts.append(self.forecast.row(seen.step))
         self._signals = np.concatenate(parts)
         self._bank.watch(seen, self._signals)
         self._seen = seen
@@ -143,7 +163,29 @@ class Ces:
         if short:
             margin = math.ceil(float(self._bank.margin[self._members].mean()) - 1e-9)
             return Target(nodes=min(seen.total, max(level, seen.active + margin)), reason=f"{short:.0f} nodes short")
+        if self.settings.wake_ahead:
+            return self._ahead(powered, level)
         return Target(nodes=min(powered, level), reason=f"kept by {len(self._members)} rules within the risk")
+
+    def _ahead(self, powered: float, level: float) -> Target:
+        """Wakes what jobs will lack more likely than not, and lets sleep only what they will hardly need.
+
+        Between the two lies a gap, the lowest quantile and the highest: else nodes would go off and on by turns.
+        """
+        assert self.forecast is not None
+        step = self._seen.step
+        row = np.floor(self.forecast.row(step) + 0.5)  # trees say 1.04 where it is 1: in a small cluster no other node
+        if not (np.isfinite(row).all() and self.forecast.is_proven(step)):
+            return Target(nodes=min(powered, level), reason="no forecast is better than none; kept by rules")
+        likely, most = float(row[0]), min(self._seen.total, float(row[-1]))
+        hours = self.settings.forecast_s / 3600
+        if likely > powered:
+            self._wakeups += 1
+            return Target(nodes=most, reason=f"{likely:.0f} nodes expected within {hours:.3g} h", is_forecast=True)
+        reason = f"at most {most:.0f} expected within {hours:.3g} h"
+        if level >= most:
+            reason = f"kept by {len(self._members)} rules within the risk; {reason}"
+        return Target(nodes=min(powered, max(level, most)), reason=reason, is_forecast=most > level)
 
     def _review(self) -> None:
         """Chooses the committee anew."""

@@ -43,6 +43,31 @@ def causal_features(series: NodeSeries, holidays: frozenset[int] = frozenset()) 
     return np.column_stack(columns).astype(float)
 
 
+CAUSAL_FEATURES = (
+    "hour", "weekday", "is_holiday", "active", "idle",
+    *(f"{what}_{hours}h" for hours in MEAN_HOURS for what in ("above_mean", "deviation")),
+    *(f"{what}_{hours}h" for hours in EXTREME_HOURS for what in ("below_most", "above_least")),
+    *(f"change_{round(hours * 60)}min" for hours in LAG_HOURS),
+)  # fmt: skip
+
+
+def causal_row(series: NodeSeries, holidays: frozenset[int] = frozenset()) -> Floats:
+    """The last row of `causal_features`, in time that does not grow with the series: for whoever asks each interval."""
+    active, now = series.active, float(series.active[-1])
+    day, of_day_s = (float(column[-1]) for column in _days(series, last=1))
+    weekday = (day + EPOCH_WEEKDAY) % 7
+    row = [of_day_s / HOUR_S, weekday, float(day in holidays or weekday >= 5), now, float(series.total[-1]) - now]
+    for hours in MEAN_HOURS:
+        recent = active[-_steps(series, hours) :]
+        row += [now - float(recent.mean()), float(recent.std())]
+    for hours in EXTREME_HOURS:
+        recent = active[-_steps(series, hours) :]
+        row += [float(recent.max()) - now, now - float(recent.min())]
+    for steps in (_steps(series, hours) for hours in LAG_HOURS):
+        row.append(now - float(active[-1 - steps]) if steps < len(active) else np.nan)
+    return np.array(row)
+
+
 def artifact_features(series: NodeSeries, ago_s: float = HOUR_S) -> Floats:
     """Calendar; mean, median and deviation over half an hour and an hour; what was busy 3 hours ago.
 
@@ -111,8 +136,10 @@ def _mean_and_deviation(values: Floats, steps: int) -> tuple[Floats, Floats]:
     return mean, np.sqrt(np.maximum(0.0, spread))
 
 
-def _days(series: NodeSeries) -> tuple[Floats, Floats]:
-    time_s = np.linspace(series.start_s, series.end_s, len(series), endpoint=False).round()
+def _days(series: NodeSeries, last: int = 0) -> tuple[Floats, Floats]:
+    """Days since 1970 and seconds of the day; of the ``last`` intervals alone, or of all."""
+    time_s = series.start_s + np.arange(len(series) - last if last else 0, len(series)) * series.step_s
+    time_s = time_s.round()
     day = np.floor(time_s / DAY_S)
     return day, time_s - day * DAY_S
 

@@ -10,13 +10,16 @@ below, and the next forecasts move up or down by a small step (adaptive conforma
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from farside.scheduler.energy.feature import HOUR_S, artifact_features, causal_features, next_max, next_mean
-from farside.scheduler.energy.series import NodeSeries, Places
+from farside.scheduler.energy.series import Flags, NodeSeries, Places
 from farside.scheduler.table import Floats
+
+if TYPE_CHECKING:
+    import lightgbm
 
 ROUNDS = 300
 PATIENCE = 30
@@ -33,9 +36,12 @@ ARTIFACT_TREES: Mapping[str, Any] = {
     "force_row_wise": True, "verbose": -1,
 }  # fmt: skip
 HELD_BACK_SHARE = 0.2
+QUANTILES = (0.5, 0.8, 0.9)
 SHRINKS = np.linspace(0.0, 1.0, 11)
 # A miss moves the forecast by this share of its usual width, times what a miss is worth.
 ACI_RATE = 0.02
+# Forecasts are judged by so many of the newest horizons that are over: three days of ten minutes, half a day at least.
+RECENT, LEAST_PROOF = 432, 72
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +59,29 @@ class MeanForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxForecast:
-    """Quantiles of the most that will be busy within ``steps`` intervals: one column a quantile; infinite: none yet."""
+    """Quantiles of the most that will be busy within ``steps`` intervals: one column a quantile; infinite: none yet.
+
+    ``proven``: by interval, whether they have lately been better than persistence, as far as was known then.
+    """
 
     steps: int
     quantiles: tuple[float, ...]
     levels: Floats
+    proven: Flags
+
+    @property
+    def kinds(self) -> int:
+        """How many quantiles."""
+        return len(self.quantiles)
+
+    def row(self, step: int) -> Floats:
+        """What is expected when interval ``step`` is over."""
+        levels: Floats = self.levels[step]
+        return levels
+
+    def is_proven(self, step: int) -> bool:
+        """Whether they were better than persistence lately."""
+        return bool(self.proven[step])
 
 
 def forecast_mean(
@@ -101,7 +125,7 @@ def forecast_max(
     series: NodeSeries,
     steps: int,
     train_to: int,
-    quantiles: tuple[float, ...] = (0.5, 0.8, 0.9),
+    quantiles: tuple[float, ...] = QUANTILES,
     holidays: frozenset[int] = frozenset(),
 ) -> MaxForecast:
     """Quantiles of the maximum ahead, calibrated online.
@@ -111,16 +135,59 @@ def forecast_max(
     """
     features = causal_features(series, holidays)
     rise = next_max(series.active, steps) - series.active
-    rows = _trainable(rise, train_to, steps)
-    cut = round(len(rows) * (1 - HELD_BACK_SHARE))
     columns = []
-    for quantile in quantiles:
-        settings = {**TREES, "objective": "quantile", "alpha": quantile}
-        predicted = np.maximum(0.0, _boosted(features, rise, rows[:cut], rows[cut + steps :], settings))
+    for quantile, trees in zip(quantiles, _quantile_trees(features, rise, steps, train_to, quantiles), strict=True):
+        predicted = np.maximum(0.0, np.asarray(trees.predict(features), dtype=float))
         columns.append(series.active + np.maximum(0.0, calibrated(predicted, rise, quantile, steps, train_to)))
     levels = np.minimum(np.column_stack(columns), series.total[:, None])
     levels[:train_to] = np.inf
-    return MaxForecast(steps=steps, quantiles=quantiles, levels=levels)
+    told = levels - series.active[:, None]
+    proven = _proven(told, rise, quantiles, steps, train_to)
+    return MaxForecast(steps=steps, quantiles=quantiles, levels=levels, proven=proven)
+
+
+def _proven(told: Floats, came: Floats, quantiles: tuple[float, ...], steps: int, begin: int) -> Flags:
+    """Whether the loss of the newest `RECENT` horizons that were over was below persistence's; of `LEAST_PROOF`."""
+    gain = np.zeros(len(came))
+    gain[begin:] = max_loss(0 * told[begin:], came[begin:], quantiles) - max_loss(told[begin:], came[begin:], quantiles)
+    sums = np.concatenate([np.zeros(1 + steps), np.cumsum(np.nan_to_num(gain))])[: len(came) + 1]
+    after = np.arange(1, len(came) + 1)
+    gained = sums[after] - sums[np.maximum(0, after - RECENT)]
+    proven: Flags = (gained > 0) & (after - steps - begin >= LEAST_PROOF)
+    return proven
+
+
+def max_loss(rise: Floats, came: Floats, quantiles: tuple[float, ...] = QUANTILES) -> Floats:
+    """The mean pinball loss over quantiles, in nodes, of rises told, one column a quantile."""
+    off = came[:, None] - rise
+    levels = np.array(quantiles)
+    return np.asarray(np.maximum(levels * off, (levels - 1) * off).mean(axis=1))
+
+
+def max_trees(
+    series: NodeSeries,
+    steps: int,
+    quantiles: tuple[float, ...] = QUANTILES,
+    holidays: frozenset[int] = frozenset(),
+) -> "list[lightgbm.Booster]":
+    """Trees for the rise to the most that will be busy within ``steps`` intervals, one set a quantile; of all of it.
+
+    Raises:
+        ValueError: There is too little to train on.
+    """
+    rise = next_max(series.active, steps) - series.active
+    return _quantile_trees(causal_features(series, holidays), rise, steps, len(series), quantiles)
+
+
+def _quantile_trees(
+    features: Floats, rise: Floats, steps: int, train_to: int, quantiles: tuple[float, ...]
+) -> "list[lightgbm.Booster]":
+    rows = _trainable(rise, train_to, steps)
+    cut = round(len(rows) * (1 - HELD_BACK_SHARE))
+    return [
+        _trees(features, rise, rows[:cut], rows[cut + steps :], {**TREES, "objective": "quantile", "alpha": quantile})
+        for quantile in quantiles
+    ]
 
 
 def calibrated(predicted: Floats, came: Floats, quantile: float, steps: int, begin: int) -> Floats:
@@ -157,10 +224,15 @@ def _boosted(
     settings: Mapping[str, Any],
 ) -> Floats:
     """Predictions for all intervals of trees trained on some, as many as were best on those held back."""
+    return np.asarray(_trees(features, target, rows, held_back, settings).predict(features), dtype=float)
+
+
+def _trees(
+    features: Floats, target: Floats, rows: Places, held_back: Places, settings: Mapping[str, Any]
+) -> "lightgbm.Booster":
     import lightgbm  # takes a second to import, and only forecasts need it
 
     stop = lightgbm.early_stopping(PATIENCE, verbose=False)
     data = lightgbm.Dataset(features[rows], target[rows])
     watched = [lightgbm.Dataset(features[held_back], target[held_back], reference=data)]
-    booster = lightgbm.train(dict(settings), data, ROUNDS, valid_sets=watched, callbacks=[stop])
-    return np.asarray(booster.predict(features), dtype=float)
+    return lightgbm.train(dict(settings), data, ROUNDS, valid_sets=watched, callbacks=[stop])

@@ -20,10 +20,14 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """So many nodes shall be on, and why. More than are on: wake some, at once; fewer: put idle ones to sleep."""
+    """So many nodes shall be on, and why. More than are on: wake some, at once; fewer: put idle ones to sleep.
+
+    ``is_forecast``: without a forecast it would have been another number.
+    """
 
     nodes: float
     reason: str
+    is_forecast: bool = False
 
 
 class EnergyPolicy(Protocol):

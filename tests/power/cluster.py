@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from farside.errors import PeerError
 from farside.scheduler.energy.power.demand import Occupancy, Wish
@@ -92,3 +93,17 @@ class Wanted:
     def wish(self, now: Occupancy) -> Wish:
         self.asked.append(now)
         return Wish(nodes=self.nodes, reason="the test")
+
+
+class SleepingNode:
+    """What runs on the machine behind the BMC: an agent that beats while its power is on, with a new id each boot."""
+
+    def __init__(self, power: Path) -> None:
+        self._power = power
+        self._boots, self._was_on = 1, True
+
+    def boot_id(self) -> str:
+        is_on = self._power.read_text().strip() == "1"
+        self._boots += is_on and not self._was_on
+        self._was_on = is_on
+        return f"boot{self._boots}" if is_on else ""

@@ -13,7 +13,7 @@ from farside.scheduler.energy.power.drive.keeper import PowerKeeper
 from farside.scheduler.energy.power.fleet import FleetRules
 from farside.scheduler.energy.power.state import Holdings, Patience, Phase
 from tests.power.bmc import USER, ipmi_sim, password_file
-from tests.power.cluster import FakeInventory
+from tests.power.cluster import FakeInventory, SleepingNode
 
 # Busy nodes of yesterday, an hour each: nobody works before eight.
 YESTERDAY = (0,) * 8 + (2,) * 10 + (1,) * 6
@@ -36,29 +36,15 @@ class SeasonalNaive:
         return Target(nodes=max(most, self._seen.active), reason=reason)
 
 
-class Node:
-    """What runs on the machine behind the BMC: an agent that beats while its power is on, with a new id each boot."""
-
-    def __init__(self, power: Path) -> None:
-        self._power = power
-        self._boots, self._was_on = 1, True
-
-    def boot_id(self) -> str:
-        is_on = self._power.read_text().strip() == "1"
-        self._boots += is_on and not self._was_on
-        self._was_on = is_on
-        return f"boot{self._boots}" if is_on else ""
-
-
 def test_a_forecast_switches_a_simulated_node_off_and_on(tmp_path: Path) -> None:
     with ipmi_sim(tmp_path) as (port, power):
         bmc = IpmiDriver(
             node="sleeper", host="127.0.0.1", port=port, user=USER, password_file=password_file(tmp_path), limit_s=10.0
         )
-        asyncio.run(_story(bmc, Node(power)))
+        asyncio.run(_story(bmc, SleepingNode(power)))
 
 
-async def _story(bmc: IpmiDriver, node: Node) -> None:
+async def _story(bmc: IpmiDriver, node: SleepingNode) -> None:
     forecast = SeasonalNaive(hour=2.0)
     inventory = FakeInventory({"sleeper": Holdings(foreign_slabs=2), "always": Holdings()})
     keeper = PowerKeeper(
