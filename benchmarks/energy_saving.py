@@ -50,7 +50,7 @@ POLICIES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 
 def table_5(data: Path) -> Figure:
     """Each policy on Nov 15-28, beside the paper's December."""
-    found = _question(data, NOVEMBER)
+    found = question_of(data, NOVEMBER)
     rows = [PAPER]
     if found is not None:
         rows += [_row(label, _played(policy, settings, found)) for label, policy, settings in POLICIES]
@@ -75,7 +75,7 @@ def risk(data: Path) -> Figure:
     rows: list[Row] = []
     pool: dict[str, list[Figures]] = {"ces": [], "ces, forecasts": [], "rule": []}
     for window in WINDOWS:
-        found = _question(data, window)
+        found = question_of(data, window)
         for asked in ASKED if found else ():
             assert found is not None
             told = {"wakeups_per_day": f"{asked:g}"}
@@ -109,7 +109,8 @@ def _cells(asked: float, parts: list[Figures]) -> Iterator[str]:
         yield f"{part.short_nodes:.0f}"
 
 
-def _question(data: Path, window: Window) -> Question | None:
+def question_of(data: Path, window: Window) -> Question | None:
+    """The series of a window and its dates; None where the files are not."""
     files = sorted((data / "cluster" / "nodes").glob(window.files))
     if not files:
         return None

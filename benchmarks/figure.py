@@ -16,6 +16,30 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Points of a plot; ``is_cloud``: told apart by eye only, not joined."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    is_cloud: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """A picture to be saved: lines over one pair of axes. ``name`` is that of its file, ``ticks`` words for x."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    is_log_x: bool = False
+    is_log_y: bool = False
+    ticks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """What one of the paper's figures is here: tables, a picture in text where it helps, and what to make of it."""
 
@@ -24,6 +48,7 @@ class Figure:
     source: str  # where in the paper
     tables: tuple[Table, ...]
     picture: str = ""
+    plots: tuple[Plot, ...] = ()
     notes: tuple[str, ...] = ()
 
 

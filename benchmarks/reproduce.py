@@ -17,6 +17,7 @@ import msgspec
 from benchmarks import (
     cluster_figure,
     energy_saving,
+    energy_sensitivity,
     eviction_curve,
     headroom_trace,
     helios_philly,
@@ -36,6 +37,7 @@ from benchmarks import (
 )
 from benchmarks.cluster_figure import Scale
 from benchmarks.figure import Figure, as_text
+from benchmarks.figure_plot import save_plot
 from benchmarks.policy_runs import data_folder
 
 SEED = 1
@@ -49,7 +51,8 @@ class Effort:
     large: Scale
     trials: int
     draws: tuple[int, ...]  # seeds of generated workloads
-    jobs: int  # of workloads from which something is learned
+    seeds: tuple[int, ...]  # of workloads from which something is learned
+    jobs: int  # of those
     names: tuple[int, ...]  # distinct ones, that are put into buckets
     data: Path
 
@@ -59,6 +62,7 @@ FULL = Effort(
     large=Scale(machines=1000, seeds=(SEED,)),
     trials=4000,
     draws=(1, 2, 3),
+    seeds=(1, 2, 3, 4, 5, 6),
     jobs=16_000,
     names=(10_000, 100_000, 1_000_000),
     data=data_folder(None),
@@ -68,6 +72,7 @@ QUICK = Effort(
     large=Scale(machines=100, seeds=(SEED,)),
     trials=400,
     draws=(1,),
+    seeds=(1,),
     jobs=2000,
     names=(1000, 10_000),
     data=data_folder(None),
@@ -96,8 +101,9 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
     "helios-philly": lambda effort: helios_philly.figure(data=effort.data),
     "energy-table-5": lambda effort: energy_saving.table_5(effort.data),
     "energy-risk": lambda effort: energy_saving.risk(effort.data),
+    "energy-sensitivity": lambda effort: energy_sensitivity.figure(effort.data),
     "qssf-philly": lambda effort: qssf_philly.figure(data=effort.data),
-    "qssf-repeating": lambda effort: qssf_repeating.figure(jobs=effort.jobs, seeds=effort.draws[:2]),
+    "qssf-repeating": lambda effort: qssf_repeating.figure(jobs=effort.jobs // 2, seeds=effort.seeds),
     "qssf-guard": lambda effort: qssf_guard.figure(jobs=effort.jobs // 2, seed=SEED, data=effort.data),
     "qssf-estimates": lambda effort: qssf_estimates.figure(jobs=effort.jobs, seed=SEED),
     "qssf-speed": lambda effort: qssf_speed.figure(name_counts=effort.names, history_jobs=effort.jobs, seed=SEED),
@@ -111,6 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="100 machines instead of 1,000, and fewer seeds")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="where real traces lie; else FARSIDE_DATA")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON, too")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="save the plots of figures that have some, as SVG")
     options = parser.parse_args(arguments)
     unknown = set(options.figures) - set(FIGURES)
     if unknown:
@@ -122,6 +129,8 @@ def main(arguments: list[str] | None = None) -> int:
         figure = FIGURES[key](effort)
         made.append(figure)
         print(as_text(figure))
+        for plot in figure.plots if options.plots else ():
+            print(f"  plot: {save_plot(plot, options.plots)}")
         print(f"  ({key}: {time.monotonic() - started_s:.1f} s)\n", flush=True)
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
