@@ -9,11 +9,11 @@ import numpy as np
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.predict.history import Past
 from farside.scheduler.sim.cluster import build_site
-from farside.scheduler.sim.estimator import Estimation, past_of
+from farside.scheduler.sim.estimator import Estimation, Estimator, past_of
 from farside.scheduler.sim.experiment import Experiment, Outcome, Scene, make_experiments
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.workload.catalog import WORKLOADS
-from farside.scheduler.sim.workload.generate import Workload, generate
+from farside.scheduler.sim.workload.generate import Workload, draw, to_trace
 from farside.simulate.parallel import run_all
 
 NODES, GPUS_PER_NODE = 16, 8
@@ -21,10 +21,11 @@ NODES, GPUS_PER_NODE = 16, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """What is learned from, and what is run after that."""
+    """What is learned from, and what is run after that. ``kinds``: by a job's number, whose name it has in truth."""
 
     past: tuple[Past, ...]
     scene: Scene
+    kinds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +40,14 @@ class Take:
 def lesson(jobs: int, seed: int, **changes: object) -> Lesson:
     """A draw of the workload ``repeating``, changed: the older half is history, as far as it has ended."""
     workload: Workload = replace(WORKLOADS["repeating"], jobs=jobs, **changes)  # type: ignore[arg-type]
-    drawn = generate(workload, np.random.default_rng(seed)).jobs
+    columns = draw(workload, np.random.default_rng(seed))
+    drawn = to_trace(workload, columns).jobs
     half = drawn[len(drawn) // 2 :]
     site = build_site(nodes=NODES, gpus_per_node=GPUS_PER_NODE)
     scene = Scene(site=site, jobs=half, labels=tuple(job.job.vc for job in half))
-    return Lesson(past=past_of(drawn, half[0].job.submit_s), scene=scene)
+    # A name below 0 comes once.
+    kinds = np.where(columns.name < 0, columns.name, columns.user * workload.names + columns.name)
+    return Lesson(past=past_of(drawn, half[0].job.submit_s), scene=scene, kinds=tuple(kinds.tolist()))
 
 
 def experiments(takes: Sequence[Take], past: tuple[Past, ...] = ()) -> list[Experiment]:
@@ -100,7 +104,7 @@ class HeliosNoise:
         raise NotImplementedError
 
 
-def average_with(estimator: HeliosNoise, take: Take, scene: Scene) -> tuple[float, float]:
+def average_with(estimator: Estimator, take: Take, scene: Scene) -> tuple[float, float]:
     """Average JCT and queueing delay, seconds, of a policy that goes by these expectations."""
     (experiment,) = experiments([take])
     runs = experiment.simulation(scene.site, scene.jobs, estimator).run()

@@ -1,7 +1,8 @@
 """Gradient boosted trees for run times, by LightGBM: fitted, asked, as text. PURE. [helios §4.2.2]
 
-Fitted to the logarithm of run times, one thread, all chance from a seed: the same rows give the same trees. A category
-that is not in the model's tables is a missing value.
+Fitted to how far the rolling estimate is off, in logarithms: where a name came often there is nothing to add, and trees
+that had to learn every level anew would add noise. One thread, all chance from a seed: the same rows give the same
+trees. A category that is not in the model's tables is a missing value.
 """
 
 import math
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 Tables = Mapping[str, Mapping[int, int]]
 
 ROUNDS, PATIENCE_ROUNDS = 300, 30
+_ROLLING = FEATURES.index("rolling_log_s")
 PARAMS: Mapping[str, object] = {
     "objective": "regression", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 20, "cat_smooth": 20.0,
     "num_threads": 1, "deterministic": True, "force_row_wise": True, "seed": 1, "verbosity": -1,
@@ -38,7 +40,7 @@ class Gbdt:
     def duration_s(self, rows: Floats) -> Floats:
         """What they expect of each row, a row of `FEATURES` each, in seconds."""
         predicted = np.asarray(self.booster.predict(encoded(rows, self.tables), num_threads=1), dtype=np.float64)
-        found: Floats = np.exp(np.clip(predicted, 0.0, 30.0))
+        found: Floats = np.exp(np.clip(predicted + rows[:, _ROLLING], 0.0, 30.0))
         return found
 
     @property
@@ -83,8 +85,8 @@ def fit_gbdt(rows: Floats, duration_s: Floats, *, rounds: int = 0, held: tuple[F
 
     def dataset(of: Floats, ran_s: Floats, reference: "lightgbm.Dataset | None" = None) -> "lightgbm.Dataset":
         return lightgbm.Dataset(
-            encoded(of, tables), np.log(ran_s), feature_name=list(FEATURES), categorical_feature=list(CATEGORIES),
-            reference=reference,
+            encoded(of, tables), np.log(ran_s) - of[:, _ROLLING], feature_name=list(FEATURES),
+            categorical_feature=list(CATEGORIES), reference=reference,
         )  # fmt: skip
 
     train = dataset(rows, duration_s)

@@ -26,7 +26,8 @@ import numpy as np
 from farside.errors import ConfigError
 from farside.scheduler.predict.feature import CATEGORIES, FEATURES, Codes, feature_row
 from farside.scheduler.predict.gbdt import Gbdt, fit_gbdt, gbdt_from_text
-from farside.scheduler.predict.judge import LEAST_JUDGED, Judge, Judged, Source, worth
+from farside.scheduler.predict.judge import LEAST_JUDGED, Judge, Judged, Source
+from farside.scheduler.predict.memory import recall, with_memory, without_memory
 from farside.scheduler.predict.quality import Quality, quality
 from farside.scheduler.predict.rolling import (
     NOBODY_KNOWS_S,
@@ -229,14 +230,21 @@ class GpuTimeService:
         ran_s = np.array([seconds for _, seconds in self._ended])
         cut = int(len(rows) * (1 - HELD_SHARE))
         trial = fit_gbdt(rows[:cut], ran_s[:cut], held=(rows[cut:], ran_s[cut:]))
-        found = self._learn_weight([seen for seen, _ in self._ended][cut:], trial.duration_s(rows[cut:]), ran_s[cut:])
+        before, held = [seen for seen, _ in self._ended][:cut], [seen for seen, _ in self._ended][cut:]
+        of_rolling = Spread()  # until the model's own errors are seen, those of what it stands on
+        for seen, seconds in zip(before, ran_s.tolist(), strict=False):
+            of_rolling.add(seen.kind, math.log(seconds / seen.rolling_median_s))
+        found = self._learn_weight(held, trial.duration_s(rows[cut:]), ran_s[cut:], of_rolling)
         self._trees = fit_gbdt(rows, ran_s, rounds=max(1, trial.trees))
         self.judge.expect_error(found.log_error)
         self.judge.judge(has_model=True)
         return self._record(now_s, found)
 
-    def _learn_weight(self, held: list[_Seen], trees_s: Floats, ran_s: Floats) -> Quality:
-        """The lambda that would have been worth most to the older half of what was held back.
+    def _learn_weight(self, held: list[_Seen], trees_s: Floats, ran_s: Floats, of_rolling: Spread) -> Quality:
+        """The lambda by which run times of the older half of what was held back are met best.
+
+        By the square of the error in logarithms; of those that can't be told from it, the one that leaves most to the
+        rolling estimate. Trees that only seem better by chance would add noise to what is known.
 
         By the newer half the model is judged, and so are the others, if none was judged before: what something was
         chosen by can't tell how good it is.
@@ -247,13 +255,15 @@ class GpuTimeService:
         true, half = ran_s * gpus, len(held) // 2
         kinds = [seen.kind for seen in held]
         trials: dict[float, tuple[Floats, Spread]] = {}
+        errors: dict[float, Floats] = {}
         for weight in LAMBDAS if self.params.rolling_weight == math.inf else (self.params.rolling_weight,):
             median_s = weight * medians_s + (1 - weight) * trees_s
-            spread = Spread()
-            for kind, error in zip(kinds[:half], np.log(ran_s / median_s).tolist(), strict=False):
+            spread, off = of_rolling.copy(), np.log(ran_s / median_s)
+            errors[weight] = off[:half] ** 2
+            for kind, error in zip(kinds[:half], off.tolist(), strict=False):
                 spread.add(kind, error)
             trials[weight] = median_s * gpus * np.array([spread.factor(kind) for kind in kinds]), spread
-        self.weight = max(trials, key=lambda weight: worth(trials[weight][0][:half], true[:half]))
+        self.weight = _most_cautious(errors)
         model, spread = trials[self.weight]
         if not self.judge.has_judged_model:
             columns = (one[half:].tolist() for one in (model, rolling, by_gpus, true))
@@ -270,7 +280,7 @@ class GpuTimeService:
         rolling = self.rolling.params
         return ModelRecord(
             service=NAME,
-            text=trees.text,
+            text=with_memory(trees.text, self.rolling, self._spread),
             features=FEATURES,
             trained_from_s=min(seen.submit_s for seen, _ in self._ended),
             trained_to_s=now_s,
@@ -291,11 +301,15 @@ class GpuTimeService:
         )  # fmt: skip
 
     def use(self, record: ModelRecord) -> None:
-        """Uses a model from a file. Until enough jobs have ended, its own figures decide whether it is believed."""
+        """Uses a model from a file, and what that knows of past jobs, in place of what is known here.
+
+        Until enough jobs have ended, its own figures decide whether it is believed.
+        """
         if record.service != NAME:
             raise ConfigError(f"the model is of service '{record.service}', not {NAME}")
         tables = {kind: self._table(kind, record.tables) for kind in CATEGORIES}
-        self._trees = gbdt_from_text(record.text, tables, record.features)
+        self._trees = gbdt_from_text(without_memory(record.text), tables, record.features)
+        recall(record.text, self.rolling, self._spread)
         self.weight = record.params.get("lambda", self.weight)
         self.judge.expect_error(record.metrics.get("log_error", math.nan))
         savings, errors = (
@@ -309,3 +323,13 @@ class GpuTimeService:
             raise ConfigError(f"the model lacks the table of its category {kind}", hint="fit it again")
         add = self.rolling.buckets.add if kind == "bucket" else self._codes[kind].add
         return {int(add(name)): category for name, category in tables[kind].items() if name}
+
+
+def _most_cautious(errors: Mapping[float, Floats]) -> float:
+    """The greatest lambda whose errors are within a standard error of the best one's, job by job."""
+    best = min(errors, key=lambda weight: float(errors[weight].mean()))
+    for weight in sorted(errors, reverse=True):
+        more = errors[weight] - errors[best]
+        if more.mean() <= more.std() / math.sqrt(len(more)):
+            return weight
+    return best

@@ -1,13 +1,15 @@
 """Past jobs as facts, in the order in which they happened, and what is learned from them alone. PURE."""
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from farside.scheduler.predict.engine import Orchestrator
 from farside.scheduler.predict.quality import queue_saving
-from farside.scheduler.predict.rolling import RollingEstimator, RollingParams
+from farside.scheduler.predict.rolling import RollingEstimator, RollingParams, bounded_s
 from farside.scheduler.predict.service import JobEnded, JobSubmitted
 from farside.scheduler.state import Job
 
@@ -15,7 +17,7 @@ from farside.scheduler.state import Job
 Past = tuple[Job, float]
 
 # What is tried, each from the default of the others; on the newest jobs only, the first half of which is learned from.
-SIMILARITIES, DECAYS, PRIORS = (0.8, 0.9, 1.0), (0.7, 0.9, 0.97), (0.0, 1.0, 3.0)
+SIMILARITIES, DECAYS = (0.8, 0.9, 1.0), (0.7, 0.9, 0.97, 1.0)
 TRIED_JOBS = 20_000
 LEAST_TRIED = 200
 REFIT_SHARE = 1 / 3  # of what is known then
@@ -65,24 +67,24 @@ def tell_all(orchestrator: Orchestrator, past: Sequence[Past], *, is_fitting: bo
 
 
 def learned_rolling(past: Sequence[Past], start: RollingParams) -> RollingParams:
-    """Similarity, decay and prior by what would have ordered the newer half of these jobs best, learning as they end.
+    """Similarity and decay by which run times of the newer half of these jobs would have been met best, by the square
+    of the error in logarithms, learning as they end.
 
-    One after the other, each with what was found before; the defaults where there is too little to tell.
+    One after the other, each with what was found before; the defaults where there is too little to tell. What an order
+    would have been worth is decided by the few longest jobs, and so mostly by chance: it does not choose here.
     """
     tried = past[-TRIED_JOBS:]
-    if len(tried) < LEAST_TRIED:
+    if len(tried) < LEAST_TRIED or not any(job.name and job.user for job, _ in tried):
         return start
-    best, best_saving = start, rolling_saving(tried, start)
-    has_names = any(job.name and job.user for job, _ in tried)
-    grid = (("similarity", SIMILARITIES), ("decay", DECAYS), ("prior_jobs", PRIORS))
-    for name, values in grid if has_names else grid[2:]:
+    best, least = start, rolling_trial(tried, start).square_error
+    for name, values in (("similarity", SIMILARITIES), ("decay", DECAYS)):
         for value in values:
             params = _with(best, name, value)
             if params == best:
                 continue
-            saving = rolling_saving(tried, params)
-            if saving > best_saving:
-                best, best_saving = params, saving
+            error = rolling_trial(tried, params).square_error
+            if error < least:
+                best, least = params, error
     return best
 
 
@@ -91,22 +93,34 @@ def _with(params: RollingParams, name: str, value: float) -> RollingParams:
     return RollingParams(**{**figures, name: value})
 
 
-def rolling_saving(past: Sequence[Past], params: RollingParams) -> float:
-    """`queue_saving` of the rolling estimate for the newer half of these jobs, learning as they end."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What a rolling estimate was worth to the newer half of some jobs: `queue_saving`, and the mean square of its
+    errors in logarithms.
+    """
+
+    saving: float
+    square_error: float
+
+
+def rolling_trial(past: Sequence[Past], params: RollingParams) -> Trial:
+    """The rolling estimate for the newer half of these jobs, learning as they end."""
     estimator = RollingEstimator(params)
     expected: dict[int, float] = {}
-    pairs: list[tuple[float, float]] = []
+    pairs: list[tuple[float, float, int]] = []
     half_s = past[len(past) // 2][0].submit_s
     for fact in replay(past):
         job = fact.job
         if isinstance(fact, JobSubmitted):
             if job.submit_s >= half_s:
-                expected[job.sequence] = estimator.expect(job).duration_s * job.gpus
+                expected[job.sequence] = estimator.expect(job).duration_s
             continue
         if not fact.ran_s >= 0:
             continue
         estimator.add(job, fact.ran_s)
         if job.sequence in expected:
-            pairs.append((expected.pop(job.sequence), fact.ran_s * job.gpus))
-    told = np.array(pairs).reshape(-1, 2)
-    return queue_saving(told[:, 0], told[:, 1]) if len(told) > 1 else 0.0
+            pairs.append((expected.pop(job.sequence), bounded_s(fact.ran_s), job.gpus))
+    if len(pairs) < 2:
+        return Trial(saving=0.0, square_error=math.inf)
+    told, ran_s, gpus = np.array(pairs).T
+    return Trial(saving=queue_saving(told * gpus, ran_s * gpus), square_error=float(np.mean(np.log(told / ran_s) ** 2)))

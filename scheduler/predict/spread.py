@@ -43,6 +43,21 @@ class Spread:
             else:
                 self._kinds[kind] = now
 
+    def copy(self) -> "Spread":
+        """Another with the same record."""
+        made = Spread()
+        made._kinds, made._all = dict(self._kinds), self._all
+        return made
+
+    def state(self) -> list[object]:
+        """The record, as numbers in lists."""
+        return [[[kind, *sums] for kind, sums in self._kinds.items()], list(self._all)]
+
+    def restore(self, kinds: list[list[float]], every: list[float]) -> None:
+        """Takes what `state` gave."""
+        self._kinds = {int(kind): (float(total), float(weight)) for kind, total, weight in kinds}
+        self._all = float(every[0]), float(every[1])
+
     def factor(self, kind: int) -> float:
         """The mean by the median, at least 1, for a job of a kind; 1 before any has ended."""
         every, of_all = self._all

@@ -21,7 +21,7 @@ import msgspec
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.predict.service import ModelRecord
 
-FORMAT = 1
+FORMAT = 2  # 1: trees of run times themselves, without what the rolling estimate knows
 KEPT = 3  # texts of a service, the newest; who reads the manifest now still finds the text that it named
 MOST_BYTES = 1 << 30
 

@@ -17,6 +17,7 @@ from farside.scheduler.order.qssf import Cut, Qssf, short_up_to_gpu_s
 from farside.scheduler.predict.engine import Orchestrator
 from farside.scheduler.predict.gpu_time import GpuTimeParams, GpuTimeService
 from farside.scheduler.predict.history import Past, learned_rolling, tell_all
+from farside.scheduler.predict.memory import without_memory
 from farside.scheduler.predict.quality import Quality, quality
 from farside.scheduler.predict.rolling import RollingParams
 from farside.scheduler.predict.service import Expect, Fact, JobEnded, JobSubmitted, ModelRecord
@@ -112,7 +113,7 @@ class Learner:
         self._source_of: dict[int, str] = {}
         self._sources = Counter[str]()
         if record is not None:
-            self.service.use(record)
+            self.service.use(replace(record, text=without_memory(record.text)) if history else record)
         if history:
             tell_all(self.orchestrator, history, is_fitting=record is None)
             self.service.forget_pending()

@@ -1,6 +1,7 @@
 """The service behind QSSF: what it expects, what it learns, and when it is not believed."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -13,6 +14,7 @@ from farside.errors import ConfigError
 from farside.scheduler.predict.engine import Orchestrator
 from farside.scheduler.predict.gpu_time import GpuTimeParams, GpuTimeService
 from farside.scheduler.predict.history import learned_rolling, replay, tell_all
+from farside.scheduler.predict.memory import without_memory
 from farside.scheduler.predict.rolling import NOBODY_KNOWS_S, RollingParams
 from farside.scheduler.predict.service import Expect, JobEnded, JobSubmitted, ModelRecord
 from farside.scheduler.sim.trace.job import TraceJob
@@ -224,3 +226,19 @@ def test_one_estimator_alone_can_be_chosen(log: list[TraceJob]) -> None:
 def test_windows_too_short_to_see_anything_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: must be at least"):
         GpuTimeParams(**{name: 3})  # type: ignore[arg-type]
+
+
+def test_a_model_in_a_file_knows_what_the_rolling_estimate_knew(record: ModelRecord, log: list[TraceJob]) -> None:
+    knowing, forgetful = service(), service()
+    knowing.use(record)
+    forgetful.use(replace(record, text=without_memory(record.text)))
+    asked = [one.job for one in log[-200:]]
+
+    assert {knowing.rolling.expect(one).case for one in asked} >= {"similar name"}
+    assert {forgetful.rolling.expect(one).case for one in asked} == {"nothing"}
+
+
+@pytest.mark.parametrize("change", [lambda raw: raw[:-9], lambda raw: raw.replace('"priors"', '"prior"')])
+def test_knowledge_that_was_cut_short_or_changed_is_refused(record: ModelRecord, change: Callable[[str], str]) -> None:
+    with pytest.raises(ConfigError, match="what the model knows of past jobs can't be read"):
+        service().use(replace(record, text=change(record.text)))

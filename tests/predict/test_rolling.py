@@ -1,13 +1,14 @@
 """The rolling estimate and its three cases."""
 
 import math
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.scheduler.predict import rolling
-from farside.scheduler.predict.rolling import NOBODY_KNOWS_S, RollingEstimator, RollingParams
+from farside.scheduler.predict.rolling import LEVELS, NOBODY_KNOWS_S, RollingEstimator, RollingParams
 from tests.predict.log import job
 
 PAPER = RollingParams(prior_jobs=0.0, decay=1.0)
@@ -109,3 +110,31 @@ def test_the_names_added_to_longest_ago_are_forgotten(monkeypatch: pytest.Monkey
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         RollingParams(**wrong)
+
+
+def test_a_users_average_counts_for_new_names_only_where_users_differ() -> None:
+    chance = random.Random(1)
+    counts = {}
+    for differ in (0.0, 3.0):
+        estimator = RollingEstimator(RollingParams())
+        means = {f"u{user}": 6.0 + differ * chance.gauss(0, 1) for user in range(20)}
+        for at in range(1500):
+            user = f"u{at % 20}"
+            name = "".join(chance.choices("abcdefghijklmnop", k=12))
+            estimator.add(job(user=user, name=name), math.exp(means[user] + chance.gauss(0, 1)))
+        counts[differ] = estimator.shrinkage.prior_jobs(LEVELS.index("user_gpus"), LEVELS.index("user"))
+
+    assert counts[0.0] >= 100.0
+    assert counts[3.0] <= 1.0
+
+
+def test_a_name_that_says_all_is_believed_at_once() -> None:
+    chance = random.Random(2)
+    estimator = RollingEstimator(RollingParams())
+    names = {f"job-{chance.getrandbits(24):06d}x".replace("0", "q"): 2.0 + 8.0 * chance.random() for _ in range(200)}
+    for _ in range(8):
+        for name, mean in names.items():
+            estimator.add(job(user="ann", name=name), math.exp(mean + chance.gauss(0, 0.1)))
+    estimator.add(job(user="ann", name="never seen before"), 5.0)
+
+    assert estimator.expect(job(user="ann", name="never seen before")).duration_s == pytest.approx(5.0, rel=0.5)

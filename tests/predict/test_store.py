@@ -71,8 +71,8 @@ def cut_manifest(raw: str) -> str:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda raw: raw.replace('"format": 1', '"format": 2'), "has format 2; this version reads 1"),
-        (lambda raw: raw.replace('"format": 1', '"form": 1'), "has format unknown"),
+        (lambda raw: raw.replace('"format": 2', '"format": 1'), "has format 1; this version reads 2"),
+        (lambda raw: raw.replace('"format": 2', '"form": 2'), "has format unknown"),
         (cut_manifest, "Input data was truncated"),
         (lambda raw: "", "truncated"),
         (lambda raw: raw.replace('"trained_on": 3', '"trained_on": "many"'), "Expected `int`"),
