@@ -1,6 +1,7 @@
 """Plots of reproduced figures, as files."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure as Canvas
@@ -15,7 +16,9 @@ def save_plot(plot: Plot, folder: Path) -> Path:
     canvas = Canvas(figsize=(6.5, 4.2), layout="constrained")
     axes = canvas.subplots()
     for at, line in enumerate(plot.lines):
-        style = {"linestyle": "none", "markersize": 1.5, "alpha": 0.4} if line.is_cloud else {"markersize": 4}
+        style: dict[str, Any] = (
+            {"linestyle": "none", "markersize": 1.5, "alpha": 0.4} if line.is_cloud else {"markersize": 4}
+        )
         axes.plot(line.x, line.y, marker=_MARKS[at % len(_MARKS)], label=line.name, **style)
     axes.set(title=plot.title, xlabel=plot.x_label, ylabel=plot.y_label)
     if plot.is_log_x:

@@ -92,7 +92,7 @@ class OnlineForecast:
             return
         self._learn(active)
         row = causal_row(self._series(), self.holidays).reshape(1, -1)
-        raw = np.array([trees.predict(row, num_threads=1)[0] for trees in self._trees], dtype=float)
+        raw = np.array([np.asarray(trees.predict(row, num_threads=1)).item() for trees in self._trees])
         rise = np.maximum(0.0, raw) + self._offset
         self._told.append(rise)
         # A higher quantile is never below a lower one, whatever its trees say.
