@@ -7,7 +7,12 @@ import pytest
 from tests.vm.harness.guest import Guest
 from tests.vm.inside import Inside
 
-FILES = sorted(path.name for path in (Path(__file__).parent / "guest").glob("test_*.py"))
+# Memory in MiB of guests that need more than the usual.
+MEMORY = {"test_survival.py": 1024}
+FILES = [
+    pytest.param(path.name, marks=[pytest.mark.guests(memory_mib=MEMORY[path.name])] if path.name in MEMORY else [])
+    for path in sorted((Path(__file__).parent / "guest").glob("test_*.py"))
+]
 
 pytestmark = pytest.mark.vm
 

@@ -65,7 +65,10 @@ _BORROWING = {
 
 
 class Plane:
-    """Processes in a folder. ``settings`` are the borrower's own, beside or over the usual ones."""
+    """Processes in a folder.
+
+    ``settings`` are the borrower's own, beside or over the usual ones; None leaves one out.
+    """
 
     def __init__(self, folder: Path, *, donors: Sequence[Donor] = TWO, settings: Mapping[str, object] = {}) -> None:
         self.folder = folder
@@ -85,7 +88,8 @@ class Plane:
             "admin_socket": str(self.admin_socket),
             "state_dir": str(folder),
         }
-        self.write("blockdev", {**_BORROWING, **borrower, **settings})
+        chosen = {**_BORROWING, **borrower, **settings}
+        self.write("blockdev", {name: value for name, value in chosen.items() if value is not None})
         self.write_peers(self.donors)
 
     def write(self, name: str, settings: Mapping[str, object]) -> None:

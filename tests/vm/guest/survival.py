@@ -1,0 +1,83 @@
+"""One row of the table of survival: a fault under load, and what the pages, the kernel and the programs made of it."""
+
+import json
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.vm.guest.load import Load
+from tests.vm.guest.swap_plane import Plane, kernel_errors, vmstat
+
+# Fetched by the host when the guest's tests have ended (tests/vm/inside.py).
+ROWS = Path("/run/farside-survival.jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What became of one fault. Stalls are what a program waits for one page, on emulated processors."""
+
+    fault: str
+    second_copy: str
+    transport: str
+    accesses: int
+    page_ins: int
+    wrong_pages: int
+    failed_reads: int
+    lost_pages: int
+    lost_processes: int
+    stall_s: float
+
+
+@contextmanager
+def survived(fault: str, plane: Plane, witness: Load, *, processes: Collection[str]) -> Iterator[None]:
+    """The body makes the fault, while the witness swaps; after it every page is read, and the row written and judged.
+
+    ``processes`` are those of the plane that must be alive at the end, beside the witness and the borrower's.
+    """
+    before, page_ins = plane.told(), vmstat("pswpin")
+    witness.so_far()  # what comes now counts
+    yield
+    seen = witness.tell()
+    told, complaints = plane.told(), swap_errors()
+    lost = [name for name in (*processes, "blockdev") if not plane.is_alive(name)]
+    row = Row(
+        fault=fault,
+        second_copy=told["protection"],
+        transport=transport(told) or transport(before),
+        accesses=seen.accesses,
+        page_ins=vmstat("pswpin") - page_ins,
+        wrong_pages=seen.wrong,
+        failed_reads=len(complaints),
+        lost_pages=grown(before, told, "pages_lost"),
+        lost_processes=len(lost),
+        stall_s=seen.stall_s,
+    )
+    write(row)
+    assert (row.wrong_pages, row.failed_reads, row.lost_pages, row.lost_processes) == (0, 0, 0, 0), complaints or lost
+    assert row.page_ins > 500
+
+
+def write(row: Row) -> None:
+    """Adds a row to the table."""
+    with ROWS.open("a") as file:
+        file.write(f"{json.dumps(asdict(row))}\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def transport(told: Any) -> str:
+    """How pages travel to donors that are up: `tcp`, `rdma`; empty when none is."""
+    return "+".join(sorted({donor["transport"] for donor in told["donors"] if donor["transport"]}))
+
+
+def grown(before: Any, after: Any, error: str) -> int:
+    """By how much one of the borrower's counts of errors has grown."""
+    return int(after["errors"][error] - before["errors"][error])
+
+
+def swap_errors() -> list[str]:
+    """Lines of the kernel's log about pages of the swap device that were not read or written."""
+    return [line for line in kernel_errors() if "nbd" in line or "swap" in line]
