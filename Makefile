@@ -11,6 +11,7 @@
 #
 #   make deb        the Debian package, in build/
 #   make test-vm    the tests that need a kernel of their own, in virtual machines; `make test` has the smoke of them
+#   make survival   the faults of docs/survival.md in virtual machines, and its tables made anew (an hour, emulated)
 #   make sanitize   the tests that touch the engine, with address and undefined-behaviour sanitizers
 #   make format     rewrites Python and C as the lint wants them
 
@@ -46,7 +47,7 @@ ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(
 SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh vagrant/*.sh vagrant/*/*.sh)
 
 .PHONY: demo deb test test-vm check lint types bench bench-simulator reproduce venv clean sanitize format packages-build \
-	packages-demo packages-deb packages-test packages-vm vm-image packages-check packages-bench venv-dev
+	packages-demo packages-deb packages-test packages-vm vm-image packages-check packages-bench venv-dev survival
 
 demo: venv packages-demo
 	@.venv/bin/farside demo
@@ -59,6 +60,11 @@ test: venv-dev packages-test .venv/bin/promtool
 # Its first run builds the guests' image and a snapshot, kept in ~/.cache/farside/vm (or FARSIDE_VM_CACHE).
 test-vm: vm-image
 	@FARSIDE_VM=all $(PYTHON) -m pytest tests/vm $(PYTEST_ARGS)
+
+# What ran has its table rewritten, also when something has failed.
+survival: vm-image
+	@status=0; FARSIDE_VM=all $(PYTHON) -m pytest tests/vm -k survival $(PYTEST_ARGS) \
+		|| status=$$?; $(PYTHON) -m tests.vm.survival_table || status=1; exit $$status
 
 vm-image: venv-dev packages-vm
 	@$(VM_IMAGE)
