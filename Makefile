@@ -63,7 +63,7 @@ test-vm: vm-image
 
 # What ran has its table rewritten, also when something has failed.
 survival: vm-image
-	@status=0; FARSIDE_VM=all $(PYTHON) -m pytest tests/vm -k survival $(PYTEST_ARGS) \
+	@status=0; FARSIDE_VM=all $(PYTHON) -m pytest tests/vm -k "survival or shutdown" $(PYTEST_ARGS) \
 		|| status=$$?; $(PYTHON) -m tests.vm.survival_table || status=1; exit $$status
 
 vm-image: venv-dev packages-vm
