@@ -5,6 +5,7 @@ they are stopped first. Killed without warning it leaves only socket files, and 
 """
 
 import asyncio
+import fcntl
 import os
 import secrets
 import signal
@@ -71,6 +72,7 @@ class Agent:
         read_token(config.token_file)  # a wrong one should be known now
         self._gpus = open_gpus(declared=config.declared_gpus, model=config.gpu_model)
         self._cgroup = cgroup_home(config.cgroup)
+        self._lock = self._claim_state()
         self._nursery = Nursery()
         self.runner = self._open_runner()
         self.sense = NodeSense(
@@ -88,6 +90,7 @@ class Agent:
         """Works until ``stop`` is called."""
         config = self._config
         with ExitStack() as stack:
+            stack.callback(os.close, self._lock)
             stack.callback(self._gpus.close)
             stack.callback(self._nursery.close)
             stack.enter_context(self._signals())
@@ -219,6 +222,21 @@ class Agent:
         )
 
     # ---- parts
+
+    def _claim_state(self) -> int:
+        """A descriptor that holds the state folder: two agents in one would both start what they are told."""
+        folder = self._config.state_dir
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"state_dir {folder}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            raise ConfigError(f"state_dir {folder}: another agent works in it", hint="end that one") from None
+        return fd
 
     def _open_runner(self) -> Runner:
         config = self._config

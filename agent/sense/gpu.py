@@ -135,17 +135,15 @@ class NvmlGpus:
 
 
 def open_gpus(*, declared: int, model: str) -> GpuSense:
-    """The declared GPUs, or with -1 those that NVML finds; none where there is no driver.
-
-    Raises:
-        Unavailable: NVML is there and refuses.
-    """
+    """The declared GPUs, or with -1 those that NVML finds; none where there is no driver."""
     if declared >= 0:
         return DeclaredGpus(declared, model)
     try:
         import pynvml
 
         return NvmlGpus(pynvml)
-    except (ImportError, Unavailable) as error:
+    except ImportError:  # needed by those alone who have such GPUs
+        _log.info("no GPUs found", why="the Python package nvidia-ml-py is not installed")
+    except Unavailable as error:
         _log.info("no GPUs found", why=error)
-        return DeclaredGpus(0, "")
+    return DeclaredGpus(0, "")

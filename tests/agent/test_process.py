@@ -197,6 +197,17 @@ def test_a_wrong_setting_is_one_clear_line(tmp_path: Path, more: dict[str, Any],
     assert says in errors
 
 
+def test_a_second_agent_in_one_state_folder_is_refused(tmp_path: Path, manager: FakeManager) -> None:
+    with agent(write_config(tmp_path, manager.url)):
+        manager.until_hellos(1)
+        other = tmp_path / "other"
+        other.mkdir()
+        with agent(write_config(other, manager.url, state_dir=str(tmp_path / "state"))) as second:
+            _, errors = second.communicate(timeout=20)
+
+    assert errors == f"farside: state_dir {tmp_path}/state: another agent works in it; end that one\n"
+
+
 def test_a_token_that_others_may_read_is_refused(tmp_path: Path) -> None:
     config = write_config(tmp_path, "ws://127.0.0.1:1")
     (tmp_path / "agent.token").chmod(0o644)

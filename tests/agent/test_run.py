@@ -3,8 +3,10 @@
 import os
 import pwd
 import signal
+import subprocess
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -427,6 +429,42 @@ def test_a_nursery_that_was_killed_is_replaced_and_the_task_runs_once(tmp_path: 
             assert made.output() == "first\nsecond\nthird\n"
     finally:
         nursery.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"no file system of its own: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_on_a_full_disk_nothing_new_starts_and_what_runs_ends_as_it_should(small_disk: Path, tmp_path: Path) -> None:
+    with node(small_disk) as made:
+        made.start("trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done", stdout=str(tmp_path / "out"))
+        until(lambda: (tmp_path / "out").exists() and (tmp_path / "out").read_text(), what="ready")
+        made.until("running")
+        filler = small_disk / "filler"
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+
+        made.start("echo never", task_id="2.0", stdout=str(tmp_path / "never"))
+        made.stop()
+        refused = made.ended("2.0")
+        filler.unlink()
+        end = made.ended()
+
+        assert refused.cause == "this node could not start it: No space left on device"
+        assert end.exit_code == 7
+        assert not (tmp_path / "never").exists()
+        made.start("echo now", task_id="3.0", stdout=str(tmp_path / "now"))
+        made.ended("3.0")
+    assert (tmp_path / "now").read_text() == "now\n"
 
 
 def test_a_second_shepherd_of_a_task_does_nothing(tmp_path: Path) -> None:

@@ -88,3 +88,21 @@ def test_nobody_at_the_socket_is_an_error_of_one_line(tmp_path: Path) -> None:
     assert done.status == 1
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+
+
+def test_an_agent_shows_its_gpus_and_tasks() -> None:
+    told = {
+        "node": "n7",
+        "connected": False,
+        "problem": "no answer in time",
+        "gpus": [{"healthy": True}, {"healthy": False}],
+        "gpus_in_use": {"0": "1.0-1"},
+        "task_counts": {"running": 3},
+    }
+    agent = ProcessStatus(name="n7", role="agent", pid=1, socket="x", status=told)
+
+    shown = printed((agent,))
+
+    assert "no answer in time" in shown
+    assert "1 of 2" in shown
+    assert as_json((agent,))["agents"] == [told]

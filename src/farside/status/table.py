@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 
 
 def tables(processes: Iterable[ProcessStatus]) -> Iterator[Table]:
-    """A table of the processes, then per borrower its traffic, donors and slabs, then one of all donors' memory."""
+    """A table of the processes, then per borrower its traffic, donors and slabs, then all donors, then all agents."""
     known = tuple(processes)
     yield process_table(known)
     for process in known:
@@ -23,6 +23,9 @@ def tables(processes: Iterable[ProcessStatus]) -> Iterator[Table]:
     daemons = [process.status for process in known if process.role == "daemon" and process.status]
     if daemons:
         yield lent_table(daemons)
+    agents = [process.status for process in known if process.role == "agent" and process.status]
+    if agents:
+        yield agent_table(agents)
 
 
 def process_table(processes: Iterable[ProcessStatus]) -> Table:
@@ -90,6 +93,27 @@ def lent_table(daemons: Iterable[Row]) -> Table:
             f"{_number(states, 'migrating') + _number(states, 'evicting'):.0f}",
             f"{_number(states, 'ready'):.0f}",
             str(int(_number(counters, "migrations") + _number(counters, "evictions"))),
+        )
+    return table
+
+
+def agent_table(agents: Iterable[Row]) -> Table:
+    """What each node agent has, and what runs there."""
+    columns = ("node", "manager", "GPUs in use", "not healthy", "memory", "headroom", "starting", "running", "ended")
+    table = _table("agents", *columns)
+    for agent in agents:
+        gpus, tasks = agent.get("gpus", ()), agent.get("task_counts", {})
+        broken = sum(not gpu.get("healthy", True) for gpu in gpus)
+        table.add_row(
+            str(agent.get("node", "-")),
+            "connected" if agent.get("connected") else str(agent.get("problem") or "-"),
+            f"{len(agent.get('gpus_in_use', ()))} of {len(gpus)}",
+            str(broken or "-"),
+            format_bytes(_number(agent, "memory_bytes")),
+            format_bytes(_number(agent, "headroom_bytes")),
+            f"{_number(tasks, 'starting'):.0f}",
+            f"{_number(tasks, 'running') + _number(tasks, 'stopping'):.0f}",
+            f"{_number(tasks, 'exited') + _number(tasks, 'lost'):.0f}",
         )
     return table
 

@@ -72,5 +72,9 @@ def test_nothing_is_left_of_a_task_or_its_cgroup(held: Node) -> None:
     held.ended()
 
     until(lambda: not folder.exists(), what="the end of its cgroup", deadline_s=60)
-    units = subprocess.run(["systemctl", "list-units", "--no-legend", "farside-*"], capture_output=True, text=True)
-    assert units.stdout.strip() == ""
+    until(lambda: units() == "", what="the end of its unit", deadline_s=60)
+
+
+def units() -> str:
+    argv = ["systemctl", "list-units", "--no-legend", "farside-*.scope"]
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
