@@ -8,7 +8,6 @@ Tasks run on while there is no manager.
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -172,8 +171,8 @@ class Session:
         finally:
             for future in (news, period):
                 future.cancel()
-                with suppress(asyncio.CancelledError):
-                    await future
+            # Not each by itself with its CancelledError suppressed: that could be our own.
+            await asyncio.gather(news, period, return_exceptions=True)
 
     def _tls(self) -> ssl.SSLContext | None:
         if urlsplit(self._manager.url).scheme != "wss":

@@ -16,11 +16,11 @@ from farside.agent.sense.pressure import read_psi
 from farside.agent.sense.usage import Usage, usage_below
 from farside.errors import FarsideError
 from farside.log import get_log
-from farside.memory_sense import MemoryReading, MemorySense
+from farside.memory_sense import MemorySense
 
 DONOR_LIMIT_S = 1.0
 RESERVE_SHARE = 16
-"""Of the machine's memory, where the operator names no reserve: what the system and the agent itself need."""
+"""Of the node's memory, where the operator names no reserve: what the system and the agent itself need."""
 
 _log = get_log("agent.sense")
 
@@ -38,7 +38,6 @@ class RunningTask:
 class NodeReading:
     """The node at one moment."""
 
-    memory: MemoryReading
     reading: Reading
     usage: Mapping[str, Usage]  # by task
 
@@ -47,6 +46,7 @@ class NodeSense:
     """Reads the node.
 
     Attributes:
+        total_bytes: Memory of the node, or what it is said to have.
         latest: The newest reading.
     """
 
@@ -55,11 +55,12 @@ class NodeSense:
         *,
         gpus: GpuSense,
         proc_root: Path,
+        total_bytes: int,
         reserve_bytes: int,
         donor_socket: Path | None,
         tasks: Callable[[], tuple[RunningTask, ...]],
     ) -> None:
-        """Takes the first reading, without the donor.
+        """Takes the first reading, without the donor. Zeros stand for what the machine has, and a share of it.
 
         Raises:
             Unavailable: memory cannot be read here.
@@ -67,7 +68,8 @@ class NodeSense:
         self._gpus, self._proc_root, self._donor_socket = gpus, proc_root, donor_socket
         self._memory = MemorySense(proc_root=proc_root)
         self._tasks = tasks
-        self._reserve_bytes = reserve_bytes or self._memory.read().total_bytes // RESERVE_SHARE
+        self.total_bytes = total_bytes or self._memory.read().total_bytes
+        self._reserve_bytes = reserve_bytes or self.total_bytes // RESERVE_SHARE
         self.latest = self._read((), 0)
 
     async def read(self) -> NodeReading:
@@ -87,7 +89,7 @@ class NodeSense:
         reading = Reading(
             at_s=time.time(),
             headroom_bytes=headroom_bytes(
-                total_bytes=memory.total_bytes,
+                total_bytes=min(self.total_bytes, memory.total_bytes),
                 available_bytes=memory.available_bytes,
                 lent_bytes=lent_bytes,
                 reserve_bytes=self._reserve_bytes,
@@ -96,7 +98,7 @@ class NodeSense:
             psi=read_psi(self._proc_root),
             gpus=self._gpus.read(),
         )
-        return NodeReading(memory=memory, reading=reading, usage=usage)
+        return NodeReading(reading=reading, usage=usage)
 
     async def _lent_bytes(self) -> int:
         """Memory that this node's donor has in slabs; 0 where there is no donor."""

@@ -51,6 +51,13 @@ def test_it_says_what_it_is_runs_a_task_and_ends_cleanly(tmp_path: Path, manager
     assert not (tmp_path / "admin.sock").exists()
 
 
+def test_a_node_has_the_memory_that_it_is_said_to_have(tmp_path: Path, manager: FakeManager) -> None:
+    with agent(write_config(tmp_path, manager.url, memory_total_bytes=64 << 20, memory_reserve_bytes=16 << 20)):
+        manager.until_hellos(1)
+
+    assert (manager.hellos[0].memory_bytes, manager.hellos[0].headroom_bytes) == (64 << 20, 48 << 20)
+
+
 def test_states_come_in_order(tmp_path: Path, manager: FakeManager) -> None:
     with agent(write_config(tmp_path, manager.url)):
         manager.until_hellos(1)

@@ -64,10 +64,16 @@ class AgentConfig:
         metadata=about(Kind.COUNT, "GPUs that this node is said to have; -1: those that NVML finds", low=-1, high=64),
     )
     gpu_model: str = field(default="declared", metadata=about(Kind.TEXT, "Model of declared GPUs"))
+    memory_total_bytes: int = field(
+        default=0,
+        metadata=about(
+            Kind.BYTES, "Memory that this node is said to have; 0: what the machine has", low=0, high=1024 * TIB
+        ),
+    )
     memory_reserve_bytes: int = field(
         default=0,
         metadata=about(
-            Kind.BYTES, "Memory that jobs never get; 0: one sixteenth of the machine's", low=0, high=1024 * TIB
+            Kind.BYTES, "Memory that jobs never get; 0: one sixteenth of the node's", low=0, high=1024 * TIB
         ),
     )
     daemon_socket: Path = field(

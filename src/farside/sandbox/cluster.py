@@ -17,6 +17,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from farside.admin import ask
 from farside.errors import ConfigError, PeerError
 from farside.sandbox import process, settings
@@ -206,6 +208,8 @@ class Cluster:
             "on_stop": "end",
             "declared_gpus": self.shape.gpus_per_node,
             "gpu_model": "sandbox",
+            # The machine's memory is there once: each node is said to have its part of it.
+            "memory_total_bytes": psutil.virtual_memory().total // self.shape.nodes,
             "daemon_socket": "",
             "report_period_s": REPORT_PERIOD_S,
             "reconnect_s": RECONNECT_S,

@@ -1,0 +1,90 @@
+"""The connection to the manager, in this process: it ends when it is told to, at whatever moment that is."""
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from farside.agent import messages as m
+from farside.agent.outbox import Reading
+from farside.agent.session import ManagerAddress, Node, Session
+from farside.clock import RealClock
+from tests.agent.fake_manager import TOKEN, FakeManager, fake_manager
+from tests.agent.frames import HELLO
+
+
+class Hurried(RealClock):
+    """Short waits are a turn of the loop, so that a test can count the turns up to any moment in them."""
+
+    async def sleep_until_s(self, when_s: float) -> None:
+        if when_s - self.now_s() < 0.05:
+            await asyncio.sleep(0)
+        else:
+            await super().sleep_until_s(when_s)
+
+
+def session(folder: Path, manager: FakeManager) -> Session:
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(TOKEN)
+
+    async def read() -> Reading:
+        return Reading(at_s=1.0, headroom_bytes=0, psi=m.Psi(), gpus=())
+
+    return Session(
+        ManagerAddress(url=manager.url, token_file=token, ca_file=Path()),
+        Node(hello=lambda: HELLO, read=read, take=lambda _: None, seen_generation=lambda: 0),
+        clock=Hurried(),
+        rng=Random(1),
+        period_s=60.0,
+        reconnect_s=0.1,
+    )
+
+
+async def until_connected(made: Session) -> None:
+    async with asyncio.timeout(30):
+        while not made.is_connected:
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("turns", range(16))
+def test_a_session_that_is_told_to_end_right_after_news_ends(tmp_path: Path, turns: int) -> None:
+    async def scene(manager: FakeManager) -> bool:
+        made = session(tmp_path, manager)
+        running = asyncio.ensure_future(made.run())
+        await until_connected(made)
+        while not manager.reports:
+            await asyncio.sleep(0.005)
+        made.tell(m.TaskState(task_id="1.0", start=1, state="exited", at_s=1.0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        done, _ = await asyncio.wait({running}, timeout=20)
+        if not done:
+            running.cancel()
+        return bool(done)
+
+    with fake_manager() as manager:
+        assert asyncio.run(scene(manager))
+
+
+def test_a_manager_that_is_not_there_is_told_and_tried_again(tmp_path: Path) -> None:
+    async def scene(manager: FakeManager) -> str:
+        made = session(tmp_path, manager)
+        await asyncio.to_thread(manager.vanish)
+        running = asyncio.ensure_future(made.run())
+        async with asyncio.timeout(30):
+            while made.last_problem == "not tried yet":
+                await asyncio.sleep(0.005)
+        problem = made.last_problem
+        await asyncio.to_thread(manager.listen)
+        await until_connected(made)
+        running.cancel()
+        await asyncio.wait({running})
+        return problem
+
+    with fake_manager() as manager:
+        problem = asyncio.run(scene(manager))
+
+    assert "refused" in problem.lower() or "Connect call failed" in problem
