@@ -106,8 +106,8 @@ def _become_shepherd(folder: Path, lock: int, agent: socket.socket) -> None:
         status = 0
     except SystemExit as end:
         print(end.code, file=sys.stderr)  # noqa: T201 - its log
-    except BaseException:  # the log gets it; this process must never return into the loop
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:  # the log gets it; this process must never return into the loop
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         sys.stderr.flush()
         os._exit(status)
