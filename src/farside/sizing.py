@@ -2,8 +2,9 @@
 
 The paper's cost model takes an RDMA cluster as given, so that what is paid for is the power of its network: each
 machine's adapter and its share of a switch, times the PUE, once by the kilowatt hour and once as the datacenter's cost
-for each watt. With Table 2.2 and a switch of 36 ports (the SX6036, whose 231 W the table cites) that is $1.45 a machine
-and month, as the paper says. What it earns is the price of memory that nobody used before.
+for each watt. With Table 2.2 that is $1.45 a machine and month, as the paper says, if the switch has 36 ports: the
+table gives its 231 W and not its ports, so they were chosen by that figure. What it earns is the price of memory that
+nobody used before.
 """
 
 import math

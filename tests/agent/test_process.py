@@ -67,10 +67,9 @@ def test_states_come_in_order(tmp_path: Path, manager: FakeManager) -> None:
         manager.until_state("exited")
 
     told = [state.state for report in manager.reports for state in report.tasks]
-    assert list(dict.fromkeys(told)) in (
-        ["starting", "running", "stopping", "exited"],
-        ["running", "stopping", "exited"],
-    )
+    seen = list(dict.fromkeys(told))  # a report has each task's newest state: one that lasted no longer may be missing
+    assert seen == [state for state in ("starting", "running", "stopping", "exited") if state in seen]
+    assert {"running", "exited"} <= set(seen)
 
 
 def test_reports_come_while_nothing_happens(tmp_path: Path, manager: FakeManager) -> None:

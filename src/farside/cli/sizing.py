@@ -1,15 +1,16 @@
 """`farside sizing`: how much to lend and to borrow here, and what the paper's cost model makes of it."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from farside.cli import options
 from farside.errors import ConfigError
-from farside.sizing import Benefit, BorrowerSize, CostModel, DonorSize
 from farside.units import GIB, MIB, format_bytes
+
+if TYPE_CHECKING:
+    from farside.sizing import Benefit, BorrowerSize, CostModel, DonorSize
 
 
 def _bytes(text: str) -> Any:
@@ -45,7 +46,9 @@ def sizing(
     Memory and its use are this machine's unless told. Cost model and defaults of power are Infiniswap's; the price of
     memory is yours to name.
     """
-    from farside.sizing import benefit, borrower_size, donor_size
+    import msgspec
+
+    from farside.sizing import CostModel, benefit, borrower_size, donor_size
 
     total, now_used = _machine() if not (memory and used) else (memory, used)
     model = CostModel(
@@ -93,7 +96,7 @@ def _machine() -> tuple[int, int]:
     return total, total - memory.get("MemAvailable", 0)
 
 
-def _print(donor: DonorSize, borrower: BorrowerSize, model: CostModel, worth: Benefit) -> None:
+def _print(donor: "DonorSize", borrower: "BorrowerSize", model: "CostModel", worth: "Benefit") -> None:
     print(f"A donor with {format_bytes(donor.memory_bytes)}, {format_bytes(donor.used_bytes)} of it used:")
     print(f"  HeadRoom {format_bytes(donor.headroom_bytes)}, never lent")
     print(f"  lends {donor.slabs} slabs, {format_bytes(donor.lent_bytes)} ({_pct(donor.lent_bytes, donor)})")
@@ -114,5 +117,5 @@ def _print(donor: DonorSize, borrower: BorrowerSize, model: CostModel, worth: Be
         print(f"  lent memory earns ${worth.earned:.2f}: {worth.growth:+.1%} on what the rest of its memory earns")
 
 
-def _pct(part: int, donor: DonorSize) -> str:
+def _pct(part: int, donor: "DonorSize") -> str:
     return f"{part / donor.memory_bytes:.0%}"
