@@ -150,11 +150,14 @@ def test_status_knows_manager_and_agents(sandbox: Session) -> None:
 def test_nothing_is_left_of_a_cluster_whose_agents_were_killed(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with open_sandbox(("--cluster", "1x1", "--donors", "1", "--size", "64MiB"), state=state) as session:
-        job = submit(session, tmp_path / "out", "trap '' TERM; while :; do sleep 0.05; done", "--gpus", "1")
-        until_job(session, job, "running")
+        script = f"trap '' TERM; echo $$ >{tmp_path}/pid; while :; do sleep 0.05; done"
+        submit(session, tmp_path / "out", script, "--gpus", "1")
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), what="the job's process id")
+        task = psutil.Process(int((tmp_path / "pid").read_text()))
         control.kill_agent(state, "n1")
-        assert processes_with(str(state / "agents")) != []
+        assert task.is_running()
 
+    until(lambda: not task.is_running(), what="the job's process has gone")
     assert processes_with(str(state)) == []
     assert not state.exists()
 
