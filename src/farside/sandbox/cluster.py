@@ -22,9 +22,9 @@ import psutil
 from farside.admin import ask
 from farside.errors import ConfigError, PeerError
 from farside.sandbox import process, settings
-from farside.sandbox.files import free_port, until
-from farside.sandbox.layout import ClusterRecord, ProcessRecord, Shape
-from farside.sandbox.process import Child
+from farside.sandbox.crew import Crew, Post, post_in
+from farside.sandbox.files import free_port
+from farside.sandbox.layout import ClusterRecord, Shape
 
 MANAGER = "manager"
 NODES_MAX, GPUS_MAX = 64, 64
@@ -61,9 +61,10 @@ class Cluster:
         """``changed`` is called whenever a process starts or ends."""
         self.shape, self.state = shape, state
         self.names = tuple(f"n{number}" for number in range(1, shape.nodes + 1))
-        self.children: dict[str, Child] = {}
+        posts = {name: post_in(agent_folder(state, name), "agent") for name in self.names}
+        posts[MANAGER] = Post(subcommand="manager", folder=state / MANAGER, admin=state / "manager.sock")
+        self._crew = Crew(posts, changed=changed, ended=self._on_end)
         self._changed = changed
-        self._tasks: asyncio.TaskGroup | None = None
         self._ending = False
 
     @property
@@ -76,25 +77,25 @@ class Cluster:
         return ClusterRecord(
             endpoint=self.endpoint,
             gpus_per_node=self.shape.gpus_per_node,
-            manager=self._process_record(MANAGER),
-            agents=tuple(self._process_record(name) for name in self.names),
+            manager=self._crew.record(MANAGER),
+            agents=tuple(self._crew.record(name) for name in self.names),
         )
 
     def write_files(self) -> None:
         """Makes configs and tokens."""
         port = free_port()
-        folder = self._folder(MANAGER)
+        folder = self._crew.posts[MANAGER].folder
         folder.mkdir(mode=0o700)
         rows = []
         for name in self.names:
             token = secrets.token_urlsafe(32)
-            self._folder(name).mkdir(mode=0o700, parents=True)
-            _write_secret(self._folder(name) / "token", token + "\n")
+            self._crew.posts[name].folder.mkdir(mode=0o700, parents=True)
+            _write_secret(self._crew.posts[name].folder / "token", token + "\n")
             digest = hashlib.sha256(token.encode()).hexdigest()
             rows.append("[[token]]\n" + settings.toml_text({"name": name, "role": "node", "sha256": digest}))
-            self._config_path(name).write_text(settings.toml_text(self._agent_settings(name, port)))
+            self._crew.posts[name].config.write_text(settings.toml_text(self._agent_settings(name, port)))
         _write_secret(folder / "tokens.toml", "\n".join(rows))
-        self._config_path(MANAGER).write_text(settings.toml_text(self._manager_settings(port)))
+        self._crew.posts[MANAGER].config.write_text(settings.toml_text(self._manager_settings(port)))
 
     # --- processes
 
@@ -104,11 +105,11 @@ class Cluster:
         Raises:
             FarsideError: something ended instead of getting ready; the message holds the last line it wrote.
         """
-        self._tasks = tasks
-        await self._start_child(MANAGER)
-        await self._until(MANAGER, self._manager_answers, "to answer")
+        self._crew.watch_in(tasks)
+        await self._crew.start(MANAGER)
+        await self._crew.until(MANAGER, self._manager_answers, "to answer", limit_s=START_LIMIT_S)
         for name in self.names:
-            await self._start_child(name)
+            await self._crew.start(name)
         for name in self.names:
             await self._until_connected(name)
 
@@ -120,9 +121,8 @@ class Cluster:
         """
         if name not in self.names:
             raise ConfigError(f"this sandbox has no agent {name!r}, only {', '.join(self.names)}")
-        if name in self.children and self.children[name].is_running:
-            raise ConfigError(f"agent {name} is running")
-        await self._start_child(name)
+        self._crew.refuse_running(name, f"agent {name}")
+        await self._crew.start(name)
         await self._until_connected(name)
 
     async def start_manager(self) -> None:
@@ -131,41 +131,28 @@ class Cluster:
         Raises:
             ConfigError: it is running.
         """
-        if self.children[MANAGER].is_running:
-            raise ConfigError("the manager is running")
-        await self._start_child(MANAGER)
-        await self._until(MANAGER, self._manager_answers, "to answer")
+        self._crew.refuse_running(MANAGER, "the manager")
+        await self._crew.start(MANAGER)
+        await self._crew.until(MANAGER, self._manager_answers, "to answer", limit_s=START_LIMIT_S)
 
     async def end(self) -> None:
         """Ends the agents with their tasks, and then the manager."""
         self._ending = True
-        running = [self.children[name] for name in self.names if name in self.children]
-        await asyncio.gather(*(child.end() for child in running))
+        await self._crew.end(self.names)
         await asyncio.to_thread(end_tasks, self.state)  # of agents that had been killed before
-        if MANAGER in self.children:
-            await self.children[MANAGER].end()
+        await self._crew.end([MANAGER])
 
-    async def _start_child(self, name: str) -> None:
-        subcommand = "manager" if name == MANAGER else "agent"
-        arguments = (subcommand, "--config", os.fspath(self._config_path(name)))
-        child = await process.start(name, arguments, log=self._log_path(name))
-        self.children[name] = child
-        assert self._tasks is not None
-        self._tasks.create_task(self._watch(child))
-        self._changed()
-
-    async def _watch(self, child: Child) -> None:
-        await child.wait()
+    async def _on_end(self, _name: str, _status: int) -> None:
         if not self._ending:
             self._changed()
 
     async def _until_connected(self, name: str) -> None:
         async def connected() -> bool:
             with contextlib.suppress(PeerError):
-                return bool((await ask(self._admin_path(name), "status"))["connected"])
+                return bool((await ask(self._crew.posts[name].admin, "status"))["connected"])
             return False
 
-        await self._until(name, connected, "to reach the manager")
+        await self._crew.until(name, connected, "to reach the manager", limit_s=START_LIMIT_S)
 
     async def _manager_answers(self) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
@@ -173,19 +160,10 @@ class Cluster:
             return True
         return False
 
-    async def _until(self, name: str, look: Callable[[], object], what: str) -> None:
-        async def there() -> bool:
-            if not self.children[name].is_running:
-                said = process.last_line(self._log_path(name))
-                raise PeerError(f"{name} ended at once: {said or 'it said nothing'}")
-            return bool(await look())  # type: ignore[misc]
-
-        await until(there, what=f"{name} {what}", limit_s=START_LIMIT_S)
-
     # --- settings
 
     def _manager_settings(self, port: int) -> dict[str, settings.Value]:
-        folder = self._folder(MANAGER)
+        folder = self._crew.posts[MANAGER].folder
         return {
             "node": MANAGER,
             "listen": (self.endpoint, f"tcp:127.0.0.1:{port}"),
@@ -198,7 +176,7 @@ class Cluster:
         }
 
     def _agent_settings(self, name: str, port: int) -> dict[str, settings.Value]:
-        folder = self._folder(name)
+        folder = self._crew.posts[name].folder
         return {
             "node": name,
             "manager": f"ws://127.0.0.1:{port}",
@@ -213,32 +191,8 @@ class Cluster:
             "daemon_socket": "",
             "report_period_s": REPORT_PERIOD_S,
             "reconnect_s": RECONNECT_S,
-            "admin_socket": os.fspath(self._admin_path(name)),
+            "admin_socket": os.fspath(self._crew.posts[name].admin),
         }
-
-    # --- names
-
-    def _folder(self, name: str) -> Path:
-        return self.state / MANAGER if name == MANAGER else agent_folder(self.state, name)
-
-    def _config_path(self, name: str) -> Path:
-        return self._folder(name) / "config.toml"
-
-    def _log_path(self, name: str) -> Path:
-        return self._folder(name) / "log"
-
-    def _admin_path(self, name: str) -> Path:
-        return self.state / "manager.sock" if name == MANAGER else self._folder(name) / "admin.sock"
-
-    def _process_record(self, name: str) -> ProcessRecord:
-        child = self.children.get(name)
-        return ProcessRecord(
-            name=name,
-            pid=child.pid if child is not None and child.is_running else 0,
-            admin_socket=os.fspath(self._admin_path(name)),
-            config=os.fspath(self._config_path(name)),
-            log=os.fspath(self._log_path(name)),
-        )
 
 
 def agent_folder(state: Path, name: str) -> Path:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from farside.admin import ask
 from farside.errors import ConfigError, PeerError
-from farside.sandbox import layout, pressure, process, settings
+from farside.sandbox import layout, pressure, settings
 from farside.sandbox.cluster import Cluster
+from farside.sandbox.crew import Crew, post_in
 from farside.sandbox.files import free_port, rdma_address, until, uri
-from farside.sandbox.layout import BORROWER, Plan, ProcessRecord, SandboxRecord
-from farside.sandbox.process import Child
+from farside.sandbox.layout import BORROWER, Plan, SandboxRecord
 
 # A process that ended is noticed at once; this is for one that hangs.
 START_LIMIT_S = 30.0 * settings.PATIENCE
@@ -32,9 +32,10 @@ class Plane:
         self.plan = plan
         self.state = state
         self.names = settings.donor_names(plan.donors)
-        self.children: dict[str, Child] = {}
+        posts = {name: post_in(pressure.donor_folder(state, name), "daemon") for name in self.names}
+        posts[BORROWER] = post_in(state / "blockdev", "blockdev")
+        self._crew = Crew(posts, changed=self._write_record, ended=self._on_end)
         self.cluster = Cluster(plan.cluster, state, self._write_record) if plan.cluster is not None else None
-        self._tasks: asyncio.TaskGroup | None = None
         self._ending = False
 
     # --- files
@@ -49,10 +50,11 @@ class Plane:
             pressure.proc_folder(self.state, name).mkdir(parents=True)
             pressure.refresh(self.state, name, total_bytes=self.plan.donor_memory_bytes, pid=0)
             text = settings.toml_text(settings.donor_settings(self.plan, self.state, name=name, listen=listen))
-            self._config_path(name).write_text(text)
+            self._crew.posts[name].config.write_text(text)
         (self.state / "peers.toml").write_text(settings.peers_text(controls))
         (self.state / "blockdev").mkdir()
-        self._config_path(BORROWER).write_text(settings.toml_text(settings.blockdev_settings(self.plan, self.state)))
+        text = settings.toml_text(settings.blockdev_settings(self.plan, self.state))
+        self._crew.posts[BORROWER].config.write_text(text)
         if self.cluster is not None:
             self.cluster.write_files()
 
@@ -68,8 +70,8 @@ class Plane:
             donor_memory_bytes=self.plan.donor_memory_bytes,
             headroom_bytes=self.plan.headroom_bytes,
             uris=tuple(uri(listener) for listener in self.plan.listen),
-            donors=tuple(self._process_record(name) for name in self.names),
-            blockdev=self._process_record(BORROWER),
+            donors=tuple(self._crew.record(name) for name in self.names),
+            blockdev=self._crew.record(BORROWER),
             cluster=self.cluster.record() if self.cluster is not None else None,
         )
 
@@ -84,13 +86,13 @@ class Plane:
         Raises:
             FarsideError: something ended instead of getting ready; the message holds the last line it wrote.
         """
-        self._tasks = tasks
+        self._crew.watch_in(tasks)
         tasks.create_task(self._keep_meminfo())
         for name in self.names:
-            await self._start_child(name)
+            await self._crew.start(name)
         for name in self.names:
             await self._until_answering(name)
-        await self._start_child(BORROWER)
+        await self._crew.start(BORROWER)
         await self._until_answering(BORROWER)
         await self._until_clients_may_connect()
         if self.cluster is not None:
@@ -105,9 +107,8 @@ class Plane:
         """
         if name not in self.names:
             raise ConfigError(f"this sandbox has no donor {name!r}, only {', '.join(self.names)}")
-        if name in self.children and self.children[name].is_running:
-            raise ConfigError(f"donor {name} is running")
-        await self._start_child(name)
+        self._crew.refuse_running(name, f"donor {name}")
+        await self._crew.start(name)
         await self._until_answering(name)
 
     async def end(self) -> None:
@@ -115,56 +116,40 @@ class Plane:
         self._ending = True
         if self.cluster is not None:
             await self.cluster.end()
-        if BORROWER in self.children:
-            await self.children[BORROWER].end()
-        await asyncio.gather(*(self.children[name].end() for name in self.names if name in self.children))
+        await self._crew.end([BORROWER])
+        await self._crew.end(self.names)
 
-    async def _start_child(self, name: str) -> None:
-        subcommand = "blockdev" if name == BORROWER else "daemon"
-        arguments = (subcommand, "--config", os.fspath(self._config_path(name)))
-        child = await process.start(name, arguments, log=self._log_path(name))
-        self.children[name] = child
-        assert self._tasks is not None
-        self._tasks.create_task(self._watch(child))
-        self._write_record()
-
-    async def _watch(self, child: Child) -> None:
-        status = await child.wait()
+    async def _on_end(self, name: str, status: int) -> None:
         if self._ending:
             return
         self._write_record()
-        if child.name == BORROWER and status < 0:
+        if name == BORROWER and status < 0:
             killer = signal.Signals(-status).name
             raise PeerError(f"the borrower's supervisor was killed by {killer}; a sandbox ends with it")
-        if child.name == BORROWER:
-            said = process.last_line(self._log_path(BORROWER))
-            raise PeerError(f"the borrower ended by itself: {said or 'it said nothing'}")
+        if name == BORROWER:
+            raise PeerError(f"the borrower ended by itself: {self._crew.said(BORROWER)}")
         if self.plan.restart_donors:
-            await self._start_child(child.name)
+            await self._crew.start(name)
 
     async def _keep_meminfo(self) -> None:
         while not self._ending:
             for name in self.names:
-                child = self.children.get(name)
-                pid = child.pid if child is not None and child.is_running else 0
+                pid = self._crew.pid(name)
                 pressure.refresh(self.state, name, total_bytes=self.plan.donor_memory_bytes, pid=pid)
             await asyncio.sleep(MEMINFO_EVERY_S)
 
     async def _until_answering(self, name: str) -> None:
         async def answers() -> bool:
-            if not self.children[name].is_running:
-                said = process.last_line(self._log_path(name))
-                raise PeerError(f"{name} ended at once: {said or 'it said nothing'}")
             with contextlib.suppress(PeerError):
-                await ask(self._admin_path(name), "status")
+                await ask(self._crew.posts[name].admin, "status")
                 return True
             return False
 
-        await until(answers, what=f"{name} to answer", limit_s=START_LIMIT_S)
+        await self._crew.until(name, answers, "to answer", limit_s=START_LIMIT_S)
 
     async def _until_clients_may_connect(self) -> None:
         async def ready() -> bool:
-            told = await ask(self._admin_path(BORROWER), "status")
+            told = await ask(self._crew.posts[BORROWER].admin, "status")
             return [donor["state"] for donor in told["donors"]] == ["up"] * len(self.names) and told["offered"] is True
 
         await until(ready, what="the borrower to reach every donor", limit_s=START_LIMIT_S)
@@ -178,25 +163,3 @@ class Plane:
         if self.plan.transport == "tcp":
             return f"tcp:127.0.0.1:{free_port()}"
         return f"unix:{pressure.donor_folder(self.state, name) / 'control.sock'}"
-
-    def _folder(self, name: str) -> Path:
-        return self.state / "blockdev" if name == BORROWER else pressure.donor_folder(self.state, name)
-
-    def _config_path(self, name: str) -> Path:
-        return self._folder(name) / "config.toml"
-
-    def _log_path(self, name: str) -> Path:
-        return self._folder(name) / "log"
-
-    def _admin_path(self, name: str) -> Path:
-        return self._folder(name) / "admin.sock"
-
-    def _process_record(self, name: str) -> ProcessRecord:
-        child = self.children.get(name)
-        return ProcessRecord(
-            name=name,
-            pid=child.pid if child is not None and child.is_running else 0,
-            admin_socket=os.fspath(self._admin_path(name)),
-            config=os.fspath(self._config_path(name)),
-            log=os.fspath(self._log_path(name)),
-        )

@@ -1,0 +1,118 @@
+"""The child processes of one plane: each with its folder, started, watched, asked after and ended by name."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from farside.errors import ConfigError, PeerError
+from farside.sandbox import process
+from farside.sandbox.files import until
+from farside.sandbox.layout import ProcessRecord
+from farside.sandbox.process import Child
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post:
+    """What stands in a child's place: its ``farside`` subcommand, its folder, and where it answers."""
+
+    subcommand: str
+    folder: Path
+    admin: Path
+
+    @property
+    def config(self) -> Path:
+        """Its settings."""
+        return self.folder / "config.toml"
+
+    @property
+    def log(self) -> Path:
+        """What it says."""
+        return self.folder / "log"
+
+
+def post_in(folder: Path, subcommand: str) -> Post:
+    """A child that answers in its own folder."""
+    return Post(subcommand=subcommand, folder=folder, admin=folder / "admin.sock")
+
+
+class Crew:
+    """The children of one plane.
+
+    Args:
+        posts: By name.
+        changed: Called whenever one starts.
+        ended: Awaited with a child's name and exit status, negative for a signal, whenever one ends.
+    """
+
+    def __init__(
+        self, posts: Mapping[str, Post], *, changed: Callable[[], None], ended: Callable[[str, int], Awaitable[None]]
+    ) -> None:
+        self.posts = posts
+        self._changed = changed
+        self._ended = ended
+        self._children: dict[str, Child] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    def watch_in(self, tasks: asyncio.TaskGroup) -> None:
+        """Children are waited for in these tasks from now on."""
+        self._tasks = tasks
+
+    async def start(self, name: str) -> None:
+        """Starts it."""
+        assert self._tasks is not None
+        post = self.posts[name]
+        child = await process.start(name, (post.subcommand, "--config", os.fspath(post.config)), log=post.log)
+        self._children[name] = child
+        self._tasks.create_task(self._watch(child))
+        self._changed()
+
+    async def end(self, names: Iterable[str]) -> None:
+        """Ends those of them that were started, together."""
+        await asyncio.gather(*(self._children[name].end() for name in names if name in self._children))
+
+    def is_running(self, name: str) -> bool:
+        """Whether it was started and has not ended."""
+        return name in self._children and self._children[name].is_running
+
+    def refuse_running(self, name: str, told: str) -> None:
+        """Raises ConfigError when it runs; ``told``: as the message names it."""
+        if self.is_running(name):
+            raise ConfigError(f"{told} is running")
+
+    def pid(self, name: str) -> int:
+        """Process id, 0 while it does not run."""
+        return self._children[name].pid if self.is_running(name) else 0
+
+    def said(self, name: str) -> str:
+        """The last line that it wrote, for an error message."""
+        return process.last_line(self.posts[name].log) or "it said nothing"
+
+    def record(self, name: str) -> ProcessRecord:
+        """As the record file tells it."""
+        post = self.posts[name]
+        return ProcessRecord(
+            name=name,
+            pid=self.pid(name),
+            admin_socket=os.fspath(post.admin),
+            config=os.fspath(post.config),
+            log=os.fspath(post.log),
+        )
+
+    async def until(self, name: str, look: Callable[[], Awaitable[bool]], what: str, *, limit_s: float) -> None:
+        """Waits until it does what is looked for.
+
+        Raises:
+            PeerError: it ended instead, with the last line it wrote; or the time is up.
+        """
+
+        async def there() -> bool:
+            if not self.is_running(name):
+                raise PeerError(f"{name} ended at once: {self.said(name)}")
+            return await look()
+
+        await until(there, what=f"{name} {what}", limit_s=limit_s)
+
+    async def _watch(self, child: Child) -> None:
+        await self._ended(child.name, await child.wait())
