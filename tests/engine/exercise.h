@@ -59,4 +59,15 @@ static inline void crowd(struct donor *donor, struct ne_link *link)
 		CHECK(is_filled(pages[i], PAGE, i));
 }
 
+/* What was under way has failed, once, and the link takes nothing any more. */
+static inline void expect_death(struct ne_link *link, struct ne_io ios[2], int err)
+{
+	CHECK(collect(link, 2));
+	CHECK(ios[0].status == err);
+	CHECK(ios[1].status == err);
+	CHECK(!link->ops->alive(link));
+	CHECK(link->ops->outstanding(link) == 0);
+	CHECK(link->ops->post(link, &ios[0]) == -ENOTCONN);
+}
+
 #endif

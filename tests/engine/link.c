@@ -101,16 +101,6 @@ static struct ne_link *half_open(struct ne_io ios[2], int *peer)
 	return link;
 }
 
-static void expect_death(struct ne_link *link, struct ne_io ios[2], int err)
-{
-	CHECK(collect(link, 2));
-	CHECK(ios[0].status == err);
-	CHECK(ios[1].status == err);
-	CHECK(!link->ops->alive(link));
-	CHECK(link->ops->outstanding(link) == 0);
-	CHECK(link->ops->post(link, &ios[0]) == -ENOTCONN);
-}
-
 TEST(a_peer_that_goes_away_fails_everything_once_with_econnreset)
 {
 	struct ne_io ios[2];
