@@ -8,11 +8,10 @@ import asyncio
 import fcntl
 import os
 import secrets
-import signal
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 from importlib.metadata import version
 from random import Random
 
@@ -32,6 +31,7 @@ from farside.agent.status import AgentStatus
 from farside.agent.token import read_token
 from farside.clock import Clock, RealClock
 from farside.config import AgentConfig
+from farside.ending import on_end_signals
 from farside.errors import ConfigError
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
@@ -94,7 +94,7 @@ class Agent:
             stack.callback(os.close, self._lock)
             stack.callback(self._gpus.close)
             stack.callback(self._nursery.close)
-            stack.enter_context(self._signals())
+            stack.enter_context(on_end_signals(self.stop))
             if config.metrics_listen:
                 stack.enter_context(serving_metrics(config.metrics_listen, lambda: self._latest))
             async with await admin.serve(config.admin_socket, {"status": self._on_status}):
@@ -140,19 +140,6 @@ class Agent:
                     await asyncio.sleep(0.02)
         except TimeoutError:
             _log.error("tasks do not end", tasks=sum(task.is_live for task in self.runner.ledger.tasks.values()))
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # RuntimeError: not in the main thread, where only a test runs an agent.
-            with suppress(RuntimeError):
-                loop.add_signal_handler(number, self.stop)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
 
     # ---- what the session asks
 

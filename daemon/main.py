@@ -7,10 +7,9 @@ ends it at once. Killed without warning it leaves nothing but socket files, whic
 
 import asyncio
 import random
-import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 
 from farside import admin
 from farside.clock import Clock, RealClock
@@ -29,6 +28,7 @@ from farside.daemon.server import Server
 from farside.daemon.sessions import Ledger
 from farside.daemon.status import DonorStatus, donor_status
 from farside.daemon.tasks import Tasks
+from farside.ending import on_end_signals
 from farside.errors import ConfigError
 from farside.kmod_shim.preflight import may_pin_memory
 from farside.listen import allow_many_connections, close_listener, open_listener
@@ -105,7 +105,7 @@ class Donor:
             stack.callback(self._pool.close)
             stack.callback(self._exporter.destroy)  # before the pool: its threads touch slabs
             stack.callback(self._slab_memory.close)  # before the exporter: slabs may still be made and freed
-            stack.enter_context(self._signals())
+            stack.enter_context(on_end_signals(self.stop))
             # Listeners outlive the tasks that accept on them.
             listeners = [stack.enter_context(_listening(endpoint)) for endpoint in self._config.listen]
             try:
@@ -179,19 +179,6 @@ class Donor:
         while self._told < times:
             self._told_again.clear()
             await self._told_again.wait()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # RuntimeError: not in the main thread, where only a test runs a donor.
-            with suppress(RuntimeError):
-                loop.add_signal_handler(number, self.stop)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
 
     # ---- status
 

@@ -75,8 +75,8 @@ IMPURE = {
 
 # Lower may not import higher.
 FOUNDATION = (
-    "errors", "units", "geometry", "endpoint", "clock", "log", "listen", "memory_sense", "notify", "scrape", "admin",
-    "config",
+    "errors", "units", "geometry", "ending", "endpoint", "clock", "log", "listen", "memory_sense", "notify",
+    "scrape", "admin", "config",
 )  # fmt: skip
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # A protocol is one codec for both roles; its folder is that of the side it was written for first.

@@ -10,15 +10,15 @@ import asyncio
 import json
 import multiprocessing
 import os
-import signal
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack, nullcontext, suppress
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from farside.config import ManagerConfig
+from farside.ending import on_end_signals
 from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError, FarsideError
 from farside.listen import close_listener, open_listener
@@ -95,7 +95,7 @@ class _Parts:
         self._failure = 0
 
     async def run(self) -> int:
-        with _on_signals(self._stop.set):
+        with on_end_signals(self._stop.set):
             async with asyncio.TaskGroup() as group:
                 for name in _PARTS:
                     group.create_task(self._keep(name))
@@ -160,18 +160,6 @@ class _Parts:
         part.replace(self._pids_file)
 
 
-@contextmanager
-def _on_signals(act: Callable[[], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, act)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-
-
 # ---------------------------------------------------------------------------------------------- the parts
 
 
@@ -198,7 +186,7 @@ async def _until_told(work: Coroutine[None, None, None]) -> None:
     loop = asyncio.get_running_loop()
     if parent is not None:
         loop.add_reader(parent.sentinel, stop.set)
-    with _on_signals(stop.set):
+    with on_end_signals(stop.set):
         async with asyncio.TaskGroup() as group:
             running = group.create_task(work)
             stopping = group.create_task(stop.wait())
