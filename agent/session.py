@@ -24,6 +24,7 @@ from farside.agent.token import read_token
 from farside.clock import Clock
 from farside.errors import ConfigError, RemoteProtocolError
 from farside.log import get_log
+from farside.own_task import in_own_task
 
 OPEN_LIMIT_S = 10.0
 WELCOME_LIMIT_S = 40.0
@@ -92,7 +93,7 @@ class Session:
         while True:
             problem = "the connection ended"
             try:
-                await self._connect_once()
+                await in_own_task(self._connect_once())
             # A faulty answer of a manager must not end an agent with jobs on it either.
             except Exception as error:
                 problem = _problem(error)

@@ -40,6 +40,7 @@ from farside.daemon.keys import KeyRing
 from farside.errors import EngineError, PeerError, RemoteProtocolError
 from farside.kmod_shim.engine.binding import MOVER, DonorState, RdmaLink
 from farside.log import get_log
+from farside.own_task import in_own_task
 
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 1.0
@@ -267,9 +268,7 @@ class Peer:
     async def _hold_session(self) -> None:
         self._linked_s = math.inf
         try:
-            # A task of its own: a TaskGroup whose child fails leaves its task "being cancelled" in Python 3.11,
-            # and timeouts in it then end as cancellations (python/cpython issue 116720).
-            await asyncio.get_running_loop().create_task(self._session())
+            await in_own_task(self._session())
         except* Exception as group:
             self._note_lost(group)
         now_s = self._parts.clock.now_s()

@@ -1,0 +1,23 @@
+"""Work that fails again and again beside others that end it."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TypeVar
+
+ResultT = TypeVar("ResultT")
+
+
+async def in_own_task(work: Coroutine[object, object, ResultT]) -> ResultT:
+    """Awaits ``work`` in a task of its own: for a loop that outlives what its work meets, and must still end when told.
+
+    In the caller's own task two things go wrong. A TaskGroup whose child fails leaves its task "being cancelled" in
+    Python 3.11, and timeouts in it then end as cancellations (python/cpython issue 116720). And a cancellation that
+    arrives while the work is failing is lost, since the work ends with its failure: here the cancellation wins.
+    """
+    caller = asyncio.current_task()
+    try:
+        return await asyncio.get_running_loop().create_task(work)
+    except Exception:
+        if caller is not None and caller.cancelling():
+            raise asyncio.CancelledError from None
+        raise
