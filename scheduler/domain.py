@@ -111,17 +111,25 @@ class Domain:
         ``since_s``: since when it waits in one go, where that is not since its submission.
         """
         self.jobs[row] = job
-        demand = self.rules.placement.demand(job)
-        if not self._is_counting_more and (demand.cpus_per_gpu or demand.memory_bytes_per_gpu):
-            demand = replace(demand, cpus_per_gpu=0.0, memory_bytes_per_gpu=0.0)
-        limit_s = job.limit_s if self.rules.reserve_after_s < math.inf else math.inf  # backfill tells them apart
-        group = self._group_of.setdefault((demand, limit_s), len(self.demands))
-        if group == len(self.demands):
-            self.demands.append(demand)
-        self.groups[row] = group
+        self.groups[row] = self._class_of(job)
         self.table.submit(row, job, remaining_s=remaining_s, predicted_gpu_s=predicted_gpu_s)
         self.to_tail(row)
         self._waits(row, job.submit_s if since_s is None else since_s)
+
+    def _class_of(self, job: Job) -> int:
+        demand = self.rules.placement.demand(job)
+        limit_s = job.limit_s if self.rules.reserve_after_s < math.inf else math.inf  # backfill tells them apart
+        known = self._group_of.get((demand, limit_s))
+        if known is not None:
+            return known
+        alike = demand
+        if not self._is_counting_more:
+            alike = replace(demand, cpus_per_gpu=0.0, memory_bytes_per_gpu=0.0)
+        group = self._group_of.setdefault((alike, limit_s), len(self.demands))
+        if group == len(self.demands):
+            self.demands.append(alike)
+        self._group_of[demand, limit_s] = group
+        return group
 
     def withdraw(self, row: int) -> None:
         """A waiting job will not run after all, or not for now."""
@@ -178,11 +186,15 @@ class Domain:
 
     def watch(self, rows: list[int], now_s: float) -> list[float]:
         """In how many seconds each of these, which started, stopped or crossed, has to `cross`; infinite: never."""
-        after_s: list[float] = self.rules.order.next_change_s(self.figures(rows, now_s)).tolist()
-        for row, change_s in zip(rows, after_s, strict=True):
+        order, jobs = self.rules.order, self.figures(rows, now_s)
+        after_s = order.next_change_s(jobs)
+        if not self._crossed:  # else a cycle will give them another place in the list before anybody asks
+            self._by_rank.foresee(order, rows, jobs, now_s + after_s, now_s)
+        listed: list[float] = after_s.tolist()
+        for row, change_s in zip(rows, listed, strict=True):
             if row in self.running:
                 self._foresee(row, now_s + change_s)
-        return after_s
+        return listed
 
     def _foresee(self, row: int, at_s: float) -> None:
         self._changes_s[row] = at_s

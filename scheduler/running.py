@@ -66,6 +66,17 @@ class RunningOrder:
         if first_key is not None:
             self._shelves[first_key].remove(row)
 
+    def foresee(self, order: OrderPolicy, rows: list[int], jobs: JobColumns, change_s: Floats, now_s: float) -> None:
+        """Ranks those of some rows that wait for it, as their figures are at hand: a reading would ask for them again.
+
+        ``change_s``: when the policy says that each comes to another rank. Not while a reading goes on.
+        """
+        if self._loose.isdisjoint(rows):
+            return
+        self._drop_left()
+        keys = (*order.keys(jobs), jobs.submit_s, jobs.sequence)
+        self._put_away(rows, keys, order.motion(jobs).tolist(), change_s, now_s)
+
     def renew_all(self) -> None:
         """All came to other ranks."""
         self._loose.update(self._ranks, self._shelf_of)
@@ -116,26 +127,35 @@ class RunningOrder:
         motions = order.motion(jobs).tolist()
         if min(motions) == FREE == max(motions):
             return _descending(rows, keys)
-        until_s: list[float] = (now_s + order.next_change_s(jobs) - EDGE_S).tolist()
-        ranks = zip(*(key.tolist() for key in keys), strict=True)
-        entered: list[_Entry] = []
-        free: list[int] = []
-        for at, (rank, motion) in enumerate(zip(ranks, motions, strict=True)):
-            if motion == FREE or until_s[at] <= now_s:
-                free.append(at)
-                continue
-            self._loose.remove(rows[at])
-            if until_s[at] < math.inf:
-                heapq.heappush(self._expiries, (until_s[at], rows[at]))
-            if motion == INNER:
-                self._shelve(rows[at], rank[0])
-            else:
-                entered.append((rank, rows[at]))
-                self._note(entered[-1], motion, now_s)
-        self._insert(entered, len(self._entries))
+        free = self._put_away(rows, keys, motions, now_s + order.next_change_s(jobs), now_s)
         if not free:
             return iter(())
         return _descending([rows[at] for at in free], [key[free] for key in keys])
+
+    def _put_away(
+        self, rows: list[int], keys: Sequence[Floats], motions: list[int], change_s: Floats, now_s: float
+    ) -> list[int]:
+        """Gives the loose ones of these rows a place that is good for a while; returns the places of those who stay."""
+        until_s: list[float] = (change_s - EDGE_S).tolist()
+        ranks = zip(*(key.tolist() for key in keys), strict=True)
+        entered: list[_Entry] = []
+        free: list[int] = []
+        for at, (row, rank, motion) in enumerate(zip(rows, ranks, motions, strict=True)):
+            if row not in self._loose:
+                continue
+            if motion == FREE or until_s[at] <= now_s:
+                free.append(at)
+                continue
+            self._loose.remove(row)
+            if until_s[at] < math.inf:
+                heapq.heappush(self._expiries, (until_s[at], row))
+            if motion == INNER:
+                self._shelve(row, rank[0])
+            else:
+                entered.append((rank, row))
+                self._note(entered[-1], motion, now_s)
+        self._insert(entered, len(self._entries))
+        return free
 
     def _note(self, entry: _Entry, motion: int, now_s: float) -> None:
         rank, row = entry

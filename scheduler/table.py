@@ -5,7 +5,7 @@ How it works
   gives what they are now. Policies get only that, a frozen `JobColumns`, and answer for all rows at once.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,7 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobColumns:
+class JobColumns(NamedTuple):
     """Some jobs' figures at one instant, an array each, one place a job.
 
     Attributes:

@@ -55,7 +55,7 @@ class Waiting:
 
     def _drop_gone(self) -> None:
         kept = {
-            group: [(rank, row) for rank, row in heap if self._ranks.get(row) == rank]
+            group: [(rank, row) for rank, row in heap if self._ranks.get(row) is rank]
             for group, heap in self._heaps.items()
         }
         self._heaps = {group: heap for group, heap in kept.items() if heap}
@@ -80,7 +80,7 @@ class Waiting:
         heap = self._heaps.get(group)
         while heap:
             rank, row = heap[0]
-            if self._ranks.get(row) == rank:
+            if self._ranks.get(row) is rank:
                 return rank, row
             heapq.heappop(heap)
             self._entries -= 1
