@@ -101,6 +101,7 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
     "helios-philly": lambda effort: helios_philly.figure(data=effort.data),
     "energy-table-5": lambda effort: energy_saving.table_5(effort.data),
     "energy-risk": lambda effort: energy_saving.risk(effort.data),
+    "energy-earth": lambda effort: energy_saving.earth(effort.data),
     "energy-sensitivity": lambda effort: energy_sensitivity.figure(effort.data),
     "qssf-philly": lambda effort: qssf_philly.figure(data=effort.data),
     "qssf-repeating": lambda effort: qssf_repeating.figure(jobs=effort.jobs // 2, seeds=effort.seeds),

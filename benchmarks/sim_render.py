@@ -14,11 +14,10 @@ def render(run: SimRun, *, source: str) -> str:
         "# The scheduler and its simulator: measurements",
         "Written by `python -m benchmarks.sim_speed` (`make bench-simulator`) from its own measurements; not edited by"
         f" hand.\nAll figures: `{source}`. How they come about: `benchmarks/README.md`.",
-        f"* Run: {run.date}, commit {run.commit or 'unknown'}, `{run.command}`\n"
-        f"* Machine: {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.system}; load before"
-        f" {machine.load_before}\n"
-        "* Seconds are CPU seconds of one process; each figure is one run. Where the load before is far above the"
-        " cores, they are too high, and only ratios and growth say something.",
+        f"* Machine: {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.system}\n"
+        "* Seconds are CPU seconds of one process. Where the load before is far above the cores, they are too high, and"
+        " only ratios and growth say something.",
+        table(("part", "measured", "commit", "load before", "runs of each", "command"), _measured(run)),
     ]
     if run.traces:
         parts += ["## A long trace under each policy", _TRACES, _traces(run.traces)]
@@ -46,6 +45,13 @@ _CYCLES = (
     "All GPUs are held (8 a machine, consolidated placement). `new` is the cycle in which all that wait have just come;"
     " the others follow the end of one running job each."
 )
+
+
+def _measured(run: SimRun) -> list[tuple[str, ...]]:
+    return [
+        (part, one.date, one.commit or "unknown", f"{one.load_before:g}", str(one.repeats), f"`{one.command}`")
+        for part, one in run.measured.items()
+    ]
 
 
 def _traces(results: Sequence[TraceResult]) -> str:

@@ -1,6 +1,7 @@
 """What the simulator's benchmark measures, as data that goes to JSON and back. Pure but for the two doors."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -95,13 +96,22 @@ class PeerResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimRun:
-    """A whole run of the benchmark."""
+class Measured:
+    """When a part was measured last. ``repeats``: so many runs of each case of at most 100,000 jobs, the least kept."""
 
     date: str
     command: str
     commit: str
+    load_before: float
+    repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimRun:
+    """The benchmark's figures. ``measured``: the runs that they come from, by part."""
+
     machine: Machine
+    measured: Mapping[str, Measured] = field(default_factory=dict)
     traces: tuple[TraceResult, ...] = ()
     growth: tuple[TraceResult, ...] = ()
     shapes: tuple[TraceResult, ...] = ()

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks import sim_peer
 from benchmarks.machine import this_commit, this_machine
 from benchmarks.sim_render import render
-from benchmarks.sim_result import CycleCase, CycleResult, SimRun, TraceCase, TraceResult, load, save
+from benchmarks.sim_result import CycleCase, CycleResult, Measured, SimRun, TraceCase, TraceResult, load, save
 from benchmarks.sim_run import ROOT, run_case
 from farside.errors import FarsideError
 
@@ -32,6 +32,7 @@ SHAPE_JOBS = (50_000, 200_000)
 QUEUES = (8_000, 4_000, 2_000, 1_000)
 NODES = (10_000, 1_000)
 PEER_JOBS = (1_000, 4_000, 16_000)
+OFTEN_JOBS = 100_000  # up to so many are run as often as was asked
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,6 +60,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trace", metavar="FILE", help="a real trace beside the generated one, all of it in one pool")
     parser.add_argument("--trace-gpus", type=int, default=480, metavar="N", help="of its cluster; default: %(default)s")
     parser.add_argument("--most-jobs", type=int, default=GROWTH[-1], metavar="N", help="leave out longer traces")
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help="of each shorter run, the least is kept")
     parser.add_argument("--output", metavar="FILE", help="write the JSON here, and no document")
     parser.add_argument("--render", action="store_true", help="measure nothing, write the document from the JSON")
     options = parser.parse_args(arguments)
@@ -69,26 +71,24 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _measure(options: argparse.Namespace, path: Path) -> Iterator[SimRun]:
-    run = SimRun(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=shlex.join(["python", "-m", "benchmarks.sim_speed", *_public(options)]),
-        commit=this_commit(),
-        machine=this_machine(),
-    )
-    if path.exists():
-        before = load(path)
-        run = replace(
-            run, traces=before.traces, growth=before.growth, shapes=before.shapes, cycles=before.cycles,
-            peers=before.peers,
-        )  # fmt: skip
+    run = replace(load(path), machine=this_machine()) if path.exists() else SimRun(machine=this_machine())
     for part in options.parts.split(","):
+        measured = Measured(
+            date=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=shlex.join(["python", "-m", "benchmarks.sim_speed", "--parts", part, *_public(options)]),
+            commit=this_commit(),
+            load_before=this_machine().load_before,
+            repeats=options.repeats,
+        )
+        run = replace(run, measured={**run.measured, part: measured})
         for run in PARTS[part](run, options):  # noqa: B020 - each part goes on from where the last one ended
             yield run
 
 
 def _public(options: argparse.Namespace) -> list[str]:
     # Where somebody keeps a trace is nobody's business.
-    return ["--trace", Path(options.trace).name] if options.trace else []
+    trace = ["--trace", Path(options.trace).name] if options.trace else []
+    return [*trace, *(["--repeats", str(options.repeats)] if options.repeats > 1 else [])]
 
 
 def _traces(run: SimRun, options: argparse.Namespace) -> Iterator[SimRun]:
@@ -97,7 +97,7 @@ def _traces(run: SimRun, options: argparse.Namespace) -> Iterator[SimRun]:
         cases += [
             TraceCase(policy=policy, path=options.trace, gpus=options.trace_gpus) for policy in _policies(options)
         ]
-    for one in _traced(cases):
+    for one in _traced(cases, options):
         named = replace(one, case=replace(one.case, path=Path(one.case.path).name))
         run = replace(run, traces=_merged(run.traces, named))
         yield run
@@ -110,7 +110,7 @@ def _growth(run: SimRun, options: argparse.Namespace) -> Iterator[SimRun]:
         for policy in _policies(options)
         if jobs <= options.most_jobs
     ]
-    for one in _traced(cases):
+    for one in _traced(cases, options):
         run = replace(run, growth=_merged(run.growth, one))
         yield run
 
@@ -123,7 +123,7 @@ def _shapes(run: SimRun, options: argparse.Namespace) -> Iterator[SimRun]:
         for jobs in SHAPE_JOBS
         if jobs <= options.most_jobs
     ]
-    for one in _traced(cases):
+    for one in _traced(cases, options):
         run = replace(run, shapes=_merged(run.shapes, one))
         yield run
 
@@ -133,7 +133,8 @@ def _cycles(run: SimRun, options: argparse.Namespace) -> Iterator[SimRun]:
         for queue in QUEUES:
             for policy in _policies(options):
                 case = CycleCase(policy=policy, queue=queue, nodes=nodes)
-                figures = run_case(case)
+                runs = [run_case(case) for _ in range(options.repeats)]
+                figures = min(runs, key=lambda one: one.new_queue_ms + one.median_ms)
                 print(
                     f"{nodes} nodes, {queue} wait, {policy}: {figures.median_ms:.1f} ms a cycle,"
                     f" {figures.new_queue_ms:.1f} ms with a new queue",
@@ -168,9 +169,11 @@ def _policies(options: argparse.Namespace) -> list[str]:
     return str(options.policies).split(",")
 
 
-def _traced(cases: Sequence[TraceCase]) -> Iterator[TraceResult]:
+def _traced(cases: Sequence[TraceCase], options: argparse.Namespace) -> Iterator[TraceResult]:
     for case in cases:
-        figures = run_case(case)
+        repeats = options.repeats if case.jobs <= OFTEN_JOBS else 1
+        # What else the machine does can only add to CPU seconds.
+        figures = min((run_case(case) for _ in range(repeats)), key=lambda one: one.cpu_s)
         name = f"{Path(case.path).name or case.shape}, {figures.jobs} jobs, {case.policy}"
         print(f"{name}: {figures.cpu_s:.2f} s, {figures.peak_mib:.0f} MiB", flush=True)
         yield TraceResult(case=case, figures=figures)

@@ -10,6 +10,7 @@ from benchmarks.result import Machine
 from benchmarks.sim_result import (
     CycleCase,
     CycleResult,
+    Measured,
     PeerResult,
     SimRun,
     TraceCase,
@@ -52,10 +53,8 @@ def test_the_document_has_every_part_and_survives_json(tmp_path: Path) -> None:
     )
     case = CycleCase(policy="fifo", queue=5, nodes=4)
     run = SimRun(
-        date="2026-01-01",
-        command="python -m benchmarks.sim_speed",
-        commit="abc",
         machine=MACHINE,
+        measured={"traces": Measured(date="2026-01-01", command="run it", commit="abc", load_before=0.5, repeats=2)},
         traces=traces,
         growth=traces,
         shapes=traces,
@@ -69,3 +68,4 @@ def test_the_document_has_every_part_and_survives_json(tmp_path: Path) -> None:
     assert load(tmp_path / "run.json") == run
     assert text.count("\n## ") == 5
     assert "no network" in text
+    assert "`run it`" in text
