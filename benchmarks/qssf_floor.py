@@ -6,14 +6,13 @@ know more without looking ahead, so what is left between it and SJF no estimate 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from benchmarks.qssf_runs import Lesson
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.predict.rolling import bounded_s
-from farside.scheduler.sim.estimator import Estimation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Job
 
@@ -57,10 +56,6 @@ class RecipeEstimator:
     def primed(self, order: OrderPolicy) -> OrderPolicy:
         """As it was."""
         return order
-
-    def summary(self, jobs: Sequence[TraceJob]) -> Estimation:
-        """Of no use here."""
-        raise NotImplementedError
 
 
 def load_of(lesson: Lesson, gpus: int) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.predict.history import Past
 from farside.scheduler.sim.cluster import build_site
-from farside.scheduler.sim.estimator import Estimation, Estimator, past_of
+from farside.scheduler.sim.estimator import Expecting, past_of
 from farside.scheduler.sim.experiment import Experiment, Outcome, Scene, make_experiments
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.workload.catalog import WORKLOADS
@@ -99,12 +99,8 @@ class HeliosNoise:
         """As it was."""
         return order
 
-    def summary(self, jobs: Sequence[TraceJob]) -> Estimation:
-        """Of no use here."""
-        raise NotImplementedError
 
-
-def average_with(estimator: Estimator, take: Take, scene: Scene) -> tuple[float, float]:
+def average_with(estimator: Expecting, take: Take, scene: Scene) -> tuple[float, float]:
     """Average JCT and queueing delay, seconds, of a policy that goes by these expectations."""
     (experiment,) = experiments([take])
     runs = experiment.simulation(scene.site, scene.jobs, estimator).run()

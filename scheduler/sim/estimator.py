@@ -44,7 +44,7 @@ class Estimation:
     params: dict[str, float] = field(default_factory=dict)
 
 
-class Estimator(Protocol):
+class Expecting(Protocol):
     """Tells a simulation what to expect."""
 
     def expect(self, trace: TraceJob) -> float:
@@ -58,6 +58,10 @@ class Estimator(Protocol):
     def primed(self, order: OrderPolicy) -> OrderPolicy:
         """The policy with what is known before the first job."""
         ...
+
+
+class Estimator(Expecting, Protocol):
+    """One that is also judged."""
 
     def summary(self, jobs: Sequence[TraceJob]) -> Estimation:
         """How good it was, after the last of these jobs."""

@@ -18,7 +18,7 @@ from farside.scheduler.predict.gpu_time import GpuTimeParams
 from farside.scheduler.predict.rolling import RollingParams
 from farside.scheduler.settings import chosen, from_settings, settings_of
 from farside.scheduler.sim.cluster import Site
-from farside.scheduler.sim.estimator import Estimation, Estimator, EstimatorName, EstimatorSpec, Truth
+from farside.scheduler.sim.estimator import Estimation, Estimator, EstimatorName, EstimatorSpec, Expecting, Truth
 from farside.scheduler.sim.oracle import Oracle
 from farside.scheduler.sim.result.digest import Digest
 from farside.scheduler.sim.result.figures import Results, results
@@ -110,7 +110,7 @@ class Experiment:
         goes_by_expectations = isinstance(self.order, Qssf)
         return self.estimator.make() if goes_by_expectations else Truth(self.estimator.oracle)
 
-    def simulation(self, site: Site, jobs: Sequence[TraceJob], estimator: Estimator | None = None) -> Simulation:
+    def simulation(self, site: Site, jobs: Sequence[TraceJob], estimator: Expecting | None = None) -> Simulation:
         """Ready to run, with this estimator or its own."""
         estimator = estimator or self.make_estimator()
         return Simulation(
