@@ -1,12 +1,13 @@
 """The API's side of the log: what is known from it so far, and many small writes made into few large ones."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from farside.log import get_log
 from farside.scheduler.live.brain import API_WAKE, WAKE
-from farside.scheduler.live.event import Event
+from farside.scheduler.live.event import BrainTookLead, Entry, Event
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.store.event_store import PAGE, Draft, EventStore
 from farside.scheduler.live.transition import apply
@@ -15,6 +16,9 @@ from farside.scheduler.live.wall_clock import WallClock
 
 # Entries written in one transaction; a larger one would keep the brain waiting.
 BATCH = 2000
+# So long a page of entries is applied before others have their turn.
+SLICE_S = 0.005
+ALL = ""
 
 _log = get_log("manager.api")
 
@@ -30,7 +34,7 @@ class LiveLog:
         self._reading = asyncio.Lock()
         self._pending: list[tuple[Sequence[Draft], asyncio.Future[range]]] = []
         self._is_pending = asyncio.Event()
-        self._watchers: set[asyncio.Event] = set()
+        self._watchers: dict[str, set[asyncio.Event]] = {}  # by node; who watches all is under ALL
 
     @property
     def store(self) -> EventStore:
@@ -57,21 +61,38 @@ class LiveLog:
         async with self._reading:
             while True:
                 entries = await asyncio.to_thread(self._store.read, self.state.seq)
-                for entry in entries:
-                    apply(self.state, entry)
-                if entries:
-                    for watcher in self._watchers:
-                        watcher.set()
+                await self._follow(entries)
                 if len(entries) < PAGE:
                     return
 
-    def watch(self, watcher: asyncio.Event) -> None:
-        """``watcher`` is set whenever there is something new, until `unwatch`."""
-        self._watchers.add(watcher)
+    async def _follow(self, entries: Sequence[Entry]) -> None:
+        """Applies entries, and lets others have the loop now and then: a page of them takes a tenth of a second."""
+        since_s = time.perf_counter()
+        for entry in entries:
+            touched = apply(self.state, entry)
+            for node in self._concerned(entry.event, touched):
+                for watcher in self._watchers.get(node, ()):
+                    watcher.set()
+            if time.perf_counter() - since_s > SLICE_S:
+                await asyncio.sleep(0)
+                since_s = time.perf_counter()
 
-    def unwatch(self, watcher: asyncio.Event) -> None:
+    def _concerned(self, event: Event, touched: Iterable[str]) -> Iterable[str]:
+        """The nodes that may have to be told something else now; commands bear the generation of who leads."""
+        if isinstance(event, BrainTookLead):
+            return self._watchers
+        jobs = self.state.jobs
+        return {ALL, getattr(event, "node", ALL), *(task.node for job_id in touched for task in jobs[job_id].tasks)}
+
+    def watch(self, watcher: asyncio.Event, node: str = ALL) -> None:
+        """``watcher`` is set whenever there is something new (about what a node has to be told), until `unwatch`."""
+        self._watchers.setdefault(node, set()).add(watcher)
+
+    def unwatch(self, watcher: asyncio.Event, node: str = ALL) -> None:
         """It is set no more."""
-        self._watchers.discard(watcher)
+        self._watchers[node].discard(watcher)
+        if not self._watchers[node]:
+            del self._watchers[node]
 
     async def write(self, events: Sequence[Event], cause: str) -> range:
         """Writes events, all or none, and returns when they are in the log and in `state`: their places.

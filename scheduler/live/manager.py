@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import ssl
+import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, nullcontext, suppress
@@ -36,6 +37,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 # A part that ran so long has not been ending at once.
 LONG_ENOUGH_S = 10.0
 END_LIMIT_S = 10.0
+SWITCH_S = 5e-4
 _FRAME_BYTES = 1 << 20
 
 _log = get_log("manager")
@@ -209,6 +211,9 @@ async def _api(config: ManagerConfig) -> None:
     from farside.scheduler.live.api.app import make_app
     from farside.scheduler.live.api.caller import Callers, PeerProtocol
     from farside.scheduler.live.follow import LiveLog
+
+    # The store is read in a thread; by default that one keeps the loop waiting for 5 ms at each turn.
+    sys.setswitchinterval(SWITCH_S)
 
     class Server(uvicorn.Server):
         """One that leaves signals to us."""

@@ -9,7 +9,7 @@ How it works
   * A job that is preempted and placed elsewhere while its processes still go has its new place in the domain only; it
     is written (`JobPlaced`) once the job waits again (`_deferred`).
   * Whatever else is not as the domain has it is put right by `_reconcile`, job by job, or by building the domain anew
-    (nodes that come, or change in size).
+    before it is asked next (nodes that come, or change in size): once, however many nodes come at a time.
 
   A domain that was built anew has the figures of the log, and the queues in the order of the old one where there is
   one; after a restart, by how long jobs wait.
@@ -73,6 +73,7 @@ class Planner:
         self._wakes: list[tuple[float, int, int]] = []  # (when, row or -1, the row's turn)
         self._turns: dict[int, int] = {}
         self._is_touched = True
+        self._is_stale = False  # the domain is built anew before it is asked again; until then nothing is kept in step
         self._taking: frozenset[str] | None = None  # None: the ledger has not been told yet
         self._build(now_s)
 
@@ -85,14 +86,15 @@ class Planner:
             isinstance(event, JobStopping) and event.cause is StopCause.PREEMPTED
         ):
             self._caught_up(event.job_id)
-        if isinstance(event, NodeJoined | NodeChanged) and self._is_other_size(event.node):
-            self._build(entry.at_s)
+        if isinstance(event, NodeJoined | NodeChanged) and not self._is_stale and self._is_other_size(event.node):
+            self._is_stale = True
+        if self._is_stale:
             return
         if isinstance(event, NodeJoined | NodeChanged | NodeLost | DrainRequested | UndrainRequested):
             self._resize()
         for job_id in touched:
             self._reconcile(self._state.jobs[job_id], entry.at_s)
-        if isinstance(event, JobStarted):
+        if isinstance(event, JobStarted) and not self._is_stale:
             self._really_started(self._state.jobs[event.job_id], entry.at_s)
 
     def _caught_up(self, job_id: str) -> None:
@@ -119,9 +121,10 @@ class Planner:
 
     def plan(self, now_s: float) -> tuple[Event, ...]:
         """Runs the cycle if there is reason to. The domain has what it answers at once; the log must get it next."""
-        self._wake_up(now_s)
-        if self._next_row > 2 * len(self.domain.jobs) + SPARE_ROWS and not self._ahead and not self._deferred:
+        is_sparse = self._next_row > 2 * len(self.domain.jobs) + SPARE_ROWS
+        if self._is_stale or (is_sparse and not self._ahead and not self._deferred):
             self._build(now_s)
+        self._wake_up(now_s)
         events = self._placed_at_last()
         if self._is_touched:
             self._is_touched = False
@@ -227,7 +230,7 @@ class Planner:
         self._deferred.pop(job.job_id, None)
         if is_holding(job):
             if not is_running:
-                self._build(now_s)
+                self._is_stale = True
             elif job.phase is Phase.STOPPING:
                 domain.running[row].until_s = math.inf  # its processes go already: nobody is helped by preempting it
             return
@@ -307,6 +310,7 @@ class Planner:
 
     def _build(self, now_s: float) -> None:
         """A new domain from what the state says, in the order of the old one."""
+        self._is_stale = False
         state = self._state
         order = self._order()
         promised = booked(state)

@@ -118,14 +118,31 @@ class ManagerClient:
         payload = None
         if body is not None:
             payload, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
+        path_and_query = where + (f"?{urlencode(query)}" if query else "")
+        is_kept = self._connection.sock is not None
         try:
-            self._connection.request(method, where + (f"?{urlencode(query)}" if query else ""), payload, headers)
-            response = self._connection.getresponse()
-            text = response.read()
+            status, text = self._exchange(method, path_and_query, payload, headers)
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            if not (is_kept and method == "GET"):
+                raise self._no_answer(error) from error
+            status, text = self._once_more(path_and_query, headers)
+        return _read(status, text, self._address.endpoint)
+
+    def _exchange(
+        self, method: str, where: str, payload: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        self._connection.request(method, where, payload, headers)
+        response = self._connection.getresponse()
+        return response.status, response.read()
+
+    def _once_more(self, where: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        """On a new connection: a server closes one that was idle, and that crosses with what is asked next."""
+        try:
+            return self._exchange("GET", where, None, headers)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise self._no_answer(error) from error
-        return _read(response.status, text, self._address.endpoint)
 
     def _no_answer(self, error: Exception) -> PeerError:
         where = self._address.endpoint

@@ -128,7 +128,7 @@ class AgentSessions:
 
     async def _both_ways(self, socket: WebSocket, side: protocol.ManagerSide, line: AgentLine) -> None:
         changed = asyncio.Event()
-        self._log.watch(changed)
+        self._log.watch(changed, line.node)
         try:
             async with asyncio.TaskGroup() as group:
                 sending = group.create_task(self._send(socket, side, line, changed))
@@ -139,7 +139,7 @@ class AgentSessions:
         except ExceptionGroup as several:
             raise several.exceptions[0] from None
         finally:
-            self._log.unwatch(changed)
+            self._log.unwatch(changed, line.node)
 
     async def _receive(
         self, socket: WebSocket, side: protocol.ManagerSide, line: AgentLine, changed: asyncio.Event

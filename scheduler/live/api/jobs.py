@@ -9,7 +9,7 @@ from fastapi import APIRouter, HTTPException, Query, Response
 from farside import admin
 from farside.agent import protocol
 from farside.errors import FarsideError, LocalProtocolError
-from farside.scheduler.live.api.answer import answer
+from farside.scheduler.live.api.answer import Rows, answer
 from farside.scheduler.live.api.caller import Caller
 from farside.scheduler.live.api.depends import OwnJob, Person
 from farside.scheduler.live.api.schema import JobBody
@@ -29,6 +29,7 @@ _Limit = Annotated[int, Query(ge=1, le=1_000_000)]
 def job_routes(log: LiveLog, folder: Path, *, may_tokens_submit: bool) -> APIRouter:
     """The routes about jobs."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+    rows = Rows()
 
     @router.post("", status_code=201, summary="Submit a job, or several alike")
     async def submit(body: JobBody, caller: Person) -> Response:
@@ -52,8 +53,8 @@ def job_routes(log: LiveLog, folder: Path, *, may_tokens_submit: bool) -> APIRou
         state = log.state
         found = state.jobs.values() if everything else [state.jobs[job_id] for job_id in state.unfinished]
         mine = caller.name if not caller.is_operator else user
-        shown = [show_job(job) for job in found if mine is None or job.user == mine]
-        return answer({"jobs": shown[-limit:]})
+        kept = [job for job in found if mine is None or job.user == mine]
+        return answer({"jobs": [rows.row(job) for job in kept[-limit:]]})
 
     @router.get("/{job_id}", summary="One job with its processes")
     async def show(job: OwnJob) -> Response:

@@ -1,0 +1,128 @@
+"""Simulated node agents in one process: the real protocol over real sockets, tasks that only exist by name.
+
+Each reports every ``period_s``; a task runs from its START until it is told to stop or its time is over.
+"""
+
+import asyncio
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+
+from farside.agent import messages as m
+from farside.agent import protocol
+
+MEMORY_BYTES = 256 << 30
+JOINING_AT_ONCE = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What a process of agents is told. ``mean_run_s``: of a task, drawn from an exponential; 0: for ever."""
+
+    url: str
+    token: str
+    first: int
+    nodes: int
+    gpus: int = 8
+    period_s: float = 5.0
+    mean_run_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Agent:
+    fleet: Fleet
+    name: str
+    seq: int = 0
+    news: dict[tuple[str, int], m.TaskState] = field(default_factory=dict)
+    running: set[tuple[str, int]] = field(default_factory=set)
+
+    async def run(self, joining: asyncio.Semaphore) -> None:
+        headers = {"Authorization": f"Bearer {self.fleet.token}"}
+        url = self.fleet.url + protocol.PATH
+        async with joining:
+            socket = await connect(
+                url, additional_headers=headers, max_size=protocol.FRAME_BYTES_MAX, compression=None,
+                open_timeout=60, ping_interval=None,
+            )  # fmt: skip
+            side = protocol.AgentSide()
+            await socket.send(side.send(self._hello()))
+            side.receive(await socket.recv())
+        async with socket, asyncio.TaskGroup() as group:
+            group.create_task(self._obey(socket, side, group))
+            await asyncio.sleep(random.uniform(0, self.fleet.period_s))
+            while True:
+                await self._report(socket, side)
+                await asyncio.sleep(self.fleet.period_s)
+
+    def _hello(self) -> m.Hello:
+        return m.Hello(
+            node=self.name, boot_id="boot", incarnation="one", version="0", cpus=64, memory_bytes=MEMORY_BYTES,
+            gpus=self._gpus(), headroom_bytes=MEMORY_BYTES, tasks=(),
+        )  # fmt: skip
+
+    def _gpus(self) -> tuple[m.Gpu, ...]:
+        return tuple(m.Gpu(index=at, model="H200", healthy=True) for at in range(self.fleet.gpus))
+
+    async def _obey(self, socket: ClientConnection, side: protocol.AgentSide, group: asyncio.TaskGroup) -> None:
+        async for frame in socket:
+            message = side.receive(frame)
+            if isinstance(message, m.Start):
+                key = message.task_id, message.start
+                self.running.add(key)
+                await self._tell(socket, side, key, "running")
+                if self.fleet.mean_run_s:
+                    run_s = random.expovariate(1 / self.fleet.mean_run_s)
+                    group.create_task(self._end_after(run_s, socket, side, key))
+            elif isinstance(message, m.Stop):
+                key = message.task_id, message.start
+                self.running.discard(key)
+                await self._tell(socket, side, key, "exited", signal=15)
+
+    async def _end_after(
+        self, run_s: float, socket: ClientConnection, side: protocol.AgentSide, key: tuple[str, int]
+    ) -> None:
+        await asyncio.sleep(run_s)
+        if key in self.running:
+            self.running.discard(key)
+            await self._tell(socket, side, key, "exited", exit_code=0)
+
+    async def _tell(
+        self, socket: ClientConnection, side: protocol.AgentSide, key: tuple[str, int], state: m.State, **more: int
+    ) -> None:
+        told = m.TaskState(task_id=key[0], start=key[1], state=state, at_s=time.time())
+        self.news[key] = msgspec.structs.replace(told, **more)
+        await self._report(socket, side)
+
+    async def _report(self, socket: ClientConnection, side: protocol.AgentSide) -> None:
+        self.seq += 1
+        tasks, self.news = tuple(self.news.values()), {}
+        await socket.send(
+            side.send(
+                m.Report(
+                    seq=self.seq, at_s=time.time(), headroom_bytes=MEMORY_BYTES, psi=m.Psi(), gpus=self._gpus(),
+                    tasks=tasks,
+                )
+            )
+        )  # fmt: skip
+
+
+async def _run(fleet: Fleet) -> None:
+    joining = asyncio.Semaphore(JOINING_AT_ONCE)
+    async with asyncio.TaskGroup() as group:
+        for at in range(fleet.first, fleet.first + fleet.nodes):
+            group.create_task(_Agent(fleet, f"n{at:05}").run(joining))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs a fleet, told as JSON, until it is killed or the manager is gone."""
+    asyncio.run(_run(msgspec.json.decode(arguments[0], type=Fleet)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,256 @@
+"""``python -m benchmarks.manager_load``: the manager under 2,000 agents and 10,000 queued jobs, on this machine.
+
+Starts `farside manager` with an empty store, simulated agents (`manager_agents.py`, processes of their own) that report
+every 5 s, fills all GPUs, queues the jobs, and then asks the API at a steady rate, one request at a time from each of a
+few clients, while jobs end and others start. Prints latencies and what the brain says of its cycles.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.machine import this_commit, this_machine
+from benchmarks.manager_agents import Fleet
+from benchmarks.render import table
+from farside import admin
+from farside.errors import FarsideError
+from farside.manager_client import ManagerAddress, ManagerClient
+from farside.scheduler.live.api.caller import Role, add_token
+from farside.scheduler.live.brain import ASK
+
+START_LIMIT_S = 120.0
+CLIENTS = 4
+GPUS = 8  # of a node
+BUSY_SHARE = 0.99  # jobs end all the time
+# What waits: GPUs of a job, and the share of jobs that ask for so many.
+QUEUED = ((1, 0.6), (2, 0.2), (4, 0.1), (8, 0.1))
+# What clients ask, and how often of a hundred times: people look at their job and at the queue, scripts submit.
+ASKED: Mapping[str, int] = {"show": 50, "explain": 10, "queue": 10, "nodes": 5, "submit": 15, "cancel": 10}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Milliseconds of one kind of request, seen by the client over the unix socket."""
+
+    requests: int
+    median_ms: float
+    p99_ms: float
+    most_ms: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what the arguments ask for; the exit code."""
+    options = _parse(arguments)
+    try:
+        found = _measure(options)
+    except FarsideError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return error.exit_code
+    if options.output:
+        Path(options.output).write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.manager_load", description=__doc__)
+    parser.add_argument("--agents", type=int, default=2000, help="of eight GPUs each; default: %(default)s")
+    parser.add_argument("--jobs", type=int, default=10_000, help="that wait; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of measuring; default: %(default)s")
+    parser.add_argument("--rate", type=float, default=20.0, help="requests a second, all clients; default: %(default)s")
+    parser.add_argument("--run", type=float, default=200.0, help="mean seconds that a job runs; default: %(default)s")
+    parser.add_argument("--policy", default="las", help="default: %(default)s")
+    parser.add_argument("--output", metavar="FILE", help="write the figures there, as JSON")
+    return parser.parse_args(arguments)
+
+
+def _measure(options: argparse.Namespace) -> Mapping[str, object]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farside-load-")))
+        address, fleet = stack.enter_context(_manager(folder, options.policy))
+        stack.enter_context(_agents(fleet, options))
+        client = stack.enter_context(ManagerClient(address))
+        _until(lambda: bool(len(client.get("nodes")["nodes"]) == options.agents), "all agents joined")
+        print(f"{options.agents} agents joined", flush=True)
+        queue = _fill(client, options)
+        latencies = _ask(folder / "manager.sock", queue, options)
+        return _told(options, latencies, admin.call(folder / "m" / ASK, "status"))
+
+
+@contextmanager
+def _manager(folder: Path, policy: str) -> Iterator[tuple[ManagerAddress, Fleet]]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
+    tokens = folder / "tokens.toml"
+    token = add_token(tokens, "", Role.NODE)
+    told: Mapping[str, object] = {
+        "listen": json.dumps([f"unix:{folder}/manager.sock", f"tcp:127.0.0.1:{port}"]),
+        "store_url": f"sqlite:///{folder}/manager.db",
+        "state_dir": folder / "m",
+        "tokens_file": tokens,
+        "policy": policy,
+        "node_timeout_s": 60,
+        "log_level": "warning",
+    }
+    settings = [part for name, value in told.items() for part in ("--set", f"{name}={value}")]
+    command = [sys.executable, "-m", "farside", "manager", "-c", "/dev/null", *settings]
+    address = ManagerAddress(endpoint=f"unix:{folder}/manager.sock")
+    process = subprocess.Popen(command)
+    try:
+        _until(lambda: _generation(address) > 0, "the manager is ready")
+        yield address, Fleet(url=f"ws://127.0.0.1:{port}", token=token, first=0, nodes=0, gpus=GPUS)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _generation(address: ManagerAddress) -> int:
+    try:
+        with ManagerClient(address) as client:
+            return int(client.get("health")["generation"])
+    except (FarsideError, OSError):
+        return 0
+
+
+@contextmanager
+def _agents(fleet: Fleet, options: argparse.Namespace) -> Iterator[None]:
+    command = [sys.executable, "-m", "benchmarks.manager_agents"]
+    one = {**asdict(fleet), "nodes": options.agents, "mean_run_s": options.run}
+    process = subprocess.Popen([*command, json.dumps(one)])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _until(look: Callable[[], bool], what: str) -> None:
+    end_s = time.monotonic() + START_LIMIT_S
+    while not look():
+        if time.monotonic() > end_s:
+            raise FarsideError(f"not within {START_LIMIT_S:g} s: {what}")
+        time.sleep(0.2)
+
+
+def _fill(client: ManagerClient, options: argparse.Namespace) -> list[str]:
+    """A job for each node, that all GPUs are held, and the queue behind them; the ids of that."""
+
+    def submit(gpus: int, count: int) -> list[str]:
+        ids: list[str] = []
+        while len(ids) < count:
+            body = {"argv": ["true"], "gpus": gpus, "count": min(1000, count - len(ids))}
+            ids += client.post("jobs", body=body)["ids"]
+        return ids
+
+    def is_full() -> bool:
+        nodes = client.get("nodes")["nodes"]
+        return bool(sum(node["state"] == "busy" for node in nodes) >= BUSY_SHARE * len(nodes))
+
+    submit(GPUS, options.agents)
+    queue = [job for gpus, share in QUEUED for job in submit(gpus, round(options.jobs * share))]
+    _until(is_full, "all nodes are busy")
+    print("all nodes are busy", flush=True)
+    return queue
+
+
+def _ask(path: Path, queue: Sequence[str], options: argparse.Namespace) -> Mapping[str, Latency]:
+    """Clients that each ask on, at a steady rate, however long an answer takes."""
+    end_s = time.monotonic() + options.seconds
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        every = [pool.submit(_client, path, queue, seed, options.rate / CLIENTS, end_s) for seed in range(CLIENTS)]
+        told = [one for client in every for one in client.result()]
+    latencies = {kind: _latency([ms for other, ms in told if other == kind]) for kind in ASKED}
+    return {**latencies, "all": _latency([ms for _, ms in told])}
+
+
+def _client(path: Path, queue: Sequence[str], seed: int, rate: float, end_s: float) -> list[tuple[str, float]]:
+    chance, own = random.Random(seed), list[str]()
+    found: list[tuple[str, float]] = []
+    with closing(_UnixConnection(path)) as connection:
+        due_s = time.monotonic()
+        while due_s < end_s:
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            due_s += chance.expovariate(rate)
+            (kind,) = chance.choices(list(ASKED), list(ASKED.values()))
+            begun_s = time.perf_counter()
+            _request(connection, kind, own, chance.choice(queue))
+            found.append((kind, (time.perf_counter() - begun_s) * 1e3))
+    return found
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.connect(str(self._path))
+
+
+def _request(connection: http.client.HTTPConnection, kind: str, own: list[str], job: str) -> None:
+    """Asks, and reads the whole answer; what a client makes of it is its own time."""
+    if kind == "submit" or (kind == "cancel" and not own):
+        body = json.dumps({"argv": ["true"], "gpus": 1})
+        own += json.loads(_answer(connection, "POST", "jobs", body))["ids"]
+    elif kind == "cancel":
+        _answer(connection, "POST", f"jobs/{own.pop()}/cancel")
+    else:
+        paths = {"queue": "jobs", "nodes": "nodes", "show": f"jobs/{job}", "explain": f"jobs/{job}/explain"}
+        _answer(connection, "GET", paths[kind])
+
+
+def _answer(connection: http.client.HTTPConnection, method: str, path: str, body: str | None = None) -> bytes:
+    connection.request(method, f"/v1/{path}", body, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    text = response.read()
+    if response.status >= 400:
+        raise FarsideError(f"{method} {path}: {response.status} {text[:200].decode()}")
+    return text
+
+
+def _latency(times_ms: Sequence[float]) -> Latency:
+    ordered = sorted(times_ms)
+    return Latency(
+        requests=len(ordered),
+        median_ms=ordered[len(ordered) // 2],
+        p99_ms=ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))],
+        most_ms=ordered[-1],
+    )
+
+
+def _told(
+    options: argparse.Namespace, latencies: Mapping[str, Latency], status: Mapping[str, object]
+) -> Mapping[str, object]:
+    machine = this_machine()
+    rows = [
+        (kind, f"{one.requests}", f"{one.median_ms:.1f}", f"{one.p99_ms:.1f}", f"{one.most_ms:.1f}")
+        for kind, one in latencies.items()
+    ]
+    print(table(("request", "number", "median ms", "p99 ms", "longest ms"), rows))
+    print(f"brain: {status}")
+    return {
+        "agents": options.agents,
+        "jobs": options.jobs,
+        "policy": options.policy,
+        "commit": this_commit(),
+        "cpu": machine.cpu,
+        "cores": machine.cores,
+        "load_before": machine.load_before,
+        "latencies": {kind: asdict(one) for kind, one in latencies.items()},
+        "brain": status,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
