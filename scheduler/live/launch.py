@@ -20,7 +20,7 @@ def launches(state: LiveState) -> Iterator[JobStarted]:
     if not state.placed:
         return
     free: dict[str, tuple[int, ...]] = {}
-    taken_ports = {(job.master_addr, job.master_port) for job in state.live_jobs() if job.tasks}
+    taken_ports = set(state.meeting.values())
     for job_id in state.placed:
         job = state.jobs[job_id]
         for place in job.places:

@@ -24,6 +24,7 @@ class LiveState:
         self.stale: dict[TaskKey, LiveTask] = {}
         self.unfinished: dict[str, None] = {}  # ids, in the order of submission
         self.placed: dict[str, None] = {}  # of these, those that have GPUs to start on, the first to be placed first
+        self.meeting: dict[str, tuple[str, int]] = {}  # of these, where the processes of the latest start meet
         self.submitted: dict[int, tuple[str, ...]] = {}  # ids by the entry that submitted them
         self.dependents: dict[str, list[str]] = {}  # who waits for the end of a job
 

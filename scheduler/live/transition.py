@@ -296,6 +296,7 @@ def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
         master_port=event.master_port,
     )
     state.jobs[job.job_id] = _waited(started, job, entry.at_s)
+    state.meeting[job.job_id] = event.master_addr, event.master_port
     del state.placed[job.job_id]
     return (job.job_id,)
 
@@ -346,6 +347,7 @@ def _ended(state: LiveState, event: JobEnded, entry: Entry) -> Touched:
         reason=event.reason,
     )
     del state.unfinished[job.job_id]
+    state.meeting.pop(job.job_id, None)
     state.placed.pop(job.job_id, None)
     return (job.job_id, *state.dependents.pop(job.job_id, ()))
 

@@ -1,6 +1,7 @@
 """What a route may ask for: who calls, a job of theirs, a node. Each refuses in one line.
 
-``app.state`` holds the log and the callers that these look into; `app.py` puts them there.
+``app.state`` holds the log and the callers that these look into; `app.py` puts them there. All are ``async`` though
+none waits: FastAPI hands what is not to a thread, which takes ten times as long as the look itself.
 """
 
 from typing import Annotated
@@ -25,7 +26,7 @@ def callers_of(connection: HTTPConnection) -> Callers:
     return callers
 
 
-def _person(connection: HTTPConnection) -> Caller:
+async def _person(connection: HTTPConnection) -> Caller:
     caller = callers_of(connection).of(connection)
     if caller.role is Role.NODE:
         raise HTTPException(403, "a node's token is for its agent's session only")
@@ -35,7 +36,7 @@ def _person(connection: HTTPConnection) -> Caller:
 Person = Annotated[Caller, Depends(_person)]
 
 
-def _operator(caller: Person) -> Caller:
+async def _operator(caller: Person) -> Caller:
     if not caller.is_operator:
         raise HTTPException(403, f"{caller.name} is no operator")
     return caller
@@ -44,7 +45,7 @@ def _operator(caller: Person) -> Caller:
 Operator = Annotated[Caller, Depends(_operator)]
 
 
-def _own_job(connection: HTTPConnection, job_id: str, caller: Person) -> LiveJob:
+async def _own_job(connection: HTTPConnection, job_id: str, caller: Person) -> LiveJob:
     job = log_of(connection).state.jobs.get(job_id)
     # Whether others' jobs are there is none of a user's business.
     if job is None or not (caller.is_operator or job.user == caller.name):
@@ -55,7 +56,7 @@ def _own_job(connection: HTTPConnection, job_id: str, caller: Person) -> LiveJob
 OwnJob = Annotated[LiveJob, Depends(_own_job)]
 
 
-def _node_named(connection: HTTPConnection, name: str) -> LiveNode:
+async def _node_named(connection: HTTPConnection, name: str) -> LiveNode:
     node = log_of(connection).state.nodes.get(name)
     if node is None:
         raise HTTPException(404, f"there is no node {name:.64}")

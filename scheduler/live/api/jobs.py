@@ -29,7 +29,7 @@ _Limit = Annotated[int, Query(ge=1, le=1_000_000)]
 def job_routes(log: LiveLog, folder: Path, *, may_tokens_submit: bool) -> APIRouter:
     """The routes about jobs."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-    rows = Rows()
+    rows = Rows(show_job)
 
     @router.post("", status_code=201, summary="Submit a job, or several alike")
     async def submit(body: JobBody, caller: Person) -> Response:
@@ -54,7 +54,7 @@ def job_routes(log: LiveLog, folder: Path, *, may_tokens_submit: bool) -> APIRou
         found = state.jobs.values() if everything else [state.jobs[job_id] for job_id in state.unfinished]
         mine = caller.name if not caller.is_operator else user
         kept = [job for job in found if mine is None or job.user == mine]
-        return answer({"jobs": [rows.row(job) for job in kept[-limit:]]})
+        return answer({"jobs": [rows.row(job.job_id, job) for job in kept[-limit:]]})
 
     @router.get("/{job_id}", summary="One job with its processes")
     async def show(job: OwnJob) -> Response:

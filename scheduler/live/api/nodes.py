@@ -4,7 +4,7 @@ import asyncio
 
 from fastapi import APIRouter, Response
 
-from farside.scheduler.live.api.answer import answer
+from farside.scheduler.live.api.answer import Rows, answer
 from farside.scheduler.live.api.depends import NodeNamed, Operator, Person
 from farside.scheduler.live.api.schema import DrainBody
 from farside.scheduler.live.event import DrainRequested, UndrainRequested
@@ -15,10 +15,11 @@ from farside.scheduler.live.view import show_entry, show_node
 def node_routes(log: LiveLog) -> APIRouter:
     """The routes about nodes. Everybody sees them; only operators change them."""
     router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
+    rows = Rows(show_node)
 
     @router.get("", summary="All nodes that ever joined")
     async def nodes(_: Person) -> Response:
-        return answer({"nodes": [show_node(node) for _, node in sorted(log.state.nodes.items())]})
+        return answer({"nodes": [rows.row(name, node) for name, node in sorted(log.state.nodes.items())]})
 
     @router.get("/{name}", summary="One node")
     async def show(_: Person, node: NodeNamed) -> Response:
