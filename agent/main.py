@@ -22,6 +22,7 @@ from farside.agent.outbox import Reading
 from farside.agent.run.containment import cgroup_home
 from farside.agent.run.ledger import gpus_in_use
 from farside.agent.run.nursery import Nursery
+from farside.agent.run.probe import answer
 from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
 from farside.agent.sense.gpu import open_gpus
@@ -155,10 +156,15 @@ class Agent:
             gpus=latest.reading.gpus,
             headroom_bytes=latest.reading.headroom_bytes,
             tasks=self.runner.states[: m.TASKS_MAX],
+            can=("probe",),
         )
 
     async def _read(self) -> Reading:
         return (await self.sense.read()).reading
+
+    async def _probe(self, probe: m.Probe) -> m.Probed:
+        policy = self.runner.policy
+        return await answer(probe, run_as=policy.run_as, allowed=policy.users)
 
     def _take(self, command: m.Start | m.Stop | m.Forget) -> None:
         try:
@@ -254,6 +260,7 @@ class Agent:
                 hello=self._hello,
                 read=self._read,
                 take=self._take,
+                probe=self._probe,
                 seen_generation=lambda: self.runner.ledger.generation,
             ),
             clock=self._clock,

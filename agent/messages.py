@@ -127,6 +127,8 @@ class Hello(Message, frozen=True, kw_only=True):
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=GPUS_MAX)]
     headroom_bytes: U63  # memory that jobs may still get
     tasks: Annotated[tuple[TaskState, ...], Meta(max_length=TASKS_MAX)]
+    can: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
+    """What later versions added that an agent must know before it is asked: ``probe``."""
 
 
 class Report(Message, frozen=True, kw_only=True):
@@ -140,6 +142,15 @@ class Report(Message, frozen=True, kw_only=True):
     psi: Psi
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=GPUS_MAX)]
     tasks: Annotated[tuple[TaskState, ...], Meta(max_length=TASKS_MAX)]  # those that changed
+
+
+class Probed(Message, frozen=True, kw_only=True):
+    """Answers PROBE; lost with the connection, as the question is then."""
+
+    probe_id: Text
+    problem: Text = ""  # what the user lacks there; empty: nothing
+    is_refused: bool = False  # this node runs nothing of that user, so it does not matter
+    made: Path = ""  # the topmost folder that had to be made for it
 
 
 # ---- manager to agent
@@ -183,5 +194,20 @@ class Forget(Message, frozen=True, kw_only=True):
     start: Start_
 
 
-AgentMessage: TypeAlias = Hello | Report
-ManagerMessage: TypeAlias = Welcome | Ack | Start | Stop | Forget
+class Probe(Message, frozen=True, kw_only=True):
+    """May this user keep checkpoints in this folder, and is it the one that other nodes see? Only to who ``can``.
+
+    One node makes the folder if need be and a file ``mark`` in it, the others look for the mark and write a file of
+    their own, and the first takes the mark away, and the folders that it ``made`` where the answer was no.
+    """
+
+    probe_id: Text
+    step: Literal["write", "see", "clear"]
+    user: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+\$?\Z")]
+    path: Path
+    mark: Annotated[str, Meta(pattern=r"^[.a-z0-9-]{1,64}\Z")]
+    made: Path = ""
+
+
+AgentMessage: TypeAlias = Hello | Report | Probed
+ManagerMessage: TypeAlias = Welcome | Ack | Start | Stop | Forget | Probe

@@ -9,7 +9,8 @@ object of at most 1 MiB with ``v``, the protocol's version, and ``type``; `messa
       HELLO  what the node is, tasks it knows            ->
                                                          <-  WELCOME  generation
       REPORT seq, readings, tasks that changed           ->
-                                                         <-  ACK seq | START | STOP | FORGET, at any time
+                                                         <-  ACK seq | START | STOP | FORGET | PROBE, at any time
+      PROBED  the answer to a PROBE                      ->
 
 `AgentSide` and `ManagerSide` keep that order: frames go in and messages come out, and the other way round. A fault of
 ours raises LocalProtocolError and nothing is sent. A fault of the peer raises RemoteProtocolError, whose code is the
@@ -65,10 +66,10 @@ MessageT = TypeVar("MessageT", bound=m.Message)
 _HEAD = msgspec.json.Decoder(_Head)
 _ENCODER = msgspec.json.Encoder()
 _FROM_AGENT: dict[str, msgspec.json.Decoder[m.AgentMessage]] = {
-    kind.__name__.lower(): msgspec.json.Decoder(kind) for kind in (m.Hello, m.Report)
+    kind.__name__.lower(): msgspec.json.Decoder(kind) for kind in (m.Hello, m.Report, m.Probed)
 }
 _FROM_MANAGER: dict[str, msgspec.json.Decoder[m.ManagerMessage]] = {
-    kind.__name__.lower(): msgspec.json.Decoder(kind) for kind in (m.Welcome, m.Ack, m.Start, m.Stop, m.Forget)
+    kind.__name__.lower(): msgspec.json.Decoder(kind) for kind in (m.Welcome, m.Ack, m.Start, m.Stop, m.Forget, m.Probe)
 }
 
 
@@ -101,7 +102,7 @@ def encode(message: m.AgentMessage | m.ManagerMessage) -> str:
         body = _ENCODER.encode(message)
         # {"type": ...} becomes {"v": 1, "type": ...}
         frame = b'{"v":%d,%s' % (VERSION_MAX, body[1:])
-        if isinstance(message, m.Hello | m.Report):
+        if isinstance(message, m.Hello | m.Report | m.Probed):
             decode_from_agent(frame)
         else:
             decode_from_manager(frame)
@@ -145,11 +146,14 @@ class AgentSide:
         if isinstance(message, m.Hello):
             if self._said_hello:
                 raise LocalProtocolError("HELLO is the first frame only")
+        elif isinstance(message, m.Probed):
+            if not self.is_open:
+                raise LocalProtocolError("PROBED answers a PROBE")
         elif not self.is_open or message.seq <= self._sent:
             raise LocalProtocolError(f"REPORT {message.seq} cannot be sent now, after {self._sent}")
         frame = encode(message)
         self._said_hello = True
-        self._sent = self._sent if isinstance(message, m.Hello) else message.seq
+        self._sent = message.seq if isinstance(message, m.Report) else self._sent
         return frame
 
     def receive(self, frame: Text) -> m.ManagerMessage:
@@ -226,7 +230,9 @@ class ManagerSide:
             self.hello = message
             return message
         if not self._welcomed:
-            raise _fault(CloseCode.MALFORMED, "REPORT before WELCOME")
+            raise _fault(CloseCode.MALFORMED, f"{type(message).__name__.upper()} before WELCOME")
+        if isinstance(message, m.Probed):
+            return message
         if message.seq <= self._last_seq:
             raise _fault(CloseCode.MALFORMED, f"REPORT {message.seq} after {self._last_seq}")
         self._last_seq = message.seq

@@ -59,6 +59,7 @@ class Node:
     hello: Callable[[], m.Hello]
     read: Callable[[], Awaitable[Reading]]
     take: Callable[[m.Start | m.Stop | m.Forget], None]
+    probe: Callable[[m.Probe], Awaitable[m.Probed]]
     seen_generation: Callable[[], int]
 
 
@@ -130,7 +131,7 @@ class Session:
             self.is_connected, self.last_problem = True, ""
             _log.info("connected", manager=self._manager.url, generation=side.generation)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._obey(connection, side))
+                group.create_task(self._obey(connection, side, group))
                 group.create_task(self._report(connection, side))
         except* RemoteProtocolError as faults:
             fault = _first(faults)
@@ -138,14 +139,19 @@ class Session:
             await connection.close(fault.code or 1002, close_reason(fault))
             raise fault from None
 
-    async def _obey(self, connection: ClientConnection, side: AgentSide) -> None:
+    async def _obey(self, connection: ClientConnection, side: AgentSide, group: asyncio.TaskGroup) -> None:
         while True:
             message = side.receive(await connection.recv())
             if isinstance(message, m.Ack):
                 self._outbox.acknowledge(message.seq)
                 self._acked.set()
+            elif isinstance(message, m.Probe):
+                group.create_task(self._answer(connection, side, message))  # a slow mount must not hold commands up
             elif not isinstance(message, m.Welcome):
                 self._node.take(message)
+
+    async def _answer(self, connection: ClientConnection, side: AgentSide, probe: m.Probe) -> None:
+        await connection.send(side.send(await self._node.probe(probe)))
 
     async def _report(self, connection: ClientConnection, side: AgentSide) -> None:
         for old in self._outbox.unacked:

@@ -5,6 +5,7 @@ so that the user's own permissions decide about them.
 """
 
 import ctypes
+import errno
 import os
 import signal
 from pathlib import Path
@@ -60,6 +61,7 @@ def _become_the_program(start: m.Start, account: Account, held_by: Containment, 
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.umask(0o022)
     os.chdir(spec.cwd or account.home)
+    _check_checkpoint_folder(spec.checkpoint_dir)
     _connect_output(spec)
     _plain_signals()
     told = environment(start, user=account.name, home=account.home, shell=account.shell)
@@ -67,6 +69,14 @@ def _become_the_program(start: m.Start, account: Account, held_by: Containment, 
         os.execvpe(spec.argv[0], list(spec.argv), {**told, "FARSIDE_MARK": mark})  # noqa: S606 - a shell is what the user may name
     except OSError as error:  # a search along PATH ends with an error that names no file
         raise OSError(error.errno, error.strerror, spec.argv[0]) from None
+
+
+def _check_checkpoint_folder(path: str) -> None:
+    # Checked at submission on the nodes that were there; this one may have come later, or the folder have gone.
+    if path and not os.path.isdir(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    if path and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
 
 def _connect_output(spec: m.TaskSpec) -> None:

@@ -63,7 +63,12 @@ class _Kept(Struct, frozen=True, kw_only=True):
 
 
 class Runner:
-    """All tasks of this node. Used from one event loop; `run` must be running for states to come by themselves."""
+    """All tasks of this node. Used from one event loop; `run` must be running for states to come by themselves.
+
+    Attributes:
+        policy: What this node runs, and how.
+        ledger: The tasks that it knows.
+    """
 
     def __init__(
         self,
@@ -81,7 +86,8 @@ class Runner:
             OSError: the folder cannot be used.
             Damaged: ledger.json is.
         """
-        self._folder, self._policy, self._tell = folder, policy, tell
+        self.policy = policy
+        self._folder, self._tell = folder, tell
         self._tasks_folder = folder / "tasks"
         self._socket = folder / "agent.notify"
         self._nursery = nursery
@@ -142,10 +148,10 @@ class Runner:
 
     def _judged(self, start: m.Start) -> tuple[str, Account | None]:
         try:
-            account = account_of(start.spec.user, run_as=self._policy.run_as, allowed=self._policy.users)
+            account = account_of(start.spec.user, run_as=self.policy.run_as, allowed=self.policy.users)
         except Refused as refusal:
             return str(refusal), None
-        missing = sorted(set(start.spec.gpus) - set(self._policy.gpus()))
+        missing = sorted(set(start.spec.gpus) - set(self.policy.gpus()))
         return (f"no healthy GPU {missing[0]} on this node" if missing else ""), account
 
     def _step(self, event: rules.Event, account: Account | None = None) -> None:
@@ -213,11 +219,11 @@ class Runner:
         return pid
 
     def _place(self, start: m.Start) -> Place | None:
-        if self._policy.cgroup is None:
+        if self.policy.cgroup is None:
             return None
         # Several agents may share a home, and each has a task 1.0.
         name = f"farside-{files.folder_name(rules.key_of(start))}-{secrets.token_hex(4)}"
-        return place_of(self._policy.cgroup, name, cpus=start.spec.cpus, memory_bytes=start.spec.memory_bytes)
+        return place_of(self.policy.cgroup, name, cpus=start.spec.cpus, memory_bytes=start.spec.memory_bytes)
 
     def _look_at(self, key: Key, task: Task) -> None:
         lives = files.is_locked(self._at(key))  # before the status: the last one is written before the lock goes

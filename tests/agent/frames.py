@@ -113,6 +113,7 @@ agent_messages = st.one_of(
         gpus=st.lists(gpus, max_size=4).map(tuple),
         tasks=st.lists(states, max_size=4).map(tuple),
     ),
+    st.builds(m.Probed, probe_id=texts, problem=texts, is_refused=st.booleans(), made=paths),
 )
 manager_messages = st.one_of(
     st.builds(m.Welcome, generation=u63),
@@ -120,4 +121,13 @@ manager_messages = st.one_of(
     st.builds(m.Start, task_id=task_ids, start=nths, generation=u63, spec=specs),
     st.builds(m.Stop, task_id=task_ids, start=nths, generation=u63, cause=texts, grace_s=durations),
     st.builds(m.Forget, task_id=task_ids, start=nths),
+    st.builds(
+        m.Probe,
+        probe_id=texts,
+        step=st.sampled_from(["write", "see", "clear"]),
+        user=st.just("alice"),
+        path=paths,
+        mark=st.just(".mark"),
+        made=paths,
+    ),
 )

@@ -118,6 +118,12 @@ def test_a_folder_that_is_not_there_is_the_cause(held: Node) -> None:
     assert held.ended().cause == "/no/such/folder: No such file or directory"
 
 
+def test_a_checkpoint_folder_that_is_not_there_is_the_cause(held: Node) -> None:
+    held.start("true", checkpoint_dir="/no/such/folder")
+
+    assert held.ended().cause == "/no/such/folder: No such file or directory"
+
+
 def test_a_stop_is_a_sigterm_to_all_and_waits_for_the_checkpoint(held: Node) -> None:
     held.start("trap 'echo saved; exit 7' TERM; echo ready; while :; do sleep 0.05; done")
     held.says("ready")
@@ -199,7 +205,7 @@ def test_a_task_finds_its_variables(held: Node) -> None:
         master_addr="n7",
         master_port=4242,
         env={"MINE": "a b", "RANK": "99", "FARSIDE_RESUME": "1"},
-        checkpoint_dir="/checkpoints",
+        checkpoint_dir=str(held.folder),
     )
     held.ended("12_3.1")
 
@@ -213,7 +219,7 @@ def test_a_task_finds_its_variables(held: Node) -> None:
         "WORLD_SIZE": "4",
         "FARSIDE_JOB": "12_3",
         "FARSIDE_START": "1",
-        "FARSIDE_CHECKPOINT_DIR": "/checkpoints",
+        "FARSIDE_CHECKPOINT_DIR": str(held.folder),
         "USER": ME,
     }
     assert wanted.items() <= found.items()

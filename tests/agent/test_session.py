@@ -32,9 +32,12 @@ def session(folder: Path, manager: FakeManager) -> Session:
     async def read() -> Reading:
         return Reading(at_s=1.0, headroom_bytes=0, psi=m.Psi(), gpus=())
 
+    async def no_probe(probe: m.Probe) -> m.Probed:
+        return m.Probed(probe_id=probe.probe_id)
+
     return Session(
         ManagerAddress(url=manager.url, token_file=token, ca_file=Path()),
-        Node(hello=lambda: HELLO, read=read, take=lambda _: None, seen_generation=lambda: 0),
+        Node(hello=lambda: HELLO, read=read, take=lambda _: None, probe=no_probe, seen_generation=lambda: 0),
         clock=Hurried(),
         rng=Random(1),
         period_s=60.0,

@@ -106,6 +106,29 @@ def test_a_long_job_is_preempted_for_short_ones_and_resumes_where_it_was(sandbox
         assert last == "finished"
 
 
+def test_a_checkpoint_folder_that_no_node_can_use_is_refused_in_one_line(sandbox: Session, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    before = json.loads(farside(sandbox, "queue", "--all", "--json"))
+
+    wrong = ("--checkpoint", str(tmp_path / "file" / "run"), "--", "true")
+    done = subprocess.run(command("submit", "--state", str(sandbox.state), *wrong), capture_output=True, text=True)
+
+    assert done.returncode != 0
+    assert "checkpoint_dir" in done.stderr
+    assert "on node n" in done.stderr
+    assert "Not a directory" in done.stderr
+    assert json.loads(farside(sandbox, "queue", "--all", "--json")) == before
+
+
+def test_a_checkpoint_folder_that_is_not_there_is_made_as_the_user(sandbox: Session, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "run"
+
+    job = submit(sandbox, tmp_path / "out", "test -w $FARSIDE_CHECKPOINT_DIR", "--checkpoint", str(folder))
+
+    assert until_job(sandbox, job, "done", "failed")["state"] == "done"
+    assert list(folder.iterdir()) == []
+
+
 def test_a_killed_agent_costs_no_job_anything(sandbox: Session, tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = f"echo begun; until test -e {go}; do sleep 0.05; done; echo done"

@@ -10,6 +10,7 @@ from farside.agent import messages as m
 from farside.agent import protocol
 from farside.errors import FarsideError, LocalProtocolError, RemoteProtocolError
 from farside.log import get_log
+from farside.scheduler.live.api import checkpoint
 from farside.scheduler.live.api.caller import Caller, Callers, Role
 from farside.scheduler.live.dispatch import AgentLine
 from farside.scheduler.live.event import Event, NodeLost
@@ -33,6 +34,7 @@ class AgentSessions:
         self._callers = callers
         self._node_timeout_s = node_timeout_s
         self._connected: dict[str, tuple[m.Hello, WebSocket]] = {}
+        self._askers: dict[str, checkpoint.Asker] = {}
         self._heard_s: dict[str, float] = {}
         self._begun_s = log.clock.now_s()
 
@@ -77,6 +79,10 @@ class AgentSessions:
                 await self._log.write(lost, "silence")
             except FarsideError as error:
                 _log.error("could not be written", what="lost nodes", reason=error)
+
+    async def checkpoint_problem(self, user: str, path: str) -> str:
+        """Why this user can't keep checkpoints in this folder; empty: no node that is connected speaks against it."""
+        return await checkpoint.folder_problem(dict(self._askers), user, path)
 
     # ------------------------------------------------------------------ one session
 
@@ -129,34 +135,53 @@ class AgentSessions:
     async def _both_ways(self, socket: WebSocket, side: protocol.ManagerSide, line: AgentLine) -> None:
         changed = asyncio.Event()
         self._log.watch(changed, line.node)
+        asker = checkpoint.Asker(changed.set)
+        if checkpoint.CAN in line.hello.can:
+            self._askers[line.node] = asker
         try:
             async with asyncio.TaskGroup() as group:
-                sending = group.create_task(self._send(socket, side, line, changed))
+                sending = group.create_task(self._send(socket, side, line, asker, changed))
                 try:
-                    await self._receive(socket, side, line, changed)
+                    await self._receive(socket, side, line, asker, changed)
                 finally:
                     sending.cancel()
         except ExceptionGroup as several:
             raise several.exceptions[0] from None
         finally:
             self._log.unwatch(changed, line.node)
+            asker.close()
+            if self._askers.get(line.node) is asker:
+                del self._askers[line.node]
 
     async def _receive(
-        self, socket: WebSocket, side: protocol.ManagerSide, line: AgentLine, changed: asyncio.Event
+        self,
+        socket: WebSocket,
+        side: protocol.ManagerSide,
+        line: AgentLine,
+        asker: checkpoint.Asker,
+        changed: asyncio.Event,
     ) -> None:
         while True:
             report = side.receive(await _frame(socket))
+            if isinstance(report, m.Probed):
+                asker.answered(report)
+                continue
             assert isinstance(report, m.Report)
             await self._log.write(line.reported(self._log.state, report), f"node {line.node}")
             await socket.send_text(side.send(m.Ack(seq=report.seq)))
             changed.set()  # what it said may be all that its next command waits for
 
     async def _send(
-        self, socket: WebSocket, side: protocol.ManagerSide, line: AgentLine, changed: asyncio.Event
+        self,
+        socket: WebSocket,
+        side: protocol.ManagerSide,
+        line: AgentLine,
+        asker: checkpoint.Asker,
+        changed: asyncio.Event,
     ) -> None:
         while True:
             changed.clear()
-            for command in line.commands(self._log.state):
+            for command in (*asker.unsent(), *line.commands(self._log.state)):
                 try:
                     frame = side.send(command)
                 except LocalProtocolError as error:  # the API lets no such job in; one of an older version may be there

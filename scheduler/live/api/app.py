@@ -28,7 +28,7 @@ def make_app(
         description='Errors are `{"detail": TEXT}`, one line that says what is wrong and what to do.',
     )
     app.state.log, app.state.callers = log, callers
-    app.include_router(job_routes(log, folder, may_tokens_submit=may_tokens_submit))
+    app.include_router(job_routes(log, folder, sessions.checkpoint_problem, may_tokens_submit=may_tokens_submit))
     app.include_router(node_routes(log))
     sessions.serve(app)
 

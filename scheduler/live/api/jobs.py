@@ -1,6 +1,7 @@
 """/v1/jobs: submit, list, show, cancel, hold, release, explain, history."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -23,11 +24,14 @@ from farside.scheduler.live.spec import JobSpec, gpus_text, spec_problems
 from farside.scheduler.live.view import show_entry, show_job, show_job_in_full
 
 EXPLAIN_LIMIT_S = 5.0
+CheckpointProblem = Callable[[str, str], Awaitable[str]]
 _Limit = Annotated[int, Query(ge=1, le=1_000_000)]
 
 
-def job_routes(log: LiveLog, folder: Path, *, may_tokens_submit: bool) -> APIRouter:
-    """The routes about jobs."""
+def job_routes(
+    log: LiveLog, folder: Path, checkpoint_problem: CheckpointProblem, *, may_tokens_submit: bool
+) -> APIRouter:
+    """The routes about jobs. ``checkpoint_problem``: why a user can't keep checkpoints in a folder; empty: he can."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     rows = Rows(show_job)
 
@@ -37,6 +41,8 @@ def job_routes(log: LiveLog, folder: Path, *, may_tokens_submit: bool) -> APIRou
             raise HTTPException(403, "a token does not prove who you are: submit through the manager's unix socket")
         spec = body.spec()
         problems = [*spec_problems(spec), *cluster_problems(spec, log.state), *command_problems(spec, caller)]
+        if not problems and spec.checkpoint_dir:
+            problems = list(filter(None, [await checkpoint_problem(caller.name, spec.checkpoint_dir)]))
         if problems:
             raise HTTPException(422, "; ".join(problems))
         event = JobSubmitted(spec=spec, user=caller.name, uid=caller.uid, count=body.count, is_held=body.hold)
