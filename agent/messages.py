@@ -88,6 +88,7 @@ class TaskState(Part, frozen=True, kw_only=True):
     cause: Text = ""
     cpu_s: Duration = 0.0
     rss_bytes: U63 = 0
+    ready_at_s: Moment | None = None  # when it said by FARSIDE_READY that it works; None: it has not said so
 
 
 class TaskSpec(Part, frozen=True, kw_only=True):

@@ -7,12 +7,13 @@ from farside.agent import messages as m
 PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
 
 
-def environment(start: m.Start, *, user: str, home: str, shell: str) -> Mapping[str, str]:
+def environment(start: m.Start, *, user: str, home: str, shell: str, ready_fd: int) -> Mapping[str, str]:
     """The account's variables, then the job's own, then ours, which nobody overrides.
 
     MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE are what `torch.distributed` reads with ``env://``. A task without
     GPUs has CUDA_VISIBLE_DEVICES empty, which hides them all; indexes are those of NVML, hence the order by bus.
-    FARSIDE_RESUME is there only where an earlier start was preempted.
+    FARSIDE_RESUME is there only where an earlier start was preempted. FARSIDE_READY is a file: a program may write a
+    line to it when it has loaded all it needs and makes progress, and Farside learns how long that took.
     """
     spec = start.spec
     account = {"PATH": PATH_DEFAULT, "HOME": home, "USER": user, "LOGNAME": user, "SHELL": shell, "LANG": "C.UTF-8"}
@@ -26,6 +27,7 @@ def environment(start: m.Start, *, user: str, home: str, shell: str) -> Mapping[
         "FARSIDE_JOB": start.task_id.rpartition(".")[0],
         "FARSIDE_TASK": start.task_id,
         "FARSIDE_START": str(start.start),
+        "FARSIDE_READY": f"/dev/fd/{ready_fd}",
     }
     if spec.checkpoint_dir:
         ours["FARSIDE_CHECKPOINT_DIR"] = spec.checkpoint_dir

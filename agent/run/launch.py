@@ -28,13 +28,17 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
 
 
-def launch(start: m.Start, account: Account, held_by: Containment, *, mark: str) -> tuple[int, str]:
-    """Starts the task's program; returns its process id and an empty text, or 0 and why it did not start."""
+def launch(start: m.Start, account: Account, held_by: Containment, *, mark: str, ready_fd: int) -> tuple[int, str]:
+    """Starts the task's program; returns its process id and an empty text, or 0 and why it did not start.
+
+    ``ready_fd`` is what the program finds as FARSIDE_READY; it is closed here.
+    """
     ours, childs = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
-        _run(start, account, held_by, mark, childs)
+        _run(start, account, held_by, mark, childs, ready_fd)
     os.close(childs)
+    os.close(ready_fd)
     with os.fdopen(ours, "rb") as said:
         fault = said.read(FAULT_BYTES_MAX).decode(errors="replace")
     if not fault:
@@ -43,19 +47,22 @@ def launch(start: m.Start, account: Account, held_by: Containment, *, mark: str)
     return 0, fault
 
 
-def _run(start: m.Start, account: Account, held_by: Containment, mark: str, report: int) -> None:
+def _run(start: m.Start, account: Account, held_by: Containment, mark: str, report: int, ready_fd: int) -> None:
     try:
-        _become_the_program(start, account, held_by, mark)
+        _become_the_program(start, account, held_by, mark, ready_fd)
     except BaseException as error:  # whatever it was: this process must never return into the shepherd's code
         os.write(report, _fault(error).encode()[:FAULT_BYTES_MAX])
     finally:
         os._exit(127)
 
 
-def _become_the_program(start: m.Start, account: Account, held_by: Containment, mark: str) -> None:
+def _become_the_program(start: m.Start, account: Account, held_by: Containment, mark: str, ready_fd: int) -> None:
     spec = start.spec
     os.setsid()
     held_by.enter()
+    if account.becomes:
+        os.fchown(ready_fd, account.uid, account.gid)  # or the user could not open it by its name
+    os.set_inheritable(ready_fd, True)
     become(account)
     # Set after the change of identity, which clears it: a shepherd that is killed takes the program along.
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -64,7 +71,7 @@ def _become_the_program(start: m.Start, account: Account, held_by: Containment, 
     _check_checkpoint_folder(spec.checkpoint_dir)
     _connect_output(spec)
     _plain_signals()
-    told = environment(start, user=account.name, home=account.home, shell=account.shell)
+    told = environment(start, user=account.name, home=account.home, shell=account.shell, ready_fd=ready_fd)
     try:
         os.execvpe(spec.argv[0], list(spec.argv), {**told, "FARSIDE_MARK": mark})  # noqa: S606 - a shell is what the user may name
     except OSError as error:  # a search along PATH ends with an error that names no file

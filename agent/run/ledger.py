@@ -207,7 +207,8 @@ def _observed(ledger: Ledger, state: m.TaskState) -> tuple[Ledger, tuple[Action,
     known = ledger.tasks.get(key_of(state))
     if known is None or not known.is_live or RANK[state.state] < RANK[known.state.state]:
         return ledger, ()
-    is_news = state.state != known.state.state
+    is_ready_now = state.ready_at_s is not None and known.state.ready_at_s is None
+    is_news = state.state != known.state.state or is_ready_now
     return _with(ledger, replace(known, state=state)), (Tell(state=state),) if is_news else ()
 
 

@@ -18,6 +18,7 @@ Rejected: the agent as parent of the tasks (its end would be theirs, or would lo
 for tasks (not everywhere, and the exit code is gone with the unit).
 """
 
+import fcntl
 import os
 import resource
 import signal
@@ -36,7 +37,8 @@ from farside.agent.run.task_folder import Recipe, Status
 
 LOOK_EVERY_S = 0.02  # while waiting for what was killed
 FOREVER_S = 3600.0
-_WATCHED = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM)
+_READY_BYTES = 4096
+_WATCHED = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGIO)
 
 
 class Shepherd:
@@ -47,6 +49,7 @@ class Shepherd:
         self._recipe = recipe
         self._held = containment(recipe.cgroup)
         self._pid = 0
+        self._ready = -1  # where the program says that it is ready
         self._exit: int | None = None  # wait status of the program, once it ended
         self._kill_at_s: float | None = None  # CLOCK_MONOTONIC
         self._state = m.TaskState(
@@ -56,7 +59,10 @@ class Shepherd:
     def run(self) -> None:
         """Runs the task and returns when nothing is left of it and its end is on the disk."""
         spec = self._recipe.start.spec
-        self._pid, fault = launch(self._recipe.start, self._recipe.account, self._held, mark=self._recipe.mark)
+        self._ready, ready_fd = _ready_pipe()
+        self._pid, fault = launch(
+            self._recipe.start, self._recipe.account, self._held, mark=self._recipe.mark, ready_fd=ready_fd
+        )
         if fault:
             self._finish(msgspec.structs.replace(self._state, state="exited", cause=_clipped(fault)))
             return
@@ -68,6 +74,7 @@ class Shepherd:
             if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
                 self._held.kill()
             self._wait(deadline_s)
+        self._hear_ready()  # it may have ended right after it said so
         self._clear()
         self._finish(self._final())
 
@@ -90,6 +97,16 @@ class Shepherd:
             self._obey()
         elif got is not None and got.si_signo == signal.SIGTERM:
             self._end("the node is shutting down", self._recipe.start.spec.grace_s)
+        elif got is not None and got.si_signo == signal.SIGIO:
+            self._hear_ready()
+
+    def _hear_ready(self) -> None:
+        with suppress(BlockingIOError):
+            if os.read(self._ready, _READY_BYTES) and self._state.ready_at_s is None:
+                self._state = msgspec.structs.replace(self._state, ready_at_s=time.time())
+                with suppress(OSError):
+                    self._write()
+                files.notify(self._recipe.notify)
 
     def _obey(self) -> None:
         order = files.read_stop(self._folder)
@@ -163,6 +180,14 @@ class Shepherd:
 
     def _write(self) -> None:
         files.write_status(self._folder, Status(state=self._state, shepherd_pid=os.getpid(), program_pid=self._pid))
+
+
+def _ready_pipe() -> tuple[int, int]:
+    """A pipe whose reader gets SIGIO when something is written, so that `Shepherd` need not wait for two things."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(reader, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    return reader, writer
 
 
 def keep(folder: Path, lock: int) -> None:

@@ -79,12 +79,15 @@ class AgentLine:
         for told in tasks:
             key = key_of(told)
             task = state.task(key)
-            if task is None or task.is_gone or task.phase == told.state:
+            if task is None or task.is_gone:
+                continue
+            is_ready = told.ready_at_s is not None
+            if task.phase == told.state and is_ready <= task.is_ready:
                 continue
             events.append(
                 _changed(
                     self.node, key, TaskPhase(told.state), exit_code=told.exit_code, signal=told.signal,
-                    cause=told.cause, at_s=told.at_s,
+                    cause=told.cause, at_s=told.at_s, is_ready=is_ready,
                 )
             )  # fmt: skip
         return events
@@ -196,11 +199,12 @@ def _changed(
     signal: int | None = None,
     cause: str = "",
     at_s: float = 0.0,
+    is_ready: bool = False,
 ) -> TaskChanged:
     job_id, start, rank = key
     return TaskChanged(
         node=node, job_id=job_id, start=start, rank=rank, phase=phase, exit_code=exit_code, signal=signal, cause=cause,
-        at_s=at_s,
+        at_s=at_s, is_ready=is_ready,
     )  # fmt: skip
 
 

@@ -177,6 +177,7 @@ class TaskChanged:
     signal: int | None = None
     cause: str = ""
     at_s: float = 0.0
+    is_ready: bool = False  # it has said that it makes progress
 
 
 # ---------------------------------------------------------------------------------------------- decided

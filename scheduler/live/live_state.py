@@ -7,6 +7,7 @@ function (transition.py), so at the same entry they are the same.
 from collections.abc import Iterator
 
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, TaskKey
+from farside.scheduler.live.toll import Toll
 
 
 class LiveState:
@@ -18,6 +19,7 @@ class LiveState:
         self.generation = 0
         self.next_number = 1  # of the next submission
         self.next_sequence = 0
+        self.toll = Toll()
         self.jobs: dict[str, LiveJob] = {}
         self.nodes: dict[str, LiveNode] = {}
         # Processes that hold something on their node, and do not belong to the latest start of a job that is active.

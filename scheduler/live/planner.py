@@ -18,7 +18,7 @@ How it works
 import heapq
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules
@@ -41,6 +41,7 @@ from farside.scheduler.live.event import (
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import ACTIVE, LiveJob, Phase
 from farside.scheduler.live.snapshot import allocation_of, booked, is_holding, is_ready, job_of, node_of
+from farside.scheduler.live.toll import MeasuredCost
 from farside.scheduler.state import Allocation, Preempt, Promote, Start
 from farside.scheduler.table import JobTable
 
@@ -61,7 +62,7 @@ class Planner:
     """Plans for all jobs of one state. Its owner has applied each entry to the state before `hear` gets it."""
 
     def __init__(self, rules: Rules, state: LiveState, now_s: float) -> None:
-        self._rules = rules
+        self._rules = replace(rules, cost=MeasuredCost(toll=state.toll))
         self._state = state
         self.domain: Domain
         self._rows: dict[str, int] = {}
@@ -259,10 +260,22 @@ class Planner:
         """Its service counts from now on: until now it waited for others to go."""
         row = self._rows[job.job_id]
         table = self.domain.table
-        table.start(row, now_s=now_s, delay_s=0.0, speed=float(table.speed[row]))
+        table.start(row, now_s=now_s, delay_s=self._resume_s(job), speed=float(table.speed[row]))
         self.domain.keep(row, now_s)
+        self._leave_alone(row, job, now_s)
         self._turn([row])
         self._watch([row], now_s)
+
+    def _resume_s(self, job: LiveJob) -> float:
+        return self._rules.cost.preemption_s(job_of(job)) if job.start > 1 else 0.0
+
+    def _leave_alone(self, row: int, job: LiveJob, since_s: float) -> None:
+        """The time that nobody may take its GPUs is one in which it makes progress: it begins once it has resumed."""
+        held = self.domain.running[row]
+        until_s = since_s + self._resume_s(job) + self._rules.min_run_s
+        if until_s > held.until_s:
+            held.until_s = until_s
+            self._wake_at(until_s)
 
     def _submit(self, job: LiveJob, now_s: float) -> int:
         """Puts a job into the domain with the figures that it has."""
@@ -348,6 +361,8 @@ class Planner:
         table.executed_s[row], table.waited_s[row] = job.executed_s, job.waited_s
         if job.start:
             table.first_start_s[row] = job.start_s
+        if job.phase in ACTIVE:
+            self._leave_alone(row, job, job.since_s)
         if job.phase is Phase.STOPPING:
             domain.running[row].until_s = math.inf
         return row

@@ -58,6 +58,7 @@ class LiveTask:
     exit_code: int | None = None
     signal: int | None = None
     cause: str = ""
+    is_ready: bool = False
 
     @property
     def key(self) -> TaskKey:
@@ -90,6 +91,10 @@ class LiveJob:
         waited_s: The same of waiting.
         held_s: Seconds it has held GPUs in all, up to ``since_s``.
         submitted_at: The entry of the log that submitted it.
+        started_s: When its latest start was decided, and ``stopping_s`` the latest stop.
+        pause_s: How long its processes took to go when it was preempted last.
+        resume_s: How long its latest start took until all of them ran, or the first said that it makes progress.
+        is_ready: One of its latest start has said so.
         reason: Why it is as it is, in words.
         cancelled_by: Who wants it to end; empty: nobody.
         held_by: Who wants it not to start; empty: nobody. One that runs is held once it has stopped.
@@ -112,6 +117,11 @@ class LiveJob:
     held_s: float = 0.0
     start_s: float = math.nan
     end_s: float = math.nan
+    started_s: float = math.nan
+    stopping_s: float = math.nan
+    pause_s: float = math.nan
+    resume_s: float = math.nan
+    is_ready: bool = False
     preemptions: int = 0
     failures: int = 0
     exit_code: int | None = None

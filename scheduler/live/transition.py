@@ -10,6 +10,7 @@ How it works
   that is lost holds on to all of it.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -41,6 +42,7 @@ from farside.scheduler.live.event import (
 )
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import ACTIVE, PHASE_OF_ENDING, LiveJob, LiveNode, LiveTask, Phase
+from farside.scheduler.live.toll import step_of
 
 Touched = tuple[str, ...]
 # An agent may tell the same twice, or late; a process only ever moves on.
@@ -218,9 +220,35 @@ def _task(state: LiveState, event: TaskChanged, entry: Entry) -> Touched:
         return ()
     _keep_task(
         state,
-        replace(task, phase=event.phase, exit_code=event.exit_code, signal=event.signal, cause=event.cause),
+        replace(
+            task,
+            phase=event.phase,
+            exit_code=event.exit_code,
+            signal=event.signal,
+            cause=event.cause,
+            is_ready=task.is_ready or event.is_ready,
+        ),
     )
+    _time_start(state, event.job_id, entry.at_s)
     return (event.job_id,)
+
+
+def _time_start(state: LiveState, job_id: str, now_s: float) -> None:
+    """How long the latest start took: until all ran, and better, until the first said that it makes progress."""
+    job = state.jobs[job_id]
+    if job.phase is not Phase.RUNNING or job.is_ready:
+        return
+    is_ready = any(task.is_ready for task in job.tasks)
+    if not is_ready and not math.isnan(job.resume_s):
+        return
+    took_s = now_s - job.started_s
+    state.jobs[job_id] = replace(job, resume_s=took_s, is_ready=is_ready)
+    if job.start > 1:
+        times = state.toll.resumes[step_of(job.spec.gpus)]
+        if math.isnan(job.resume_s):
+            times.add(took_s)
+        else:
+            times.correct(job.resume_s, took_s)
 
 
 def _keep_task(state: LiveState, task: LiveTask) -> None:
@@ -290,6 +318,9 @@ def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
         start=event.start,
         tasks=tuple(tasks),
         start_s=entry.at_s if job.start == 0 else job.start_s,
+        started_s=entry.at_s,
+        resume_s=math.nan,
+        is_ready=False,
         stop_cause=None,
         exit_code=None,
         master_addr=event.master_addr,
@@ -307,6 +338,7 @@ def _stopping(state: LiveState, event: JobStopping, entry: Entry) -> Touched:
     state.jobs[job.job_id] = replace(
         job,
         phase=Phase.STOPPING,
+        stopping_s=entry.at_s,
         stop_cause=event.cause,
         reason=event.reason,
         preemptions=job.preemptions + is_preempted,
@@ -318,6 +350,9 @@ def _requeued(state: LiveState, event: JobRequeued, entry: Entry) -> Touched:
     job = _job(state, entry, event.job_id, *ACTIVE)
     _leave_behind(state, job)
     ran = replace(_ran(job, entry.at_s), failures=job.failures + event.is_failure)
+    if job.phase is Phase.STOPPING and job.stop_cause is StopCause.PREEMPTED:
+        ran = replace(ran, pause_s=entry.at_s - job.stopping_s)
+        state.toll.pauses[step_of(job.spec.gpus)].add(ran.pause_s)
     state.jobs[job.job_id] = _idle(ran, event.reason)
     return (job.job_id,)
 

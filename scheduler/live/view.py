@@ -38,6 +38,8 @@ def show_job_in_full(job: LiveJob, now_s: float) -> Shown:
         "held_s": job.held_until(now_s),
         "gpu_s": job.held_until(now_s) * job.spec.gpus,
         "failures": job.failures,
+        "pause_s": _or_none(job.pause_s),
+        "resume_s": _or_none(job.resume_s),
         "spec": msgspec.to_builtins(job.spec),
         "tasks": [
             {

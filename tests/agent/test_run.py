@@ -233,6 +233,27 @@ def test_a_resumed_task_is_told_so(held: Node) -> None:
     assert held.output() == "resume=1 gpus=.\n"
 
 
+def test_a_program_says_when_it_is_ready(held: Node) -> None:
+    held.start('sleep 0.1; echo ready >"$FARSIDE_READY"; echo again >"$FARSIDE_READY"; sleep 600')
+
+    until(lambda: held.state().ready_at_s is not None, what="a ready program")
+    ready = held.state()
+    held.stop(grace_s=5)
+    end = held.ended()
+
+    assert ready.state == "running"
+    assert ready.at_s < (ready.ready_at_s or 0) <= end.at_s
+    assert end.ready_at_s == ready.ready_at_s
+    told = [(state.state, state.ready_at_s is not None) for state in held.told]
+    assert told == [("starting", False), ("running", False), ("running", True), ("stopping", True), ("exited", True)]
+
+
+def test_a_program_that_never_says_so_is_never_ready(held: Node) -> None:
+    held.start("exit 0")
+
+    assert held.ended().ready_at_s is None
+
+
 def test_a_task_outlives_its_agent_and_its_exit_code_is_read_by_the_next(held: Node) -> None:
     held.start("echo ready; read line < go; exit 5", cwd=str(held.folder))
     os.mkfifo(held.folder / "go")
@@ -357,6 +378,17 @@ def test_a_task_runs_as_its_user_and_what_it_may_not_read_it_cannot(tmp_path: Pa
     assert lines[:2] == [str(nobody.pw_uid), str(nobody.pw_gid)]
     assert "Permission denied" in lines[2]
     assert (shared / "log").stat().st_uid == nobody.pw_uid
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_user_who_is_not_the_agent_may_say_that_it_is_ready(tmp_path: Path) -> None:
+    nobody = next(entry.pw_name for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid()))
+    with node(tmp_path, run_as="submitter") as made:
+        made.start('echo ready >"$FARSIDE_READY"', user=nobody, stdout="")
+
+        end = made.ended()
+
+    assert (end.exit_code, end.ready_at_s is not None) == (0, True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

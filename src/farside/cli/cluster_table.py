@@ -44,6 +44,9 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
     yield f"  folder    {printable(spec['cwd'])}"
     yield f"  GPUs      {job['gpus']}, held for {format_seconds(job['held_s'])} in all"
     yield f"  starts    {job['starts']}, preempted {job['preemptions']} times, failed {job['failures']} times"
+    times = {"to stop": job.get("pause_s"), "to start": job.get("resume_s")}
+    if told := ", ".join(f"{format_seconds(took_s)} {what}" for what, took_s in times.items() if took_s is not None):
+        yield f"  took      {told}, the last time"
     if job["exit_code"] is not None:
         yield f"  exit code {job['exit_code']}"
     for task in job["tasks"]:
