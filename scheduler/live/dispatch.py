@@ -6,12 +6,13 @@ How it works
   again after reconnection, and the agent does it once, as (task, start) names it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from farside.agent import messages as m
 from farside.scheduler.live.event import Event, Gpu, NodeChanged, NodeJoined, TaskChanged, TaskPhase
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey
+from farside.scheduler.live.role import Standing, rendezvous
 
 # Headroom moves all the time; only so large a share of a node's memory is worth an entry in the log.
 HEADROOM_STEP = 1 / 8
@@ -52,7 +53,7 @@ class AgentLine:
 
     def _forgotten(self, state: LiveState, node: LiveNode) -> Iterator[Event]:
         """Processes that this agent should know, and does not: they are gone, or never came to be."""
-        for key in dict.fromkeys(node.holds.values()):
+        for key in node.tasks:
             task = state.task(key)
             if task is None or key in self._known:
                 continue
@@ -100,7 +101,7 @@ class AgentLine:
         if node is None:
             return []
         found: list[m.ManagerMessage] = []
-        for key in dict.fromkeys(node.holds.values()):
+        for key in node.tasks:
             task = state.task(key)
             if task is not None:
                 found += self._about(state, task)
@@ -151,31 +152,38 @@ def task_id_of(job_id: str, rank: int) -> str:
 
 def start_of(job: LiveJob, task: LiveTask, generation: int) -> m.Start:
     """The command that starts a process."""
-    spec = job.spec
+    spec, role = job.spec, job.spec.role(task.role)
+    cpus, memory_bytes = spec.cpus_per_gpu * len(task.gpus), spec.memory_bytes_per_gpu * len(task.gpus)
+    first = next((one for one in job.tasks if one.role == task.role), task)  # the master of its role
     limit_s = max(1.0, spec.time_limit_s - job.held_s) if spec.time_limit_s else 0.0
     return m.Start(
         task_id=task_id_of(job.job_id, task.rank),
         start=task.start,
         generation=generation,
         spec=m.TaskSpec(
-            argv=spec.argv,
-            env=dict(spec.env),
+            argv=spec.argv if role is None else role.argv,
+            env=dict(spec.env) if role is None else {**spec.env, **_role_variables(job, task)},
             cwd=spec.cwd,
             user=job.user,
             gpus=task.gpus,
-            cpus=spec.cpus_per_gpu * len(task.gpus),
-            memory_bytes=int(spec.memory_bytes_per_gpu * len(task.gpus)),
+            cpus=cpus if role is None else role.cpus,
+            memory_bytes=int(memory_bytes if role is None else role.memory_bytes),
             stdout=spec.output_path(job.job_id, task.rank),
-            rank=task.rank,
-            world_size=max(1, len(job.tasks)),
-            master_addr=job.master_addr or "127.0.0.1",
-            master_port=job.master_port or 1,
+            rank=task.rank if role is None else task.role_rank,
+            world_size=max(1, len(job.tasks)) if role is None else role.count,
+            master_addr=first.address or job.master_addr or "127.0.0.1",
+            master_port=first.port or job.master_port or 1,
             time_limit_s=limit_s,
             grace_s=spec.grace_s,
             resume=job.start > 1,
             checkpoint_dir=spec.checkpoint_dir,
         ),
     )
+
+
+def _role_variables(job: LiveJob, task: LiveTask) -> Mapping[str, str]:
+    there = (Standing(role=one.role, rank=one.role_rank, address=one.address, port=one.port) for one in job.tasks)
+    return {"FARSIDE_ROLE": task.role, "FARSIDE_RANK": str(task.rank), **rendezvous(there)}
 
 
 def stop_of(key: TaskKey, generation: int, cause: str, grace_s: float) -> m.Stop:

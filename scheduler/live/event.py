@@ -36,6 +36,7 @@ class StopCause(StrEnum):
     TIME_LIMIT = "time_limit"
     TASK_FAILED = "task_failed"
     NODE_LOST = "node_lost"
+    WORK_DONE = "work_done"  # all but the services have ended well
 
 
 class TaskPhase(StrEnum):
@@ -68,11 +69,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlace:
-    """One process of a job: its rank, its node, and the indexes of its GPUs there."""
+    """One process of a job: its rank, its node, and the indexes of its GPUs there.
+
+    Of a job with roles also its role, its rank in that, and where the others reach it.
+    """
 
     rank: int
     node: str
     gpus: tuple[int, ...]
+    role: str = ""
+    role_rank: int = 0
+    address: str = ""
+    port: int = 0
 
 
 # ---------------------------------------------------------------------------------------------- told

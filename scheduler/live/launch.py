@@ -4,12 +4,15 @@ The cycle decides as if who loses GPUs were gone at once; on real nodes that tak
 its checkpoint. So a job that was placed waits here until each of its nodes has enough GPUs that nobody holds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
 
 from farside.scheduler.live.event import JobStarted, TaskPlace
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import LiveJob
 from farside.scheduler.live.spec import Ranks
+from farside.scheduler.placement.servers import servers_beside
 
 # Where the processes of a job meet. Outside Linux's range for outgoing connections, 32768 and up.
 FIRST_PORT, PORTS = 20_000, 10_000
@@ -20,7 +23,7 @@ def launches(state: LiveState) -> Iterator[JobStarted]:
     if not state.placed:
         return
     free: dict[str, tuple[int, ...]] = {}
-    taken_ports = set(state.meeting.values())
+    taken_ports = {meeting for meetings in state.meetings.values() for meeting in meetings}
     for job_id in state.placed:
         job = state.jobs[job_id]
         for place in job.places:
@@ -30,22 +33,55 @@ def launches(state: LiveState) -> Iterator[JobStarted]:
         tasks = tuple(_tasks(job, free))
         address = state.nodes[tasks[0].node].address
         port = _free_port(job, address, taken_ports)
-        taken_ports.add((address, port))
+        if job.spec.roles:
+            tasks = tuple(_reachable(state, job, tasks, taken_ports))
         yield JobStarted(job_id=job_id, start=job.start + 1, tasks=tasks, master_addr=address, master_port=port)
 
 
 def _tasks(job: LiveJob, free: dict[str, tuple[int, ...]]) -> Iterator[TaskPlace]:
-    rank = 0
+    slots: list[tuple[str, int]] = []
     for place in job.places:
         indexes, free[place.node] = free[place.node][: place.gpus], free[place.node][place.gpus :]
-        parts = [indexes] if job.spec.ranks is Ranks.NODE else [(index,) for index in indexes]
-        for part in parts:
-            yield TaskPlace(rank=rank, node=place.node, gpus=part)
+        slots += [(place.node, index) for index in indexes]
+    if job.spec.roles:
+        yield from _by_role(job, slots)
+        return
+    parts: dict[object, list[tuple[str, int]]] = {}
+    for slot in slots:
+        parts.setdefault(slot if job.spec.ranks is Ranks.GPU else slot[0], []).append(slot)
+    for rank, part in enumerate(parts.values()):
+        yield TaskPlace(rank=rank, node=part[0][0], gpus=tuple(index for _, index in part))
+
+
+def _by_role(job: LiveJob, slots: list[tuple[str, int]]) -> Iterator[TaskPlace]:
+    """A slot for each process with a GPU, in the order of the roles; the others beside them."""
+    workers = tuple((at, place.gpus) for at, place in enumerate(job.places))
+    left, rank = iter(slots), 0
+    for role in job.spec.roles:
+        places: list[tuple[str, tuple[int, ...]]]
+        if role.gpus:
+            places = [(node, (index,)) for node, index in islice(left, role.count)]
+        else:
+            beside = servers_beside(workers, role.count)
+            places = [(job.places[at].node, ()) for at, count in beside for _ in range(count)]
+        for role_rank, (node, gpus) in enumerate(places):
+            yield TaskPlace(rank=rank, node=node, gpus=gpus, role=role.name, role_rank=role_rank)
             rank += 1
 
 
+def _reachable(
+    state: LiveState, job: LiveJob, tasks: Iterable[TaskPlace], taken: set[tuple[str, int]]
+) -> Iterator[TaskPlace]:
+    """Each process of a job with roles has a port of its own."""
+    for task in tasks:
+        address = state.nodes[task.node].address
+        yield replace(task, address=address, port=_free_port(job, address, taken))
+
+
 def _free_port(job: LiveJob, address: str, taken: set[tuple[str, int]]) -> int:
-    """Not that of the start before, whose last connections may linger."""
+    """One that nobody has there, and that is taken from now on. Not that of the start before, which may linger."""
     first = job.sequence + job.start * 101
     ports = (FIRST_PORT + (first + more) % PORTS for more in range(PORTS))
-    return next(port for port in ports if (address, port) not in taken)
+    port = next(port for port in ports if (address, port) not in taken)
+    taken.add((address, port))
+    return port

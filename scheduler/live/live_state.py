@@ -26,7 +26,7 @@ class LiveState:
         self.stale: dict[TaskKey, LiveTask] = {}
         self.unfinished: dict[str, None] = {}  # ids, in the order of submission
         self.placed: dict[str, None] = {}  # of these, those that have GPUs to start on, the first to be placed first
-        self.meeting: dict[str, tuple[str, int]] = {}  # of these, where the processes of the latest start meet
+        self.meetings: dict[str, tuple[tuple[str, int], ...]] = {}  # addresses and ports in use, by job
         self.submitted: dict[int, tuple[str, ...]] = {}  # ids by the entry that submitted them
         self.dependents: dict[str, list[str]] = {}  # who waits for the end of a job
 
@@ -44,6 +44,6 @@ class LiveState:
 
     def jobs_on(self, node: str) -> tuple[str, ...]:
         """Jobs that hold something on a node or have been given a place there."""
-        found = dict.fromkeys(job_id for job_id, _, _ in self.nodes[node].holds.values())
+        found = dict.fromkeys(job_id for job_id, _, _ in self.nodes[node].tasks)
         found.update((job.job_id, None) for job in self.live_jobs() if node in job.nodes)
         return tuple(found)

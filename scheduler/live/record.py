@@ -59,6 +59,10 @@ class LiveTask:
     signal: int | None = None
     cause: str = ""
     is_ready: bool = False
+    role: str = ""
+    role_rank: int = 0
+    address: str = ""
+    port: int = 0
 
     @property
     def key(self) -> TaskKey:
@@ -138,6 +142,12 @@ class LiveJob:
         return self.phase in OVER
 
     @property
+    def workers(self) -> tuple[LiveTask, ...]:
+        """The processes of its latest start without those of services."""
+        services = {role.name for role in self.spec.roles if role.is_service}
+        return tuple(task for task in self.tasks if task.role not in services) if services else self.tasks
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes that it has, had last, or is about to have."""
         return tuple(place.node for place in self.places)
@@ -152,7 +162,7 @@ class LiveNode:
     """A node that has ever joined.
 
     ``holds`` says which process has which GPU: from the moment that it was decided to start it until the node has told
-    that it is gone, however long the node is away.
+    that it is gone, however long the node is away. ``others`` are the processes without a GPU, for as long.
     """
 
     name: str
@@ -168,6 +178,12 @@ class LiveNode:
     drain_reason: str = ""
     lost_reason: str = ""
     holds: Mapping[int, TaskKey] = field(default_factory=dict)
+    others: tuple[TaskKey, ...] = ()
+
+    @property
+    def tasks(self) -> tuple[TaskKey, ...]:
+        """All processes that hold something here."""
+        return (*dict.fromkeys(self.holds.values()), *self.others)
 
     @property
     def unhealthy(self) -> tuple[int, ...]:
@@ -194,8 +210,8 @@ class LiveNode:
         if not self.is_up:
             return "lost"
         if not self.is_taking:
-            return "draining" if self.holds else "drained"
-        return "busy" if self.holds else "idle"
+            return "draining" if self.tasks else "drained"
+        return "busy" if self.tasks else "idle"
 
     @property
     def free_gpus(self) -> tuple[int, ...]:

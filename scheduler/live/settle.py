@@ -23,6 +23,8 @@ from farside.units import format_seconds
 # How an agent begins the cause of an end that it brought about by itself, while the manager was away.
 AGENT_TIME_LIMIT = "time limit"
 SIGKILL = 9
+# What an agent says of a process that it was told to stop.
+_STOPPED = frozenset(cause.value for cause in StopCause)
 # A job whose nodes are lost under it is started again, but not for ever: it may be what breaks them.
 MAX_LOSSES = 10
 
@@ -84,17 +86,22 @@ def _cancelled(job: LiveJob, exit_code: int | None = None) -> JobEnded:
 
 
 def _of_running(state: LiveState, job: LiveJob, now_s: float) -> Event | None:
-    if all(task.phase is TaskPhase.EXITED and task.exit_code == 0 for task in job.tasks):
-        return JobEnded(job_id=job.job_id, ending=Ending.DONE, reason="all its processes ended well", exit_code=0)
+    if all(task.phase is TaskPhase.EXITED and task.exit_code == 0 for task in job.workers):
+        if all(task.is_gone for task in job.tasks):
+            return _done(job)
+        return _stop(job, StopCause.WORK_DONE, "all others ended well, and its services are told to end")
     if job.cancelled_by:
         return _stop(job, StopCause.CANCELLED, f"cancelled by {job.cancelled_by}")
+    workers = job.workers
     for task in job.tasks:
         if task.phase is TaskPhase.LOST:
-            return _stop(job, StopCause.NODE_LOST, f"rank {task.rank} on {task.node} was lost: {task.cause}")
+            return _stop(job, StopCause.NODE_LOST, f"{_named(task)} was lost: {task.cause}")
         if task.has_failed and task.cause.startswith(AGENT_TIME_LIMIT):
             return _stop(job, StopCause.TIME_LIMIT, _over_limit(job))
         if task.has_failed:
-            return _stop(job, StopCause.TASK_FAILED, f"rank {task.rank} on {task.node} {_end_of(task)}")
+            return _stop(job, StopCause.TASK_FAILED, f"{_named(task)} {_end_of(task)}")
+        if task.is_gone and task not in workers:
+            return _stop(job, StopCause.TASK_FAILED, f"{_named(task)}, a service, ended while the others needed it")
     for task in job.tasks:
         node = state.nodes[task.node]
         if not task.is_gone and not node.is_up:
@@ -103,6 +110,14 @@ def _of_running(state: LiveState, job: LiveJob, now_s: float) -> Event | None:
     if limit_s is not None and limit_s <= now_s:
         return _stop(job, StopCause.TIME_LIMIT, _over_limit(job))
     return None
+
+
+def _named(task: LiveTask) -> str:
+    return f"rank {task.rank}{f' ({task.role} {task.role_rank})' if task.role else ''} on {task.node}"
+
+
+def _done(job: LiveJob) -> JobEnded:
+    return JobEnded(job_id=job.job_id, ending=Ending.DONE, reason="all its processes ended well", exit_code=0)
 
 
 def _stop(job: LiveJob, cause: StopCause, reason: str) -> JobStopping:
@@ -117,9 +132,9 @@ def _of_stopping(state: LiveState, job: LiveJob) -> Event | None:
     if any(not task.is_gone and state.nodes[task.node].is_up for task in job.tasks):
         return None
     code = _exit_code(job)
-    if all(task.phase is TaskPhase.EXITED and task.exit_code == 0 and not task.cause for task in job.tasks):
-        # It was done before the signal reached it.
-        return JobEnded(job_id=job.job_id, ending=Ending.DONE, reason="all its processes ended well", exit_code=0)
+    if all(task.phase is TaskPhase.EXITED and task.exit_code == 0 and not task.cause for task in job.workers):
+        # Only services were left, or it was done before the signal reached it.
+        return _done(job)
     if job.cancelled_by:
         return _cancelled(job, code)
     if job.stop_cause is StopCause.TIME_LIMIT:
@@ -146,7 +161,9 @@ def _why_again(job: LiveJob) -> str:
 
 def _exit_code(job: LiveJob) -> int | None:
     """That of the first process that failed, as a shell gives it: 128 and the signal."""
-    failed = next((task for task in job.tasks if task.phase is TaskPhase.EXITED and task.exit_code != 0), None)
+    ended = [task for task in job.tasks if task.phase is TaskPhase.EXITED and task.exit_code != 0]
+    # The others were told to end because of it, and bear that as their cause.
+    failed = next((task for task in ended if task.cause not in _STOPPED), ended[0] if ended else None)
     if failed is None:
         return 0 if all(task.phase is TaskPhase.EXITED for task in job.tasks) else None
     return 128 + failed.signal if failed.signal is not None else failed.exit_code

@@ -36,6 +36,7 @@ def job_of(job: LiveJob) -> Job:
         gpu_model=spec.gpu_model,
         preemptible=spec.preemptible,
         limit_s=spec.time_limit_s or math.inf,
+        parameter_servers=sum(role.count for role in spec.roles if not role.gpus),
     )
 
 

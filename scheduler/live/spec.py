@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from farside.scheduler.live.role import Role, gpus_of, per_gpu, role_problems
 from farside.units import format_count
 
 # What lies above is a slip of the hand. The message that starts a task on a node holds 1 MiB, all of this included.
@@ -46,6 +47,7 @@ class JobSpec:
         output: Path of its output, ``%j`` the job, ``%r`` the rank; empty: ``farside-%j.%r.log`` in ``cwd``.
         retries: How often it is started again after it failed by itself.
         after: Jobs that must have ended well before it may start.
+        roles: Processes that are not alike (role.py); then ``argv`` is the first role's, and ``ranks`` means nothing.
     """
 
     argv: tuple[str, ...]
@@ -65,6 +67,11 @@ class JobSpec:
     output: str = ""
     retries: int = 0
     after: tuple[str, ...] = ()
+    roles: tuple[Role, ...] = ()
+
+    def role(self, name: str) -> Role | None:
+        """The role of that name; None of a job without roles."""
+        return next((role for role in self.roles if role.name == name), None)
 
     @property
     def title(self) -> str:
@@ -83,7 +90,7 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
     """What is wrong with a job, whatever the cluster; each line names the key and what to do."""
     if not spec.argv or not spec.argv[0]:
         yield "argv: is empty; name the program to run"
-    elif sum(len(one.encode(errors="replace")) for one in spec.argv) > MAX_ARGUMENT_BYTES:
+    elif sum(len(one.encode(errors="replace")) for one in _all_arguments(spec)) > MAX_ARGUMENT_BYTES:
         yield f"argv: is longer than {MAX_ARGUMENT_BYTES} bytes; put it in a file"
     if not 1 <= spec.gpus <= MAX_GPUS:
         yield f"gpus: must be 1 to {MAX_GPUS}, is {spec.gpus}"
@@ -92,7 +99,7 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
     for name in spec.env:
         if not name or "=" in name:
             yield f"env: '{name:.60}' is no name of a variable"
-    for text in (*spec.argv, *spec.env, *spec.env.values(), spec.cwd, spec.output, spec.checkpoint_dir):
+    for text in (*_all_arguments(spec), *spec.env, *spec.env.values(), spec.cwd, spec.output, spec.checkpoint_dir):
         if "\0" in text:
             yield "a text contains a zero byte, which no program can be given"
             break
@@ -114,9 +121,22 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
         yield f"grace_s: must be 0 to {MAX_GRACE_S:g} seconds, is {spec.grace_s:g}"
     if not 0 <= spec.retries <= MAX_RETRIES:
         yield f"retries: must be 0 to {MAX_RETRIES}, is {spec.retries}"
+    if spec.roles:
+        yield from role_problems(spec.roles)
+        if spec.argv != spec.roles[0].argv:
+            yield "argv: each role has its own; leave it out"
+        if spec.gpus != gpus_of(spec.roles):
+            yield f"gpus: the roles ask for {gpus_of(spec.roles)} in all, not {spec.gpus}; leave it out"
+        for key in ("cpus_per_gpu", "memory_bytes_per_gpu"):
+            if getattr(spec, key) != per_gpu(spec.roles, key.removesuffix("_per_gpu")):
+                yield f"{key}: each role has its own cpus and memory_bytes; leave it out"
 
 
 # fmt: on
+
+
+def _all_arguments(spec: JobSpec) -> tuple[str, ...]:
+    return (*spec.argv, *(word for role in spec.roles[1:] for word in role.argv))
 
 
 def gpus_text(gpus: int) -> str:

@@ -170,6 +170,7 @@ def _joined(state: LiveState, event: NodeJoined, entry: Entry) -> Touched:
         joined_s=entry.at_s,
         drain_reason=before.drain_reason if before is not None else "",
         holds=before.holds if before is not None else {},
+        others=before.others if before is not None else (),
     )
     return touched
 
@@ -177,7 +178,7 @@ def _joined(state: LiveState, event: NodeJoined, entry: Entry) -> Touched:
 def _forget_processes(state: LiveState, node: LiveNode) -> Touched:
     """A node has booted: nothing of what ran there does."""
     touched: dict[str, None] = {}
-    for key in dict.fromkeys(node.holds.values()):
+    for key in node.tasks:
         task = state.task(key)
         if task is not None and not task.is_gone:
             _keep_task(state, replace(task, phase=TaskPhase.LOST, cause="its node has booted"))
@@ -255,7 +256,8 @@ def _keep_task(state: LiveState, task: LiveTask) -> None:
     """Puts what is now known of a process in its place, and gives its GPUs back when it is gone."""
     if task.is_gone:
         node = state.nodes[task.node]
-        state.nodes[node.name] = replace(node, holds={at: key for at, key in node.holds.items() if key != task.key})
+        holds = {at: key for at, key in node.holds.items() if key != task.key}
+        state.nodes[node.name] = replace(node, holds=holds, others=tuple(key for key in node.others if key != task.key))
     job = state.jobs[task.job_id]
     if job.start != task.start or not job.tasks:
         if task.is_gone:
@@ -305,12 +307,26 @@ def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
         raise _misfit(entry, f"job {job.job_id} was started {job.start} times")
     tasks: list[LiveTask] = []
     for place in event.tasks:
-        task = LiveTask(job_id=job.job_id, start=event.start, rank=place.rank, node=place.node, gpus=place.gpus)
+        task = LiveTask(
+            job_id=job.job_id,
+            start=event.start,
+            rank=place.rank,
+            node=place.node,
+            gpus=place.gpus,
+            role=place.role,
+            role_rank=place.role_rank,
+            address=place.address,
+            port=place.port,
+        )
         node = state.nodes[place.node]
         taken = [at for at in place.gpus if at in node.holds]
         if taken:
             raise _misfit(entry, f"GPU {taken[0]} of {node.name} is held by job {node.holds[taken[0]][0]}")
-        state.nodes[node.name] = replace(node, holds={**node.holds, **dict.fromkeys(place.gpus, task.key)})
+        state.nodes[node.name] = replace(
+            node,
+            holds={**node.holds, **dict.fromkeys(place.gpus, task.key)},
+            others=node.others if place.gpus else (*node.others, task.key),
+        )
         tasks.append(task)
     started = replace(
         job,
@@ -327,7 +343,8 @@ def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
         master_port=event.master_port,
     )
     state.jobs[job.job_id] = _waited(started, job, entry.at_s)
-    state.meeting[job.job_id] = event.master_addr, event.master_port
+    ports = ((task.address, task.port) for task in tasks if task.port)
+    state.meetings[job.job_id] = ((event.master_addr, event.master_port), *ports)
     del state.placed[job.job_id]
     return (job.job_id,)
 
@@ -382,7 +399,7 @@ def _ended(state: LiveState, event: JobEnded, entry: Entry) -> Touched:
         reason=event.reason,
     )
     del state.unfinished[job.job_id]
-    state.meeting.pop(job.job_id, None)
+    state.meetings.pop(job.job_id, None)
     state.placed.pop(job.job_id, None)
     return (job.job_id, *state.dependents.pop(job.job_id, ()))
 

@@ -44,6 +44,7 @@ def show_job_in_full(job: LiveJob, now_s: float) -> Shown:
         "tasks": [
             {
                 "rank": task.rank,
+                "role": task.role,
                 "node": task.node,
                 "gpus": list(task.gpus),
                 "state": task.phase.value,

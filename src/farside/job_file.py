@@ -6,6 +6,16 @@
     memory_per_gpu = "16GiB"             # or memory_bytes_per_gpu
     checkpoint_dir = "/shared/ann/run1"
 
+    [[role]]                             # instead of command and gpus: processes that are not alike
+    name = "worker"
+    command = ["python", "worker.py"]
+    count = 4                            # gpus = 1, cpus, memory = "8GiB" of each
+    [[role]]
+    name = "ps"
+    command = ["python", "server.py"]
+    gpus = 0
+    service = true                       # told to end when the others have
+
 Where a file does not say, a job runs in the folder and with the environment of who submits it.
 """
 
@@ -55,13 +65,35 @@ def job_body(
     for spoken, (key, parse) in _SPOKEN.items():
         if spoken in body:
             body[key] = _parsed(where, spoken, body.pop(spoken), parse)
-    if "argv" not in body:
+    if "role" in body:
+        body["roles"] = _roles(where, body.pop("role"))
+    if "argv" not in body and "roles" not in body:
         raise ConfigError(f"{where}: nothing to run", hint="name a job file, or a command behind `--`")
-    if isinstance(body["argv"], str):
-        raise ConfigError(f"{where}: command: must be a list of words", hint='such as ["python", "train.py"]')
+    _refuse_text(where, body)
     body.setdefault("cwd", cwd)
     body.setdefault("env", passed_on(environment))
     return body
+
+
+def _roles(where: str, roles: object) -> list[dict[str, object]]:
+    if not isinstance(roles, list) or not all(isinstance(role, dict) for role in roles):
+        raise ConfigError(f"{where}: role: is no table", hint="write [[role]] before the keys of each")
+    found: list[dict[str, object]] = []
+    for told in roles:
+        role: dict[str, object] = dict(told)
+        named = f"{where}: role {role.get('name', '')}"
+        if "command" in role:
+            role["argv"] = role.pop("command")
+        if "memory" in role:
+            role["memory_bytes"] = _parsed(named, "memory", role.pop("memory"), parse_bytes)
+        _refuse_text(named, role)
+        found.append(role)
+    return found
+
+
+def _refuse_text(where: str, body: Mapping[str, object]) -> None:
+    if isinstance(body.get("argv"), str):
+        raise ConfigError(f"{where}: command: must be a list of words", hint='such as ["python", "train.py"]')
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from farside.scheduler.live.event import (
 from farside.scheduler.live.invariant import violations
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import Phase
+from farside.scheduler.live.role import Role
 from farside.scheduler.live.spec import Ranks
 from farside.scheduler.live.transition import apply
 from tests.live.world import World, rules
@@ -54,6 +55,12 @@ class Machine(RuleBasedStateMachine):
         ranks = Ranks.GPU if per_gpu else Ranks.NODE
         self.world.submit(gpus, time_limit_s=limit_s, ranks=ranks, count=count, retries=1)
 
+    @rule(workers=st.integers(1, 9), servers=st.integers(1, 5), is_service=st.booleans())
+    def submit_roles(self, workers: int, servers: int, is_service: bool) -> None:
+        ps = Role(name="ps", argv=("serve",), count=servers, gpus=0, is_service=is_service)
+        roles = (ps, Role(name="worker", argv=("work",), count=workers))
+        self.world.submit(workers, roles=roles, argv=ps.argv, retries=1)
+
     @rule(data=st.data(), what=st.sampled_from([CancelRequested, HoldRequested, ReleaseRequested]))
     def ask(self, data: st.DataObject, what: type[CancelRequested]) -> None:
         jobs = list(self.world.state.unfinished)
@@ -80,7 +87,7 @@ class Machine(RuleBasedStateMachine):
         node, state = self.nodes[name], self.world.state
         if not node.is_up:
             return
-        for key in dict.fromkeys(state.nodes[name].holds.values()):
+        for key in state.nodes[name].tasks:
             task = state.task(key)
             assert task is not None
             job = state.jobs[task.job_id]

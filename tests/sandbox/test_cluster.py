@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,42 @@ def test_a_checkpoint_folder_that_is_not_there_is_made_as_the_user(sandbox: Sess
 
     assert until_job(sandbox, job, "done", "failed")["state"] == "done"
     assert list(folder.iterdir()) == []
+
+
+def test_workers_find_their_parameter_server_which_ends_when_they_have(sandbox: Session, tmp_path: Path) -> None:
+    server = """
+import os, socket
+host, port = os.environ["FARSIDE_HOSTS_PS"].rsplit(":", 1)
+with socket.create_server((host, int(port))) as listener:
+    while True:
+        with listener.accept()[0] as worker:
+            worker.sendall(b"weights")
+"""
+    worker = """
+import os, socket, time
+host, port = os.environ["FARSIDE_HOSTS_PS"].rsplit(":", 1)
+while True:
+    try:
+        with socket.create_connection((host, int(port))) as server:
+            print(os.environ["FARSIDE_ROLE"], os.environ["RANK"], os.environ["WORLD_SIZE"], server.recv(64).decode())
+            break
+    except ConnectionRefusedError:
+        time.sleep(0.05)
+"""
+    file = tmp_path / "job.toml"
+    file.write_text(
+        f"output = {json.dumps(str(tmp_path / 'out.%r'))}\n"
+        f'[[role]]\nname = "worker"\ncommand = {json.dumps([sys.executable, "-c", worker])}\ncount = 8\n'
+        f'[[role]]\nname = "ps"\ncommand = {json.dumps([sys.executable, "-c", server])}\ngpus = 0\nservice = true\n'
+    )
+
+    end = until_job(sandbox, farside(sandbox, "submit", "--quiet", str(file)).strip(), "done", "failed")
+
+    assert (end["state"], end["exit_code"]) == ("done", 0), end["reason"]
+    assert [(tmp_path / f"out.{rank}").read_text() for rank in range(8)] == [
+        f"worker {rank} 8 weights\n" for rank in range(8)
+    ]
+    assert [task["role"] for task in end["tasks"]] == ["worker"] * 8 + ["ps"]
 
 
 def test_a_killed_agent_costs_no_job_anything(sandbox: Session, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from farside.scheduler.live.role import Role, gpus_of, per_gpu
 from farside.scheduler.live.spec import MAX_COUNT, JobSpec, Ranks
 
 
@@ -11,10 +12,29 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class RoleBody(_Body):
+    """Processes of a job that are alike; `farside.scheduler.live.role` says what a role is."""
+
+    name: str
+    argv: tuple[str, ...]
+    count: int = 1
+    gpus: Annotated[int, Field(description="Of each process: 1 or 0")] = 1
+    cpus: float = 0.0
+    memory_bytes: float = 0.0
+    service: Annotated[bool, Field(description="It is told to end when all others have ended well")] = False
+
+    def role(self) -> Role:
+        """What the log keeps."""
+        told = self.model_dump(exclude={"service"})
+        return Role(**told, is_service=self.service)
+
+
 class JobBody(_Body):
     """A job, or ``count`` jobs alike; as in a job file."""
 
-    argv: Annotated[tuple[str, ...], Field(min_length=1, description="Program and arguments, run without a shell")]
+    argv: Annotated[
+        tuple[str, ...], Field(description="Program and arguments, run without a shell; of a job without roles")
+    ] = ()
     gpus: Annotated[int, Field(description="GPUs over all nodes; all or none")] = 1
     name: str = ""
     account: str = ""
@@ -33,12 +53,23 @@ class JobBody(_Body):
     output: str = ""
     retries: int = 0
     after: tuple[str, ...] = ()
+    roles: Annotated[tuple[RoleBody, ...], Field(description="Processes that are not alike, all started at once")] = ()
     count: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
     hold: bool = False
 
     def spec(self) -> JobSpec:
         """What the log keeps."""
-        told = self.model_dump(exclude={"count", "hold"})
+        told = self.model_dump(exclude={"count", "hold", "roles"})
+        if self.roles:
+            roles = tuple(body.role() for body in self.roles)
+            follows = {
+                "argv": roles[0].argv,
+                "gpus": gpus_of(roles),
+                "cpus_per_gpu": per_gpu(roles, "cpus"),
+                "memory_bytes_per_gpu": per_gpu(roles, "memory_bytes"),
+            }
+            told.update({name: value for name, value in follows.items() if name not in self.model_fields_set})
+            told["roles"] = roles
         told["preemptible"] = bool(self.checkpoint_dir) if self.preemptible is None else self.preemptible
         return JobSpec(**told)
 

@@ -45,14 +45,16 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
     yield f"  GPUs      {job['gpus']}, held for {format_seconds(job['held_s'])} in all"
     yield f"  starts    {job['starts']}, preempted {job['preemptions']} times, failed {job['failures']} times"
     times = {"to stop": job.get("pause_s"), "to start": job.get("resume_s")}
-    if told := ", ".join(f"{format_seconds(took_s)} {what}" for what, took_s in times.items() if took_s is not None):
-        yield f"  took      {told}, the last time"
+    if took := ", ".join(f"{format_seconds(took_s)} {what}" for what, took_s in times.items() if took_s is not None):
+        yield f"  took      {took}, the last time"
     if job["exit_code"] is not None:
         yield f"  exit code {job['exit_code']}"
     for task in job["tasks"]:
         gpus = ",".join(map(str, task["gpus"]))
         output = printable(task["output"])
-        yield f"  rank {task['rank']} on {task['node']} (GPU {gpus}): {task['state']}; output {output}"
+        which = f"{task['rank']} ({task['role']})" if task.get("role") else task["rank"]
+        has = f"GPU {gpus}" if gpus else "no GPU"
+        yield f"  rank {which} on {task['node']} ({has}): {task['state']}; output {output}"
     yield "  history"
     for entry in entries:
         told = {name: value for name, value in entry["event"].items() if name != "job_id" and value not in (None, "")}
