@@ -20,6 +20,7 @@ from farside.agent import messages as m
 from farside.agent.metrics import serving_metrics
 from farside.agent.outbox import Reading
 from farside.agent.run.containment import cgroup_home
+from farside.agent.run.hook import hooks_of
 from farside.agent.run.ledger import gpus_in_use
 from farside.agent.run.nursery import Nursery
 from farside.agent.run.probe import answer
@@ -71,6 +72,7 @@ class Agent:
         self.ready = asyncio.Event()
         self._config, self._clock = config, clock
         read_token(config.token_file)  # a wrong one should be known now
+        self._hooks = hooks_of(config.prolog, config.epilog, user=config.hook_user, limit_s=config.hook_limit_s)
         self._gpus = open_gpus(declared=config.declared_gpus, model=config.gpu_model)
         self._cgroup = cgroup_home(config.cgroup)
         self._lock = self._claim_state()
@@ -239,6 +241,7 @@ class Agent:
             users=frozenset(filter(None, (user.strip() for user in config.users.split(",")))),
             cgroup=self._cgroup,
             gpus=lambda: healthy(self.sense.latest.reading.gpus),
+            hooks=self._hooks,
         )
         try:
             return Runner(config.state_dir, policy, lambda state: self.session.tell(state), nursery=self._nursery)

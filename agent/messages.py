@@ -89,6 +89,7 @@ class TaskState(Part, frozen=True, kw_only=True):
     cpu_s: Duration = 0.0
     rss_bytes: U63 = 0
     ready_at_s: Moment | None = None  # when it said by FARSIDE_READY that it works; None: it has not said so
+    unfit: Text = ""  # of a final state: why this node shall take nothing new, as its prolog or epilog failed
 
 
 class TaskSpec(Part, frozen=True, kw_only=True):

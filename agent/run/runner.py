@@ -24,6 +24,7 @@ from farside.agent.run import ledger as rules
 from farside.agent.run import task_folder as files
 from farside.agent.run.account import Account, Refused, account_of
 from farside.agent.run.containment import Cgroup, CgroupHome, Place, leftovers, place_of, send
+from farside.agent.run.hook import Hooks
 from farside.agent.run.ledger import FINAL, RANK, Key, Ledger, Task
 from farside.agent.run.nursery import Nursery
 from farside.agent.run.record import Damaged, read_record, write_record
@@ -33,6 +34,7 @@ from farside.log import get_log
 LOOK_EVERY_S = 1.0
 """How late the end of a task may be noticed when its shepherd's word was lost, or its shepherd was killed."""
 KILL_LIMIT_S = 5.0
+NO_HOOKS = Hooks()
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 _log = get_log("agent.run")
@@ -47,12 +49,14 @@ class Policy:
         users: Users whose tasks run here; empty: all but uid 0.
         cgroup: Where tasks' cgroups are made; None: process trees.
         gpus: Indexes of the healthy GPUs now.
+        hooks: What is run before and after each task.
     """
 
     run_as: str
     users: Collection[str]
     cgroup: CgroupHome | None
     gpus: Callable[[], Collection[int]]
+    hooks: Hooks = NO_HOOKS
 
 
 class _Kept(Struct, frozen=True, kw_only=True):
@@ -202,6 +206,7 @@ class Runner:
                 cgroup=os.fspath(place.folder) if place is not None else "",
                 mark=secrets.token_hex(16),
                 notify=os.fspath(self._socket),
+                hooks=self.policy.hooks,
             )
             files.write_recipe(folder, recipe)
             return self._spawn(folder, lock, place.prefix if place is not None else ())

@@ -32,11 +32,14 @@ import msgspec
 from farside.agent import messages as m
 from farside.agent.run import task_folder as files
 from farside.agent.run.containment import containment, send
+from farside.agent.run.hook import hook_environment, run_hook
 from farside.agent.run.launch import adopt_orphans, launch
 from farside.agent.run.task_folder import Recipe, Status
 
 LOOK_EVERY_S = 0.02  # while waiting for what was killed
 FOREVER_S = 3600.0
+PROLOG = "prolog: "
+"""How the cause begins of a task that its node could not be prepared for."""
 _READY_BYTES = 4096
 _WATCHED = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGIO)
 
@@ -49,6 +52,8 @@ class Shepherd:
         self._recipe = recipe
         self._held = containment(recipe.cgroup)
         self._pid = 0
+        self._given_up = ""  # why the prolog was
+        self._used_s = 0.0  # by the prolog
         self._ready = -1  # where the program says that it is ready
         self._exit: int | None = None  # wait status of the program, once it ended
         self._kill_at_s: float | None = None  # CLOCK_MONOTONIC
@@ -59,6 +64,9 @@ class Shepherd:
     def run(self) -> None:
         """Runs the task and returns when nothing is left of it and its end is on the disk."""
         spec = self._recipe.start.spec
+        self._write_first()
+        if not self._prepare():
+            return
         self._ready, ready_fd = _ready_pipe()
         self._pid, fault = launch(
             self._recipe.start, self._recipe.account, self._held, mark=self._recipe.mark, ready_fd=ready_fd
@@ -76,7 +84,46 @@ class Shepherd:
             self._wait(deadline_s)
         self._hear_ready()  # it may have ended right after it said so
         self._clear()
-        self._finish(self._final())
+        self._finish(self._after_epilog(self._final()))
+
+    def _write_first(self) -> None:
+        """The agent has to know whom to tell of a stop; without a prolog, it hears of the program soon enough."""
+        if self._recipe.hooks.prolog:
+            with suppress(OSError):
+                self._write()
+
+    def _prepare(self) -> bool:
+        """Runs the prolog; False: it failed, or was given up, and that is the end of this task."""
+        hooks, recipe = self._recipe.hooks, self._recipe
+        if not hooks.prolog:
+            return True
+        told = hook_environment(recipe.start, recipe.account.name)
+        problem = run_hook(hooks.prolog, hooks, self._folder, told, wait=self._is_given_up)
+        self._used_s = _children_s()
+        if not problem:
+            return True
+        said = _clipped(self._given_up or PROLOG + problem)
+        unfit = "" if self._given_up else said
+        self._finish(msgspec.structs.replace(self._state, state="exited", at_s=time.time(), cause=said, unfit=unfit))
+        return False
+
+    def _is_given_up(self, limit_s: float) -> bool:
+        got = signal.sigtimedwait(_WATCHED, limit_s)
+        if got is not None and got.si_signo == signal.SIGTERM:
+            self._given_up = "the node is shutting down"
+        order = files.read_stop(self._folder) if got is not None and got.si_signo == signal.SIGUSR1 else None
+        if order is not None:
+            self._given_up = order.cause or "stopped"
+        return bool(self._given_up)
+
+    def _after_epilog(self, end: m.TaskState) -> m.TaskState:
+        """How it ended, and why the node is unfit now, if it is. Its GPUs are its own until the epilog has ended."""
+        hooks, recipe = self._recipe.hooks, self._recipe
+        if not hooks.epilog:
+            return end
+        told = hook_environment(recipe.start, recipe.account.name, end)
+        problem = run_hook(hooks.epilog, hooks, self._folder, told, wait=_until_signal)
+        return msgspec.structs.replace(end, unfit=_clipped(f"epilog: {problem}")) if problem else end
 
     def _is_over(self) -> bool:
         """The program has ended; where it was told to, its children had their grace too."""
@@ -154,7 +201,7 @@ class Shepherd:
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             cause=cause or ("" if code == 0 else f"exit code {code}" if code > 0 else f"signal {-code}"),
-            cpu_s=used.ru_utime + used.ru_stime,
+            cpu_s=max(0.0, used.ru_utime + used.ru_stime - self._used_s),
             rss_bytes=used.ru_maxrss * 1024,  # Linux counts KiB; of the largest process, not of all together
         )
 
@@ -180,6 +227,16 @@ class Shepherd:
 
     def _write(self) -> None:
         files.write_status(self._folder, Status(state=self._state, shepherd_pid=os.getpid(), program_pid=self._pid))
+
+
+def _until_signal(limit_s: float) -> bool:
+    signal.sigtimedwait(_WATCHED, limit_s)
+    return False
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _ready_pipe() -> tuple[int, int]:

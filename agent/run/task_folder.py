@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from farside.agent import messages as m
 from farside.agent.run.account import Account
+from farside.agent.run.hook import Hooks
 from farside.agent.run.ledger import Key
 from farside.agent.run.record import read_record, write_record
 
@@ -22,6 +23,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     cgroup: str  # folder of the task's own cgroup; empty: the shepherd's process tree holds it together
     mark: str  # in the environment of every process of the task, and of no other
     notify: str  # datagram socket of the agent; empty: it looks by itself
+    hooks: Hooks = Hooks()
 
 
 class Status(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ How it works
 from collections.abc import Iterable, Iterator, Mapping
 
 from farside.agent import messages as m
-from farside.scheduler.live.event import Event, Gpu, NodeChanged, NodeJoined, TaskChanged, TaskPhase
+from farside.scheduler.live.event import DrainRequested, Event, Gpu, NodeChanged, NodeJoined, TaskChanged, TaskPhase
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey
 from farside.scheduler.live.role import Standing, rendezvous
@@ -82,6 +82,8 @@ class AgentLine:
             task = state.task(key)
             if task is None or task.is_gone:
                 continue
+            if told.unfit and not state.nodes[self.node].drain_reason:
+                events.append(DrainRequested(node=self.node, reason=told.unfit, by=f"node {self.node}"))
             is_ready = told.ready_at_s is not None
             if task.phase == told.state and is_ready <= task.is_ready:
                 continue

@@ -36,6 +36,7 @@ class StopCause(StrEnum):
     TIME_LIMIT = "time_limit"
     TASK_FAILED = "task_failed"
     NODE_LOST = "node_lost"
+    NODE_UNFIT = "node_unfit"  # its prolog failed
     WORK_DONE = "work_done"  # all but the services have ended well
 
 

@@ -22,6 +22,7 @@ from farside.units import format_seconds
 
 # How an agent begins the cause of an end that it brought about by itself, while the manager was away.
 AGENT_TIME_LIMIT = "time limit"
+AGENT_PROLOG = "prolog: "
 SIGKILL = 9
 # What an agent says of a process that it was told to stop.
 _STOPPED = frozenset(cause.value for cause in StopCause)
@@ -96,6 +97,8 @@ def _of_running(state: LiveState, job: LiveJob, now_s: float) -> Event | None:
     for task in job.tasks:
         if task.phase is TaskPhase.LOST:
             return _stop(job, StopCause.NODE_LOST, f"{_named(task)} was lost: {task.cause}")
+        if task.has_failed and task.cause.startswith(AGENT_PROLOG):
+            return _stop(job, StopCause.NODE_UNFIT, f"node {task.node} could not be prepared: {task.cause}")
         if task.has_failed and task.cause.startswith(AGENT_TIME_LIMIT):
             return _stop(job, StopCause.TIME_LIMIT, _over_limit(job))
         if task.has_failed:
@@ -144,7 +147,8 @@ def _of_stopping(state: LiveState, job: LiveJob) -> Event | None:
             return JobEnded(job_id=job.job_id, ending=Ending.FAILED, reason=job.reason, exit_code=code)
         reason = f"{job.reason}; failure {job.failures + 1}, of which {job.spec.retries} are forgiven"
         return JobRequeued(job_id=job.job_id, start=job.start, reason=reason, is_failure=True)
-    if job.stop_cause is StopCause.NODE_LOST and job.start - job.preemptions - job.failures > MAX_LOSSES:
+    losses = job.start - job.preemptions - job.failures
+    if job.stop_cause in (StopCause.NODE_LOST, StopCause.NODE_UNFIT) and losses > MAX_LOSSES:
         reason = f"{job.reason}; that was the {MAX_LOSSES + 1}th time, and it is not started again"
         return JobEnded(job_id=job.job_id, ending=Ending.FAILED, reason=reason, exit_code=code)
     return JobRequeued(job_id=job.job_id, start=job.start, reason=_why_again(job))

@@ -3,6 +3,7 @@
 from farside.agent import messages as m
 from farside.scheduler.live.dispatch import AgentLine
 from farside.scheduler.live.event import CancelRequested, NodeChanged, NodeJoined, NodeLost, TaskChanged, TaskPhase
+from farside.scheduler.live.record import Phase
 from farside.scheduler.live.spec import Ranks
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
@@ -77,6 +78,18 @@ def test_a_cancelled_job_is_stopped_and_its_end_forgotten_once_the_log_has_it() 
     assert [(type(one).__name__, one.cause) for one in stop if isinstance(one, m.Stop)] == [("Stop", "cancelled")]
     assert forget == [m.Forget(task_id="1.0", start=1)]
     assert line.commands(world.state) == []
+
+
+def test_a_node_whose_prolog_or_epilog_failed_drains_itself_with_the_reason() -> None:
+    world = world_with_a_job()
+    ended = told("exited", exit_code=0, unfit="epilog: GPU 0 still in use")
+
+    events = line_of(world).reported(world.state, report(ended))
+
+    assert [type(event).__name__ for event in events] == ["DrainRequested", "TaskChanged"]
+    for event in events:
+        world.does(event)
+    assert (world.state.nodes["n0"].why_not, world.phase("1")) == ("epilog: GPU 0 still in use", Phase.DONE)
 
 
 def test_a_report_that_comes_twice_is_written_once() -> None:

@@ -229,6 +229,17 @@ def test_nothing_starts_on_a_node_that_drains_and_what_runs_there_runs_on() -> N
     assert world.phase(second) is Phase.STARTING
 
 
+def test_a_job_whose_node_could_not_be_prepared_starts_elsewhere_and_that_is_no_failure_of_its_own() -> None:
+    world = World(rules())
+    job = world.submit(1)
+    world.does(DrainRequested(node="n0", reason="prolog: no scratch", by="node n0"))
+
+    world.task(world.job(job).tasks[0], TaskPhase.EXITED, cause="prolog: no scratch")
+
+    assert (world.phase(job), world.job(job).nodes, world.job(job).failures) == (Phase.STARTING, ("n1",), 0)
+    assert any("node n0 could not be prepared: prolog: no scratch" in str(entry.event) for entry in world.log)
+
+
 def test_a_job_waits_for_those_that_it_comes_after() -> None:
     world = World(rules())
     first = world.submit(1)

@@ -59,6 +59,20 @@ class AgentConfig:
             choices=("keep", "end"),
         ),
     )
+    prolog: str = field(
+        default="",
+        metadata=about(
+            Kind.TEXT, "Program with arguments, run before each task; if it fails, the node drains; empty: none"
+        ),
+    )
+    epilog: str = field(
+        default="", metadata=about(Kind.TEXT, "The same, run after each task, before its GPUs are given on")
+    )
+    hook_user: str = field(default="", metadata=about(Kind.TEXT, "As whom prolog and epilog run; empty: as the agent"))
+    hook_limit_s: float = field(
+        default=60.0,
+        metadata=about(Kind.SECONDS, "A prolog or epilog that takes longer has failed", low=0.1, high=3600),
+    )
     declared_gpus: int = field(
         default=-1,
         metadata=about(Kind.COUNT, "GPUs that this node is said to have; -1: those that NVML finds", low=-1, high=64),

@@ -1,0 +1,154 @@
+"""Programs that the node's operator has run before and after each task: the prolog and the epilog.
+
+A prolog that fails means that this node can't run tasks as it should, an epilog that fails that it may not be left as
+the next task needs it; either way the node takes nothing new until somebody has looked. Both run as the agent's user,
+or as the one that its settings name, never as the job's; with their output in the task's folder, in hooks.log.
+"""
+
+import ctypes
+import os
+import pwd
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from farside.agent import messages as m
+from farside.agent.run.environment import PATH_DEFAULT
+from farside.errors import ConfigError
+
+LOG = "hooks.log"
+_LOOK_S = 0.5
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LOG_BYTES = 4096
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Hooks(Struct, frozen=True, kw_only=True):
+    """What to run around each task; an empty argv: nothing. ``user`` empty: as the agent."""
+
+    prolog: tuple[str, ...] = ()
+    epilog: tuple[str, ...] = ()
+    limit_s: float = 60.0
+    user: str = ""
+
+
+def hooks_of(prolog: str, epilog: str, *, user: str, limit_s: float) -> Hooks:
+    """Hooks as settings name them, quoted as for a shell.
+
+    Raises:
+        ConfigError: One is no absolute path, or there is no such user here.
+    """
+    if user:
+        try:
+            pwd.getpwnam(user)
+        except KeyError:
+            raise ConfigError(f"hook_user: there is no user {user} on this node") from None
+    return Hooks(prolog=_argv("prolog", prolog), epilog=_argv("epilog", epilog), limit_s=limit_s, user=user)
+
+
+def _argv(name: str, text: str) -> tuple[str, ...]:
+    try:
+        argv = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}", hint="quote it as for a shell") from error
+    if argv and not argv[0].startswith("/"):
+        raise ConfigError(f"{name}: {argv[0]} is no absolute path", hint="name the program by all of it")
+    return argv
+
+
+def hook_environment(start: m.Start, account: str, end: m.TaskState | None = None) -> Mapping[str, str]:
+    """What a hook is told of the task; of one that has ended also how."""
+    spec = start.spec
+    told = {
+        "PATH": PATH_DEFAULT,
+        "LANG": "C.UTF-8",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, spec.gpus)),
+        "FARSIDE_JOB": start.task_id.rpartition(".")[0],
+        "FARSIDE_TASK": start.task_id,
+        "FARSIDE_START": str(start.start),
+        "FARSIDE_USER": account,
+        "FARSIDE_CHECKPOINT_DIR": spec.checkpoint_dir,
+    }
+    if end is not None:
+        told["FARSIDE_EXIT_CODE"] = "" if end.exit_code is None else str(end.exit_code)
+        told["FARSIDE_SIGNAL"] = "" if end.signal is None else str(end.signal)
+    return told
+
+
+def run_hook(
+    argv: Sequence[str],
+    hooks: Hooks,
+    folder: Path,
+    environment: Mapping[str, str],
+    *,
+    wait: Callable[[float], bool],
+) -> str:
+    """Runs a hook to its end; returns what was wrong, empty: nothing.
+
+    Args:
+        argv: Program and arguments.
+        hooks: Its limit, and as whom.
+        folder: Of the task.
+        environment: All that it gets.
+        wait: Waits up to so many seconds for a signal, and says whether the hook is to be given up.
+    """
+    end_s = time.monotonic() + hooks.limit_s
+    with (folder / LOG).open("ab") as log:
+        try:
+            process = subprocess.Popen(
+                argv,
+                env=environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_as_a_child,
+                **_identity(hooks.user),
+            )
+        except (OSError, KeyError, subprocess.SubprocessError) as error:
+            return f"{argv[0]}: {getattr(error, 'strerror', None) or error}"
+        problem = ""
+        while process.poll() is None and not problem:
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                problem = f"{argv[0]} has not ended within {hooks.limit_s:g} s"
+            elif wait(min(left_s, _LOOK_S)):
+                problem = "given up"
+        # What it left behind goes too; it had its time.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+    return problem or ("" if code == 0 else f"{argv[0]} {_ended(code)}{_last_words(folder)}")
+
+
+def _ended(code: int) -> str:
+    return f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
+
+
+def _last_words(folder: Path) -> str:
+    try:
+        lines = (folder / LOG).read_bytes()[-_LOG_BYTES:].decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return f": {lines[-1][:120]}" if lines else ""
+
+
+def _as_a_child() -> None:
+    # After the change of identity, which clears it: a shepherd that is killed takes its hook along.
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _identity(user: str) -> dict[str, Any]:
+    if not user:
+        return {}
+    entry = pwd.getpwnam(user)
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": os.getgrouplist(user, entry.pw_gid)}
