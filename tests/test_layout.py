@@ -76,7 +76,7 @@ IMPURE = {
 # Lower may not import higher.
 FOUNDATION = (
     "errors", "units", "geometry", "ending", "endpoint", "clock", "log", "listen", "memory_sense", "notify",
-    "scrape", "admin", "config",
+    "own_task", "scrape", "admin", "config",
 )  # fmt: skip
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # A protocol is one codec for both roles; its folder is that of the side it was written for first.
