@@ -29,8 +29,16 @@ class Finished:
         return lines[-1][:200] if lines else f"exit status {self.status}"
 
 
-async def run_program(argv: Sequence[str], *, limit_s: float, environment: Mapping[str, str] | None = None) -> Finished:
+async def run_program(
+    argv: Sequence[str],
+    *,
+    limit_s: float,
+    environment: Mapping[str, str] | None = None,
+    most_bytes: int = MAX_OUTPUT,
+) -> Finished:
     """Runs a program without a terminal or input. ``environment``: all of it besides PATH and the locale.
+
+    Of each stream the first ``most_bytes`` are kept.
 
     Raises:
         PeerError: It has not ended within ``limit_s``, and was killed.
@@ -48,7 +56,7 @@ async def run_program(argv: Sequence[str], *, limit_s: float, environment: Mappi
         async with asyncio.timeout(limit_s):
             assert process.stdout is not None
             assert process.stderr is not None
-            stdout, stderr = await asyncio.gather(_kept(process.stdout), _kept(process.stderr))
+            stdout, stderr = await asyncio.gather(_kept(process.stdout, most_bytes), _kept(process.stderr, most_bytes))
             status = await process.wait()
     except TimeoutError:
         raise PeerError(f"{argv[0]} has not ended in {limit_s:g} s", hint="is the BMC reachable?") from None
@@ -57,11 +65,11 @@ async def run_program(argv: Sequence[str], *, limit_s: float, environment: Mappi
     return Finished(status=status, stdout=stdout, stderr=stderr)
 
 
-async def _kept(stream: asyncio.StreamReader) -> str:
+async def _kept(stream: asyncio.StreamReader, most_bytes: int) -> str:
     """All that comes, read to the end so that nobody blocks, of which the beginning is kept."""
-    kept = b""
+    kept = bytearray()
     while chunk := await stream.read(_CHUNK):
-        kept += chunk[: MAX_OUTPUT - len(kept)]
+        kept += chunk[: most_bytes - len(kept)]
     return kept.decode(errors="replace")
 
 
