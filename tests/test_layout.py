@@ -31,6 +31,11 @@ SCHEDULER_SHELL = (
     "farside.scheduler.live.brain",
     "farside.scheduler.live.follow",
     "farside.scheduler.live.manager",
+    "farside.scheduler.live.slurm.commands",
+    "farside.scheduler.live.slurm.engine",
+    "farside.scheduler.live.slurm.notebook",
+    "farside.scheduler.live.slurm.sleeper",
+    "farside.scheduler.live.slurm.watcher",
     "farside.scheduler.live.store",
     "farside.scheduler.live.wake",
     "farside.scheduler.live.wall_clock",
@@ -66,6 +71,7 @@ PLAIN = {
     f"farside.{name}"
     for name in (
         "errors", "units", "geometry", "endpoint", "config.daemon", "config.blockdev", "config.agent", "config.manager",
+        "config.slurm",
     )
 }  # fmt: skip
 IMPURE = {

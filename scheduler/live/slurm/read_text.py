@@ -1,0 +1,204 @@
+"""What ``scontrol --oneliner --details show job | node | partition`` prints: a line each, ``Key=value`` in it. PURE.
+
+A job's name may hold anything, blanks and equals signs too, and nobody quotes it. So a line that has one of the keys
+read here twice is that of a job of no partition: what it holds counts, and nobody touches it. Times must be seconds
+(SLURM_TIME_FORMAT=%s).
+"""
+
+import math
+import re
+from collections.abc import Mapping
+
+from farside.scheduler.live.slurm.hostlist import expand
+from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, SlurmPartition, Traits
+from farside.scheduler.live.slurm.tres import gpus_asked, gpus_of, held_by_node, memory_bytes_of, model_of
+
+_KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9_/:]*)=")
+_DETAIL = re.compile(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\d+ GRES=(\S*)")
+_CLOCK = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
+_BINDING = ("ReqNodeList", "ExcNodeList", "Features", "Licenses", "Reservation", "TresPerSocket")
+_NOTHING = frozenset({"", "(null)", "N/A", "None", "Unknown"})
+_MIB = 1 << 20
+
+PHASES: Mapping[str, JobPhase] = {
+    "PENDING": JobPhase.WAITING,
+    "REQUEUED": JobPhase.WAITING,
+    "REQUEUE_FED": JobPhase.WAITING,
+    "REQUEUE_HOLD": JobPhase.WAITING,
+    "SPECIAL_EXIT": JobPhase.WAITING,
+    "RUNNING": JobPhase.RUNNING,
+    "CONFIGURING": JobPhase.STUCK,
+    "COMPLETING": JobPhase.STUCK,
+    "RESIZING": JobPhase.STUCK,
+    "SIGNALING": JobPhase.STUCK,
+    "STAGE_OUT": JobPhase.STUCK,
+    "STOPPED": JobPhase.STUCK,
+    "SUSPENDED": JobPhase.STUCK,
+}
+
+
+def jobs_of(text: str) -> tuple[SlurmJob, ...]:
+    """All jobs of a text.
+
+    Raises:
+        ValueError: A line is no job.
+    """
+    return tuple(_job(line) for line in text.splitlines() if line.startswith("JobId="))
+
+
+def nodes_of(text: str) -> Mapping[str, SlurmNode]:
+    """All nodes of a text by their names.
+
+    Raises:
+        ValueError: A line is no node.
+    """
+    return {node.name: node for line in text.splitlines() if line.startswith("NodeName=") for node in (_node(line),)}
+
+
+def partitions_of(text: str) -> Mapping[str, SlurmPartition]:
+    """All partitions of a text by their names.
+
+    Raises:
+        ValueError: A line is no partition.
+    """
+    found = (_partition(_pairs(line)) for line in text.splitlines() if line.startswith("PartitionName="))
+    return {partition.name: partition for partition in found}
+
+
+def traits_of(text: str) -> Traits:
+    """What ``scontrol show config`` says."""
+    lines = (line.partition("=") for line in text.splitlines())
+    told = {key.strip(): value.strip() for key, equals, value in lines if equals}
+    program = told.get("SuspendProgram", "")
+    return Traits(
+        version=told.get("SLURM_VERSION", ""),
+        is_counting_memory="MEMORY" in told.get("SelectTypeParameters", "").upper(),
+        has_power_saving=program not in _NOTHING,
+    )
+
+
+def phase_of(state: str) -> JobPhase:
+    """Where a job in one of Slurm's states is."""
+    return PHASES.get(state, JobPhase.OVER)
+
+
+# ---------------------------------------------------------------- lines
+
+
+class _Fields(dict[str, str]):
+    """Keys and values of a line. One that is not there makes it no such line."""
+
+    def __missing__(self, key: str) -> str:
+        raise ValueError(f"a line has no {key}: {next(iter(self.values()), '')[:60]}")
+
+
+def _pairs(line: str) -> _Fields:
+    """Keys and values; of a key that is there twice the first, and it stands in the value of ''."""
+    starts = list(_KEY.finditer(line))
+    pairs = _Fields({"": ""})
+    for at, match in enumerate(starts):
+        end = starts[at + 1].start() if at + 1 < len(starts) else len(line)
+        if match.group(1) in pairs:
+            pairs[""] += f" {match.group(1)}"
+        else:
+            pairs[match.group(1)] = line[match.end() : end].strip()
+    return pairs
+
+
+def _job(line: str) -> SlurmJob:
+    details = _DETAIL.findall(line)
+    line = _DETAIL.sub("", line)
+    told = _pairs(line)
+    state = told["JobState"]
+    tasks = told.get("ArrayTaskId", "")
+    gpus, model = gpus_asked(
+        job=_text(told, "TresPerJob"), node=_text(told, "TresPerNode"), task=_text(told, "TresPerTask"),
+        tres=_text(told, "TRES") or _text(told, "ReqTRES"), nodes=_count(told.get("NumNodes", "1")),
+        tasks=_count(told.get("NumTasks", "1")),
+    )  # fmt: skip
+    phase = phase_of(state)
+    tres = _text(told, "TRES") or _text(told, "AllocTRES") or _text(told, "ReqTRES")
+    return SlurmJob(
+        job_id=told["JobId"],
+        name=told["JobName"],
+        user=told["UserId"].partition("(")[0],
+        account=_text(told, "Account"),
+        partitions=() if told[""] else tuple(told["Partition"].split(",")),
+        phase=phase,
+        state=state,
+        reason=_text(told, "Reason") or "None",
+        submit_s=_moment(told["SubmitTime"]),
+        eligible_s=_moment(told["EligibleTime"]),
+        start_s=_moment(told["StartTime"]) if phase is not JobPhase.WAITING else math.nan,
+        end_s=_moment(told["EndTime"]) if phase is JobPhase.OVER else math.nan,
+        limit_s=_clock_s(told["TimeLimit"]),
+        gpus=gpus,
+        gpu_model=model,
+        cpus=_count(told["NumCPUs"]),
+        memory_bytes=memory_bytes_of(tres),
+        nodes=_count(told["NumNodes"]),
+        held=_held(phase, _text(told, "NodeList"), details, gpus),
+        priority=int(told["Priority"]),
+        admin_comment=_text(told, "AdminComment"),
+        restarts=int(told["Restarts"]),
+        is_array=not tasks.isdigit() and bool(tasks),
+        is_bound=any(_text(told, key) for key in _BINDING),
+        is_requeueable=told["Requeue"] == "1" and told["BatchFlag"] == "1",
+    )
+
+
+def _held(phase: JobPhase, hosts: str, details: list[tuple[str, str]], gpus: int) -> tuple[tuple[str, int], ...]:
+    if phase not in (JobPhase.RUNNING, JobPhase.STUCK):
+        return ()
+    by_node = {name: gpus_of(gres) for names, gres in details for name in expand(names)}
+    texts = [f"gpu:{by_node[name]}" if by_node[name] else "" for name in expand(hosts) if name in by_node]
+    return held_by_node(hosts, texts, gpus)
+
+
+def _node(line: str) -> SlurmNode:
+    told = _pairs(line)
+    gres = _text(told, "Gres")
+    return SlurmNode(
+        name=told["NodeName"],
+        flags=frozenset(flag.rstrip("*~#%$@!^-") for flag in told["State"].split("+")),
+        gpus=gpus_of(gres),
+        gpus_used=gpus_of(_text(told, "GresUsed")),
+        gpu_model=model_of(gres),
+        cpus=int(told.get("CPUEfctv") or told["CPUTot"]),
+        cpus_used=int(told["CPUAlloc"]),
+        memory_bytes=float(told["RealMemory"]) * _MIB,
+        memory_used_bytes=float(told["AllocMem"]) * _MIB,
+        boot_s=_moment(told.get("BootTime", "")),
+        reason=_text(told, "Reason"),
+    )
+
+
+def _partition(told: _Fields) -> SlurmPartition:
+    nodes = expand(_text(told, "Nodes"))
+    return SlurmPartition(name=told["PartitionName"], nodes=nodes, is_up=told["State"] == "UP")
+
+
+# ---------------------------------------------------------------- values
+
+
+def _text(told: _Fields, key: str) -> str:
+    value = told.get(key, "")
+    return "" if value in _NOTHING else value
+
+
+def _moment(text: str) -> float:
+    return float(text) if text.isdigit() and text != "0" else math.nan
+
+
+def _count(text: str) -> int:
+    """Of a range, ``2-4``, the lower end; ``1`` where it is none."""
+    digits = text.partition("-")[0]
+    return int(digits) if digits.isdigit() else 1
+
+
+def _clock_s(text: str) -> float:
+    found = _CLOCK.fullmatch(text)
+    if found is None:
+        return math.inf  # UNLIMITED, Partition_Limit
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds
