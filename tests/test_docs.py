@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.config import AgentConfig, BlockdevConfig, DaemonConfig, ManagerConfig
+from farside.config import AgentConfig, BlockdevConfig, DaemonConfig, ManagerConfig, SlurmConfig
 from farside.config.convert import allowed, shown
 from farside.config.settings import Declared, Setting, settings_of
 
@@ -49,6 +49,7 @@ def is_made_by_use(name: str) -> bool:
         "agent.toml",
         "manager.toml",
         "manager.json",
+        "slurm.toml",
         "peers.toml",
         "daemon.d/",
         "blockdev.d/",
@@ -75,7 +76,7 @@ def manual_row(setting: Setting) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-@pytest.mark.parametrize("config", [DaemonConfig, BlockdevConfig, AgentConfig, ManagerConfig])
+@pytest.mark.parametrize("config", [DaemonConfig, BlockdevConfig, AgentConfig, ManagerConfig, SlurmConfig])
 def test_the_operating_manual_lists_every_setting_as_it_is(config: type[Declared]) -> None:
     manual = (ROOT / "docs/operating.md").read_text().splitlines()
 

@@ -108,6 +108,7 @@ def test_config_check_tells_a_file_that_is_well_from_one_that_is_not_there(
         f"blockdev: {tmp_path}/blockdev.toml: not there, defaults",
         f"agent: {tmp_path}/agent.toml: not there, defaults",
         f"manager: {tmp_path}/manager.toml: not there, defaults",
+        f"slurm: {tmp_path}/slurm.toml: not there, defaults",
     ]
 
 
@@ -129,7 +130,7 @@ def test_config_check_asks_whose_a_file_is(tmp_path: Path) -> None:
 
     said = farside("config", "check", str(path)).stderr
 
-    assert "--for daemon or --for blockdev or --for agent or --for manager" in said
+    assert "--for daemon or --for blockdev or --for agent or --for manager or --for slurm" in said
     assert farside("config", "check", "--for", "daemon", str(path)).returncode == 0
 
 

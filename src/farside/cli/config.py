@@ -12,10 +12,14 @@ import typer
 from farside.cli import options
 
 if TYPE_CHECKING:
-    from farside.config import AgentConfig, BlockdevConfig, DaemonConfig, Effective, ManagerConfig
+    from farside.config import AgentConfig, BlockdevConfig, DaemonConfig, Effective, ManagerConfig, SlurmConfig
 
     AnyEffective = (
-        Effective[DaemonConfig] | Effective[BlockdevConfig] | Effective[AgentConfig] | Effective[ManagerConfig]
+        Effective[DaemonConfig]
+        | Effective[BlockdevConfig]
+        | Effective[AgentConfig]
+        | Effective[ManagerConfig]
+        | Effective[SlurmConfig]
     )
 
 config_app = typer.Typer(help="Check and show settings.", no_args_is_help=True, rich_markup_mode=None)
@@ -28,6 +32,7 @@ class Program(StrEnum):
     BLOCKDEV = "blockdev"
     AGENT = "agent"
     MANAGER = "manager"
+    SLURM = "slurm"
 
 
 _Whose = Annotated[Program | None, typer.Option("--for", help="Whose settings, where the file's name does not say.")]
@@ -109,6 +114,8 @@ def effective(whose: Program, paths: Sequence[Path]) -> "AnyEffective":
             return load.effective_agent(paths)
         case Program.MANAGER:
             return load.effective_manager(paths)
+        case Program.SLURM:
+            return load.effective_slurm(paths)
 
 
 def _rows(loaded: "AnyEffective") -> list[dict[str, Any]]:

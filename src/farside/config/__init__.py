@@ -5,6 +5,7 @@ daemon.py    what `farside daemon` can be told
 manager.py   what `farside manager` can be told
 blockdev.py  what `farside blockdev` can be told
 agent.py     what `farside agent` can be told
+slurm.py     what `farside slurm` can be told
 convert.py   one TOML value to one Python value, in the setting's unit and range
 load.py      files and drop-ins to one frozen config, with the source of each value
 check.py     what must hold between settings
@@ -13,8 +14,9 @@ check.py     what must hold between settings
 from farside.config.agent import AgentConfig
 from farside.config.blockdev import BlockdevConfig, FaultRule
 from farside.config.daemon import DaemonConfig
-from farside.config.load import Effective, load_agent, load_blockdev, load_daemon, load_manager
+from farside.config.load import Effective, load_agent, load_blockdev, load_daemon, load_manager, load_slurm
 from farside.config.manager import ManagerConfig
+from farside.config.slurm import SlurmConfig
 
 __all__ = [
     "AgentConfig",
@@ -23,8 +25,10 @@ __all__ = [
     "Effective",
     "FaultRule",
     "ManagerConfig",
+    "SlurmConfig",
     "load_agent",
     "load_blockdev",
     "load_daemon",
     "load_manager",
+    "load_slurm",
 ]

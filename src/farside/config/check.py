@@ -9,6 +9,7 @@ from farside.config.agent import AgentConfig
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
 from farside.config.manager import ManagerConfig
+from farside.config.slurm import SlurmConfig
 from farside.endpoint import socket_path
 from farside.geometry import CLUSTER_BYTES, SLABS_MAX
 from farside.units import format_bytes
@@ -111,7 +112,16 @@ def manager_problems(config: ManagerConfig) -> Iterator[Problem]:
             yield "state_dir", f"{error}; name a shorter one"
 
 
-def _identity_problems(config: DaemonConfig | BlockdevConfig | AgentConfig) -> Iterator[Problem]:
+def slurm_problems(config: SlurmConfig) -> Iterator[Problem]:
+    """What is wrong with the settings of the engine over Slurm taken together."""
+    yield from _identity_problems(config)
+    if not any(name.strip() for name in config.partitions.split(",")):
+        yield "partitions", "is empty, so that there is nothing to do; name the partitions to schedule, with commas"
+    if not config.state_dir.is_absolute():
+        yield "state_dir", "is empty; name the folder that what jobs were served is written down in"
+
+
+def _identity_problems(config: DaemonConfig | BlockdevConfig | AgentConfig | SlurmConfig) -> Iterator[Problem]:
     if not NODE.fullmatch(config.node):
         yield (
             "node",

@@ -20,11 +20,13 @@ from farside.config.check import (
     blockdev_problems,
     daemon_problems,
     manager_problems,
+    slurm_problems,
 )
 from farside.config.convert import convert, unknown
 from farside.config.daemon import DaemonConfig
 from farside.config.manager import ManagerConfig
 from farside.config.settings import Setting, settings_of
+from farside.config.slurm import SlurmConfig
 from farside.errors import ConfigError
 
 ETC = Path("/etc/farside")
@@ -32,7 +34,7 @@ COMMAND_LINE = "command line"
 DEFAULT = "default"
 _FILE_BYTES_MAX = 1 << 20
 
-ConfigT = TypeVar("ConfigT", DaemonConfig, BlockdevConfig, AgentConfig, ManagerConfig)
+ConfigT = TypeVar("ConfigT", DaemonConfig, BlockdevConfig, AgentConfig, ManagerConfig, SlurmConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,22 @@ def effective_manager(
     """As `load_manager`, with the source of each value."""
     files = _files(paths, "manager")
     return _load(ManagerConfig, manager_problems, files, overrides or {}, blamed=ETC / "manager.toml")
+
+
+def load_slurm(paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None) -> SlurmConfig:
+    """The settings of the engine over Slurm from these files (none: /etc/farside/slurm.toml) with their drop-ins.
+
+    Raises:
+        ConfigProblems: Something is wrong; one line each.
+    """
+    return effective_slurm(paths, overrides).config
+
+
+def effective_slurm(
+    paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
+) -> Effective[SlurmConfig]:
+    """As `load_slurm`, with the source of each value."""
+    return _load(SlurmConfig, slurm_problems, _files(paths, "slurm"), overrides or {}, blamed=ETC / "slurm.toml")
 
 
 def effective_daemon(
