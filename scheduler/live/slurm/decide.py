@@ -1,0 +1,216 @@
+"""A snapshot in, what to tell Slurm out: the cycle's answer as priorities, holds, releases and requeues. PURE.
+
+How it works
+  Slurm starts jobs, not we. The cycle says which would start now; those come first in the queue, in its order, and all
+  others behind them, by rank. So what Slurm finds room for is what the cycle found room for, and Slurm's own backfill
+  goes on below. With ``is_gating`` those that the cycle does not start are held besides.
+
+  A job may have others requeued once for each of its waits, and all of them in one turn: if Slurm does not start it on
+  the GPUs that they leave, it needs something that we can't see, and no more jobs lose their work for it. One that
+  names its nodes, features or licences has nobody requeued.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from farside.scheduler.cycle import run_cycle
+from farside.scheduler.domain import Rules
+from farside.scheduler.live.slurm.action import Hold, JobAction, Release, Requeue, SetPriority
+from farside.scheduler.live.slurm.desk import Desk, Group
+from farside.scheduler.live.slurm.past import Memory, Past, is_live, recall
+from farside.scheduler.live.slurm.priority import changes
+from farside.scheduler.live.slurm.snapshot import HELD_MARK, JobPhase, SlurmJob, Snapshot, Traits
+from farside.scheduler.state import Preempt, Start
+from farside.units import format_count
+
+# Seconds after which a job that others were requeued for, and that did not start, may have others requeued again.
+ROOM_AGAIN_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """How to decide, and what may be done.
+
+    Attributes:
+        rules: By what jobs are scheduled.
+        groups: Whose jobs; all others are left alone.
+        may_preempt: Running jobs may be requeued.
+        is_gating: Jobs are held until the cycle starts them.
+        most_actions: In one turn; what is left is done in the next ones.
+    """
+
+    rules: Rules
+    groups: tuple[Group, ...]
+    may_preempt: bool = False
+    is_gating: bool = False
+    most_actions: int = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting:
+    """A job that the cycle would have start now, and why."""
+
+    job_id: str
+    gpus: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What one turn has decided.
+
+    Attributes:
+        actions: In the order in which to carry them out.
+        left: How many more there would have been.
+        memory: For the next turn.
+        starting: Whom the cycle would start now.
+        queue: The waiting jobs in the order that Slurm is to have.
+    """
+
+    actions: tuple[JobAction, ...]
+    left: int
+    memory: Memory
+    starting: tuple[Starting, ...]
+    queue: tuple[str, ...]
+
+
+def decide(snapshot: Snapshot, memory: Memory, traits: Traits, ways: Ways) -> Decision:
+    """What to tell Slurm now."""
+    memory = recall(memory, filter(is_live, snapshot.jobs), snapshot.at_s)
+    pasts = dict(memory.jobs)
+    actions: list[JobAction] = []
+    starting: list[Starting] = []
+    queue: list[str] = []
+    for group in ways.groups:
+        desk = Desk(snapshot, memory, group, ways.rules, traits, may_preempt=ways.may_preempt)
+        one = _Turn(desk, memory, snapshot.at_s, ways)
+        pasts.update(one.pasts)
+        actions += one.actions
+        starting += one.starting
+        queue += [job.job_id for job in one.queue]
+    ordered = sorted(actions, key=_urgency)
+    chosen = _bounded(ordered, ways.most_actions)
+    for action in chosen:
+        if isinstance(action, Requeue):
+            pasts[action.winner] = replace(pasts[action.winner], room_made_s=snapshot.at_s)
+    return Decision(
+        actions=tuple(chosen), left=len(ordered) - len(chosen), memory=replace(memory, jobs=pasts),
+        starting=tuple(starting), queue=tuple(queue),
+    )  # fmt: skip
+
+
+def _urgency(action: JobAction) -> int:
+    return (Hold, Release, SetPriority, Requeue).index(type(action))
+
+
+def failed(memory: Memory, action: Requeue) -> Memory:
+    """The memory once Slurm has refused to requeue somebody: it may be tried again."""
+    past = replace(memory.jobs[action.winner], room_made_s=float("-inf"))
+    return replace(memory, jobs={**memory.jobs, action.winner: past})
+
+
+def _bounded(actions: Sequence[JobAction], most: int) -> list[JobAction]:
+    """The first of them. Nobody is requeued for a job that has not its place in the queue, or not all who must be."""
+    chosen = list(actions[:most])
+    left_out = {_beneficiary(action) for action in actions[most:]}
+    return [action for action in chosen if not isinstance(action, Requeue) or action.winner not in left_out]
+
+
+def _beneficiary(action: JobAction) -> str:
+    return action.winner if isinstance(action, Requeue) else action.job_id
+
+
+class _Turn:
+    """One group's."""
+
+    def __init__(self, desk: Desk, memory: Memory, now_s: float, ways: Ways) -> None:
+        self._desk = desk
+        self._ways = ways
+        self._now_s = now_s
+        answers = run_cycle(desk.domain, now_s)
+        self.pasts: Mapping[str, Past] = desk.remembered(memory, answers)
+        started = [answer for answer in answers if isinstance(answer, Start) and self._waits(answer.row)]
+        self.queue = self._order(started)
+        self.starting = [
+            Starting(job_id=desk.jobs[one.row].job_id, gpus=desk.jobs[one.row].gpus, reason=one.reason)
+            for one in started
+        ]
+        self.actions = [*self._places(), *self._requeues(answers)]
+
+    def _waits(self, row: int) -> bool:
+        return self._desk.jobs[row].phase is JobPhase.WAITING
+
+    def _order(self, started: Iterable[Start]) -> list[SlurmJob]:
+        """All who wait: whom the cycle starts in its order, for whom GPUs are reserved, all others by rank."""
+        domain = self._desk.domain
+        first = [one.row for one in started]
+        if domain.reservation is not None and domain.reservation.row in domain.waiting:
+            first.append(domain.reservation.row)
+        seen = set(first)
+        rest = [row for row in self._desk.jobs if self._waits(row) and row not in seen]
+        ranks = dict(zip(rest, domain.ranks(rest, self._now_s), strict=True))
+        return [self._desk.jobs[row] for row in [*first, *sorted(rest, key=lambda row: ranks[row])]]
+
+    def _places(self) -> list[JobAction]:
+        """Holds, releases, and the priorities of all who are not held."""
+        let = {one.job_id for one in self.starting}
+        held = [job for job in self.queue if self._ways.is_gating and _may_be_held(job) and job.job_id not in let]
+        actions: list[JobAction] = [
+            Hold(
+                job_id=job.job_id, partition=job.partitions[0], comment=with_mark(job.admin_comment),
+                reason="not its turn",
+            )
+            for job in held
+            if not job.is_held_by_us
+        ]  # fmt: skip
+        keeps = {job.job_id for job in held}
+        free = [job for job in self.queue if job.job_id not in keeps]
+        # One with our mark is always told something: a release that was broken off has left it.
+        for at, priority in changes([0 if job.is_marked else job.priority for job in free]):
+            actions.append(self._place(free[at], priority, f"{_nth(at)} of {format_count(len(free), 'job')}"))
+        return actions
+
+    def _place(self, job: SlurmJob, priority: int, place: str) -> JobAction:
+        reason = f"{place} by {self._ways.rules.order.name}"
+        if not job.is_marked:
+            return SetPriority(job_id=job.job_id, partition=job.partitions[0], priority=priority, reason=reason)
+        comment = without_mark(job.admin_comment)
+        return Release(
+            job_id=job.job_id, partition=job.partitions[0], priority=priority, comment=comment, reason=reason
+        )
+
+    def _requeues(self, answers: Iterable[object]) -> list[JobAction]:
+        jobs = self._desk.jobs
+        found: list[JobAction] = []
+        for answer in answers:
+            if not isinstance(answer, Preempt) or answer.winner not in jobs:
+                continue
+            winner, victim = jobs[answer.winner], jobs[answer.row]
+            room_made_s = self.pasts[winner.job_id].room_made_s
+            if winner.is_bound or winner.is_holding or self._now_s - room_made_s < ROOM_AGAIN_S:
+                continue
+            found.append(
+                Requeue(
+                    job_id=victim.job_id, partition=victim.partitions[0], winner=winner.job_id, reason=answer.reason
+                )
+            )
+        return found
+
+
+def _may_be_held(job: SlurmJob) -> bool:
+    """Not an array, of which one task is started at a time; and not one of which we don't know where it fits."""
+    return not job.is_array and not job.is_bound
+
+
+def _nth(at: int) -> str:
+    return "first" if at == 0 else f"place {at + 1}"
+
+
+def with_mark(comment: str) -> str:
+    """A job's AdminComment with the mark that we hold it."""
+    return comment if HELD_MARK in comment.split() else f"{comment} {HELD_MARK}".strip()
+
+
+def without_mark(comment: str) -> str:
+    """A job's AdminComment without the mark."""
+    return " ".join(word for word in comment.split() if word != HELD_MARK)

@@ -1,0 +1,192 @@
+"""A snapshot, and what is remembered of its jobs, as a domain of the cycle. PURE.
+
+A domain is made anew each turn: Slurm decides by itself when jobs start and end, so what is true is what it says now.
+What a domain would otherwise keep from cycle to cycle is in `Past`.
+
+Only jobs that could start at once wait in it (`SlurmJob.is_ready`); those that run stand where Slurm put them. Jobs of
+other partitions on the same nodes, and jobs that nobody can count, are part of what a node has not got to give.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from farside.errors import ConfigError
+from farside.scheduler.domain import Domain, Rules
+from farside.scheduler.live.slurm.past import Memory, Past
+from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, SlurmPartition, Snapshot, Traits
+from farside.scheduler.settings import suggestion
+from farside.scheduler.state import Action, Allocation, Job, Node, Promote
+from farside.scheduler.table import JobTable
+from farside.scheduler.waiting import Rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Partitions over the very same nodes: their jobs compete with each other, and with nobody else's."""
+
+    partitions: frozenset[str]
+    nodes: tuple[str, ...]
+
+
+def groups_of(partitions: Mapping[str, SlurmPartition], listed: Iterable[str]) -> tuple[Group, ...]:
+    """The listed partitions by the nodes that they share.
+
+    Raises:
+        ConfigError: There is no such partition, or two share some of their nodes and not all: nobody could say whose
+            GPUs a preempted job would free.
+    """
+    found: dict[frozenset[str], set[str]] = {}
+    for name in listed:
+        if name not in partitions:
+            hint = suggestion(name, partitions, "those there are")
+            raise ConfigError(f"partitions: Slurm has no partition '{name}'", hint=hint)
+        nodes = frozenset(partitions[name].nodes)
+        for others, names in found.items():
+            if nodes != others and nodes & others:
+                shared = ", ".join(sorted(nodes & others)[:3])
+                other = min(names)
+                raise ConfigError(
+                    f"partitions: '{name}' and '{other}' share {shared}, but not all of their nodes",
+                    hint="list one of the two, or partitions of the very same nodes",
+                )
+        found.setdefault(nodes, set()).add(name)
+    return tuple(
+        Group(partitions=frozenset(names), nodes=partitions[min(names)].nodes) for names in found.values()
+    )  # fmt: skip
+
+
+def is_managed(job: SlurmJob, group: Group) -> bool:
+    """Whether a job is one that we may do anything about."""
+    return bool(job.partitions) and job.gpus > 0 and group.partitions.issuperset(job.partitions)
+
+
+class Desk:
+    """The domain of a group, and whose row is whose.
+
+    Args:
+        snapshot: What was seen.
+        memory: Of the same moment (`past.recall`).
+        group: Whose jobs.
+        rules: By what they are scheduled.
+        traits: What Slurm counts.
+        may_preempt: Running jobs may lose their GPUs, if Slurm may requeue them.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, memory: Memory, group: Group, rules: Rules, traits: Traits, *, may_preempt: bool
+    ) -> None:
+        self._now_s = snapshot.at_s
+        self.jobs: dict[int, SlurmJob] = {}
+        managed = [job for job in snapshot.jobs if is_managed(job, group) and job.job_id in memory.jobs]
+        self._seen = {
+            job.job_id: job_of(job, may_preempt=may_preempt, is_counting_memory=traits.is_counting_memory)
+            for job in managed
+        }
+        known = [snapshot.nodes[name] for name in group.nodes if name in snapshot.nodes]
+        nodes = _nodes(known, managed, self._seen)
+        self._index = {node.name: at for at, node in enumerate(nodes)}
+        self.domain = Domain("", nodes, rules, JobTable(max(64, len(managed))))
+        self._sit_down(managed, memory, most_gpus=sum(node.gpus for node in nodes))
+        taking = {node.name for node in known if node.is_taking}
+        self.domain.resize(tuple(node for node in nodes if node.name in taking))
+        for row, job in self.jobs.items():
+            if memory.jobs[job.job_id].change_at_s <= self._now_s:
+                self.domain.cross(row, self._now_s)
+        # Now: after the cycle, the domain has what was decided, and that is so only once Slurm says so.
+        rows = list(self.jobs)
+        has_any = bool(rows) and self.domain.traits.has_thresholds
+        self._changes_s = self.domain.watch(rows, self._now_s) if has_any else [math.inf] * len(rows)
+
+    def _sit_down(self, managed: list[SlurmJob], memory: Memory, *, most_gpus: int) -> None:
+        """All jobs, in the order of the last turn, newcomers behind them."""
+        started: list[tuple[Rank, int]] = []
+        order = sorted(managed, key=lambda job: (memory.jobs[job.job_id].place, job.submit_s, int(job.job_id)))
+        for job in order:
+            past = memory.jobs[job.job_id]
+            if job.is_holding:
+                started.append(((float(len(started)),), self._seat(job, past)))
+            elif job.is_ready and job.gpus <= most_gpus:
+                self._submit(job, past)
+        self.domain.settle(started, [], self._now_s)
+
+    def _submit(self, job: SlurmJob, past: Past) -> int:
+        row = len(self.jobs)
+        self.jobs[row] = job
+        domain, table = self.domain, self.domain.table
+        # A limit is what its user expects; where there is none, nobody knows. Not NaN, which compares with nothing.
+        predicted_gpu_s = job.limit_s * job.gpus
+        seen = self._seen[job.job_id]
+        domain.submit(row, seen, remaining_s=job.limit_s, predicted_gpu_s=predicted_gpu_s, since_s=past.since_s)
+        table.executed_s[row], table.waited_s[row] = past.executed_s, past.waited_s
+        table.since_s[row], table.first_start_s[row] = past.since_s, past.first_start_s
+        if past.first_start_s < math.inf:
+            domain.preempted.add(row)
+        return row
+
+    def _seat(self, job: SlurmJob, past: Past) -> int:
+        """A job with GPUs."""
+        row = self._submit(job, past)
+        domain, table = self.domain, self.domain.table
+        allocation: Allocation = tuple(sorted((self._index[name], gpus) for name, gpus in job.held if gpus))
+        domain.book(row, allocation, past.since_s)
+        domain.start(row, allocation, domain.ledger, past.since_s)
+        table.executed_s[row], table.waited_s[row] = past.executed_s, past.waited_s
+        if job.phase is JobPhase.STUCK:
+            domain.running[row].until_s = math.inf  # nobody is helped by preempting it
+        return row
+
+    def remembered(self, memory: Memory, actions: Iterable[Action]) -> Mapping[str, Past]:
+        """What is to be remembered of its jobs, now that the cycle has answered so."""
+        promoted = {action.row for action in actions if isinstance(action, Promote)}
+        position = self.domain.table.position
+        places = {row: at for at, row in enumerate(sorted(self.jobs, key=lambda row: float(position[row])))}
+        found: dict[str, Past] = {}
+        for (row, job), change_s in zip(self.jobs.items(), self._changes_s, strict=True):
+            past = memory.jobs[job.job_id]
+            if row in promoted:
+                past = replace(past, executed_s=0.0, waited_s=0.0, since_s=self._now_s)
+                change_s = math.inf
+            found[job.job_id] = replace(past, place=float(places[row]), change_at_s=self._now_s + change_s)
+        return found
+
+
+def job_of(job: SlurmJob, *, may_preempt: bool, is_counting_memory: bool) -> Job:
+    """A job of Slurm's as the cycle knows jobs."""
+    return Job(
+        job_id=job.job_id,
+        sequence=int(job.job_id),
+        submit_s=job.submit_s,
+        gpus=job.gpus,
+        user=job.user,
+        name=job.name,
+        cpus_per_gpu=job.cpus / job.gpus,
+        memory_bytes_per_gpu=job.memory_bytes / job.gpus if is_counting_memory else 0.0,
+        gpu_model=job.gpu_model,
+        preemptible=may_preempt and job.is_requeueable and job.phase is JobPhase.RUNNING,
+        limit_s=job.limit_s,
+    )
+
+
+def _nodes(known: list[SlurmNode], managed: list[SlurmJob], seen: Mapping[str, Job]) -> tuple[Node, ...]:
+    """The nodes as the cycle knows nodes: with what our jobs have there, and what is free besides."""
+    ours: dict[str, tuple[int, float, float]] = {}
+    for job in managed:
+        for name, gpus in job.held:
+            had, cpus, memory_bytes = ours.get(name, (0, 0.0, 0.0))
+            one = seen[job.job_id]
+            ours[name] = (had + gpus, cpus + gpus * one.cpus_per_gpu, memory_bytes + gpus * one.memory_bytes_per_gpu)
+    nodes: list[Node] = []
+    there = {node.name for node in known}
+    for node in [*known, *(SlurmNode(name=name, flags=frozenset()) for name in sorted(ours.keys() - there))]:
+        gpus, cpus, memory_bytes = ours.get(node.name, (0, 0.0, 0.0))
+        nodes.append(
+            Node(
+                name=node.name,
+                gpus=gpus + max(0, node.gpus - max(node.gpus_used, gpus)),
+                cpus=cpus + max(0, node.cpus - node.cpus_used),
+                memory_bytes=memory_bytes + max(0.0, node.memory_bytes - node.memory_used_bytes),
+                gpu_model=node.gpu_model,
+            )
+        )
+    return tuple(nodes)

@@ -1,0 +1,109 @@
+"""What has to be remembered of a job between two turns, because Slurm forgets it. PURE.
+
+Slurm counts a job that was requeued from zero again; what it was served before is what 2DAS orders by. And an order
+whose queues are lists needs each job's place in its list. All times are seconds since 1970 of the snapshots' clock.
+
+A stint is seen to have ended a turn late at most; it is counted up to the last turn at which it was seen.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """One job's.
+
+    Attributes:
+        executed_s: In stints that are over, since it was submitted or last promoted.
+        waited_s: In waits that are over, since then.
+        since_s: Since when it waits or runs as it does now; a promotion counts as a new wait.
+        is_running: Whether that is a stint.
+        first_start_s: When it was started first; infinite before that.
+        restarts: How often Slurm had requeued it when it was seen last.
+        place: In the order of the last turn; infinite for one that has just come.
+        change_at_s: When its policy wants it to be looked at again.
+        room_made_s: When others were last requeued for this wait of its; minus infinity: they were not.
+    """
+
+    executed_s: float = 0.0
+    waited_s: float = 0.0
+    since_s: float
+    is_running: bool = False
+    first_start_s: float = math.inf
+    restarts: int = 0
+    place: float = math.inf
+    change_at_s: float = math.inf
+    room_made_s: float = -math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """All jobs', as of the turn at ``at_s``; and nodes' (power.py)."""
+
+    at_s: float = 0.0
+    jobs: Mapping[str, Past] = field(default_factory=dict)
+
+
+def recall(memory: Memory, jobs: Iterable[SlurmJob], now_s: float) -> Memory:
+    """The memory of just these jobs, moved on to what is seen now. Slurm's clock may be a little ahead of ours."""
+    found: dict[str, Past] = {}
+    for job in jobs:
+        past = memory.jobs.get(job.job_id)
+        if past is None:
+            found[job.job_id] = _first_seen(job, now_s)
+        else:
+            found[job.job_id] = _moved_on(past, job, memory.at_s, now_s)
+    return replace(memory, at_s=now_s, jobs=found)
+
+
+def _first_seen(job: SlurmJob, now_s: float) -> Past:
+    submit_s = min(now_s, job.submit_s)
+    if not job.is_holding:
+        return Past(since_s=_latest(submit_s, job.eligible_s, now_s), restarts=job.restarts)
+    start_s = _latest(submit_s, job.start_s, now_s)
+    return Past(
+        waited_s=start_s - submit_s, since_s=start_s, is_running=True, first_start_s=start_s, restarts=job.restarts
+    )
+
+
+def _latest(submit_s: float, other_s: float, now_s: float) -> float:
+    return min(now_s, submit_s if math.isnan(other_s) else max(submit_s, other_s))
+
+
+def _moved_on(past: Past, job: SlurmJob, before_s: float, now_s: float) -> Past:
+    start_s = job.start_s if not math.isnan(job.start_s) else now_s
+    is_anew = past.is_running and (not job.is_holding or job.restarts > past.restarts)
+    if is_anew:  # its stint has ended since the last turn
+        past = replace(
+            past,
+            executed_s=past.executed_s + max(0.0, before_s - past.since_s),
+            since_s=max(before_s, past.since_s),
+            is_running=False,
+            change_at_s=math.inf,
+            room_made_s=-math.inf,
+        )
+    if job.is_holding and not past.is_running:
+        start_s = min(now_s, max(start_s, past.since_s))
+        past = replace(
+            past,
+            waited_s=past.waited_s + start_s - past.since_s,
+            since_s=start_s,
+            is_running=True,
+            first_start_s=min(past.first_start_s, start_s),
+            change_at_s=math.inf,
+        )
+    return replace(past, restarts=job.restarts)
+
+
+def executed_s(past: Past, now_s: float) -> float:
+    """Seconds that it has held GPUs in all, since it was submitted or last promoted."""
+    return past.executed_s + (max(0.0, now_s - past.since_s) if past.is_running else 0.0)
+
+
+def is_live(job: SlurmJob) -> bool:
+    """Whether anything has to be remembered of it."""
+    return job.phase is not JobPhase.OVER
