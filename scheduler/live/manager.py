@@ -18,7 +18,7 @@ from contextlib import ExitStack, nullcontext, suppress
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from farside.config import ManagerConfig
+from farside.config import ManagerConfig, SlurmConfig
 from farside.ending import on_end_signals
 from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError, FarsideError
@@ -59,19 +59,13 @@ def run(config: ManagerConfig) -> int:
     return asyncio.run(_Parts(config).run())
 
 
-def rules_of(config: ManagerConfig) -> Rules:
+def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
     """By what jobs are scheduled.
 
     Raises:
         ConfigError: No such policy or placement, or it can't be used on real nodes.
     """
-    told: dict[str, str] = {}
-    for part in config.policy_settings.split(";"):
-        name, equals, value = part.partition("=")
-        if part.strip() and not equals:
-            raise ConfigError(f"policy_settings: '{part.strip()}' is not NAME=VALUE")
-        if part.strip():
-            told[name.strip()] = value.strip()
+    told = named_settings("policy_settings", config.policy_settings)
     placement = make_placement(config.placement, {})
     if placement.ledger(()).is_pooled:
         raise ConfigError(f"placement: {config.placement} does not say on which nodes", hint="take consolidate")
@@ -81,6 +75,21 @@ def rules_of(config: ManagerConfig) -> Rules:
         min_run_s=config.min_run_s,
         reserve_after_s=config.reserve_after_s or float("inf"),
     )
+
+
+def named_settings(of: str, text: str) -> Mapping[str, str]:
+    """Values by name of ``NAME=VALUE; NAME=VALUE``.
+
+    Raises:
+        ConfigError: A part has no equals sign.
+    """
+    told: dict[str, str] = {}
+    for part in filter(None, map(str.strip, text.split(";"))):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"{of}: '{part}' is not NAME=VALUE")
+        told[name.strip()] = value.strip()
+    return told
 
 
 # ---------------------------------------------------------------------------------------------- the parent
