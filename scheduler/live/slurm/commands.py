@@ -1,0 +1,141 @@
+"""The door to Slurm: its own programs, whatever their version. One reading a turn, one call an action.
+
+Jobs are read as JSON where squeue can, else as scontrol's lines; nodes and partitions always as scontrol's lines, which
+have hardly changed for ten years. No version number is compared: what works is found by trying it.
+"""
+
+import os
+import time
+from pathlib import Path
+
+from farside.errors import PeerError, RemoteProtocolError, Unavailable
+from farside.log import get_log
+from farside.scheduler.energy.power.drive.program import run_program
+from farside.scheduler.live.slurm import read_json, read_text
+from farside.scheduler.live.slurm.action import (
+    Hold,
+    PowerDown,
+    PowerUp,
+    Release,
+    Requeue,
+    SetPriority,
+    SlurmAction,
+    told,
+)
+from farside.scheduler.live.slurm.snapshot import PRIORITY_LOW, SlurmJob, Snapshot, Traits
+
+# Ten thousand jobs are 40 MB of JSON.
+MOST_BYTES = 256 << 20
+_LOOK = "scontrol", "--oneliner", "--details", "--all", "show"
+
+_log = get_log("slurm")
+
+
+class SlurmCommands:
+    """Slurm by its commands.
+
+    Args:
+        conf: Its slurm.conf; empty: where Slurm looks by itself.
+        limit_s: For each call.
+
+    Raises, all calls: PeerError where Slurm does not answer or refuses; Unavailable where it is not installed;
+    RemoteProtocolError where its answer can't be read.
+    """
+
+    def __init__(self, conf: Path, limit_s: float) -> None:
+        self._limit_s = limit_s
+        # Slurm's programs print local times otherwise, and names of nodes in a locale's order.
+        self._environment = {"SLURM_TIME_FORMAT": "%s", **_conf(conf)}
+        self._is_json = True
+
+    async def traits(self) -> Traits:
+        """What this Slurm has."""
+        return read_text.traits_of(await self._run("scontrol", "show", "config"))
+
+    async def look(self) -> Snapshot:
+        """All jobs, nodes and partitions. Read one after the other: what comes in between is seen the next time."""
+        at_s = time.time()
+        jobs = await self._jobs()
+        try:
+            nodes = read_text.nodes_of(await self._run(*_LOOK, "node"))
+            partitions = read_text.partitions_of(await self._run(*_LOOK, "partition"))
+        except ValueError as error:
+            raise _unreadable(error) from error
+        return Snapshot(at_s=at_s, jobs=jobs, nodes=nodes, partitions=partitions)
+
+    async def _jobs(self) -> tuple[SlurmJob, ...]:
+        if self._is_json:
+            text = await self._run("squeue", "--json", "--states=all", is_essential=False)
+            try:
+                return read_json.jobs_of(text)
+            except ValueError as error:
+                if text:  # else it has answered nothing: whether it is there, the lines will show
+                    _log.info("squeue has no JSON that can be read: jobs are read as lines", reason=error)
+                    self._is_json = False
+        try:
+            return read_text.jobs_of(await self._run(*_LOOK, "job"))
+        except ValueError as error:
+            raise _unreadable(error) from error
+
+    async def act(self, action: SlurmAction) -> None:
+        """Carries out one action."""
+        try:
+            for argv in _calls(action):
+                await self._run(*argv)
+        except PeerError as error:
+            raise PeerError(f"cannot {told(action)}: {error}") from error
+
+    async def give_back(self, job_id: str, comment: str | None) -> None:
+        """Lets Slurm compute a job's priority again. ``comment``: its AdminComment from now on; None: as it is."""
+        await self._run("scontrol", "release", job_id)
+        if comment is not None:
+            await self._run("scontrol", "update", f"JobId={job_id}", f"AdminComment={comment}")
+
+    async def _run(self, *argv: str, is_essential: bool = True) -> str:
+        try:
+            done = await run_program(argv, limit_s=self._limit_s, environment=self._environment, most_bytes=MOST_BYTES)
+        except Unavailable as error:
+            raise Unavailable(f"{argv[0]}: is not there", hint="install Slurm's client programs") from error
+        except PeerError as error:
+            raise PeerError(f"{argv[0]} has not ended in {self._limit_s:g} s", hint="does slurmctld run?") from error
+        if done.status and is_essential:
+            raise PeerError(f"{' '.join(argv[:2])}: {_complaint(done.stderr, done.status)}")
+        return done.stdout
+
+
+def _conf(conf: Path) -> dict[str, str]:
+    told = str(conf) if conf.is_absolute() else os.environ.get("SLURM_CONF", "")
+    return {"SLURM_CONF": told} if told else {}
+
+
+def _complaint(text: str, status: int) -> str:
+    """The last line that Slurm said, without the name of the program."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return f"exit status {status}"
+    return lines[-1].partition("error: ")[2][:200] or lines[-1][:200]
+
+
+def _unreadable(error: Exception) -> RemoteProtocolError:
+    return RemoteProtocolError(f"scontrol's answer can't be read: {error}", hint="tell the version of your Slurm")
+
+
+def _calls(action: SlurmAction) -> tuple[tuple[str, ...], ...]:
+    """The commands that an action is, without a shell in between."""
+    update = "scontrol", "update"
+    match action:
+        case SetPriority():
+            return ((*update, f"JobId={action.job_id}", f"Priority={action.priority}"),)
+        case Hold():
+            return ((*update, f"JobId={action.job_id}", "Priority=0", f"AdminComment={action.comment}"),)
+        case Release():
+            # Slurm takes no priority for a held job. Our mark goes last: without it nobody would know whose hold it is.
+            changed = f"Priority={action.priority}", f"AdminComment={action.comment}"
+            return (("scontrol", "release", action.job_id), (*update, f"JobId={action.job_id}", *changed))
+        case Requeue():
+            lowest = (*update, f"JobId={action.job_id}", f"Priority={PRIORITY_LOW}")
+            return (lowest, ("scontrol", "requeue", action.job_id))
+        case PowerDown():
+            return ((*update, f"NodeName={action.node}", "State=POWER_DOWN"),)
+        case PowerUp():
+            return ((*update, f"NodeName={action.node}", "State=POWER_UP"),)

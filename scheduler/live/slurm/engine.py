@@ -1,0 +1,299 @@
+"""The loop over a Slurm: look, decide, act or only say so, write down. In shadow mode nothing is changed at Slurm.
+
+Each turn begins from what Slurm says then, so nothing is lost when a turn is: slurmctld may be away, a command may be
+refused, this process may be killed. All that outlives it is what jobs were served before (notebook.py).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from enum import StrEnum
+from typing import Protocol
+
+from farside import admin
+from farside.config import SlurmConfig
+from farside.ending import on_end_signals
+from farside.errors import ConfigError, PeerError, RemoteProtocolError
+from farside.log import get_log, start_logging
+from farside.notify import notify_systemd
+from farside.scheduler.live.manager import rules_of
+from farside.scheduler.live.slurm.action import JobAction, Line, PowerAction, Requeue, SetPriority, SlurmAction, told
+from farside.scheduler.live.slurm.commands import SlurmCommands
+from farside.scheduler.live.slurm.decide import Decision, Ways, decide, failed, without_mark
+from farside.scheduler.live.slurm.desk import Group, groups_of
+from farside.scheduler.live.slurm.notebook import Notebook
+from farside.scheduler.live.slurm.past import Memory
+from farside.scheduler.live.slurm.sleeper import Sleeper
+from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob, Snapshot, Traits
+from farside.scheduler.live.slurm.watcher import Watcher
+from farside.units import format_seconds
+
+# In a turn, so many refusals in a row mean that it is not the jobs: the rest waits for the next turn.
+MOST_REFUSALS = 3
+SHOWN_JOBS = 20
+
+_log = get_log("slurm")
+
+
+class Mode(StrEnum):
+    """Whether Slurm is told anything."""
+
+    RUN = "run"
+    SHADOW = "shadow"
+
+
+class Slurm(Protocol):
+    """What the loop asks of a Slurm; `SlurmCommands` is the real one."""
+
+    async def traits(self) -> Traits:
+        """What this Slurm has."""
+        ...
+
+    async def look(self) -> Snapshot:
+        """What is so now."""
+        ...
+
+    async def act(self, action: SlurmAction) -> None:
+        """Carries out one action."""
+        ...
+
+    async def give_back(self, job_id: str, comment: str | None) -> None:
+        """Lets Slurm compute a job's priority again."""
+        ...
+
+
+def run(config: SlurmConfig, mode: Mode) -> int:
+    """Drives a Slurm, or only watches it, until SIGTERM or SIGINT; returns the process's exit code.
+
+    Raises:
+        ConfigError: A setting can't be used, or Slurm has not what it names.
+        FarsideError: Slurm's programs are not there.
+    """
+    start_logging(config.log_level)
+    engine = Engine(config, mode, SlurmCommands(config.slurm_conf, config.command_limit_s))
+
+    async def until_told() -> None:
+        stop = asyncio.Event()
+        with on_end_signals(stop.set):
+            await engine.run(stop)
+
+    asyncio.run(until_told())
+    return 0
+
+
+def give_back(config: SlurmConfig) -> int:
+    """Gives all waiting jobs back to Slurm that are held or ordered by us; returns how many they were.
+
+    Raises:
+        PeerError: Slurm does not answer, or refuses.
+    """
+    slurm = SlurmCommands(config.slurm_conf, config.command_limit_s)
+
+    async def work() -> int:
+        snapshot = await slurm.look()
+        return await _give_back(slurm, _ours(snapshot, groups_of(snapshot.partitions, listed(config))))
+
+    return asyncio.run(work())
+
+
+def listed(config: SlurmConfig) -> tuple[str, ...]:
+    """The partitions that are scheduled."""
+    return tuple(filter(None, map(str.strip, config.partitions.split(","))))
+
+
+class Engine:
+    """One engine over one Slurm.
+
+    Args:
+        config: Its settings.
+        mode: Whether it may change anything.
+        slurm: The Slurm.
+        now_s: Seconds since 1970.
+    """
+
+    def __init__(self, config: SlurmConfig, mode: Mode, slurm: Slurm, now_s: Callable[[], float] = time.time) -> None:
+        self._config = config
+        self._mode = mode
+        self._slurm = slurm
+        self._now_s = now_s
+        self._rules = rules_of(config)
+        self._notebook = Notebook(config.state_dir)
+        self._memory = self._notebook.memory()
+        self._sleeper = Sleeper(config)
+        self._watcher = Watcher(config, self._rules, self._notebook, now_s)
+        self._traits: Traits | None = None
+        self._groups: tuple[Group, ...] = ()
+        self._decision: Decision | None = None
+        self._away_since_s = 0.0
+        self._turns = 0
+        self._done = 0
+        self._refused = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Turn after turn until told to stop; then jobs that are held are given back.
+
+        Raises:
+            ConfigError: Slurm has not what the settings name.
+        """
+        self._config.admin_socket.parent.mkdir(parents=True, exist_ok=True)
+        async with await admin.serve(self._config.admin_socket, {"status": self.status}):
+            _log.info("ready", mode=self._mode, policy=self._rules.order.name, partitions=self._config.partitions)
+            notify_systemd("READY=1")
+            while not stop.is_set():
+                await self.turn()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._config.turn_s):
+                        await stop.wait()
+        if self._mode is Mode.RUN and self._config.gate:
+            await self._end_gate()
+
+    async def turn(self) -> None:
+        """One turn. Whatever Slurm does not answer or allow is tried again in the next.
+
+        Raises:
+            ConfigError: At the first look: Slurm has not what the settings name.
+        """
+        try:
+            await self._turn()
+        except (PeerError, RemoteProtocolError) as error:
+            if not self._away_since_s:
+                self._away_since_s = self._now_s()
+                _log.warning("Slurm does not answer, so nothing is decided until it does", reason=error)
+            return
+        if self._away_since_s:
+            _log.info("Slurm answers again", away=format_seconds(self._now_s() - self._away_since_s))
+            self._away_since_s = 0.0
+
+    async def _turn(self) -> None:
+        # 1. Observe.
+        if self._traits is None:
+            traits = await self._slurm.traits()
+            self._sleeper.check(traits)
+            self._traits = traits
+        snapshot = await self._slurm.look()
+        self._groups = self._present_groups(snapshot)
+        self._watcher.note(self._memory, snapshot, self._groups)
+        # 2. Decide.
+        ways = Ways(
+            rules=self._rules, groups=self._groups, may_preempt=self._config.preempt, is_gating=self._config.gate,
+            most_actions=self._config.actions_per_turn,
+        )  # fmt: skip
+        decision = decide(snapshot, self._memory, self._traits, ways)
+        nodes = (snapshot.nodes[name] for group in self._groups for name in group.nodes if name in snapshot.nodes)
+        wishes = self._sleeper.wishes(nodes, snapshot.at_s)
+        # 3. Act, or say so.
+        if self._mode is Mode.SHADOW:
+            self._watcher.compare(self._memory, self._decision, snapshot)
+            self._watcher.say((*decision.actions, *wishes))
+            self._watcher.expect(snapshot, self._groups)
+        else:
+            _guard(decision.actions, self._groups)
+            decision = replace(decision, memory=await self._act(decision, wishes))
+        # 4. Write down.
+        self._decision, self._memory = decision, decision.memory
+        self._notebook.keep(self._memory)
+        self._turns += 1
+
+    def _present_groups(self, snapshot: Snapshot) -> tuple[Group, ...]:
+        """The groups as they are now. Partitions may change while we run: then nothing is done until they are right."""
+        try:
+            return groups_of(snapshot.partitions, listed(self._config))
+        except ConfigError as error:
+            if not self._turns:
+                raise
+            raise PeerError(str(error)) from error
+
+    # ------------------------------------------------------------------ acting
+
+    async def _act(self, decision: Decision, wishes: Iterable[PowerAction]) -> Memory:
+        """Carries all out; the memory without what Slurm refused."""
+        memory, in_a_row = decision.memory, 0
+        lines: list[Line] = []
+        for action in (*decision.actions, *wishes):
+            error = "left for the next turn"
+            if in_a_row < MOST_REFUSALS:
+                error = await self._refusal(action)
+                in_a_row = in_a_row + 1 if error else 0
+                lines.append(
+                    Line(at_s=self._now_s(), mode=self._mode, what=told(action), reason=action.reason, error=error)
+                )
+            if error and isinstance(action, Requeue):
+                memory = failed(memory, action)
+        self._notebook.add_done(lines)
+        return memory
+
+    async def _refusal(self, action: SlurmAction) -> str:
+        """Carries out one action; why Slurm did not take it, empty where it did."""
+        try:
+            await self._slurm.act(action)
+        except PeerError as error:
+            self._refused += 1
+            _log.warning("Slurm refuses", reason=error)
+            return str(error)
+        self._done += 1
+        tell = _log.debug if isinstance(action, SetPriority) else _log.info
+        tell(told(action), reason=action.reason)
+        return ""
+
+    async def _end_gate(self) -> None:
+        """Nobody would start the jobs that we hold: Slurm gets them back."""
+        try:
+            snapshot = await self._slurm.look()
+            held = [job for job in _ours(snapshot, self._groups) if job.is_held_by_us]
+            count = await _give_back(self._slurm, held)
+            _log.info("ends; held jobs were given back", jobs=count)
+        except (PeerError, RemoteProtocolError) as error:
+            _log.error("ends, and Slurm does not answer: run `farside slurm release` when it does", reason=error)
+
+    # ------------------------------------------------------------------ asked
+
+    async def status(self, _: Mapping[str, object]) -> object:
+        """What `farside slurm status` shows."""
+        decision = self._decision
+        return {
+            "mode": self._mode,
+            "policy": self._rules.order.name,
+            "partitions": listed(self._config),
+            "slurm": self._traits.version if self._traits else "",
+            "answers": not self._away_since_s and self._traits is not None,
+            "turns": self._turns,
+            "changes": self._done,
+            "refused": self._refused,
+            "left": decision.left if decision else 0,
+            "waiting": len(decision.queue) if decision else 0,
+            "queue": list(decision.queue[:SHOWN_JOBS]) if decision else [],
+            "would_start": [one.job_id for one in decision.starting[:SHOWN_JOBS]] if decision else [],
+            "ended": self._watcher.ended,
+            "gain": self._watcher.gain,
+            "sleeping": self._sleeper.asleep,
+            "saved_kwh": round(self._sleeper.saved_kwh, 3),
+        }
+
+
+def _guard(actions: Iterable[JobAction], groups: Iterable[Group]) -> None:
+    """No job of another partition, whatever went wrong before: this is the last look."""
+    ours = frozenset(name for group in groups for name in group.partitions)
+    for action in actions:
+        assert action.partition in ours, f"{told(action)}: it is of partition {action.partition}"
+
+
+def _ours(snapshot: Snapshot, groups: Iterable[Group]) -> list[SlurmJob]:
+    """The waiting jobs of the listed partitions that we hold or have ordered."""
+    partitions = frozenset(name for group in groups for name in group.partitions)
+    return [
+        job
+        for job in snapshot.jobs
+        if job.phase is JobPhase.WAITING
+        and partitions.issuperset(job.partitions)
+        and (job.is_marked or job.is_ours_by_priority)
+    ]
+
+
+async def _give_back(slurm: Slurm, jobs: Iterable[SlurmJob]) -> int:
+    count = 0
+    for job in jobs:
+        await slurm.give_back(job.job_id, without_mark(job.admin_comment) if job.is_marked else None)
+        count += 1
+    return count

@@ -1,0 +1,96 @@
+"""What a Slurm engine writes down: its memory, the jobs that have ended, and what it did or would have done.
+
+``memory.msgpack`` is replaced whole (infinite values, which JSON lacks); the others are lines of JSON that only grow.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from farside.errors import ConfigError
+from farside.log import get_log
+from farside.scheduler.live.slurm.past import Memory
+from farside.scheduler.live.slurm.shadow import Ended
+
+MEMORY, ENDED, DONE = "memory.msgpack", "ended.jsonl", "actions.jsonl"
+# Jobs that have ended, kept for the simulator: weeks of most clusters, seconds of simulation.
+MOST_ENDED = 20_000
+
+_log = get_log("slurm")
+
+
+class Notebook:
+    """A folder of its own.
+
+    Raises:
+        ConfigError: The folder can't be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        except OSError as error:
+            raise ConfigError(f"state_dir {folder}: {error.strerror}", hint="name another folder") from error
+        self._folder = folder
+
+    def memory(self) -> Memory:
+        """As it was last kept; an empty one where there is none, or none that can be read."""
+        try:
+            return msgspec.msgpack.decode((self._folder / MEMORY).read_bytes(), type=Memory)
+        except FileNotFoundError:
+            return Memory()
+        except (OSError, msgspec.MsgspecError) as error:
+            _log.warning("the memory can't be read: what jobs were served before is forgotten", reason=error)
+            return Memory()
+
+    def keep(self, memory: Memory) -> None:
+        """Writes the memory down."""
+        part = self._folder / f"{MEMORY}.part"
+        part.write_bytes(msgspec.msgpack.encode(memory))
+        part.replace(self._folder / MEMORY)
+
+    def ended(self) -> dict[str, Ended]:
+        """The last jobs that have ended. A line that was cut off is left out."""
+        found: dict[str, Ended] = {}
+        try:
+            lines = (self._folder / ENDED).read_bytes().splitlines()[-MOST_ENDED:]
+        except OSError:
+            return found
+        for line in lines:
+            try:
+                one = msgspec.json.decode(line, type=_Written)
+            except msgspec.MsgspecError:
+                continue
+            told = msgspec.structs.asdict(one)
+            found[one.job_id] = Ended(**{**told, "limit_s": float("inf") if one.limit_s is None else one.limit_s})
+        return found
+
+    def add_ended(self, ended: Iterable[Ended]) -> None:
+        """Writes more of them down."""
+        self._add(ENDED, ended)
+
+    def add_done(self, lines: Iterable[object]) -> None:
+        """Writes down what was done, or would have been."""
+        self._add(DONE, lines)
+
+    def _add(self, name: str, lines: Iterable[object]) -> None:
+        text = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        if text:
+            with (self._folder / name).open("ab") as file:
+                file.write(text)
+
+
+class _Written(msgspec.Struct):
+    """`Ended` as JSON has it: no limit is null."""
+
+    job_id: str
+    user: str
+    partition: str
+    gpus: int
+    submit_s: float
+    start_s: float
+    end_s: float
+    held_s: float
+    limit_s: float | None
+    is_requeueable: bool

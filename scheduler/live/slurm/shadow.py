@@ -1,0 +1,197 @@
+"""What Slurm did beside what would have been done, and what that would have been worth. PURE.
+
+The gain is expected, not measured: the jobs that ended while we looked are put through the simulator, under the policy
+in question and under first come, first served with backfill. That stands for Slurm and tells how good the simulation
+is: it should give about what Slurm really did.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from farside.scheduler.cost import SteppedCost
+from farside.scheduler.domain import Rules
+from farside.scheduler.live.slurm.decide import Decision
+from farside.scheduler.live.slurm.desk import Group, is_managed
+from farside.scheduler.live.slurm.past import Memory
+from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob, Snapshot
+from farside.scheduler.order.fifo import Fifo
+from farside.scheduler.sim.simulation import Simulation
+from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.state import Cluster, Job, Node, VirtualCluster
+
+# Fewer jobs say nothing.
+LEAST_JOBS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A job that has ended, as it was seen. ``held_s``: it had its GPUs for so long, in all of its stints."""
+
+    job_id: str
+    user: str
+    partition: str
+    gpus: int
+    submit_s: float
+    start_s: float
+    end_s: float
+    held_s: float
+    limit_s: float
+    is_requeueable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """One job: what Slurm did with it, and what would have been done."""
+
+    job_id: str
+    gpus: int
+    slurm: str
+    farside: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """Average seconds from submission to the first start, waiting in all, and to the end."""
+
+    name: str
+    wait_s: float
+    completion_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """Over so many jobs: what Slurm did, first come first served simulated, the policy simulated."""
+
+    jobs: int
+    slurm: Means
+    control: Means
+    policy: Means
+
+
+def ended_between(before: Memory, snapshot: Snapshot, groups: Sequence[Group]) -> tuple[Ended, ...]:
+    """The jobs that ran at the last turn, or came after it, and have ended since."""
+    found: list[Ended] = []
+    for job in snapshot.jobs:
+        past = before.jobs.get(job.job_id)
+        if job.phase is not JobPhase.OVER or math.isnan(job.start_s) or not job.end_s > max(job.start_s, before.at_s):
+            continue
+        if not before.at_s or (past is None and job.submit_s < before.at_s):
+            continue  # at the first turn: it was over before we looked
+        if not any(is_managed(job, group) for group in groups):
+            continue
+        earlier_s = past.executed_s if past is not None else 0.0
+        first_s = min(job.start_s, past.first_start_s) if past is not None else job.start_s
+        found.append(
+            Ended(
+                job_id=job.job_id, user=job.user, partition=job.partitions[0], gpus=job.gpus, submit_s=job.submit_s,
+                start_s=first_s, end_s=job.end_s, held_s=earlier_s + job.end_s - job.start_s, limit_s=job.limit_s,
+                is_requeueable=job.is_requeueable,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def compared(before: Memory, then: Decision, snapshot: Snapshot) -> tuple[Beside, ...]:
+    """What Slurm has done since the decision of the last turn, beside that. Only where they differ, or one acted."""
+    would = {one.job_id: one for one in then.starting}
+    found: list[Beside] = []
+    for job in snapshot.jobs:
+        past = before.jobs.get(job.job_id)
+        if past is None or past.is_running:
+            continue
+        chosen = would.get(job.job_id)
+        has_started = job.is_holding or (job.phase is JobPhase.OVER and job.start_s >= before.at_s)
+        if has_started and chosen is not None:
+            found.append(_beside(job, "started it", "too", chosen.reason))
+        elif has_started and job.job_id in then.queue:
+            place = then.queue.index(job.job_id) + 1
+            found.append(_beside(job, "started it", "kept it waiting", f"place {place} of {len(then.queue)}"))
+    return tuple(found)
+
+
+def _beside(job: SlurmJob, slurm: str, farside: str, reason: str) -> Beside:
+    return Beside(job_id=job.job_id, gpus=job.gpus, slurm=slurm, farside=farside, reason=reason)
+
+
+def expected_gain(
+    ended: Iterable[Ended], groups: Sequence[Group], snapshot: Snapshot, rules: Rules, *, may_preempt: bool,
+    requeue_cost_s: float,
+) -> Gain | None:  # fmt: skip
+    """What the policy would have made of the jobs that have ended; None: they are too few.
+
+    ``requeue_cost_s``: work that a requeue loses, and the time until Slurm lets the job start again.
+    """
+    named = {str(at): group for at, group in enumerate(groups)}
+    jobs = [(name, job) for job in ended for name, group in named.items() if job.partition in group.partitions]
+    gpus = {name: sum(_gpus(group, snapshot)) for name, group in named.items()}
+    jobs = sorted(
+        ((name, job) for name, job in jobs if job.gpus <= gpus[name] and job.held_s > 0),
+        key=lambda one: (one[1].submit_s, int(one[1].job_id)),
+    )
+    if len(jobs) < LEAST_JOBS:
+        return None
+    cluster = Cluster(
+        virtual_clusters=tuple(
+            VirtualCluster(name=name, nodes=_nodes(group, snapshot)) for name, group in named.items()
+        )
+    )
+    trace = [_trace_job(name, job, at, may_preempt=may_preempt) for at, (name, job) in enumerate(jobs)]
+    cost = SteppedCost(one_s=requeue_cost_s, few_s=requeue_cost_s, many_s=requeue_cost_s)
+    only = [job for _, job in jobs]
+    return Gain(
+        jobs=len(jobs),
+        slurm=_means("slurm", only, [(job.start_s, job.end_s) for job in only]),
+        control=_simulated(cluster, replace(rules, order=Fifo(is_strict=False), cost=cost), trace, only),
+        policy=_simulated(cluster, replace(rules, cost=cost), trace, only),
+    )
+
+
+def _gpus(group: Group, snapshot: Snapshot) -> list[int]:
+    return [snapshot.nodes[name].gpus for name in group.nodes if name in snapshot.nodes]
+
+
+def _nodes(group: Group, snapshot: Snapshot) -> tuple[Node, ...]:
+    seen = (snapshot.nodes[name] for name in group.nodes if name in snapshot.nodes)
+    return tuple(Node(name=node.name, gpus=node.gpus, gpu_model=node.gpu_model) for node in seen)
+
+
+def _trace_job(vc: str, job: Ended, sequence: int, *, may_preempt: bool) -> TraceJob:
+    seen = Job(
+        job_id=job.job_id, sequence=sequence, submit_s=job.submit_s, gpus=job.gpus, vc=vc, user=job.user,
+        preemptible=may_preempt and job.is_requeueable, limit_s=job.limit_s,
+    )  # fmt: skip
+    return TraceJob(job=seen, duration_s=job.held_s)
+
+
+def _simulated(cluster: Cluster, rules: Rules, trace: Sequence[TraceJob], jobs: Sequence[Ended]) -> Means:
+    # As in life: what is known of a job's length is its limit.
+    simulation = Simulation(cluster, rules, trace, predict=lambda one: one.job.limit_s * one.job.gpus)
+    runs = simulation.run()
+    return _means(rules.order.name, jobs, [(run.start_s, run.end_s) for run in runs])
+
+
+def _means(name: str, jobs: Sequence[Ended], times: Sequence[tuple[float, float]]) -> Means:
+    count = len(jobs)
+    pairs = list(zip(jobs, times, strict=True))
+    return Means(
+        name=name,
+        wait_s=sum(end_s - job.submit_s - job.held_s for job, (_, end_s) in pairs) / count,
+        completion_s=sum(end_s - job.submit_s for job, (_, end_s) in pairs) / count,
+    )
+
+
+def told_gain(gain: Gain) -> str:
+    """The gain in one line."""
+    rows = ", ".join(
+        f"{means.name}{note} {means.wait_s:.0f} s and {means.completion_s:.0f} s"
+        for means, note in ((gain.slurm, ""), (gain.control, " (simulated)"), (gain.policy, " (simulated)"))
+    )
+    return f"average wait and completion of {gain.jobs} jobs: {rows}"
+
+
+def kept(ended: Mapping[str, Ended], new: Iterable[Ended], most: int) -> dict[str, Ended]:
+    """The newest of them by job."""
+    found = {**ended, **{one.job_id: one for one in new}}
+    return dict(list(found.items())[-most:])

@@ -1,0 +1,80 @@
+"""The shadow's pen: what would have been done, what Slurm did instead, and what that is expected to be worth."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from farside.config import SlurmConfig
+from farside.log import get_log
+from farside.scheduler.domain import Rules
+from farside.scheduler.live.slurm.action import Line, SetPriority, SlurmAction, told
+from farside.scheduler.live.slurm.decide import Decision
+from farside.scheduler.live.slurm.desk import Group
+from farside.scheduler.live.slurm.notebook import MOST_ENDED, Notebook
+from farside.scheduler.live.slurm.past import Memory
+from farside.scheduler.live.slurm.shadow import Gain, compared, ended_between, expected_gain, kept, told_gain
+from farside.scheduler.live.slurm.snapshot import Snapshot
+from farside.units import format_count
+
+# Between two simulations of the expected gain.
+GAIN_EVERY_S = 300.0
+
+_log = get_log("slurm")
+
+
+class Watcher:
+    """What a Slurm does, written down. ``now_s``: seconds since 1970."""
+
+    def __init__(self, config: SlurmConfig, rules: Rules, notebook: Notebook, now_s: Callable[[], float]) -> None:
+        self._config = config
+        self._rules = rules
+        self._notebook = notebook
+        self._now_s = now_s
+        self._ended = notebook.ended()
+        self._said: set[str] = set()
+        self._gain_at_s = 0.0
+        self.gain: Gain | None = None
+
+    @property
+    def ended(self) -> int:
+        """Jobs that have ended while somebody looked."""
+        return len(self._ended)
+
+    def note(self, before: Memory, snapshot: Snapshot, groups: Sequence[Group]) -> None:
+        """Keeps the jobs that have ended since the turn before."""
+        new = [one for one in ended_between(before, snapshot, groups) if one.job_id not in self._ended]
+        self._ended = kept(self._ended, new, MOST_ENDED)
+        self._notebook.add_ended(new)
+
+    def compare(self, before: Memory, then: Decision | None, snapshot: Snapshot) -> None:
+        """Says what Slurm has done since a decision, beside that."""
+        beside = () if then is None else compared(before, then, snapshot)
+        for one in beside:
+            _log.info("beside", job=one.job_id, gpus=one.gpus, slurm=one.slurm, farside=one.farside, reason=one.reason)
+        self._notebook.add_done(beside)
+
+    def expect(self, snapshot: Snapshot, groups: Sequence[Group]) -> None:
+        """Simulates the expected gain now and then. It may take seconds: nobody waits for a shadow."""
+        if self._now_s() - self._gain_at_s < GAIN_EVERY_S and self.gain is not None:
+            return
+        self._gain_at_s = self._now_s()
+        gain = expected_gain(
+            self._ended.values(), groups, snapshot, self._rules, may_preempt=self._config.preempt,
+            requeue_cost_s=self._config.requeue_cost_s,
+        )  # fmt: skip
+        if gain is not None and gain != self.gain:
+            _log.info(told_gain(gain))
+        self.gain = gain
+
+    def say(self, actions: Iterable[SlurmAction]) -> None:
+        """Says what would be done; each thing once, as long as it is still so."""
+        actions = tuple(actions)
+        order = [action for action in actions if isinstance(action, SetPriority)]
+        lines: dict[str, SlurmAction] = {told(one): one for one in actions if not isinstance(one, SetPriority)}
+        if order:
+            lines[f"order {format_count(len(order), 'job')} anew, {order[0].job_id} the first"] = order[0]
+        new = {text: action for text, action in lines.items() if text not in self._said}
+        self._said = set(lines)
+        for text, action in new.items():
+            _log.info(f"would {text}", reason=action.reason)
+        self._notebook.add_done(
+            Line(at_s=self._now_s(), mode="shadow", what=text, reason=action.reason) for text, action in new.items()
+        )
