@@ -19,6 +19,7 @@ from farside.cli.manager import manager_commands
 from farside.cli.predict import predict_app
 from farside.cli.sim import sim_app
 from farside.cli.sizing import sizing
+from farside.cli.slurm import slurm_app
 from farside.cli.swap import swap_app
 from farside.cli.trace import trace_app
 from farside.cli.unit import unit_app
@@ -44,6 +45,7 @@ app.add_typer(swap_app, name="swap")
 app.add_typer(trace_app, name="trace")
 app.add_typer(energy_app, name="energy")
 app.add_typer(predict_app, name="predict")
+app.add_typer(slurm_app, name="slurm")
 manager_commands(app)
 cluster_commands(app)
 app.command()(sizing)

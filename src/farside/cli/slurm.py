@@ -1,0 +1,100 @@
+"""`farside slurm`: the same scheduling over a Slurm that is there already."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from farside.cli import options
+
+slurm_app = typer.Typer(
+    help="Order, requeue and put to sleep what a Slurm has; or only say what would be done.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_Socket = Annotated[Path, typer.Option(help="Admin socket of the engine.")]
+
+
+@slurm_app.command()
+def run(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
+    """Drive a Slurm by its own commands.
+
+    Sets the order of the listed partitions' GPU jobs, and what else the settings allow. Runs until SIGTERM.
+    """
+    _run("run", config, settings)
+
+
+@slurm_app.command()
+def shadow(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
+    """Change nothing, and say what would be done beside what Slurm does.
+
+    Shows the expected gain once some jobs have ended. Runs until SIGTERM.
+    """
+    _run("shadow", config, settings)
+
+
+def _run(mode: str, config: options.ConfigFiles, settings: options.Overrides) -> None:
+    from farside.config import load_slurm
+
+    loaded = load_slurm(config or (), options.overrides(settings))
+    from farside.scheduler.live.slurm.engine import Mode
+    from farside.scheduler.live.slurm.engine import run as run_engine
+
+    raise typer.Exit(run_engine(loaded, Mode(mode)))
+
+
+@slurm_app.command()
+def status(
+    socket: _Socket = Path("/run/farside/slurm.sock"),
+    as_json: options.AsJson = False,
+) -> None:
+    """Show what a running engine sees and does."""
+    from farside.admin import call
+
+    told = call(socket, "status")
+    print(json.dumps(told, indent=2) if as_json else "\n".join(_lines(told)))
+
+
+@slurm_app.command()
+def release(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
+    """Give all waiting jobs back to Slurm that Farside holds or has ordered.
+
+    For when the engine is to run no more; while it runs it would order them again.
+    """
+    from farside.config import load_slurm
+    from farside.scheduler.live.slurm.engine import give_back
+    from farside.units import format_count
+
+    count = give_back(load_slurm(config or (), options.overrides(settings)))
+    print(f"{format_count(count, 'job')} given back to Slurm")
+
+
+def _lines(told: Mapping[str, Any]) -> list[str]:
+    slurm = f"Slurm {told['slurm']}" if told["slurm"] else "Slurm"
+    does = "is driven" if told["mode"] == "run" else "is watched, nothing is changed"
+    lines = [
+        f"{slurm} {does}: partitions {', '.join(told['partitions'])} by {told['policy']}"
+        + ("" if told["answers"] else "; it does not answer now"),
+        f"turns {told['turns']}, changes {told['changes']}, refused {told['refused']}, left {told['left']}",
+        f"waiting {told['waiting']}: {' '.join(told['queue']) or 'nobody'}",
+        f"would start now: {' '.join(told['would_start']) or 'nobody'}",
+    ]
+    if told["sleeping"]:
+        lines.append(f"asleep: {' '.join(told['sleeping'])}; {told['saved_kwh']} kWh saved since the start")
+    if told["gain"]:
+        lines += _gain_lines(told["gain"])
+    elif told["mode"] == "shadow":
+        lines.append(f"expected gain: not known yet, {told['ended']} jobs have ended")
+    return lines
+
+
+def _gain_lines(gain: Mapping[str, Any]) -> list[str]:
+    lines = [f"over {gain['jobs']} jobs that have ended, on average{'waiting':>14}{'to the end':>14}"]
+    for key, note in (("slurm", "as it was"), ("control", "simulated"), ("policy", "simulated")):
+        means = gain[key]
+        name = f"  {means['name']}, {note}"
+        lines.append(f"{name:<{len(lines[0]) - 28}}{means['wait_s']:>12.0f} s{means['completion_s']:>12.0f} s")
+    return lines
