@@ -168,8 +168,10 @@ class SlurmCluster:
 
 
 @contextlib.contextmanager
-def slurm_cluster(folder: Path, *, partitions: str, nodes: int = 2, job_age_s: int = 60) -> Iterator[SlurmCluster]:
-    """Nodes gn1, gn2, ... with `GPUS` GPUs of the kind h100 each, up and idle.
+def slurm_cluster(
+    folder: Path, *, partitions: str, nodes: int = 2, gpus: int = GPUS, job_age_s: int = 60
+) -> Iterator[SlurmCluster]:
+    """Nodes gn1, gn2, ... with so many GPUs of the kind h100 each and twice as many CPUs, up and idle.
 
     ``partitions``: lines of slurm.conf.
     """
@@ -178,8 +180,8 @@ def slurm_cluster(folder: Path, *, partitions: str, nodes: int = 2, job_age_s: i
     host = socket.gethostname().partition(".")[0]
     programs = {name: str(shutil.which(name)) for name in ("scontrol", "slurmd")}
     lines = [
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs=8 RealMemory=16000 "
-        f"Gres=gpu:h100:{GPUS}"
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={free_port()} CPUs={2 * gpus} RealMemory=16000 "
+        f"Gres=gpu:h100:{gpus}"
         for name in names
     ]
     text = _CONF.format(
@@ -189,9 +191,9 @@ def slurm_cluster(folder: Path, *, partitions: str, nodes: int = 2, job_age_s: i
     (folder / "slurm.conf").write_text(text)
     devices = folder / "dev"
     devices.mkdir()
-    for at in range(GPUS):
+    for at in range(gpus):
         (devices / f"gpu{at}").touch()
-    (folder / "gres.conf").write_text(f"NodeName=gn[1-{nodes}] Name=gpu Type=h100 File={devices}/gpu[0-{GPUS - 1}]\n")
+    (folder / "gres.conf").write_text(f"NodeName=gn[1-{nodes}] Name=gpu Type=h100 File={devices}/gpu[0-{gpus - 1}]\n")
     for name, script in (("suspend.sh", _SUSPEND), ("resume.sh", _RESUME)):
         (folder / name).write_text(script.format(folder=folder, **programs))
         (folder / name).chmod(0o755)

@@ -165,7 +165,7 @@ def test_jobs_that_ended_are_read_again_without_the_line_that_was_cut_off(config
     again = Notebook(config().state_dir).ended()
 
     assert again.keys() == {"1", "2"}
-    assert again["1"].limit_s == float("inf")
+    assert again["1"].limit_s == 0
     assert told(engine(config(), slurm))["ended"] == 2
 
 

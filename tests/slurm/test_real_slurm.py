@@ -1,5 +1,8 @@
 """The engine over a real slurmctld with two slurmds of four GPUs each, on loopback. One Slurm for all of them.
 
+Skipped where Debian's slurmctld, slurmd, slurm-client and munge are not installed: `make test` does not install them,
+as munge starts a daemon on the machine that it is installed on.
+
 The engine's turns are called one by one, so that each sees what the last one did; the process itself, its shadow and
 its end are tested through the command line.
 """

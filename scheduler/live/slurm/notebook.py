@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -58,12 +59,9 @@ class Notebook:
         except OSError:
             return found
         for line in lines:
-            try:
-                one = msgspec.json.decode(line, type=_Written)
-            except msgspec.MsgspecError:
-                continue
-            told = msgspec.structs.asdict(one)
-            found[one.job_id] = Ended(**{**told, "limit_s": float("inf") if one.limit_s is None else one.limit_s})
+            with suppress(msgspec.MsgspecError):
+                one = msgspec.json.decode(line, type=Ended)
+                found[one.job_id] = one
         return found
 
     def add_ended(self, ended: Iterable[Ended]) -> None:
@@ -79,18 +77,3 @@ class Notebook:
         if text:
             with (self._folder / name).open("ab") as file:
                 file.write(text)
-
-
-class _Written(msgspec.Struct):
-    """`Ended` as JSON has it: no limit is null."""
-
-    job_id: str
-    user: str
-    partition: str
-    gpus: int
-    submit_s: float
-    start_s: float
-    end_s: float
-    held_s: float
-    limit_s: float | None
-    is_requeueable: bool

@@ -26,7 +26,11 @@ LEAST_JOBS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A job that has ended, as it was seen. ``held_s``: it had its GPUs for so long, in all of its stints."""
+    """A job that has ended, as it was seen.
+
+    ``held_s``: it had its GPUs for so long, in all of its stints. ``limit_s``: 0 where it had none, as JSON has no
+    infinity.
+    """
 
     job_id: str
     user: str
@@ -86,8 +90,8 @@ def ended_between(before: Memory, snapshot: Snapshot, groups: Sequence[Group]) -
         found.append(
             Ended(
                 job_id=job.job_id, user=job.user, partition=job.partitions[0], gpus=job.gpus, submit_s=job.submit_s,
-                start_s=first_s, end_s=job.end_s, held_s=earlier_s + job.end_s - job.start_s, limit_s=job.limit_s,
-                is_requeueable=job.is_requeueable,
+                start_s=first_s, end_s=job.end_s, held_s=earlier_s + job.end_s - job.start_s,
+                limit_s=job.limit_s if job.limit_s < math.inf else 0.0, is_requeueable=job.is_requeueable,
             )
         )  # fmt: skip
     return tuple(found)
@@ -160,7 +164,7 @@ def _nodes(group: Group, snapshot: Snapshot) -> tuple[Node, ...]:
 def _trace_job(vc: str, job: Ended, sequence: int, *, may_preempt: bool) -> TraceJob:
     seen = Job(
         job_id=job.job_id, sequence=sequence, submit_s=job.submit_s, gpus=job.gpus, vc=vc, user=job.user,
-        preemptible=may_preempt and job.is_requeueable, limit_s=job.limit_s,
+        preemptible=may_preempt and job.is_requeueable, limit_s=job.limit_s or math.inf,
     )  # fmt: skip
     return TraceJob(job=seen, duration_s=job.held_s)
 
