@@ -16,6 +16,8 @@ GPUS_MAX = 64
 """GPUs of one node; the largest machines have 16, and MIG makes up to 7 of each of 8."""
 TASKS_MAX = 512
 """Tasks in one frame, and on one node: at most 1.8 KB each, so that they fit into `protocol.FRAME_BYTES_MAX`."""
+LOANS_MAX = 64
+"""Borrowers in one report, those with the most."""
 ARGUMENTS_MAX = 4096
 VARIABLES_MAX = 1024
 ARGUMENT_CHARS_MAX = 131_071  # the kernel takes 128 KiB a string with its zero (MAX_ARG_STRLEN, linux/binfmts.h)
@@ -70,6 +72,13 @@ class Psi(Part, frozen=True, kw_only=True):
     memory_full_pct: Percent | None = None
     cpu_some_pct: Percent | None = None
     io_full_pct: Percent | None = None
+
+
+class Loan(Part, frozen=True, kw_only=True):
+    """Memory of this node that its donor has lent."""
+
+    borrower: Annotated[str, Meta(max_length=64)]
+    bytes: U63
 
 
 class TaskState(Part, frozen=True, kw_only=True):
@@ -144,6 +153,7 @@ class Report(Message, frozen=True, kw_only=True):
     psi: Psi
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=GPUS_MAX)]
     tasks: Annotated[tuple[TaskState, ...], Meta(max_length=TASKS_MAX)]  # those that changed
+    loans: Annotated[tuple[Loan, ...], Meta(max_length=LOANS_MAX)] = ()  # the largest; none where there is no donor
 
 
 class Probed(Message, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ class Reading:
     headroom_bytes: int
     psi: m.Psi
     gpus: tuple[m.Gpu, ...]
+    loans: tuple[m.Loan, ...] = ()
 
 
 class Outbox:
@@ -58,6 +59,7 @@ class Outbox:
             headroom_bytes=reading.headroom_bytes,
             psi=reading.psi,
             gpus=reading.gpus,
+            loans=reading.loans,
             tasks=tuple(self._waiting.pop(key) for key in keys),
         )
         self.unacked = (*self.unacked, report)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from farside import admin
 from farside.agent import messages as m
@@ -32,6 +33,17 @@ class RunningTask:
     name: str
     shepherd_pid: int
     limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent:
+    """Memory that this node's donor has in slabs, and which borrower has how much of it."""
+
+    slabs_bytes: int = 0
+    loans: tuple[m.Loan, ...] = ()
+
+
+NOTHING_LENT = Lent()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +82,19 @@ class NodeSense:
         self._tasks = tasks
         self.total_bytes = total_bytes or self._memory.read().total_bytes
         self._reserve_bytes = reserve_bytes or self.total_bytes // RESERVE_SHARE
-        self.latest = self._read((), 0)
+        self.latest = self._read((), NOTHING_LENT)
 
     async def read(self) -> NodeReading:
         """The node now; what cannot be read keeps its last value, and is logged."""
-        lent_bytes = await self._lent_bytes()
+        lent = await self._lent()
         tasks = self._tasks()
         try:
-            self.latest = await asyncio.to_thread(self._read, tasks, lent_bytes)
+            self.latest = await asyncio.to_thread(self._read, tasks, lent)
         except (FarsideError, OSError) as error:
             _log.warning("the node cannot be read", why=error)
         return self.latest
 
-    def _read(self, tasks: tuple[RunningTask, ...], lent_bytes: int) -> NodeReading:
+    def _read(self, tasks: tuple[RunningTask, ...], lent: Lent) -> NodeReading:
         memory = self._memory.read()
         usage = {task.name: usage_below(task.shepherd_pid) for task in tasks}
         promised = promised_bytes((task.limit_bytes, usage[task.name].rss_bytes) for task in tasks)
@@ -91,25 +103,38 @@ class NodeSense:
             headroom_bytes=headroom_bytes(
                 total_bytes=min(self.total_bytes, memory.total_bytes),
                 available_bytes=memory.available_bytes,
-                lent_bytes=lent_bytes,
+                lent_bytes=lent.slabs_bytes,
                 reserve_bytes=self._reserve_bytes,
                 promised_bytes=promised,
             ),
             psi=read_psi(self._proc_root),
             gpus=self._gpus.read(),
+            loans=lent.loans,
         )
         return NodeReading(reading=reading, usage=usage)
 
-    async def _lent_bytes(self) -> int:
-        """Memory that this node's donor has in slabs; 0 where there is no donor."""
+    async def _lent(self) -> Lent:
+        """What this node's donor has in slabs, and who has them; nothing where there is no donor."""
         if self._donor_socket is None or not self._donor_socket.exists():
-            return 0
+            return NOTHING_LENT
         try:
             told = await admin.ask(self._donor_socket, "status", timeout_s=DONOR_LIMIT_S)
-            return int(told["memory"]["slabs_bytes"])
+            return lent_of(told)
         except (FarsideError, KeyError, TypeError, ValueError) as error:
             _log.debug("the donor does not say what it has lent", why=error)
-            return 0
+            return NOTHING_LENT
+
+
+def lent_of(told: Mapping[str, Any]) -> Lent:
+    """What a donor's status says of its slabs and borrowers.
+
+    Raises:
+        KeyError, TypeError, ValueError: It is no donor's status.
+    """
+    sessions = [(str(one["borrower"])[:64], int(one["slabs"]) * int(told["slab_bytes"])) for one in told["sessions"]]
+    largest = sorted(sessions, key=lambda one: -one[1])[: m.LOANS_MAX]
+    loans = tuple(m.Loan(borrower=name, bytes=count) for name, count in largest if count)
+    return Lent(slabs_bytes=int(told["memory"]["slabs_bytes"]), loans=loans)
 
 
 def boot_id() -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from farside.agent import messages as m
 from farside.agent.sense.gpu import DeclaredGpus, NvmlGpus, open_gpus
 from farside.agent.sense.headroom import headroom_bytes, promised_bytes
-from farside.agent.sense.node import healthy
+from farside.agent.sense.node import healthy, lent_of
 from farside.agent.sense.pressure import read_psi
 from farside.agent.sense.usage import Usage, usage_below
 from farside.errors import Unavailable
@@ -218,3 +218,15 @@ def test_nobody_uses_nothing() -> None:
         child.wait()
 
     assert usage_below(child.pid) == Usage()
+
+
+def test_of_a_donor_s_borrowers_those_with_the_most_memory_are_told() -> None:
+    sessions = [{"borrower": f"b{count}", "connected": True, "silent_s": 0.0, "slabs": count} for count in range(70)]
+    told = {"slab_bytes": 1 << 26, "memory": {"slabs_bytes": 99}, "sessions": sessions}
+
+    lent = lent_of(told)
+
+    assert lent.slabs_bytes == 99
+    assert len(lent.loans) == m.LOANS_MAX
+    assert lent.loans[0] == m.Loan(borrower="b69", bytes=69 << 26)
+    assert all(loan.bytes for loan in lent.loans)

@@ -25,6 +25,8 @@ class FakeNode:
     gpus: int = 4
     boot_id: str = "boot-1"
     is_honest: bool = True  # else a task that is told to stop goes on
+    loans: tuple[m.Loan, ...] = ()
+    power_w: float | None = None  # of each GPU
     ends_after_s: float | None = None  # each task ends well after so long; None: when a test says so
     tasks: dict[Key, m.TaskState] = field(default_factory=dict)
     specs: dict[Key, m.TaskSpec] = field(default_factory=dict)
@@ -88,7 +90,7 @@ class FakeNode:
         )  # fmt: skip
 
     def declared(self) -> tuple[m.Gpu, ...]:
-        return tuple(m.Gpu(index=at, model="H200", healthy=True) for at in range(self.gpus))
+        return tuple(m.Gpu(index=at, model="H200", healthy=True, power_w=self.power_w) for at in range(self.gpus))
 
 
 class FakeSession:
@@ -151,8 +153,9 @@ class FakeSession:
         node.seq += 1
         tasks = tuple(node.tasks[key] for key in keys if key in node.tasks)
         report = m.Report(
-            seq=node.seq, at_s=time.time(), headroom_bytes=1 << 36, psi=m.Psi(), gpus=node.declared(), tasks=tasks
-        )
+            seq=node.seq, at_s=time.time(), headroom_bytes=1 << 36, psi=m.Psi(), gpus=node.declared(), tasks=tasks,
+            loans=node.loans,
+        )  # fmt: skip
         await self.socket.send(self.side.send(report))
 
     async def exit(self, key: Key, code: int = 0) -> None:

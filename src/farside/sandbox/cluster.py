@@ -25,6 +25,7 @@ from farside.sandbox import process, settings
 from farside.sandbox.crew import Crew, Post, post_in
 from farside.sandbox.files import free_port
 from farside.sandbox.layout import ClusterRecord, Shape
+from farside.sandbox.pressure import donor_folder
 
 MANAGER = "manager"
 NODES_MAX, GPUS_MAX = 64, 64
@@ -188,7 +189,8 @@ class Cluster:
             "gpu_model": "sandbox",
             # The machine's memory is there once: each node is said to have its part of it.
             "memory_total_bytes": psutil.virtual_memory().total // self.shape.nodes,
-            "daemon_socket": "",
+            # The n-th node is the machine of the n-th donor, where there is one.
+            "daemon_socket": os.fspath(donor_folder(self.state, f"d{name.removeprefix('n')}") / "admin.sock"),
             "report_period_s": REPORT_PERIOD_S,
             "reconnect_s": RECONNECT_S,
             "admin_socket": os.fspath(self._crew.posts[name].admin),
