@@ -12,6 +12,7 @@
 #   make deb        the Debian package, in build/
 #   make test-vm    the tests that need a kernel of their own, in virtual machines; `make test` has the smoke of them
 #   make survival   the faults of docs/survival.md in virtual machines, and its tables made anew (an hour, emulated)
+#   make screenshots  docs/page-*.png made anew, of a sandbox's page in a headless browser
 #   make sanitize   the tests that touch the engine, with address and undefined-behaviour sanitizers
 #   make format     rewrites Python and C as the lint wants them
 
@@ -33,7 +34,7 @@ BUILD_PACKAGES := python3 python3-venv python3-dev gcc libc6-dev pkg-config libu
 DEMO_PACKAGES := fio libnbd-bin nbdkit
 VM_PACKAGES := qemu-system-x86 qemu-utils mmdebstrap debian-archive-keyring e2fsprogs openssh-client util-linux cpio
 TEST_PACKAGES := $(DEMO_PACKAGES) $(VM_PACKAGES) nbd-client nbd-server qemu-utils clang libclang-rt-14-dev vagrant openipmi \
-	ipmitool groff-base systemd
+	ipmitool groff-base systemd chromium
 CHECK_PACKAGES := clang-format shellcheck
 DEB_PACKAGES := dpkg-dev
 BENCH_PACKAGES := $(DEMO_PACKAGES) nbd-server qemu-utils
@@ -47,7 +48,7 @@ ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(
 SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh vagrant/*.sh vagrant/*/*.sh)
 
 .PHONY: demo deb test test-vm check lint types bench bench-simulator reproduce venv clean sanitize format packages-build \
-	packages-demo packages-deb packages-test packages-vm vm-image packages-check packages-bench venv-dev survival
+	packages-demo packages-deb packages-test packages-vm vm-image packages-check packages-bench venv-dev survival screenshots
 
 demo: venv packages-demo
 	@.venv/bin/farside demo
@@ -65,6 +66,9 @@ test-vm: vm-image
 survival: vm-image
 	@status=0; FARSIDE_VM=all $(PYTHON) -m pytest tests/vm -k "survival or shutdown" $(PYTEST_ARGS) \
 		|| status=$$?; $(PYTHON) -m tests.vm.survival_table || status=1; exit $$status
+
+screenshots: venv-dev packages-test
+	@$(PYTHON) tools/screenshots.py
 
 vm-image: venv-dev packages-vm
 	@$(VM_IMAGE)

@@ -23,6 +23,8 @@ from farside.units import format_moment
 WAKE, API_WAKE, ASK = "brain.wake", "api.wake", "brain.sock"
 # A cycle that takes longer than this is told in the log of the process.
 SLOW_S = 1.0
+# So long at a time is spent on saying why many jobs wait.
+WHYS_LIMIT_S = 0.05
 
 _log = get_log("manager.brain")
 
@@ -49,7 +51,7 @@ class Brain:
         async with leading(self._store):
             with sleeping_at(self._folder / WAKE) as sleeper:
                 self._lead()
-                handlers = {"explain": self._on_explain, "status": self._on_status}
+                handlers = {"explain": self._on_explain, "whys": self._on_whys, "status": self._on_status}
                 async with await admin.serve(self._folder / ASK, handlers):
                     while True:
                         self._decide()
@@ -99,6 +101,18 @@ class Brain:
         if not lines:
             raise FarsideError(f"job {told.get('job_id')}: not known")
         return list(lines)
+
+    async def _on_whys(self, told: Mapping[str, object]) -> object:
+        """The first line about each job, as far as it gets in a moment: the cycle must not wait for who looks on."""
+        found: dict[str, str] = {}
+        end_s = time.monotonic() + WHYS_LIMIT_S
+        job_ids = told.get("job_ids")
+        for job_id in job_ids if isinstance(job_ids, list) else ():
+            lines = self._mind.why(str(job_id), self._now_s(self._mind.state), format_moment)
+            found |= {str(job_id): lines[0]} if lines else {}
+            if time.monotonic() > end_s:
+                break
+        return found
 
     async def _on_status(self, _: Mapping[str, object]) -> object:
         state = self._mind.state

@@ -219,6 +219,7 @@ async def _api(config: ManagerConfig) -> None:
     from farside.scheduler.live.api.agents import AgentSessions
     from farside.scheduler.live.api.app import make_app
     from farside.scheduler.live.api.caller import Callers, PeerProtocol
+    from farside.scheduler.live.api.web_session import WebSessions, session_key
     from farside.scheduler.live.follow import LiveLog
 
     # The store is read in a thread; by default that one keeps the loop waiting for 5 ms at each turn.
@@ -231,7 +232,7 @@ async def _api(config: ManagerConfig) -> None:
 
     log = LiveLog(EventStore(config.store_url), config.state_dir)
     operators = frozenset(name.strip() for name in config.operators.split(",") if name.strip())
-    callers = Callers(config.tokens_file, operators, os.geteuid())
+    callers = Callers(config.tokens_file, operators, os.geteuid(), WebSessions(session_key(config.state_dir)))
     sessions = AgentSessions(log, callers, config.node_timeout_s)
     app = make_app(log, callers, config.state_dir, sessions, may_tokens_submit=config.token_submit)
 

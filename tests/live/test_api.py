@@ -10,10 +10,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from farside.scheduler.live.api.agents import AgentSessions
 from farside.scheduler.live.api.app import make_app
-from farside.scheduler.live.api.caller import Callers, Role, add_token
+from farside.scheduler.live.api.caller import Caller, Callers, Role, add_token
+from farside.scheduler.live.api.glance import Glance
+from farside.scheduler.live.api.web_session import WebSessions, session_key
 from farside.scheduler.live.event import Gpu, NodeJoined
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.store.event_store import EventStore
@@ -27,9 +30,14 @@ SELF = getpass.getuser()
 class Api:
     """Calls as several users, each as the kernel or a token would name them."""
 
-    def __init__(self, app: object, tokens: dict[Role, str]) -> None:
+    def __init__(self, app: FastAPI, tokens: dict[Role, str]) -> None:
         self._app = app
-        self._tokens = tokens
+        self.tokens = tokens
+        self.log: LiveLog = app.state.log
+        self.glance: Glance = app.state.glance
+
+    def caller(self, role: Role) -> Caller:
+        return Caller(name="carl", role=role)
 
     def as_uid(self, uid: int) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(app=self._app, client=(f"uid:{uid}", 0))  # type: ignore[arg-type]
@@ -37,7 +45,7 @@ class Api:
 
     def as_role(self, role: Role | None) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(app=self._app, client=("192.0.2.7", 4711))  # type: ignore[arg-type]
-        headers = {} if role is None else {"Authorization": f"Bearer {self._tokens[role]}"}
+        headers = {} if role is None else {"Authorization": f"Bearer {self.tokens[role]}"}
         return httpx.AsyncClient(transport=transport, base_url="http://manager", headers=headers)
 
 
@@ -48,7 +56,7 @@ async def an_api(folder: Path) -> AsyncIterator[Api]:
     tokens = folder / "tokens.toml"
     made = {role: add_token(tokens, "carl", role) for role in Role}
     log = LiveLog(store, folder)
-    callers = Callers(tokens, frozenset(), os.geteuid())
+    callers = Callers(tokens, frozenset(), os.geteuid(), WebSessions(session_key(folder)))
     app = make_app(log, callers, folder, AgentSessions(log, callers, 60.0), may_tokens_submit=False)
     ready = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -111,6 +119,7 @@ ENDPOINTS = [
     ("POST", "/v1/jobs/1/hold", {Role.OPERATOR}),
     ("POST", "/v1/jobs/1/release", {Role.OPERATOR}),
     ("POST", "/v1/jobs/1/cancel", {Role.OPERATOR}),
+    ("GET", "/v1/overview", {Role.USER, Role.OPERATOR}),
     ("GET", "/v1/nodes", {Role.USER, Role.OPERATOR}),
     ("GET", "/v1/nodes/n0", {Role.USER, Role.OPERATOR}),
     ("GET", "/v1/nodes/n0/history", {Role.OPERATOR}),

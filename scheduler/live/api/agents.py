@@ -1,6 +1,8 @@
 """/v1/agents/session: one WebSocket an agent; and who was not heard of for too long."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 
 from fastapi import FastAPI, HTTPException
@@ -15,6 +17,7 @@ from farside.scheduler.live.api.caller import Caller, Callers, Role
 from farside.scheduler.live.dispatch import AgentLine
 from farside.scheduler.live.event import Event, NodeLost
 from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.overview import Sensed
 from farside.units import format_seconds
 
 # Close codes of RFC 6455 §7.4.1.
@@ -36,7 +39,17 @@ class AgentSessions:
         self._connected: dict[str, tuple[m.Hello, WebSocket]] = {}
         self._askers: dict[str, checkpoint.Asker] = {}
         self._heard_s: dict[str, float] = {}
+        self._sensed: dict[str, Sensed] = {}
         self._begun_s = log.clock.now_s()
+
+    def sensed(self) -> Mapping[str, Sensed]:
+        """What each connected agent told last of what no log keeps."""
+        return dict(self._sensed)
+
+    @property
+    def connected(self) -> int:
+        """Agents that are connected here."""
+        return len(self._connected)
 
     def serve(self, app: FastAPI) -> None:
         """Adds the route."""
@@ -107,6 +120,7 @@ class AgentSessions:
         finally:
             if self._connected.get(hello.node, (None, None))[1] is socket:
                 del self._connected[hello.node]
+                self._sensed.pop(hello.node, None)
                 self._heard_s[hello.node] = self._log.clock.now_s()
 
     def _admit(self, hello: m.Hello, caller: Caller) -> None:
@@ -167,6 +181,7 @@ class AgentSessions:
                 asker.answered(report)
                 continue
             assert isinstance(report, m.Report)
+            self._sensed[line.node] = sensed_of(report)
             await self._log.write(line.reported(self._log.state, report), f"node {line.node}")
             await socket.send_text(side.send(m.Ack(seq=report.seq)))
             changed.set()  # what it said may be all that its next command waits for
@@ -189,6 +204,21 @@ class AgentSessions:
                     continue
                 await socket.send_text(frame)
             await changed.wait()
+
+
+def sensed_of(report: m.Report) -> Sensed:
+    """What of a report is for the moment only."""
+    busy = [gpu.busy_pct for gpu in report.gpus if gpu.busy_pct is not None]
+    powers_w = [gpu.power_w for gpu in report.gpus if gpu.power_w is not None]
+    loans: Counter[str] = Counter()
+    for loan in report.loans:
+        loans[loan.borrower] += loan.bytes
+    return Sensed(
+        gpu_busy_pct=round(sum(busy) / len(busy)) if busy else None,
+        gpu_power_w=round(sum(powers_w)) if powers_w else None,
+        memory_stall_pct=report.psi.memory_full_pct,
+        loans=dict(loans),
+    )
 
 
 async def _frame(socket: WebSocket) -> str:

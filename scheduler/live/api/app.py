@@ -10,8 +10,10 @@ from farside.errors import FarsideError
 from farside.scheduler.live.api.agents import AgentSessions
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.caller import Callers
+from farside.scheduler.live.api.glance import Glance, glance_routes
 from farside.scheduler.live.api.jobs import job_routes
 from farside.scheduler.live.api.nodes import node_routes
+from farside.scheduler.live.api.page import page_routes
 from farside.scheduler.live.follow import LiveLog
 
 
@@ -30,6 +32,9 @@ def make_app(
     app.state.log, app.state.callers = log, callers
     app.include_router(job_routes(log, folder, sessions.checkpoint_problem, may_tokens_submit=may_tokens_submit))
     app.include_router(node_routes(log))
+    app.state.glance = Glance(log, folder, sessions.sensed)
+    app.include_router(glance_routes(app.state.glance))
+    app.include_router(page_routes(callers))
     sessions.serve(app)
 
     @app.get("/v1/whoami", tags=["manager"], summary="Who the manager takes the caller for")

@@ -4,6 +4,10 @@ How it works
   On a unix socket the kernel says which user has connected (SO_PEERCRED, unix(7)); no token is needed and none counts.
   `PeerProtocol` puts that into the place of the client's address, as ``uid:N``, which no TCP client can have. Over TCP
   a token counts, and it says a name and a role. A token is known by its SHA-256; the file can't give it away.
+
+  Browsers come too, for the page. They may carry a cookie in place of the token, which is good for looking only
+  (web_session.py). And they may be sent here by a page of somebody else: where that would count, on the unix socket
+  behind a forwarded port, as to a cookie, what another site asks for is refused.
 """
 
 import asyncio
@@ -13,17 +17,20 @@ import pwd
 import secrets
 import socket
 import struct
+import time
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fastapi import HTTPException
 from starlette.requests import HTTPConnection
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from farside.errors import ConfigError
+from farside.scheduler.live.api.web_session import COOKIE, WebSessions, marks_of
 
 _UCRED = struct.Struct("3i")
 _PEER = "uid:"
@@ -71,29 +78,59 @@ class PeerProtocol(HttpToolsProtocol):
 class Callers:
     """Finds out who calls. The tokens' file is read again when it changes."""
 
-    def __init__(self, tokens_file: Path, operators: frozenset[str], own_uid: int) -> None:
+    def __init__(
+        self, tokens_file: Path, operators: frozenset[str], own_uid: int, sessions: WebSessions | None = None
+    ) -> None:
+        """Without ``sessions`` no cookie counts."""
         self._file = tokens_file
+        self._sessions = sessions
         self._operators = operators
         self._own_uid = own_uid
         self._stamp: tuple[int, int] | None = None
         self._tokens: Mapping[str, Caller] = {}
+        self._marks: Mapping[str, str] = {}
         self._refresh()
 
     def of(self, connection: HTTPConnection) -> Caller:
         """The caller of a request.
 
         Raises:
-            HTTPException: 401, it is nobody.
+            HTTPException: 401, it is nobody; 403, another site's page sent it here.
         """
         client = connection.client
         if client is not None and client.host.startswith(_PEER):
+            refuse_other_sites(connection)
             return self._of_uid(int(client.host.removeprefix(_PEER)))
+        cookie = connection.cookies.get(COOKIE, "")
+        if cookie and "authorization" not in connection.headers:
+            return self._of_cookie(connection, cookie)
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise unknown_caller("no token: give one as `Authorization: Bearer TOKEN`, or use the unix socket")
-        caller = self._of_token(token.strip())
+        caller = self.of_token(token.strip())
         if caller is None:
             raise unknown_caller("this token is not known here")
+        return caller
+
+    def cookie_for(self, token: str, now_s: float) -> str:
+        """A cookie for a browser that has shown this token, which is known.
+
+        Raises:
+            HTTPException: 403, no cookies count here.
+        """
+        if self._sessions is None:
+            raise HTTPException(403, "this manager has no page")
+        return self._sessions.open(hash_of(token), now_s)
+
+    def _of_cookie(self, connection: HTTPConnection, cookie: str) -> Caller:
+        refuse_other_sites(connection)
+        self._refresh()
+        mark = None if self._sessions is None else self._sessions.mark_in(cookie, time.time())
+        caller = self._tokens.get(self._marks.get(mark or "", ""))
+        if caller is None:
+            raise unknown_caller("you are not signed in any more: give your token again")
+        if connection.scope.get("method") not in ("GET", "HEAD"):
+            raise HTTPException(403, "the page's cookie is for looking only; change things by the command line")
         return caller
 
     def _of_uid(self, uid: int) -> Caller:
@@ -104,7 +141,8 @@ class Callers:
         is_operator = uid in (0, self._own_uid) or name in self._operators
         return Caller(name=name, role=Role.OPERATOR if is_operator else Role.USER, uid=uid)
 
-    def _of_token(self, token: str) -> Caller | None:
+    def of_token(self, token: str) -> Caller | None:
+        """The caller that a token is for."""
         self._refresh()
         given = hash_of(token)
         found = None
@@ -117,12 +155,33 @@ class Callers:
         try:
             status = self._file.stat()
         except FileNotFoundError:
-            self._stamp, self._tokens = None, {}
+            self._stamp, self._tokens, self._marks = None, {}, {}
             return
         stamp = status.st_mtime_ns, status.st_size
         if stamp != self._stamp:
             self._tokens = read_tokens(self._file)
+            self._marks = marks_of(self._tokens)
             self._stamp = stamp
+
+
+def refuse_other_sites(connection: HTTPConnection) -> None:
+    """Refuses what a browser sends because another site's page wants it to; other programs send none of this.
+
+    Sec-Fetch-Site comes with every request of today's browsers; Origin with those that can change something. A name of
+    the site's own that leads here (DNS rebinding) looks like our own to a browser, but has a dot, which a forwarded
+    port's ``localhost`` has not; a manager behind a real name has a certificate for it, and is asked for a token.
+
+    Raises:
+        HTTPException: 403.
+    """
+    told, host = connection.headers, connection.headers.get("host", "")
+    site, origin = told.get("sec-fetch-site", ""), told.get("origin", "")
+    is_ours = site in ("", "same-origin", "none") and (not origin or urlsplit(origin).netloc == host)
+    is_peer = connection.client is not None and connection.client.host.startswith(_PEER)
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    is_rebound = is_peer and bool(site or origin) and "." in name and not name.replace(".", "").isdigit()
+    if not is_ours or is_rebound:
+        raise HTTPException(403, "another site's page sent this request")
 
 
 def unknown_caller(text: str) -> HTTPException:

@@ -1,0 +1,135 @@
+"""/v1/overview: the cluster at a glance, once or as a stream of server-sent events that follows the log.
+
+How it works
+  A stream sends one event with everything, then one for each change, at most one in `PERIOD_S`: who reads slowly gets
+  fewer events, not more memory here, because the next one is made only when the last has gone out. So a stream costs
+  one overview, whatever happens in the cluster, and there are at most `STREAMS_MAX`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi.responses import StreamingResponse
+
+from farside import admin
+from farside.errors import FarsideError
+from farside.scheduler.live.api.answer import Rows, answer
+from farside.scheduler.live.api.caller import Caller
+from farside.scheduler.live.api.depends import Person, callers_of
+from farside.scheduler.live.brain import ASK
+from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.overview import Overview, Sensed, Survey, show_overview, waiting_ids
+from farside.scheduler.live.view import Shown, show_node
+
+STREAMS_MAX = 64
+PERIOD_S = 1.0
+# Without news something is sent so often: sensors have moved, and a reader that is gone is noticed.
+REFRESH_S = 5.0
+# The brain is asked about so many waiting jobs of one person, and about one job so often.
+WHY_MAX = 40
+WHY_AGE_S = 5.0
+WHY_LIMIT_S = 2.0
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class Whys:
+    """Why jobs wait, as the brain said a moment ago. However many ask, the brain is asked one thing at a time."""
+
+    def __init__(self, folder: Path, now_s: Callable[[], float]) -> None:
+        self._folder, self._now_s = folder, now_s
+        self._known: dict[str, tuple[float, str]] = {}  # when it was asked, the answer
+        self._asking = asyncio.Lock()
+
+    async def of(self, job_ids: list[str]) -> Mapping[str, str]:
+        """A line for each job that the brain could say something about; none where no brain answers here."""
+        async with self._asking:
+            now_s = self._now_s()
+            self._known = {job: told for job, told in self._known.items() if now_s - told[0] < WHY_AGE_S}
+            unknown = [job for job in job_ids if job not in self._known]
+            if unknown:
+                found = await self._ask(unknown)
+                self._known |= {job: (now_s, found.get(job, "")) for job in unknown}
+        return {job: self._known[job][1] for job in job_ids if self._known[job][1]}
+
+    async def _ask(self, job_ids: list[str]) -> Mapping[str, str]:
+        try:
+            return dict(await admin.ask(self._folder / ASK, "whys", timeout_s=WHY_LIMIT_S, job_ids=job_ids))
+        except FarsideError:
+            return {}  # it starts, or leads elsewhere: the page shows what the log says
+
+
+class Glance:
+    """Makes overviews: one survey for each entry of the log, whoever asks."""
+
+    def __init__(self, log: LiveLog, folder: Path, sensed: Callable[[], Mapping[str, Sensed]]) -> None:
+        self._log, self._sensed = log, sensed
+        self._whys = Whys(folder, log.clock.now_s)
+        self._survey: Survey | None = None
+        self._nodes = Rows(show_node)
+        self.streams = 0
+
+    async def of(self, caller: Caller) -> Overview:
+        """What this caller sees now."""
+        if self._survey is None or self._survey.seq != self._log.state.seq:
+            self._survey = Survey(self._log.state)
+        overview = self._survey.overview(None if caller.is_operator else caller.name)
+        why = await self._whys.of(waiting_ids(overview, WHY_MAX))
+        return replace(overview, why=why, sensed=self._sensed())
+
+    def show(self, overview: Overview, before: Overview | None = None) -> Shown:
+        """It as JSON; see `show_overview`."""
+        return show_overview(overview, self._log.now_s(), before, lambda node: self._nodes.row(node.name, node))
+
+    async def follow(self, caller: Caller, is_valid: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Events for one reader, until it goes or is not valid any more."""
+        changed = asyncio.Event()
+        self._log.watch(changed)
+        self.streams += 1
+        before: Overview | None = None
+        try:
+            while is_valid():
+                changed.clear()
+                now = await self.of(caller)
+                shown = self.show(now, before)
+                yield b"event: %b\ndata: %b\n\n" % (b"all" if before is None else b"change", _ENCODER.encode(shown))
+                before = now
+                await asyncio.sleep(PERIOD_S)
+                try:
+                    async with asyncio.timeout(REFRESH_S - PERIOD_S):
+                        await changed.wait()
+                except TimeoutError:
+                    pass
+            yield b"event: over\ndata: {}\n\n"
+        finally:
+            self.streams -= 1
+            self._log.unwatch(changed)
+
+
+def glance_routes(glance: Glance) -> APIRouter:
+    """The routes of the overview. Users see their own jobs in it, operators all."""
+    router = APIRouter(prefix="/v1/overview", tags=["manager"])
+
+    @router.get("", summary="The cluster at a glance: nodes, what runs, what waits and why")
+    async def overview(caller: Person) -> Response:
+        return answer(glance.show(await glance.of(caller)))
+
+    @router.get("/stream", summary="The same, and what changes, as server-sent events")
+    async def stream(request: Request, caller: Person) -> Response:
+        if glance.streams >= STREAMS_MAX:
+            raise HTTPException(503, f"{STREAMS_MAX} follow already; come again", headers={"Retry-After": "10"})
+
+        def is_valid() -> bool:
+            try:
+                return callers_of(request).of(request) == caller
+            except HTTPException:  # the token was taken out of the file, or the session is over
+                return False
+
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(glance.follow(caller, is_valid), media_type="text/event-stream", headers=headers)
+
+    return router

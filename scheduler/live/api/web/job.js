@@ -1,0 +1,109 @@
+// One job: what it is, why it waits, its life as a bar, its processes, all that happened.
+
+import { at, make } from "./dom.js";
+import { ask, now_s } from "./live.js";
+import { bytes, look, many, moment, plain, span, told } from "./words.js";
+
+const OVER = new Set(["done", "failed", "cancelled", "timed_out"]);
+let asked = 0;
+
+/** Draws job `id` anew; what comes too late, because another was asked for meanwhile, is dropped. */
+export async function drawJob(id) {
+  const turn = ++asked, where = `/v1/jobs/${encodeURIComponent(id)}`;
+  try {
+    const [job, history] = await Promise.all([ask(where), ask(`${where}/history`)]);
+    const why = OVER.has(job.state) ? [] : await ask(`${where}/explain`).then((said) => said.lines, () => []);
+    if (turn === asked) show(job, history.entries, why);
+    return OVER.has(job.state);
+  } catch (error) {
+    if (error.status === 401) throw error;
+    if (turn === asked) showProblem(id, error.detail || "The manager does not answer.");
+    return false;
+  }
+}
+
+const back = () => make("a", { href: "#/", class: "back" }, "← Overview");
+
+function showProblem(id, detail) {
+  at("job").replaceChildren(back(), make("h1", { id: "job-title", tabindex: "-1" }, `Job ${id}`), make("p", { class: "sub" }, detail));
+}
+
+function show(job, entries, why) {
+  const hadFocus = document.activeElement?.id === "job-title";
+  const title = make("h1", { id: "job-title", tabindex: "-1" }, `Job ${job.id}`, " ", make("span", { class: "count" }, job.name));
+  at("job").replaceChildren(
+    back(), title,
+    make("p", { class: "sub" }, make("span", { class: look(job.state) }, plain(job.state)), make("span", {}, job.reason)),
+    ...(why.length && job.state === "waiting" ? [make("div", { class: "why" }, ...why.map((line) => make("p", {}, line)))] : []),
+    life(job, entries),
+    make("div", { class: "columns" }, facts(job), make("div", {}, processes(job), past(entries))),
+  );
+  document.title = `Job ${job.id} · Farside`;
+  if (hadFocus) title.focus();
+}
+
+// ---- its life
+
+const STEPS = {
+  JobSubmitted: "waits", JobPlaced: "waits", JobUnplaced: "waits", JobStarted: "runs", JobStopping: "stops", JobRequeued: "waits", JobEnded: "",
+};
+
+function life(job, entries) {
+  const steps = entries.filter((entry) => entry.type in STEPS).map((entry) => ({ at_s: entry.at_s, kind: STEPS[entry.type] }));
+  const parts = [], end_s = job.end_s || now_s();
+  for (const [index, step] of steps.entries()) {
+    const until_s = index + 1 < steps.length ? steps[index + 1].at_s : end_s, last = parts.at(-1);
+    if (!step.kind) continue;
+    if (last && last.kind === step.kind) last.until_s = until_s;
+    else parts.push({ kind: step.kind, from_s: step.at_s, until_s });
+  }
+  const sum = { waits: 0, runs: 0, stops: 0 };
+  const track = make("div", { class: "track", "aria-hidden": "true" });
+  for (const part of parts) {
+    const length_s = Math.max(0, part.until_s - part.from_s), bar = make("i", { class: part.kind, title: `${part.kind} ${span(length_s)}` });
+    sum[part.kind] += length_s;
+    bar.style.flexGrow = Math.max(length_s, 1e-3);
+    track.append(bar);
+  }
+  const said = [`waited ${span(sum.waits)}`, `ran ${span(sum.runs)}`, ...(sum.stops ? [`was being stopped for ${span(sum.stops)}`] : [])];
+  return make("div", { class: "life" }, track,
+    make("div", { class: "ends" }, make("span", {}, moment(job.submit_s)), make("span", {}, said.join(", ")),
+      make("span", {}, job.end_s ? moment(job.end_s) : "now")));
+}
+
+// ---- what it is
+
+function facts(job) {
+  const spec = job.spec, pairs = [
+    ["User", job.user === job.account ? job.user : `${job.user} (${job.account})`],
+    ["Command", spec.argv.join(" ")],
+    ["Folder", spec.cwd],
+    ["GPUs", `${job.gpus}${spec.gpu_model ? ` ${spec.gpu_model}` : ""}, held for ${span(job.held_s)} in all`],
+    ["Nodes", job.nodes.join(", ") || "none yet"],
+    ["Starts", `${job.starts}, preempted ${many(job.preemptions, "time")}, failed ${many(job.failures, "time")}`],
+    ["Time limit", spec.time_limit_s ? span(spec.time_limit_s) : "none"],
+    ["Memory", spec.memory_bytes_per_gpu ? `${bytes(spec.memory_bytes_per_gpu)} a GPU` : "no limit"],
+    ["Checkpoints", spec.checkpoint_dir || "none"],
+    ["Waits for", spec.after.length ? `the end of job ${spec.after.join(", ")}` : "no other job"],
+    ["Exit code", job.exit_code === null ? "none yet" : job.exit_code],
+  ];
+  const list = make("dl", { class: "pairs" });
+  for (const [name, value] of pairs) list.append(make("dt", {}, name), make("dd", {}, String(value)));
+  return make("section", { "aria-label": "What it is" }, make("h2", {}, "What it is"), list);
+}
+
+function processes(job) {
+  if (!job.tasks.length) return make("span");
+  const body = make("tbody", {}, ...job.tasks.map((task) => make("tr", {},
+    make("td", {}, `rank ${task.rank}`), make("td", {}, task.node), make("td", {}, task.gpus.length ? `GPU ${task.gpus.join(", ")}` : "no GPU"),
+    make("td", {}, make("span", { class: look(task.state) }, plain(task.state))), make("td", {}, task.output))));
+  const head = make("thead", {}, make("tr", {}, ...["Rank", "Node", "GPUs", "State", "Output"].map((name) => make("th", { scope: "col" }, name))));
+  return make("section", { "aria-label": "Processes" }, make("h2", {}, "Processes of its latest start"), make("table", {}, head, body));
+}
+
+function past(entries) {
+  const lines = entries.toReversed().map((entry) => make("li", {},
+    make("time", { datetime: new Date(entry.at_s * 1000).toISOString() }, moment(entry.at_s)),
+    make("div", { class: "words" }, told(entry), " ", make("span", { class: "by" }, `· ${entry.cause}`))));
+  return make("section", { "aria-label": "History" }, make("h2", {}, "What happened, the latest first"), make("ol", { class: "history" }, ...lines));
+}

@@ -1,0 +1,151 @@
+// The overview: figures, nodes, loans, and three lists of jobs.
+
+import { at, keep, make, write } from "./dom.js";
+import { jobs, known, nodes, now_s, sensed } from "./live.js";
+import { bytes, look, many, plain, span } from "./words.js";
+
+export function drawOverview() {
+  if (!known.cluster) return;
+  drawFigures();
+  drawNodes();
+  drawLoans();
+  drawJobs();
+}
+
+/** What moves by the clock alone. */
+export function drawTimes() {
+  for (const cell of document.querySelectorAll("#overview td[data-since]")) {
+    if (cell.offsetParent !== null) write(cell, span(now_s() - Number(cell.dataset.since)) + (cell.dataset.tail || ""));
+  }
+}
+
+// ---- figures
+
+function drawFigures() {
+  const all = known.cluster, count = (state) => known.counts[state] || 0;
+  const running = count("running") + count("starting") + count("stopping") + count("placed");
+  const figures = [
+    { label: "GPUs in use", value: all.gpus_held, more: `of ${all.gpus.toLocaleString("en")}` },
+    { label: "Running", value: running, more: running === 1 ? "job" : "jobs" },
+    { label: "Waiting", value: count("waiting"), more: count("held") ? `and ${count("held")} held` : count("waiting") === 1 ? "job" : "jobs" },
+    { label: "Nodes up", value: all.nodes_up, more: `of ${all.nodes.toLocaleString("en")}` },
+    { label: "Memory for jobs", value: bytes(all.headroom_bytes), more: `of ${bytes(all.memory_bytes)}` },
+  ];
+  if (all.loan_bytes) figures.push({ label: "Memory lent", value: bytes(all.loan_bytes), more: "to other nodes" });
+  if (all.gpu_power_w !== null) figures.push({ label: "GPU power", value: (all.gpu_power_w / 1000).toFixed(1), more: "kW now" });
+  keep(at("figures"), figures, (one) => one.label, figure, (element, one) => {
+    write(element.querySelector("b"), one.value.toLocaleString("en"));
+    write(element.querySelector("small"), one.more);
+  });
+}
+
+function figure(one) {
+  const value = make("b");
+  return make("div", {}, make("dt", {}, one.label), make("dd", {}, value, " ", make("small")));
+}
+
+// ---- nodes
+
+function drawNodes() {
+  at("nodes-none").hidden = known.order.nodes.length > 0;
+  keep(at("nodes"), known.order.nodes.map((name) => nodes.get(name)), (node) => node.name, nodeCard, fillNode);
+}
+
+function nodeCard(node) {
+  return make("li", {},
+    make("div", { class: "row" }, make("span", { class: "name" }, node.name), make("span", { class: "state" }), make("span", { class: "used" })),
+    make("div", { class: "gpus", role: "img" }),
+    make("div", { class: "row facts" }, make("span", {}, "memory for jobs"), make("span", { class: "room" })),
+    make("div", { class: "bar" }, make("i")),
+    make("p", { class: "facts sensed" }), make("p", { class: "reason" }));
+}
+
+function fillNode(card, node) {
+  const part = (name) => card.querySelector(name), held = node.gpus.filter((gpu) => gpu.job).length;
+  card.className = node.state === "lost" ? "down" : "";
+  write(part(".state"), plain(node.state));
+  part(".state").className = look(node.state);
+  write(part(".used"), node.gpus.length ? `${held} of ${node.gpus.length}` : "no GPUs");
+  part(".gpus").setAttribute("aria-label", spoken(node, held));
+  keep(part(".gpus"), node.gpus, (gpu) => gpu.index, () => make("i"), (square, gpu) => {
+    square.className = gpu.job ? "held" : gpu.healthy ? "" : "broken";
+    square.title = `GPU ${gpu.index}${gpu.model ? ` (${gpu.model})` : ""}: ${gpu.job ? `job ${gpu.job}` : gpu.healthy ? "free" : "errors"}`;
+  });
+  write(part(".room"), `${bytes(node.headroom_bytes)} of ${bytes(node.memory_bytes)}`);
+  part(".bar > i").style.width = `${node.memory_bytes ? Math.min(100, 100 * node.headroom_bytes / node.memory_bytes) : 0}%`;
+  write(part(".sensed"), feeling(sensed.get(node.name)));
+  write(part(".reason"), node.reason);
+}
+
+function spoken(node, held) {
+  const broken = node.gpus.filter((gpu) => !gpu.healthy).length;
+  return `${held} of ${many(node.gpus.length, "GPU")} in use${broken ? `, ${broken} with errors` : ""}`;
+}
+
+function feeling(told) {
+  if (!told) return "";
+  const words = [];
+  if (told.gpu_busy_pct !== null) words.push(`GPUs ${told.gpu_busy_pct} % busy`);
+  if (told.gpu_power_w !== null) words.push(`${told.gpu_power_w.toLocaleString("en")} W`);
+  if (told.memory_stall_pct >= 1) words.push(`memory stalls ${Math.round(told.memory_stall_pct)} %`);
+  const lent = told.loans.reduce((sum, loan) => sum + loan.bytes, 0);
+  if (lent) words.push(`lends ${bytes(lent)}`);
+  return words.join(" · ");
+}
+
+// ---- loans
+
+function drawLoans() {
+  const loans = known.order.nodes.flatMap((name) => (sensed.get(name)?.loans || []).map((loan) => ({ lender: name, ...loan })));
+  at("loans-part").hidden = !loans.length;
+  keep(at("loans"), loans, (loan) => `${loan.lender} ${loan.borrower}`,
+    () => make("li", {}, make("span", { class: "who" }), make("span")),
+    (line, loan) => {
+      write(line.firstElementChild, `${loan.lender} lends to ${loan.borrower}`);
+      write(line.lastElementChild, bytes(loan.bytes));
+    });
+}
+
+// ---- jobs
+
+const LISTS = {
+  active: { since: (job) => job.start_s || job.submit_s, text: (job) => job.nodes.join(", ") || job.reason },
+  waiting: { since: (job) => job.submit_s, text: (job) => (known.why[job.id] || job.reason).replace(/^waits: /, "") },
+  ended: { since: (job) => job.end_s, tail: " ago", text: (job) => job.reason },
+};
+const TOTAL = { active: ["placed", "starting", "running", "stopping"], waiting: ["waiting", "held"] };
+
+export function drawJobs() {
+  const filter = at("filter").value.trim().toLowerCase();
+  for (const [name, list] of Object.entries(LISTS)) {
+    const listed = (known.order[name] || []).map((id) => jobs.get(id));
+    const shown = filter ? listed.filter((job) => matches(job, filter, list.text(job))) : listed;
+    keep(at(name), shown, (job) => job.id, jobLine, (line, job) => fillJob(line, job, list));
+    at(`${name}-none`).hidden = shown.length > 0;
+    if (!TOTAL[name]) continue;
+    const total = TOTAL[name].reduce((sum, state) => sum + (known.counts[state] || 0), 0);
+    write(at(`${name}-count`), total ? total.toLocaleString("en") : "");
+    at(`${name}-more`).hidden = total <= listed.length;
+    write(at(`${name}-more`), `and ${many(total - listed.length, "job")} more: farside queue lists all`);
+  }
+}
+
+const matches = (job, filter, text) =>
+  [job.id, job.name, job.user, job.account, plain(job.state), ...job.nodes, text].some((one) => one.toLowerCase().includes(filter));
+
+function jobLine(job) {
+  const link = make("a", { href: `#/jobs/${encodeURIComponent(job.id)}`, class: "job" }, job.id);
+  return make("tr", {}, make("td", {}, link), make("td", {}, job.name), make("td", {}, job.user), make("td", {}, make("span")),
+    make("td", { class: "number" }, String(job.gpus)), make("td", { class: "number" }), make("td"));
+}
+
+function fillJob(line, job, list) {
+  const [, , , state, gpus, time, text] = line.children;
+  write(state.firstChild, plain(job.state));
+  state.firstChild.className = look(job.state);
+  gpus.dataset.unit = job.gpus === 1 ? " GPU" : " GPUs";
+  time.dataset.since = list.since(job);
+  if (list.tail) time.dataset.tail = list.tail;
+  write(time, span(now_s() - list.since(job)) + (list.tail || ""));
+  write(text, list.text(job));
+}

@@ -1,0 +1,78 @@
+"""How a browser shows who it is: a cookie that was made for a token, and is good for looking only.
+
+How it works
+  The page sends a token once, and gets a cookie that scripts can't read (HttpOnly) and other sites can't send
+  (SameSite=Strict). The token itself is in neither the cookie nor an address nor the browser's storage. The cookie says
+  which token it was made for and until when, with a MAC by a key of this manager's own; nothing is kept of it here, so
+  it outlives a restart, and ends when the token leaves the tokens' file.
+
+  Cookies go to every port of a host, so one could be stolen by a service beside the manager. What such a thief could
+  do with it is to look, for some hours: a cookie counts for requests that change nothing (caller.py).
+
+  Rejected: the token in sessionStorage, where every script of the page, and every extension, can read all its power.
+"""
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+COOKIE = "farside"
+LASTS_S = 12 * 3600.0
+KEY_FILE = "web.key"
+_KEY_BYTES = 32
+
+
+class WebSessions:
+    """Makes cookies and reads them."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def open(self, token_hash: str, now_s: float) -> str:
+        """The cookie for a token that is known by this hash."""
+        until_s = int(now_s + LASTS_S)
+        mark = mark_of(token_hash)
+        return f"{mark}.{until_s}.{self._mac(mark, until_s)}"
+
+    def mark_in(self, cookie: str, now_s: float) -> str | None:
+        """The mark of the token that a cookie was made for; None: it is none of ours, or over."""
+        mark, _, rest = cookie.partition(".")
+        until, _, mac = rest.partition(".")
+        if not (until.isascii() and until.isdigit() and len(until) < 16 and mac.isascii()):
+            return None
+        is_ours = hmac.compare_digest(mac, self._mac(mark, int(until)))
+        return mark if is_ours and now_s < int(until) else None
+
+    def _mac(self, mark: str, until_s: int) -> str:
+        return hmac.new(self._key, f"{mark}.{until_s}".encode(), hashlib.sha256).hexdigest()
+
+
+def mark_of(token_hash: str) -> str:
+    """What a cookie calls a token: not the hash, which could be compared with a stolen tokens' file."""
+    return hashlib.sha256(f"cookie of {token_hash}".encode()).hexdigest()[:32]
+
+
+def marks_of(token_hashes: Mapping[str, object]) -> dict[str, str]:
+    """Hash by mark."""
+    return {mark_of(one): one for one in token_hashes}
+
+
+def session_key(folder: Path) -> bytes:
+    """This manager's key, made at its first start and kept in its state folder, readable by its user only."""
+    file = folder / KEY_FILE
+    try:
+        key = file.read_bytes()
+        if len(key) == _KEY_BYTES:
+            return key
+    except FileNotFoundError:
+        pass
+    key = secrets.token_bytes(_KEY_BYTES)
+    part = file.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        stream.write(key)
+    part.replace(file)
+    return key
