@@ -21,6 +21,7 @@ from farside.cli.sim import sim_app
 from farside.cli.sizing import sizing
 from farside.cli.slurm import slurm_app
 from farside.cli.swap import swap_app
+from farside.cli.top import top
 from farside.cli.trace import trace_app
 from farside.cli.unit import unit_app
 from farside.errors import FarsideError
@@ -48,6 +49,7 @@ app.add_typer(predict_app, name="predict")
 app.add_typer(slurm_app, name="slurm")
 manager_commands(app)
 cluster_commands(app)
+app.command()(top)
 app.command()(sizing)
 app.add_typer(unit_app, name="unit", hidden=True)
 
