@@ -36,7 +36,7 @@ from farside.config import AgentConfig
 from farside.ending import on_end_signals
 from farside.errors import ConfigError
 from farside.log import get_log, start_logging
-from farside.notify import notify_systemd
+from farside.notify import notify_systemd, watchdog_period_s
 
 PUBLISH_EVERY_S = 1.0
 """How old the picture may be that Prometheus gets."""
@@ -194,6 +194,8 @@ class Agent:
     async def _keep_publishing(self) -> None:
         while True:
             self._latest = self._status()
+            if watchdog_period_s() > 0:
+                notify_systemd("WATCHDOG=1")  # from the loop itself: systemd restarts an agent that hangs
             await self._clock.sleep_until_s(self._clock.now_s() + PUBLISH_EVERY_S)
 
     def _status(self) -> AgentStatus:

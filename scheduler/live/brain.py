@@ -4,6 +4,7 @@ One page: lead, read all, then read on, decide, write, wake the API, sleep until
 """
 
 import time
+from bisect import bisect_left
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from farside.units import format_moment
 WAKE, API_WAKE, ASK = "brain.wake", "api.wake", "brain.sock"
 # A cycle that takes longer than this is told in the log of the process.
 SLOW_S = 1.0
+# Upper bounds of what cycles are counted by; one more has the rest.
+CYCLE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 # So long at a time is spent on saying why many jobs wait.
 WHYS_LIMIT_S = 0.05
 
@@ -40,6 +43,8 @@ class Brain:
         self._clock = WallClock()
         self._cycles = 0
         self._slowest_s = 0.0
+        self._spent_s = 0.0
+        self._by_bucket = [0] * (len(CYCLE_BUCKETS_S) + 1)
 
     async def run(self) -> None:
         """Leads until it is cancelled.
@@ -83,6 +88,8 @@ class Brain:
             wake(self._folder / API_WAKE)
         spent_s = time.monotonic() - begun_s
         self._slowest_s = max(self._slowest_s, spent_s)
+        self._spent_s += spent_s
+        self._by_bucket[bisect_left(CYCLE_BUCKETS_S, spent_s)] += 1
         if spent_s > SLOW_S:
             _log.warning("a slow cycle", seconds=spent_s, unfinished=len(mind.state.unfinished))
 
@@ -122,6 +129,8 @@ class Brain:
             "unfinished": len(state.unfinished),
             "cycles": self._cycles,
             "slowest_s": self._slowest_s,
+            "spent_s": self._spent_s,
+            "cycles_by_bucket": self._by_bucket,
             "policy": self._rules.order.name,
             "placement": self._rules.placement.name,
         }

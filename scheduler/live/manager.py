@@ -4,6 +4,9 @@ How it works
   The brain may compute for a second; the API must answer meanwhile, so they share nothing but the store. Each can be
   killed at any moment: what it knew is in the log, and its successor reads it. When this process is killed, they notice
   by a pipe that closes, and end too.
+
+  A part that hangs is as bad as one that has ended: each writes the time into memory that it shares with the parent,
+  from its event loop, and one that has not for `HANG_S` is killed and started again. systemd watches the parent.
 """
 
 import asyncio
@@ -17,6 +20,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from farside.config import ManagerConfig, SlurmConfig
 from farside.ending import on_end_signals
@@ -24,12 +28,15 @@ from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError, FarsideError
 from farside.listen import close_listener, open_listener
 from farside.log import get_log, start_logging
-from farside.notify import notify_systemd
+from farside.notify import notify_systemd, watchdog_period_s
 from farside.scheduler.domain import Rules
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
 
 PIDS = "manager.json"
 # Between the end of a part and its next start: short at first, longer when it keeps ending.
@@ -38,7 +45,12 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 LONG_ENOUGH_S = 10.0
 END_LIMIT_S = 10.0
 SWITCH_S = 5e-4
+# A part's event loop that has not turned for so long hangs. The brain reads all of the log before its loop turns.
+HANG_S = {"brain": 600.0, "api": 60.0}
+BEAT_PERIOD_S = 1.0
 _FRAME_BYTES = 1 << 20
+
+Beat: TypeAlias = "Synchronized[float]"
 
 _log = get_log("manager")
 
@@ -102,14 +114,17 @@ class _Parts:
         self._config = config
         self._context = multiprocessing.get_context("spawn")
         self._running: dict[str, SpawnProcess] = {}
+        self._beats: dict[str, Beat] = {}
         self._stop = asyncio.Event()
         self._failure = 0
 
     async def run(self) -> int:
         with on_end_signals(self._stop.set):
             async with asyncio.TaskGroup() as group:
-                for name in _PARTS:
-                    group.create_task(self._keep(name))
+                watching = group.create_task(self._watch())
+                keeping = [group.create_task(self._keep(name)) for name in _PARTS]
+                await asyncio.wait(keeping)
+                watching.cancel()
         self._pids_file.unlink(missing_ok=True)
         return self._failure
 
@@ -122,7 +137,8 @@ class _Parts:
         pause_s = FIRST_PAUSE_S
         while not self._stop.is_set():
             begun_s = time.monotonic()
-            process = self._context.Process(target=_part, args=(name, self._config), name=f"farside-{name}")
+            beat = self._beats[name] = self._context.Value("d", 0.0, lock=False)
+            process = self._context.Process(target=_part, args=(name, self._config, beat), name=f"farside-{name}")
             process.start()
             self._running[name] = process
             self._write_pids()
@@ -139,6 +155,19 @@ class _Parts:
                 async with asyncio.timeout(pause_s):
                     await self._stop.wait()
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+
+    async def _watch(self) -> None:
+        """Kills parts that hang, and tells systemd that this process does not."""
+        while True:
+            if watchdog_period_s() > 0:
+                notify_systemd("WATCHDOG=1")
+            for name, process in self._running.items():
+                beat_s = self._beats[name].value  # 0: it is still being loaded
+                silent_s = time.monotonic() - beat_s
+                if beat_s and process.is_alive() and silent_s > HANG_S[name]:
+                    _log.error("a part hangs, and is killed", part=name, silent_s=silent_s)
+                    process.kill()
+            await asyncio.sleep(BEAT_PERIOD_S)
 
     async def _end_of(self, process: SpawnProcess) -> int:
         """Its exit code, once it has ended by itself, or was told to as all shall."""
@@ -174,11 +203,11 @@ class _Parts:
 # ---------------------------------------------------------------------------------------------- the parts
 
 
-def _part(name: str, config: ManagerConfig) -> None:
+def _part(name: str, config: ManagerConfig, beat: Beat) -> None:
     """What runs in a process of its own."""
     start_logging(config.log_level)
     try:
-        asyncio.run(_until_told(_PARTS[name](config)))
+        asyncio.run(_until_told(_PARTS[name](config), beat))
     except* FarsideError as several:
         error = _first(several)
         _log.error("ends", part=name, reason=error)
@@ -190,7 +219,7 @@ def _first(group: BaseExceptionGroup[FarsideError]) -> FarsideError:
     return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
 
-async def _until_told(work: Coroutine[None, None, None]) -> None:
+async def _until_told(work: Coroutine[None, None, None], beat: Beat) -> None:
     """Runs until a signal, or until the parent is gone."""
     stop = asyncio.Event()
     parent = multiprocessing.parent_process()
@@ -201,9 +230,16 @@ async def _until_told(work: Coroutine[None, None, None]) -> None:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(work)
             stopping = group.create_task(stop.wait())
+            beating = group.create_task(_keep_beating(beat))
             await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-            running.cancel()
-            stopping.cancel()
+            for task in (running, stopping, beating):
+                task.cancel()
+
+
+async def _keep_beating(beat: Beat) -> None:
+    while True:
+        beat.value = time.monotonic()  # of the whole machine, so that the parent can compare it with its own
+        await asyncio.sleep(BEAT_PERIOD_S)
 
 
 async def _brain(config: ManagerConfig) -> None:
@@ -219,8 +255,10 @@ async def _api(config: ManagerConfig) -> None:
     from farside.scheduler.live.api.agents import AgentSessions
     from farside.scheduler.live.api.app import make_app
     from farside.scheduler.live.api.caller import Callers, PeerProtocol
+    from farside.scheduler.live.api.metrics import ManagerCollector
     from farside.scheduler.live.api.web_session import WebSessions, session_key
     from farside.scheduler.live.follow import LiveLog
+    from farside.scrape import serve_metrics
 
     # The store is read in a thread; by default that one keeps the loop waiting for 5 ms at each turn.
     sys.setswitchinterval(SWITCH_S)
@@ -258,11 +296,17 @@ async def _api(config: ManagerConfig) -> None:
                 os.chmod(where, 0o666)  # noqa: S103 - anybody may connect: the kernel says who it is
             sockets[endpoint.partition(":")[0]].append(listener)
         _check_tls(config)
+        metrics = ManagerCollector(log, sessions, app.state.glance, config.state_dir)
+        if config.metrics_listen:
+            scraped = await serve_metrics(config.metrics_listen, metrics.registry())
+            stack.callback(scraped.close)
         ready = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(log.run(ready.set))
             await ready.wait()
             group.create_task(sessions.watch_silence())
+            if config.metrics_listen:
+                group.create_task(metrics.keep_asking())
             for kind, listeners in sockets.items():
                 if listeners:
                     group.create_task(server(kind).serve(sockets=listeners))  # type: ignore[arg-type]

@@ -30,8 +30,9 @@ SELF = getpass.getuser()
 class Api:
     """Calls as several users, each as the kernel or a token would name them."""
 
-    def __init__(self, app: FastAPI, tokens: dict[Role, str]) -> None:
+    def __init__(self, app: FastAPI, tokens: dict[Role, str], sessions: AgentSessions) -> None:
         self._app = app
+        self.sessions = sessions
         self.tokens = tokens
         self.log: LiveLog = app.state.log
         self.glance: Glance = app.state.glance
@@ -57,7 +58,8 @@ async def an_api(folder: Path) -> AsyncIterator[Api]:
     made = {role: add_token(tokens, "carl", role) for role in Role}
     log = LiveLog(store, folder)
     callers = Callers(tokens, frozenset(), os.geteuid(), WebSessions(session_key(folder)))
-    app = make_app(log, callers, folder, AgentSessions(log, callers, 60.0), may_tokens_submit=False)
+    sessions = AgentSessions(log, callers, 60.0)
+    app = make_app(log, callers, folder, sessions, may_tokens_submit=False)
     ready = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(log.run(ready.set))
@@ -67,7 +69,7 @@ async def an_api(folder: Path) -> AsyncIterator[Api]:
             [NodeJoined(node="n0", boot_id="b", address="h", cpus=8, memory_bytes=1 << 30, gpus=gpus)], "test"
         )
         try:
-            yield Api(app, made)
+            yield Api(app, made, sessions)
         finally:
             running.cancel()
     store.close()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, select, update
+from sqlalchemy import Connection, Engine, create_engine, event, insert, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
@@ -129,6 +129,21 @@ class EventStore:
         """The entries about one job or node, and that at one place, the oldest first."""
         query = select(log).where((log.c.subject == subject) | (log.c.seq == at)).order_by(log.c.seq).limit(limit)
         return self._entries(query)
+
+    def size_bytes(self) -> int:
+        """What the database takes on its disk, as far as it tells.
+
+        Raises:
+            StoreError: It could not be asked.
+        """
+        if self.engine.url.get_backend_name() == "sqlite":
+            parts = (Path(f"{self.engine.url.database}{end}") for end in ("", "-wal"))
+            return sum(part.stat().st_size for part in parts if part.exists())
+        try:
+            with self.engine.connect() as connection:
+                return int(connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
+        except SQLAlchemyError as error:
+            raise _broken(self.url, error) from error
 
     def _entries(self, query: Any) -> list[Entry]:
         try:

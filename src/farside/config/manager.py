@@ -73,6 +73,9 @@ class ManagerConfig:
             high=1e6,
         ),
     )
+    metrics_listen: str = field(
+        default="", metadata=about(Kind.ADDRESS, "HOST:PORT of the Prometheus metrics; empty: none")
+    )
     log_level: str = field(
         default="info",
         metadata=about(

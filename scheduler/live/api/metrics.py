@@ -1,0 +1,111 @@
+"""The manager's Prometheus metrics, made at each scrape from what the API knows of the log.
+
+What only the brain and the database know is asked for every `ASK_PERIOD_S` beside it, so a scrape waits for nobody.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from farside import admin
+from farside.errors import FarsideError
+from farside.scheduler.live.api.agents import AgentSessions
+from farside.scheduler.live.api.glance import Glance
+from farside.scheduler.live.brain import ASK, CYCLE_BUCKETS_S
+from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.record import LiveNode, Phase
+
+ASK_PERIOD_S = 5.0
+ASK_LIMIT_S = 2.0
+NODE_STATES = ("idle", "busy", "draining", "drained", "lost")
+
+
+class ManagerCollector(Collector):
+    """All that a scrape gets."""
+
+    def __init__(self, log: LiveLog, sessions: AgentSessions, glance: Glance, folder: Path) -> None:
+        self._log, self._sessions, self._glance, self._folder = log, sessions, glance, folder
+        self._brain: Mapping[str, Any] | None = None
+        self._store_bytes: int | None = None
+
+    def registry(self) -> CollectorRegistry:
+        """A registry of these and of the process's own metrics."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        prometheus_client.ProcessCollector(registry=registry)
+        return registry
+
+    async def keep_asking(self) -> None:
+        """Asks the brain and the database again and again, until it is cancelled."""
+        while True:
+            await self.ask()
+            await asyncio.sleep(ASK_PERIOD_S)
+
+    async def ask(self) -> None:
+        """Asks them once. Who does not answer has no metrics."""
+        try:
+            self._brain = await admin.ask(self._folder / ASK, "status", timeout_s=ASK_LIMIT_S)
+        except FarsideError:
+            self._brain = None
+        try:
+            self._store_bytes = await asyncio.to_thread(self._log.store.size_bytes)
+        except (FarsideError, OSError):
+            self._store_bytes = None
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of this moment."""
+        state, now_s = self._log.state, self._log.now_s()
+        yield CounterMetricFamily("farside_manager_log_entries", "Entries of the log.", value=state.seq)
+        waiting_s = [now_s - job.since_s for job in state.live_jobs() if job.phase is Phase.WAITING]
+        for name, text, value in (
+            ("generation", "Grows with each brain that takes the lead.", state.generation),
+            ("agents_connected", "Agents that are connected to this manager.", self._sessions.connected),
+            ("page_streams", "Pages that are open and follow.", self._glance.streams),
+            ("longest_wait_seconds", "Of the jobs that wait now.", max(waiting_s, default=0.0)),
+            ("brain_answers", "1 while this manager's brain leads and answers.", int(self._brain is not None)),
+        ):
+            yield GaugeMetricFamily(f"farside_manager_{name}", text, value=value)
+        yield _by_state("jobs", "Jobs by state.", Counter(job.phase.value for job in state.jobs.values()), Phase)
+        yield _by_state("nodes", "Nodes by state.", Counter(one.state for one in state.nodes.values()), NODE_STATES)
+        yield _gpus(state.nodes.values())
+        if self._store_bytes is not None:
+            text = "What the store's database takes."
+            yield GaugeMetricFamily("farside_manager_store_bytes", text, value=self._store_bytes)
+        if self._brain is not None:
+            yield from _cycles(self._brain)
+
+
+def _by_state(name: str, text: str, counts: Counter[str], states: Iterable[str]) -> Metric:
+    family = GaugeMetricFamily(f"farside_manager_{name}", text, labels=["state"])
+    for one in states:
+        family.add_metric([str(one)], counts[str(one)])
+    return family
+
+
+def _gpus(nodes: Iterable[LiveNode]) -> Metric:
+    counts: Counter[str] = Counter()
+    for node in nodes:
+        for gpu in node.gpus:
+            is_held = gpu.index in node.holds
+            free = "free" if node.is_taking else "unavailable"
+            counts["held" if is_held else free if gpu.is_healthy else "broken"] += 1
+    return _by_state("gpus", "GPUs by what may be done with them.", counts, ("held", "free", "unavailable", "broken"))
+
+
+def _cycles(brain: Mapping[str, Any]) -> Iterator[Metric]:
+    bounds = (*map(str, CYCLE_BUCKETS_S), "+Inf")
+    yield HistogramMetricFamily(
+        "farside_manager_cycle_seconds",
+        "How long the brain read and decided, each time that it woke.",
+        buckets=list(zip(bounds, accumulate(brain["cycles_by_bucket"]), strict=True)),
+        sum_value=brain["spent_s"],
+    )
+    text = "Times that the brain had something to write."
+    yield CounterMetricFamily("farside_manager_decisions", text, value=brain["cycles"])
