@@ -1,8 +1,9 @@
 """Builds the Debian package: `make deb`, or build_deb.py [--version VERSION] [--out FOLDER] [--fast].
 
 A virtual environment without its own interpreter goes to /usr/lib/farside: Debian's python3, with our package and the
-pinned packages that the memory plane needs. So `python3-pyverbs` is Debian's, and no other package's versions matter.
-NumPy and its kind, 400 MB that only the simulator wants, are left out. Needs dpkg-deb and dpkg-shlibdeps (dpkg-dev).
+pinned packages that both planes need. So `python3-pyverbs` is Debian's, and no other package's versions matter. NumPy
+is in it, for the manager; SciPy and its kind, which only the simulator and its forecasts want, are left out. Needs
+dpkg-deb and dpkg-shlibdeps (dpkg-dev).
 """
 
 import argparse
@@ -24,8 +25,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 HOME = Path("usr/lib/farside")
 SITE = HOME / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-# What only the scheduler imports.
-LEFT_OUT = {"numpy", "scipy", "matplotlib", "pyarrow", "lightgbm", "pandas"}
+# What only the simulator, the ILP placement and the forecasts import.
+LEFT_OUT = {"scipy", "matplotlib", "pyarrow", "lightgbm", "pandas"}
 LAUNCHER = "#!/usr/lib/farside/bin/python3\nfrom farside.cli import main\n\nmain()\n"
 PYVENV = "home = /usr/bin\ninclude-system-site-packages = true\n"
 
@@ -73,9 +74,11 @@ def _fill(staging: Path) -> None:
     for kind in ("sysusers.d", "tmpfiles.d"):
         _put(ROOT / "systemd" / kind, staging / "usr/lib" / kind, "*.conf")
     _put(ROOT / "debian/etc", staging / "etc/farside", "*.toml")
-    _put(ROOT / "systemd", staging / "usr/share/farside", "*.rules.yml")
+    for pattern in ("*.rules.yml", "*.dashboard.json"):
+        _put(ROOT / "systemd", staging / "usr/share/farside", pattern)
     documents = staging / "usr/share/doc/farside"
-    _put(ROOT / "docs", documents, "operating.md")
+    for name in ("operating.md", "manager.md", "page-*.png"):
+        _put(ROOT / "docs", documents, name)
     shutil.copy(ROOT / "LICENSE", documents / "copyright")
     shutil.copy(ROOT / "CHANGELOG.md", documents)
     _manual(staging)

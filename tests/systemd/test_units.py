@@ -16,7 +16,10 @@ EXPOSURE_MOST = {
     "farside-blockdev@.service": 30,
     "farside-swap-watch.service": 26,
     "farside-swap@.service": 51,
+    "farside-manager.service": 16,
+    "farside-agent.service": 93,
 }
+USERS = ("farside", "farside-manager")
 STANDARD = Path("/usr/lib/systemd/system")
 
 
@@ -82,17 +85,27 @@ def test_users_are_made_as_written(tmp_path: Path) -> None:
     done = outcome(["systemd-sysusers", f"--root={tmp_path}", str(UNITS / "sysusers.d/farside.conf")])
 
     assert (done.status, done.stderr.count("rror")) == (0, 0)
-    assert "farside:x:" in (tmp_path / "etc/passwd").read_text()
+    assert all(f"{user}:x:" in (tmp_path / "etc/passwd").read_text() for user in USERS)
 
 
 def test_folders_are_made_as_written(tmp_path: Path) -> None:
     if shutil.which("systemd-tmpfiles") is None:
         pytest.skip("no systemd-tmpfiles here")
     (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nfarside:x:998:998::/run/farside:/bin/false\n")
-    (tmp_path / "etc/group").write_text("root:x:0:\nfarside:x:998:\n")
+    ours = "".join(
+        f"{name}:x:{uid}:{uid}::/run/farside:/bin/false\n" for uid, name in ((998, USERS[0]), (997, USERS[1]))
+    )
+    (tmp_path / "etc/passwd").write_text(f"root:x:0:0::/root:/bin/sh\n{ours}")
+    (tmp_path / "etc/group").write_text(f"root:x:0:\n{USERS[0]}:x:998:\n{USERS[1]}:x:997:\n")
+    (tmp_path / "etc/farside").mkdir()
+    (tmp_path / "etc/farside/agent.token").write_text("t")
 
     done = outcome(["systemd-tmpfiles", "--create", f"--root={tmp_path}", str(UNITS / "tmpfiles.d/farside.conf")])
 
     assert done.status == 0, done.stderr
-    assert (tmp_path / "run/farside").stat().st_mode & 0o7777 == 0o1771
+    modes = {
+        "run/farside": (0o1771, 0), "var/lib/farside": (0o711, 0), "var/lib/farside/manager": (0o700, 997),
+        "etc/farside/tokens.toml": (0o600, 997), "etc/farside/agent.token": (0o600, 0),
+    }  # fmt: skip
+    found = {name: (tmp_path / name).stat() for name in modes}
+    assert {name: (stat.st_mode & 0o7777, stat.st_uid) for name, stat in found.items()} == modes
