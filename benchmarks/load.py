@@ -46,7 +46,7 @@ def build_program(name: str) -> Path:
     source, program = HERE / f"{name}.c", BUILD / name
     newest = max(source.stat().st_mtime, (HERE / "nbd_wire.h").stat().st_mtime)
     if not program.exists() or program.stat().st_mtime < newest:
-        BUILD.mkdir(parents=True, exist_ok=True)
+        program.parent.mkdir(parents=True, exist_ok=True)
         command = ["cc", *CFLAGS, "-o", str(program), str(source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

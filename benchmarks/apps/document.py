@@ -1,0 +1,44 @@
+"""Writes docs/benchmarks-apps.md and the curve of Figure 2.17."""
+
+from pathlib import Path
+
+from benchmarks.apps.plan import RETREATING
+from benchmarks.apps.render import document
+from benchmarks.apps.result import Moment, Results, Workload, retreat_key
+from benchmarks.figure import Line, Plot
+from benchmarks.figure_plot import save_plot
+
+DOCS = Path(__file__).parents[2] / "docs"
+MIB = 1 << 20
+
+
+def write_document(results: Results, source: Path) -> None:
+    """The document and its plots, from these results alone."""
+    curves = []
+    for workload in RETREATING:
+        found = results.retreats.get(retreat_key(workload, is_lending=True))
+        if found is not None and found.moments:
+            path = save_plot(memory_plot(workload, found.moments), DOCS / "plots")
+            curves.append(str(path.relative_to(DOCS)))
+    root = DOCS.parent
+    name = source.resolve().relative_to(root) if source.resolve().is_relative_to(root) else source
+    target = DOCS / "benchmarks-apps.md"
+    target.write_text(document(results, source=str(name), curves=curves))
+    print(f"wrote {target}")
+
+
+def memory_plot(workload: Workload, moments: tuple[Moment, ...]) -> Plot:
+    """Figure 2.17: what the cache has, what is lent, what nobody has."""
+    x = tuple(moment.now_s for moment in moments)
+    series = (
+        ("Memcached", tuple(moment.cache_bytes / MIB for moment in moments)),
+        ("slabs, lent or kept ready", tuple(moment.lent_bytes / MIB for moment in moments)),
+        ("free", tuple(moment.free_bytes / MIB for moment in moments)),
+    )
+    return Plot(
+        name=f"retreat-{workload}",
+        title=f"A donor gives way to a growing Memcached ({workload.upper()})",
+        x_label="seconds",
+        y_label="MiB",
+        lines=tuple(Line(name=name, x=x, y=y) for name, y in series),
+    )
