@@ -5,6 +5,8 @@
 #   make check      lint, types, test
 #   make bench      the measurements of docs/benchmarks.md
 #   make bench-simulator  the measurements of docs/benchmarks-simulator.md
+#   make bench-apps applications that page to a disk, to others' remote memory and to ours, in virtual machines: at most
+#                   40 minutes, docs/benchmarks-apps.md; a second call goes on where the first stopped
 #   make reproduce  the papers' figures, ours beside theirs
 #   make venv       what the others call first; leaves .venv/bin/farside
 #   make clean      removes what the above made in this tree
@@ -43,12 +45,13 @@ VM_IMAGE = test "$${FARSIDE_VM:-}" = none || $(PYTHON) -m tests.vm.harness image
 
 ENGINE := kmod_shim/engine
 # Headers are left out: they are tables with their comments in columns, which clang-format can't keep.
-C_FILES := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.c benchmarks/*.c tests/*/*.c))
+C_FILES := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.c benchmarks/*.c benchmarks/*/*.c tests/*/*.c))
 ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(ENGINE)/build_ffi.py setup.py pyproject.toml
 SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh vagrant/*.sh vagrant/*/*.sh)
 
-.PHONY: demo deb test test-vm check lint types bench bench-simulator reproduce venv clean sanitize format packages-build \
-	packages-demo packages-deb packages-test packages-vm vm-image packages-check packages-bench venv-dev survival screenshots
+.PHONY: demo deb test test-vm check lint types bench bench-simulator bench-apps reproduce venv clean sanitize format \
+	packages-build packages-demo packages-deb packages-test packages-vm vm-image packages-check packages-bench venv-dev \
+	survival screenshots
 
 demo: venv packages-demo
 	@.venv/bin/farside demo
@@ -91,6 +94,10 @@ bench: venv packages-bench
 
 bench-simulator: venv
 	@$(PYTHON) -m benchmarks.sim_speed $(BENCH_ARGS)
+
+# Nothing else is to run meanwhile: the guests' processors are emulated.
+bench-apps: vm-image
+	@$(PYTHON) -m benchmarks.apps $(BENCH_ARGS)
 
 reproduce: venv packages-bench
 	@$(PYTHON) -m benchmarks.reproduce $(BENCH_ARGS)
