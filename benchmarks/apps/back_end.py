@@ -7,7 +7,7 @@ from benchmarks.apps.size import DISK_BYTES_PER_S, DISK_IOPS, PAGE_CLUSTER, SWAP
 from tests.vm.harness.guest import Guest
 
 START_S = 400.0  # Python programs under emulation, on a host that may be busy
-MODULE = "cd /farside/tree && python3 -B -m benchmarks.apps"
+MODULE = "cd /farside/tree && exec python3 -B -m benchmarks.apps"
 _SWAPON = "mkswap {0} >/dev/null && swapon {0}"
 _NBDKIT = "nbdkit -i {address} -p 10809 -P /run/nbdkit.pid memory {mib}M && cat /run/nbdkit.pid"
 # nbd-client waits for the kernel's device; the scheduler as Farside sets it.

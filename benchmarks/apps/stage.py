@@ -65,7 +65,8 @@ class Worker:
         self._guest = guest
         self._group = f"{CGROUPS}/{group or workload}"
         guest.run(f"echo +memory >{CGROUPS}/cgroup.subtree_control; mkdir -p {self._group}")
-        enter = f"echo $$ >{self._group}/cgroup.procs"
+        # 0 is who writes, also in a subshell.
+        enter = f"echo 0 >{self._group}/cgroup.procs"
         if workload in CACHES:
             cache = CACHE.format(threads=CONNECTIONS)
             guest.run(f"({enter}; exec {cache}) >/root/cache.log 2>&1 </dev/null & echo $! >/run/cache.pid")
@@ -85,8 +86,8 @@ class Worker:
     def limit(self, limit_bytes: int) -> None:
         """Takes its memory down to that. By memory.high first: memory.max would kill where the disk is slow."""
         down = (
-            f"cd {self._group}; echo {limit_bytes} >memory.high; "
-            f"until [ $(cat memory.current) -le {limit_bytes} ]; do sleep 0.2; done; "
+            f"cd {self._group}; until echo {limit_bytes} >memory.high; "
+            f"[ $(cat memory.current) -le {limit_bytes} ]; do sleep 0.2; done; "
             f"echo {limit_bytes} >memory.max; echo max >memory.high"
         )
         self._guest.run(down, limit_s=RECLAIM_S)

@@ -4,12 +4,12 @@ Six donors on one machine, each a process of its own. One that is stopped answer
 machine without power; it does not come back.
 """
 
-import json
 import random
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from benchmarks.apps.back_end import farside, throttle
+from benchmarks.apps.back_end import MODULE, farside, throttle
 from benchmarks.apps.measure import now, run
 from benchmarks.apps.meter import Meter
 from benchmarks.apps.plan import SETTLE_S, WINDOW_S, WINDOWS
@@ -22,17 +22,27 @@ from tests.vm.harness.program import HarnessError
 
 LEVEL_PCT = 75
 AFTER = 5  # windows from the event on: 20 s, in which a silent donor is given up after 5
-DRAINED = (1, 2, 3)  # donors that recall all they lent, one after another, and lend again
+DRAINED = ("d1", "d2", "d3")  # each recalls all it has lent, in a window of its own, and lends again
+DRAIN = 'drain {"deadline_s": 2}'
 SEED = 1
-_ADMIN = "farside admin {command} --socket /root/plane/{name}.sock"
+PLANE = "/root/plane"
 
 
 class _Scene:
     """The guests with everything running."""
 
     def __init__(self, stage: Stage, worker: Worker, here: Meter, there: Meter) -> None:
-        self.stage = stage
         self._worker, self._here, self._there = worker, here, there
+        self._donor = stage.donor
+        self._borrowers_door = Talk(stage.borrower, f"{MODULE}.door 2>/root/door.err")
+        self._donors_door = Talk(stage.donor, f"{MODULE}.door 2>/root/door.err")
+        self._borrowers_door.hear()
+        self._donors_door.hear()
+
+    def close(self) -> None:
+        """Ends what it asks by."""
+        self._borrowers_door.close()
+        self._donors_door.close()
 
     def windows(self, count: int) -> tuple[Window, ...]:
         return tuple(run(self._worker, self._here, self._there, WINDOW_S) for _ in range(count))
@@ -42,8 +52,14 @@ class _Scene:
 
     def status(self) -> Any:
         """What the borrower tells."""
-        said = self.stage.borrower.run(_ADMIN.format(command="status", name="blockdev"), limit_s=120)
-        return json.loads(said)
+        return self._borrowers_door.ask_json(f"{PLANE}/blockdev.sock status")
+
+    def tell_donor(self, name: str, command: str) -> Any:
+        """What a donor answers."""
+        return self._donors_door.ask_json(f"{PLANE}/{name}.sock {command}")
+
+    def signal_donor(self, pid: int, name: str) -> None:
+        self._donor.run(f"kill -{name} {pid}")
 
 
 def upsets(stage: Stage) -> Upsets:
@@ -57,25 +73,26 @@ def upsets(stage: Stage) -> Upsets:
             closing(Worker(stage.borrower, Workload.ORDERS)) as worker,
             closing(Meter(stage.borrower)) as here,
             closing(Meter(stage.donor)) as there,
+            closing(_Scene(stage, worker, here, there)) as scene,
         ):
-            scene = _Scene(stage, worker, here, there)
             scene.windows(WINDOWS)
             throttle(stage.borrower, is_on=True)
             worker.limit(worker.memory_bytes() * LEVEL_PCT // 100)
             scene.settle()
-            events["evictions"] = (_evictions(scene),)
-            rng = random.Random(SEED)
-            silent: list[str] = []
-            for _ in range(WINDOWS):
-                left = sorted(set(_held(scene)) - set(silent))
-                silent.append(rng.choice(left))
-                events["silent"] = (*events.get("silent", ()), _silence(scene, silent[-1]))
-            held = _held(scene)
-            busiest = max(held, key=lambda name: held[name])
-            events["busiest"] = (_silence(scene, busiest),)
+            for kind, upset in _events(scene):
+                events[kind] = (*events.get(kind, ()), upset)
     except (BenchmarkError, HarnessError) as error:
         trouble = str(error).splitlines()[0]
     return Upsets(date=date, events=events, trouble=trouble)
+
+
+def _events(scene: _Scene) -> Iterator[tuple[str, Upset]]:
+    yield "evictions", _evictions(scene)
+    rng = random.Random(SEED)
+    for _ in range(WINDOWS):
+        yield "silent", _silence(scene, rng.choice(sorted(_held(scene))))
+    held = _held(scene)
+    yield "busiest", _silence(scene, max(held, key=lambda name: held[name]))
 
 
 def _held(scene: _Scene) -> dict[str, float]:
@@ -91,33 +108,26 @@ def _held(scene: _Scene) -> dict[str, float]:
 def _silence(scene: _Scene, name: str) -> Upset:
     scene.settle()
     before = scene.windows(WINDOWS)
-    pids = scene.stage.donor.run(f"pgrep -f 'farside daemon --config /root/plane/{name}.toml'").split()
-    scene.stage.donor.run(f"kill -STOP {' '.join(pids)}")
+    pid = scene.tell_donor(name, "status")["pid"]
+    scene.signal_donor(pid, "STOP")
     after = scene.windows(AFTER)
-    scene.stage.donor.run(f"kill -KILL {' '.join(pids)}")
+    scene.signal_donor(pid, "KILL")
     return Upset(before=before, after=after)
 
 
 def _evictions(scene: _Scene) -> Upset:
     before = scene.windows(WINDOWS)
-    counted = _recalled(scene)
-    drains = "; ".join(
-        f"{_ADMIN.format(command='drain', name=f'd{n}')} deadline_s=1 && sleep 2 && "
-        + _ADMIN.format(command="undrain", name=f"d{n}")
-        for n in DRAINED
-    )
-    # In one command that runs meanwhile: a window does not wait for it.
-    with closing(Talk(scene.stage.donor, f"({drains}) >/dev/null 2>/root/drain.err; echo done")) as talk:
-        after = scene.windows(AFTER)
-        talk.hear()
-    return Upset(before=before, after=after, recalled_slabs=_recalled(scene) - counted)
+    recalled = _recalled(scene)
+    after: list[Window] = []
+    for name in DRAINED:
+        scene.tell_donor(name, DRAIN)
+        after += scene.windows(1)
+        scene.tell_donor(name, "undrain")
+    after += scene.windows(AFTER - len(DRAINED))
+    return Upset(before=before, after=tuple(after), recalled_slabs=_recalled(scene) - recalled)
 
 
 def _recalled(scene: _Scene) -> int:
-    """Slabs that donors have had back so far."""
-    total = 0
-    for n in range(DONORS):
-        said = scene.stage.donor.run(_ADMIN.format(command="status", name=f"d{n + 1}"), limit_s=120)
-        counters = json.loads(said)["counters"]
-        total += counters["migrations"] + counters["evictions"]
-    return total
+    """Slabs that the borrower has given back so far."""
+    counters = scene.status()["counters"]
+    return int(counters["migrations"] + counters["evictions"])

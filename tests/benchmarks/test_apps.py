@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.apps import paper
+from benchmarks.apps import counters, paper
+from benchmarks.apps.counters import busy_s, process_s
 from benchmarks.apps.document import memory_plot
-from benchmarks.apps.meter import Reading, parse
+from benchmarks.apps.meter import Reading
 from benchmarks.apps.mix import ETC, MIXES, SET_BIT, SYS, Mix, packed, payload_bytes, script
 from benchmarks.apps.pin import mapped_files
 from benchmarks.apps.plan import BACK_ENDS, CellTask, RetreatTask, UpsetTask, tasks, without_troubled
@@ -232,19 +233,24 @@ def test_an_evictions_loss_is_each_slabs() -> None:
 # --- what kernels say
 
 
-def test_a_reading_has_busy_time_pages_and_the_programs_time() -> None:
-    line = (
-        "cpu  100 10 200 9999 50 3 7 0 0 0|123 456|"
-        "42 (far) side) S 1 42 42 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 3 0 100 1000 10"
-    )
-
-    found = parse(line)
-
-    assert found == Reading(busy_s=3.2, page_ins=123, page_outs=456, program_s=3.0)
+def test_a_machine_is_busy_with_all_but_idling_and_waiting() -> None:
+    assert busy_s("cpu  100 10 200 9999 50 3 7 0 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n") == 3.2
 
 
-def test_where_no_process_is_named_the_program_has_no_time() -> None:
-    assert parse("cpu  1 0 0 0 0 0 0 0 0 0|1 2|").program_s is None
+def test_a_process_is_told_by_what_follows_its_name_whatever_that_is() -> None:
+    assert process_s("42 (far) side) S 1 42 42 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 3 0 100 1000 10") == 3.0
+
+
+def test_a_reading_has_pages_and_the_programs_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(counters, "PROC", tmp_path)
+    (tmp_path / "42").mkdir()
+    (tmp_path / "stat").write_text("cpu  100 0 0 0 0 0 0 0 0 0\n")
+    (tmp_path / "vmstat").write_text("pgfault 9\npswpin 123\npswpout 456\n")
+    (tmp_path / "42/stat").write_text("42 (x) S 1 42 42 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 3 0 100 1000 10")
+
+    assert Reading(**counters.reading("42")) == Reading(busy_s=1, page_ins=123, page_outs=456, program_s=3)  # type: ignore[arg-type]
+    assert counters.reading("43")["program_s"] is None
+    assert counters.reading("")["program_s"] is None
 
 
 def test_mapped_files_are_those_with_a_path() -> None:
