@@ -34,13 +34,19 @@ _NVME_HOST = (
 _TRANSPORTS = {BackEnd.TCP: "tcp", BackEnd.RXE: "rdma"}
 
 
-def set_up(back_end: BackEnd, borrower: Guest, donor: Guest, *, donors: int = 1) -> int:
+def set_up(back_end: BackEnd, borrower: Guest, donor: Guest) -> int:
     """Makes it the borrower's only swap; the process id of what serves it on the donor, 0 where there is none.
 
     Raises:
         HarnessError: A command failed; says which, and what it said.
     """
-    borrower.run(f"swapoff -a; echo {PAGE_CLUSTER} >/proc/sys/vm/page-cluster")
+    pid = _swap_on(back_end, borrower, donor)
+    # Also after `farside swap attach`, which sets it to 0: readahead is to be the same for all.
+    borrower.run(f"echo {PAGE_CLUSTER} >/proc/sys/vm/page-cluster")
+    return pid
+
+
+def _swap_on(back_end: BackEnd, borrower: Guest, donor: Guest) -> int:
     address = donor.address
     match back_end:
         case BackEnd.DISK:
@@ -57,10 +63,10 @@ def set_up(back_end: BackEnd, borrower: Guest, donor: Guest, *, donors: int = 1)
             borrower.run(_NVME_HOST.format(address=address), limit_s=START_S)
             return 0
         case BackEnd.TCP | BackEnd.RXE:
-            return farside(borrower, donor, f"borrow {{}} {{}} {{}} {_TRANSPORTS[back_end]}", donors=donors)
+            return farside(borrower, donor, f"borrow {{}} {{}} {{}} {_TRANSPORTS[back_end]}")
 
 
-def farside(borrower: Guest, donor: Guest, verb: str, *, donors: int, memory_mib: int = 0) -> int:
+def farside(borrower: Guest, donor: Guest, verb: str, *, donors: int = 1, memory_mib: int = 0) -> int:
     """Starts donors and what borrows from them (benchmarks/apps/plane.py); the first donor's process id."""
     key = secrets.token_hex(32)
     lend = f"({MODULE}.plane lend {key} {donor.address} {donors} {memory_mib}) 2>/root/lend.err"

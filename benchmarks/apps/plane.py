@@ -63,7 +63,7 @@ def borrow(key: str, address: str, count: int, transport: str) -> Plane:
     else:
         raise SystemExit(f"after {FILLS} fills not all slabs are leased: {plane.told()['slabs']}")
     _until_quiet(plane)
-    swap_must("attach", "--socket", str(plane.admin_socket), "--connections", "1", "--keep-sysctl")
+    swap_must("attach", "--socket", str(plane.admin_socket), "--connections", "1")
     return plane
 
 

@@ -62,7 +62,7 @@ def retreat(stage: Stage, workload: Workload, *, is_lending: bool) -> Retreat:
     date, trouble = now(), ""
     try:
         if is_lending:
-            farside(stage.borrower, stage.donor, "fill {} {} {} tcp", donors=1, memory_mib=RETREAT_MIB)
+            farside(stage.borrower, stage.donor, "fill {} {} {} tcp", memory_mib=RETREAT_MIB)
         else:
             stage.donor.run(_ALONE)
         found = _grow(stage, workload, is_lending=is_lending)

@@ -66,9 +66,9 @@ def upsets(stage: Stage) -> Upsets:
     """All events; with those that were measured, and the reason, where it broke off."""
     events: dict[str, tuple[Upset, ...]] = {}
     date, trouble = now(), ""
-    stage.borrower.run(f"swapoff -a; echo {PAGE_CLUSTER} >/proc/sys/vm/page-cluster")
     try:
         farside(stage.borrower, stage.donor, "borrow {} {} {} tcp", donors=DONORS)
+        stage.borrower.run(f"echo {PAGE_CLUSTER} >/proc/sys/vm/page-cluster")
         with (
             closing(Worker(stage.borrower, Workload.ORDERS)) as worker,
             closing(Meter(stage.borrower)) as here,
