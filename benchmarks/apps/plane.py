@@ -8,18 +8,20 @@ MIB is what a donor and the programs of its cgroup may have. Each returns when w
 process id (the first donor's; the block process's).
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
 from benchmarks.apps.size import HEADROOM_MIB, LENT_MIB, SLAB_MIB, SWAP_MIB
 from farside.kmod_shim import rxe
+from tests.support.programs import run
 from tests.support.waiting import until
 from tests.vm.guest.swap_plane import LIMIT_S, Donor, Plane, swap_must
 
 FOLDER = Path("/root/plane")
 MIB = 1 << 20
 FIRST_PORT = 7701
+DEVICE = "/dev/nbd0"
+_FILL = ("fio", "--name=fill", "--rw=write", "--bs=256k", "--iodepth=4")
 FILLS = 20  # at most: what was written before its slab was leased goes to the disk, and is written again
 # Emulated processors and networks are ten to twenty times slower than real ones, and so is what counts as late.
 SLOW = {"deadline_s": 5, "grace_s": 20, "hedge_s": 0.2}
@@ -54,24 +56,32 @@ def lend(key: str, address: str, count: int, *, memory_mib: int = 0) -> int:
 
 
 def borrow(key: str, address: str, count: int, transport: str) -> Plane:
-    """Starts the block process, has every slab of its device leased, and swaps to it."""
+    """Starts the block process, has every slab of its device leased, and swaps to it.
+
+    Attached as an operator does it, and then swapped to without discard, as the other back ends are: what the kernel
+    discards is given back to the donors, and the first pages that go there next stay on the disk until they change.
+    """
     plane = _started(key, address, count, transport, SWAP_MIB)
+    swap_must("attach", "--socket", str(plane.admin_socket), "--device", DEVICE, "--connections", "1")
+    run(["swapoff", DEVICE], limit_s=LIMIT_S)
     for _ in range(FILLS):
-        _fill(plane, SWAP_MIB)
+        run([*_FILL, "--ioengine=libaio", "--direct=1", f"--filename={DEVICE}", f"--size={SWAP_MIB}M"], limit_s=LIMIT_S)
         if len(plane.told()["slabs"]) * SLAB_MIB >= SWAP_MIB:
             break
     else:
         raise SystemExit(f"after {FILLS} fills not all slabs are leased: {plane.told()['slabs']}")
     _until_quiet(plane)
-    swap_must("attach", "--socket", str(plane.admin_socket), "--connections", "1")
+    run(["mkswap", DEVICE])
+    run(["swapon", "--priority", "100", DEVICE])
     return plane
 
 
 def fill(key: str, address: str, count: int, transport: str) -> Plane:
     """Starts the block process over a device that is larger than what can be lent, and writes all of it, twice."""
     plane = _started(key, address, count, transport, LENT_MIB)
+    uri = f"nbd+unix:///swap0?socket={plane.nbd_socket}"
     for _ in range(2):
-        _fill(plane, LENT_MIB)
+        run([*_FILL, "--ioengine=nbd", f"--uri={uri}", "--thread", f"--size={LENT_MIB}M"], limit_s=LIMIT_S)
         _until_quiet(plane)
     return plane
 
@@ -85,12 +95,6 @@ def _started(key: str, address: str, count: int, transport: str, size_mib: int) 
 
 def _until_quiet(plane: Plane) -> None:
     until(lambda: not plane.told()["pending_bytes"], what="a disk that has all", deadline_s=LIMIT_S, every_s=0.5)
-
-
-def _fill(plane: Plane, size_mib: int) -> None:
-    uri = f"nbd+unix:///swap0?socket={plane.nbd_socket}"
-    words = ["fio", "--name=fill", "--ioengine=nbd", f"--uri={uri}", "--thread", "--rw=write", "--bs=256k"]
-    subprocess.run([*words, "--iodepth=4", f"--size={size_mib}M"], check=True, stdout=subprocess.DEVNULL)
 
 
 def main() -> None:
