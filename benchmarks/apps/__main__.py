@@ -34,7 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if not options.render:
             _measure(options)
-        write_document(load(options.output), options.output)
+        if options.output == RESULTS:
+            write_document(load(RESULTS), RESULTS)
     except Unavailable as error:
         print(f"benchmarks: no virtual machines: {error}", file=sys.stderr)
         return error.exit_code
@@ -52,7 +53,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=LIMIT_MIN, help="begin nothing after so long: %(default)g")
     parser.add_argument("--again", action="store_true", help="try again what was tried in vain")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="the file of results: %(default)s")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="another file of results, and no document")
     parser.add_argument("--render", action="store_true", help="measure nothing, write the document")
     options = parser.parse_args(arguments)
     try:
