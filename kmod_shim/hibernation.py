@@ -72,8 +72,9 @@ def hibernation_check(root: Path) -> Check:
 
 
 def names_device(hibernation: Hibernation, device: str, number: str) -> bool:
-    """Whether the image would go to that device (its file, and MAJOR:MINOR)."""
-    return hibernation.resume_device == number or hibernation.resume_argument == device
+    """Whether the image would go to that device (its file, and MAJOR:MINOR, empty as long as nbd.ko is not loaded)."""
+    is_number = number != "" and hibernation.resume_device == number
+    return is_number or hibernation.resume_argument == device
 
 
 def forbid_sleep(root: Path) -> None:

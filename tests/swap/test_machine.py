@@ -11,6 +11,7 @@ from farside.kmod_shim import nbd_client, nbd_sysfs
 from farside.kmod_shim.disk_backing import Backing, filesystem_of, find_backing, shares_disk
 from farside.kmod_shim.hibernation import (
     SLEEP_CONF,
+    Hibernation,
     allow_sleep,
     forbid_sleep,
     hibernation_check,
@@ -334,6 +335,12 @@ def test_where_an_image_would_go_is_read(tmp_path: Path) -> None:
     assert names_device(found, "/dev/nbd0", "")
     assert names_device(found, "/dev/nbd7", "43:0")
     assert not names_device(found, "/dev/nbd1", "43:16")
+
+
+def test_a_machine_that_names_no_area_hibernates_to_no_device_also_before_nbd_is_loaded() -> None:
+    found = Hibernation(is_possible=True, resume_device="", resume_argument="")
+
+    assert not names_device(found, "/dev/nbd0", "")
 
 
 def test_a_kernel_that_refuses_hibernation_can_not(tmp_path: Path) -> None:
