@@ -62,7 +62,7 @@ def borrow(key: str, address: str, count: int, transport: str) -> Plane:
     discards is given back to the donors, and the first pages that go there next stay on the disk until they change.
     """
     plane = _started(key, address, count, transport, SWAP_MIB)
-    swap_must("attach", "--socket", str(plane.admin_socket), "--device", DEVICE, "--connections", "1")
+    swap_must("attach", "--socket", str(plane.admin_socket), "--connections", "1")
     run(["swapoff", DEVICE], limit_s=LIMIT_S)
     for _ in range(FILLS):
         run([*_FILL, "--ioengine=libaio", "--direct=1", f"--filename={DEVICE}", f"--size={SWAP_MIB}M"], limit_s=LIMIT_S)
