@@ -120,7 +120,8 @@ def _cells(shop: Workshop, task: CellTask, end_s: float) -> Iterator[Cell]:
             try:
                 pid = set_up(task.back_end, guests.borrower, guests.donor)
             except HarnessError as error:
-                reason = f"not set up: {' '.join(str(error).split())[-300:]}"
+                # The last line is what the program that failed said last.
+                reason = f"not set up: {str(error).strip().splitlines()[-1][-300:]}"
                 yield from (Cell(workload=w, back_end=task.back_end, date=now(), trouble=reason) for w in waiting)
                 return
             while waiting and time.monotonic() < end_s:
