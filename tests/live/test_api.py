@@ -41,11 +41,11 @@ class Api:
         return Caller(name="carl", role=role)
 
     def as_uid(self, uid: int) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(app=self._app, client=(f"uid:{uid}", 0))  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(app=self._app, client=(f"uid:{uid}", 0))
         return httpx.AsyncClient(transport=transport, base_url="http://manager")
 
     def as_role(self, role: Role | None) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(app=self._app, client=("192.0.2.7", 4711))  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(app=self._app, client=("192.0.2.7", 4711))
         headers = {} if role is None else {"Authorization": f"Bearer {self.tokens[role]}"}
         return httpx.AsyncClient(transport=transport, base_url="http://manager", headers=headers)
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -239,7 +240,7 @@ def test_the_stream_tells_all_and_then_what_changes_until_its_token_is_gone(tmp_
     api_test(test, tmp_path)
 
 
-def parts(event: bytes) -> tuple[str, dict[str, object]]:
+def parts(event: bytes) -> tuple[str, dict[str, Any]]:
     name, data = event.decode().strip().split("\n")
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
