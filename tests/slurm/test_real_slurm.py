@@ -213,7 +213,8 @@ def test_an_idle_node_is_put_to_sleep_and_woken_by_slurm_for_a_job(
     woken = slurm.submit("--gres=gpu:1", "--nodelist=gn2", script="true")
     until(lambda: job(slurm, woken).held, what="the job has its GPU", deadline_s=60.0, every_s=0.2)
     until(lambda: "IDLE" not in look(slurm).nodes["gn2"].flags, what="the node is woken", deadline_s=60.0, every_s=0.2)
-    assert "resume gn2" in (slurm.folder / "power.log").read_text()
+    log = slurm.folder / "power.log"
+    until(lambda: "resume gn2" in log.read_text(), what="Slurm has run its program", deadline_s=60.0, every_s=0.2)
 
 
 async def status(engine: Engine) -> dict[str, Any]:
