@@ -122,9 +122,11 @@ def needed_by_tests() -> set[str]:
     return {name for call in calls for names in call for name in re.findall(r'"([\w-]+)"', names)}
 
 
+# Their packages start daemons (munged) on the machine that they are installed on: who wants those tests installs them.
+LEFT_TO_THE_USER = {"slurmctld", "slurmd", "squeue", "scontrol", "sbatch", "munged"}
 PROGRAMS: Mapping[str, set[str]] = {
     "demo": set(DEMO_PROGRAMS),
-    "test": needed_by_tests() | {"clang"},
+    "test": (needed_by_tests() | {"clang"}) - LEFT_TO_THE_USER,
     "bench": set(machine.VERSION_COMMANDS) - {"cc"},  # a link to gcc that belongs to no package
 }
 
