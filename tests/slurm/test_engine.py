@@ -11,6 +11,7 @@ import pytest
 
 from farside.config import SlurmConfig, load_slurm
 from farside.errors import ConfigError
+from farside.scheduler.live.slurm import notebook
 from farside.scheduler.live.slurm.action import Hold, PowerDown, Requeue, SetPriority
 from farside.scheduler.live.slurm.engine import MOST_REFUSALS, Engine, Mode
 from farside.scheduler.live.slurm.notebook import Notebook
@@ -167,6 +168,39 @@ def test_jobs_that_ended_are_read_again_without_the_line_that_was_cut_off(config
     assert again.keys() == {"1", "2"}
     assert again["1"].limit_s == 0
     assert told(engine(config(), slurm))["ended"] == 2
+
+
+def test_a_disk_that_is_full_is_said_once_and_nothing_ends(
+    config: Callable[..., SlurmConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    slurm = FakeSlurm(snapshot(*FULL, waiting(3, 4)))
+    one = engine(config(), slurm)
+    for name in ("memory.msgpack.part", "actions.jsonl"):
+        (config().state_dir / name).mkdir()  # cannot be written, whoever tries
+
+    turn(one)
+    turn(one)
+
+    assert slurm.done
+    assert [record.message for record in caplog.records].count("cannot write down what happens, and goes on") == 1
+
+
+def test_a_file_that_has_grown_too_large_is_set_aside_and_still_read(
+    config: Callable[..., SlurmConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notebook, "MOST_BYTES", 10)
+    slurm = FakeSlurm(snapshot(*FULL))
+    one = engine(config(), slurm)
+    for at, job in enumerate(FULL, 1):
+        turn(one)
+        others = [other if other.is_holding else over(other, NOW_S + at) for other in slurm.seen.jobs]
+        slurm.seen = snapshot(
+            *(over(other, NOW_S + at) if other.job_id == job.job_id else other for other in others), at_s=NOW_S + at
+        )
+        turn(one)
+
+    assert (config().state_dir / "ended.jsonl.1").exists()
+    assert Notebook(config().state_dir).ended().keys() == {"1", "2"}
 
 
 def test_the_end_of_a_gate_gives_held_jobs_back(config: Callable[..., SlurmConfig]) -> None:

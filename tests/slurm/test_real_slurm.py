@@ -8,7 +8,6 @@ its end are tested through the command line.
 """
 
 import asyncio
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from farside.errors import ConfigError, PeerError
 from farside.scheduler.live.slurm import read_text
 from farside.scheduler.live.slurm.commands import SlurmCommands
 from farside.scheduler.live.slurm.engine import Engine, Mode, give_back
+from farside.scheduler.live.slurm.shadow import LEAST_JOBS
 from farside.scheduler.live.slurm.snapshot import HELD_MARK, SlurmJob, Snapshot
 from tests.slurm.cluster import SlurmCluster, slurm_cluster
 from tests.slurm.test_read import comparable
@@ -150,9 +150,9 @@ def test_jobs_that_were_served_stand_behind_those_that_were_not(
 def test_a_running_job_is_requeued_for_one_before_it_which_then_starts(
     slurm: SlurmCluster, config: Callable[..., SlurmConfig]
 ) -> None:
-    kept, victim = full(slurm, "--time=60", "--no-requeue")[0], ""
-    slurm.say("scancel", kept)
+    kept = slurm.submit("--gres=gpu:4", "--time=60", "--no-requeue")
     victim = slurm.submit("--gres=gpu:4", "--time=60")
+    slurm.waits_for(kept, "RUNNING")
     slurm.waits_for(victim, "RUNNING")
     winner = slurm.submit("--gres=gpu:4", "--time=5")
     slurm.waits_for(winner, "PENDING")
@@ -162,6 +162,7 @@ def test_a_running_job_is_requeued_for_one_before_it_which_then_starts(
     slurm.waits_for(winner, "RUNNING")
     seen = job(slurm, victim)
     assert (seen.restarts, seen.reason, seen.held) == (1, "BeginTime", ())
+    assert job(slurm, kept).held
 
 
 def test_a_gate_holds_and_releases_and_its_end_gives_all_back(
@@ -226,18 +227,22 @@ async def status(engine: Engine) -> dict[str, Any]:
 def test_a_shadow_changes_nothing_and_says_what_it_would_do(
     slurm: SlurmCluster, config: Callable[..., SlurmConfig], tmp_path: Path
 ) -> None:
-    full(slurm, "--time=60")
-    long, short = slurm.submit("--gres=gpu:4", "--time=60"), slurm.submit("--gres=gpu:4", "--time=5")
     told = config(preempt=True)
     argv = [
         sys.executable, "-m", "farside", "slurm", "shadow", "--set", "partitions=gpu", "--set", "turn_s=0.2",
         "--set", f"slurm_conf={told.slurm_conf}", "--set", f"state_dir={told.state_dir}", "--set", "policy=srsf",
         "--set", f"admin_socket={told.admin_socket}", "--set", "preempt=true", "--set", "min_run_s=0",
     ]  # fmt: skip
-    before = {one.job_id: one.priority for one in look(slurm).jobs}
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(argv, stderr=log) as process:
         try:
-            until(lambda: has_turned(told.admin_socket, 3), what="three turns", deadline_s=60.0, every_s=0.2)
+            until(lambda: asked(told, "turns"), what="a turn", deadline_s=60.0, every_s=0.2)
+            for _ in range(LEAST_JOBS):
+                slurm.submit("--gres=gpu:4", script="sleep 1.1")
+            until(lambda: asked(told, "gain"), what="an expected gain", deadline_s=60.0, every_s=0.2)
+            full(slurm, "--time=60")
+            long, short = slurm.submit("--gres=gpu:4", "--time=60"), slurm.submit("--gres=gpu:4", "--time=5")
+            before = {one.job_id: one.priority for one in look(slurm).jobs}
+            until(lambda: asked(told, "queue") == [short, long], what="its order", deadline_s=60.0, every_s=0.2)
             shown = subprocess.run(
                 [*argv[:4], "status", "--socket", str(told.admin_socket)], capture_output=True, text=True, check=True
             ).stdout
@@ -245,21 +250,22 @@ def test_a_shadow_changes_nothing_and_says_what_it_would_do(
             process.terminate()
         assert process.wait(20) == 0
 
-    assert {one.job_id: one.priority for one in look(slurm).jobs} == before
+    assert {one.job_id: one.priority for one in look(slurm).jobs if one.job_id in before} == before
     assert slurm.state(long) == slurm.state(short) == "PENDING"
     said = (tmp_path / "log").read_text()
-    assert f"would order 2 jobs anew, {short} the first" in said
-    assert f"for job {short}" in said
+    assert "slurm: beside job=" in said
+    assert "average wait and completion of" in said
+    assert f"requeue job {int(long) - 1} for job {short}" in said
     assert "is watched, nothing is changed: partitions gpu by srsf" in shown
-    lines = (told.state_dir / "actions.jsonl").read_text().splitlines()
-    assert len(lines) == len({json.loads(line)["what"] for line in lines}), "each thing is said once"
+    assert "jobs that have ended, on average" in shown
 
 
-def has_turned(socket: Path, count: int) -> bool:
+def asked(config: SlurmConfig, what: str) -> object:
+    """What the process says of itself; None as long as it does not answer."""
     try:
-        return bool(admin.call(socket, "status")["turns"] >= count)
+        return admin.call(config.admin_socket, "status")[what]
     except PeerError:
-        return False
+        return None
 
 
 def test_while_slurmctld_is_away_nothing_ends_and_then_it_goes_on(

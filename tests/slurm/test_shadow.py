@@ -64,6 +64,16 @@ def test_a_job_that_ended_is_kept_with_all_of_its_stints() -> None:
     assert [(one.held_s, one.start_s, one.end_s) for one in found] == [(50 + 120, NOW_S - 900, NOW_S + 20)]
 
 
+def test_an_end_that_slurm_rounds_down_to_before_the_last_turn_counts() -> None:
+    job = running(1, ("gn1", 4), since_s=100)
+    seen = snapshot(job, at_s=NOW_S + 0.5)
+    memory = decide(seen, Memory(), TRAITS, ways(seen)).memory
+
+    found = ended_between(memory, snapshot(over(job, NOW_S), at_s=NOW_S + 1), groups(seen))
+
+    assert [one.held_s for one in found] == [100]
+
+
 def test_jobs_that_were_over_or_are_not_ours_are_not_kept() -> None:
     seen = snapshot(over(running(1, ("gn1", 4)), NOW_S - 5), over(running(2, ("gn1", 1), partitions=("other",)), NOW_S))
     memory = Memory(at_s=NOW_S - 1)

@@ -64,18 +64,20 @@ class SlurmCommands:
         return Snapshot(at_s=at_s, jobs=jobs, nodes=nodes, partitions=partitions)
 
     async def _jobs(self) -> tuple[SlurmJob, ...]:
+        why_not = ""
         if self._is_json:
-            text = await self._run("squeue", "--json", "--states=all", is_essential=False)
             try:
-                return read_json.jobs_of(text)
+                return read_json.jobs_of(await self._run("squeue", "--json", "--states=all", is_essential=False))
             except ValueError as error:
-                if text:  # else it has answered nothing: whether it is there, the lines will show
-                    _log.info("squeue has no JSON that can be read: jobs are read as lines", reason=error)
-                    self._is_json = False
+                why_not = str(error)
         try:
-            return read_text.jobs_of(await self._run(*_LOOK, "job"))
+            jobs = read_text.jobs_of(await self._run(*_LOOK, "job"))
         except ValueError as error:
             raise _unreadable(error) from error
+        if why_not:  # and not only that slurmctld was away
+            _log.info("squeue has no JSON that can be read: jobs are read as lines", reason=why_not)
+            self._is_json = False
+        return jobs
 
     async def act(self, action: SlurmAction) -> None:
         """Carries out one action."""

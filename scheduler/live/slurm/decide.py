@@ -213,4 +213,4 @@ def with_mark(comment: str) -> str:
 
 def without_mark(comment: str) -> str:
     """A job's AdminComment without the mark."""
-    return " ".join(word for word in comment.split() if word != HELD_MARK)
+    return comment.replace(HELD_MARK, "").strip()

@@ -1,9 +1,10 @@
 """What a Slurm engine writes down: its memory, the jobs that have ended, and what it did or would have done.
 
-``memory.msgpack`` is replaced whole (infinite values, which JSON lacks); the others are lines of JSON that only grow.
+``memory.msgpack`` is replaced whole (it has infinite values, which JSON lacks); the others are lines of JSON, in files
+that only grow, up to a limit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,12 +18,15 @@ from farside.scheduler.live.slurm.shadow import Ended
 MEMORY, ENDED, DONE = "memory.msgpack", "ended.jsonl", "actions.jsonl"
 # Jobs that have ended, kept for the simulator: weeks of most clusters, seconds of simulation.
 MOST_ENDED = 20_000
+# A file of lines that is larger is set aside, in place of the one before.
+MOST_BYTES = 64 << 20
+OLD = ".1"
 
 _log = get_log("slurm")
 
 
 class Notebook:
-    """A folder of its own.
+    """A folder of its own. What can't be written is said once, and no reason to stop.
 
     Raises:
         ConfigError: The folder can't be made.
@@ -34,6 +38,7 @@ class Notebook:
         except OSError as error:
             raise ConfigError(f"state_dir {folder}: {error.strerror}", hint="name another folder") from error
         self._folder = folder
+        self._is_full = False
 
     def memory(self) -> Memory:
         """As it was last kept; an empty one where there is none, or none that can be read."""
@@ -48,17 +53,21 @@ class Notebook:
     def keep(self, memory: Memory) -> None:
         """Writes the memory down."""
         part = self._folder / f"{MEMORY}.part"
-        part.write_bytes(msgspec.msgpack.encode(memory))
-        part.replace(self._folder / MEMORY)
+
+        def write() -> None:
+            part.write_bytes(msgspec.msgpack.encode(memory))
+            part.replace(self._folder / MEMORY)
+
+        self._try(write)
 
     def ended(self) -> dict[str, Ended]:
         """The last jobs that have ended. A line that was cut off is left out."""
         found: dict[str, Ended] = {}
-        try:
-            lines = (self._folder / ENDED).read_bytes().splitlines()[-MOST_ENDED:]
-        except OSError:
-            return found
-        for line in lines:
+        lines: list[bytes] = []
+        for path in (self._folder / f"{ENDED}{OLD}", self._folder / ENDED):
+            with suppress(OSError):
+                lines += path.read_bytes().splitlines()
+        for line in lines[-MOST_ENDED:]:
             with suppress(msgspec.MsgspecError):
                 one = msgspec.json.decode(line, type=Ended)
                 found[one.job_id] = one
@@ -74,6 +83,23 @@ class Notebook:
 
     def _add(self, name: str, lines: Iterable[object]) -> None:
         text = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-        if text:
-            with (self._folder / name).open("ab") as file:
+        path = self._folder / name
+
+        def write() -> None:
+            if path.exists() and path.stat().st_size > MOST_BYTES:
+                path.replace(path.with_name(f"{name}{OLD}"))
+            with path.open("ab") as file:
                 file.write(text)
+
+        if text:
+            self._try(write)
+
+    def _try(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            if not self._is_full:
+                _log.error("cannot write down what happens, and goes on", folder=self._folder, reason=error.strerror)
+            self._is_full = True
+        else:
+            self._is_full = False

@@ -79,10 +79,11 @@ def ended_between(before: Memory, snapshot: Snapshot, groups: Sequence[Group]) -
     found: list[Ended] = []
     for job in snapshot.jobs:
         past = before.jobs.get(job.job_id)
-        if job.phase is not JobPhase.OVER or math.isnan(job.start_s) or not job.end_s > max(job.start_s, before.at_s):
+        if job.phase is not JobPhase.OVER or not job.end_s > job.start_s:
             continue
-        if not before.at_s or (past is None and job.submit_s < before.at_s):
-            continue  # at the first turn: it was over before we looked
+        # Of the others nobody knows whether they were over before. Slurm's times are whole seconds, rounded down.
+        if not before.at_s or (past is None and job.submit_s < before.at_s - 1):
+            continue
         if not any(is_managed(job, group) for group in groups):
             continue
         earlier_s = past.executed_s if past is not None else 0.0
@@ -106,7 +107,7 @@ def compared(before: Memory, then: Decision, snapshot: Snapshot) -> tuple[Beside
         if past is None or past.is_running:
             continue
         chosen = would.get(job.job_id)
-        has_started = job.is_holding or (job.phase is JobPhase.OVER and job.start_s >= before.at_s)
+        has_started = job.is_holding or (job.phase is JobPhase.OVER and job.end_s > job.start_s)
         if has_started and chosen is not None:
             found.append(_beside(job, "started it", "too", chosen.reason))
         elif has_started and job.job_id in then.queue:
