@@ -166,6 +166,29 @@ while True:
     assert [task["role"] for task in end["tasks"]] == ["worker"] * 8 + ["ps"]
 
 
+def test_what_ran_is_simulated_and_shown_beside_it(sandbox: Session, tmp_path: Path) -> None:
+    until_job(sandbox, submit(sandbox, tmp_path / "out", "sleep 1", "--gpus", "2"), "done")
+    trace = tmp_path / "trace.csv"
+
+    page = farside(sandbox, "sim", "replay", "--state", str(sandbox.state), "--trace", str(trace))
+    told = json.loads(farside(sandbox, "sim", "replay", "--state", str(sandbox.state), "--json"))
+    again = farside(sandbox, "sim", "run", str(trace), "--policy", "las", "--nodes", "2", "--gpus-per-node", "4")
+
+    assert "mean JCT" in page
+    assert "half of the jobs are predicted within" in page
+    assert "7.1 % apart" in page
+    assert (told["policy"], len(told["jobs"]) > 0) == ("las", True)
+    assert all(job["predicted_s"] > 0 for job in told["jobs"])
+    assert "jobs" in again
+
+
+def test_a_folder_without_a_manager_has_nothing_to_replay(tmp_path: Path) -> None:
+    done = subprocess.run(command("sim", "replay", "--state", str(tmp_path)), capture_output=True, text=True)
+
+    assert done.returncode == 2
+    assert "no manager's settings there" in done.stderr
+
+
 def test_a_killed_agent_costs_no_job_anything(sandbox: Session, tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = f"echo begun; until test -e {go}; do sleep 0.05; done; echo done"

@@ -236,3 +236,27 @@ def why(request: "Request", job: Annotated[str, typer.Argument(metavar="JOB", he
     if not request.trace.exists() and Path(job).is_file():
         request, job = replace(request, trace=Path(job)), str(request.trace)
     raise typer.Exit(simulate(request, job))
+
+
+@sim_app.command()
+def replay(
+    state: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Of a sandbox whose manager is meant, while it runs.")
+    ] = None,
+    config: options.ConfigFiles = None,
+    settings: options.Overrides = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="Write the jobs as a trace for `farside sim run` there.")
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Simulate what a manager's jobs did, and show how near that comes.
+
+    Reads the log of the manager's store; its settings name store, policy and placement. Where the manager has changed
+    its policy meanwhile, --set policy=NAME says which one is meant.
+    """
+    from farside.simulate.replay import run as simulate
+    from farside.simulate.replay import sandbox_config
+
+    files = [*(config or ()), *([sandbox_config(state)] if state is not None else [])]
+    raise typer.Exit(simulate(files, options.overrides(settings), trace=trace, as_json=as_json))

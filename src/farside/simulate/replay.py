@@ -1,0 +1,155 @@
+"""`farside sim replay`: what really happened on a cluster, beside what the simulator says of it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from farside.config import ManagerConfig, load_manager
+from farside.errors import ConfigError
+from farside.scheduler.live.manager import rules_of
+from farside.scheduler.live.replay import (
+    PAPER_APART_PCT,
+    PAPER_SIMULATOR,
+    PAPER_TESTBED,
+    Fidelity,
+    Recording,
+    recording,
+    simulated,
+)
+from farside.scheduler.live.store.event_store import EventStore
+from farside.scheduler.live.toll import Toll, as_settings
+from farside.scheduler.sim.trace.job import Trace
+from farside.scheduler.sim.trace.write import write_trace
+from farside.terminal import standard_output
+from farside.units import format_count, format_moment, format_seconds
+
+PAPER = (
+    f"[tiresias §3.5.3.1] replays its testbed: over YARN-CS the mean JCT is {PAPER_TESTBED:g} times better there, "
+    f"{PAPER_SIMULATOR:g} times in its simulator, {PAPER_APART_PCT:.1f} % apart"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A log and its simulation."""
+
+    config: ManagerConfig
+    found: Recording
+    fidelity: Fidelity
+
+
+def sandbox_config(state: Path) -> Path:
+    """The settings of a sandbox's manager.
+
+    Raises:
+        ConfigError: No cluster runs in that folder.
+    """
+    config = state / "manager" / "config.toml"
+    if not config.is_file():
+        raise ConfigError(f"--state {state}: no manager's settings there", hint="start a sandbox with --cluster 4x8")
+    return config
+
+
+def replay(config: ManagerConfig, only: Sequence[str] | None = None) -> Replayed:
+    """Reads the log of a manager's store, and simulates its jobs, or ``only`` some, by the manager's own rules.
+
+    Raises:
+        FarsideError: The store can't be read, or no job has run to its end.
+    """
+    rules = rules_of(config)
+    store = EventStore(config.store_url)
+    try:
+        found = recording(store.read_all(), only)
+    finally:
+        store.close()
+    return Replayed(config=config, found=found, fidelity=simulated(found, rules))
+
+
+def run(configs: Sequence[Path], overrides: Mapping[str, object], *, trace: Path | None, as_json: bool) -> int:
+    """Prints it, and writes the trace where one was asked for. Returns the exit code."""
+    replayed = replay(load_manager(configs, overrides))
+    if trace is not None:
+        write_trace(Trace(jobs=tuple(one.traced for one in replayed.found.jobs)), trace)
+    with standard_output():
+        if as_json:
+            print(json.dumps(_json(replayed), indent=2))  # noqa: T201 - what was asked for
+        else:
+            _print(Console(soft_wrap=True), replayed)
+    return 0
+
+
+def fidelity_table(fidelity: Fidelity) -> Table:
+    """What really happened and what was predicted, side by side."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("", "really", "predicted", "off by"):
+        table.add_column(column, justify="right" if column else "left")
+    really, said = sorted(job.jct_s for job in fidelity.jobs), sorted(job.predicted_s for job in fidelity.jobs)
+    for name, share in (("median JCT", 0.5), ("95th percentile", 0.95)):
+        at = min(len(really) - 1, int(share * len(really)))
+        _row(table, name, really[at], said[at])
+    _row(table, "mean JCT", fidelity.mean_jct_s, fidelity.predicted_mean_s)
+    table.add_row("preemptions", str(fidelity.preemptions), str(fidelity.predicted_preemptions), "")
+    return table
+
+
+def _row(table: Table, name: str, really_s: float, predicted_s: float) -> None:
+    off = f"{100 * (predicted_s - really_s) / really_s:+.1f} %" if really_s else ""
+    table.add_row(name, f"{really_s:.2f} s", f"{predicted_s:.2f} s", off)
+
+
+def measured(toll: Toll) -> str:
+    """How long pauses and resumes took, in a line; empty where there were none."""
+    parts = []
+    for name, steps in (("pause", toll.pauses), ("resume", toll.resumes)):
+        count = sum(times.count for times in steps.values())
+        if count:
+            mean_s = sum(times.total_s for times in steps.values()) / count
+            parts.append(f"{format_count(count, name)} of {format_seconds(mean_s)} on average")
+    return ", ".join(parts)
+
+
+def _print(console: Console, replayed: Replayed) -> None:
+    found, fidelity, config = replayed.found, replayed.fidelity, replayed.config
+    gpus = sum(node.gpus for node in found.nodes)
+    first, last = found.jobs[0].traced.job.submit_s, max(one.end_s for one in found.jobs)
+    nodes = f"{format_count(len(found.nodes), 'node')} with {format_count(gpus, 'GPU')}"
+    console.print(
+        f"{format_count(len(found.jobs), 'job')} under {config.policy} on {nodes}, from {format_moment(first)} to "
+        f"{format_moment(last)}",
+        highlight=False,
+    )
+    for why, count in found.left_out.items():
+        console.print(f"left out: {format_count(count, 'job')}, {why}", highlight=False)
+    told = measured(found.toll)
+    if told:
+        words = " ".join(f"--set {name}={value}" for name, value in as_settings(found.toll).items())
+        console.print(f"measured: {told}; for `farside sim run`: {words}", highlight=False)
+    console.print(fidelity_table(fidelity))
+    console.print(f"half of the jobs are predicted within {100 * fidelity.median_error:.1f} %", highlight=False)
+    console.print(PAPER, highlight=False, markup=False)
+
+
+def _json(replayed: Replayed) -> dict[str, Any]:
+    found, fidelity = replayed.found, replayed.fidelity
+    return {
+        "policy": replayed.config.policy,
+        "jobs": [
+            {"id": job.job_id, "gpus": job.gpus, "jct_s": job.jct_s, "predicted_s": job.predicted_s}
+            for job in fidelity.jobs
+        ],
+        "mean_jct_s": fidelity.mean_jct_s,
+        "predicted_mean_s": fidelity.predicted_mean_s,
+        "mean_error": fidelity.mean_error,
+        "median_error": fidelity.median_error,
+        "preemptions": fidelity.preemptions,
+        "predicted_preemptions": fidelity.predicted_preemptions,
+        "left_out": dict(found.left_out),
+        "settings": dict(as_settings(found.toll)),
+        "paper": {"testbed": PAPER_TESTBED, "simulator": PAPER_SIMULATOR, "apart_pct": PAPER_APART_PCT},
+    }

@@ -1,0 +1,121 @@
+"""A log as a trace: what the simulator makes of jobs that really ran, and how far it is off."""
+
+import pytest
+
+from farside.errors import FarsideError
+from farside.scheduler.live.event import CancelRequested, DrainRequested, HoldRequested, ReleaseRequested
+from farside.scheduler.live.record import Phase
+from farside.scheduler.live.replay import PAPER_APART_PCT, Fidelity, recording, simulated
+from tests.live.world import World, rules
+
+
+def run_for(world: World, job: str, seconds: float) -> None:
+    world.runs(job)
+    world.pass_s(seconds)
+    world.exits(job)
+    assert world.phase(job) is Phase.DONE
+
+
+def replayed(world: World) -> Fidelity:
+    return simulated(recording(world.log), world.rules)
+
+
+def test_a_job_that_ran_alone_is_predicted_to_the_second() -> None:
+    world = World(rules())
+    job = world.submit(4)
+
+    run_for(world, job, 50.0)
+
+    assert [(one.job_id, one.jct_s, one.predicted_s) for one in replayed(world).jobs] == [(job, 50.0, 50.0)]
+
+
+def test_a_queue_is_waited_in_as_it_really_was() -> None:
+    world = World(rules(), nodes=1)
+    first = world.submit(4)
+    world.pass_s(10.0)
+    second = world.submit(4)
+    run_for(world, first, 50.0)
+    run_for(world, second, 20.0)
+
+    found = replayed(world)
+
+    assert [(one.jct_s, one.predicted_s) for one in found.jobs] == [(60.0, 60.0), (70.0, 70.0)]
+    assert (found.mean_error, found.median_error) == (0.0, 0.0)
+
+
+def test_what_a_preemption_cost_is_no_work_and_is_charged_again_where_the_simulator_preempts() -> None:
+    world = World(rules("las", limits_gpu_s="40"), nodes=1)
+    long = world.submit(4)
+    world.runs(long)
+    world.pass_s(100.0)
+    short = world.submit(4)
+    world.pass_s(5.0)  # the pause
+    world.exits(long, 143, cause="preempted")
+    run_for(world, short, 8.0)
+    world.pass_s(3.0)  # the resume
+    run_for(world, long, 60.0)
+
+    found = recording(world.log)
+    fidelity = simulated(found, world.rules)
+
+    assert [one.traced.duration_s for one in found.jobs] == [160.0, 8.0]
+    assert (fidelity.preemptions, fidelity.predicted_preemptions) == (1, 1)
+    by_id = {one.job_id: one for one in fidelity.jobs}
+    assert (by_id[long].jct_s, by_id[long].predicted_s) == (176.0, 176.0)
+    # It had to wait for the long one to go; the simulator charges that to the long one.
+    assert (by_id[short].jct_s, by_id[short].predicted_s) == (13.0, 8.0)
+
+
+def test_a_job_is_ready_when_its_predecessors_have_ended() -> None:
+    world = World(rules())
+    first = world.submit(1)
+    after = world.submit(1, after=(first,))
+    run_for(world, first, 30.0)
+    run_for(world, after, 5.0)
+
+    assert [one.jct_s for one in replayed(world).jobs] == [30.0, 5.0]
+
+
+def test_a_job_that_was_held_is_ready_when_it_is_released() -> None:
+    world = World(rules())
+    first, held = world.submit(8), world.submit(1)
+    world.does(HoldRequested(job_id=held, by="ann"))
+    run_for(world, first, 30.0)
+    world.pass_s(7.0)
+    world.does(ReleaseRequested(job_id=held, by="ann"))
+    run_for(world, held, 5.0)
+
+    assert [one.jct_s for one in replayed(world).jobs] == [30.0, 5.0]
+
+
+def test_nodes_that_took_no_jobs_then_take_none_in_the_simulation() -> None:
+    world = World(rules())
+    world.does(DrainRequested(node="n1", reason="", by="root"))
+    first, second = world.submit(4), world.submit(4)
+    run_for(world, first, 30.0)
+    run_for(world, second, 30.0)
+
+    assert [one.predicted_s for one in replayed(world).jobs] == [30.0, 60.0]
+
+
+def test_jobs_that_never_ran_or_have_not_ended_are_left_out_and_counted() -> None:
+    world = World(rules(), nodes=1)
+    done = world.submit(4)
+    never = world.submit(4)
+    world.does(CancelRequested(job_id=never, by="ann"))
+    run_for(world, done, 10.0)
+    world.submit(4)
+
+    found = recording(world.log)
+
+    assert [one.traced.job.job_id for one in found.jobs] == [done]
+    assert found.left_out == {"never started": 1, "not over yet": 1}
+
+
+def test_a_log_without_jobs_is_one_clear_line() -> None:
+    with pytest.raises(FarsideError, match="no job of this log has run to its end"):
+        replayed(World(rules()))
+
+
+def test_the_paper_s_simulator_and_testbed_are_seven_percent_apart() -> None:
+    assert round(PAPER_APART_PCT, 1) == 7.1
