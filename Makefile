@@ -1,6 +1,6 @@
 # Every target installs what it lacks. The second run is quick: stamps in .venv remember what was done.
 #
-#   make demo       the whole memory plane on this machine, in a minute, with real clients
+#   make demo       both planes on this machine, in two minutes, with real clients and real jobs
 #   make test       everything that is tested
 #   make check      lint, types, test
 #   make bench      the measurements of docs/benchmarks.md

@@ -24,6 +24,7 @@ from farside.cli.swap import swap_app
 from farside.cli.top import top
 from farside.cli.trace import trace_app
 from farside.cli.unit import unit_app
+from farside.demo.part import ScenePart
 from farside.errors import FarsideError
 from farside.terminal import printable
 from farside.units import MIB
@@ -243,15 +244,17 @@ def demo(
     state: Annotated[
         Path | None, typer.Option(help="Folder of its sandbox, for `farside status --state`; else a temporary one.")
     ] = None,
+    scene: Annotated[ScenePart, typer.Option(help="What to play.")] = ScenePart.ALL,
 ) -> None:
-    """Show all of it on this machine, in a minute.
+    """Show all of it on this machine, in two minutes.
 
-    Donors are squeezed and killed, the borrower is replaced, real clients verify every byte. Exit code 1 unless all of
-    that happened and every byte was right.
+    Donors are squeezed and killed, the borrower is replaced, real clients verify every byte; then the same jobs run
+    under FIFO and under LAS, really and in the simulator. Exit code 1 unless all of that happened and every byte was
+    right.
     """
     from farside.demo.main import run
 
-    raise typer.Exit(run(state=state))
+    raise typer.Exit(run(state=state, part=scene))
 
 
 @app.command()

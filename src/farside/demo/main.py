@@ -1,4 +1,5 @@
-"""`farside demo`: three donors and one borrower on this machine, squeezed, evicted, killed and replaced under load.
+"""`farside demo`: three donors and one borrower on this machine, squeezed, evicted, killed and replaced under load;
+and then a manager with four agents, and the same jobs under two policies (cluster.py).
 
 Everything runs for real, in processes of its own: the sandbox's donors and borrower over TCP, fio and nbdcopy as
 clients. Only the memory use of the donors' own programs is pretended (see `farside.sandbox.pressure`).
@@ -14,6 +15,7 @@ from rich.console import Console
 from farside.demo import load
 from farside.demo.act import ACTS, Stage
 from farside.demo.load import FioLoad, Tally
+from farside.demo.part import ScenePart
 from farside.demo.report import VERIFIED_MIN_BYTES, Outcome, faults
 from farside.demo.show import Show, print_outcome
 from farside.errors import FarsideError, Unavailable
@@ -26,20 +28,41 @@ PROGRAMS = {"fio": "fio", "nbdcopy": "libnbd-bin", "nbdkit": "nbdkit", "cmp": "d
 PATIENCE_S = 30.0
 
 
-def run(*, state: Path | None = None) -> int:
+def run(*, state: Path | None = None, part: ScenePart = ScenePart.ALL) -> int:
     """Plays the demo in `state` or a temporary folder; 0 when it showed all that it is meant to show, else 1.
 
     Raises:
         FarsideError: a program is missing, or the sandbox did not start.
     """
-    _need_programs()
     console = Console()
+    status = 0
+    if part is not ScenePart.CLUSTER:
+        status |= _memory(console, state)
+    if part is not ScenePart.MEMORY:
+        status |= _cluster(console)
+    return status
+
+
+def _cluster(console: Console) -> int:
+    # Late: the memory plane's half needs none of it.
+    from farside.demo.cluster import play
+    from farside.demo.cluster_jobs import demo_jobs
+    from farside.demo.cluster_report import print_scene, scene_faults
+
+    with tempfile.TemporaryDirectory(prefix="farside-demo-") as spare, Show(console, lambda: "") as show:
+        scene = play(show, Path(spare), demo_jobs())
+    print_scene(console, scene)
+    return 1 if scene_faults(scene) else 0
+
+
+def _memory(console: Console, state: Path | None) -> int:
+    _need_programs()
     with tempfile.TemporaryDirectory(prefix="farside-demo-") as spare:
         folder = Path(spare)
         data = folder / "data"
         data.write_bytes(secrets.token_bytes(load.COPY_BYTES))
         fio: list[FioLoad] = []
-        with Show(console, lambda: fio[0].tally if fio else Tally()) as show:
+        with Show(console, lambda: _verified(fio[0].tally if fio else Tally())) as show:
             show.begin("three donors and a borrower start")
             with open_sandbox(SANDBOX, state=state or folder / "state") as sandbox:
                 show.end(f"clients connect to {sandbox.uri}")
@@ -47,6 +70,10 @@ def run(*, state: Path | None = None) -> int:
                 found = _play(show, Stage(sandbox.state), fio[0], data)
     print_outcome(console, found)
     return 1 if faults(found) else 0
+
+
+def _verified(tally: Tally) -> str:
+    return f"{format_bytes(tally.verified_bytes)} verified, no wrong byte"
 
 
 def _play(show: Show, stage: Stage, fio: FioLoad, data: Path) -> Outcome:

@@ -10,19 +10,18 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from farside.demo.load import Tally
 from farside.demo.report import Outcome, faults, rows
-from farside.units import format_bytes
 
 LINES_PER_S = 5
 
 
 class Show:
-    """The progress display: acts done, the act that runs, and what the clients have verified. Plain lines in a pipe."""
+    """The progress display: acts done, and the act that runs with what stands beside it. Plain lines in a pipe."""
 
-    def __init__(self, console: Console, tally: Callable[[], Tally]) -> None:
+    def __init__(self, console: Console, beside: Callable[[], str]) -> None:
+        """``beside``: what stands beside the act that runs."""
         self._console = console
-        self._tally = tally
+        self._beside = beside
         self._began_s = time.monotonic()
         self._title = ""
         self._live = Live(get_renderable=self._line, console=console, refresh_per_second=LINES_PER_S, transient=True)
@@ -52,8 +51,8 @@ class Show:
         )
 
     def _line(self) -> Text:
-        verified = format_bytes(self._tally().verified_bytes)
-        return Text(f"{self.took_s:5.1f} s  ...  {self._title}   ({verified} verified, no wrong byte)")
+        beside = self._beside()
+        return Text(f"{self.took_s:5.1f} s  ...  {self._title}" + (f"   ({beside})" if beside else ""))
 
 
 def print_outcome(console: Console, found: Outcome) -> None:
