@@ -1,6 +1,7 @@
 """The checkpoint folder's three steps over several nodes, some of which see another folder."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -33,20 +34,23 @@ def refusing(probe: m.Probe) -> m.Probed:
     return m.Probed(probe_id=probe.probe_id, is_refused=True)
 
 
-def asked(**nodes: object) -> str:
+Answer = Callable[[m.Probe], m.Probed] | None
+
+
+def asked(**nodes: Answer) -> str:
     """What is found over nodes that answer so; one that is None hangs up on the first question."""
 
     async def run() -> str:
         askers: dict[str, Asker] = {}
 
-        def answer(name: str, how: object) -> None:
+        def answer(name: str, how: Answer) -> None:
             for probe in askers[name].unsent():
-                if callable(how):
-                    askers[name].answered(how(probe))
-                else:
+                if how is None:
                     askers[name].close()
+                else:
+                    askers[name].answered(how(probe))
 
-        def call(name: str, how: object) -> None:
+        def call(name: str, how: Answer) -> None:
             asyncio.get_running_loop().call_soon(answer, name, how)
 
         for name, how in nodes.items():
