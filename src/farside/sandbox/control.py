@@ -16,6 +16,8 @@ from farside.sandbox import pressure
 from farside.sandbox.layout import SandboxRecord, read_record
 
 ANSWER_LIMIT_S = 15.0
+# What was asked to start a process answers when that is ready, which on a busy machine takes its time.
+START_LIMIT_S = 90.0
 END_LIMIT_S = 5.0
 LOOK_EVERY_S = 0.01
 
@@ -34,7 +36,7 @@ def kill_donor(state: Path, name: str) -> None:
 
 def start_donor(state: Path, name: str) -> None:
     """Starts a donor that was killed, with the memory of a fresh process, and returns when it answers."""
-    ask(Path(read_record(state).admin_socket), "start_donor", name=name)
+    _start(state, "start_donor", name=name)
 
 
 def kill_agent(state: Path, name: str) -> None:
@@ -48,7 +50,7 @@ def kill_agent(state: Path, name: str) -> None:
 
 def start_agent(state: Path, name: str) -> None:
     """Starts an agent that was killed, and returns when it has reached the manager."""
-    ask(Path(read_record(state).admin_socket), "start_agent", name=name)
+    _start(state, "start_agent", name=name)
 
 
 def kill_manager(state: Path) -> None:
@@ -60,7 +62,7 @@ def kill_manager(state: Path) -> None:
 
 def start_manager(state: Path) -> None:
     """Starts the manager that was killed, and returns when it answers."""
-    ask(Path(read_record(state).admin_socket), "start_manager")
+    _start(state, "start_manager")
 
 
 def squeeze(state: Path, name: str, used_bytes: int) -> None:
@@ -117,6 +119,10 @@ def ask(socket: Path, command: str, **arguments: object) -> Status:
     """
     answer: Status = admin.call(socket, command, timeout_s=ANSWER_LIMIT_S, **arguments)
     return answer
+
+
+def _start(state: Path, command: str, **arguments: object) -> None:
+    admin.call(Path(read_record(state).admin_socket), command, timeout_s=START_LIMIT_S, **arguments)
 
 
 def _manager_pid(state: Path) -> int:
