@@ -82,12 +82,13 @@ def test_a_job_s_exit_code_is_kept(sandbox: Session, tmp_path: Path) -> None:
 def test_a_long_job_is_preempted_for_short_ones_and_resumes_where_it_was(sandbox: Session, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
-    # Counts to 20 s worth of steps, keeps its place at SIGTERM, and says each time where it began.
-    script = """
+    go = tmp_path / "go"
+    # Counts until it may end, keeps its place at SIGTERM, and says each time where it began.
+    script = f"""
         at=$(cat $FARSIDE_CHECKPOINT_DIR/$RANK 2>/dev/null || echo 0)
         echo "resume=$FARSIDE_RESUME from $at"
         trap 'echo $at > $FARSIDE_CHECKPOINT_DIR/$RANK; exit 0' TERM
-        while [ $at -lt 150 ]; do sleep 0.1 & wait $!; at=$((at + 1)); done
+        until [ -e {go} ]; do sleep 0.1 & wait $!; at=$((at + 1)); done
         echo finished
     """
     long = submit(sandbox, tmp_path / "long", script, "--gpus", "8", "--checkpoint", str(checkpoint))
@@ -96,6 +97,9 @@ def test_a_long_job_is_preempted_for_short_ones_and_resumes_where_it_was(sandbox
     short = [submit(sandbox, tmp_path / f"short{n}", "sleep 1", "--gpus", "4") for n in (1, 2)]
     for job in short:
         until_job(sandbox, job, "done")
+    until_job(sandbox, long, "running", "failed")
+    until(lambda: all("resume=1" in (tmp_path / f"long.{rank}").read_text() for rank in (0, 1)), what="both ranks")
+    go.touch()
     end = until_job(sandbox, long, "done", "failed")
 
     assert (end["state"], end["exit_code"], end["starts"], end["preemptions"]) == ("done", 0, 2, 1)

@@ -66,7 +66,7 @@ def losses(log: Path) -> dict[int, float]:
 def test_two_workers_train_on_after_a_preemption_as_if_there_had_been_none(sandbox: Session, tmp_path: Path) -> None:
     train = ("--gpus", "16", "--checkpoint", str(tmp_path / "run"), "--output", str(tmp_path / "log.%r"))
     steps = ("--", "python3", "examples/train.py", "--steps", "150")
-    job = farside(sandbox, "submit", "--quiet", *train, *steps, "--pace-s", "0.1")
+    job = farside(sandbox, "submit", "--quiet", *train, *steps, "--pace-s", "0.2")
     until(lambda: "step 10 " in (tmp_path / "log.0").read_text(), what="ten steps", deadline_s=DEADLINE_S, every_s=0.5)
 
     preempt(sandbox, job)
@@ -102,7 +102,7 @@ def test_four_workers_of_the_job_file_train_together(sandbox: Session, tmp_path:
 
 def test_the_shell_job_counts_on_after_a_preemption(sandbox: Session, tmp_path: Path) -> None:
     where = ("--gpus", "16", "--checkpoint", str(tmp_path / "run"), "--output", str(tmp_path / "log.%r"))
-    job = farside(sandbox, "submit", "--quiet", *where, "--", "examples/count.sh", "120")
+    job = farside(sandbox, "submit", "--quiet", *where, "--", "examples/count.sh", "250")
     until_job(sandbox, job, "running")
 
     preempt(sandbox, job)
@@ -112,5 +112,5 @@ def test_the_shell_job_counts_on_after_a_preemption(sandbox: Session, tmp_path: 
     for rank in (0, 1):
         lines = (tmp_path / f"log.{rank}").read_text().splitlines()
         stopped = lines[1].removeprefix("stops at ")
-        assert lines == ["begins at 0", f"stops at {stopped}", f"begins at {stopped}", "finished at 120"]
-        assert 0 < int(stopped) < 120
+        assert lines == ["begins at 0", f"stops at {stopped}", f"begins at {stopped}", "finished at 250"]
+        assert 0 < int(stopped) < 250
