@@ -39,6 +39,7 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
     whatever the policy.
     """
     domain.notice(now_s)
+    domain.compare_accounts(now_s)
     actions = _promote(domain, now_s)
     heads = domain.take_heads(now_s)
     heapq.heapify(heads)
@@ -51,6 +52,9 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
         rank, row, group = heapq.heappop(heads)
         if domain.waiting.first(group) != (rank, row):
             continue  # started already, or another of its class has come before it
+        if domain.why_capped(row):
+            full.add(group)  # those of its class have the same caps, and block nobody else
+            continue
         if not plan.start(row, rank, domain.demands[domain.groups[row]]):
             if domain.traits.is_strict or plan.is_over():
                 break
@@ -64,7 +68,9 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
         if following is not None:
             heapq.heappush(heads, (*following, group))
     plan.borrow(lenders)
-    return (*actions, *plan.actions())
+    decided = plan.actions()
+    domain.keep_accounts()
+    return (*actions, *decided)
 
 
 def _promote(domain: Domain, now_s: float) -> list[Promote]:
@@ -119,7 +125,8 @@ class _Plan:
         victims: list[_Victim] = []
         if allocation is None and self._holds:
             allocation = self._backfill(row, demand)
-        if allocation is None and not self._is_nobody_behind and (domain.traits.is_preemptive or domain.guests):
+        is_nobody_behind = self._is_nobody_behind or not domain.standing(row).may_preempt
+        if allocation is None and not is_nobody_behind and (domain.traits.is_preemptive or domain.guests):
             allocation, victims = self._make_room(rank, demand)
         if allocation is None:
             return False
@@ -172,13 +179,18 @@ class _Plan:
         has_started = False
         while True:
             reservation = domain.reservation
-            if reservation is not None and reservation.row not in domain.waiting:
+            if reservation is not None and (
+                reservation.row not in domain.waiting or domain.why_capped(reservation.row)
+            ):
                 reservation = None
             row = domain.longest_waiting(now_s) if reservation is None else reservation.row
             if row < 0:
                 return has_started
             domain.reservation = None
-            if not self.start(row, BEFORE_ALL, domain.demands[domain.groups[row]]):
+            rank = BEFORE_ALL
+            if domain.traits.is_sparing_equals:  # behind the running jobs of its priority, before those that wait
+                rank = (-domain.standing(row).priority, 0.5)
+            if not self.start(row, rank, domain.demands[domain.groups[row]]):
                 break
             domain.running[row].until_s = now_s + max(domain.rules.min_run_s, domain.rules.reserve_after_s)
             has_started = True

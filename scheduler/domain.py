@@ -13,19 +13,24 @@ import numpy as np
 
 from farside.scheduler.cost import CostModel, FreeCost
 from farside.scheduler.effect import NoEffect, PlacementEffect, spread_of
+from farside.scheduler.fair_share import FairShare
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.model_zoo import skew_of
 from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.order.tenant import TenantOrder
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.placement.sample import Sample
 from farside.scheduler.running import EDGE_S, RunningOrder
 from farside.scheduler.state import Allocation, Demand, Job, Node, Reservation
 from farside.scheduler.table import Floats, JobColumns, JobTable
+from farside.scheduler.tally import Tally
+from farside.scheduler.tenancy import Cap, Standing, Tenancy
 from farside.scheduler.waiting import Rank, Waiting
 
 # Places in a queue's list. Who runs stands in front of who waits, newcomers at the tail; see `Domain.settle`.
 RUNNING_FROM = 0.0
 WAITING_FROM = 1e12
+NOBODY = Standing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,8 @@ class Rules:
         min_run_s: A job that was started is left alone this long.
         reserve_after_s: A job that has waited this long in one go is reserved for (reservation.py); infinite: none is,
             as in the papers.
+        tenancy: Accounts and qualities of service, where there are any: what may be held, and priority and fair share
+            before the order.
     """
 
     order: OrderPolicy
@@ -48,6 +55,7 @@ class Rules:
     effect: PlacementEffect = field(default_factory=NoEffect)
     min_run_s: float = 0.0
     reserve_after_s: float = math.inf
+    tenancy: Tenancy | None = None
 
 
 @dataclass(slots=True)
@@ -64,16 +72,33 @@ class Domain:
     """Waiting and running jobs, and the ledger of their nodes.
 
     ``is_counting_more``: CPUs or memory may be what a node lacks, here or at a lender. Else jobs that differ in those
-    alone are alike, however many sizes of memory a trace has.
+    alone are alike, however many sizes of memory a trace has. ``fair_share``: what accounts have used so far, where
+    somebody knows; else nothing.
     """
 
     def __init__(
-        self, name: str, nodes: tuple[Node, ...], rules: Rules, table: JobTable, *, is_counting_more: bool = True
+        self,
+        name: str,
+        nodes: tuple[Node, ...],
+        rules: Rules,
+        table: JobTable,
+        *,
+        is_counting_more: bool = True,
+        fair_share: FairShare | None = None,
     ) -> None:
         self.name = name
+        self.fair_share = fair_share
+        tenancy = rules.tenancy
+        if tenancy is not None:
+            rules = replace(rules, order=TenantOrder(inner=rules.order))
+            if fair_share is None and tenancy.half_life_s:
+                self.fair_share = FairShare(tenancy)
         self.rules = rules
         self.table = table
         self.traits = rules.order.traits
+        self._standings: dict[int, Standing] = {}  # where there is a tenancy
+        self.tally = Tally()
+        self._queues: dict[tuple[Cap, ...], int] = {(): 0}  # under a strict policy
         self.ledger = rules.placement.ledger(nodes)
         self.jobs: dict[int, Job] = {}
         self.demands: list[Demand] = []  # by class
@@ -87,7 +112,7 @@ class Domain:
         self.placed: list[Sample] = []  # its jobs that have ended, for placements that learn
         self._is_counting_more = is_counting_more
         self.ended_expected_gpu_s: list[float] = []  # and what was expected of them
-        self._group_of: dict[tuple[Demand, float], int] = {}
+        self._group_of: dict[tuple[Demand, float, tuple[Cap, ...], bool], int] = {}
         self.reservation: Reservation | None = None
         self._waiting_since: dict[int, float] = {}
         self._stints: list[tuple[float, int, int]] = []  # (since when, sequence, row) of who waits, and old ones
@@ -111,24 +136,33 @@ class Domain:
         ``since_s``: since when it waits in one go, where that is not since its submission.
         """
         self.jobs[row] = job
-        self.groups[row] = self._class_of(job)
+        standing = self._stand(row, job)
+        self.groups[row] = self._class_of(job, standing)
         self.table.submit(row, job, remaining_s=remaining_s, predicted_gpu_s=predicted_gpu_s)
+        self.table.priority[row] = standing.priority
         self.to_tail(row)
         self._waits(row, job.submit_s if since_s is None else since_s)
 
-    def _class_of(self, job: Job) -> int:
+    def _stand(self, row: int, job: Job) -> Standing:
+        if self.rules.tenancy is None:
+            return NOBODY
+        self._standings[row] = self.rules.tenancy.standing(job)
+        return self._standings[row]
+
+    def _class_of(self, job: Job, standing: Standing) -> int:
         demand = self.rules.placement.demand(job)
         limit_s = job.limit_s if self.rules.reserve_after_s < math.inf else math.inf  # backfill tells them apart
-        known = self._group_of.get((demand, limit_s))
+        key = (demand, limit_s, standing.caps, standing.may_preempt)  # all of it decides who has room
+        known = self._group_of.get(key)
         if known is not None:
             return known
         alike = demand
         if not self._is_counting_more:
             alike = replace(demand, cpus_per_gpu=0.0, memory_bytes_per_gpu=0.0)
-        group = self._group_of.setdefault((alike, limit_s), len(self.demands))
+        group = self._group_of.setdefault((alike, *key[1:]), len(self.demands))
         if group == len(self.demands):
             self.demands.append(alike)
-        self._group_of[demand, limit_s] = group
+        self._group_of[key] = group
         return group
 
     def withdraw(self, row: int) -> None:
@@ -138,6 +172,7 @@ class Domain:
         self.preempted.discard(row)
         self._waiting_since.pop(row, None)
         del self.jobs[row], self.groups[row]
+        self._standings.pop(row, None)
         self._is_changed = True
 
     def lose(self, row: int, now_s: float) -> None:
@@ -154,6 +189,7 @@ class Domain:
         self._is_changed = True
         home._learn_place(row, held.allocation, self.ledger)
         del home.jobs[row], home.groups[row]
+        home._standings.pop(row, None)
         home._changes_s.pop(row, None)
         home._learn(service_gpu_s, self.table.predicted_gpu_s.item(row))
 
@@ -247,6 +283,8 @@ class Domain:
 
     def _waits(self, row: int, now_s: float) -> None:
         self._unranked.add(row)
+        if self.fair_share is not None:
+            self.table.share_level[row] = self.fair_share.level(self._standings[row].account)
         if self.rules.reserve_after_s < math.inf:
             self._waiting_since[row] = now_s
             heapq.heappush(self._stints, (now_s, self.jobs[row].sequence, row))
@@ -294,19 +332,76 @@ class Domain:
         return [head for head in self.waiting.heads(set(groups)) if head[1] in came]
 
     def _queue_of(self, row: int) -> int:
-        """Where it waits: with its class. Where the first that has no room blocks all, there is but one queue."""
-        return 0 if self.traits.is_strict else self.groups[row]
+        """Where it waits: with its class. Where the first that has no room blocks all, there is but one queue.
+
+        And one for each set of caps: those who may not have more block nobody else.
+        """
+        if not self.traits.is_strict:
+            return self.groups[row]
+        return self._queues.setdefault(self.standing(row).caps, len(self._queues))
+
+    def standing(self, row: int) -> Standing:
+        """What its account and QOS make of a job."""
+        return self._standings.get(row, NOBODY)
+
+    def why_capped(self, row: int) -> str:
+        """Why its account or user may not have what a waiting job asks for beside what they hold; empty: they may."""
+        return self.tally.why_not(self.standing(row), self.jobs[row].gpus)
+
+    def may_displace(self, row: int, other: int) -> bool:
+        """Whether a job that goes before all may take a running one's GPUs, once nothing protects these any more."""
+        if not (self.traits.is_preemptive and self.jobs[other].preemptible and self.standing(row).may_preempt):
+            return False
+        return not self.traits.is_sparing_equals or self.standing(other).priority < self.standing(row).priority
+
+    def queue_head(self, row: int) -> int:
+        """The first of those among whom a waiting job stands in line."""
+        first = self.waiting.first(self._queue_of(row))
+        assert first is not None
+        return first[1]
+
+    def compare_accounts(self, now_s: float) -> None:
+        """Ranks those who wait anew whose account stands otherwise than before, if it is time to look."""
+        share = self.fair_share
+        if share is None:
+            return
+        share.advance(now_s)
+        if now_s < share.due_s:
+            return
+        changed = share.compare(dict.fromkeys(one.account for one in self._standings.values()), now_s)
+        rows = {*self.waiting.rows(), *self._unranked} if changed else ()
+        for row in rows:
+            account = self._standings[row].account
+            if account in changed:
+                self.table.share_level[row] = share.level(account)
+                self._unranked.add(row)
+                self._is_changed = True
+
+    def keep_accounts(self) -> None:
+        """What is held after a cycle is held until the next."""
+        if self.fair_share is not None:
+            self.fair_share.hold(self.tally.gpus_of)
 
     def longest_waiting(self, now_s: float) -> int:
-        """The job that has waited longest in one go, if that is too long; -1: none has."""
-        while self._stints:
+        """The job that has waited longest in one go, if that is too long; -1: none has.
+
+        One that its account or user may not have now does not count: what is held for it would stand idle.
+        """
+        capped: list[tuple[float, int, int]] = []
+        found = -1
+        while self._stints and found < 0:
             since_s, _, row = self._stints[0]
             if now_s - since_s < self.rules.reserve_after_s:
-                return -1
-            if row in self.waiting and self._waiting_since.get(row) == since_s:
-                return row
-            heapq.heappop(self._stints)
-        return -1
+                break
+            if row not in self.waiting or self._waiting_since.get(row) != since_s:
+                heapq.heappop(self._stints)
+            elif self.why_capped(row):
+                capped.append(heapq.heappop(self._stints))
+            else:
+                found = row
+        for stint in capped:
+            heapq.heappush(self._stints, stint)
+        return found
 
     def take_due(self) -> list[int]:
         """Waiting jobs that may have starved since the last cycle."""
@@ -320,6 +415,7 @@ class Domain:
         demand = self.demands[self.groups[row]]
         self.ledger.take(demand, allocation)
         self.running[row] = Held(demand, allocation, now_s, now_s + self.rules.min_run_s)
+        self.tally.take(self.standing(row), demand.gpus)
         self.waiting.discard(row)
 
     def keep(self, row: int, since_s: float) -> None:
@@ -338,6 +434,7 @@ class Domain:
 
     def _leave(self, row: int) -> Held:
         self._by_rank.discard(row)
+        self.tally.give(self.standing(row), self.running[row].demand.gpus)
         return self.running.pop(row)
 
     def lodge(self, row: int, host: "Domain", allocation: Allocation, now_s: float) -> None:

@@ -26,6 +26,7 @@ class Cause(Enum):
     HELD = "enough GPUs free or to be taken, but held for a reservation"
     SCATTERED = "enough GPUs free, but not where it could use them"
     FEW = "too few GPUs free"
+    CAPPED = "its account or user may not have more"
     DUE = "until the next cycle"
     GONE = "not there"
 
@@ -92,6 +93,10 @@ class _Wait:
     def explanation(self) -> Explanation:
         """The first cause that holds."""
         domain, reservation = self.domain, self.domain.reservation
+        capped = domain.why_capped(self.row)
+        if capped:
+            more = f"it needs {gpus_of(self.demand)}, and starts once others of these have ended"
+            return Explanation(cause=Cause.CAPPED, because=f"waits: {capped}", more=(more, *self._waiters()))
         if reservation is not None and reservation.row == self.row:
             return self._told(Cause.RESERVED, -1, self._reserved(), self._waiters())
         ahead = self._first_in_line()
@@ -131,7 +136,10 @@ class _Wait:
         """The head of the queue, where a strict policy lets nobody pass it and it is not this job; else -1."""
         if not self.domain.traits.is_strict:
             return -1
-        _, head, _ = min(self.domain.waiting.heads())
+        own = self.domain.queue_head(self.row)
+        if self.domain.why_capped(own):
+            return own  # of the same account and QOS, but larger
+        _, head, _ = min(head for head in self.domain.waiting.heads() if not self.domain.why_capped(head[1]))
         return -1 if head == self.row else head
 
     def _before(self, other: int) -> str:

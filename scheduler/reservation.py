@@ -31,11 +31,11 @@ def start_bound_s(*, reserve_after_s: float, ahead: int, longest_s: float) -> fl
     return reserve_after_s + (ahead + 1) * longest_s
 
 
-def expected_free_s(domain: Domain, row: int, now_s: float) -> float:
-    """When a running job's GPUs can be had, at the latest: it reaches its limit, or may be preempted."""
-    held, job = domain.running[row], domain.jobs[row]
-    end_s = held.since_s + job.limit_s
-    if domain.traits.is_preemptive and job.preemptible:
+def expected_free_s(domain: Domain, row: int, claimant: int, now_s: float) -> float:
+    """When a job may have a running one's GPUs, at the latest: that one reaches its limit, or may be preempted."""
+    held = domain.running[row]
+    end_s = held.since_s + domain.jobs[row].limit_s
+    if domain.may_displace(claimant, row):
         end_s = min(end_s, held.until_s)
     return max(now_s, end_s)
 
@@ -48,7 +48,8 @@ def plan_reservation(domain: Domain, row: int, now_s: float) -> Reservation | No
     ledger, demand = domain.ledger, domain.demands[domain.groups[row]]
     leaving = [(now_s, guest.since_s, other, guest) for other, (_, guest) in domain.guests.items()]
     leaving += [
-        (expected_free_s(domain, other, now_s), held.since_s, other, held) for other, held in domain.running.items()
+        (expected_free_s(domain, other, row, now_s), held.since_s, other, held)
+        for other, held in domain.running.items()
     ]
     leaving.sort(key=itemgetter(0, 1, 2))
     awaited: dict[int, float] = {}

@@ -69,7 +69,8 @@ class Job:
     """What is known of a job when it is submitted.
 
     ``sequence`` breaks ties between jobs submitted in the same second; it is unique. ``skew`` is S_J, the share of the
-    largest tensor in the model [tiresias §3.3.3.1]; 0 where nobody has measured it.
+    largest tensor in the model [tiresias §3.3.3.1]; 0 where nobody has measured it. ``account`` and ``qos`` are names
+    (tenancy.py), empty where it has none.
     """
 
     job_id: str
@@ -78,6 +79,8 @@ class Job:
     gpus: int
     vc: str = ""
     user: str = ""
+    account: str = ""
+    qos: str = ""
     name: str = ""
     parameter_servers: int = 0
     cpus_per_gpu: float = 0.0

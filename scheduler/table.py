@@ -32,6 +32,8 @@ class JobColumns(NamedTuple):
         position: Its place in the list of its queue; smaller stands before greater.
         remaining_s: Run time that is left, at full speed; NaN where nobody knows.
         predicted_gpu_s: What an estimator expects of it in all, GPU seconds; NaN where there is none.
+        priority: That of its QOS; 0 where it has none.
+        share_level: Where its account stood among all when it was last ranked as waiting (fair_share.py).
     """
 
     submit_s: Floats
@@ -46,6 +48,8 @@ class JobColumns(NamedTuple):
     position: Floats
     remaining_s: Floats
     predicted_gpu_s: Floats
+    priority: Floats
+    share_level: Floats
 
 
 class JobTable:
@@ -54,7 +58,7 @@ class JobTable:
     # In one block, a row a job: the figures of some jobs are gathered in one go. Each name is a view of a column.
     _COLUMNS = (
         "submit_s", "sequence", "gpus", "is_running", "executed_s", "waited_s", "first_start_s", "position",
-        "remaining_s", "predicted_gpu_s", "since_s", "progress_from_s", "speed",
+        "remaining_s", "predicted_gpu_s", "since_s", "progress_from_s", "speed", "priority", "share_level",
     )  # fmt: skip
     submit_s: Floats
     sequence: Floats
@@ -69,6 +73,8 @@ class JobTable:
     since_s: Floats  # when the phase last changed
     progress_from_s: Floats  # when a start's delay ends
     speed: Floats
+    priority: Floats
+    share_level: Floats
 
     def __init__(self, capacity: int = 64) -> None:
         self._block = np.zeros((0, len(self._COLUMNS)))
@@ -120,7 +126,7 @@ class JobTable:
         """The rows' figures now."""
         (
             submit_s, sequence, gpus, running, executed_s, waited_s, first_start_s, position,
-            remaining_s, predicted_gpu_s, since_s, progress_from_s, speed,
+            remaining_s, predicted_gpu_s, since_s, progress_from_s, speed, priority, share_level,
         ) = self._block[rows].T  # fmt: skip
         spent_s = now_s - since_s
         slice_s = spent_s * running
@@ -138,4 +144,6 @@ class JobTable:
             position=position,
             remaining_s=remaining_s - progress_s,
             predicted_gpu_s=predicted_gpu_s,
+            priority=priority,
+            share_level=share_level,
         )

@@ -32,6 +32,7 @@ class OrderTraits:
 
     Attributes:
         is_preemptive: A job may take the GPUs of running jobs that stand behind it.
+        is_sparing_equals: It takes them from lower priorities only, whatever its rank.
         is_strict: The first job that has no room blocks all behind it.
         is_steady: A running job's keys never grow but at the times that ``next_change_s`` tells.
         has_thresholds: ``next_change_s`` tells of times at all, and is asked for them.
@@ -41,6 +42,7 @@ class OrderTraits:
     """
 
     is_preemptive: bool = False
+    is_sparing_equals: bool = False
     is_strict: bool = False
     is_steady: bool = True
     has_thresholds: bool = False

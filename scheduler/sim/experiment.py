@@ -25,6 +25,7 @@ from farside.scheduler.sim.result.figures import Results, results
 from farside.scheduler.sim.result.record import Recorder, Recording
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.tenancy import Account, Tenancy
 
 PLACEMENT = "consolidate"
 # The other half of a scheduler whose order is only one half.
@@ -43,6 +44,8 @@ class Options:
         tick_s: The scheduler only acts at multiples of this; 0: whenever something happens.
         is_lending: Idle nodes of a virtual cluster where nobody waits run the others' jobs.
         in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
+        fair_share_half_life_s: Who has used less goes first, whatever the policy; use fades by half so fast. 0: no.
+        user_quota_gpus: The most GPUs that the jobs of one user hold at once; 0: any number.
         estimator: Where policies that go by expectations have them from: an ``oracle``, or a ``model``, the ``rolling``
             estimate or the number of ``gpus``, which learn as jobs end.
     """
@@ -54,12 +57,22 @@ class Options:
     tick_s: float = 0.0
     is_lending: bool = False
     in_whole_seconds: bool = True
+    fair_share_half_life_s: float = 0.0
+    user_quota_gpus: int = 0
     estimator: EstimatorName = "oracle"
 
     def __post_init__(self) -> None:
         """Refuses a scheduler that never acts."""
         if self.tick_s == math.inf:
             raise ValueError("tick_s: must be finite; 0 lets the scheduler act whenever something happens")
+
+    @property
+    def tenancy(self) -> Tenancy | None:
+        """Every user is an account of one share: traces tell of no others."""
+        if not (self.fair_share_half_life_s or self.user_quota_gpus):
+            return None
+        others = Account(name="", quota_gpus=self.user_quota_gpus or math.inf)
+        return Tenancy(others=others, half_life_s=self.fair_share_half_life_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +97,7 @@ class Experiment:
             effect=self.effect,
             min_run_s=self.options.min_run_s,
             reserve_after_s=self.options.reserve_after_s,
+            tenancy=self.options.tenancy,
         )
 
     def settings(self) -> Mapping[str, Mapping[str, object]]:

@@ -21,6 +21,7 @@ from farside.scheduler.order.qssf import Qssf
 from farside.scheduler.order.reason import why_first
 from farside.scheduler.order.smallest import Smallest
 from farside.scheduler.order.srtf import Srsf
+from farside.scheduler.order.tenant import TenantOrder
 from farside.scheduler.order.timeshare import Timeshare
 from farside.scheduler.placement.count import CountOnly
 from farside.scheduler.sim.oracle import Oracle
@@ -38,6 +39,8 @@ POLICIES: dict[str, OrderPolicy] = {
     "las by start": Las(within="start_time", promote_knob=2.0),
     "las without queues": Las(limits_gpu_s=(), interval_s=60.0),
     "gittins of the known": Gittins(limits_gpu_s=(100.0, 1000.0), prior=KNOWN, is_learning=False),
+    "fifo of tenants": TenantOrder(inner=Fifo()),
+    "las of tenants": TenantOrder(inner=Las()),
     "gittins without queues": Gittins(limits_gpu_s=(), delta="best", prior=KNOWN, is_learning=False),
 }
 policies = st.sampled_from(list(POLICIES))
@@ -62,6 +65,7 @@ def table_of(seed: int, count: int = 12) -> JobTable:
         predicted = random.choice([math.nan, random.uniform(1, 1e4)])
         table.submit(row, job, remaining_s=random.uniform(1e3, 9e3), predicted_gpu_s=predicted)
         table.position[row] = random.randrange(1000)
+        table.priority[row], table.share_level[row] = random.choice([0, 0, 5]), random.choice([-1, 0, 0])
         for change in range(random.randrange(4)):
             now_s = 10.0 + 50.0 * change + random.uniform(0, 9)
             if change % 2:

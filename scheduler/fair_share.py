@@ -1,0 +1,98 @@
+"""Fair share: accounts that have used more than their share of GPU time stand behind those that have used less. PURE.
+
+How it works
+  Of each account the GPU seconds that its jobs have held are kept, and fade by half in ``half_life_s``. Every
+  ``period_s`` the accounts that have jobs now are compared: an account's part of all that these have used, over its
+  part of all their shares. That is what Slurm's simple factor, 2^(-use/share), rests on; there is one level of accounts
+  and no fair tree. The ratio is taken in whole steps, its `level`: 0 where use is share, 1 from twice the share on, -1
+  from less than the share down to half, and so on to `LOWEST` and `HIGHEST`. Within a level the policy decides alone,
+  as within a queue of 2DAS: exact ratios would leave it nothing to decide.
+
+  A job that runs keeps the level that it started with until it stops. So two accounts near their shares do not preempt
+  each other back and forth as the ratio crosses 1; and it is still who is behind that starts next.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+from farside.scheduler.tenancy import Tenancy
+
+LOWEST, HIGHEST = -4.0, 4.0
+
+
+def faded_gpu_s(gpus: float, begin_s: float, end_s: float, now_s: float, half_life_s: float) -> float:
+    """What is left now of GPUs held from one time to another: each second of them has faded since it passed."""
+    if half_life_s == math.inf:
+        return gpus * (end_s - begin_s)
+    until_end = 2.0 ** (-(now_s - end_s) / half_life_s)
+    since_begin = 2.0 ** (-(now_s - begin_s) / half_life_s)
+    return gpus * (half_life_s / math.log(2)) * (until_end - since_begin)
+
+
+def levels(used_gpu_s: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:
+    """The level of each of these accounts among them."""
+    total, parts = sum(used_gpu_s.values()), sum(shares[name] for name in used_gpu_s)
+    if total <= 0:
+        return dict.fromkeys(used_gpu_s, 0.0)
+    return {name: _level(used * parts, total * shares[name]) for name, used in used_gpu_s.items()}
+
+
+def _level(used: float, due: float) -> float:
+    if used <= 0:
+        return LOWEST
+    return min(HIGHEST, max(LOWEST, float(math.floor(math.log2(used / due)))))
+
+
+class FairShare:
+    """What accounts have used and where they stand; its owner tells it the time and who holds what."""
+
+    def __init__(self, tenancy: Tenancy) -> None:
+        self._tenancy = tenancy
+        self._used_gpu_s: dict[str, float] = {}  # faded up to `_at_s`
+        self._held: Mapping[str, int] = {}  # GPUs by account since then
+        self._at_s = -math.inf
+        self._levels: dict[str, float] = {}
+        self.due_s = -math.inf  # when accounts are to be compared anew
+
+    def note_past(self, account: str, gpus: int, begin_s: float, end_s: float, now_s: float) -> None:
+        """GPUs that were held before this object knew of it; nothing of what it knows by itself."""
+        self.advance(now_s)
+        part = faded_gpu_s(gpus, begin_s, min(end_s, now_s), now_s, self._tenancy.half_life_s)
+        self._used_gpu_s[account] = self._used_gpu_s.get(account, 0.0) + part
+
+    def advance(self, now_s: float) -> None:
+        """Time passes, and what is held is held on."""
+        if now_s <= self._at_s:
+            return
+        half_life_s = self._tenancy.half_life_s
+        left = 2.0 ** (-(now_s - self._at_s) / half_life_s) if self._at_s > -math.inf else 0.0
+        for account in self._used_gpu_s:
+            self._used_gpu_s[account] *= left
+        for account, gpus in self._held.items():
+            more = faded_gpu_s(gpus, self._at_s, now_s, now_s, half_life_s)
+            self._used_gpu_s[account] = self._used_gpu_s.get(account, 0.0) + more
+        self._at_s = now_s
+
+    def hold(self, gpus_of: Mapping[str, int]) -> None:
+        """From the time of the last `advance` on, this is held."""
+        self._held = dict(gpus_of)
+
+    def used_gpu_s(self, account: str) -> float:
+        """What is left of all that an account has used, at the time of the last `advance`."""
+        return self._used_gpu_s.get(account, 0.0)
+
+    def level(self, account: str) -> float:
+        """Where an account stands; one that was never compared: it is due."""
+        if account not in self._levels:
+            self.due_s = -math.inf
+        return self._levels.get(account, LOWEST)
+
+    def compare(self, active: Iterable[str], now_s: float) -> frozenset[str]:
+        """Compares these accounts; returns those whose level has changed."""
+        self.advance(now_s)
+        self.due_s = now_s + self._tenancy.period_s
+        used = {account: self.used_gpu_s(account) for account in active}
+        found = levels(used, {account: self._tenancy.shares_of(account) for account in used})
+        changed = frozenset(account for account, level in found.items() if self._levels.get(account) != level)
+        self._levels = found
+        return changed
