@@ -30,6 +30,7 @@ from farside.listen import close_listener, open_listener
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
 from farside.scheduler.domain import Rules
+from farside.scheduler.live.accounts import tenancy_of
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.order.catalog import make_order
@@ -86,6 +87,7 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
         placement=placement,
         min_run_s=config.min_run_s,
         reserve_after_s=config.reserve_after_s or float("inf"),
+        tenancy=tenancy_of(config),
     )
 
 
@@ -272,7 +274,9 @@ async def _api(config: ManagerConfig) -> None:
     operators = frozenset(name.strip() for name in config.operators.split(",") if name.strip())
     callers = Callers(config.tokens_file, operators, os.geteuid(), WebSessions(session_key(config.state_dir)))
     sessions = AgentSessions(log, callers, config.node_timeout_s)
-    app = make_app(log, callers, config.state_dir, sessions, may_tokens_submit=config.token_submit)
+    app = make_app(
+        log, callers, config.state_dir, sessions, may_tokens_submit=config.token_submit, tenancy=tenancy_of(config)
+    )
 
     def server(kind: str) -> uvicorn.Server:
         secure: Mapping[str, str] = {}

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules
+from farside.scheduler.fair_share import FairShare
 from farside.scheduler.live.event import (
     DrainRequested,
     Entry,
@@ -39,6 +40,7 @@ from farside.scheduler.live.event import (
     UndrainRequested,
 )
 from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.past_use import fair_share_of
 from farside.scheduler.live.record import ACTIVE, LiveJob, Phase
 from farside.scheduler.live.snapshot import allocation_of, booked, is_holding, is_ready, job_of, node_of
 from farside.scheduler.live.toll import MeasuredCost
@@ -76,6 +78,8 @@ class Planner:
         self._is_touched = True
         self._is_stale = False  # the domain is built anew before it is asked again; until then nothing is kept in step
         self._taking: frozenset[str] | None = None  # None: the ledger has not been told yet
+        self._fair_share: FairShare | None = fair_share_of(rules.tenancy, state, now_s)
+        self._compare_s = -math.inf  # when accounts will be compared; noted in `_wakes`
         self._build(now_s)
 
     # ------------------------------------------------------------------ what happened
@@ -177,6 +181,9 @@ class Planner:
                     self._wake_at(held.until_s)
         self._turn(changed)
         self._watch(list(dict.fromkeys(changed)), now_s)
+        if self._fair_share is not None and self._fair_share.due_s > self._compare_s and len(self.domain.waiting):
+            self._compare_s = self._fair_share.due_s
+            self._wake_at(self._compare_s)
         return events
 
     def _preempted(self, job: LiveJob, action: Preempt) -> Event | None:
@@ -326,6 +333,7 @@ class Planner:
         self._is_stale = False
         state = self._state
         order = self._order()
+        levels = self._levels()
         promised = booked(state)
         nodes = []
         for at, node in enumerate(state.nodes.values()):
@@ -339,12 +347,16 @@ class Planner:
         self._turns.clear()
         self._deferred.clear()
         self._ahead.clear()
-        self.domain = Domain("", tuple(nodes), self._rules, JobTable(max(64, len(order))))
+        self._compare_s = -math.inf
+        table = JobTable(max(64, len(order)))
+        self.domain = Domain("", tuple(nodes), self._rules, table, fair_share=self._fair_share)
         self._taking = None
         started: list[tuple[tuple[float, ...], int]] = []
         for job in order:
             if is_holding(job):
-                started.append(((float(len(started)),), self._put_to_work(job)))
+                row = self._put_to_work(job)
+                table.share_level[row] = levels.get(job.job_id, table.share_level[row])
+                started.append(((float(len(started)),), row))
             elif self._may_wait(job):
                 self._submit(job, now_s)
         self.domain.settle(started, [], now_s)
@@ -366,6 +378,12 @@ class Planner:
         if job.phase is Phase.STOPPING:
             domain.running[row].until_s = math.inf
         return row
+
+    def _levels(self) -> dict[str, float]:
+        """With which level of its account each running job of the old domain was started."""
+        if self._fair_share is None or not self._rows:
+            return {}
+        return {self._ids[row]: float(self.domain.table.share_level[row]) for row in self.domain.running}
 
     def _order(self) -> list[LiveJob]:
         jobs = list(self._state.live_jobs())

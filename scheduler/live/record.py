@@ -81,6 +81,15 @@ class LiveTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stint:
+    """A time during which a job held GPUs: from the decision to start it to the end of its last process."""
+
+    begin_s: float
+    places: tuple[Place, ...]
+    end_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveJob:
     """A job. Times are seconds since the epoch; NaN before there is one.
 
@@ -94,6 +103,7 @@ class LiveJob:
         executed_s: t_J up to ``since_s``: seconds it has held GPUs since it was submitted or promoted.
         waited_s: The same of waiting.
         held_s: Seconds it has held GPUs in all, up to ``since_s``.
+        stints: When and where it held GPUs, the last without an end while it does.
         submitted_at: The entry of the log that submitted it.
         started_s: When its latest start was decided, and ``stopping_s`` the latest stop.
         pause_s: How long its processes took to go when it was preempted last.
@@ -119,6 +129,7 @@ class LiveJob:
     executed_s: float = 0.0
     waited_s: float = 0.0
     held_s: float = 0.0
+    stints: tuple[Stint, ...] = ()
     start_s: float = math.nan
     end_s: float = math.nan
     started_s: float = math.nan

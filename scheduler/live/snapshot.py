@@ -30,6 +30,8 @@ def job_of(job: LiveJob) -> Job:
         submit_s=job.submit_s,
         gpus=spec.gpus,
         user=job.user,
+        account=spec.account,
+        qos=spec.qos,
         name=spec.title,
         cpus_per_gpu=spec.cpus_per_gpu,
         memory_bytes_per_gpu=spec.memory_bytes_per_gpu,

@@ -34,6 +34,7 @@ class JobSpec:
         gpus: All that it holds, over all nodes; the job starts with all of them or not at all.
         name: What listings call it; the program's name where it is empty.
         account: Whom its GPU hours are charged to; the user where it is empty.
+        qos: Its quality of service; empty: none, or the manager's default once it is submitted.
         cwd: Folder it is started in.
         env: Variables besides those that Farside sets.
         ranks: Whether each node or each GPU gets a process.
@@ -54,6 +55,7 @@ class JobSpec:
     gpus: int = 1
     name: str = ""
     account: str = ""
+    qos: str = ""
     cwd: str = "/"
     env: Mapping[str, str] = field(default_factory=dict)
     ranks: Ranks = Ranks.NODE
@@ -103,7 +105,7 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
         if "\0" in text:
             yield "a text contains a zero byte, which no program can be given"
             break
-    for key in ("name", "account", "gpu_model"):
+    for key in ("name", "account", "qos", "gpu_model"):
         text = getattr(spec, key)
         if len(text) > MAX_NAME or not text.isprintable():
             yield f"{key}: must be one line of at most {MAX_NAME} printable characters"

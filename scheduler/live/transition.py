@@ -41,7 +41,7 @@ from farside.scheduler.live.event import (
     UndrainRequested,
 )
 from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.record import ACTIVE, PHASE_OF_ENDING, LiveJob, LiveNode, LiveTask, Phase
+from farside.scheduler.live.record import ACTIVE, PHASE_OF_ENDING, LiveJob, LiveNode, LiveTask, Phase, Stint
 from farside.scheduler.live.toll import step_of
 
 Touched = tuple[str, ...]
@@ -339,6 +339,7 @@ def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
         is_ready=False,
         stop_cause=None,
         exit_code=None,
+        stints=(*job.stints, Stint(begin_s=entry.at_s, places=job.places)),
         master_addr=event.master_addr,
         master_port=event.master_port,
     )
@@ -366,7 +367,7 @@ def _stopping(state: LiveState, event: JobStopping, entry: Entry) -> Touched:
 def _requeued(state: LiveState, event: JobRequeued, entry: Entry) -> Touched:
     job = _job(state, entry, event.job_id, *ACTIVE)
     _leave_behind(state, job)
-    ran = replace(_ran(job, entry.at_s), failures=job.failures + event.is_failure)
+    ran = replace(_left(job, entry.at_s), failures=job.failures + event.is_failure)
     if job.phase is Phase.STOPPING and job.stop_cause is StopCause.PREEMPTED:
         ran = replace(ran, pause_s=entry.at_s - job.stopping_s)
         state.toll.pauses[step_of(job.spec.gpus)].add(ran.pause_s)
@@ -384,11 +385,16 @@ def _ran(job: LiveJob, now_s: float) -> LiveJob:
     return replace(job, executed_s=job.executed_s + spent_s, held_s=job.held_s + spent_s, since_s=now_s)
 
 
+def _left(job: LiveJob, now_s: float) -> LiveJob:
+    *before, last = job.stints
+    return replace(_ran(job, now_s), stints=(*before, replace(last, end_s=now_s)))
+
+
 def _ended(state: LiveState, event: JobEnded, entry: Entry) -> Touched:
     job = _job(state, entry, event.job_id, *(set(Phase) - set(PHASE_OF_ENDING.values())))
     if job.phase in ACTIVE:
         _leave_behind(state, job)
-        job = _ran(job, entry.at_s)
+        job = _left(job, entry.at_s)
     else:
         job = _waited(job, job, entry.at_s)
     state.jobs[job.job_id] = replace(

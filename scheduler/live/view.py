@@ -18,6 +18,7 @@ def show_job(job: LiveJob) -> Shown:
         "name": job.spec.title,
         "user": job.user,
         "account": job.spec.account or job.user,
+        "qos": job.spec.qos,
         "state": job.phase.value,
         "exit_code": job.exit_code,
         "gpus": job.spec.gpus,

@@ -21,6 +21,7 @@ from farside.scheduler.live.event import Gpu, NodeJoined
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
+from farside.scheduler.tenancy import Tenancy
 
 OTHER = next(entry for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid()))
 THIRD = next(entry for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid(), OTHER.pw_uid))
@@ -51,7 +52,7 @@ class Api:
 
 
 @asynccontextmanager
-async def an_api(folder: Path) -> AsyncIterator[Api]:
+async def an_api(folder: Path, tenancy: Tenancy | None = None) -> AsyncIterator[Api]:
     store = EventStore(f"sqlite:///{folder}/manager.db")
     upgrade(store)
     tokens = folder / "tokens.toml"
@@ -59,7 +60,7 @@ async def an_api(folder: Path) -> AsyncIterator[Api]:
     log = LiveLog(store, folder)
     callers = Callers(tokens, frozenset(), os.geteuid(), WebSessions(session_key(folder)))
     sessions = AgentSessions(log, callers, 60.0)
-    app = make_app(log, callers, folder, sessions, may_tokens_submit=False)
+    app = make_app(log, callers, folder, sessions, may_tokens_submit=False, tenancy=tenancy)
     ready = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(log.run(ready.set))
@@ -221,8 +222,8 @@ def test_a_listed_job_has_the_documented_keys(tmp_path: Path) -> None:
         (job,) = (await api.as_uid(0).get("/v1/jobs")).json()["jobs"]
 
         assert list(job) == [
-            "id", "name", "user", "account", "state", "exit_code", "gpus", "nodes", "submit_s", "start_s", "end_s",
-            "starts", "preemptions", "reason",
+            "id", "name", "user", "account", "qos", "state", "exit_code", "gpus", "nodes", "submit_s", "start_s",
+            "end_s", "starts", "preemptions", "reason",
         ]  # fmt: skip
         assert (job["name"], job["state"], job["start_s"]) == ("true", "waiting", None)
 

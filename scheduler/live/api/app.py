@@ -6,7 +6,7 @@ import msgspec
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 
-from farside.errors import FarsideError
+from farside.errors import ConfigError, FarsideError
 from farside.scheduler.live.api.agents import AgentSessions
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.caller import Callers
@@ -15,10 +15,17 @@ from farside.scheduler.live.api.jobs import job_routes
 from farside.scheduler.live.api.nodes import node_routes
 from farside.scheduler.live.api.page import page_routes
 from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.tenancy import Tenancy
 
 
 def make_app(
-    log: LiveLog, callers: Callers, folder: Path, sessions: AgentSessions, *, may_tokens_submit: bool
+    log: LiveLog,
+    callers: Callers,
+    folder: Path,
+    sessions: AgentSessions,
+    *,
+    may_tokens_submit: bool,
+    tenancy: Tenancy | None = None,
 ) -> FastAPI:
     """The API over one log."""
     app = FastAPI(
@@ -30,7 +37,9 @@ def make_app(
         description='Errors are `{"detail": TEXT}`, one line that says what is wrong and what to do.',
     )
     app.state.log, app.state.callers = log, callers
-    app.include_router(job_routes(log, folder, sessions.checkpoint_problem, may_tokens_submit=may_tokens_submit))
+    app.include_router(
+        job_routes(log, folder, sessions.checkpoint_problem, tenancy, may_tokens_submit=may_tokens_submit)
+    )
     app.include_router(node_routes(log))
     app.state.glance = Glance(log, folder, sessions.sensed)
     app.include_router(glance_routes(app.state.glance))
@@ -49,6 +58,10 @@ def make_app(
     @app.exception_handler(RequestValidationError)
     async def wrong(_: Request, error: RequestValidationError) -> Response:
         return answer({"detail": "; ".join(_said(one) for one in error.errors())}, 422)
+
+    @app.exception_handler(ConfigError)
+    async def mistaken(_: Request, error: ConfigError) -> Response:
+        return answer({"detail": str(error)}, 422)
 
     @app.exception_handler(FarsideError)
     async def broken(_: Request, error: FarsideError) -> Response:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, HTTPException, Query, Response
 from farside import admin
 from farside.agent import protocol
 from farside.errors import FarsideError, LocalProtocolError
+from farside.scheduler.live.accounts import charged, quota_problems
 from farside.scheduler.live.api.answer import Rows, answer
 from farside.scheduler.live.api.caller import Caller
 from farside.scheduler.live.api.depends import OwnJob, Person
@@ -22,6 +23,7 @@ from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import ACTIVE, LiveJob, LiveTask, Phase
 from farside.scheduler.live.spec import JobSpec, gpus_text, spec_problems
 from farside.scheduler.live.view import show_entry, show_job, show_job_in_full
+from farside.scheduler.tenancy import Tenancy
 
 EXPLAIN_LIMIT_S = 5.0
 CheckpointProblem = Callable[[str, str], Awaitable[str]]
@@ -29,7 +31,12 @@ _Limit = Annotated[int, Query(ge=1, le=1_000_000)]
 
 
 def job_routes(
-    log: LiveLog, folder: Path, checkpoint_problem: CheckpointProblem, *, may_tokens_submit: bool
+    log: LiveLog,
+    folder: Path,
+    checkpoint_problem: CheckpointProblem,
+    tenancy: Tenancy | None = None,
+    *,
+    may_tokens_submit: bool,
 ) -> APIRouter:
     """The routes about jobs. ``checkpoint_problem``: why a user can't keep checkpoints in a folder; empty: he can."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -39,8 +46,13 @@ def job_routes(
     async def submit(body: JobBody, caller: Person) -> Response:
         if caller.uid < 0 and not may_tokens_submit:
             raise HTTPException(403, "a token does not prove who you are: submit through the manager's unix socket")
-        spec = body.spec()
-        problems = [*spec_problems(spec), *cluster_problems(spec, log.state), *command_problems(spec, caller)]
+        spec = charged(body.spec(), caller.name, tenancy)
+        problems = [
+            *spec_problems(spec),
+            *cluster_problems(spec, log.state),
+            *quota_problems(spec, caller.name, tenancy),
+            *command_problems(spec, caller),
+        ]
         if not problems and spec.checkpoint_dir:
             problems = list(filter(None, [await checkpoint_problem(caller.name, spec.checkpoint_dir)]))
         if problems:

@@ -37,7 +37,8 @@ class JobBody(_Body):
     ] = ()
     gpus: Annotated[int, Field(description="GPUs over all nodes; all or none")] = 1
     name: str = ""
-    account: str = ""
+    account: Annotated[str, Field(description="Whom its GPU hours are charged to; empty: your first")] = ""
+    qos: Annotated[str, Field(description="Its quality of service; empty: the default")] = ""
     cwd: str = "/"
     env: dict[str, str] = {}
     ranks: Annotated[Ranks, Field(description="One process for each node, or for each GPU")] = Ranks.NODE

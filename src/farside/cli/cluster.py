@@ -41,6 +41,8 @@ def submit(
     ] = None,
     gpus: Annotated[int | None, typer.Option("--gpus", "-g", help="GPUs over all nodes.")] = None,
     name: Annotated[str | None, typer.Option("--name", "-n", help="What listings call it.")] = None,
+    account: Annotated[str | None, typer.Option("--account", "-A", help="Whom its GPU hours are charged to.")] = None,
+    qos: Annotated[str | None, typer.Option("--qos", help="Its quality of service.")] = None,
     time_limit: Annotated[str | None, typer.Option("--time", "-t", metavar="TIME", help="Such as 90s, 2h.")] = None,
     per_gpu: Annotated[bool, typer.Option("--per-gpu", help="One process for each GPU, not for each node.")] = False,
     checkpoint: Annotated[
@@ -65,7 +67,8 @@ def submit(
     from farside.units import parse_seconds
 
     told: dict[str, object] = {
-        "gpus": gpus, "name": name, "checkpoint_dir": None if checkpoint is None else str(checkpoint.absolute()),
+        "gpus": gpus, "name": name, "account": account, "qos": qos,
+        "checkpoint_dir": None if checkpoint is None else str(checkpoint.absolute()),
         "output": output, "retries": retries, "after": after or None, "ranks": "gpu" if per_gpu else None,
         "time_limit_s": None if time_limit is None else options.value_of("--time", time_limit, parse_seconds),
     }  # fmt: skip

@@ -103,6 +103,7 @@ def manager_problems(config: ManagerConfig) -> Iterator[Problem]:
         yield missing, "is empty, and the other of the two is not; name both files, or neither"
     if not NODE.fullmatch(config.node):
         yield "node", f"'{config.node:.70}' is no manager's name; up to 64 letters, digits and any of . _ : - make one"
+    yield from _tenancy_problems(config)
     if not config.state_dir.is_absolute():
         yield "state_dir", "must be an absolute path"
     else:
@@ -119,6 +120,36 @@ def slurm_problems(config: SlurmConfig) -> Iterator[Problem]:
         yield "partitions", "is empty, so that there is nothing to do; name the partitions to schedule, with commas"
     if not config.state_dir.is_absolute():
         yield "state_dir", "is empty; name the folder that what jobs were served is written down in"
+
+
+def _tenancy_problems(config: ManagerConfig) -> Iterator[Problem]:
+    accounts, qualities = [row.name for row in config.account], [row.name for row in config.qos]
+    for key, names in (("account", accounts), ("qos", qualities)):
+        for number, name in enumerate(names, 1):
+            if not NODE.fullmatch(name):
+                yield (
+                    key,
+                    f"table {number}: '{name:.70}' is no name; up to 64 letters, digits and any of . _ : - make one",
+                )
+            elif name in names[: number - 1]:
+                yield key, f"table {number}: there is another '{name}'; give each a name of its own"
+    if config.default_account and config.default_account not in accounts:
+        yield "default_account", f"there is no [[account]] '{config.default_account:.70}'"
+    if config.default_qos and config.default_qos not in qualities:
+        yield "default_qos", f"there is no [[qos]] '{config.default_qos:.70}'"
+    for number, row in enumerate(config.account, 1):
+        for user in names_in(row.users):
+            if not USER.fullmatch(user):
+                yield "account", f"table {number}: '{user:.70}' is no user's name; write them with commas between"
+    for number, quality in enumerate(config.qos, 1):
+        for name in names_in(quality.accounts):
+            if name not in accounts:
+                yield "qos", f"table {number}: there is no [[account]] '{name:.70}'"
+
+
+def names_in(text: str) -> list[str]:
+    """Names with commas between."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _identity_problems(config: DaemonConfig | BlockdevConfig | AgentConfig | SlurmConfig) -> Iterator[Problem]:

@@ -9,6 +9,40 @@ from farside.config.settings import Kind, about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccountRow:
+    """One [[account]]: whom GPU time is charged to."""
+
+    name: str = field(metadata=about(Kind.TEXT, "What `farside submit --account` calls it"))
+    users: str = field(default="", metadata=about(Kind.TEXT, "Who may charge it, with commas"))
+    shares: int = field(
+        default=1, metadata=about(Kind.COUNT, "Its part of the cluster, beside those of the others", low=1, high=10**6)
+    )
+    quota_gpus: int = field(
+        default=0,
+        metadata=about(Kind.COUNT, "The most GPUs that its jobs hold at once; 0: any number", low=0, high=10**6),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QosRow:
+    """One [[qos]]: a quality of service."""
+
+    name: str = field(metadata=about(Kind.TEXT, "What `farside submit --qos` calls it"))
+    priority: int = field(
+        default=0, metadata=about(Kind.COUNT, "Its jobs go before all of a lower one", low=0, high=10**6)
+    )
+    max_gpus_per_user: int = field(
+        default=0,
+        metadata=about(Kind.COUNT, "The most GPUs that one user's jobs hold at once; 0: any number", low=0, high=10**6),
+    )
+    max_jobs_per_user: int = field(default=0, metadata=about(Kind.COUNT, "The same of running jobs", low=0, high=10**6))
+    may_preempt: bool = field(
+        default=True, metadata=about(Kind.FLAG, "Its jobs may take GPUs of jobs that stand behind them")
+    )
+    accounts: str = field(default="", metadata=about(Kind.TEXT, "Whose jobs may have it, with commas; empty: all"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ManagerConfig:
     """Settings of a manager. Bytes and seconds; the names say which."""
 
@@ -63,6 +97,35 @@ class ManagerConfig:
     reserve_after_s: float = field(
         default=3600.0,
         metadata=about(Kind.SECONDS, "GPUs are held for a job that has waited so long; 0: never", low=0, high=1e9),
+    )
+    account: tuple[AccountRow, ...] = field(
+        default=(),
+        metadata=about(
+            Kind.RULES,
+            "[[account]] tables with name, users, shares, quota_gpus; none: jobs are charged to whom they name",
+            row=AccountRow,
+        ),
+    )
+    qos: tuple[QosRow, ...] = field(
+        default=(),
+        metadata=about(
+            Kind.RULES,
+            "[[qos]] tables with name, priority, max_gpus_per_user, max_jobs_per_user, may_preempt, accounts",
+            row=QosRow,
+        ),
+    )
+    default_account: str = field(
+        default="", metadata=about(Kind.TEXT, "Account of users who belong to none; empty: they may not submit")
+    )
+    default_qos: str = field(default="", metadata=about(Kind.TEXT, "QOS of jobs that name none"))
+    fair_share_half_life_s: float = field(
+        default=7 * 86400.0,
+        metadata=about(
+            Kind.SECONDS,
+            "Accounts that have used less of their share go first; what was used fades by half in so long; 0: no",
+            low=0,
+            high=1e9,
+        ),
     )
     node_timeout_s: float = field(
         default=60.0,
