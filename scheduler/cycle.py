@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from farside.scheduler.domain import Domain, Held
+from farside.scheduler.domain import NOTHING_BUT_GPUS, Domain, Held
 from farside.scheduler.reservation import Claim, may_backfill, plan_reservation
 from farside.scheduler.state import Action, Allocation, Demand, Preempt, Promote, Start
 from farside.scheduler.waiting import Rank
@@ -29,7 +29,6 @@ from farside.units import format_count
 
 BEFORE_ALL: Rank = (-math.inf,)
 BEHIND_ALL: Rank = (math.inf,)
-NOTHING_BUT_GPUS = Demand(gpus=0)
 
 
 def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> tuple[Action, ...]:
@@ -121,13 +120,13 @@ class _Plan:
     def start(self, row: int, rank: Rank, demand: Demand) -> bool:
         """Starts a job if it has room, or if room can be made for it."""
         domain = self._domain
-        allocation = domain.rules.placement.place(domain.ledger, demand)
+        allocation = domain.place(row, self._now_s)
         victims: list[_Victim] = []
         if allocation is None and self._holds:
             allocation = self._backfill(row, demand)
         is_nobody_behind = self._is_nobody_behind or not domain.standing(row).may_preempt
         if allocation is None and not is_nobody_behind and (domain.traits.is_preemptive or domain.guests):
-            allocation, victims = self._make_room(rank, demand)
+            allocation, victims = self._make_room(row, rank, demand)
         if allocation is None:
             return False
         if victims:
@@ -214,7 +213,7 @@ class _Plan:
         if domain.reservation is None or not may_backfill(domain, domain.reservation, row, self._now_s):
             return None
         self._unhold()
-        allocation = domain.rules.placement.place(domain.ledger, demand)
+        allocation = domain.place(row, self._now_s)
         if allocation is not None:
             domain.ledger.take(demand, allocation)
         self._hold()
@@ -286,7 +285,7 @@ class _Plan:
             self._read.append(_Victim(row, rank, domain.running[row], domain))
             yield self._read[-1]
 
-    def _make_room(self, rank: Rank, demand: Demand) -> tuple[Allocation | None, list[_Victim]]:
+    def _make_room(self, row: int, rank: Rank, demand: Demand) -> tuple[Allocation | None, list[_Victim]]:
         ledger, claim = self._domain.ledger, Claim(self._domain, self._holds)
         gpus, given, allocation = ledger.free_gpus, 0, None
         released: list[_Victim] = []
@@ -301,18 +300,18 @@ class _Plan:
                 ledger.give(released[given].held.demand, released[given].held.allocation)
                 claim.leave(released[given].row)
                 given += 1
-            allocation = self._place_beside(claim, demand)
+            allocation = self._place_beside(claim, row)
             if allocation is not None:
                 break
         # Whom the next one could displace stands behind it, and so behind this one.
         self._is_nobody_behind = not released
         return allocation, self._keep(released[:given], demand, allocation)
 
-    def _place_beside(self, claim: Claim, demand: Demand) -> Allocation | None:
+    def _place_beside(self, claim: Claim, row: int) -> Allocation | None:
         """A place on free GPUs, but for those that the reservation claims."""
         ledger, owing = self._domain.ledger, claim.owing()
         ledger.take(NOTHING_BUT_GPUS, owing)
-        allocation = self._domain.rules.placement.place(ledger, demand)
+        allocation = self._domain.place(row, self._now_s)
         ledger.give(NOTHING_BUT_GPUS, owing)
         return allocation
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from farside.scheduler.closure import Closure, closed_gpus
 from farside.scheduler.cost import CostModel, FreeCost
 from farside.scheduler.effect import NoEffect, PlacementEffect, spread_of
 from farside.scheduler.fair_share import FairShare
@@ -31,6 +32,7 @@ from farside.scheduler.waiting import Rank, Waiting
 RUNNING_FROM = 0.0
 WAITING_FROM = 1e12
 NOBODY = Standing()
+NOTHING_BUT_GPUS = Demand(gpus=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ class Domain:
 
     ``is_counting_more``: CPUs or memory may be what a node lacks, here or at a lender. Else jobs that differ in those
     alone are alike, however many sizes of memory a trace has. ``fair_share``: what accounts have used so far, where
-    somebody knows; else nothing.
+    somebody knows; else nothing. ``is_counting_limits``: nodes may be closed, so that time limits decide who has room.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Domain:
         table: JobTable,
         *,
         is_counting_more: bool = True,
+        is_counting_limits: bool = False,
         fair_share: FairShare | None = None,
     ) -> None:
         self.name = name
@@ -111,6 +114,8 @@ class Domain:
         self.ended_gpu_s: list[float] = []  # the services of all its jobs that have ended, for policies that learn
         self.placed: list[Sample] = []  # its jobs that have ended, for placements that learn
         self._is_counting_more = is_counting_more
+        self._is_counting_limits = is_counting_limits or rules.reserve_after_s < math.inf  # backfill tells them apart
+        self.closures: tuple[Closure, ...] = ()
         self.ended_expected_gpu_s: list[float] = []  # and what was expected of them
         self._group_of: dict[tuple[Demand, float, tuple[Cap, ...], bool], int] = {}
         self.reservation: Reservation | None = None
@@ -151,7 +156,7 @@ class Domain:
 
     def _class_of(self, job: Job, standing: Standing) -> int:
         demand = self.rules.placement.demand(job)
-        limit_s = job.limit_s if self.rules.reserve_after_s < math.inf else math.inf  # backfill tells them apart
+        limit_s = job.limit_s if self._is_counting_limits else math.inf
         key = (demand, limit_s, standing.caps, standing.may_preempt)  # all of it decides who has room
         known = self._group_of.get(key)
         if known is not None:
@@ -276,6 +281,23 @@ class Domain:
         self.ledger.set_nodes(nodes)
         self._is_changed = True
 
+    def close(self, closures: tuple[Closure, ...]) -> None:
+        """From now on these hold, in place of those before. What was reserved for a job is planned anew."""
+        self.closures = closures
+        self.reservation = None
+        self._is_changed = True
+
+    def place(self, row: int, now_s: float) -> Allocation | None:
+        """GPUs that are free for a job and on no node that is closed to it; None: there are not enough."""
+        demand = self.demands[self.groups[row]]
+        if not self.closures:
+            return self.rules.placement.place(self.ledger, demand)
+        closed = closed_gpus(self.closures, self.ledger.free, now_s, self.jobs[row].limit_s)
+        self.ledger.take(NOTHING_BUT_GPUS, closed)
+        allocation = self.rules.placement.place(self.ledger, demand)
+        self.ledger.give(NOTHING_BUT_GPUS, closed)
+        return allocation
+
     def to_tail(self, row: int) -> None:
         """Puts a job behind all others of its queue's list."""
         self.table.position[row] = self._tail_position
@@ -346,6 +368,8 @@ class Domain:
 
     def why_capped(self, row: int) -> str:
         """Why its account or user may not have what a waiting job asks for beside what they hold; empty: they may."""
+        if self.rules.tenancy is None:
+            return ""
         return self.tally.why_not(self.standing(row), self.jobs[row].gpus)
 
     def may_displace(self, row: int, other: int) -> bool:
@@ -415,7 +439,8 @@ class Domain:
         demand = self.demands[self.groups[row]]
         self.ledger.take(demand, allocation)
         self.running[row] = Held(demand, allocation, now_s, now_s + self.rules.min_run_s)
-        self.tally.take(self.standing(row), demand.gpus)
+        if row in self._standings:
+            self.tally.take(self._standings[row], demand.gpus)
         self.waiting.discard(row)
 
     def keep(self, row: int, since_s: float) -> None:
@@ -434,7 +459,8 @@ class Domain:
 
     def _leave(self, row: int) -> Held:
         self._by_rank.discard(row)
-        self.tally.give(self.standing(row), self.running[row].demand.gpus)
+        if row in self._standings:
+            self.tally.give(self._standings[row], self.running[row].demand.gpus)
         return self.running.pop(row)
 
     def lodge(self, row: int, host: "Domain", allocation: Allocation, now_s: float) -> None:

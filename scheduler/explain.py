@@ -12,7 +12,7 @@ from farside.scheduler.domain import Domain, Held
 from farside.scheduler.order.reason import why_first
 from farside.scheduler.state import Allocation, Demand, Job, Reservation
 from farside.scheduler.waiting import Rank
-from farside.units import format_moment
+from farside.units import format_moment, format_seconds
 
 Clock = Callable[[float], str]
 
@@ -26,6 +26,7 @@ class Cause(Enum):
     HELD = "enough GPUs free or to be taken, but held for a reservation"
     SCATTERED = "enough GPUs free, but not where it could use them"
     FEW = "too few GPUs free"
+    CLOSED = "enough GPUs free, but on nodes that are reserved"
     CAPPED = "its account or user may not have more"
     DUE = "until the next cycle"
     GONE = "not there"
@@ -102,7 +103,10 @@ class _Wait:
         ahead = self._first_in_line()
         if ahead >= 0:
             return self._told(Cause.IN_LINE, ahead, f"the first in line is {self._before(ahead)}", self._waiters())
-        has_room = domain.rules.placement.place(domain.ledger, self.demand) is not None
+        has_room = domain.place(self.row, self.now_s) is not None
+        if not has_room and domain.rules.placement.place(domain.ledger, self.demand) is not None:
+            first, *others = self._closed()
+            return self._told(Cause.CLOSED, -1, first, (*others, *self._waiters()))
         if has_room and reservation is not None and reservation.row in domain.jobs:
             return self._told(Cause.HELD, reservation.row, self._held(reservation), ())
         if has_room:
@@ -118,6 +122,16 @@ class _Wait:
             because=because,
             more=more,
         )
+
+    def _closed(self) -> list[str]:
+        """Which nodes it may not start on, and why."""
+        limit_s = self.domain.jobs[self.row].limit_s
+        could = f"its time limit is {format_seconds(limit_s)}" if limit_s < math.inf else "it has no time limit"
+        return [
+            f"{closure.why}, and it could still run then: {could}"
+            for closure in self.domain.closures
+            if closure.is_closed_to(self.now_s, limit_s)
+        ]
 
     def _reserved(self) -> str:
         reservation = self.domain.reservation
@@ -168,7 +182,7 @@ class _Wait:
             leaving += [held for row, held in domain.running.items() if row not in staying]
             because = self._in_use(before)
             blocker = before[max(before)] if before else (later or never or [-1])[0]
-        more = [*self._left_alone(later, never), *self._waiters()]
+        more = [*self._left_alone(later, never), *self._closed(), *self._waiters()]
         takeable = sum(held.demand.gpus for held in leaving)
         if domain.ledger.free_gpus + takeable < self.demand.gpus:
             return self._told(Cause.FEW, blocker, because, tuple(more))

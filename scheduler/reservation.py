@@ -45,7 +45,7 @@ def plan_reservation(domain: Domain, row: int, now_s: float) -> Reservation | No
 
     Guests of other domains leave at any time.
     """
-    ledger, demand = domain.ledger, domain.demands[domain.groups[row]]
+    ledger = domain.ledger
     leaving = [(now_s, guest.since_s, other, guest) for other, (_, guest) in domain.guests.items()]
     leaving += [
         (expected_free_s(domain, other, row, now_s), held.since_s, other, held)
@@ -55,7 +55,7 @@ def plan_reservation(domain: Domain, row: int, now_s: float) -> Reservation | No
     awaited: dict[int, float] = {}
     released: list[Held] = []
     at_s = now_s
-    allocation = domain.rules.placement.place(ledger, demand)
+    allocation = domain.place(row, now_s)
     for free_s, since_s, other, held in leaving:
         if allocation is not None:
             break
@@ -63,7 +63,7 @@ def plan_reservation(domain: Domain, row: int, now_s: float) -> Reservation | No
         released.append(held)
         awaited[other] = since_s
         at_s = free_s
-        allocation = domain.rules.placement.place(ledger, demand)
+        allocation = domain.place(row, now_s)
     for held in released:
         ledger.take(held.demand, held.allocation)
     return None if allocation is None else Reservation(row=row, allocation=allocation, at_s=at_s, awaited=awaited)

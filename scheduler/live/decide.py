@@ -13,6 +13,7 @@ from farside.scheduler.explain import explain
 from farside.scheduler.live.event import Entry, Event, JobStarted
 from farside.scheduler.live.launch import launches
 from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.maintenance import late_places
 from farside.scheduler.live.planner import Planner
 from farside.scheduler.live.record import LiveJob, Phase
 from farside.scheduler.live.settle import consequences, limit_at_s
@@ -55,8 +56,11 @@ class Mind:
             self._touched[heapq.heappop(self._limits)[1]] = None
         touched, self._touched = self._touched, {}
         return (
-            consequences(self.state, touched, now_s) or self._planner.plan(now_s) or tuple(launches(self.state))
-        )  # fmt: skip
+            consequences(self.state, touched, now_s)
+            or tuple(late_places(self.state, now_s))
+            or self._planner.plan(now_s)
+            or tuple(launches(self.state))
+        )
 
     def next_wake_s(self) -> float:
         """When to ask again though nothing has happened; infinite: never."""

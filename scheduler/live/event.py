@@ -174,6 +174,25 @@ class UndrainRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodesReserved:
+    """Nothing shall start on nodes that could still run between two times. Its id follows: ``m1``, ``m2``..."""
+
+    nodes: tuple[str, ...]
+    begin_s: float
+    end_s: float
+    reason: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationCancelled:
+    """Jobs may start there again."""
+
+    reservation_id: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskChanged:
     """An agent tells what became of a process. ``cause`` is empty when it ended by itself."""
 
@@ -269,7 +288,7 @@ class JobPromoted:
 
 Told = (
     JobSubmitted | CancelRequested | HoldRequested | ReleaseRequested | NodeJoined | NodeChanged | NodeLost
-    | DrainRequested | UndrainRequested | TaskChanged
+    | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | TaskChanged
 )  # fmt: skip
 Decided = (
     BrainTookLead | JobPlaced | JobUnplaced | JobStarted | JobStopping | JobRequeued | JobEnded | JobPromoted

@@ -6,7 +6,7 @@ function (transition.py), so at the same entry they are the same.
 
 from collections.abc import Iterator
 
-from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, TaskKey
+from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Maintenance, TaskKey
 from farside.scheduler.live.toll import Toll
 
 
@@ -28,6 +28,8 @@ class LiveState:
         self.placed: dict[str, None] = {}  # of these, those that have GPUs to start on, the first to be placed first
         self.meetings: dict[str, tuple[tuple[str, int], ...]] = {}  # addresses and ports in use, by job
         self.submitted: dict[int, tuple[str, ...]] = {}  # ids by the entry that submitted them
+        self.maintenance: dict[str, Maintenance] = {}
+        self.reserved: dict[int, str] = {}  # reservations by the entry that made them
         self.dependents: dict[str, list[str]] = {}  # who waits for the end of a job
 
     def live_jobs(self) -> Iterator[LiveJob]:

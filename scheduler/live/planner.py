@@ -35,11 +35,14 @@ from farside.scheduler.live.event import (
     NodeChanged,
     NodeJoined,
     NodeLost,
+    NodesReserved,
     Place,
+    ReservationCancelled,
     StopCause,
     UndrainRequested,
 )
 from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.maintenance import closures_of
 from farside.scheduler.live.past_use import fair_share_of
 from farside.scheduler.live.record import ACTIVE, LiveJob, Phase
 from farside.scheduler.live.snapshot import allocation_of, booked, is_holding, is_ready, job_of, node_of
@@ -97,6 +100,8 @@ class Planner:
             return
         if isinstance(event, NodeJoined | NodeChanged | NodeLost | DrainRequested | UndrainRequested):
             self._resize()
+        if isinstance(event, NodesReserved | ReservationCancelled):
+            self._close(entry.at_s)
         for job_id in touched:
             self._reconcile(self._state.jobs[job_id], entry.at_s)
         if isinstance(event, JobStarted) and not self._is_stale:
@@ -328,6 +333,14 @@ class Planner:
             self.domain.resize(tuple(there))
             self._is_touched = True
 
+    def _close(self, now_s: float) -> None:
+        """Tells the domain which nodes are reserved, and notes when to look again."""
+        closures = closures_of(self._state, self._node_index, now_s)
+        self.domain.close(closures)
+        for closure in closures:
+            self._wake_at(closure.end_s + 2 * EDGE_S)  # a wake may come so much early
+        self._is_touched = True
+
     def _build(self, now_s: float) -> None:
         """A new domain from what the state says, in the order of the old one."""
         self._is_stale = False
@@ -349,7 +362,8 @@ class Planner:
         self._ahead.clear()
         self._compare_s = -math.inf
         table = JobTable(max(64, len(order)))
-        self.domain = Domain("", tuple(nodes), self._rules, table, fair_share=self._fair_share)
+        self.domain = Domain("", tuple(nodes), self._rules, table, is_counting_limits=True, fair_share=self._fair_share)
+        self._close(now_s)
         self._taking = None
         started: list[tuple[tuple[float, ...], int]] = []
         for job in order:

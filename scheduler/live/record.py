@@ -228,3 +228,28 @@ class LiveNode:
     def free_gpus(self) -> tuple[int, ...]:
         """The GPUs that nobody holds, the lowest first."""
         return tuple(sorted(gpu.index for gpu in self.gpus if gpu.index not in self.holds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Maintenance:
+    """Nodes that are reserved between two times. ``cancelled_by``: who thought better of it; empty: nobody."""
+
+    reservation_id: str
+    nodes: tuple[str, ...]
+    begin_s: float
+    end_s: float
+    reason: str
+    by: str
+    cancelled_by: str = ""
+
+    def is_pending(self, now_s: float) -> bool:
+        """Whether it is not over, and not cancelled."""
+        return not self.cancelled_by and now_s < self.end_s
+
+    def state(self, now_s: float) -> str:
+        """``planned``, ``active``, ``over`` or ``cancelled``."""
+        if self.cancelled_by:
+            return "cancelled"
+        if now_s >= self.end_s:
+            return "over"
+        return "active" if now_s >= self.begin_s else "planned"

@@ -34,14 +34,25 @@ from farside.scheduler.live.event import (
     NodeChanged,
     NodeJoined,
     NodeLost,
+    NodesReserved,
     ReleaseRequested,
+    ReservationCancelled,
     StopCause,
     TaskChanged,
     TaskPhase,
     UndrainRequested,
 )
 from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.record import ACTIVE, PHASE_OF_ENDING, LiveJob, LiveNode, LiveTask, Phase, Stint
+from farside.scheduler.live.record import (
+    ACTIVE,
+    PHASE_OF_ENDING,
+    LiveJob,
+    LiveNode,
+    LiveTask,
+    Maintenance,
+    Phase,
+    Stint,
+)
 from farside.scheduler.live.toll import step_of
 
 Touched = tuple[str, ...]
@@ -212,6 +223,27 @@ def _undrain(state: LiveState, event: UndrainRequested, entry: Entry) -> Touched
     node = state.nodes.get(event.node)
     if node is not None:
         state.nodes[node.name] = replace(node, drain_reason="")
+    return ()
+
+
+def _reserved(state: LiveState, event: NodesReserved, entry: Entry) -> Touched:
+    reservation_id = f"m{len(state.maintenance) + 1}"
+    state.reserved[entry.seq] = reservation_id
+    state.maintenance[reservation_id] = Maintenance(
+        reservation_id=reservation_id,
+        nodes=event.nodes,
+        begin_s=event.begin_s,
+        end_s=event.end_s,
+        reason=event.reason,
+        by=event.by,
+    )
+    return ()
+
+
+def _unreserved(state: LiveState, event: ReservationCancelled, entry: Entry) -> Touched:
+    found = state.maintenance.get(event.reservation_id)
+    if found is not None and found.is_pending(entry.at_s):
+        state.maintenance[found.reservation_id] = replace(found, cancelled_by=event.by)
     return ()
 
 
@@ -429,6 +461,8 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, Entry], Touched]] = Mapp
         NodeLost: _lost,
         DrainRequested: _drain,
         UndrainRequested: _undrain,
+        NodesReserved: _reserved,
+        ReservationCancelled: _unreserved,
         TaskChanged: _task,
         BrainTookLead: _lead,
         JobPlaced: _placed,

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 import msgspec
 
 from farside.scheduler.live.event import Entry
-from farside.scheduler.live.record import LiveJob, LiveNode
+from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.maintenance import still_there
+from farside.scheduler.live.record import LiveJob, LiveNode, Maintenance
 
 Shown = Mapping[str, object]
 
@@ -81,6 +83,20 @@ def show_node(node: LiveNode) -> Shown:
         ],
         "free_gpus": len(node.free_gpus),
         "joined_s": node.joined_s,
+    }
+
+
+def show_reservation(one: Maintenance, state: LiveState, now_s: float) -> Shown:
+    """A reservation; ``jobs`` run on its nodes and may still do so when it begins."""
+    return {
+        "id": one.reservation_id,
+        "state": one.state(now_s),
+        "nodes": list(one.nodes),
+        "from_s": one.begin_s,
+        "to_s": one.end_s,
+        "reason": one.reason,
+        "by": one.by,
+        "jobs": still_there(state, one, now_s) if one.is_pending(now_s) else [],
     }
 
 

@@ -25,8 +25,11 @@ BYTE_UNITS: Mapping[str, int] = MappingProxyType(
     }
 )  # fmt: skip
 SECOND_UNITS: Mapping[str, float] = MappingProxyType(
-    {"": 1.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
-)
+    {
+        "": 1.0, "ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0,
+        "d": 86400.0,
+    }
+)  # fmt: skip
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*([a-zµ%]*)\s*", re.IGNORECASE)
 
@@ -55,7 +58,7 @@ def parse_seconds(text: str) -> float:
     number, unit = _split(text)
     unit = unit.replace("µ", "u")
     if unit not in SECOND_UNITS:
-        raise ValueError(f"'{text}' has no known unit of time (us, ms, s, min, h)")
+        raise ValueError(f"'{text}' has no known unit of time (us, ms, s, min, h, d)")
     return number * SECOND_UNITS[unit]
 
 

@@ -128,7 +128,14 @@ ENDPOINTS = [
     ("GET", "/v1/nodes/n0/history", {Role.OPERATOR}),
     ("POST", "/v1/nodes/n0/drain", {Role.OPERATOR}),
     ("POST", "/v1/nodes/n0/undrain", {Role.OPERATOR}),
+    ("GET", "/v1/reservations", {Role.USER, Role.OPERATOR}),
+    ("POST", "/v1/reservations", {Role.OPERATOR}),
 ]
+BODIES: dict[str, dict[str, object]] = {
+    "/v1/jobs": {"argv": ["true"]},
+    "/v1/nodes/n0/drain": {},
+    "/v1/reservations": {"nodes": ["n0"], "from_s": 9e9, "to_s": 9.1e9},
+}
 
 
 @pytest.mark.parametrize(("method", "path", "allowed"), ENDPOINTS, ids=lambda value: str(value)[:40])
@@ -137,7 +144,7 @@ def test_every_endpoint_refuses_the_wrong_role_and_who_has_no_token(
 ) -> None:
     async def test(api: Api) -> None:
         await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json={"argv": ["true"]})
-        body = {"argv": ["true"]} if path == "/v1/jobs" else {} if path.endswith("/drain") else None
+        body = BODIES.get(path) if method == "POST" else None
         for role in Role:
             status = (await api.as_role(role).request(method, path, json=body)).status_code
             assert (status < 400) == (role in allowed), f"{role}: {status}"

@@ -140,7 +140,9 @@ def test_under_a_steady_load_of_all_what_accounts_use_comes_to_their_shares(orde
     used: dict[str, float] = {}
 
     class Meter:
-        last_s, held = 0.0, {}  # type: tuple[float, Mapping[str, int]]
+        def __init__(self) -> None:
+            self.last_s = 0.0
+            self.held: dict[str, int] = {}
 
         def __call__(self, now_s: float, domain: Domain, actions: tuple[Action, ...]) -> None:
             if 1500 < now_s < 3000:

@@ -14,6 +14,7 @@ from farside.scheduler.live.api.glance import Glance, glance_routes
 from farside.scheduler.live.api.jobs import job_routes
 from farside.scheduler.live.api.nodes import node_routes
 from farside.scheduler.live.api.page import page_routes
+from farside.scheduler.live.api.reservations import reservation_routes
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.tenancy import Tenancy
 
@@ -44,6 +45,7 @@ def make_app(
     app.state.glance = Glance(log, folder, sessions.sensed)
     app.include_router(glance_routes(app.state.glance))
     app.include_router(page_routes(callers))
+    app.include_router(reservation_routes(log))
     sessions.serve(app)
 
     @app.get("/v1/whoami", tags=["manager"], summary="Who the manager takes the caller for")

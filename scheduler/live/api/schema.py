@@ -75,6 +75,15 @@ class JobBody(_Body):
         return JobSpec(**told)
 
 
+class ReservationBody(_Body):
+    """Nodes on which nothing starts that could still run between two times, seconds since 1970."""
+
+    nodes: Annotated[tuple[str, ...], Field(min_length=1, max_length=100_000)]
+    from_s: Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
+    to_s: Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
+    reason: Annotated[str, Field(max_length=200)] = ""
+
+
 class DrainBody(_Body):
     """Why a node shall take nothing new."""
 

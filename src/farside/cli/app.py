@@ -12,6 +12,7 @@ import typer
 
 from farside.cli import options
 from farside.cli.cluster import cluster_commands
+from farside.cli.cluster_admin import admin_commands
 from farside.cli.config import config_app
 from farside.cli.daemon import daemon_app
 from farside.cli.energy import energy_app
@@ -51,6 +52,7 @@ app.add_typer(slurm_app, name="slurm")
 manager_commands(app)
 cluster_commands(app)
 app.command()(top)
+admin_commands(app)
 app.command()(sizing)
 app.add_typer(unit_app, name="unit", hidden=True)
 

@@ -29,7 +29,8 @@ def cluster_commands(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def _client(manager: str | None, state: Path | None) -> "ManagerClient":
+def client_of(manager: str | None, state: Path | None) -> "ManagerClient":
+    """A connection to the manager that the options mean."""
     from farside.manager_client import ManagerClient, find_manager
 
     return ManagerClient(find_manager(manager, state))
@@ -73,7 +74,7 @@ def submit(
         "time_limit_s": None if time_limit is None else options.value_of("--time", time_limit, parse_seconds),
     }  # fmt: skip
     body = job_body(command or (), {**options.overrides(settings), **_given(told)}, os.getcwd(), os.environ)
-    answer = _client(manager, state).post("jobs", body={**body, "count": count, "hold": held})
+    answer = client_of(manager, state).post("jobs", body={**body, "count": count, "hold": held})
     ids: list[str] = answer["ids"]
     if as_json:
         print(json.dumps(answer))
@@ -96,18 +97,18 @@ def queue(
 ) -> None:
     """List jobs: what runs where, what waits and why."""
     query = _given({"all": "true" if everything else None, "user": user})
-    answer = _client(manager, state).get("jobs", **{name: str(value) for name, value in query.items()})
+    answer = client_of(manager, state).get("jobs", **{name: str(value) for name, value in query.items()})
     if as_json:
         print(json.dumps(answer["jobs"], indent=2))
         return
     from farside.cli.cluster_table import job_table
 
-    _print_table(job_table(answer["jobs"], time.time()))
+    print_table(job_table(answer["jobs"], time.time()))
 
 
 def show(job: JobId, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
     """Show one job: its processes, what it asked for, all that happened to it."""
-    client = _client(manager, state)
+    client = client_of(manager, state)
     found = client.get("jobs", job)
     if as_json:
         print(json.dumps(found, indent=2))
@@ -134,7 +135,7 @@ def release(jobs: JobIds, as_json: options.AsJson = False, manager: Manager = No
 
 
 def _each(jobs: list[str], what: str, as_json: bool, manager: str | None, state: Path | None) -> None:
-    client = _client(manager, state)
+    client = client_of(manager, state)
     answers = [client.post("jobs", job, what) for job in jobs]
     if as_json:
         print(json.dumps(answers, indent=2))
@@ -145,7 +146,7 @@ def _each(jobs: list[str], what: str, as_json: bool, manager: str | None, state:
 
 def explain(job: JobId, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
     """Say why a job waits, and what it waits for."""
-    answer = _client(manager, state).get("jobs", job, "explain")
+    answer = client_of(manager, state).get("jobs", job, "explain")
     print(json.dumps(answer["lines"]) if as_json else "\n".join(answer["lines"]))
 
 
@@ -162,19 +163,19 @@ def logs(
     """
     from farside.cli.cluster_logs import follow_output
 
-    client = _client(manager, state)
+    client = client_of(manager, state)
     follow_output(lambda: client.get("jobs", job), rank, is_following=follow)
 
 
 def nodes(as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
     """List nodes: GPUs, who has them, memory headroom, what drains and why."""
-    answer = _client(manager, state).get("nodes")
+    answer = client_of(manager, state).get("nodes")
     if as_json:
         print(json.dumps(answer["nodes"], indent=2))
         return
     from farside.cli.cluster_table import node_table
 
-    _print_table(node_table(answer["nodes"]))
+    print_table(node_table(answer["nodes"]))
 
 
 def drain(
@@ -184,7 +185,7 @@ def drain(
     state: State = None,
 ) -> None:
     """Start nothing new on nodes; what runs there runs on."""
-    client = _client(manager, state)
+    client = client_of(manager, state)
     for name in names:
         print(f"{name}: {client.post('nodes', name, 'drain', body={'reason': reason})['state']}")
 
@@ -195,12 +196,13 @@ def undrain(
     state: State = None,
 ) -> None:
     """Let jobs start on nodes again."""
-    client = _client(manager, state)
+    client = client_of(manager, state)
     for name in names:
         print(f"{name}: {client.post('nodes', name, 'undrain')['state']}")
 
 
-def _print_table(table: Any) -> None:
+def print_table(table: Any) -> None:
+    """Prints it, cut to the terminal where there is one."""
     from rich.console import Console
 
     Console(soft_wrap=not os.isatty(1)).print(table)

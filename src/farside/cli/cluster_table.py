@@ -35,6 +35,24 @@ def node_table(nodes: Iterable[Row]) -> Table:
     return table
 
 
+def reservation_table(reservations: Iterable[Row]) -> Table:
+    """A line a reservation."""
+    table = _table("id", "state", "from", "to", "nodes", "may still run then", "by", "reason")
+    for one in reservations:
+        span = (format_moment(one["from_s"]), format_moment(one["to_s"]))
+        _add(
+            table,
+            one["id"],
+            one["state"],
+            *span,
+            " ".join(one["nodes"]),
+            " ".join(one["jobs"]),
+            one["by"],
+            one["reason"],
+        )
+    return table
+
+
 def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
     """All about a job, for people."""
     spec = job["spec"]

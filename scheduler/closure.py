@@ -1,0 +1,29 @@
+"""Nodes that are reserved for maintenance: nothing starts there that could still run then. PURE."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from farside.scheduler.state import Allocation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closure:
+    """Nodes, by their places in a ledger, that nobody may use for a time. ``why``: what it is for, in words."""
+
+    nodes: frozenset[int]
+    begin_s: float
+    end_s: float
+    why: str = ""
+
+    def is_closed_to(self, now_s: float, limit_s: float) -> bool:
+        """Whether a job that starts now and may run for ``limit_s`` could still run at that time."""
+        return now_s < self.end_s and now_s + limit_s > self.begin_s
+
+
+def closed_gpus(closures: Iterable[Closure], free: list[int], now_s: float, limit_s: float) -> Allocation:
+    """The free GPUs that such a job may not have."""
+    closed: set[int] = set()
+    for closure in closures:
+        if closure.is_closed_to(now_s, limit_s):
+            closed |= closure.nodes
+    return tuple((at, free[at]) for at in sorted(closed) if free[at] > 0)

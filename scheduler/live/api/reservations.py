@@ -1,0 +1,55 @@
+"""/v1/reservations: list, make, cancel; nodes kept free for maintenance."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException, Query, Response
+
+from farside.scheduler.live.api.answer import answer
+from farside.scheduler.live.api.depends import Operator, Person
+from farside.scheduler.live.api.schema import ReservationBody
+from farside.scheduler.live.event import NodesReserved, ReservationCancelled
+from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.view import show_reservation
+from farside.units import format_moment
+
+
+def reservation_routes(log: LiveLog) -> APIRouter:
+    """The routes about reservations. Everybody sees them; only operators make and cancel them."""
+    router = APIRouter(prefix="/v1/reservations", tags=["nodes"])
+
+    @router.get("", summary="Reservations that are not over, the earliest first")
+    async def reservations(
+        _: Person,
+        everything: Annotated[bool, Query(alias="all", description="Also those that are over or cancelled")] = False,
+    ) -> Response:
+        now_s = log.now_s()
+        found = sorted(log.state.maintenance.values(), key=lambda one: (one.begin_s, one.reservation_id))
+        shown = [show_reservation(one, log.state, now_s) for one in found if everything or one.is_pending(now_s)]
+        return answer({"reservations": shown})
+
+    @router.post("", status_code=201, summary="Start nothing on nodes that could still run at some time")
+    async def reserve(caller: Operator, body: ReservationBody) -> Response:
+        unknown = [name for name in body.nodes if name not in log.state.nodes]
+        if unknown:
+            raise HTTPException(422, f"nodes: there is no node {unknown[0]:.64}")
+        if not body.from_s < body.to_s:
+            raise HTTPException(422, "to_s: must be later than from_s")
+        if body.to_s <= log.now_s():
+            raise HTTPException(422, f"to_s: {format_moment(body.to_s)} is past already")
+        nodes = tuple(dict.fromkeys(body.nodes))
+        event = NodesReserved(nodes=nodes, begin_s=body.from_s, end_s=body.to_s, reason=body.reason, by=caller.name)
+        places = await log.write([event], caller.told)
+        made = log.state.maintenance[log.state.reserved[places.start]]
+        return answer(show_reservation(made, log.state, log.now_s()), 201)
+
+    @router.post("/{reservation_id}/cancel", summary="Let jobs start there again")
+    async def cancel(caller: Operator, reservation_id: str) -> Response:
+        found = log.state.maintenance.get(reservation_id)
+        if found is None:
+            raise HTTPException(404, f"there is no reservation {reservation_id:.60}")
+        if not found.is_pending(log.now_s()):
+            raise HTTPException(409, f"reservation {reservation_id} is over or cancelled")
+        await log.write([ReservationCancelled(reservation_id=reservation_id, by=caller.name)], caller.told)
+        return answer(show_reservation(log.state.maintenance[reservation_id], log.state, log.now_s()))
+
+    return router

@@ -1,0 +1,157 @@
+"""Reservations of nodes: nothing starts there that could still run then, whatever the order and who is preempted."""
+
+import asyncio
+import math
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farside.moment import parse_moment
+from farside.scheduler.closure import Closure
+from farside.scheduler.live.event import NodesReserved, ReservationCancelled
+from farside.scheduler.live.maintenance import still_there
+from farside.scheduler.live.record import Phase
+from tests.live.test_api import an_api
+from tests.live.world import World, rules
+
+USER = next(entry for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid()))
+
+
+def reserved(world: World, *nodes: str, begin_s: float, end_s: float) -> None:
+    begin_s, end_s = world.now_s + begin_s, world.now_s + end_s
+    world.does(NodesReserved(nodes=nodes, begin_s=begin_s, end_s=end_s, reason="new disks", by="root"))
+
+
+def test_only_what_ends_in_time_starts_on_a_reserved_node_and_the_others_say_why_they_wait() -> None:
+    w = World(rules("best-effort"), nodes=1)
+    reserved(w, "n0", begin_s=100, end_s=200)
+
+    short, long, endless = w.submit(time_limit_s=90.0), w.submit(time_limit_s=110.0), w.submit()
+
+    assert [w.phase(job) for job in (short, long, endless)] == [Phase.STARTING, Phase.WAITING, Phase.WAITING]
+    assert (
+        "n0 reserved from 1100 s to 1200 s (new disks), and it could still run then: its time limit is 1.83 min"
+        in (w.mind.why(long, w.now_s, str)[0])
+    )
+    assert w.mind.why(endless, w.now_s, str)[0].endswith("it has no time limit")
+
+
+def test_jobs_go_elsewhere_meanwhile_and_start_there_when_it_is_over_or_cancelled() -> None:
+    w = World(rules("best-effort"), nodes=2)
+    reserved(w, "n0", begin_s=0, end_s=100)
+
+    jobs = [w.submit(4), w.submit(4)]
+
+    assert w.job(jobs[0]).nodes == ("n1",)
+    assert w.phase(jobs[1]) is Phase.WAITING
+    w.pass_s(101)
+    assert w.job(jobs[1]).nodes == ("n0",)
+
+    other = World(rules("fifo"), nodes=1)
+    reserved(other, "n0", begin_s=0, end_s=1e6)
+    job = other.submit()
+    other.does(ReservationCancelled(reservation_id="m1", by="root"))
+    assert other.phase(job) is Phase.STARTING
+
+
+def test_it_outlives_a_restart_of_the_manager() -> None:
+    w = World(rules("fifo"), nodes=1)
+    reserved(w, "n0", begin_s=100, end_s=200)
+
+    w.lead()
+
+    assert w.phase(w.submit()) is Phase.WAITING
+
+
+def test_a_job_that_was_placed_before_loses_its_place_and_one_that_runs_is_named() -> None:
+    w = World(rules("srtf"), nodes=1)
+    running = w.submit(4, time_limit_s=500.0)
+    w.runs(running)
+    placed = w.submit(4, time_limit_s=50.0)  # waits for the other to go
+    assert (w.phase(running), w.phase(placed)) == (Phase.STOPPING, Phase.PLACED)
+
+    reserved(w, "n0", begin_s=10, end_s=200)
+
+    assert w.phase(placed) is Phase.WAITING
+    assert still_there(w.state, w.state.maintenance["m1"], w.now_s) == [running]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(["fifo", "best-effort", "srtf", "las"]),
+    st.lists(
+        st.tuples(st.integers(1, 6), st.sampled_from([0.0, 30.0, 80.0, 150.0]), st.floats(0.0, 40.0)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(0, 120).map(float),
+)
+def test_no_start_is_ever_promised_into_a_reservation(
+    order: str, jobs: list[tuple[int, float, float]], begin_s: float
+) -> None:
+    w = World(rules(order), nodes=2)
+    told_s = w.now_s + begin_s
+    reserved(w, "n0", begin_s=begin_s, end_s=begin_s + 100)
+
+    for gpus, limit_s, pause_s in jobs:
+        job = w.submit(gpus, time_limit_s=limit_s)
+        w.pass_s(pause_s)
+        for running in list(w.state.unfinished):
+            if w.phase(running) is Phase.STOPPING:
+                w.exits(running, 143, "stopped")
+        assert w.job(job).job_id == job
+
+    for started in w.state.jobs.values():
+        for stint in started.stints:
+            if any(place.node == "n0" for place in stint.places) and stint.begin_s < told_s + 100:
+                assert stint.begin_s + (started.spec.time_limit_s or math.inf) <= told_s
+
+
+def test_a_closure_is_closed_to_what_could_run_into_it_and_to_nothing_after_it() -> None:
+    closure = Closure(nodes=frozenset({0}), begin_s=100, end_s=200)
+
+    assert not closure.is_closed_to(0, 100)
+    assert closure.is_closed_to(0, 101)
+    assert closure.is_closed_to(199, 1)
+    assert not closure.is_closed_to(200, math.inf)
+
+
+def test_only_operators_reserve_and_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with an_api(tmp_path) as api:
+            good = {"nodes": ["n0"], "from_s": 9e9, "to_s": 9.1e9, "reason": "disks"}
+            user, operator = api.as_uid(USER.pw_uid), api.as_uid(0)
+
+            assert (await user.post("/v1/reservations", json=good)).status_code == 403
+            made = await operator.post("/v1/reservations", json=good)
+            wrong = [
+                await operator.post("/v1/reservations", json={**good, **more})
+                for more in ({"nodes": ["n9"]}, {"to_s": 9e9}, {"from_s": 1.0, "to_s": 2.0})
+            ]
+            listed = (await user.get("/v1/reservations")).json()["reservations"]
+            gone = await operator.post("/v1/reservations/m1/cancel")
+            again = await operator.post("/v1/reservations/m1/cancel")
+
+        assert made.status_code == 201
+        assert listed == [made.json()]
+        assert (listed[0]["id"], listed[0]["state"], listed[0]["by"]) == ("m1", "planned", "root")
+        assert [one.status_code for one in wrong] == [422, 422, 422]
+        assert wrong[0].json()["detail"] == "nodes: there is no node n9"
+        assert (gone.json()["state"], again.status_code) == ("cancelled", 409)
+
+    asyncio.run(run())
+
+
+def test_times_are_written_from_now_on_or_in_full() -> None:
+    assert parse_moment("now", 7.0) == 7
+    assert parse_moment("+2h", 0.0) == 7200
+    assert parse_moment("-1min", 100.0) == 40
+    assert parse_moment("-1d", 100.0) == 100 - 86400
+    assert parse_moment("1970-01-02", 0.0) == 86400
+    assert parse_moment("1970-01-02T01:00+01:00", 0.0) == 86400
+    with pytest.raises(ValueError, match="is no time"):
+        parse_moment("tomorrow", 0.0)
