@@ -193,6 +193,15 @@ class ReservationCancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccessNoted:
+    """For the audit alone: somebody was refused something, or looked at what is another's. Changes nothing."""
+
+    action: str
+    target: str
+    result: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskChanged:
     """An agent tells what became of a process. ``cause`` is empty when it ended by itself."""
 
@@ -288,7 +297,7 @@ class JobPromoted:
 
 Told = (
     JobSubmitted | CancelRequested | HoldRequested | ReleaseRequested | NodeJoined | NodeChanged | NodeLost
-    | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | TaskChanged
+    | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | AccessNoted | TaskChanged
 )  # fmt: skip
 Decided = (
     BrainTookLead | JobPlaced | JobUnplaced | JobStarted | JobStopping | JobRequeued | JobEnded | JobPromoted
@@ -304,7 +313,7 @@ class Entry:
         seq: Its place; entries are read in this order.
         at_s: When it was written, seconds since the epoch, by the writer's clock; never less than the one before.
         generation: Of the brain that decided it; 0 for what was told.
-        cause: Who or what brought it about: ``user ann``, ``node n3``, ``cycle``.
+        cause: Who or what brought it about: ``user ann, uid 1000``, ``node n3``, ``cycle``.
     """
 
     seq: int

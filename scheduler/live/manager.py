@@ -275,8 +275,9 @@ async def _api(config: ManagerConfig) -> None:
     callers = Callers(config.tokens_file, operators, os.geteuid(), WebSessions(session_key(config.state_dir)))
     sessions = AgentSessions(log, callers, config.node_timeout_s)
     app = make_app(
-        log, callers, config.state_dir, sessions, may_tokens_submit=config.token_submit, tenancy=tenancy_of(config)
-    )
+        log, callers, config.state_dir, sessions, may_tokens_submit=config.token_submit,
+        tenancy=tenancy_of(config), gpu_power_w=config.gpu_power_w,
+    )  # fmt: skip
 
     def server(kind: str) -> uvicorn.Server:
         secure: Mapping[str, str] = {}

@@ -82,11 +82,16 @@ class LiveTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stint:
-    """A time during which a job held GPUs: from the decision to start it to the end of its last process."""
+    """A time during which a job held GPUs: from the decision to start it to the end of its last process.
+
+    ``energy_j``: what its nodes say that its GPUs drew, of ``metered_gpu_s`` GPU seconds of it.
+    """
 
     begin_s: float
     places: tuple[Place, ...]
     end_s: float = math.inf
+    energy_j: float = 0.0
+    metered_gpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 from farside.errors import LocalProtocolError
 from farside.scheduler.live.event import (
+    AccessNoted,
     BrainTookLead,
     CancelRequested,
     DrainRequested,
@@ -247,6 +248,10 @@ def _unreserved(state: LiveState, event: ReservationCancelled, entry: Entry) -> 
     return ()
 
 
+def _noted(state: LiveState, event: AccessNoted, entry: Entry) -> Touched:
+    return ()
+
+
 def _task(state: LiveState, event: TaskChanged, entry: Entry) -> Touched:
     task = state.task((event.job_id, event.start, event.rank))
     if task is None or task.node != event.node or task.is_gone or _ORDER[event.phase] < _ORDER[task.phase]:
@@ -463,6 +468,7 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, Entry], Touched]] = Mapp
         UndrainRequested: _undrain,
         NodesReserved: _reserved,
         ReservationCancelled: _unreserved,
+        AccessNoted: _noted,
         TaskChanged: _task,
         BrainTookLead: _lead,
         JobPlaced: _placed,

@@ -130,6 +130,8 @@ ENDPOINTS = [
     ("POST", "/v1/nodes/n0/undrain", {Role.OPERATOR}),
     ("GET", "/v1/reservations", {Role.USER, Role.OPERATOR}),
     ("POST", "/v1/reservations", {Role.OPERATOR}),
+    ("GET", "/v1/usage", {Role.USER, Role.OPERATOR}),
+    ("GET", "/v1/audit", {Role.OPERATOR}),
 ]
 BODIES: dict[str, dict[str, object]] = {
     "/v1/jobs": {"argv": ["true"]},
@@ -204,8 +206,8 @@ def test_the_history_of_a_job_begins_with_who_submitted_it(tmp_path: Path) -> No
         entries = (await client.get(f"/v1/jobs/{job}/history")).json()["entries"]
 
         assert [(entry["type"], entry["cause"]) for entry in entries] == [
-            ("JobSubmitted", f"user {OTHER.pw_name}"),
-            ("HoldRequested", f"user {OTHER.pw_name}"),
+            ("JobSubmitted", f"user {OTHER.pw_name}, uid {OTHER.pw_uid}"),
+            ("HoldRequested", f"user {OTHER.pw_name}, uid {OTHER.pw_uid}"),
         ]
 
     api_test(test, tmp_path)

@@ -125,7 +125,7 @@ class AgentSessions:
 
     def _admit(self, hello: m.Hello, caller: Caller) -> None:
         if caller.role is Role.USER or (caller.role is Role.NODE and caller.name not in ("", hello.node)):
-            text = f"{caller.told} may not speak for node {hello.node}"
+            text = f"{caller.role} {caller.name or '(any)'} may not speak for node {hello.node}"
             raise RemoteProtocolError(text, code=protocol.CloseCode.FORBIDDEN)
         other = self._connected.get(hello.node)
         if other is not None and other[0].boot_id != hello.boot_id:

@@ -15,8 +15,13 @@ from farside.scheduler.live.api.jobs import job_routes
 from farside.scheduler.live.api.nodes import node_routes
 from farside.scheduler.live.api.page import page_routes
 from farside.scheduler.live.api.reservations import reservation_routes
+from farside.scheduler.live.api.trail import Trail, audit_routes
+from farside.scheduler.live.api.usage import usage_routes
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.tenancy import Tenancy
+
+# What an H200 SXM may draw, by its maker; for those who do not say (`gpu_power_w`).
+GPU_POWER_W = 700.0
 
 
 def make_app(
@@ -27,6 +32,7 @@ def make_app(
     *,
     may_tokens_submit: bool,
     tenancy: Tenancy | None = None,
+    gpu_power_w: float = GPU_POWER_W,
 ) -> FastAPI:
     """The API over one log."""
     app = FastAPI(
@@ -38,6 +44,7 @@ def make_app(
         description='Errors are `{"detail": TEXT}`, one line that says what is wrong and what to do.',
     )
     app.state.log, app.state.callers = log, callers
+    app.state.trail = trail = Trail(log, callers)
     app.include_router(
         job_routes(log, folder, sessions.checkpoint_problem, tenancy, may_tokens_submit=may_tokens_submit)
     )
@@ -46,6 +53,8 @@ def make_app(
     app.include_router(glance_routes(app.state.glance))
     app.include_router(page_routes(callers))
     app.include_router(reservation_routes(log))
+    app.include_router(usage_routes(log, gpu_power_w))
+    app.include_router(audit_routes(log))
     sessions.serve(app)
 
     @app.get("/v1/whoami", tags=["manager"], summary="Who the manager takes the caller for")
@@ -57,21 +66,25 @@ def make_app(
     async def health() -> Response:
         return answer({"seq": log.state.seq, "generation": log.state.generation})
 
+    async def no(request: Request, status: int, detail: str) -> Response:
+        await trail.refused(request, status, detail)
+        return answer({"detail": detail}, status)
+
     @app.exception_handler(RequestValidationError)
-    async def wrong(_: Request, error: RequestValidationError) -> Response:
-        return answer({"detail": "; ".join(_said(one) for one in error.errors())}, 422)
+    async def wrong(request: Request, error: RequestValidationError) -> Response:
+        return await no(request, 422, "; ".join(_said(one) for one in error.errors()))
 
     @app.exception_handler(ConfigError)
-    async def mistaken(_: Request, error: ConfigError) -> Response:
-        return answer({"detail": str(error)}, 422)
+    async def mistaken(request: Request, error: ConfigError) -> Response:
+        return await no(request, 422, str(error))
 
     @app.exception_handler(FarsideError)
     async def broken(_: Request, error: FarsideError) -> Response:
         return answer({"detail": str(error)}, 503)
 
     @app.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> Response:
-        response = answer({"detail": " ".join(str(error.detail).split())}, error.status_code)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        response = await no(request, error.status_code, " ".join(str(error.detail).split()))
         response.headers.update(error.headers or {})
         return response
 

@@ -59,8 +59,9 @@ class Caller:
 
     @property
     def told(self) -> str:
-        """How the log names it."""
-        return f"{self.role} {self.name or '(any)'}"
+        """How the log names it, and what proved it: ``user ann, uid 1000``, ``operator carl, token``."""
+        proof = f"uid {self.uid}" if self.uid >= 0 else "token"
+        return f"{self.role} {self.name or '(any)'}, {proof}"
 
 
 class PeerProtocol(HttpToolsProtocol):

@@ -1,10 +1,10 @@
 """What a route may ask for: who calls, a job of theirs, a node. Each refuses in one line.
 
 ``app.state`` holds the log and the callers that these look into; `app.py` puts them there. All are ``async`` though
-none waits: FastAPI hands what is not to a thread, which takes ten times as long as the look itself.
+hardly any waits: FastAPI hands what is not to a thread, which takes ten times as long as the look itself.
 """
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, HTTPException
 from starlette.requests import HTTPConnection
@@ -12,6 +12,9 @@ from starlette.requests import HTTPConnection
 from farside.scheduler.live.api.caller import Caller, Callers, Role
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.record import LiveJob, LiveNode
+
+if TYPE_CHECKING:
+    from farside.scheduler.live.api.trail import Trail
 
 
 def log_of(connection: HTTPConnection) -> LiveLog:
@@ -24,6 +27,12 @@ def callers_of(connection: HTTPConnection) -> Callers:
     """Who finds out who calls."""
     callers: Callers = connection.app.state.callers
     return callers
+
+
+def trail_of(connection: HTTPConnection) -> "Trail":
+    """Where this application notes for the audit."""
+    trail: Trail = connection.app.state.trail
+    return trail
 
 
 async def _person(connection: HTTPConnection) -> Caller:
@@ -50,6 +59,8 @@ async def _own_job(connection: HTTPConnection, job_id: str, caller: Person) -> L
     # Whether others' jobs are there is none of a user's business.
     if job is None or not (caller.is_operator or job.user == caller.name):
         raise HTTPException(404, f"job {job_id:.60}: you have no such job")
+    if job.user != caller.name and connection.scope["method"] == "GET":
+        await trail_of(connection).looked(caller, connection, f"job {job.job_id}")
     return job
 
 

@@ -19,7 +19,7 @@ from farside import admin
 from farside.errors import FarsideError
 from farside.scheduler.live.api.answer import Rows, answer
 from farside.scheduler.live.api.caller import Caller
-from farside.scheduler.live.api.depends import Person, callers_of
+from farside.scheduler.live.api.depends import Person, callers_of, trail_of
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.overview import Overview, Sensed, Survey, show_overview, waiting_ids
@@ -115,13 +115,18 @@ def glance_routes(glance: Glance) -> APIRouter:
     router = APIRouter(prefix="/v1/overview", tags=["manager"])
 
     @router.get("", summary="The cluster at a glance: nodes, what runs, what waits and why")
-    async def overview(caller: Person) -> Response:
+    async def overview(request: Request, caller: Person) -> Response:
+        if caller.is_operator:
+            await trail_of(request).looked(caller, request, "jobs of all")
         return answer(glance.show(await glance.of(caller)))
 
     @router.get("/stream", summary="The same, and what changes, as server-sent events")
     async def stream(request: Request, caller: Person) -> Response:
         if glance.streams >= STREAMS_MAX:
             raise HTTPException(503, f"{STREAMS_MAX} follow already; come again", headers={"Retry-After": "10"})
+
+        if caller.is_operator:
+            await trail_of(request).looked(caller, request, "jobs of all")
 
         def is_valid() -> bool:
             try:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Query, Response
+from fastapi import APIRouter, HTTPException, Query, Request, Response
 
 from farside import admin
 from farside.agent import protocol
@@ -13,7 +13,7 @@ from farside.errors import FarsideError, LocalProtocolError
 from farside.scheduler.live.accounts import charged, quota_problems
 from farside.scheduler.live.api.answer import Rows, answer
 from farside.scheduler.live.api.caller import Caller
-from farside.scheduler.live.api.depends import OwnJob, Person
+from farside.scheduler.live.api.depends import OwnJob, Person, trail_of
 from farside.scheduler.live.api.schema import JobBody
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.dispatch import start_of
@@ -63,6 +63,7 @@ def job_routes(
 
     @router.get("", summary="Jobs, the oldest first")
     async def jobs(
+        request: Request,
         caller: Person,
         everything: Annotated[bool, Query(alias="all", description="Also those that are over")] = False,
         user: str | None = None,
@@ -72,6 +73,8 @@ def job_routes(
         found = state.jobs.values() if everything else [state.jobs[job_id] for job_id in state.unfinished]
         mine = caller.name if not caller.is_operator else user
         kept = [job for job in found if mine is None or job.user == mine]
+        if any(job.user != caller.name for job in kept):
+            await trail_of(request).looked(caller, request, f"jobs of {user or 'all'}")
         return answer({"jobs": [rows.row(job.job_id, job) for job in kept[-limit:]]})
 
     @router.get("/{job_id}", summary="One job with its processes")

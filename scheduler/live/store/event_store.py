@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, select, text, update
+from sqlalchemy import Connection, Engine, create_engine, event, insert, or_, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
@@ -145,6 +145,15 @@ class EventStore:
         except SQLAlchemyError as error:
             raise _broken(self.url, error) from error
 
+    def told_by_people(self, *, actor: str = "", before: int | None = None, limit: int = PAGE) -> list[Entry]:
+        """The entries that users and operators brought about (one of them: ``actor``), the newest first."""
+        names = [f"{role} {escaped(actor)}" for role in ("user", "operator", "node")] if actor else []
+        patterns = [p for name in names for p in (name, f"{name}, %")] or ["user %", "operator %"]
+        by_people = or_(*(log.c.cause.like(pattern, escape="\\") for pattern in patterns))
+        by_people = or_(by_people, log.c.kind == "AccessNoted") if not actor else by_people
+        query = select(log).where(by_people).order_by(log.c.seq.desc()).limit(limit)
+        return self._entries(query if before is None else query.where(log.c.seq < before))
+
     def _entries(self, query: Any) -> list[Entry]:
         try:
             with self.engine.connect().execution_options(is_reading=True) as connection:
@@ -161,6 +170,11 @@ class EventStore:
             )
             for row in rows
         ]
+
+
+def escaped(told: str) -> str:
+    """A text that LIKE takes as it is."""
+    return told.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 
 def subject_of(event: Event) -> str:

@@ -53,6 +53,24 @@ def reservation_table(reservations: Iterable[Row]) -> Table:
     return table
 
 
+def usage_table(rows: Iterable[Row], by: str) -> Table:
+    """A line a user or account."""
+    table = _table(by, "jobs", "ended", "GPU hours", "hours waited", "kWh")
+    for row in rows:
+        hours = (f"{row[key]:.1f}" for key in ("gpu_hours", "wait_hours", "kwh"))
+        _add(table, row["name"], row["jobs"], row["ended"], *hours)
+    return table
+
+
+def audit_table(entries: Iterable[Row]) -> Table:
+    """A line an entry."""
+    table = _table("entry", "when", "who", "proved by", "did", "what to", "result")
+    for one in entries:
+        words = (one[key] for key in ("actor", "proof", "action", "object", "result"))
+        _add(table, one["seq"], format_moment(one["at_s"]), *words)
+    return table
+
+
 def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
     """All about a job, for people."""
     spec = job["spec"]

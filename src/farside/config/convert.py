@@ -155,6 +155,7 @@ _READERS: Mapping[Kind, Callable[[Setting, object], object]] = MappingProxyType(
         Kind.FRACTION: _real(parse_fraction),
         Kind.PERCENT: _real(_percent),
         Kind.RATE: _real(float),
+        Kind.WATTS: _real(float),
         Kind.RULES: _rules,
     }
 )
@@ -192,6 +193,7 @@ _PRINTERS: Mapping[Kind, Callable[[float], str]] = MappingProxyType(
         Kind.MICROSECONDS: "{:g} us".format,
         Kind.PERCENT: "{:g} %".format,
         Kind.COUNT: "{:.0f}".format,
+        Kind.WATTS: "{:g} W".format,
     }
 )
 

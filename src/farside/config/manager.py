@@ -127,6 +127,15 @@ class ManagerConfig:
             high=1e9,
         ),
     )
+    gpu_power_w: float = field(
+        default=700.0,
+        metadata=about(
+            Kind.WATTS,
+            "What a GPU that is held draws, for `farside usage`, where its node does not measure it",
+            low=0,
+            high=1e5,
+        ),
+    )
     node_timeout_s: float = field(
         default=60.0,
         metadata=about(

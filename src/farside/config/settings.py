@@ -27,6 +27,7 @@ class Kind(StrEnum):
     FRACTION = "fraction"
     PERCENT = "percent"
     RATE = "pages/s/GiB"
+    WATTS = "W"
     RULES = "tables"  # a list of TOML tables with fields of their own
 
 

@@ -1,0 +1,33 @@
+"""/v1/usage: who used what in a time."""
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException, Query, Response
+
+from farside.scheduler.live.api.answer import answer
+from farside.scheduler.live.api.depends import Person
+from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.usage import By, show_usage, usage_of
+
+DEFAULT_SPAN_S = 30 * 86400.0
+_Moment = Annotated[float | None, Query(ge=0, le=1e11, allow_inf_nan=False, description="Seconds since 1970")]
+
+
+def usage_routes(log: LiveLog, gpu_power_w: float) -> APIRouter:
+    """The route about usage. Operators see everybody's, users that of their own jobs."""
+    router = APIRouter(prefix="/v1/usage", tags=["manager"])
+
+    @router.get("", summary="GPU hours, waiting and energy by user or account; of the last 30 days unless told")
+    async def usage(caller: Person, by: By = By.USER, from_s: _Moment = None, to_s: _Moment = None) -> Response:
+        now_s = log.now_s()
+        end_s = min(now_s, now_s if to_s is None else to_s)
+        begin_s = end_s - DEFAULT_SPAN_S if from_s is None else from_s
+        if begin_s > end_s:
+            raise HTTPException(422, "from_s: must not be later than to_s or now")
+        jobs = [job for job in log.state.jobs.values() if caller.is_operator or job.user == caller.name]
+        rows = await asyncio.to_thread(usage_of, jobs, by, begin_s, end_s, gpu_power_w)
+        told = {"by": by.value, "from_s": begin_s, "to_s": end_s, "gpu_power_w": gpu_power_w}
+        return answer({**told, "rows": [show_usage(row) for row in rows]})
+
+    return router
