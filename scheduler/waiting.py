@@ -75,6 +75,10 @@ class Waiting:
         """Their ranks, in no order."""
         return self._ranks.values()
 
+    def ranked(self) -> Iterable[tuple[int, Rank]]:
+        """All rows with their ranks, in no order."""
+        return self._ranks.items()
+
     def first(self, group: int) -> tuple[Rank, int] | None:
         """The first of a class and its rank."""
         heap = self._heaps.get(group)

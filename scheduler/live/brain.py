@@ -3,6 +3,7 @@
 One page: lead, read all, then read on, decide, write, wake the API, sleep until there is news or it is time.
 """
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from farside.units import format_moment
 WAKE, API_WAKE, ASK = "brain.wake", "api.wake", "brain.sock"
 # A cycle that takes longer than this is told in the log of the process.
 SLOW_S = 1.0
+NOBODY_KNOWS = "nobody knows when it will start: not all before it have a time limit"
 # Upper bounds of what cycles are counted by; one more has the rest.
 CYCLE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 # So long at a time is spent on saying why many jobs wait.
@@ -104,10 +106,17 @@ class Brain:
     # ------------------------------------------------------------------ asked by the API
 
     async def _on_explain(self, told: Mapping[str, object]) -> object:
-        lines = self._mind.why(str(told.get("job_id", "")), self._now_s(self._mind.state), format_moment)
+        job_id, now_s = str(told.get("job_id", "")), self._now_s(self._mind.state)
+        lines = self._mind.why(job_id, now_s, format_moment)
         if not lines:
             raise FarsideError(f"job {told.get('job_id')}: not known")
-        return list(lines)
+        at_s = self._mind.expected_start_s(job_id, now_s)
+        if at_s is None:
+            return {"lines": list(lines), "expected_start_s": None}
+        if at_s == math.inf:
+            return {"lines": [*lines, NOBODY_KNOWS], "expected_start_s": None}
+        when = f"expected to start by {format_moment(at_s)}, by the time limits of those before it"
+        return {"lines": [*lines, when], "expected_start_s": at_s}
 
     async def _on_whys(self, told: Mapping[str, object]) -> object:
         """The first line about each job, as far as it gets in a moment: the cycle must not wait for who looks on."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.explain import explain
+from farside.scheduler.foresight import expected_start_s
 from farside.scheduler.live.event import Entry, Event, JobStarted
 from farside.scheduler.live.launch import launches
 from farside.scheduler.live.live_state import LiveState
@@ -65,6 +66,17 @@ class Mind:
     def next_wake_s(self) -> float:
         """When to ask again though nothing has happened; infinite: never."""
         return min(self._planner.next_wake_s(), self._limits[0][0] if self._limits else math.inf)
+
+    def expected_start_s(self, job_id: str, now_s: float) -> float | None:
+        """When a job is expected to start, by the time limits of those before it; infinite: nobody knows.
+
+        None: it doesn't wait, or for other jobs and not for GPUs.
+        """
+        job = self.state.jobs.get(job_id)
+        row = self._planner.row(job_id)
+        if job is None or job.phase is not Phase.WAITING or row < 0:
+            return None
+        return expected_start_s(self.domain, row, now_s)
 
     def why(self, job_id: str, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:
         """Lines that say why a job waits or where it runs; empty: there is no such job."""

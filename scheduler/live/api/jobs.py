@@ -89,10 +89,10 @@ def job_routes(
     @router.get("/{job_id}/explain", summary="Why a job waits, in words")
     async def explain(job: OwnJob) -> Response:
         try:
-            lines = await admin.ask(folder / ASK, "explain", timeout_s=EXPLAIN_LIMIT_S, job_id=job.job_id)
+            told = await admin.ask(folder / ASK, "explain", timeout_s=EXPLAIN_LIMIT_S, job_id=job.job_id)
         except FarsideError as error:
             raise HTTPException(503, f"the brain does not answer: {error}") from error
-        return answer({"lines": lines})
+        return answer(told)
 
     @router.post("/{job_id}/cancel", summary="End a job")
     async def cancel(job: OwnJob, caller: Person) -> Response:

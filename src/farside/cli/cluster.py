@@ -147,7 +147,7 @@ def _each(jobs: list[str], what: str, as_json: bool, manager: str | None, state:
 def explain(job: JobId, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
     """Say why a job waits, and what it waits for."""
     answer = client_of(manager, state).get("jobs", job, "explain")
-    print(json.dumps(answer["lines"]) if as_json else "\n".join(answer["lines"]))
+    print(json.dumps(answer, indent=2) if as_json else "\n".join(answer["lines"]))
 
 
 def logs(

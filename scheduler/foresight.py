@@ -1,0 +1,115 @@
+"""When a waiting job is expected to start, if nobody else comes and time limits are used up. PURE.
+
+How it works
+  The plan is played forward on the domain's own ledger, which is put back afterwards: running jobs leave when their
+  limits end, those who stand before the job start in their order as soon as there is room, each runs for all of its
+  limit, and then it is the job's turn. Nobody passes another, so it is the latest time rather than the earliest: jobs
+  that end before their limits, and small ones that find room meanwhile, only make it earlier. Jobs that come later and
+  go before it make it later, and nobody knows of those.
+"""
+
+import heapq
+import math
+from collections.abc import Iterator
+
+from farside.scheduler.domain import Domain
+from farside.scheduler.state import Allocation
+from farside.scheduler.tally import Tally
+
+# So many who stand before a job are played through; it takes some microseconds each.
+AHEAD_MAX = 2000
+_Leaving = tuple[float, int, int, Allocation]  # when, a number that breaks ties, row, what it holds
+
+
+def expected_start_s(domain: Domain, row: int, now_s: float) -> float:
+    """When a job that waits in this domain is expected to have its GPUs; infinite: nobody knows.
+
+    Nobody knows where somebody before it has no time limit and may not be preempted for it, or where more than
+    `AHEAD_MAX` stand before it.
+    """
+    if row not in domain.waiting:
+        return math.inf
+    (rank,) = domain.ranks([row], now_s)
+    ahead = sorted((one, other) for other, one in domain.waiting.ranked() if one < rank)
+    if len(ahead) > AHEAD_MAX:
+        return math.inf
+    play = _Play(domain, row, now_s)
+    try:
+        for _, other in ahead:
+            if not play.start(other):
+                return math.inf
+        return play.now_s if play.start(row) else math.inf
+    finally:
+        play.undo()
+
+
+class _Play:
+    """The plan as it goes on from now."""
+
+    def __init__(self, domain: Domain, row: int, now_s: float) -> None:
+        self.now_s = now_s
+        self._domain = domain
+        self._tally = Tally()
+        self._undo: list[tuple[int, Allocation, int]] = []  # row, what it holds, 1: was given, -1: was taken
+        self._leaving: list[_Leaving] = [*self._runs(row), *self._ends_of_closures()]
+        heapq.heapify(self._leaving)
+
+    def _runs(self, row: int) -> Iterator[_Leaving]:
+        """Who runs, and when it leaves: those behind the job that it may take GPUs from, at once."""
+        domain = self._domain
+        (rank,) = domain.ranks([row], self.now_s)
+        rows = list(domain.running)
+        for other, other_rank in zip(rows, domain.ranks(rows, self.now_s), strict=True):
+            held = domain.running[other]
+            self._tally.take(domain.standing(other), held.demand.gpus)
+            end_s = held.since_s + domain.jobs[other].limit_s
+            is_behind = domain.traits.is_preemptive and domain.standing(row).may_preempt and other_rank > rank
+            if is_behind and domain.jobs[other].preemptible:
+                end_s = min(end_s, held.until_s)
+            if end_s < math.inf:
+                yield max(self.now_s, end_s), other, other, held.allocation
+
+    def _ends_of_closures(self) -> Iterator[_Leaving]:
+        for number, closure in enumerate(self._domain.closures, 1):
+            if closure.end_s > self.now_s:
+                yield closure.end_s, -number, -1, ()
+
+    def start(self, row: int) -> bool:
+        """Lets time go on until a job has room, and starts it there; False: it never has."""
+        domain, standing = self._domain, self._domain.standing(row)
+        demand = domain.demands[domain.groups[row]]
+        while True:
+            allocation = None
+            if not self._tally.why_not(standing, demand.gpus):
+                allocation = domain.place(row, self.now_s)
+            if allocation is not None:
+                break
+            if not self._leaving:
+                return False
+            self._leave(heapq.heappop(self._leaving))
+        domain.ledger.take(demand, allocation)
+        self._tally.take(standing, demand.gpus)
+        self._undo.append((row, allocation, -1))
+        end_s = self.now_s + domain.jobs[row].limit_s
+        if end_s < math.inf:
+            heapq.heappush(self._leaving, (end_s, row, row, allocation))
+        return True
+
+    def _leave(self, leaving: _Leaving) -> None:
+        self.now_s, _, row, allocation = leaving
+        if row < 0:
+            return
+        demand = self._domain.demands[self._domain.groups[row]]
+        self._domain.ledger.give(demand, allocation)
+        self._tally.give(self._domain.standing(row), demand.gpus)
+        self._undo.append((row, allocation, 1))
+
+    def undo(self) -> None:
+        """Puts the ledger back to what is so, the last step first."""
+        ledger = self._domain.ledger
+        for row, allocation, step in reversed(self._undo):
+            demand = self._domain.demands[self._domain.groups[row]]
+            if step > 0:
+                ledger.take_back(demand, allocation)
+            else:
+                ledger.give(demand, allocation)
