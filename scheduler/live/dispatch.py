@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from farside.agent import messages as m
 from farside.scheduler.live.event import DrainRequested, Event, Gpu, NodeChanged, NodeJoined, TaskChanged, TaskPhase
 from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.meter import PowerMeter
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey
 from farside.scheduler.live.role import Standing, rendezvous
 
@@ -28,6 +29,7 @@ class AgentLine:
         self._address = address
         self._known: dict[TaskKey, m.TaskState] = {key_of(task): task for task in hello.tasks}
         self._told: set[tuple[str, TaskKey]] = set()
+        self._meter = PowerMeter()
 
     # ------------------------------------------------------------------ agent to log
 
@@ -66,8 +68,11 @@ class AgentLine:
     def reported(self, state: LiveState, report: m.Report) -> list[Event]:
         """What REPORT means; nothing where it repeats what the log says."""
         self._known.update((key_of(task), task) for task in report.tasks)
-        events = self._changes(state, report.tasks)
         node = state.nodes.get(self.node)
+        if node is not None:
+            there = (state.task(key) for key in node.tasks)
+            self._meter.read((task for task in there if task is not None), report.gpus, report.at_s)
+        events = self._changes(state, report.tasks)
         if node is not None:
             gpus = _gpus(report.gpus)
             moved = abs(report.headroom_bytes - node.headroom_bytes)
@@ -87,10 +92,12 @@ class AgentLine:
             is_ready = told.ready_at_s is not None
             if task.phase == told.state and is_ready <= task.is_ready:
                 continue
+            energy_j, metered_gpu_s = self._meter.take(key) if told.state in ENDED else (0.0, 0.0)
             events.append(
                 _changed(
                     self.node, key, TaskPhase(told.state), exit_code=told.exit_code, signal=told.signal,
-                    cause=told.cause, at_s=told.at_s, is_ready=is_ready,
+                    cause=told.cause, at_s=told.at_s, is_ready=is_ready, energy_j=energy_j,
+                    metered_gpu_s=metered_gpu_s,
                 )
             )  # fmt: skip
         return events
@@ -210,11 +217,13 @@ def _changed(
     cause: str = "",
     at_s: float = 0.0,
     is_ready: bool = False,
+    energy_j: float = 0.0,
+    metered_gpu_s: float = 0.0,
 ) -> TaskChanged:
     job_id, start, rank = key
     return TaskChanged(
         node=node, job_id=job_id, start=start, rank=rank, phase=phase, exit_code=exit_code, signal=signal, cause=cause,
-        at_s=at_s, is_ready=is_ready,
+        at_s=at_s, is_ready=is_ready, energy_j=energy_j, metered_gpu_s=metered_gpu_s,
     )  # fmt: skip
 
 

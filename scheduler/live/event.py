@@ -203,7 +203,10 @@ class AccessNoted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskChanged:
-    """An agent tells what became of a process. ``cause`` is empty when it ended by itself."""
+    """An agent tells what became of a process. ``cause`` is empty when it ended by itself.
+
+    With its end comes what its GPUs drew, ``energy_j``, of as many GPU seconds as were metered.
+    """
 
     node: str
     job_id: str
@@ -215,6 +218,8 @@ class TaskChanged:
     cause: str = ""
     at_s: float = 0.0
     is_ready: bool = False  # it has said that it makes progress
+    energy_j: float = 0.0
+    metered_gpu_s: float = 0.0
 
 
 # ---------------------------------------------------------------------------------------------- decided

@@ -267,8 +267,21 @@ def _task(state: LiveState, event: TaskChanged, entry: Entry) -> Touched:
             is_ready=task.is_ready or event.is_ready,
         ),
     )
+    if event.metered_gpu_s:
+        _meter(state, event)
     _time_start(state, event.job_id, entry.at_s)
     return (event.job_id,)
+
+
+def _meter(state: LiveState, event: TaskChanged) -> None:
+    """What a process drew belongs to the stint of its start."""
+    job = state.jobs[event.job_id]
+    stints = list(job.stints)
+    stint = stints[event.start - 1]
+    stints[event.start - 1] = replace(
+        stint, energy_j=stint.energy_j + event.energy_j, metered_gpu_s=stint.metered_gpu_s + event.metered_gpu_s
+    )
+    state.jobs[job.job_id] = replace(job, stints=tuple(stints))
 
 
 def _time_start(state: LiveState, job_id: str, now_s: float) -> None:
