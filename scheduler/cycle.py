@@ -124,8 +124,7 @@ class _Plan:
         victims: list[_Victim] = []
         if allocation is None and self._holds:
             allocation = self._backfill(row, demand)
-        is_nobody_behind = self._is_nobody_behind or not domain.standing(row).may_preempt
-        if allocation is None and not is_nobody_behind and (domain.traits.is_preemptive or domain.guests):
+        if allocation is None and self._may_make_room(row):
             allocation, victims = self._make_room(row, rank, demand)
         if allocation is None:
             return False
@@ -140,6 +139,12 @@ class _Plan:
             reason = f"goes before {format_count(len(victims), 'running job')}"
         self._winners[row] = _Winner(row, rank, reason, allocation, domain)
         return True
+
+    def _may_make_room(self, row: int) -> bool:
+        domain = self._domain
+        if self._is_nobody_behind or not (domain.traits.is_preemptive or domain.guests):
+            return False
+        return domain.standing(row).may_preempt
 
     def borrow(self, lenders: Sequence[Domain]) -> None:
         """Looks for idle GPUs of others for the first of each class that still waits, as long as there are some."""

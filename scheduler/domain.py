@@ -144,7 +144,8 @@ class Domain:
         standing = self._stand(row, job)
         self.groups[row] = self._class_of(job, standing)
         self.table.submit(row, job, remaining_s=remaining_s, predicted_gpu_s=predicted_gpu_s)
-        self.table.priority[row] = standing.priority
+        if standing is not NOBODY:
+            self.table.priority[row] = standing.priority
         self.to_tail(row)
         self._waits(row, job.submit_s if since_s is None else since_s)
 

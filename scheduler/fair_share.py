@@ -24,8 +24,8 @@ def faded_gpu_s(gpus: float, begin_s: float, end_s: float, now_s: float, half_li
     """What is left now of GPUs held from one time to another: each second of them has faded since it passed."""
     if half_life_s == math.inf:
         return gpus * (end_s - begin_s)
-    until_end = 2.0 ** (-(now_s - end_s) / half_life_s)
-    since_begin = 2.0 ** (-(now_s - begin_s) / half_life_s)
+    until_end = math.pow(2.0, -(now_s - end_s) / half_life_s)
+    since_begin = math.pow(2.0, -(now_s - begin_s) / half_life_s)
     return gpus * (half_life_s / math.log(2)) * (until_end - since_begin)
 
 
@@ -65,7 +65,7 @@ class FairShare:
         if now_s <= self._at_s:
             return
         half_life_s = self._tenancy.half_life_s
-        left = 2.0 ** (-(now_s - self._at_s) / half_life_s) if self._at_s > -math.inf else 0.0
+        left = math.pow(2.0, -(now_s - self._at_s) / half_life_s) if self._at_s > -math.inf else 0.0
         for account in self._used_gpu_s:
             self._used_gpu_s[account] *= left
         for account, gpus in self._held.items():

@@ -87,7 +87,7 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
         placement=placement,
         min_run_s=config.min_run_s,
         reserve_after_s=config.reserve_after_s or float("inf"),
-        tenancy=tenancy_of(config),
+        tenancy=tenancy_of(config) if isinstance(config, ManagerConfig) else None,
     )
 
 
