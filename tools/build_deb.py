@@ -27,7 +27,8 @@ HOME = Path("usr/lib/farside")
 SITE = HOME / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 # What only the simulator, the ILP placement and the forecasts import.
 LEFT_OUT = {"scipy", "matplotlib", "pyarrow", "lightgbm", "pandas"}
-LAUNCHER = "#!/usr/lib/farside/bin/python3\nfrom farside.cli import main\n\nmain()\n"
+# The manager's parts are processes that read this file again, under another name.
+LAUNCHER = '#!/usr/lib/farside/bin/python3\nfrom farside.cli import main\n\nif __name__ == "__main__":\n    main()\n'
 PYVENV = "home = /usr/bin\ninclude-system-site-packages = true\n"
 
 
