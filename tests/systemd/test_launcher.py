@@ -17,7 +17,7 @@ def test_a_manager_that_the_package_s_launcher_starts_gets_ready(tmp_path: Path)
     told = [word for name, value in manager.settings.items() for word in ("--set", f"{name}={value}")]
 
     with (tmp_path / "m/log").open("ab") as log:
-        argv = [sys.executable, launcher, "manager", "-c", "/dev/null", *told]
+        argv = [sys.executable, str(launcher), "manager", "-c", "/dev/null", *told]
         manager.process = subprocess.Popen(argv, stdout=log, stderr=log)
     try:
         manager.wait_ready()
