@@ -810,6 +810,7 @@ int ne_activity_get(const struct ne_device *dev, uint32_t clusters, uint32_t *re
 
 #define PREFAULT_TX_BYTES    (2u << 20)	 /* TX_SOFT_BYTES, and one reply more */
 #define PREFAULT_STAGE_BYTES (16u << 20) /* 128 tags of 128 KiB: all that the kernel asks of a connection at once */
+#define PREFAULT_DISK_SLOTS  32u	 /* 4 MiB of ciphertext under way */
 
 static int populate(void *from, uint64_t bytes)
 {
@@ -836,6 +837,8 @@ static int worker_prefault(struct worker *w)
 
 	if (!rc)
 		rc = pool_prefault(w);
+	if (!rc && w->disk)
+		rc = ne_disk_prefault(w->disk, PREFAULT_DISK_SLOTS);
 	if (w->idx == NE_MOVER) /* it serves no connection, and moves a cluster at a time */
 		return rc ? rc : populate(w->stage.mem, NE_CLUSTER_BYTES);
 	if (!rc)

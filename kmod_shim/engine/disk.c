@@ -36,6 +36,7 @@
 enum {
 	DIO_MAX_BYTES = 1 << 20,
 	DEPTH_MAX = 1024,
+	PREFAULT_BYTES = 128 << 10,
 	REAP = 32, /* completions looked at in one go */
 };
 
@@ -66,6 +67,7 @@ struct ne_disk {
 	struct slot *free;
 	uint32_t outstanding;
 	uint32_t running; /* slots in use */
+	_Atomic uint32_t running_max;
 	uint32_t depth;
 	struct slot *slots;
 	uint8_t *scratch;
@@ -277,7 +279,9 @@ void ne_disk_post(struct ne_disk *disk, struct ne_dio *dio)
 
 void ne_disk_submit(struct ne_disk *disk)
 {
-	while (disk->first && disk->free) {
+	uint32_t most = atomic_load_explicit(&disk->running_max, memory_order_relaxed);
+
+	while (disk->first && disk->free && disk->running < most) {
 		struct slot *slot = disk->free;
 
 		disk->free = slot->next;
@@ -426,6 +430,7 @@ int ne_disk_create(int fd, uint32_t depth, const uint8_t *key, const struct ne_a
 	if (!disk)
 		return -ENOMEM;
 	disk->depth = depth;
+	disk->running_max = depth;
 	disk->rules = rules;
 	disk->last = &disk->first;
 	disk->own_fd = open_locked(fd);
@@ -443,6 +448,20 @@ int ne_disk_create(int fd, uint32_t depth, const uint8_t *key, const struct ne_a
 	}
 	ring_register(disk, disk->own_fd, arena);
 	*ret = disk;
+	return 0;
+}
+
+/* The slot freed last is used first: of slots that are never all in use, the last ones are never touched. */
+int ne_disk_prefault(struct ne_disk *disk, uint32_t slots)
+{
+	if (slots == 0 || slots > disk->depth)
+		return -EINVAL;
+	if (!disk->scratch)
+		return 0;
+	atomic_store_explicit(&disk->running_max, slots, memory_order_relaxed);
+	for (uint32_t i = 0; i < slots; i++)
+		if (madvise(disk->scratch + (size_t)i * DIO_MAX_BYTES, PREFAULT_BYTES, MADV_POPULATE_WRITE))
+			return -errno;
 	return 0;
 }
 

@@ -87,7 +87,7 @@ bool ne_device_adopted(const struct ne_device *dev);
 int ne_device_event_fd(const struct ne_device *dev);
 /*
  * Has in memory what serving pages may touch: tables, and for each running worker its connection, rings, pending slots
- * and the part of replies and staging that small requests use. About pending_bytes + 23 MiB a worker. For a process that
+ * and the part of replies and staging that small requests use. About pending_bytes + 27 MiB a worker. For a process that
  * locks its memory (mlockall with MCL_ONFAULT) and is swapped to: what it has now, it need not ask for when memory is
  * out. Before the first conn_attach. -ENOMEM; -EINVAL where the kernel has no MADV_POPULATE_WRITE (Linux below 5.14).
  */

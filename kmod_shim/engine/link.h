@@ -107,6 +107,11 @@ int ne_disk_create(int fd, uint32_t depth, const uint8_t *key, const struct ne_a
  * come on top of what we write. -ETIMEDOUT after limit_ms.
  */
 int ne_disk_settle(int fd, uint32_t limit_ms);
+/*
+ * Has in memory what `slots` operations of 128 KiB, the kernel's largest, write their ciphertext to, and runs no more than
+ * so many at once from now on. From any thread. -ENOMEM; -EINVAL where the kernel has no MADV_POPULATE_WRITE.
+ */
+int ne_disk_prefault(struct ne_disk *disk, uint32_t slots);
 void ne_disk_destroy(struct ne_disk *disk);	/* waits for what is in flight; NULL is fine */
 void ne_disk_post(struct ne_disk *disk, struct ne_dio *dio);	/* always takes it */
 void ne_disk_submit(struct ne_disk *disk);

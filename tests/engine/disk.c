@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "check.h"
 
@@ -213,6 +214,42 @@ TEST(more_operations_than_the_depth_wait_their_turn)
 TEST(more_encrypted_operations_than_the_depth_wait_their_turn)
 {
 	crowd(KEY);
+}
+
+static long faults(void)
+{
+	struct rusage usage;
+
+	CHECK(getrusage(RUSAGE_THREAD, &usage) == 0);
+	return usage.ru_minflt;
+}
+
+TEST(a_disk_with_its_memory_at_hand_asks_for_no_more)
+{
+	static struct ne_dio dios[CROWD];
+	struct bench bench;
+	long before;
+
+	bench_create(&bench, 128, KEY);
+	CHECK(ne_disk_prefault(bench.disk, 0) == -EINVAL);
+	CHECK(ne_disk_prefault(bench.disk, 129) == -EINVAL);
+	CHECK(ne_disk_prefault(bench.disk, 2) == 0);
+	for (int i = 0; i < CROWD; i++) {
+		fill(bench.buf + i * PAGE, PAGE, i);
+		dios[i] = (struct ne_dio){.op = NE_IO_WRITE,
+					  .length = PAGE,
+					  .offset = (uint64_t)i * PAGE,
+					  .buf = bench.buf + i * PAGE,
+					  .status = 1};
+	}
+	before = faults();
+	for (int i = 0; i < CROWD; i++)
+		ne_disk_post(bench.disk, &dios[i]);
+	collect_dios(bench.disk, CROWD);
+	CHECK(faults() - before < 64); /* 128 pages of ciphertext would be touched */
+	for (int i = 0; i < CROWD; i++)
+		CHECK(dios[i].status == 0);
+	bench_destroy(&bench);
 }
 
 TEST(memory_outside_the_arena_works_too)
