@@ -32,7 +32,7 @@ from farside.errors import ConfigError, EngineError, FarsideError, Unavailable
 from farside.kmod_shim.engine.binding import Device
 from farside.kmod_shim.guard import guard_memory, outlive_shutdown
 from farside.listen import allow_many_connections
-from farside.log import get_log, start_logging
+from farside.log import get_log, start_logging, write_behind
 from farside.scrape import serve_metrics
 
 RELEASE_LIMIT_S = 2.0  # for donors to hear that their slabs are free
@@ -117,6 +117,8 @@ class Server:
         try:
             config = decode_config(os.pread(self._fds["config"], 1 << 20, 0))
             start_logging(config.log_level)
+            if self._is_guarded:
+                write_behind()
             self._guard_mode = config.pressure_guard
             check_memory(config, self._fds)
             self._tell("loaded")

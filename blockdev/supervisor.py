@@ -38,7 +38,7 @@ from farside.blockdev import fdpass
 from farside.blockdev.kept import Process, link_name, take_server
 from farside.errors import ConfigError, FarsideError
 from farside.kmod_shim.guard import Failure, forbid_hibernation, guard_family, guard_memory
-from farside.log import get_log
+from farside.log import get_log, write_behind
 from farside.notify import drop_fd, notify_systemd, store_fd, watchdog_period_s
 
 CRASHES_MAX = 5
@@ -105,7 +105,9 @@ class Supervisor:
             secret = forbid_hibernation()
             if secret is not None:
                 self._keep("no-hibernation", secret)
-        return (*guard_family(self._name), *guard_memory())
+        failures = (*guard_family(self._name), *guard_memory())
+        write_behind()  # by a thread that is guarded too
+        return failures
 
     def run(self) -> int:
         """Supervises until told to end; returns the exit code.

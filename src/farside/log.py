@@ -8,10 +8,14 @@ has connected stderr to the journal (JOURNAL_STREAM) the time is left out and th
 says. A message says what happened; what it happened to goes into the fields.
 """
 
+import atexit
 import json
 import logging
+import logging.handlers
 import os
+import queue
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import TextIO
@@ -26,6 +30,8 @@ LEVELS: Mapping[str, int] = {
 # syslog's numbers, see sd-daemon(3)
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 _FIELDS = "farside_fields"
+BEHIND_MAX = 1000  # lines that may wait to be written; about half a MiB
+_LAST_WORDS_S = 1.0  # for them to be written when the process ends
 
 
 class Log:
@@ -73,6 +79,22 @@ def start_logging(level: str, *, stream: TextIO | None = None) -> None:
     root.setLevel(LEVELS[level])
 
 
+def write_behind() -> None:
+    """From now on a thread writes what is logged, and who logs never waits; after `start_logging`. May be repeated.
+
+    For processes that others' memory waits for: a disk, or a journal that is swapped out, may itself wait for them. Of
+    lines that find BEHIND_MAX before them only the count is kept, and told later.
+    """
+    root = logging.getLogger(ROOT)
+    if any(isinstance(handler, _Behind) for handler in root.handlers):
+        return
+    lines: queue.Queue[logging.LogRecord | None] = queue.Queue(BEHIND_MAX)
+    writer = threading.Thread(target=_write, args=(lines, tuple(root.handlers)), name="fs-log", daemon=True)
+    root.handlers[:] = [_Behind(lines)]
+    writer.start()
+    atexit.register(_write_the_rest, lines, writer)
+
+
 def is_journal(stream: TextIO, told: str) -> bool:
     """True when ``told`` (JOURNAL_STREAM, "device:inode") names the very file behind the stream."""
     try:
@@ -86,6 +108,39 @@ def _formatter(stream: TextIO) -> logging.Formatter:
     if os.environ.get("FARSIDE_LOG") == "json":
         return _JsonFormatter()
     return _TextFormatter(journal=is_journal(stream, os.environ.get("JOURNAL_STREAM", "")))
+
+
+class _Behind(logging.handlers.QueueHandler):
+    """Puts records into a queue, or counts them where it is full."""
+
+    _lost = 0
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record  # for a thread of this process: as it is, with its traceback
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            if self._lost:
+                told = f"{self._lost} lines before this one were not written: who reads them was too slow"
+                self.queue.put_nowait(logging.LogRecord(f"{ROOT}.log", logging.WARNING, "", 0, told, None, None))
+                self._lost = 0
+            self.queue.put_nowait(record)
+        except queue.Full:
+            self._lost += 1
+
+
+def _write(lines: "queue.Queue[logging.LogRecord | None]", handlers: tuple[logging.Handler, ...]) -> None:
+    while (record := lines.get()) is not None:
+        for handler in handlers:
+            handler.handle(record)
+
+
+def _write_the_rest(lines: "queue.Queue[logging.LogRecord | None]", writer: threading.Thread) -> None:
+    try:
+        lines.put(None, timeout=_LAST_WORDS_S)
+    except queue.Full:
+        return
+    writer.join(_LAST_WORDS_S)
 
 
 class _TextFormatter(logging.Formatter):

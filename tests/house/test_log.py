@@ -6,11 +6,13 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
-from farside.log import ROOT, get_log, is_journal, start_logging
+from farside.log import BEHIND_MAX, ROOT, get_log, is_journal, start_logging, write_behind
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +82,57 @@ def test_another_streams_name_is_not_the_journal(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as out:
         assert not is_journal(out, "1:2")
     assert not is_journal(io.StringIO(), "1:2")
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TextIO, TextIO]]:
+    """A reader and a stream to it that takes no more: whoever writes to it waits."""
+    monkeypatch.setattr(logging, "raiseExceptions", False)  # of lines that are left when the reader goes
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 1024)
+    os.set_blocking(writer, True)
+    with os.fdopen(reader) as read, os.fdopen(writer, "w") as out:
+        yield read, out
+
+
+def drained(read: TextIO, *, until_text: str) -> str:
+    """What comes, up to the line with that text."""
+    seen = ""
+    while until_text not in seen:
+        seen += read.readline()
+    return seen.lstrip("x")
+
+
+def test_who_logs_behind_waits_for_no_reader(slow: tuple[TextIO, TextIO]) -> None:
+    read, out = slow
+    start_logging("info", stream=out)
+    write_behind()
+    write_behind()
+
+    get_log("blockdev").error("first", cause=OSError("broken"))
+    get_log("blockdev").info("second")
+
+    seen = drained(read, until_text="second")
+    assert "blockdev: first\nOSError: broken\n" in seen
+    assert seen.count("first") == 1
+
+
+def test_lines_that_find_no_room_are_counted(slow: tuple[TextIO, TextIO]) -> None:
+    read, out = slow
+    start_logging("info", stream=out)
+    write_behind()
+    log = get_log("blockdev")
+
+    for _ in range(BEHIND_MAX + 10):
+        log.info("much")
+    seen = drained(read, until_text="much")
+    while "not written" not in seen:
+        log.info("more")
+        seen += read.readline()
+
+    told = re.search(r"log: (\d+) lines before this one were not written", seen)
+    assert told is not None
+    assert int(told.group(1)) >= 9
