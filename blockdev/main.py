@@ -100,7 +100,7 @@ def _guard(supervisor: Supervisor) -> None:
     for failure in supervisor.guard():
         raise ConfigError(
             f"pressure_guard = 'start': {failure.what}: {failure.reason}",
-            hint="start it as root, or with CAP_SYS_RESOURCE, CAP_IPC_LOCK and a cgroup of its own; or set 'attach'",
+            hint="start it as root, or with CAP_SYS_RESOURCE, CAP_SYS_NICE, CAP_IPC_LOCK and a cgroup; or set 'attach'",
         )
 
 

@@ -6,6 +6,10 @@ memory that is to be freed by writing to it, nothing moves any more. So, before 
     PR_SET_IO_FLUSHER   the kernel allocates for us without starting I/O (PF_MEMALLOC_NOIO) and without throttling us
                         behind our own writes (PF_LOCAL_THROTTLE). Per thread: inherited by threads and processes made
                         later, kept across exec
+    SCHED_RR            memory that the kernel needs for our packets and answers it finds in half of its reserve
+                        (vm.min_free_kbytes) too, and not only above that: programs that wait for us take all that is
+                        above, and an ordinary process then waits for ever (gfp_to_alloc_flags(): ALLOC_MIN_RESERVE,
+                        before Linux 6.3 ALLOC_HARDER, for a real-time task). Inherited, and kept across exec
     mlockall            what we have touched stays. Per process: each server locks for itself. MCL_ONFAULT, because the
                         engine's memory files are sparse; what it must have is touched by `ne_device_prefault`
     oom_score_adj       -1000: the OOM killer does not take the one process that makes memory free. Inherited
@@ -30,6 +34,7 @@ from pathlib import Path
 PR_SET_IO_FLUSHER = 57  # linux/prctl.h
 MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT = 1, 2, 4  # linux/mman.h
 OOM_SCORE_ADJ_MIN = -1000
+REALTIME_PRIORITY = 1  # any real-time priority will do, and the kernel's own threads come first
 SYS_MEMFD_SECRET = 447  # the same number on every architecture that has it
 CGROUP_TOP = Path("sys/fs/cgroup")
 
@@ -56,6 +61,7 @@ def guard_family(name: str, root: Path = Path("/")) -> tuple[Failure, ...]:
     libc = ctypes.CDLL(None, use_errno=True)
     return (
         *_tried("PR_SET_IO_FLUSHER", libc.prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0)),
+        *_real_time(),
         *_written("oom_score_adj", root / "proc/self/oom_score_adj", str(OOM_SCORE_ADJ_MIN)),
         *_own_cgroup(name, root),
     )
@@ -83,6 +89,16 @@ def forbid_hibernation() -> int | None:
 def cgroup_of(text: str) -> str | None:
     """The cgroup v2 that /proc/PID/cgroup names, from the hierarchy's top; None where there is no v2."""
     return next((line.removeprefix("0::") for line in text.splitlines() if line.startswith("0::")), None)
+
+
+def _real_time() -> tuple[Failure, ...]:
+    if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
+        return ()  # the service manager has said so
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(REALTIME_PRIORITY))
+    except OSError as error:
+        return (Failure(what="SCHED_RR", reason=error.strerror or str(error)),)
+    return ()
 
 
 def _own_cgroup(name: str, root: Path) -> tuple[Failure, ...]:

@@ -4,13 +4,14 @@ Asked of /proc below a root folder. A thread that was made before PR_SET_IO_FLUS
 process itself tells; the flags in /proc/PID/task/*/stat do.
 """
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from farside.kmod_shim.guard import CGROUP_TOP, OOM_SCORE_ADJ_MIN, cgroup_of
-from farside.kmod_shim.preflight import Check, Outcome, min_free_check
+from farside.kmod_shim.preflight import Check, Outcome, boost_check, min_free_check
 from farside.units import KIB, format_bytes
 
 PF_MEMALLOC_NOIO = 0x00080000  # linux/sched.h
@@ -34,9 +35,11 @@ def guard_checks(root: Path, pids: Sequence[int]) -> tuple[Check, ...]:
     """One check a rule, over all these processes: a device's supervisor and server."""
     return (
         _over("io flusher", pids, (_without_flusher(root, pid) for pid in pids), "every thread has PR_SET_IO_FLUSHER"),
+        _over("real time", pids, (_not_real_time(root, pid) for pid in pids), "every thread may use the reserve"),
         _over("memory locked", pids, (_unlocked(root, pid) for pid in pids), "no page of it can be swapped out"),
         _over("oom score", pids, (_killable(root, pid) for pid in pids), f"{OOM_SCORE_ADJ_MIN}: never killed for room"),
         _over("cgroup", pids, (_swappable(root, pid) for pid in pids), "memory.swap.max is 0"),
+        boost_check(root),
         min_free_check(root),
     )
 
@@ -44,6 +47,11 @@ def guard_checks(root: Path, pids: Sequence[int]) -> tuple[Check, ...]:
 def io_flags(stat: str) -> int:
     """The kernel's PF_ flags of a task, of its stat file: the ninth field, counted after the name in brackets."""
     return int(stat.rpartition(")")[2].split()[6])
+
+
+def policy(stat: str) -> int:
+    """A task's scheduling policy, SCHED_OTHER (0) and so on, of its stat file: the 41st field."""
+    return int(stat.rpartition(")")[2].split()[38])
 
 
 def unlocked(smaps: str) -> tuple[Mapped, ...]:
@@ -63,10 +71,21 @@ def unlocked(smaps: str) -> tuple[Mapped, ...]:
 
 
 def _without_flusher(root: Path, pid: int) -> str:
-    lacking = 0
+    return _lacking((io_flags(stat) & IO_FLUSHER == IO_FLUSHER for stat in _tasks(root, pid)), "PR_SET_IO_FLUSHER")
+
+
+def _not_real_time(root: Path, pid: int) -> str:
+    return _lacking((policy(stat) in (os.SCHED_FIFO, os.SCHED_RR) for stat in _tasks(root, pid)), "SCHED_RR")
+
+
+def _tasks(root: Path, pid: int) -> Iterator[str]:
     for task in sorted((root / f"proc/{pid}/task").iterdir()):
-        lacking += io_flags((task / "stat").read_text()) & IO_FLUSHER != IO_FLUSHER
-    return f"{lacking} thread{'' if lacking == 1 else 's'} without PR_SET_IO_FLUSHER" if lacking else ""
+        yield (task / "stat").read_text()
+
+
+def _lacking(have: Iterator[bool], what: str) -> str:
+    count = sum(not one for one in have)
+    return f"{count} thread{'' if count == 1 else 's'} without {what}" if count else ""
 
 
 def _unlocked(root: Path, pid: int) -> str:

@@ -14,6 +14,7 @@ MODULE = "nbd"
 QUEUE_DEPTH = 128
 PAGE_CLUSTER = Path("proc/sys/vm/page-cluster")
 MIN_FREE = Path("proc/sys/vm/min_free_kbytes")
+WATERMARK_BOOST = Path("proc/sys/vm/watermark_boost_factor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,6 +147,15 @@ def min_free_check(root: Path) -> Check:
     return _warning("min_free_kbytes", f"{format_bytes(kept)} is kept free", advice)
 
 
+def boost_check(root: Path) -> Check:
+    """The kernel does not put that reserve up by itself, which would leave us none of what stands above it."""
+    factor = _text(root / "proc/sys/vm/watermark_boost_factor")
+    if factor in ("", "0"):  # Linux before 5.0 has none
+        return _ok("watermark boost", "off")
+    advice = "before swapping to it: sysctl vm.watermark_boost_factor=0"
+    return _warning("watermark boost", f"vm.watermark_boost_factor is {factor}", advice)
+
+
 def wanted_min_free_bytes(total_bytes: int) -> int:
     """The reserve that a machine of so much memory should keep before it swaps to a process, in whole KiB.
 

@@ -137,6 +137,7 @@ def _connected(root: Path, wish: Wish, served: Served, before: Before) -> Attach
         by_nbd_client=wish.by_nbd_client,
         page_cluster_before=before.page_cluster,
         min_free_kbytes_before=before.min_free_kbytes,
+        watermark_boost_before=before.watermark_boost,
     )
 
 

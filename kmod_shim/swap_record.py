@@ -37,6 +37,7 @@ class Attached:
     by_nbd_client: bool = False
     page_cluster_before: int | None = None
     min_free_kbytes_before: int | None = None
+    watermark_boost_before: int | None = None
 
     @property
     def device(self) -> str:

@@ -1,13 +1,16 @@
 """The machine-wide settings that swapping to a process wants, and putting back what was there.
 
 page-cluster 0: a page-in brings one page and not eight, because remote memory has no seek that readahead would save.
-min_free_kbytes: the reserve from which network and interrupts allocate while everything else waits for us.
+min_free_kbytes: the reserve from which network and interrupts, and we ourselves (guard.py), allocate while everything
+else waits for us.
+watermark_boost_factor 0: else the kernel adds to that reserve by itself, up to one and a half times as much again, when
+memory is in pieces, and takes that back only when kswapd has done its work, which waits for us.
 """
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from farside.kmod_shim.nbd_sysfs import MIN_FREE, PAGE_CLUSTER, read_number, write_number
+from farside.kmod_shim.nbd_sysfs import MIN_FREE, PAGE_CLUSTER, WATERMARK_BOOST, read_number, write_number
 from farside.kmod_shim.preflight import read_meminfo, wanted_min_free_bytes
 from farside.kmod_shim.swap_record import Attached, save_record
 from farside.units import KIB
@@ -19,10 +22,11 @@ class Before:
 
     page_cluster: int | None = None
     min_free_kbytes: int | None = None
+    watermark_boost: int | None = None
 
 
 def tune_machine(root: Path) -> Before:
-    """Sets both, where they are not so already. Raises ConfigError; then nothing is changed."""
+    """Sets all three, where they are not so already. Raises ConfigError; then nothing is changed."""
     wanted_kib = wanted_min_free_bytes(read_meminfo(root).get("MemTotal", 0)) // KIB
     free_kib, cluster = read_number(root, MIN_FREE), read_number(root, PAGE_CLUSTER)
     before = Before()
@@ -33,6 +37,9 @@ def tune_machine(root: Path) -> Before:
         if cluster:
             write_number(root, PAGE_CLUSTER, 0)
             before = replace(before, page_cluster=cluster)
+        if boost := read_number(root, WATERMARK_BOOST):
+            write_number(root, WATERMARK_BOOST, 0)
+            before = replace(before, watermark_boost=boost)
     except BaseException:
         restore_machine(root, before)
         raise
@@ -45,11 +52,17 @@ def restore_machine(root: Path, before: Before) -> None:
         write_number(root, PAGE_CLUSTER, before.page_cluster)
     if before.min_free_kbytes is not None:
         write_number(root, MIN_FREE, before.min_free_kbytes)
+    if before.watermark_boost is not None:
+        write_number(root, WATERMARK_BOOST, before.watermark_boost)
 
 
 def leave_machine(root: Path, gone: Attached, others: tuple[Attached, ...]) -> None:
     """After a device has gone: the last one of swap puts back, an earlier one leaves its memory of it to another."""
-    before = Before(page_cluster=gone.page_cluster_before, min_free_kbytes=gone.min_free_kbytes_before)
+    before = Before(
+        page_cluster=gone.page_cluster_before,
+        min_free_kbytes=gone.min_free_kbytes_before,
+        watermark_boost=gone.watermark_boost_before,
+    )
     heir = next((other for other in others if other.is_swap), None)
     if heir is None:
         restore_machine(root, before)
@@ -60,5 +73,6 @@ def leave_machine(root: Path, gone: Attached, others: tuple[Attached, ...]) -> N
                 heir,
                 page_cluster_before=heir.page_cluster_before or before.page_cluster,
                 min_free_kbytes_before=heir.min_free_kbytes_before or before.min_free_kbytes,
+                watermark_boost_before=heir.watermark_boost_before or before.watermark_boost,
             ),
         )

@@ -56,6 +56,13 @@ def test_the_reserve_for_allocation_under_pressure_grows_with_memory(tmp_path: P
     assert check.advice == "before swapping to it: sysctl vm.min_free_kbytes=524288"
 
 
+@pytest.mark.parametrize(("factor", "outcome"), [("15000", Outcome.WARNING), ("0", Outcome.OK), (None, Outcome.OK)])
+def test_a_reserve_that_grows_by_itself_is_told(tmp_path: Path, factor: str | None, outcome: Outcome) -> None:
+    root = tree(tmp_path, {"proc/sys/vm/watermark_boost_factor": f"{factor}\n"} if factor else {})
+
+    assert preflight.boost_check(root).outcome is outcome
+
+
 def test_capabilities_are_read_from_the_kernels_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (8 * MIB, 8 * MIB))
     with_it = tree(tmp_path / "a", {"proc/self/status": f"CapEff:\t{1 << 14:016x}\n"})

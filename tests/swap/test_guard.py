@@ -1,6 +1,7 @@
 """Whether processes may be swapped to, seen from outside; and what a process can do for itself."""
 
 import ctypes
+import errno
 import os
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def failed(root: Path, *pids: int) -> set[str]:
 
 def test_a_guarded_family_passes_every_check(tmp_path: Path) -> None:
     root = tree.machine(tmp_path)
-    tree.write(root, {"proc/sys/vm/min_free_kbytes": "524288\n"})
+    tree.write(root, {"proc/sys/vm/min_free_kbytes": "524288\n", "proc/sys/vm/watermark_boost_factor": "0\n"})
     tree.process(root, 7)
     tree.process(root, 8)
 
@@ -46,10 +47,19 @@ def test_half_of_the_flags_is_not_enough(tmp_path: Path) -> None:
     assert failed(root, 7) == {"io flusher"}
 
 
+def test_one_thread_that_may_not_use_the_reserve_is_found(tmp_path: Path) -> None:
+    root = tree.machine(tmp_path)
+    tree.process(root, 7)
+    tree.write(root, {"proc/7/task/9/stat": tree.stat(0x180040, os.SCHED_OTHER)})
+
+    assert failed(root, 7) == {"real time"}
+    assert checks(root, 7)["real time"].found == "process 7: 1 thread without SCHED_RR"
+
+
 def test_every_fault_names_its_process_and_what_to_do(tmp_path: Path) -> None:
     root = tree.machine(tmp_path)
     tree.process(root, 7)
-    tree.process(root, 8, flags=0, score=0, group="/user.slice")
+    tree.process(root, 8, flags=0, policy=os.SCHED_OTHER, score=0, group="/user.slice")
     tree.write(
         root,
         {
@@ -60,7 +70,7 @@ def test_every_fault_names_its_process_and_what_to_do(tmp_path: Path) -> None:
 
     found = checks(root, 7, 8)
 
-    assert failed(root, 7, 8) == {"io flusher", "memory locked", "oom score", "cgroup"}
+    assert failed(root, 7, 8) == {"io flusher", "real time", "memory locked", "oom score", "cgroup"}
     assert found["memory locked"].found == "process 8: 2 MiB may be swapped out"
     assert found["oom score"].found == "process 8: oom_score_adj is 0"
     assert found["cgroup"].found == "process 8: cgroup /user.slice may swap (memory.swap.max is max)"
@@ -70,7 +80,7 @@ def test_every_fault_names_its_process_and_what_to_do(tmp_path: Path) -> None:
 def test_a_process_that_has_ended_is_no_guarded_one(tmp_path: Path) -> None:
     root = tree.machine(tmp_path)
 
-    assert {"memory locked", "oom score", "cgroup", "io flusher"} == failed(root, 7)
+    assert {"memory locked", "oom score", "cgroup", "io flusher", "real time"} == failed(root, 7)
 
 
 def test_flags_are_found_behind_any_name() -> None:
@@ -148,10 +158,33 @@ def test_a_machine_without_cgroups_says_so(tmp_path: Path, harmless: None) -> No
 
 @pytest.fixture
 def harmless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test's own process stays as it is: the system call says yes and does nothing."""
+    """The test's own process stays as it is: the system calls say yes and do nothing."""
 
     class Libc:
         def prctl(self, *arguments: int) -> int:
             return 0
 
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Libc())
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *_: None)
+
+
+def test_who_may_not_be_real_time_says_so(tmp_path: Path, harmless: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+
+    (failure,) = guard.guard_family("swap0", own_group(tmp_path, swap_max="0\n"))
+
+    assert (failure.what, failure.reason) == ("SCHED_RR", "Operation not permitted")
+
+
+def test_who_is_real_time_already_stays_as_it_is(
+    tmp_path: Path, harmless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_to: list[object] = []
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_FIFO)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *wanted: set_to.append(wanted))
+
+    assert guard.guard_family("swap0", own_group(tmp_path, swap_max="0\n")) == ()
+    assert set_to == []

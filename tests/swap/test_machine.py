@@ -260,11 +260,9 @@ def test_what_else_stands_there_is_found(tmp_path: Path) -> None:
 # --- the machine's settings, and the record that puts them back
 
 
-def settings(root: Path) -> tuple[str, str]:
-    return (
-        (root / "proc/sys/vm/page-cluster").read_text().strip(),
-        (root / "proc/sys/vm/min_free_kbytes").read_text().strip(),
-    )
+def settings(root: Path) -> tuple[str, ...]:
+    names = ("page-cluster", "min_free_kbytes", "watermark_boost_factor")
+    return tuple((root / "proc/sys/vm" / name).read_text().strip() for name in names)
 
 
 def test_the_machine_is_tuned_and_put_back(tmp_path: Path) -> None:
@@ -272,9 +270,9 @@ def test_the_machine_is_tuned_and_put_back(tmp_path: Path) -> None:
 
     before = tune_machine(root)
 
-    assert settings(root) == ("0", str(8 * GIB // 64 // 1024))
+    assert settings(root) == ("0", str(8 * GIB // 64 // 1024), "0")
     restore_machine(root, before)
-    assert settings(root) == ("3", "67584")
+    assert settings(root) == ("3", "67584", "15000")
 
 
 @pytest.mark.parametrize("total_kib", [271_848, 271_849, 271_871, 16_384_001])
@@ -298,7 +296,12 @@ def test_what_is_well_already_is_not_touched(tmp_path: Path) -> None:
 def test_the_last_device_puts_back_what_the_first_one_found(tmp_path: Path) -> None:
     root = tree.machine(tmp_path)
     before = tune_machine(root)
-    first = record(0, page_cluster_before=before.page_cluster, min_free_kbytes_before=before.min_free_kbytes)
+    first = record(
+        0,
+        page_cluster_before=before.page_cluster,
+        min_free_kbytes_before=before.min_free_kbytes,
+        watermark_boost_before=before.watermark_boost,
+    )
     second = record(1)
     save_record(root, second)
 
@@ -308,7 +311,7 @@ def test_the_last_device_puts_back_what_the_first_one_found(tmp_path: Path) -> N
     assert heir is not None
     leave_machine(root, heir, ())
 
-    assert settings(root) == ("3", "67584")
+    assert settings(root) == ("3", "67584", "15000")
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -14,12 +14,14 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def process(root: Path, pid: int, *, flags: int = 0x180040, score: int = -1000, group: str = "/farside-swap0") -> None:
+def process(
+    root: Path, pid: int, *, flags: int = 0x180040, policy: int = 2, score: int = -1000, group: str = "/farside-swap0"
+) -> None:
     """A guarded process, unless told otherwise."""
     write(
         root,
         {
-            f"proc/{pid}/task/{pid}/stat": stat(flags),
+            f"proc/{pid}/task/{pid}/stat": stat(flags, policy),
             f"proc/{pid}/smaps": smaps(("/usr/bin/python3.11", 4, "rd ex mr lo"), ("", 8, "rd wr lo")),
             f"proc/{pid}/oom_score_adj": f"{score}\n",
             f"proc/{pid}/cgroup": f"0::{group}\n",
@@ -28,8 +30,9 @@ def process(root: Path, pid: int, *, flags: int = 0x180040, score: int = -1000, 
     )
 
 
-def stat(flags: int) -> str:
-    return f"7 (a name) with) spaces) S 1 7 7 0 -1 {flags} 100 0 0 0 1 2 0 0 20 0 1 0\n"
+def stat(flags: int, policy: int = 2) -> str:
+    between = "0 " * 31
+    return f"7 (a name) with) spaces) S 1 7 7 0 -1 {flags} {between}{policy} 0 0\n"
 
 
 def smaps(*mappings: tuple[str, int, str]) -> str:
@@ -52,6 +55,7 @@ def machine(root: Path) -> Path:
             "proc/self/mountinfo": "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n",
             "proc/sys/vm/min_free_kbytes": "67584\n",
             "proc/sys/vm/page-cluster": "3\n",
+            "proc/sys/vm/watermark_boost_factor": "15000\n",
             "proc/cmdline": "quiet\n",
             "sys/module/nbd/refcnt": "0\n",
             "sys/power/state": "freeze mem disk\n",

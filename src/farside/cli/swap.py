@@ -31,7 +31,7 @@ def attach(
         bool, typer.Option("--nbd-client", help="By nbd-client: for kernels without nbd netlink.")
     ] = False,
     keep_sysctl: Annotated[
-        bool, typer.Option("--keep-sysctl", help="Leave vm.page-cluster and vm.min_free_kbytes as they are.")
+        bool, typer.Option("--keep-sysctl", help="Leave the settings of the machine (vm.*) as they are.")
     ] = False,
     may_hang: Annotated[
         bool,
