@@ -18,6 +18,7 @@ from farside.blockdev.commit import Committer
 from farside.blockdev.context import Context
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.leaser import Leaser
+from farside.blockdev.links import all_but_one
 from farside.blockdev.mapper import Mapper
 from farside.blockdev.peer import PeerParts
 from farside.blockdev.peers import Peers
@@ -121,15 +122,14 @@ class BlockDevice:
         await self.wait_for_links(self.context.config.deadline_s)
         await self._recaller.resume(slabs, RESUMED_DEADLINE_S)
 
-    async def wait_for_links(self, limit_s: float) -> None:
-        """Returns when every donor with slabs of ours is reachable again, or after ``limit_s``."""
-        waiting = [peer.linked.wait() for peer in self.peers.all() if peer.view().slabs]
-        if waiting:
-            try:
-                async with asyncio.timeout(limit_s):
-                    await asyncio.gather(*waiting)
-            except TimeoutError:
-                log.warning("some donors are not back yet; their pages come from elsewhere")
+    async def wait_for_links(self, limit_s: float, *, last_s: float | None = None) -> None:
+        """Returns when every donor with slabs of ours is reachable again, or after ``limit_s``.
+
+        ``last_s`` is how long to wait when one of them only is missing; None: as long as for more.
+        """
+        linked = [peer.linked for peer in self.peers.all() if peer.view().slabs]
+        if not await all_but_one(linked, limit_s=limit_s, last_s=limit_s if last_s is None else last_s):
+            log.warning("some donors are not back yet; their pages come from elsewhere")
 
     def totals(self) -> dict[str, int]:
         """The engine's counters over all processes so far."""

@@ -3,12 +3,31 @@
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from farside.blockdev.engine_port import Engine
 from farside.errors import EngineError
 from farside.kmod_shim.engine.binding import RdmaLink
+
+
+async def all_but_one(events: Iterable[asyncio.Event], *, limit_s: float, last_s: float) -> bool:
+    """Waits for all events; False where some have not come.
+
+    Up to ``limit_s`` while two or more are missing, and no longer than ``last_s`` in all for the last one.
+    """
+    begin_s = asyncio.get_running_loop().time()
+    waiting = {asyncio.ensure_future(event.wait()) for event in events}
+    try:
+        while waiting:
+            left_s = (limit_s if len(waiting) > 1 else last_s) - (asyncio.get_running_loop().time() - begin_s)
+            done, waiting = await asyncio.wait(waiting, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                return False
+        return True
+    finally:
+        for future in waiting:
+            future.cancel()
 
 
 class Closable(Protocol):

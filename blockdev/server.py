@@ -172,8 +172,10 @@ class Server:
         held = {int(name.removeprefix("conn:")): fd for name, fd in self._fds.items() if name.startswith("conn:")}
         config, engine = device.context.config, device.context.engine
         if engine.adopted:
-            # With a disk every page has a second place; without one a read must not come before its donor is back.
-            await device.wait_for_links(LINKS_LIMIT_S if device.has_disk else config.grace_s)
+            # With a disk every page has a second place. With replicas too, where one donor is missing: a page that it
+            # alone has is waited for when it is asked for. With more missing a write would find no place at all.
+            last_s = config.deadline_s if config.protection == "replica" else None
+            await device.wait_for_links(LINKS_LIMIT_S if device.has_disk else config.grace_s, last_s=last_s)
         for worker in range(config.workers):
             if worker in held:
                 clients.resume(worker, held[worker])

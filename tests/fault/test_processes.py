@@ -197,5 +197,20 @@ def test_a_replicated_device_without_a_disk_loses_a_donor_and_no_byte(tmp_path: 
         assert fio.poll() is None, "fio ended early"
 
 
+def test_a_donor_and_the_server_die_at_once_under_replicas(tmp_path: Path) -> None:
+    sizes = [word if word != "256MiB" else "128MiB" for word in (*SIZES, "--replicas", "2", "--transport", "tcp")]
+    with open_sandbox(sizes, state=tmp_path / "state") as session, verifying_fio(session.uri, tmp_path) as fio:
+        until_lends(session, "d1")
+        pid = status(session)["server_pid"]
+        control.kill_donor(session.state, "d1")
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: status(session)["server_pid"] != pid, what="another server", deadline_s=30)
+        until(lambda: count(session, "failovers") > 0, what="d1 to be given up", deadline_s=30)
+        control.start_donor(session.state, "d1")
+        until_up(session, "d1")
+        assert status(session)["errors"]["pages_lost"] == 0
+        assert fio.poll() is None, "fio ended early"
+
+
 def _errors(session: Session) -> int:
     return int(status(session)["engine"]["checksum_errors"])
