@@ -20,7 +20,7 @@ SPEC = Spec(accelerator=Accelerator.TCG)
 
 
 def paths(folder: Path) -> Paths:
-    names = ("kernel", "initrd", "disk", "payload", "console", "control")
+    names = ("kernel", "initrd", "disk", "payload", "console", "serial", "control")
     return Paths(**{name: folder / name for name in names})
 
 

@@ -2,7 +2,9 @@
 
 import secrets
 import shutil
+import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +18,9 @@ from tests.vm.harness.remote import Outcome, Remote
 BOOT_LIMIT_S = 300.0  # 30 s alone on two cores, emulated; others may want the cores too
 WAKE_LIMIT_S = 90.0
 SNAPSHOT = "ready"
+_ANSWER_LIMIT_S = 180.0
+_SILENCE_S = 5.0  # of a kernel that has said all that it was asked for
+_LOOK_EVERY_S = 0.5
 
 
 class Guest:
@@ -37,6 +42,7 @@ class Guest:
             disk=folder / f"{self.name}.qcow2",
             payload=payload,
             console=folder / f"{self.name}.console",
+            serial=folder / f"{self.name}.serial",
             control=folder / f"{self.name}.qmp",
         )
         self._emulator_log = folder / f"{self.name}.qemu"
@@ -150,6 +156,35 @@ class Guest:
         self.emulator.execute("cont")
 
     # --- what its kernel said
+
+    def hear_questions(self) -> None:
+        """Has somebody in the guest listen to the serial line: without one `ask_kernel` is not heard."""
+        self.run("setsid sleep infinity </dev/ttyS0 >/dev/null 2>&1 &")
+
+    def ask_kernel(self, letters: str = "8mwt") -> str:
+        """What the kernel says to these sysrq letters, when no program of the guest may be able to run any more.
+
+        By default memory, blocked tasks, and then all tasks, each with what it waits in. After `hear_questions`. The
+        guest stands still while it says so, for a minute and longer where it is emulated: what was under way is late.
+        """
+        before = len(_text(self._paths.console))
+        with socket.socket(socket.AF_UNIX) as line:
+            line.connect(str(self._paths.serial))
+            for letter in f"{letters}h":  # one question at a time; the last one's answer, a help text, ends all others
+                asked = len(_text(self._paths.console))
+                self.emulator.execute("chardev-send-break", id="serial")
+                line.sendall(letter.encode())
+                self._hear("sysrq: HELP" if letter == "h" else "sysrq: ", since=asked)
+        return _text(self._paths.console)[before:]
+
+    def _hear(self, word: str, *, since: int) -> None:
+        pause, end_s = threading.Event(), time.monotonic() + _ANSWER_LIMIT_S
+        while word not in _text(self._paths.console)[since:] and time.monotonic() < end_s:
+            pause.wait(_LOOK_EVERY_S)
+        size = -1
+        while (now := self._paths.console.stat().st_size) != size and time.monotonic() < end_s:
+            size = now
+            pause.wait(_SILENCE_S)
 
     def kernel_log(self) -> str:
         """The serial line's warnings since the first start, and all of dmesg where the guest can still be asked."""

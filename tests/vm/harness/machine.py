@@ -7,11 +7,12 @@ from pathlib import Path
 PROGRAM = "qemu-system-x86_64"
 MTU_BYTES = 4200  # soft RDMA's packets of 4096 with their headers
 
-# Warnings and worse go to the serial line, where they outlive the guest. Emulated processors are so slow that the
-# kernel's default of 20 s for a "soft lockup" is reached by honest work on a busy host.
+# Warnings and worse go to the serial line, where they outlive the guest; a kernel that hangs is asked there what it
+# waits for (sysrq). Emulated processors are so slow that the kernel's default of 20 s for a "soft lockup" is reached by
+# honest work on a busy host.
 _KERNEL_ARGUMENTS = (
     "console=ttyS0 loglevel=5 panic=-1 net.ifnames=0 mitigations=off audit=0 "
-    "nmi_watchdog=0 watchdog_thresh=60 systemd.show_status=0 secretmem.enable=1"
+    "nmi_watchdog=0 watchdog_thresh=60 systemd.show_status=0 secretmem.enable=1 sysrq_always_enabled"
 )
 
 
@@ -44,7 +45,8 @@ class Paths:
     initrd: Path
     disk: Path  # qcow2 overlay, this guest's own
     payload: Path  # farside, read only
-    console: Path  # serial line, written by the emulator
+    console: Path  # what the serial line said, written by the emulator
+    serial: Path  # socket of the serial line, made by the emulator
     control: Path  # QMP socket, made by the emulator
 
 
@@ -58,7 +60,8 @@ def arguments(spec: Spec, paths: Paths, *, name: str, port: Path | None, wake: s
     argv = [
         *_common(spec, name),
         *("-kernel", str(paths.kernel), "-initrd", str(paths.initrd), "-append", _KERNEL_ARGUMENTS),
-        *("-serial", f"file:{paths.console}"),
+        *("-chardev", f"socket,id=serial,path={paths.serial},server=on,wait=off,logfile={paths.console}"),
+        *("-serial", "chardev:serial"),
         *("-qmp", f"unix:{paths.control},server=on,wait=off"),
         *("-drive", f"if=none,id=root,file={paths.disk},format=qcow2,cache=unsafe,aio=threads"),
         *("-device", "virtio-blk-pci,drive=root"),
