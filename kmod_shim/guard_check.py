@@ -63,9 +63,10 @@ def unlocked(smaps: str) -> tuple[Mapped, ...]:
         flags = re.search(r"^VmFlags: (.*)$", rest, re.MULTILINE)
         if resident is None or flags is None or resident.group(1) == "0":
             continue
-        # A device's pages (`pf`, `io`) and the kernel's own are no one's to swap.
+        # A device's pages (`pf`, `io`), what a driver has put there one by one (`mm`: soft RDMA's queues) and the
+        # kernel's own are no one's to swap.
         words, name = set(flags.group(1).split()), "".join(head.split(None, 5)[5:])
-        if not words & {"lo", "pf", "io"} and not name.startswith(KERNEL_PAGES):
+        if not words & {"lo", "pf", "io", "mm"} and not name.startswith(KERNEL_PAGES):
             found.append(Mapped(name=name or "(anonymous)", resident_bytes=int(resident.group(1)) * KIB))
     return tuple(found)
 

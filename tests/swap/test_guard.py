@@ -92,6 +92,7 @@ def test_what_is_the_kernels_own_needs_no_lock() -> None:
         ("[vdso]", 8, "rd ex mr mw me de"),
         ("anon_inode:[io_uring]", 16, "rd wr sh mr mw me ms de sd mm"),
         ("/dev/infiniband/uverbs0", 4, "rd wr sh pf io"),
+        ("/dev/infiniband/uverbs0", 56, "rd wr sh mr mw me ms de dd mm"),
         ("/dev/shm/x", 0, "rd wr"),
         ("[stack]", 12, "rd wr gd"),
         ("/memfd:farside-swap0-state (deleted)", 64, "rd wr sh lo"),
