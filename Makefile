@@ -13,7 +13,7 @@
 #
 #   make deb        the Debian package, in build/
 #   make test-vm    the tests that need a kernel of their own, in virtual machines; `make test` has the smoke of them
-#   make survival   the faults of docs/survival.md in virtual machines, and its tables made anew (an hour, emulated)
+#   make survival   the faults of docs/survival.md in virtual machines, and its tables made anew (two hours, emulated)
 #   make screenshots  docs/page-*.png made anew, of a sandbox's page in a headless browser
 #   make sanitize   the tests that touch the engine, with address and undefined-behaviour sanitizers
 #   make format     rewrites Python and C as the lint wants them
@@ -67,7 +67,7 @@ test-vm: vm-image
 
 # What ran has its table rewritten, also when something has failed.
 survival: vm-image
-	@status=0; FARSIDE_VM=all $(PYTHON) -m pytest tests/vm -k "survival or shutdown" $(PYTEST_ARGS) \
+	@status=0; FARSIDE_VM=all $(PYTHON) -m pytest tests/vm -k "survival or shutdown or pressure" $(PYTEST_ARGS) \
 		|| status=$$?; $(PYTHON) -m tests.vm.survival_table || status=1; exit $$status
 
 screenshots: venv-dev packages-test

@@ -18,6 +18,7 @@ PARTS = {
     "test_survival": "## One fault, and two at once",
     "test_survival_copies": "## Where second copies lie otherwise",
     "test_survival_rdma": "## Over soft RDMA, between two machines",
+    "test_pressure": "## A whole machine out of memory",
     "test_shutdown": "## Going down",
 }
 _BEGIN, _END = "<!-- {part}: begin -->\n", "<!-- {part}: end -->\n"

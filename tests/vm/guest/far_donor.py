@@ -14,12 +14,12 @@ FOLDER = Path("/root/plane")
 MIB = 1 << 20
 
 
-def plane_of(address: str, key: str, *, transport: str, disk_bytes: int) -> Plane:
+def plane_of(address: str, key: str, *, transport: str, disk_bytes: int, guard: str = "attach") -> Plane:
     """The settings of both machines; each starts its own part of it."""
     rxe.create_link("rxe0", "eth1")
     FOLDER.mkdir()
     donor = Donor(name="d1", address=address, settings={"max_slabs": 256, "headroom_bytes": "64MiB"})
-    borrower = {"size_bytes": disk_bytes, "transport": transport, "workers": 1}
+    borrower = {"size_bytes": disk_bytes, "transport": transport, "workers": 1, "pressure_guard": guard}
     plane = Plane(FOLDER, donors=(donor,), settings=borrower)
     (FOLDER / "key").write_text(f"{key}\n")
     return plane

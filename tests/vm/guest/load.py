@@ -42,7 +42,11 @@ class Load:
 
     def wait_filled(self, limit_s: float = LIMIT_S) -> None:
         """Until it has written all its pages; most of them are out then."""
-        until(lambda: self._lines() >= 1, what="the witness's pages", deadline_s=limit_s, every_s=0.2)
+        until(self.is_filled, what="the witness's pages", deadline_s=limit_s, every_s=0.2)
+
+    def is_filled(self) -> bool:
+        """It has written all its pages."""
+        return self._lines() >= 1
 
     def tell(self, limit_s: float = LIMIT_S) -> Testimony:
         """Has it read every page, and returns what it saw since it was last asked."""

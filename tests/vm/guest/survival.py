@@ -6,13 +6,26 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from tests.vm.guest.load import Load
+from tests.vm.guest.load import Testimony
 from tests.vm.guest.swap_plane import Plane, kernel_errors, vmstat
 
 # Fetched by the host when the guest's tests have ended (tests/vm/inside.py).
 ROWS = Path("/run/farside-survival.jsonl")
+ROOT = Path("/")
+
+
+class Witness(Protocol):
+    """Who knows what each page must hold: a `Load`, or several."""
+
+    def so_far(self) -> Testimony:
+        """What it saw since it was last asked."""
+        ...
+
+    def tell(self) -> Testimony:
+        """The same, after it has read every page once more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +45,13 @@ class Row:
 
 
 @contextmanager
-def survived(fault: str, plane: Plane, witness: Load, *, processes: Collection[str]) -> Iterator[None]:
+def survived(fault: str, plane: Plane, witness: Witness, *, processes: Collection[str]) -> Iterator[None]:
     """The body makes the fault, while the witness swaps; after it every page is read, and the row written and judged.
 
-    ``processes`` are those of the plane that must be alive at the end, beside the witness and the borrower's.
+    ``processes`` are those of the plane that must be alive at the end, beside the witness and the borrower's; what the
+    kernel has killed for memory, whatever it was, counts as lost too.
     """
-    before, page_ins = plane.told(), vmstat("pswpin")
+    before, page_ins, killed = plane.told(), vmstat("pswpin"), vmstat("oom_kill")
     witness.so_far()  # what comes now counts
     yield
     seen = witness.tell()
@@ -52,7 +66,7 @@ def survived(fault: str, plane: Plane, witness: Load, *, processes: Collection[s
         wrong_pages=seen.wrong,
         failed_reads=len(complaints),
         lost_pages=grown(before, told, "pages_lost"),
-        lost_processes=len(lost),
+        lost_processes=len(lost) + vmstat("oom_kill") - killed,
         stall_s=seen.stall_s,
     )
     write(row)
