@@ -17,6 +17,7 @@ DOCUMENT = ROOT / "docs/survival.md"
 PARTS = {
     "test_survival": "## One fault, and two at once",
     "test_survival_copies": "## Where second copies lie otherwise",
+    "test_survival_disk": "## Where the disk is slow, or breaks",
     "test_survival_rdma": "## Over soft RDMA, between two machines",
     "test_pressure": "## A whole machine out of memory",
     "test_shutdown": "## Going down",

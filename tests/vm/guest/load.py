@@ -23,17 +23,18 @@ class Testimony:
     accesses: int
     wrong: int
     stall_s: float  # the longest single access
+    failed: int = 0  # of `mourn`: pages that could not be read
 
 
 class Load:
     """A running witness in a cgroup of its own."""
 
-    def __init__(self, folder: Path, *, pages: int, limit: str, name: str) -> None:
+    def __init__(self, folder: Path, *, pages: int, limit: str, name: str, locked: bool = False) -> None:
         self._output = folder / f"{name}.out"
         cgroup = group(name, "memory.max", limit)
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-IS", WITNESS, str(pages)],
+                [sys.executable, "-IS", WITNESS, str(pages), *(["locked"] if locked else [])],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -55,6 +56,14 @@ class Load:
     def so_far(self, limit_s: float = LIMIT_S) -> Testimony:
         """What it saw since it was last asked, without another look at all pages."""
         return self._ask("so far", limit_s)
+
+    def rest(self, limit_s: float = LIMIT_S) -> Testimony:
+        """The same; it touches nothing until it is asked again."""
+        return self._ask("rest", limit_s)
+
+    def mourn(self, limit_s: float = LIMIT_S) -> Testimony:
+        """Has it read every page where some are lost, and returns how many; it touches nothing afterwards."""
+        return self._ask("mourn", limit_s)
 
     def is_alive(self) -> bool:
         """It has not ended."""
@@ -81,9 +90,12 @@ class Load:
 
 
 @contextmanager
-def load(folder: Path, *, limit_mib: int = 12, times: int = 3, name: str = "witness") -> Iterator[Load]:
-    """A witness whose pages are all written, and which goes on reading and writing them."""
-    one = Load(folder, pages=times * limit_mib * PAGES_A_MIB, limit=str(limit_mib << 20), name=name)
+def load(
+    folder: Path, *, limit_mib: int = 12, times: int = 3, name: str = "witness", locked: bool = False
+) -> Iterator[Load]:
+    """A witness whose pages are all written, and which goes on reading and writing them; `locked` to `mourn`."""
+    pages = times * limit_mib * PAGES_A_MIB
+    one = Load(folder, pages=pages, limit=str(limit_mib << 20), name=name, locked=locked)
     try:
         one.wait_filled()
         yield one
