@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from benchmarks.apps.back_end import throttle
 from benchmarks.apps.meter import Meter
-from benchmarks.apps.plan import LEVELS_PCT, SETTLE_S, WINDOW_S, WINDOWS
+from benchmarks.apps.plan import LEVELS_PCT, SETTLE_S, SLOW_DISKS, WINDOW_S, WINDOWS
 from benchmarks.apps.result import BackEnd, Cell, Level, Window, Workload
 from benchmarks.apps.stage import Stage, Worker
 from benchmarks.load import BenchmarkError
@@ -30,7 +30,7 @@ def cell(stage: Stage, workload: Workload, back_end: BackEnd, *, serving_pid: in
                 for percent in LEVELS_PCT:
                     limit_bytes = working_set_bytes * percent // 100
                     if limit_bytes:
-                        throttle(stage.borrower, is_on=True)
+                        throttle(stage.borrower, is_on=back_end in SLOW_DISKS)
                         worker.limit(limit_bytes)
                     run(worker, here, there, SETTLE_S)
                     windows = tuple(run(worker, here, there, WINDOW_S) for _ in range(WINDOWS))

@@ -10,7 +10,8 @@ WINDOWS = 3  # of which the median is taken
 WINDOW_S = 4.0
 SETTLE_S = 2.0  # a window that is not kept, after each change of the limit
 # First what is judged by: ours beside the disk and beside nbdX's way.
-BACK_ENDS = (BackEnd.DISK, BackEnd.TCP, BackEnd.NBDKIT, BackEnd.RXE, BackEnd.NVME)
+BACK_ENDS = (BackEnd.DISK, BackEnd.TCP, BackEnd.NBDKIT, BackEnd.RXE, BackEnd.NVME, BackEnd.SLOW)
+SLOW_DISKS = (BackEnd.DISK, BackEnd.SLOW)  # under these the guest's disk is a hard disk
 RETREATING = (Workload.ETC, Workload.SYS)
 UPSETS = "upsets"
 

@@ -28,6 +28,7 @@ class BackEnd(StrEnum):
     NVME = "nvme-tcp"
     TCP = "farside-tcp"
     RXE = "farside-rxe"
+    SLOW = "farside-tcp-slow"  # by TCP, and second copies on the disk of (a)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Medians, ratios and losses of what was measured: pure. What was not measured is None, never a figure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
@@ -43,6 +43,12 @@ def at(results: Results, workload: Workload, back_end: BackEnd, percent: int) ->
     found = results.cells.get(cell_key(workload, back_end))
     level = found.level(percent) if found else None
     return summary(level.windows) if level else None
+
+
+def above_idle(level: Summary, idle: Summary, of: Callable[[Summary], float | None]) -> float | None:
+    """What ``of`` tells of a level above what it tells, for as long, of one where nothing pages; at least 0."""
+    some, none = of(level), of(idle)
+    return None if some is None or none is None else max(0.0, some - none / idle.seconds * level.seconds)
 
 
 def slower(cell: Cell, percent: int) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-from benchmarks.apps.back_end import MODULE, farside, throttle
+from benchmarks.apps.back_end import MODULE, farside
 from benchmarks.apps.measure import now, run
 from benchmarks.apps.meter import Meter
 from benchmarks.apps.plan import SETTLE_S, WINDOW_S, WINDOWS
@@ -76,7 +76,6 @@ def upsets(stage: Stage) -> Upsets:
             closing(_Scene(stage, worker, here, there)) as scene,
         ):
             scene.windows(WINDOWS)
-            throttle(stage.borrower, is_on=True)
             worker.limit(worker.memory_bytes() * LEVEL_PCT // 100)
             scene.settle()
             for kind, upset in _events(scene):

@@ -29,7 +29,7 @@ from benchmarks.apps.result import (
     load,
     save,
 )
-from benchmarks.apps.summary import event_loss_pct, loss_pct, p99_gain, slower, summary, throughput_gain
+from benchmarks.apps.summary import above_idle, event_loss_pct, loss_pct, p99_gain, slower, summary, throughput_gain
 from farside.errors import ConfigError
 
 ALL = tuple(BackEnd)
@@ -216,6 +216,16 @@ def test_gains_are_ours_over_theirs() -> None:
     assert throughput_gain(done, Workload.ETC, BackEnd.TCP, BackEnd.DISK, 50) == 6
     assert p99_gain(done, Workload.ETC, BackEnd.TCP, BackEnd.DISK, 50) == pytest.approx(80 / 9)
     assert throughput_gain(done, Workload.ETC, BackEnd.TCP, BackEnd.NVME, 50) is None
+
+
+def test_a_donors_time_is_told_above_what_it_takes_where_nothing_pages() -> None:
+    idle, busy = summary([window(1, donor_busy_s=0.5)]), summary([window(1, donor_busy_s=2.0)] * 2)
+
+    assert idle is not None
+    assert busy is not None
+    assert above_idle(busy, idle, lambda level: level.donor_busy_s) == pytest.approx(3.0)
+    assert above_idle(idle, busy, lambda level: level.donor_busy_s) == 0
+    assert above_idle(busy, idle, lambda level: level.donor_program_s) is None
 
 
 def test_a_loss_is_what_is_missing_of_the_throughput_before() -> None:
