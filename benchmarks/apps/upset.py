@@ -95,12 +95,14 @@ def _events(scene: _Scene) -> Iterator[tuple[str, Upset]]:
 
 
 def _held(scene: _Scene) -> dict[str, float]:
-    """Page I/O a second of what each donor that answers holds."""
+    """Page I/O a second of what each donor that answers holds. Raises BenchmarkError when none does."""
     told = scene.status()
     activity = {donor["node"]: 0.0 for donor in told["donors"] if donor["state"] == "up"}
     for slab in told["slabs"]:
         if slab["donor"] in activity:
             activity[slab["donor"]] += slab["activity"]
+    if not activity:
+        raise BenchmarkError("no donor is left")
     return activity
 
 
