@@ -23,6 +23,7 @@ from tests.vm.harness.program import HarnessError
 
 GROUP = "donors/d1"
 EVERY_S = 1.0
+STORE_S = 600.0  # the longest that storing may take, on a host that does other work too
 _ALONE = (
     f"cd {CGROUPS}; echo +memory >cgroup.subtree_control; mkdir -p donors; "
     "echo +memory >donors/cgroup.subtree_control; "
@@ -95,7 +96,7 @@ def _grow(stage: Stage, workload: Workload, *, is_lending: bool) -> _Seen:
     ):
         watch = Watch(stage, is_lending=is_lending)
         try:
-            store = run(worker, here, there, 0, command="store")
+            store = run(worker, here, there, STORE_S, command="store")
             windows = tuple(run(worker, here, there, WINDOW_S) for _ in range(WINDOWS))
         finally:
             moments = watch.moments()
