@@ -44,7 +44,7 @@ class Rules:
         placement: Where.
         cost: What a preemption costs.
         effect: How a place slows a job down.
-        min_run_s: A job that was started is left alone this long.
+        min_run_s: A job that was started is left alone this long, from when it makes progress.
         reserve_after_s: A job that has waited this long in one go is reserved for (reservation.py); infinite: none is,
             as in the papers.
         tenancy: Accounts and qualities of service, where there are any: what may be held, and priority and fair share
@@ -480,6 +480,9 @@ class Domain:
         self._waiting_since.pop(row, None)
         if row in self.running:
             self._rank_anew(row)
+            held = self.running[row]
+            if held.until_s > now_s:  # else it would be taken away again before it got anywhere, and again, for ever
+                held.until_s += delay_s
         speed = self.rules.effect.speed(job, allocation, ledger)
         self.table.start(row, now_s=now_s, delay_s=delay_s, speed=speed)
         return delay_s

@@ -27,7 +27,8 @@ class JobColumns(NamedTuple):
         executed_s: t_J, seconds that it has held GPUs since it was submitted or last promoted.
         waited_s: delta_J, seconds that it has waited since then.
         since_s: Since when it waits or runs, as it does now; a promotion counts as a new wait.
-        slice_s: Seconds that it has held GPUs since it was started the last time; 0 when it waits.
+        slice_s: Seconds since it began to make progress, once it was started the last time; negative while it still
+            resumes, 0 when it waits.
         first_start_s: When it was started first; infinite before that.
         position: Its place in the list of its queue; smaller stands before greater.
         remaining_s: Run time that is left, at full speed; NaN where nobody knows.
@@ -129,15 +130,16 @@ class JobTable:
             remaining_s, predicted_gpu_s, since_s, progress_from_s, speed, priority, share_level,
         ) = self._block[rows].T  # fmt: skip
         spent_s = now_s - since_s
-        slice_s = spent_s * running
-        progress_s = np.maximum(0.0, now_s - progress_from_s) * speed * running
+        held_s = spent_s * running
+        slice_s = (now_s - progress_from_s) * running
+        progress_s = np.maximum(0.0, slice_s) * speed
         return JobColumns(
             submit_s=submit_s,
             sequence=sequence,
             gpus=gpus,
             is_running=running,
-            executed_s=executed_s + slice_s,
-            waited_s=waited_s + (spent_s - slice_s),
+            executed_s=executed_s + held_s,
+            waited_s=waited_s + (spent_s - held_s),
             since_s=since_s,
             slice_s=slice_s,
             first_start_s=first_start_s,

@@ -381,6 +381,8 @@ class Planner:
     def _put_to_work(self, job: LiveJob) -> int:
         domain, table = self.domain, self.domain.table
         row = self._submit(job, job.since_s)
+        if job.phase in ACTIVE and job.start == 1:
+            domain.preempted.discard(row)  # its first start: it has nothing to resume
         allocation = allocation_of(job.places, self._node_index)
         domain.book(row, allocation, job.since_s)
         domain.start(row, allocation, domain.ledger, job.since_s)

@@ -43,7 +43,8 @@ class Las:
         within: Order in a queue, see above.
         promote_knob: PROMOTEKNOB; infinite promotes nobody.
         starve_limit_s: STARVELIMIT; infinite promotes nobody.
-        interval_s: Without limits, how long a running job goes without being compared again, if nothing happens.
+        interval_s: Without limits, how long a running job makes progress without being compared again, if nothing
+            happens.
     """
 
     limits_gpu_s: tuple[float, ...] = (3200.0,)
@@ -103,7 +104,7 @@ class Las:
         level = self.level(jobs)
         demotion: Floats = uppers[level.astype(int)] / jobs.gpus - jobs.executed_s
         if self.is_continuous and self.interval_s < np.inf:
-            intervals = np.floor((jobs.slice_s + EDGE_S) / self.interval_s) + 1
+            intervals = np.maximum(np.floor((jobs.slice_s + EDGE_S) / self.interval_s) + 1, 1.0)
             np.minimum(demotion, intervals * self.interval_s - jobs.slice_s, out=demotion)
         promotion: Floats | float = np.inf
         if min(self.promote_knob, self.starve_limit_s) < np.inf:

@@ -9,7 +9,10 @@ How it works
   2. who waits, the longest wait first;
   3. who runs and has used its slice: it goes on until a waiting job can use its GPUs. The longest turn goes first.
 
-  A slice belongs to a job, not to the clock, so the only event is its end: while nobody waits nothing happens at all.
+  A slice begins when a job makes progress: what resuming takes is not of it, or nobody would get anywhere where that
+  takes as long. It belongs to a job, not to the clock, so the only event is its end: while nobody waits nothing happens
+  at all.
+
   As slices end one by one, GPUs for a gang never come free together if smaller jobs may take each of them; so the first
   in line holds the others up until it has room, a slice at most. ``is_strict`` False lets them pass.
 """

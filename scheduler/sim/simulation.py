@@ -7,6 +7,9 @@ How it works
 
   A start's end is known at once and stands in the queue of events with the start's number; a preemption makes that
   number old, and the event is dropped when its time comes.
+
+  Where resuming takes longer than a policy lets a job run, jobs may take GPUs from each other for ever. Now and then it
+  is asked whether anybody has come any further; if not, the run is given up.
 """
 
 import heapq
@@ -15,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from farside.errors import FarsideError
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.sim.trace.job import TraceJob
@@ -23,6 +27,8 @@ from farside.scheduler.table import JobTable
 
 # Fractions of seconds do not add up exactly: what is this near is there.
 EDGE_S = 1e-6
+# After so many instants it is asked whether any job has made progress in them: a second of computing.
+LOOK_AFTER = 10_000
 
 Observer = Callable[[float, Domain, tuple[Action, ...]], None]
 
@@ -35,6 +41,10 @@ class Kind(IntEnum):
     CROSS = 2
     RESIZE = 3
     CYCLE = 4
+
+
+class Stuck(FarsideError):
+    """Jobs take GPUs from each other, and none makes progress any more."""
 
 
 @dataclass(slots=True)
@@ -106,6 +116,7 @@ class Simulation:
         self._is_lending = is_lending
         self._hosts: dict[int, str] = {}  # where a guest runs
         self._row_of: dict[int, int] = {}  # by sequence; made when it is needed
+        self._has_progressed = True  # since that was asked the last time: a job, or what comes from outside
         self._resizes = list(resizes)
         for at, resize in enumerate(self._resizes):
             heapq.heappush(self._heap, (resize.at_s, Kind.RESIZE, at, 0))
@@ -116,9 +127,13 @@ class Simulation:
         self._resizes.append(resize)
 
     def run(self) -> Sequence[Run]:
-        """Runs until the last job has ended."""
+        """Runs until the last job has ended, or nothing can happen any more.
+
+        Raises:
+            Stuck: A great many decisions in a row brought no job any further.
+        """
         jobs, heap = self.jobs, self._heap
-        arrived = 0
+        arrived = instants = 0
         while self.left and (heap or arrived < len(jobs)):
             now_s = jobs[arrived].job.submit_s if arrived < len(jobs) else math.inf
             if heap and heap[0][0] < now_s:
@@ -140,7 +155,21 @@ class Simulation:
             for name, domain in touched.items():
                 if name not in due:
                     self._tell(now_s, domain, ())
+            instants += 1
+            if instants % LOOK_AFTER == 0:
+                self._refuse_standstill(now_s)
         return self.runs
+
+    def _refuse_standstill(self, now_s: float) -> None:
+        running = (row for domain in self.domains.values() for row in (*domain.running, *domain.guests))
+        if self._has_progressed or any(now_s - self._progress_from_s[row] > EDGE_S for row in running):
+            self._has_progressed = False
+            return
+        raise Stuck(
+            f"{self._rules.order.name}: {self.left} of {len(self.jobs)} jobs will never end: in {LOOK_AFTER} "
+            f"instants none has made progress, each loses its GPUs before it has resumed",
+            hint="leave who was started alone for a while, --set min_run_s=60",
+        )
 
     def _end(self, now_s: float, touched: dict[str, Domain]) -> None:
         _, _, row, start = heapq.heappop(self._heap)
@@ -150,6 +179,7 @@ class Simulation:
         domain = self.domains[self._hosts.pop(row, self.jobs[row].job.vc)]
         touched[domain.name] = domain
         self._starts[row] += 1
+        self._has_progressed = True
         self.left -= 1
         run = self.runs[row]
         run.end_s = now_s
@@ -171,6 +201,7 @@ class Simulation:
 
     def _submit(self, row: int, touched: dict[str, Domain]) -> None:
         self.events += 1
+        self._has_progressed = True
         trace = self.jobs[row]
         domain = self.domains[trace.job.vc]
         touched[domain.name] = domain
@@ -185,6 +216,7 @@ class Simulation:
         if kind == Kind.RESIZE:
             domain = self.domains[self._resizes[row].vc]
             domain.resize(self._resizes[row].nodes)
+            self._has_progressed = True
             touched[domain.name] = domain
         elif kind == Kind.CYCLE:
             domain = self.domains[self._names[row]]
@@ -230,7 +262,9 @@ class Simulation:
                 self.runs[row].preemptions += 1
                 self.runs[row].held_s += now_s - self._segment_s[row]
                 # who is preempted again before it made progress has not paid all of the last one
-                self.runs[row].cost_s -= max(0.0, self._progress_from_s[row] - now_s)
+                unpaid_s = self._progress_from_s[row] - now_s
+                self.runs[row].cost_s -= max(0.0, unpaid_s)
+                self._has_progressed = self._has_progressed or unpaid_s < -EDGE_S
                 self._wake(domain.name, now_s + self._rules.reserve_after_s)
                 if self._hosts.pop(row, None) is not None:
                     self._wake(self.jobs[row].job.vc, now_s)

@@ -1,0 +1,157 @@
+"""Where a preemption costs time: nobody is preempted for ever before he gets any further, and a run always ends."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farside.scheduler.cost import CostModel, FreeCost, ModelCost, SteppedCost
+from farside.scheduler.domain import Domain, Rules
+from farside.scheduler.order.catalog import ORDERS, make_order
+from farside.scheduler.order.gittins import Gittins
+from farside.scheduler.order.las import Las
+from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.order.srtf import Srtf
+from farside.scheduler.order.timeshare import Timeshare
+from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.sim.simulation import Run, Simulation, Stuck
+from farside.scheduler.state import Action, Preempt, Start
+from tests.support.traces import flat_cluster, trace
+
+PAIR = [(0.0, 100.0, 4), (0.0, 100.0, 4)]  # one node of 4 GPUs holds one of them
+
+
+def run_pair(rules: Rules, *, tick_s: float = 0.0) -> list[Run]:
+    return list(Simulation(flat_cluster(1, 4), rules, trace(PAIR), tick_s=tick_s).run())
+
+
+@pytest.mark.parametrize(
+    ("order", "cost", "reserve_after_s", "tick_s"),
+    [
+        (Timeshare(quantum_s=30.0), SteppedCost(), math.inf, 0.0),
+        (Timeshare(quantum_s=60.0), ModelCost(), math.inf, 0.0),
+        (Timeshare(quantum_s=50.0), ModelCost(), math.inf, 0.0),
+        (Las(), SteppedCost(), 30.0, 0.0),
+        (Las(), ModelCost(), 60.0, 0.0),
+        (Srtf(), ModelCost(), 60.0, 0.0),
+        (Gittins(), ModelCost(), 50.0, 0.7),
+        (Las(limits_gpu_s=(), interval_s=30.0), ModelCost(), math.inf, 0.0),
+    ],
+    ids=["slice-as-cost", "slice", "shorter-slice", "las", "las-model", "srtf", "gittins-ticks", "interval"],
+)
+def test_two_jobs_end_though_each_turn_is_no_longer_than_it_takes_to_resume(
+    order: OrderPolicy, cost: CostModel, reserve_after_s: float, tick_s: float
+) -> None:
+    runs = run_pair(
+        Rules(order=order, placement=CountOnly(), cost=cost, reserve_after_s=reserve_after_s), tick_s=tick_s
+    )
+
+    assert all(run.end_s <= 2000.0 for run in runs)
+
+
+def turns(rules: Rules) -> list[tuple[float, float]]:
+    """Of each turn but the last of a job: what it took to resume, and how long it lasted."""
+    began: dict[int, tuple[float, float]] = {}
+    seen: list[tuple[float, float]] = []
+
+    def note(now_s: float, _: Domain, actions: tuple[Action, ...]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                began[action.row] = action.delay_s, now_s
+            elif isinstance(action, Preempt):
+                delay_s, start_s = began[action.row]
+                seen.append((delay_s, now_s - start_s))
+
+    Simulation(flat_cluster(1, 4), rules, trace(PAIR), observers=(note,)).run()
+    return seen
+
+
+def test_a_slice_begins_when_the_job_has_resumed() -> None:
+    seen = turns(Rules(order=Timeshare(quantum_s=40.0), placement=CountOnly(), cost=SteppedCost()))
+
+    assert seen == [(0.0, 40.0), (0.0, 40.0), (30.0, 70.0), (30.0, 70.0)]
+
+
+@pytest.mark.parametrize("setting", ["min_run_s", "reserve_after_s"])
+def test_who_is_left_alone_is_so_from_when_it_has_resumed(setting: str) -> None:
+    rules = Rules(order=Las(), placement=CountOnly(), cost=SteppedCost(), reserve_after_s=20.0)
+    if setting == "min_run_s":
+        rules = Rules(
+            order=Las(), placement=CountOnly(), cost=SteppedCost(), reserve_after_s=5.0, min_run_s=20.0
+        )  # fmt: skip
+
+    seen = turns(rules)
+
+    assert seen
+    assert all(length_s >= delay_s + 20.0 for delay_s, length_s in seen)
+    assert any(delay_s for delay_s, _ in seen)
+
+
+ENDLESS = Rules(order=Las(limits_gpu_s=(10.0,), promote_knob=1.0), placement=CountOnly(), cost=ModelCost())
+
+
+def test_jobs_that_never_get_any_further_end_the_run_with_one_line_that_says_what_to_do() -> None:
+    """Both are promoted after 3 s, and it takes 58 s to resume."""
+    with pytest.raises(Stuck, match=r"las: 2 of 2 jobs will never end: .*--set min_run_s=60") as caught:
+        run_pair(ENDLESS)
+
+    assert caught.value.exit_code == 1
+    assert "\n" not in str(caught.value)
+
+
+def test_the_run_goes_on_as_long_as_anybody_gets_further() -> None:
+    """The same two, beside one that runs on for long: when it ends there is room for both."""
+    long_s = 60_000.0
+    rows = [(0.0, long_s, 4), (1.0, 100.0, 4), (1.0, 100.0, 4)]
+    order = Las(limits_gpu_s=(10.0,), promote_knob=1.0)
+    jobs = trace(rows)
+    jobs[0] = type(jobs[0])(
+        job=type(jobs[0].job)(job_id="long", sequence=0, submit_s=0.0, gpus=4, preemptible=False), duration_s=long_s
+    )
+
+    runs = Simulation(flat_cluster(2, 4), Rules(order=order, placement=CountOnly(), cost=ModelCost()), jobs).run()
+
+    assert all(run.end_s <= long_s + 1000.0 for run in runs)
+
+
+SETTINGS = {
+    "timeshare": {"quantum_s": "9"}, "las": {"limits_gpu_s": "40,200", "promote_knob": "1"},
+    "gittins": {"limits_gpu_s": "40,200", "promote_knob": "2", "first_fit_jobs": "1"},
+}  # fmt: skip
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 90), st.integers(0, 150), st.sampled_from([1, 2, 4, 8])), min_size=1, max_size=9
+    ),
+    policy=st.sampled_from(sorted(ORDERS)),
+    is_set=st.booleans(),
+    cost=st.sampled_from([FreeCost(), SteppedCost(), ModelCost(), ModelCost(fixed_s=0.0)]),
+    reserve_after_s=st.sampled_from([1.0, 7.0, 60.0, math.inf]),
+    min_run_s=st.sampled_from([0.0, 2.5]),
+    tick_s=st.sampled_from([0.0, 0.7, 60.0]),
+)
+def test_every_run_ends(
+    rows: list[tuple[int, int, int]], policy: str, is_set: bool, cost: CostModel, reserve_after_s: float,
+    min_run_s: float, tick_s: float,
+) -> None:  # fmt: skip
+    order = make_order(policy, SETTINGS.get(policy, {}) if is_set else {})
+    rules = Rules(
+        order=order, placement=CountOnly(), cost=cost, reserve_after_s=reserve_after_s, min_run_s=min_run_s
+    )  # fmt: skip
+    jobs = trace((float(submit), float(duration), gpus) for submit, duration, gpus in rows)
+    simulation = Simulation(flat_cluster(2, 4), rules, jobs, tick_s=tick_s)
+
+    try:
+        runs = simulation.run()
+    except Stuck:
+        # Only where an operator's own limits are shorter than what it takes to resume, and nobody is left alone.
+        assert is_set
+        assert cost.name != "free"
+        assert not min_run_s
+        return
+
+    assert all(run.end_s >= 0 for run in runs)
+    assert sum(run.held_s - run.cost_s for run in runs) == pytest.approx(sum(duration for _, duration, _ in rows))
