@@ -32,6 +32,7 @@ from farside.units import format_seconds
 # Thresholds are met by adding fractions of seconds times GPUs: a job this near has arrived.
 EDGE_GPU_S = 1e-6
 EDGE_S = 1e-6
+SHORTEST_S = 1e-3  # an interval as short as the edge would be over before it began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +58,8 @@ class Las:
         """Refuses limits out of order: a job could not fall through them."""
         if any(low >= high for low, high in pairwise((0.0, *self.limits_gpu_s))):
             raise ValueError(f"limits_gpu_s: must ascend from above 0, is {self.limits_gpu_s}")
-        if self.interval_s <= 0:
-            raise ValueError("interval_s: must be above 0")
+        if self.interval_s < SHORTEST_S:
+            raise ValueError(f"interval_s: must be at least {SHORTEST_S:g} s")
 
     @property
     def name(self) -> str:

@@ -27,6 +27,7 @@ from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds
 
 EDGE_S = 1e-6  # seconds do not add up exactly: a slice this near its end has ended
+SHORTEST_S = 1e-3  # one as short as the edge would be over before it began
 UNTOUCHED, WAITING, USED = 0.0, 1.0, 2.0
 
 
@@ -44,9 +45,9 @@ class Timeshare(PlainOrder):
     is_strict: bool = True
 
     def __post_init__(self) -> None:
-        """Refuses slices of no length: nobody would make progress."""
-        if self.quantum_s <= 0:
-            raise ValueError("quantum_s: must be above 0")
+        """Refuses slices of next to no length: nobody would make progress."""
+        if self.quantum_s < SHORTEST_S:
+            raise ValueError(f"quantum_s: must be at least {SHORTEST_S:g} s")
 
     @property
     def name(self) -> str:

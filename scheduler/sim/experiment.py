@@ -28,6 +28,8 @@ from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.tenancy import Account, Tenancy
 
 PLACEMENT = "consolidate"
+# Who was started for a reservation is left alone as long as it waited: less would be no time to get anywhere in.
+SHORTEST_S = 1.0
 # The other half of a scheduler whose order is only one half.
 _PLACEMENT_OF: Mapping[str, str] = {"yarn-cs": "yarn"}
 
@@ -39,8 +41,9 @@ class Options:
     Attributes:
         cost: What a preemption costs: a name of the catalogue.
         effect: How a place slows a job down: a name of the catalogue.
-        min_run_s: A job that was started is left alone this long.
-        reserve_after_s: A job that has waited this long in one go is reserved for; infinite: none is.
+        min_run_s: A job that was started is left alone this long, from when it makes progress.
+        reserve_after_s: A job that has waited this long in one go is reserved for; infinite, or 0 as the manager's
+            setting has it: none is.
         tick_s: The scheduler only acts at multiples of this; 0: whenever something happens.
         is_lending: Idle nodes of a virtual cluster where nobody waits run the others' jobs.
         in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
@@ -65,6 +68,8 @@ class Options:
         """Refuses a scheduler that never acts."""
         if self.tick_s == math.inf:
             raise ValueError("tick_s: must be finite; 0 lets the scheduler act whenever something happens")
+        if 0 < self.reserve_after_s < SHORTEST_S:
+            raise ValueError(f"reserve_after_s: must be at least {SHORTEST_S:g} s, or 0 for never")
 
     @property
     def tenancy(self) -> Tenancy | None:
@@ -96,7 +101,7 @@ class Experiment:
             cost=self.cost,
             effect=self.effect,
             min_run_s=self.options.min_run_s,
-            reserve_after_s=self.options.reserve_after_s,
+            reserve_after_s=self.options.reserve_after_s or math.inf,
             tenancy=self.options.tenancy,
         )
 

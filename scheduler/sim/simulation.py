@@ -29,6 +29,8 @@ from farside.scheduler.table import JobTable
 EDGE_S = 1e-6
 # After so many instants it is asked whether any job has made progress in them: a second of computing.
 LOOK_AFTER = 10_000
+# What stands for the start's number with a cycle at a tick.
+TICK = 1
 
 Observer = Callable[[float, Domain, tuple[Action, ...]], None]
 
@@ -221,7 +223,7 @@ class Simulation:
         elif kind == Kind.CYCLE:
             domain = self.domains[self._names[row]]
             domain.touch()
-            (ticked if self._tick_s else touched)[domain.name] = domain
+            (ticked if start == TICK else touched)[domain.name] = domain
         elif start == self._starts[row]:
             self.events += 1
             domain = self.domains[self.jobs[row].job.vc]
@@ -235,16 +237,16 @@ class Simulation:
             self._ticking.discard(domain.name)
         for domain in touched.values():
             at_s = math.ceil(now_s / self._tick_s) * self._tick_s
-            if at_s == now_s:
+            if at_s <= now_s:  # a multiple that is rounded may lie below: the clock never goes back
                 ticked[domain.name] = domain
             elif domain.name not in self._ticking:
                 self._ticking.add(domain.name)
-                self._wake(domain.name, at_s)
+                self._wake(domain.name, at_s, TICK)
         return ticked
 
-    def _wake(self, name: str, at_s: float) -> None:
+    def _wake(self, name: str, at_s: float, start: int = 0) -> None:
         if at_s < math.inf:
-            heapq.heappush(self._heap, (at_s, Kind.CYCLE, self._names.index(name), 0))
+            heapq.heappush(self._heap, (at_s, Kind.CYCLE, self._names.index(name), start))
 
     def _cycle(self, domain: Domain, now_s: float) -> None:
         others = [other for other in self.domains.values() if other is not domain] if self._is_lending else ()

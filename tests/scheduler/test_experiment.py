@@ -57,6 +57,13 @@ def test_nothing_said_is_the_papers_rule() -> None:
     assert (one.cost.name, one.effect.name, one.placement.name) == ("free", "none", "consolidate")
 
 
+@pytest.mark.parametrize("never", ["0", "never"])
+def test_a_reservation_after_no_time_is_never_one(never: str) -> None:
+    (one,) = make_experiments(["las"], {"reserve_after_s": never})
+
+    assert one.rules.reserve_after_s == math.inf
+
+
 def test_yarn_cs_brings_its_placement_unless_another_is_named() -> None:
     assert make_experiments(["yarn-cs"], {})[0].placement.name == "yarn"
     assert make_experiments(["yarn-cs"], {}, placement="count")[0].placement.name == "count"
@@ -73,6 +80,10 @@ def test_yarn_cs_brings_its_placement_unless_another_is_named() -> None:
         ("las", {"effect": "x"}, "no effect 'x'"),
         ("las", {"promote_knob": "often"}, "promote_knob"),
         ("las", {"min_run_s": "-5"}, "min_run_s: must be at least 0"),
+        ("las", {"reserve_after_s": "1e-12"}, "reserve_after_s: must be at least 1 s, or 0 for never"),
+        ("las", {"reserve_after_s": "0.9"}, "reserve_after_s: must be at least 1 s, or 0 for never"),
+        ("timeshare", {"quantum_s": "1e-7"}, "quantum_s: must be at least 0.001 s"),
+        ("las", {"limits_gpu_s": "", "interval_s": "0"}, "interval_s: must be at least 0.001 s"),
     ],
 )
 def test_a_mistake_is_told_with_the_nearest_right_name(policy: str, settings: dict[str, str], told: str) -> None:

@@ -225,5 +225,5 @@ def test_of_two_jobs_with_equally_much_left_srsf_takes_the_narrower() -> None:
 
 
 def test_a_slice_of_no_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="above 0"):
+    with pytest.raises(ValueError, match="at least"):
         Timeshare(quantum_s=0.0)

@@ -155,3 +155,32 @@ def test_every_run_ends(
 
     assert all(run.end_s >= 0 for run in runs)
     assert sum(run.held_s - run.cost_s for run in runs) == pytest.approx(sum(duration for _, duration, _ in rows))
+
+
+@pytest.mark.parametrize(("tick_s", "submit_s"), [(0.7, 500.5), (0.3, 16242.6), (2.3, 12845.5)])
+def test_a_tick_that_is_rounded_never_lies_before_what_happened(tick_s: float, submit_s: float) -> None:
+    """These are multiples, but for the last binary place: the product lies below."""
+    assert math.ceil(submit_s / tick_s) * tick_s < submit_s
+    seen: list[float] = []
+    simulation = Simulation(
+        flat_cluster(1, 4), Rules(order=Las(), placement=CountOnly()), trace([(submit_s, 10.0, 4)]), tick_s=tick_s,
+        observers=(lambda now_s, *_: seen.append(now_s),),
+    )  # fmt: skip
+
+    (run,) = simulation.run()
+
+    assert run.start_s == submit_s
+    assert seen == sorted(seen)
+
+
+def test_with_ticks_the_end_of_a_protection_and_a_wait_too_long_wait_for_the_next_one() -> None:
+    began: list[float] = []
+
+    def note(now_s: float, _: Domain, actions: tuple[Action, ...]) -> None:
+        began.extend(now_s for action in actions if isinstance(action, Start))
+
+    rules = Rules(order=Las(), placement=CountOnly(), reserve_after_s=33.0)
+    Simulation(flat_cluster(1, 4), rules, trace(PAIR), tick_s=10.0, observers=(note,)).run()
+
+    assert len(began) > 2
+    assert all(at_s % 10.0 == 0 for at_s in began)
