@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from farside.scheduler.order.apart import apart
 from farside.scheduler.order.distribution import Distribution
 from farside.scheduler.order.las import Las, edges_and_uppers, gpu_time
 from farside.scheduler.order.policy import INNER, Motions
@@ -111,8 +112,9 @@ class Gittins(Las):
         index, other_index = self.index(attained, queue).item(), self.index(other, other_queue).item()
         if index == other_index:
             return Las.why(self, first, second)
-        behind, other_behind = gpu_time(attained.item()), gpu_time(other.item())
+        behind, other_behind = apart(attained.item(), other.item(), gpu_time)
+        share, other_share = apart(index * 3600, other_index * 3600, "{:.3g}".format, unit="")
         return (
             f"is likelier to end soon: past jobs with as much behind them ({behind} of GPU time) ended at "
-            f"{index * 3600:.3g} a GPU hour, those like the other ({other_behind}) at {other_index * 3600:.3g}"
+            f"{share} a GPU hour, those like the other ({other_behind}) at {other_share}"
         )

@@ -25,6 +25,7 @@ from typing import Literal
 
 import numpy as np
 
+from farside.scheduler.order.apart import apart
 from farside.scheduler.order.policy import FREE, STILL, Motions, OrderPolicy, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds
@@ -127,7 +128,7 @@ class Las:
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """Their queues, or their places in one queue."""
         one, other = int(self.level(first)[0]), int(self.level(second)[0])
-        mine, others = (gpu_time((jobs.executed_s * jobs.gpus).item()) for jobs in (first, second))
+        mine, others = apart(*((jobs.executed_s * jobs.gpus).item() for jobs in (first, second)), gpu_time)
         if self.is_continuous:
             return f"has had {mine} of GPU time, not {others}"
         if one != other:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from farside.scheduler.order.apart import apart
 from farside.scheduler.order.plain import PlainOrder
 from farside.scheduler.order.policy import OrderTraits
 from farside.scheduler.table import Floats, JobColumns
@@ -116,9 +117,11 @@ class Qssf(PlainOrder):
         """Their tiers, or what is expected of each."""
         if self.patience_s < math.inf and self.tier(first) == 2 and self.tier(second) == 3:
             return f"has waited for {format_seconds(self.patience_s)} and more"
-        expected, other = first.predicted_gpu_s[0], second.predicted_gpu_s[0]
-        against = "nothing is known of the other" if np.isnan(other) else f"{format_seconds(other)} of the other"
-        return f"{format_seconds(expected)} of GPU time are expected of it; {against}"
+        if np.isnan(second.predicted_gpu_s[0]):
+            expected = format_seconds(first.predicted_gpu_s.item())
+            return f"{expected} of GPU time are expected of it; nothing is known of the other"
+        expected, other = apart(first.predicted_gpu_s.item(), second.predicted_gpu_s.item(), format_seconds)
+        return f"{expected} of GPU time are expected of it; {other} of the other"
 
 
 def _is_aged(jobs: JobColumns) -> Flags:

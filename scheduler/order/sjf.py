@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from farside.scheduler.order.apart import apart, in_seconds
 from farside.scheduler.order.plain import PlainOrder
 from farside.scheduler.order.policy import OrderTraits
 from farside.scheduler.table import Floats, JobColumns
@@ -29,4 +30,5 @@ class Sjf(PlainOrder):
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """Their run times."""
-        return f"runs {first.remaining_s[0]:.0f} s, not {second.remaining_s[0]:.0f} s"
+        mine, other = apart(first.remaining_s.item(), second.remaining_s.item(), in_seconds)
+        return f"runs {mine}, not {other}"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from farside.scheduler.order.apart import apart, in_seconds
 from farside.scheduler.order.plain import PlainOrder
 from farside.scheduler.order.policy import FALLING, FREE, Motions, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
@@ -33,7 +34,8 @@ class Srtf(PlainOrder):
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """What is left of each."""
-        return f"{first.remaining_s[0]:.0f} s left against {second.remaining_s[0]:.0f} s"
+        mine, other = apart(first.remaining_s.item(), second.remaining_s.item(), in_seconds)
+        return f"{mine} left against {other}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,8 @@ class Srsf(PlainOrder):
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """What is left of each."""
-        left, right = (jobs.remaining_s[0] * jobs.gpus[0] for jobs in (first, second))
+        left, right = ((jobs.remaining_s * jobs.gpus).item() for jobs in (first, second))
         if left == right:
             return f"{left:.0f} GPU s left as the other, on {first.gpus[0]:.0f} GPUs, not {second.gpus[0]:.0f}"
-        return f"{left:.0f} GPU s left against {right:.0f}"
+        mine, other = apart(left, right, "{:.0f}".format, unit="")
+        return f"{mine} GPU s left against {other}"

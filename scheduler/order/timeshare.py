@@ -81,8 +81,13 @@ class Timeshare(PlainOrder):
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """Whose turn it is."""
         one, other = self.group(first)[0], self.group(second)[0]
+        longer = format_seconds(abs(second.since_s.item() - first.since_s.item()))
+        if one == other == UNTOUCHED:
+            return f"was given its GPUs {longer} earlier, and neither has used its slice"
         if one == UNTOUCHED:
-            return f"has {format_seconds(self.quantum_s - first.slice_s[0])} of its slice left"
+            return f"has {format_seconds(min(self.quantum_s, self.quantum_s - first.slice_s.item()))} of its slice left"
         if one == other == WAITING:
-            return f"has waited for its turn {format_seconds(second.since_s[0] - first.since_s[0])} longer"
+            return f"has waited for its turn {longer} longer"
+        if one == other:
+            return f"was given its GPUs {longer} later, and both have used their slices"
         return f"waits, and the other has had its slice of {format_seconds(self.quantum_s)}"

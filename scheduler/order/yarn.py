@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from farside.scheduler.order.apart import earlier
 from farside.scheduler.order.plain import PlainOrder
 from farside.scheduler.order.policy import OrderTraits
 from farside.scheduler.table import Floats, JobColumns
@@ -31,4 +32,5 @@ class YarnCs(PlainOrder):
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """When each came."""
-        return f"came {second.submit_s[0] - first.submit_s[0]:.0f} s earlier, and the first in line is never passed"
+        ahead = earlier(second.submit_s.item() - first.submit_s.item())
+        return f"came {ahead} earlier, and the first in line is never passed"

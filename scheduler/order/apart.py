@@ -1,0 +1,23 @@
+"""Two figures in words, with as many places as tell them apart. PURE."""
+
+from collections.abc import Callable
+
+
+def apart(first: float, second: float, form: Callable[[float], str], unit: str = " s") -> tuple[str, str]:
+    """Both as ``form`` writes them; where that makes two figures the same text, with more digits before ``unit``."""
+    told = form(first), form(second)
+    digits = 4
+    while told[0] == told[1] and first != second and digits <= 17:
+        told = f"{first:.{digits}g}{unit}", f"{second:.{digits}g}{unit}"
+        digits += 1
+    return told
+
+
+def in_seconds(value: float) -> str:
+    """Whole seconds."""
+    return f"{value:.0f} s"
+
+
+def earlier(seconds: float) -> str:
+    """How much earlier something was: whole seconds, unless that is none."""
+    return in_seconds(seconds) if seconds >= 1 else f"{seconds:.3g} s"
