@@ -3,7 +3,8 @@
 ``--set limits_gpu_s=1h,2h`` sets the field ``limits_gpu_s``. What a field accepts follows from its type and the unit
 that its name ends in: ``_s`` takes ``90``, ``1.5h`` or ``inf``; ``_bytes`` takes ``64MiB``; a tuple takes values with
 commas between them. Numbers are never negative and never NaN. What else a class demands of its fields it checks in
-``__post_init__``, with a ValueError that names the field. A field of any other type cannot be set from text.
+``__post_init__``, with a ValueError that names the field; one whose metadata has ``least`` takes nothing below that. A
+field of any other type cannot be set from text.
 """
 
 import difflib
@@ -73,27 +74,31 @@ def suggestion(name: str, names: Iterable[str], what: str) -> str:
 
 def _readers(cls: type) -> dict[str, _Reader]:
     hints = get_type_hints(cls)
-    found = ((one.name, _reader(one.name, hints[one.name])) for one in fields(cls) if one.init)
+    found = (
+        (one.name, _reader(one.name, hints[one.name], one.metadata.get("least", 0.0)))
+        for one in fields(cls)
+        if one.init
+    )
     return {name: reader for name, reader in found if reader is not None}
 
 
-def _reader(name: str, hint: object) -> _Reader | None:
+def _reader(name: str, hint: object, least: float) -> _Reader | None:
     if get_origin(hint) is Literal:
         return _choice(get_args(hint))
     if get_origin(hint) is tuple and get_args(hint) == (float, ...):
-        return _several(_real(name))
+        return _several(_real(name, least))
     if hint is float:
-        return _real(name)
+        return _real(name, least)
     return {bool: _flag, int: _whole, str: _text}.get(hint)  # type: ignore[call-overload, no-any-return]
 
 
-def _real(name: str) -> Callable[[str], float]:
+def _real(name: str, least: float) -> Callable[[str], float]:
     parse = next((parse for suffix, parse in _BY_UNIT if name.endswith(suffix)), parse_fraction)
 
     def read(text: str) -> float:
         value = math.inf if text.strip().lower() in _INFINITE else parse(text)
-        if value < 0:
-            raise ValueError(f"must be at least 0, is '{text}'")
+        if value < least:
+            raise ValueError(f"must be at least {least:g}, is '{text}'")
         return value
 
     return read

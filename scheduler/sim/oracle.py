@@ -6,7 +6,7 @@ depends on the seed and the job's id alone: it is the same under every policy, a
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 
 from farside.scheduler.sim.trace.job import TraceJob
@@ -22,7 +22,7 @@ class Oracle:
         seed: Another seed, other errors of the same size.
     """
 
-    error_factor: float = 1.0
+    error_factor: float = field(default=1.0, metadata={"least": 1.0})
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -382,7 +382,7 @@ def test_a_job_larger_than_its_cluster_is_refused_with_file_line_and_reason(jobs
     assert done.returncode == 2
     assert done.stderr == (
         f"farside: {jobs}, line 6: job 5: needs 5 GPUs, its cluster has 4; "
-        "give the cluster more, or leave such jobs out with --bad skip\n"
+        "give the cluster more, or leave such jobs out with --on-bad skip\n"
     )
 
 

@@ -101,8 +101,8 @@ def test_bad_rows_are_skipped_and_counted_where_the_operator_says_so(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "/trace: is empty; name the file with the jobs"),
-        ("\n \n", "/trace: is empty; name the file with the jobs"),
+        ("", "/trace: is empty; name another file"),
+        ("\n \n", "/trace: is empty; name another file"),
         (HEADER, "/trace: holds no job; name a file with at least one"),
         ("[]", "/trace: holds no job; name a file with at least one"),
         ("a,b,c\n1,2,3\n", "no format has these columns"),
@@ -113,7 +113,10 @@ def test_bad_rows_are_skipped_and_counted_where_the_operator_says_so(tmp_path: P
         ("[{", "line 1: is not JSON: Expecting property name enclosed in double quotes"),
         ("[" * 100_000, "the list does not end; copy the file again"),
         ('[{"a": ' + "[" * 100_000, "line 1: lists within lists"),
-        ('[{"a": ' + "9" * 5000 + "}]", "line 1: Exceeds the limit"),
+        (
+            '[{"a": ' + "9" * 5000 + "}]",
+            "line 1: a number of thousands of digits; no job has such; is the file damaged?",
+        ),
         ("[[1]]", "line 1: '1' is no JSON object; is this Philly's cluster_job_log?"),
     ],
 )

@@ -24,6 +24,7 @@ from farside.scheduler.sim.workload.naming import Naming, recurring_name, single
 from farside.scheduler.sim.workload.service import Lognormal, Service
 from farside.scheduler.state import Job
 from farside.scheduler.table import Floats
+from farside.units import CALENDAR_UNTIL_S
 
 Whole = NDArray[np.intp]
 # GPUs and how many jobs ask for so many, relative to each other; likewise virtual clusters.
@@ -116,9 +117,12 @@ def generate(workload: Workload, rng: np.random.Generator) -> Trace:
     """The jobs of a recipe. The same chance gives the same jobs.
 
     Raises:
-        ConfigError: They would come over more than a century.
+        ConfigError: They would come over more than a century, or after the year 9999.
     """
-    return to_trace(workload, draw(workload, rng))
+    drawn = draw(workload, rng)
+    if drawn.submit_s[-1] >= CALENDAR_UNTIL_S:
+        raise ConfigError("the trace would go on after the year 9999", hint="give an earlier --start, or fewer jobs")
+    return to_trace(workload, drawn)
 
 
 def draw(workload: Workload, rng: np.random.Generator) -> Drawn:
@@ -192,10 +196,10 @@ def _span_s(workload: Workload, duration_s: Floats, gpus: Whole) -> float:
     if not span_s:
         span_s = float((duration_s * gpus).sum()) / (workload.load * workload.cluster_gpus)
     if span_s > CENTURY_S:
-        raise ConfigError(
-            f"the trace would last {span_s / CENTURY_S * 100:.0f} years",
-            hint="ask for a higher load, or for fewer jobs",
-        )
+        years = span_s / CENTURY_S * 100
+        told = f"{years:,.0f}" if years < 1e6 else "more than a million"
+        faster = "a shorter interval" if workload.interval_s else "a higher load"
+        raise ConfigError(f"the trace would last {told} years", hint=f"ask for {faster}, or for fewer jobs")
     return span_s
 
 

@@ -101,6 +101,7 @@ def replay(
     from farside.scheduler.energy.replay import figures, play
     from farside.scheduler.energy.saving import Power
 
+    _keep(files, json_to, plot)
     told = {name: _text(value) for name, value in options.overrides(settings).items()}
     prepared = prepare(policy, told, question)
     played = play(prepared.policy, question.series, question.begin, question.end, boot_s=boot_s)
@@ -134,6 +135,7 @@ def pareto(
     from farside.cli.energy_report import print_points, write_json
     from farside.scheduler.energy.sweep import sweep
 
+    _keep(files, json_to, plot)
     points = sweep(question, tuple(policies or ()), boot_s=boot_s)
     if plot:
         from farside.cli.energy_plot import plot_points
@@ -149,6 +151,7 @@ def pareto(
 @options.made(question=_question)
 def forecast(
     question: "Question",
+    files: _Files,
     json_to: _Json = None,
 ) -> None:
     """Compare forecasts of busy nodes on a window.
@@ -159,6 +162,7 @@ def forecast(
     from farside.cli.energy_report import print_forecasts, write_json
     from farside.scheduler.energy.compare import compare
 
+    _keep(files, json_to)
     scores = compare(question)
     if json_to:
         write_json(json_to, scores)
@@ -197,11 +201,20 @@ def jobs(
         vcs=tuple(vc or ()),
     )
     told = {name: _text(value) for name, value in options.overrides(settings).items()}
+    _keep([trace, *([vc_nodes] if vc_nodes else [])], json_to)
     cost = compare_runs(request, policy, told, boot_s=boot_s)
     if json_to:
         write_json(json_to, cost)
     if json_to != Path("-"):
         print_cost(cost, policy)
+
+
+def _keep(files: list[Path], json_to: Path | None, plot: Path | None = None) -> None:
+    """Refuses to write where something is read."""
+    from farside.scheduler.sim.place import check_apart
+
+    outputs = {"--json": None if json_to == Path("-") else json_to, "--plot": plot}
+    check_apart(outputs, {f"the input {file}": file for file in files})
 
 
 def _named(files: list[Path]) -> str:

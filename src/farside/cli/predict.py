@@ -12,7 +12,8 @@ predict_app = typer.Typer(
 
 _Log = Annotated[Path, typer.Argument(metavar="LOG", help="Past jobs: a trace of any format.")]
 _Format = Annotated[str, typer.Option("--format", metavar="NAME", help="Format of the log, else found out.")]
-_Bad = Annotated[Literal["refuse", "skip"], typer.Option("--bad", "--on-bad", help="Rows that cannot be used.")]
+_Bad = Annotated[Literal["refuse", "skip"], typer.Option("--on-bad", help="Rows that cannot be used.")]
+_BadOnce = Annotated[Literal["refuse", "skip"] | None, typer.Option("--bad", hidden=True)]  # what --on-bad was called
 
 
 @predict_app.command()
@@ -21,6 +22,7 @@ def fit(
     models: Annotated[Path, typer.Option(metavar="FOLDER", help="Where models are kept.")],
     fmt: _Format = "auto",
     bad: _Bad = "refuse",
+    bad_once: _BadOnce = None,
 ) -> None:
     """Fit the model of GPU times to a log, and keep it.
 
@@ -30,7 +32,7 @@ def fit(
     from farside.predict import fit_gpu_time, quality_table
     from farside.scheduler.predict.store import ModelStore
 
-    learner, record = fit_gpu_time(log, fmt, bad)
+    learner, record = fit_gpu_time(log, fmt, bad_once or bad)
     _print(quality_table(learner))
     if record is None:
         raise ConfigError(
@@ -48,11 +50,12 @@ def rebalance(
     policy: Annotated[str, typer.Option(metavar="NAME", help="By which jobs are ordered.")] = "fifo",
     fmt: _Format = "auto",
     bad: _Bad = "refuse",
+    bad_once: _BadOnce = None,
 ) -> None:
     """Who could have lent nodes to whom, and what that would have saved in queueing."""
     from farside.predict import rebalance_tables
 
-    _print(*rebalance_tables(log, vc_nodes, gpus_per_node, policy, fmt, bad))
+    _print(*rebalance_tables(log, vc_nodes, gpus_per_node, policy, fmt, bad_once or bad))
 
 
 def _print(*tables: object) -> None:

@@ -73,7 +73,7 @@ _VcNodes = Annotated[
 ]
 _From = Annotated[str, typer.Option("--from", metavar="TIME", help="Only jobs submitted then or later.")]
 _To = Annotated[str, typer.Option("--to", metavar="TIME", help="Only jobs submitted then or earlier.")]
-_Bad = Annotated[Bad, typer.Option("--bad", "--on-bad", help="Rows that cannot be used, and jobs that never fit.")]
+_Bad = Annotated[Bad, typer.Option("--on-bad", help="Rows that cannot be used, and jobs that never fit.")]
 _Format = Annotated[str, typer.Option("--format", metavar="NAME", help="Format of the trace, else found out.")]
 _Attempts = Annotated[Attempts, typer.Option(help="Is a job that was started several times one job, or several?")]
 _History = Annotated[
@@ -94,7 +94,10 @@ _Report = Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write o
 
 
 class SpreadCommand(TyperCommand):
-    """Lets ``--vc a b`` stand for ``--vc a --vc b`` once all arguments have been given; the same of ``--set``."""
+    """Lets ``--vc a b`` stand for ``--vc a --vc b`` once all arguments have been given; the same of ``--set``.
+
+    ``--bad``, the name that ``--on-bad`` had here once, still does.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Spreads, then parses."""
@@ -107,6 +110,9 @@ class SpreadCommand(TyperCommand):
         for text in args:
             if is_value:
                 is_value = False
+            elif text.partition("=")[0] == "--bad":
+                text = f"--on-bad{text.removeprefix('--bad')}"
+                last, is_value = "", "=" not in text
             elif text.startswith("-"):
                 option = options.get(text)
                 last = text if option is not None and option.multiple else ""
@@ -154,7 +160,7 @@ def _request(
         nodes_per_rack=nodes_per_rack or 0,
         gpu_model=gpu_model.strip(),
         vc_nodes=vc_nodes,
-        vcs=tuple(name for one in vc or () for name in _names(one)),
+        vcs=tuple(dict.fromkeys(name for one in vc or () for name in _names(one))),
         from_time=from_time,
         to_time=to_time,
         fmt=trace_format,
@@ -167,7 +173,28 @@ def _request(
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    from farside.errors import ConfigError
+
+    names = _names(text)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(
+            f"--policy names {twice} twice", hint="compare each policy once; a run has one set of settings"
+        )
+    return names
+
+
+def _refuse_several(request: "Request", command: str) -> None:
+    from farside.errors import ConfigError
+
+    names = _names(request.policies[0])
+    if len(names) > 1:
+        hint = f"farside sim compare --policy {','.join(names)} takes several"
+        raise ConfigError(f"{command} takes one policy, not {len(names)}", hint=hint)
 
 
 def _texts(settings: Sequence[str] | None) -> Mapping[str, str]:
@@ -200,6 +227,7 @@ def run(
     from farside.simulate.main import Outputs
     from farside.simulate.main import run as simulate
 
+    _refuse_several(request, "run")
     raise typer.Exit(simulate(request, Outputs(jobs=jobs_out, json=json_out, report=report)))
 
 
@@ -221,7 +249,7 @@ def compare(
     from farside.simulate.main import Outputs
     from farside.simulate.main import compare as simulate
 
-    raise typer.Exit(simulate(replace(request, policies=_names(policy)), Outputs(json=json_out, report=report)))
+    raise typer.Exit(simulate(replace(request, policies=_policies(policy)), Outputs(json=json_out, report=report)))
 
 
 @sim_app.command(cls=SpreadCommand)
@@ -233,6 +261,7 @@ def why(request: "Request", job: Annotated[str, typer.Argument(metavar="JOB", he
     """
     from farside.simulate.main import why as simulate
 
+    _refuse_several(request, "why")
     if not request.trace.exists() and Path(job).is_file():
         request, job = replace(request, trace=Path(job)), str(request.trace)
     raise typer.Exit(simulate(request, job))

@@ -80,8 +80,10 @@ def convert(
     attempts: _Attempts = "whole",
 ) -> None:
     """Write a trace of any format as our own CSV."""
+    from farside.scheduler.sim.place import check_apart
     from farside.scheduler.sim.trace.write import write_trace
 
+    check_apart({"OUT": out}, {"the trace": file})
     trace = _read(file, fmt, on_bad, attempts)
     write_trace(trace, out)
     _say(f"{out}: {format_count(len(trace.jobs), 'job')}, read as {trace.fmt}")

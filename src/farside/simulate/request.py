@@ -266,7 +266,7 @@ def _fitting(
         more = [f"{path}: and {len(told) - TOLD} more"] if len(told) > TOLD else []
         rows = f"{path}: {len(told)} of {len(scene.jobs)} jobs can never run on this cluster"
         lines = [*told[:TOLD], *more, rows] if len(told) > 1 else told
-        raise ConfigError("\n".join(lines), hint="give the cluster more, or leave such jobs out with --bad skip")
+        raise ConfigError("\n".join(lines), hint="give the cluster more, or leave such jobs out with --on-bad skip")
     kept = [at for at, entry in enumerate(scene.jobs) if entry.job.sequence not in found]
     if not kept:
         raise ConfigError(f"{path}: none of {len(scene.jobs)} jobs can run on this cluster", hint=told[0])

@@ -66,7 +66,10 @@ def _no_json(source: Source, line: int, text: str, at: int, error: ValueError) -
     if isinstance(error, json.JSONDecodeError):
         line += text.count("\n", at, error.pos)
         return ConfigError(f"{source.path}, line {line}: is not JSON: {error.msg}", hint=_NO_LOG)
-    return ConfigError(f"{source.path}, line {line}: {error}", hint=_NO_LOG)  # a number of thousands of digits
+    # All else that the decoder refuses is a number longer than Python takes.
+    return ConfigError(
+        f"{source.path}, line {line}: a number of thousands of digits", hint="no job has such; is the file damaged?"
+    )
 
 
 def _next_entry(text: str, at: int) -> tuple[int, int, int]:

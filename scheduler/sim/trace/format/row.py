@@ -21,6 +21,8 @@ _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?", re.AS
 # Control characters, separators of lines, what turns the direction of the text behind it, and halves of characters that
 # a broken encoding leaves.
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# As `repr` shows what reading made of a byte that is not UTF-8.
+_STRAY_BYTE = re.compile(r"(?<!\\)\\udc([89a-f][0-9a-f])")
 # What programs write for a value that is not there.
 MISSING = frozenset({"", "none", "null", "nan", "na", "n/a", "unknown", "(null)", "\\n"})
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -70,8 +72,8 @@ Item = TraceJob | Noted | LeftOut | Problem
 
 
 def shown(text: str) -> str:
-    """A cell's text for a message: quoted, one line, not long."""
-    return repr(text if len(text) <= 40 else text[:37] + "...")
+    """A cell's text for a message: quoted, one line, not long; a byte that is not UTF-8 as ``\\xff``."""
+    return _STRAY_BYTE.sub(r"\\x\1", repr(text if len(text) <= 40 else text[:37] + "..."))
 
 
 def is_missing(text: str) -> bool:

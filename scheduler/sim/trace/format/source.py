@@ -98,7 +98,7 @@ def open_source(path: Path) -> Iterator[Source]:
     with _faults(shown), _open(path) as raw, _unpacked(raw) as stream, _as_text(stream) as text:
         source = Source(shown, text)
         if not source.first:
-            raise ConfigError(f"{shown}: is empty", hint="name the file with the jobs")
+            raise ConfigError(f"{shown}: is empty", hint="name another file")
         yield source
 
 
