@@ -19,13 +19,14 @@ from farside.scheduler.energy.forecast import (
     ACI_RATE,
     HELD_BACK_SHARE,
     LEAST_PROOF,
-    LEAST_ROWS,
     QUANTILES,
     RECENT,
+    least_rows,
     max_loss,
     max_trees,
 )
 from farside.scheduler.energy.series import NodeSeries
+from farside.scheduler.predict.tree_text import booster_of
 from farside.scheduler.table import Floats
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class OnlineForecast:
         """Fits trees to all that was seen; how good others, of its older part, were on the newer. Empty: too little."""
         series = self._series()
         cut = round(len(series) * (1 - HELD_BACK_SHARE))
-        if cut - self.steps < LEAST_ROWS:
+        if cut - self.steps < least_rows(self.steps):
             return {}
         trial = max_trees(_part(series, cut), self.steps, holidays=self.holidays)
         metrics = self._metrics(trial, series, cut)
@@ -150,17 +151,10 @@ class OnlineForecast:
         Raises:
             ConfigError: It is no such text, or of other features.
         """
-        import lightgbm
-
         parts = text.split(_BETWEEN)
         if len(parts) != len(QUANTILES):
             raise ConfigError(f"the model has {len(parts)} quantiles, not {len(QUANTILES)}", hint="fit it again")
-        try:
-            trees = [lightgbm.Booster(model_str=part) for part in parts]
-        except lightgbm.basic.LightGBMError as error:
-            raise ConfigError(f"the model is no text of LightGBM: {error}", hint="fit it again") from error
-        if any(one.num_feature() != len(CAUSAL_FEATURES) for one in trees):
-            raise ConfigError("the model is of other features than this version's", hint="fit it again")
+        trees = [booster_of(part, len(CAUSAL_FEATURES)) for part in parts]
         self._width = metrics.get("width", 1.0)
         self._use(trees, metrics.get("loss", math.nan))
 

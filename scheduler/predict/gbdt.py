@@ -14,6 +14,7 @@ import numpy as np
 
 from farside.errors import ConfigError
 from farside.scheduler.predict.feature import CATEGORIES, FEATURES, frequent
+from farside.scheduler.predict.tree_text import booster_of
 from farside.scheduler.table import Floats
 
 if TYPE_CHECKING:
@@ -103,14 +104,9 @@ def gbdt_from_text(text: str, tables: Tables, features: Sequence[str]) -> Gbdt:
     Raises:
         ConfigError: It is no such text, or of other features.
     """
-    import lightgbm
-
     if tuple(features) != FEATURES:
         raise ConfigError("the model is of other features than this version's", hint="fit it again")
-    try:
-        booster = lightgbm.Booster(model_str=text)
-    except lightgbm.basic.LightGBMError as error:
-        raise ConfigError(f"the model is no text of LightGBM: {error}", hint="fit it again") from error
+    booster = booster_of(text, len(FEATURES))
     if tuple(booster.feature_name()) != FEATURES:
         raise ConfigError("the model is of other features than its manifest says", hint="fit it again")
     return Gbdt(booster, tables)

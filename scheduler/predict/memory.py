@@ -48,5 +48,5 @@ def recall(text: str, rolling: RollingEstimator, spreads: Mapping[str, Spread]) 
         rolling.shrinkage.restore(*known["priors"])
         for name, spread in spreads.items():
             spread.restore(*known["spreads"][name])
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise ConfigError(f"what the model knows of past jobs can't be read: {error}", hint="fit it again") from error

@@ -7,10 +7,15 @@ How it works
 
   The manifest has the text's size and SHA-256. A text that was cut short or changed is refused before LightGBM sees it,
   and so is a manifest of a format that this version does not know.
+
+  A checksum that stands beside a text proves that it is whole, not who wrote it. So the folder and what is read of it
+  must belong to who reads it, or to root, and must not be writable by everybody.
 """
 
 import hashlib
 import os
+import stat
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,14 +57,14 @@ class ModelStore:
         self.folder = folder
 
     def save(self, record: ModelRecord) -> Manifest:
-        """Writes a model as the newest of its service.
+        """Writes a model as the newest of its service; what was there stays where that fails.
 
         Raises:
             FarsideError: It can't be written.
         """
         text = record.text.encode()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make_folder()
             version = self._last_version(record.service) + 1
             name = f"{record.service}-{version}.txt"
             manifest = Manifest(
@@ -75,13 +80,32 @@ class ModelStore:
             raise FarsideError(f"{self.folder}: {error.strerror}", hint="the model was not kept") from error
         return manifest
 
+    def check(self) -> None:
+        """Finds out before a long fit whether its model will have a place.
+
+        Raises:
+            FarsideError: It will not.
+        """
+        try:
+            self._make_folder()
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as error:
+            raise FarsideError(f"{self.folder}: {error.strerror}", hint="name a folder that can be written") from error
+
+    def _make_folder(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _check_owner(self.folder, self.folder.stat())
+
     def load(self, service: str) -> ModelRecord:
         """The newest model of a service.
 
         Raises:
-            ConfigError: There is none, or it is not whole, or not of this format.
+            ConfigError: There is none, or it is not whole, not of this format, or others could have written it.
         """
         path = self._manifest(service)
+        if self.folder.exists():
+            _check_owner(self.folder, self.folder.stat())
         manifest = _decoded(path, _read(path))
         if manifest.service != service:
             raise ConfigError(f"{path}: is of service '{manifest.service}', not {service}", hint="fit it again")
@@ -95,7 +119,7 @@ class ModelStore:
             raise ConfigError(f"{self.folder / manifest.text_file}: is not what was written", hint="fit it again")
         return ModelRecord(
             service=service,
-            text=text.decode(),
+            text=_text(self.folder / manifest.text_file, text),
             features=manifest.features,
             trained_from_s=manifest.trained_from_s,
             trained_to_s=manifest.trained_to_s,
@@ -126,6 +150,13 @@ class ModelStore:
         return found
 
 
+def _text(path: Path, raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8", hint="fit it again") from error
+
+
 def _decoded(path: Path, raw: bytes) -> Manifest:
     try:
         version = msgspec.json.decode(raw, type=_Version)
@@ -146,21 +177,34 @@ class _Version:
 
 def _read(path: Path) -> bytes:
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ConfigError(f"{path}: is larger than any model", hint="fit it again")
-        return path.read_bytes()
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            _check_owner(path, found)
+            if found.st_size > MOST_BYTES:
+                raise ConfigError(f"{path}: is larger than any model", hint="fit it again")
+            return file.read(MOST_BYTES)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="farside predict fit makes a model") from error
+
+
+def _check_owner(path: Path, found: os.stat_result) -> None:
+    if found.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(f"{path}: belongs to another user", hint="models are read from who runs this, and from root")
+    if found.st_mode & stat.S_IWOTH:
+        raise ConfigError(f"{path}: everybody may write it", hint=f"chmod o-w {path}, when you know what is in it")
 
 
 def _write(path: Path, content: bytes) -> None:
     """The whole content or what was there before, even if the machine fails."""
     temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)  # a disk that is full has no room for halves
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -47,6 +47,17 @@ def test_a_model_that_was_cut_short_is_told_and_done_without(models: Path, tmp_p
     assert "went by gpus" in done.stderr
 
 
+def test_a_model_does_not_take_the_place_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "qssf.json"
+    log.write_text("[]")
+
+    done = farside("predict", "fit", log, "--models", tmp_path)
+
+    assert done.returncode != 0
+    assert "is the file of the log as well" in done.stderr
+    assert log.read_text() == "[]"
+
+
 def test_train_to_splits_a_trace(tmp_path: Path) -> None:
     done = farside("sim", "run", LOG, "--policy", "qssf", *CLUSTER, "--set", "estimator=rolling", "--train-to",
                    "2024-01-14", "--json", tmp_path / "out.json")  # fmt: skip

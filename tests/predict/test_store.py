@@ -1,5 +1,8 @@
 """Models in files."""
 
+import errno
+import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +67,16 @@ def test_a_text_with_another_byte_is_refused(tmp_path: Path) -> None:
         ModelStore(tmp_path).load("qssf")
 
 
+def test_a_text_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    manifest = ModelStore(tmp_path).save(RECORD)
+    (tmp_path / manifest.text_file).write_bytes(b"\xff" * 500)
+    path = tmp_path / "qssf.json"
+    path.write_text(path.read_text().replace(manifest.text_sha256, hashlib.sha256(b"\xff" * 500).hexdigest()))
+
+    with pytest.raises(ConfigError, match="is not UTF-8; fit it again"):
+        ModelStore(tmp_path).load("qssf")
+
+
 def cut_manifest(raw: str) -> str:
     return raw[: len(raw) // 2]
 
@@ -101,3 +114,39 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 
     with pytest.raises(FarsideError, match="the model was not kept"):
         ModelStore(tmp_path / "file").save(RECORD)
+
+
+@pytest.mark.parametrize("name", ["", "qssf.json", "qssf-1.txt"])
+def test_models_that_everybody_may_write_are_refused(tmp_path: Path, name: str) -> None:
+    ModelStore(tmp_path).save(RECORD)
+    (tmp_path / name).chmod(0o777)
+
+    with pytest.raises(ConfigError, match="everybody may write it"):
+        ModelStore(tmp_path).load("qssf")
+
+
+def test_models_of_another_user_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ModelStore(tmp_path).save(RECORD)
+    if tmp_path.stat().st_uid == 0:
+        os.chown(tmp_path / "qssf.json", 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        ModelStore(tmp_path).load("qssf")
+
+
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(FarsideError, match="No space left"):
+        ModelStore(tmp_path).save(RECORD)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_room_is_found_out_before_the_fit() -> None:
+    with pytest.raises(FarsideError, match="name a folder that can be written"):
+        ModelStore(Path("/proc/farside")).check()

@@ -31,14 +31,19 @@ def fit(
     from farside.errors import ConfigError
     from farside.predict import fit_gpu_time, quality_table
     from farside.scheduler.predict.store import ModelStore
+    from farside.scheduler.sim.place import check_apart
 
+    store = ModelStore(models)
+    kept = (models / "qssf.json", *models.glob("qssf-*.txt"))  # the one is replaced, and old ones of the others go
+    check_apart({f"--models, in its {path.name}": path for path in kept}, {"the log": log})
+    store.check()
     learner, record = fit_gpu_time(log, fmt, bad_once or bad)
     _print(quality_table(learner))
     if record is None:
         raise ConfigError(
             f"{log}: too few jobs for a model", hint="qssf goes by the rolling estimate or GPUs meanwhile"
         )
-    manifest = ModelStore(models).save(record)
+    manifest = store.save(record)
     sys.stderr.write(f"farside: {models / manifest.text_file}: version {manifest.version}, {record.trained_on} jobs\n")
 
 
