@@ -1,10 +1,10 @@
 """Settings of policies: the fields of a frozen dataclass, set from text by name. PURE.
 
 ``--set limits_gpu_s=1h,2h`` sets the field ``limits_gpu_s``. What a field accepts follows from its type and the unit
-that its name ends in: ``_s`` takes ``90``, ``1.5h`` or ``inf``; ``_bytes`` takes ``64MiB``; a tuple takes values with
-commas between them. Numbers are never negative and never NaN. What else a class demands of its fields it checks in
-``__post_init__``, with a ValueError that names the field; one whose metadata has ``least`` takes nothing below that. A
-field of any other type cannot be set from text.
+that its name ends in: ``_s`` takes ``90``, ``1.5h`` or ``inf``; ``_bytes`` takes ``64MiB``; ``_per_day`` no percentage;
+a tuple takes values with commas between them. Numbers are never negative and never NaN. What else a class demands of
+its fields it checks in ``__post_init__``, with a ValueError that names the field; one whose metadata has ``least``
+takes nothing below that. A field of any other type cannot be set from text.
 """
 
 import difflib
@@ -108,12 +108,20 @@ def _bytes_per_s(text: str) -> float:
     return parse_bytes(text.strip().removesuffix("/s"))
 
 
+def _rate(text: str) -> float:
+    if "%" in text:
+        raise ValueError(f"is how often, and '{text}' a share")
+    return parse_fraction(text)
+
+
 # The first suffix that fits.
 _BY_UNIT: tuple[tuple[str, Callable[[str], float]], ...] = (
     ("_bytes_per_s", _bytes_per_s),
     ("_bytes", parse_bytes),
+    ("_per_day", _rate),
     ("_s", parse_seconds),
 )
+_MOST_DIGITS = 15  # more are no whole number any more once they meet a float
 _INFINITE = ("inf", "infinite", "infinity", "never")
 _FLAGS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -128,6 +136,8 @@ def _flag(text: str) -> bool:
 def _whole(text: str) -> int:
     if not (text.strip().isascii() and text.strip().isdigit()):
         raise ValueError(f"must be a whole number of at least 0, is '{text}'")
+    if len(text.strip().lstrip("0")) > _MOST_DIGITS:
+        raise ValueError(f"must be below 10^{_MOST_DIGITS}")
     return int(text)
 
 

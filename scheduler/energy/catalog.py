@@ -1,5 +1,6 @@
 """Energy policies by the names that a user gives them, with their forecasts made. PURE."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -8,10 +9,10 @@ from types import MappingProxyType
 import numpy as np
 
 from farside.errors import ConfigError
-from farside.scheduler.energy.accuracy import smape_pct
+from farside.scheduler.energy.accuracy import pinball, smape_pct
 from farside.scheduler.energy.bank import Risk
 from farside.scheduler.energy.ces import FORECAST_S, Ces, CesSettings
-from farside.scheduler.energy.feature import next_mean
+from farside.scheduler.energy.feature import next_max, next_mean
 from farside.scheduler.energy.forecast import MaxForecast, forecast_artifact, forecast_max, forecast_mean
 from farside.scheduler.energy.paper import Outlook, Paper, PaperSettings
 from farside.scheduler.energy.plain import AllOn, KeepRecent, RuleSettings, VanillaSettings
@@ -42,9 +43,16 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How good the forecast of the mean over ``horizon_s`` was in the window, and what the policy made of it.
+    """How good the forecast over ``horizon_s`` was in the window, and what the policy made of it; NaN: not known.
 
-    NaN where there is none.
+    Attributes:
+        horizon_s: How far ahead the forecast looks that is used; 5 h, the paper's, where none is.
+        smape: Its error in percent: of the mean ahead, or, where quantiles are used, of the middle one of the maximum.
+        persistence_smape: That of what is busy now.
+        is_used: Decisions depend on it.
+        remark: What to say of it.
+        quantile_loss: The mean pinball loss of the quantiles used, nodes.
+        persistence_quantile_loss: That of what is busy now.
     """
 
     horizon_s: float
@@ -52,6 +60,8 @@ class Outcome:
     persistence_smape: float
     is_used: bool
     remark: str
+    quantile_loss: float = math.nan
+    persistence_quantile_loss: float = math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +107,7 @@ def _rule(settings: Mapping[str, str], question: Question) -> Prepared:
     buffer_nodes, keep_s, remark = told.buffer_nodes, told.keep_s, ""
     risk = Risk(wakeups_per_day=told.wakeups_per_day, short_nodes_per_day=told.short_nodes_per_day)
     if np.isfinite(min(risk.wakeups_per_day, risk.short_nodes_per_day)):
+        _check_not_both(settings)
         tuned = tuned_rule(question.series, question.begin, risk)
         buffer_nodes, keep_s = tuned.buffer_nodes, tuned.keep_s
         remark = (
@@ -105,6 +116,14 @@ def _rule(settings: Mapping[str, str], question: Question) -> Prepared:
         )
     policy = KeepRecent(buffer_nodes=buffer_nodes, keep_s=keep_s, step_s=question.series.step_s)
     return Prepared(policy=policy, judge=partial(_unused, question), remark=remark)
+
+
+def _check_not_both(settings: Mapping[str, str]) -> None:
+    told = [name for name in ("buffer_nodes", "keep_s") if name in settings]
+    if told:
+        raise ConfigError(
+            f"rule: {told[0]} and a risk to tune it to exclude each other", hint="leave one of them out of --set"
+        )
 
 
 def _paper(settings: Mapping[str, str], question: Question) -> Prepared:
@@ -133,14 +152,41 @@ def _ces(settings: Mapping[str, str], question: Question) -> Prepared:
     policy = Ces(settings=told, step_s=series.step_s, total=float(series.total[0]), forecast=forecast)
     if forecast is None:
         return Prepared(policy=policy, judge=partial(_unused, question))
-    remark = "quantiles of the maximum ahead are signals beside others, used where they have served better"
-    return Prepared(policy=policy, judge=partial(_mean_outcome, question, is_used=True, remark=remark))
+    return Prepared(policy=policy, judge=partial(_max_outcome, question, forecast))
 
 
 def max_forecast(question: Question, horizon_s: float = FORECAST_S) -> MaxForecast:
     """Quantiles of the most that will be busy until a node that falls asleep now has earned its wake-up."""
     steps = question.steps(horizon_s)
     return forecast_max(question.series, steps, question.train_to, holidays=question.holidays)
+
+
+def _max_outcome(question: Question, made: MaxForecast) -> Outcome:
+    """Of quantiles of the maximum: how good those are that are used, over the time that they look ahead."""
+    window = slice(question.begin, question.end)
+    came, now = next_max(question.series.active, made.steps)[window], question.series.active[window]
+    levels = made.levels[window]
+    losses = np.array(
+        [(pinball(levels[:, at], came, of), pinball(now, came, of)) for at, of in enumerate(made.quantiles)]
+    )
+    middle = made.quantiles.index(0.5)
+    ours, persistence = (float(loss) for loss in losses.mean(axis=0))
+    return Outcome(
+        horizon_s=made.steps * question.series.step_s,
+        smape=smape_pct(levels[:, middle], came),
+        persistence_smape=smape_pct(now, came),
+        is_used=True,
+        remark="quantiles of the maximum ahead are signals beside others, used where they have served better; "
+        + _against_persistence(ours, persistence),
+        quantile_loss=ours,
+        persistence_quantile_loss=persistence,
+    )
+
+
+def _against_persistence(error: float, persistence: float) -> str:
+    if math.isnan(error) or math.isnan(persistence):
+        return "how good it is, is not known"
+    return "better than persistence" if error < persistence else "no better than persistence"
 
 
 def _unused(question: Question) -> Outcome:
@@ -160,14 +206,12 @@ def _outcome(question: Question, steps: int, values: Floats, *, is_used: bool, r
     window = slice(question.begin, question.end)
     came = next_mean(question.series.active, steps)[window]
     smape, persistence = smape_pct(values[window], came), smape_pct(question.series.active[window], came)
-    if not smape < persistence:
-        remark += "; no better than persistence"
     return Outcome(
         horizon_s=steps * question.series.step_s,
         smape=smape,
         persistence_smape=persistence,
         is_used=is_used,
-        remark=remark,
+        remark=f"{remark}; {_against_persistence(smape, persistence)}",
     )
 
 

@@ -77,8 +77,8 @@ class CesSettings:
             raise ValueError("half_life_s must be at least an hour")
         if self.committee < 1:
             raise ValueError("committee must be at least 1")
-        if self.pace_events <= 0:
-            raise ValueError("pace_events must be above 0")
+        if not 0 < self.pace_events < math.inf:
+            raise ValueError("pace_events must be above 0, and finite")
         if not 0 < self.least <= self.most:
             raise ValueError("least must be above 0 and at most most")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.errors import Unavailable
+from farside.errors import ConfigError, Unavailable
 from farside.scheduler.energy.accuracy import coverage, pinball, smape_pct
 from farside.scheduler.energy.catalog import Question, max_forecast
 from farside.scheduler.energy.feature import next_max, next_mean
@@ -51,8 +51,15 @@ def compare(question: Question) -> Scores:
     """Errors of all methods at every full hour of the window.
 
     Raises:
-        ValueError: There is too little before ``train_to``.
+        ConfigError: There is too little before ``train_to``.
     """
+    try:
+        return _compared(question)
+    except ValueError as error:
+        raise ConfigError(f"forecast: {error}", hint="give a longer series, or a later --train-to") from error
+
+
+def _compared(question: Question) -> Scores:
     an_hour = question.steps(EVERY_S)
     origins = np.arange(question.begin, question.end, an_hour)
     came = {steps: next_mean(question.series.active, steps)[origins] for steps in map(question.steps, HORIZONS_S)}

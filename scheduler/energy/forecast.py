@@ -8,6 +8,7 @@ The quantiles of the maximum are calibrated online: whenever a horizon is over i
 below, and the next forecasts move up or down by a small step (adaptive conformal inference, Gibbs and Candès 2021).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 ROUNDS = 300
 PATIENCE = 30
 LEAST_ROWS = 300  # two days
+LEAST_HELD_BACK = 12  # two hours: fewer can't say when trees have learned enough
 # Small trees and few of them: three weeks of intervals that resemble their neighbours are not much data.
 TREES: Mapping[str, Any] = {
     "num_leaves": 12, "learning_rate": 0.05, "min_data_in_leaf": 60, "bagging_fraction": 0.7, "bagging_freq": 1,
@@ -211,9 +213,18 @@ def _trainable(target: Floats, train_to: int, steps: int) -> Places:
     """Intervals whose target is known at ``train_to``."""
     last = train_to - steps
     rows = np.flatnonzero(~np.isnan(target[: max(0, last)]))
-    if len(rows) < LEAST_ROWS:
-        raise ValueError(f"{len(rows)} intervals lie before --train-to, a forecast needs {LEAST_ROWS}")
+    if len(rows) < least_rows(steps):
+        needed = f"a forecast of {steps} intervals needs {least_rows(steps)}" if steps else f"it needs {LEAST_ROWS}"
+        raise ValueError(f"{len(rows)} intervals before --train-to can be learned from, {needed}")
     return rows
+
+
+def least_rows(steps: int) -> int:
+    """How many intervals with a known target trees are fitted to at least.
+
+    Of those held back as many as the horizon are lost: they overlap with what was learned from.
+    """
+    return max(LEAST_ROWS, math.ceil((steps + LEAST_HELD_BACK) / HELD_BACK_SHARE))
 
 
 def _boosted(

@@ -11,7 +11,10 @@ from typing import Literal
 import numpy as np
 
 from farside.scheduler.energy.policy import Seen, Target
+from farside.scheduler.energy.series import DAY_S
 from farside.scheduler.table import Floats
+
+LONGEST_S = 366 * DAY_S  # what is counted in intervals has an end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,9 @@ class PaperSettings:
     def __post_init__(self) -> None:
         if self.future_s < 600:
             raise ValueError("future_s must be at least 10 min")
+        for name in ("past_s", "future_s", "hold_s"):
+            if getattr(self, name) > LONGEST_S:
+                raise ValueError(f"{name} must be at most 366 days")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

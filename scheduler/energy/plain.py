@@ -4,7 +4,11 @@ import math
 from dataclasses import dataclass, field
 
 from farside.scheduler.energy.policy import Seen, Target
+from farside.scheduler.energy.series import DAY_S
 from farside.scheduler.energy.signal import RecentMax
+
+# A memory is a row of intervals.
+LONGEST_MEMORY_S = 366 * DAY_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +22,10 @@ class RuleSettings:
     keep_s: float = 6 * 3600.0
     wakeups_per_day: float = math.inf
     short_nodes_per_day: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.keep_s > LONGEST_MEMORY_S:
+            raise ValueError("keep_s must be at most 366 days")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,17 @@
 """Series of busy nodes from CSV files, plain or gzip: ours, and GPU counts of virtual clusters as Helios has them.
 
 Two kinds of header are known: ``time,active,total`` in nodes, and ``time,running_gpu_num,total_gpu_num`` in GPUs; other
-columns are ignored. Several files are the virtual clusters of one cluster and are summed, node by node.
+columns are ignored. Several files are the virtual clusters of one cluster and are summed, node by node. A time without
+a zone is the cluster's local time; one with a zone is counted in UTC.
 """
 
 import csv
 import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
@@ -16,13 +20,65 @@ import numpy as np
 from farside.errors import ConfigError
 from farside.scheduler.energy.series import STEP_S, NodeSeries, Zeros, from_samples
 from farside.scheduler.table import Floats
+from farside.units import LONGEST_SPAN_S
 
 NODES = ("active", "total")
 GPUS = ("running_gpu_num", "total_gpu_num")
 GPUS_PER_NODE = 8
 # What a monitoring system writes where it has no value.
-_NO_TIME = np.iinfo(np.int64).min
 _EMPTY = ("", "nan", "na", "null", "none")
+_NO_TIME = np.iinfo(np.int64).min
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class _Samples:
+    """What one file tells: busy and existing nodes by time, and which rows were the first and the last in time."""
+
+    path: Path
+    values: dict[float, tuple[float, float]] = field(default_factory=dict)
+    first: tuple[float, int, str] = (np.inf, 0, "")
+    last: tuple[float, int, str] = (-np.inf, 0, "")
+    above: int = 0
+    pairs: int = 0
+
+    def add(self, row: list[str], places: tuple[int, int, int], line: int) -> None:
+        """One more row."""
+        where = f"{self.path} line {line}"
+        try:
+            time, active, total = (row[place].strip() for place in places)
+        except IndexError:
+            raise ConfigError(f"{where}: has {len(row)} columns", hint="as many as the header names") from None
+        at_s = seconds_of(time, of=f"{where}: time")
+        busy, there = _number(active, where), _number(total, where)
+        self.pairs += busy == busy and there == there and there > 0
+        self.above += busy > there > 0
+        # Two samples of one instant: a clock that was set back, or two monitors. The larger is the safer.
+        before = self.values.get(at_s)
+        self.values[at_s] = (busy, there) if before is None else (max(before[0], busy), max(before[1], there))
+        if at_s < self.first[0]:
+            self.first = at_s, line, time
+        if at_s > self.last[0]:
+            self.last = at_s, line, time
+
+    def check(self) -> None:
+        """Refuses what can be no series.
+
+        Raises:
+            ConfigError: It has no rows, lasts longer than any cluster, or its columns were swapped.
+        """
+        if not self.values:
+            raise ConfigError(f"{self.path}: has no rows", hint="one row a minute, for weeks")
+        if self.last[0] - self.first[0] > LONGEST_SPAN_S:
+            (_, one, early), (_, other, late) = self.first, self.last
+            raise ConfigError(
+                f"{self.path}: from {early} (line {one}) to {late} (line {other}) are more than 20 years",
+                hint="a clock was wrong: take the rows with such times out",
+            )
+        if self.pairs and self.above == self.pairs:
+            raise ConfigError(
+                f"{self.path}: in all rows more nodes are busy than there are", hint="were the two columns swapped?"
+            )
 
 
 def read_series(
@@ -36,36 +92,33 @@ def read_series(
     Raises:
         ConfigError: A file can't be read, or is no such series; with its line.
     """
-    parts = [_read_one(path, gpus_per_node) for path in paths]
+    parts = [_read_one(path) for path in paths]
     kinds = {kind for kind, _ in parts}
     if len(kinds) > 1:
         raise ConfigError(f"{paths[0]} and others differ: some count nodes, some GPUs", hint="give files of one kind")
-    time_s, active, total = _summed([samples for _, samples in parts])
+    node = gpus_per_node if kinds == {GPUS} else 0
+    time_s, active, total = _summed([samples.values for _, samples in parts], node)
     if zeros is None:
         zeros = Zeros.REAL if kinds == {GPUS} and len(parts) == 1 else Zeros.GAP
     try:
-        return from_samples(time_s, active, total, step_s=step_s, zeros=zeros)
+        made = from_samples(time_s, active, total, step_s=step_s, zeros=zeros)
     except ValueError as error:
         raise ConfigError(f"{paths[0]}: {error}", hint="zeros count as gaps unless --zeros real") from error
+    return replace(made, above_rows=sum(samples.above for _, samples in parts))
 
 
-def _read_one(path: Path, gpus_per_node: int) -> tuple[tuple[str, str], dict[str, tuple[float, float]]]:
-    samples: dict[str, tuple[float, float]] = {}
+def _read_one(path: Path) -> tuple[tuple[str, str], _Samples]:
+    samples = _Samples(path)
     with _opened(path) as file:
         rows = csv.reader(file)
         try:
             kind, places = _columns(path, next(rows, []))
             for row in rows:
                 if row:
-                    _add(samples, row, places, f"{path} line {rows.line_num}")
-        except (csv.Error, UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+                    samples.add(row, places, rows.line_num)
+        except (csv.Error, UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ConfigError(f"{path}: is no CSV file ({error})", hint="plain or gzip, UTF-8") from error
-    if not samples:
-        raise ConfigError(f"{path}: has no rows", hint="one row a minute, for weeks")
-    if kind == GPUS:
-        # Partly used nodes are busy: jobs are packed, so this is a lower bound that is nearly reached.
-        for time, (running, there) in samples.items():
-            samples[time] = float(np.ceil(running / gpus_per_node)), float(np.ceil(there / gpus_per_node))
+    samples.check()
     return kind, samples
 
 
@@ -91,17 +144,6 @@ def _columns(path: Path, header: list[str]) -> tuple[tuple[str, str], tuple[int,
     )
 
 
-def _add(samples: dict[str, tuple[float, float]], row: list[str], places: tuple[int, int, int], where: str) -> None:
-    try:
-        time, active, total = (row[place].strip() for place in places)
-    except IndexError:
-        raise ConfigError(f"{where}: has {len(row)} columns", hint="as many as the header names") from None
-    before = samples.get(time)
-    here = _number(active, where), _number(total, where)
-    # Two samples of one instant: a clock that was set back, or two monitors. The larger is the safer.
-    samples[time] = here if before is None else (max(before[0], here[0]), max(before[1], here[1]))
-
-
 def _number(text: str, where: str) -> float:
     if text.lower() in _EMPTY:
         return float("nan")
@@ -114,27 +156,40 @@ def _number(text: str, where: str) -> float:
     return value
 
 
-def _summed(parts: list[dict[str, tuple[float, float]]]) -> tuple[Floats, Floats, Floats]:
-    """One row for each instant that all files have, in the order of time."""
-    common = [time for time in parts[0] if all(time in part for part in parts[1:])]
+def _summed(parts: list[dict[float, tuple[float, float]]], unit: int) -> tuple[Floats, Floats, Floats]:
+    """One row for each instant that all files have, in the order of time; ``unit``: GPUs a node; 0: these are nodes."""
+    common = sorted(time for time in parts[0] if all(time in part for part in parts[1:]))
     if not common:
         raise ConfigError("the files have no time in common", hint="give files of the same weeks")
-    values = np.array([[part[time] for time in common] for part in parts]).sum(axis=0)
-    time_s = np.array([seconds_of(time) for time in common])
-    order = np.argsort(time_s, kind="stable")
-    return time_s[order], values[order, 0], values[order, 1]
+    counts = np.array([[part[time] for time in common] for part in parts])
+    # Partly used nodes are busy: jobs are packed, so this is a lower bound that is nearly reached.
+    values = (np.ceil(counts / unit) if unit else counts).sum(axis=0)
+    return np.array(common), values[:, 0], values[:, 1]
 
 
 def seconds_of(text: str, *, of: str = "time") -> float:
-    """Seconds of a date such as 2017-11-15, or 2017-11-15 08:30:00, on a time line without zones.
+    """Seconds of a date such as 2017-11-15, or 2017-11-15 08:30:00, on a time line without zones; with a zone: of UTC.
 
     Raises:
         ConfigError: It is none.
     """
     try:
-        found = int(np.datetime64(text.strip().replace(" ", "T"), "s").astype(np.int64))
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return _seconds_of_month(text, of)
+    # Whole seconds, as of all times that are read here.
+    since = (found.replace(tzinfo=UTC) if found.tzinfo is None else found) - _EPOCH
+    return float(since.days * 86400 + since.seconds)
+
+
+def _seconds_of_month(text: str, of: str) -> float:
+    """Of what only numpy reads, such as 2017-11."""
+    try:
+        # It would read a zone with a warning, and words such as today by the clock.
+        is_date = text.strip().replace(" ", "").replace("-", "").isdigit()
+        found = int(np.datetime64(text.strip(), "s").astype(np.int64)) if is_date else _NO_TIME
     except ValueError:
         found = _NO_TIME
-    if found == _NO_TIME or "today" in text or "now" in text:  # numpy's own words for times that pass
+    if found == _NO_TIME:
         raise ConfigError(f"{of}: '{text}' is no date", hint="write 2017-11-15 or '2017-11-15 08:30:00'")
     return float(found)

@@ -35,7 +35,7 @@ class NodeSeries:
     """Busy and existing nodes in intervals of ``step_s`` from ``start_s`` on (seconds of the cluster's local time).
 
     ``active`` is the most that were busy at once in the interval, never above ``total``; where ``is_gap``, both are the
-    last that were seen.
+    last that were seen. ``above_rows``: rows that said otherwise, and were taken as all busy.
     """
 
     start_s: float
@@ -43,6 +43,7 @@ class NodeSeries:
     active: Floats
     total: Floats
     is_gap: Flags
+    above_rows: int = 0
 
     def __len__(self) -> int:
         return len(self.active)

@@ -114,6 +114,9 @@ def format_seconds(seconds: float) -> str:
 # trace begins before 1973, and none of those without a calendar lasts three years before its first job.
 CALENDAR_FROM_S, CALENDAR_UNTIL_S = 1e8, 253402300800.0  # the year 10000
 
+# No cluster lives longer: where times lie further apart a clock was wrong. 20 years, as rows by ten minutes a million.
+LONGEST_SPAN_S = 20 * 365 * 86400.0
+
 
 def format_moment(at_s: float) -> str:
     """A point in time for people: ``2017-10-03 14:05:09`` of seconds since 1970, ``7300 s`` on any other time line."""

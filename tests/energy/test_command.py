@@ -82,8 +82,108 @@ def test_wrong_arguments_get_one_line(nodes: Path, tmp_path: Path) -> None:
         "replay", nodes, "--from", "2020-05-04", "--train-to", "2020-05-05"
     )
     assert "nothing to sweep" in refusal("pareto", nodes, "--policy", "none")
-    assert "--json" in refusal("replay", nodes, "--policy", "none", "--json", tmp_path / "no" / "out.json")
+    assert "No such file" in refusal("replay", nodes, "--policy", "none", "--json", tmp_path / "no" / "out.json")
     assert "--plot" in refusal("replay", nodes, "--policy", "none", "--plot", tmp_path / "out.doc")
+
+
+@pytest.mark.parametrize("of", [["replay", "--policy", "none"], ["pareto", "--policy", "vanilla"], ["forecast"]])
+@pytest.mark.parametrize("link", ["the same", "symbolic", "hard"])
+def test_no_result_takes_the_place_of_what_was_read(nodes: Path, tmp_path: Path, of: list[str], link: str) -> None:
+    before, out = nodes.read_text(), tmp_path / "out.csv"
+    if link == "symbolic":
+        out.symlink_to(nodes)
+    elif link == "hard":
+        out.hardlink_to(nodes)
+    else:
+        out = nodes
+
+    assert "is the file of the input" in refusal(of[0], nodes, *of[1:], "--json", out)
+    assert nodes.read_text() == before
+
+
+def test_two_results_do_not_share_a_file(nodes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.svg"
+
+    assert "is the file of --json" in refusal("replay", nodes, "--policy", "none", "--json", out, "--plot", out)
+
+
+def test_the_trace_of_jobs_is_not_written_over(tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("job_id,submit_s,duration_s,gpus\na,0,7200,8\n")
+
+    assert "is the file of the input" in refusal("jobs", trace, "--nodes", "2", "--gpus-per-node", "8", "--json", trace)
+
+
+def test_a_series_too_short_to_learn_from_is_one_line(nodes: Path) -> None:
+    rows = nodes.read_text().splitlines(keepends=True)
+    nodes.write_text("".join(rows[: 1 + 2 * 144]))
+
+    assert "before --train-to can be learned from" in refusal("forecast", nodes)
+    assert "before --train-to can be learned from" in refusal("replay", nodes, "--policy", "paper")
+
+
+def test_a_train_to_too_early_is_one_line(nodes: Path) -> None:
+    assert "before --train-to can be learned from" in refusal(
+        "forecast", nodes, "--train-to", "2020-05-02", "--from", "2020-05-06"
+    )
+
+
+@pytest.mark.parametrize("boot_s", ["inf", "1e9"])
+def test_a_boot_without_end_is_refused(nodes: Path, boot_s: str) -> None:
+    assert "--boot-s" in refusal("replay", nodes, "--policy", "none", "--boot-s", boot_s)
+    assert "--boot-s" in refusal("jobs", nodes, "--nodes", "2", "--gpus-per-node", "8", "--boot-s", boot_s)
+
+
+@pytest.mark.parametrize(
+    ("policy", "setting", "message"),
+    [
+        ("rule", "keep_s=1e18", "keep_s must be at most 366 days"),
+        ("rule", "keep_s=inf", "keep_s must be at most 366 days"),
+        ("paper", "hold_s=inf", "hold_s must be at most 366 days"),
+        ("paper", "past_s=inf", "past_s must be at most 366 days"),
+        ("paper", "future_s=1e18", "future_s must be at most 366 days"),
+        ("ces", "pace_events=inf", "pace_events must be above 0, and finite"),
+        ("ces", "wakeups_per_day=50%", "is how often, and '50%' a share"),
+        ("vanilla", "buffer_nodes=1" + "0" * 400, "must be below 10^15"),
+    ],
+)
+def test_settings_without_bounds_are_refused(nodes: Path, policy: str, setting: str, message: str) -> None:
+    assert message in refusal("replay", nodes, "--policy", policy, "--set", setting)
+
+
+def test_a_buffer_and_a_risk_to_tune_it_to_are_not_both_taken(nodes: Path) -> None:
+    said = refusal("replay", nodes, "--policy", "rule", "--set", "buffer_nodes=5", "--set", "wakeups_per_day=1")
+
+    assert "buffer_nodes and a risk to tune it to exclude each other" in said
+
+
+def test_a_forecast_that_is_used_is_judged_where_it_is_used(nodes: Path) -> None:
+    done = run(
+        "replay", nodes, "--set", "forecast=true", "--set", "forecast_s=3h", "--from", "2020-05-06", "--json", "-"
+    )
+
+    found = json.loads(done.stdout)
+    assert (found["forecast_used"], found["horizon_s"]) == (True, 3 * 3600)
+    assert found["quantile_loss"] > 0
+    assert found["persistence_quantile_loss"] > 0
+    said = "better than persistence" if found["quantile_loss"] < found["persistence_quantile_loss"] else "no better"
+    assert said in found["remark"]
+
+
+def test_what_a_window_is_too_short_to_tell_is_not_known(nodes: Path) -> None:
+    arguments = ("replay", nodes, "--policy", "none", "--from", "2020-05-08 23:30")
+
+    assert json.loads(run(*arguments, "--json", "-").stdout)["smape"] is None
+    said = run(*arguments).stdout
+    assert "not known" in said
+    assert "nan" not in said
+
+
+def test_rows_with_more_busy_than_there_are_are_told(nodes: Path) -> None:
+    with nodes.open("a") as file:
+        file.write("2020-05-08 23:55:00,120,100\n")
+
+    assert "1, taken as all busy" in run("replay", nodes, "--policy", "none").stdout
 
 
 def told(pattern: str, *arguments: str) -> dict[str, float]:

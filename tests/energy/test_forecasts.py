@@ -92,7 +92,7 @@ def test_a_model_is_trained_on_nothing_that_ends_after_the_training_time() -> No
 
 
 def test_too_little_past_is_refused() -> None:
-    with pytest.raises(ValueError, match="100 intervals lie before --train-to"):
+    with pytest.raises(ValueError, match="100 intervals before --train-to"):
         forecast_mean(wandering(3), 36, 136)
 
 

@@ -158,3 +158,44 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 def test_only_dates_are_dates(text: str) -> None:
     with pytest.raises(ConfigError, match="no date"):
         seconds_of(text)
+
+
+def written(tmp_path: Path, *rows: str) -> Path:
+    path = tmp_path / "nodes.csv"
+    path.write_text("time,active,total\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def test_times_that_lie_centuries_apart_are_refused_with_their_lines(tmp_path: Path) -> None:
+    path = written(tmp_path, "9999-01-01,1,10", "0001-01-01,1,10")
+
+    with pytest.raises(ConfigError, match=r"nodes.csv: from 0001-01-01 \(line 3\) to 9999-01-01 \(line 2\)"):
+        read_series([path])
+
+
+def test_a_time_that_is_none_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = written(tmp_path, "2020-05-01,1,10", "soon,1,10")
+
+    with pytest.raises(ConfigError, match=r"nodes.csv line 3: time: 'soon' is no date"):
+        read_series([path])
+
+
+def test_a_time_with_a_zone_is_counted_in_utc() -> None:
+    assert seconds_of("2020-05-01 02:00:00+02:00") == seconds_of("2020-05-01")
+    assert seconds_of("2020-05-01T00:00:00Z") == seconds_of("2020-05-01")
+
+
+def test_a_month_is_a_date_too() -> None:
+    assert seconds_of("2020-05") == seconds_of("2020-05-01")
+
+
+def test_more_busy_than_there_are_counts_as_all_busy_and_is_told(tmp_path: Path) -> None:
+    series = read_series([written(tmp_path, "2020-05-01 00:00,12,10", "2020-05-01 00:10,4,10")])
+
+    assert series.active.tolist() == [10, 4]
+    assert series.above_rows == 1
+
+
+def test_columns_that_were_swapped_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="were the two columns swapped"):
+        read_series([written(tmp_path, "2020-05-01 00:00,12,10", "2020-05-01 00:10,14,10")])

@@ -15,10 +15,7 @@ from farside.scheduler.sim.place import check_apart, check_writable, written
 from farside.scheduler.sim.trace.log import JobLog
 from farside.scheduler.sim.trace.read_log import read_log
 from farside.scheduler.sim.trace.read_nodes import read_vc_sizes
-from farside.units import format_moment
-
-# No cluster lives as long; a page by minutes and months has no room for more.
-LONGEST_S = 20 * 365 * 86400.0
+from farside.units import LONGEST_SPAN_S, format_moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +70,7 @@ def run(request: Request, *, tell: Callable[[str], None]) -> Iterator[str]:
 
 def _check_span(log: JobLog) -> None:
     first_s, last_s = float(log.submit_s[0]), float(log.submit_s[-1])
-    if last_s - first_s > LONGEST_S:
+    if last_s - first_s > LONGEST_SPAN_S:
         span = f"{format_moment(first_s)} to {format_moment(last_s)}"
         hint = "a clock was wrong: take the rows with such times out"
         raise ConfigError(f"{log.path}: its jobs were submitted from {span}", hint=hint)

@@ -1,6 +1,7 @@
 """`farside energy`: what letting idle nodes sleep would have saved, and what it would have cost."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +18,21 @@ energy_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+LONGEST_BOOT_S = 86400.0
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ConfigError(f"'{value}' is no finite number", hint="give watts, a share, or kg")
+    return value
+
+
+def _boot_s(value: float) -> float:
+    if not 0 <= value <= LONGEST_BOOT_S:
+        raise ConfigError(f"--boot-s {value:g}: is no time that a boot takes", hint="give 0 to 86400 seconds")
+    return value
+
 
 _Files = Annotated[
     list[Path],
@@ -35,7 +51,9 @@ _From = Annotated[
     str | None, typer.Option("--from", metavar="TIME", help="Start of the window; after two thirds of the series.")
 ]
 _To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="The instant at which it ends; the series' end.")]
-_BootS = Annotated[float, typer.Option("--boot-s", min=0, help="Seconds until a woken node serves.")]
+_BootS = Annotated[
+    float, typer.Option("--boot-s", min=0, help="Seconds until a woken node serves; at most a day.", callback=_boot_s)
+]
 _GpusPerNode = Annotated[int, typer.Option("--gpus-per-node", min=1, help="Of a series in GPUs.")]
 _Zeros = Annotated[
     Literal["auto", "gap", "real"],
@@ -85,9 +103,13 @@ def replay(
     policy: Annotated[str, typer.Option(help="ces, paper, rule, vanilla or none.")] = "ces",
     settings: _Set = None,
     boot_s: _BootS = 300.0,
-    idle_w: Annotated[float, typer.Option("--idle-w", min=0, help="Watts of an idle node.")] = 800.0,
-    cooling: Annotated[float, typer.Option(min=0, help="What cooling takes besides, by what nodes take.")] = 2.0,
-    co2: Annotated[float, typer.Option("--kg-co2-per-kwh", min=0, help="Of your electricity.")] = 0.48,
+    idle_w: Annotated[float, typer.Option("--idle-w", min=0, help="Watts of an idle node.", callback=_finite)] = 800.0,
+    cooling: Annotated[
+        float, typer.Option(min=0, help="What cooling takes besides, by what nodes take.", callback=_finite)
+    ] = 2.0,
+    co2: Annotated[
+        float, typer.Option("--kg-co2-per-kwh", min=0, help="Of your electricity.", callback=_finite)
+    ] = 0.48,
     json_to: _Json = None,
     plot: _Plot = None,
 ) -> None:
@@ -101,7 +123,7 @@ def replay(
     from farside.scheduler.energy.replay import figures, play
     from farside.scheduler.energy.saving import Power
 
-    _keep(files, json_to, plot)
+    _check_places({"--json": json_to, "--plot": plot}, files)
     told = {name: _text(value) for name, value in options.overrides(settings).items()}
     prepared = prepare(policy, told, question)
     played = play(prepared.policy, question.series, question.begin, question.end, boot_s=boot_s)
@@ -135,7 +157,7 @@ def pareto(
     from farside.cli.energy_report import print_points, write_json
     from farside.scheduler.energy.sweep import sweep
 
-    _keep(files, json_to, plot)
+    _check_places({"--json": json_to, "--plot": plot}, files)
     points = sweep(question, tuple(policies or ()), boot_s=boot_s)
     if plot:
         from farside.cli.energy_plot import plot_points
@@ -162,7 +184,7 @@ def forecast(
     from farside.cli.energy_report import print_forecasts, write_json
     from farside.scheduler.energy.compare import compare
 
-    _keep(files, json_to)
+    _check_places({"--json": json_to}, files)
     scores = compare(question)
     if json_to:
         write_json(json_to, scores)
@@ -191,6 +213,7 @@ def jobs(
     from farside.cli.energy_report import print_cost, write_json
     from farside.simulate.request import Request
 
+    _check_places({"--json": json_to}, [trace, *([vc_nodes] if vc_nodes else [])])
     request = Request(
         trace=trace,
         policies=(order,),
@@ -201,7 +224,6 @@ def jobs(
         vcs=tuple(vc or ()),
     )
     told = {name: _text(value) for name, value in options.overrides(settings).items()}
-    _keep([trace, *([vc_nodes] if vc_nodes else [])], json_to)
     cost = compare_runs(request, policy, told, boot_s=boot_s)
     if json_to:
         write_json(json_to, cost)
@@ -209,12 +231,20 @@ def jobs(
         print_cost(cost, policy)
 
 
-def _keep(files: list[Path], json_to: Path | None, plot: Path | None = None) -> None:
-    """Refuses to write where something is read."""
-    from farside.scheduler.sim.place import check_apart
+def _check_places(outputs: Mapping[str, Path | None], inputs: Sequence[Path]) -> None:
+    """Finds out before the work whether results have a place, and that none is a file that is read.
 
-    outputs = {"--json": None if json_to == Path("-") else json_to, "--plot": plot}
-    check_apart(outputs, {f"the input {file}": file for file in files})
+    Raises:
+        ConfigError: A file cannot be written, or is read as well.
+    """
+    from farside.scheduler.sim.place import check_apart, check_writable
+
+    wanted = {name: path for name, path in outputs.items() if path not in (None, Path("-"))}
+    plot = wanted.get("--plot")
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"--plot {plot}: is no picture", hint="give a name that ends in .png, .svg or .pdf")
+    check_apart(wanted, {f"the input {path}": path for path in inputs})
+    check_writable(wanted.values())
 
 
 def _named(files: list[Path]) -> str:

@@ -8,10 +8,10 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from farside.errors import ConfigError
 from farside.scheduler.energy.catalog import Question
 from farside.scheduler.energy.replay import Played
 from farside.scheduler.energy.sweep import Point
+from farside.scheduler.sim.place import written
 
 # Told apart by shape as well as by colour.
 _MARKS = {"ces": "o", "paper": "s", "rule": "^", "vanilla": "x", "none": "+"}
@@ -72,10 +72,6 @@ def upper_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float
 
 
 def _save(figure: Figure, path: Path) -> None:
-    try:
-        with mpl.rc_context(_SVG):  # type: ignore[arg-type]
-            figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: {error}", hint="give --plot a .png, .svg or .pdf in a folder that exists"
-        ) from error
+    kind = path.suffix.lower().removeprefix(".")
+    with written(path) as place, mpl.rc_context(_SVG):  # type: ignore[arg-type]
+        figure.savefig(place, dpi=120, format=kind, metadata={"Date": None} if kind == "svg" else None)

@@ -1,5 +1,6 @@
 """What `farside energy` prints and writes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,18 +10,21 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from farside.errors import ConfigError
 from farside.scheduler.energy.catalog import Prepared, Question
 from farside.scheduler.energy.compare import Scores
 from farside.scheduler.energy.replay import Figures
 from farside.scheduler.energy.saving import Power, co2_kg_a_year, kwh_a_year
 from farside.scheduler.energy.sleeping import Cost
 from farside.scheduler.energy.sweep import Point
+from farside.scheduler.sim.place import written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All figures of a replay, flat. SMAPE is in percent at ``horizon_s``; ``forecast_used``: for decisions."""
+    """All figures of a replay, flat; what is not known is NaN.
+
+    SMAPE is in percent at ``horizon_s``, the quantiles' losses in nodes; ``forecast_used``: for decisions.
+    """
 
     policy: str
     settings: Mapping[str, str]
@@ -30,6 +34,7 @@ class Report:
     boot_s: float
     intervals: int
     gap_intervals: int
+    above_rows: int
     nodes: float
     days: float
     sleeping_nodes: float
@@ -45,6 +50,8 @@ class Report:
     horizon_s: float
     smape: float
     persistence_smape: float
+    quantile_loss: float
+    persistence_quantile_loss: float
     forecast_used: bool
     remark: str
 
@@ -72,6 +79,7 @@ def report_of(asked: Asked, question: Question, prepared: Prepared, figures: Fig
         boot_s=asked.boot_s,
         intervals=question.end - question.begin,
         gap_intervals=int(series.is_gap[window].sum()),
+        above_rows=series.above_rows,
         nodes=float(series.total[window].mean()),
         **asdict(figures),
         kwh_per_year=kwh_a_year(figures.sleeping_nodes, asked.power),
@@ -79,6 +87,8 @@ def report_of(asked: Asked, question: Question, prepared: Prepared, figures: Fig
         horizon_s=forecast.horizon_s,
         smape=forecast.smape,
         persistence_smape=forecast.persistence_smape,
+        quantile_loss=forecast.quantile_loss,
+        persistence_quantile_loss=forecast.persistence_quantile_loss,
         forecast_used=forecast.is_used,
         remark="; ".join(part for part in (prepared.remark, forecast.remark) if part),
     )
@@ -94,16 +104,14 @@ def write_json(path: Path, value: Report | Sequence[Point] | Scores | Cost) -> N
     """As JSON to a file, or to standard output for ``-``; what is not known is null.
 
     Raises:
-        ConfigError: The file can't be written.
+        FarsideError: The file can't be written; what was there stays.
     """
     text = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
     if path == Path("-"):
         print(text.decode(), end="")
         return
-    try:
-        path.write_bytes(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint="give --json a file in a folder that exists") from error
+    with written(path) as place:
+        place.write_bytes(text)
 
 
 def print_report(report: Report) -> None:
@@ -124,10 +132,15 @@ def print_report(report: Report) -> None:
         ("electricity saved", f"{report.kwh_per_year / 1e6:.3f} GWh a year"),
         ("CO2 saved", f"{report.co2_kg_per_year / 1000:.0f} t a year"),
         ("gaps in the data", f"{report.gap_intervals} of {report.intervals} intervals"),
-        (f"forecast, SMAPE at {report.horizon_s / 3600:.3g} h", f"{report.smape:.2f} %"),
-        ("persistence, SMAPE", f"{report.persistence_smape:.2f} %"),
+        (f"forecast, SMAPE at {report.horizon_s / 3600:.3g} h", _known(report.smape, "%")),
+        ("persistence, SMAPE", _known(report.persistence_smape, "%")),
     ):
         table.add_row(name, value)
+    if not math.isnan(report.quantile_loss):
+        table.add_row("quantiles of the maximum, loss", _known(report.quantile_loss, "nodes"))
+        table.add_row("persistence, loss", _known(report.persistence_quantile_loss, "nodes"))
+    if report.above_rows:
+        table.add_row("rows with more busy than there are", f"{report.above_rows}, taken as all busy")
     _console().print(table)
     _console().print(report.remark)
 
@@ -158,11 +171,12 @@ def print_forecasts(scores: Scores) -> None:
         table.add_column(f"{horizon_s / 3600:.3g} h", justify="right")
     for method in dict.fromkeys(one.method for one in scores.means):
         found = {one.horizon_s: one.smape for one in scores.means if one.method == method}
-        table.add_row(method, *(f"{found[horizon_s]:.2f}" for horizon_s in horizons))
+        table.add_row(method, *(_known(found[horizon_s]) for horizon_s in horizons))
     _console().print(table)
     table = Table("quantile of the maximum ahead", "held", "loss", "persistence's loss")
     for one in scores.quantiles:
-        table.add_row(f"{one.quantile:.0%}", f"{one.held:.1%}", f"{one.loss:.2f}", f"{one.persistence_loss:.2f}")
+        held = _known(100 * one.held, "%")
+        table.add_row(f"{one.quantile:.0%}", held, _known(one.loss), _known(one.persistence_loss))
     _console().print(table)
     for remark in scores.remarks:
         _console().print(remark)
@@ -185,6 +199,10 @@ def print_cost(cost: Cost, policy: str) -> None:
     ):
         table.add_row(name, value)
     _console().print(table)
+
+
+def _known(value: float, unit: str = "") -> str:
+    return "not known" if math.isnan(value) else f"{value:.2f} {unit}".rstrip()
 
 
 def _console() -> Console:
