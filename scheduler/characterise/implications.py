@@ -11,6 +11,7 @@ import numpy as np
 
 from farside.scheduler.characterise.rhythm import Month
 from farside.scheduler.characterise.survey import CALENDAR, SIZES, STARTS, STATUSES, USERS, VCS, Survey
+from farside.scheduler.characterise.tenants import STEP_S
 from farside.scheduler.characterise.users import TOP_SHARE
 from farside.scheduler.sim.trace.log import Status
 from farside.units import format_seconds
@@ -26,6 +27,8 @@ IMBALANCE_BAR = 0.25
 SINGLE_JOBS_BAR, MULTI_TIME_BAR = 0.5, 0.8
 # 37.6 % of GPU jobs are unsuccessful in the paper; failed ones alone took over a third of Philly's GPU time.
 IN_VAIN_BAR = 0.2
+# Shares of statuses are of those that are known; below this part of all they may be those of a few odd jobs.
+KNOWN_BAR = 0.8
 # "most failed jobs are terminated within a short time", and wait "much longer than" they run.
 SHORT_S, SHORT_BAR, LONGER_BAR = 600.0, 0.5, 0.5
 # In Uranus 1 % of users bear over 70 % of the waiting; a twentieth of users is what smaller clusters have, too.
@@ -84,6 +87,11 @@ def _lacking(found: Survey, *names: str) -> str:
     return f"the log lacks {' and '.join(missing)}" if missing else ""
 
 
+def unknown_statuses(share: float, of: str) -> str:
+    """Why nothing is said where too few final statuses are known."""
+    return f"final statuses are known of {share:.1%} of {of}, {KNOWN_BAR:.0%} are needed"
+
+
 def _daily(found: Survey) -> _Finding:
     """[helios Implication 1]"""
     bar = f"hour of day explains {PATTERN_BAR:.0%} of submissions and {USE_PATTERN_BAR:.0%} of use within days"
@@ -131,7 +139,8 @@ def _imbalanced(found: Survey) -> _Finding:
         return False, "nobody waited", bar, (0.0,)
     share = found.imbalance.share
     waited = format_seconds(found.imbalance.waiting_gpu_s)
-    return share >= IMBALANCE_BAR, f"{share:.0%} of {waited} of GPU time waited for", bar, (share,)
+    steps = "" if found.imbalance.step_s == STEP_S else f", by {format_seconds(found.imbalance.step_s)}"
+    return share >= IMBALANCE_BAR, f"{share:.0%} of {waited} of GPU time waited for{steps}", bar, (share,)
 
 
 def _multi(found: Survey) -> _Finding:
@@ -147,6 +156,8 @@ def _in_vain(found: Survey) -> _Finding:
     bar = f"{IN_VAIN_BAR:.0%} of GPU time"
     if found.gpu_time_ends is None:
         return None, _lacking(found, STATUSES) or "no job used GPU time", bar, ()
+    if found.known_gpu_time < KNOWN_BAR:
+        return None, unknown_statuses(found.known_gpu_time, "GPU time"), bar, ()
     _, canceled, failed = found.gpu_time_ends
     told = f"{canceled + failed:.0%}: canceled jobs {canceled:.0%}, failed ones {failed:.0%}"
     return canceled + failed >= IN_VAIN_BAR, told, bar, (canceled + failed,)
@@ -159,6 +170,8 @@ def _debugging(found: Survey) -> _Finding:
     failed = found.gpu.of(found.gpu.status == Status.FAILED)
     if STATUSES in found.lacks or not len(failed):
         return None, _lacking(found, STATUSES) or "no job failed", bar, ()
+    if found.known_jobs < KNOWN_BAR:
+        return None, unknown_statuses(found.known_jobs, "GPU jobs"), bar, ()
     if not found.has_waits:
         return None, _lacking(found, STARTS), bar, ()
     is_short = failed.duration_s <= SHORT_S

@@ -74,6 +74,12 @@ def ends(log: JobLog, weight: Floats | None = None) -> Ends | None:
     return totals[0] / whole, totals[1] / whole, totals[2] / whole
 
 
+def known_share(log: JobLog, weight: Floats) -> float:
+    """The share, by a weight, of jobs whose final status is known; 0 where all weigh nothing."""
+    whole = float(weight.sum())
+    return float(weight[log.status != Status.UNKNOWN].sum()) / whole if whole else 0.0
+
+
 def ends_by_demand(log: JobLog) -> Mapping[str, Ends]:
     """How jobs of each demand end, those that occur with a status. [Figure 7 (b)]"""
     found: dict[str, Ends] = {}

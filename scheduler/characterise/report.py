@@ -58,7 +58,7 @@ _FIGURES: tuple[tuple[str, str, tuple[str, ...], Callable[[Survey], str]], ...] 
     ),
     (
         "Figure 7: final statuses",
-        "Left: GPU and CPU jobs. Right: GPU jobs by the GPUs that they asked for.",
+        "Left: GPU and CPU jobs. Right: GPU jobs by the GPUs that they asked for. Of jobs whose status is known.",
         (STATUSES,),
         report_plot.final_statuses,
     ),
@@ -107,6 +107,7 @@ def write_json(path: Path, found: Study) -> None:
         "jobs": len(found.survey.log),
         "gpu_jobs": len(found.survey.gpu),
         "lacks": sorted(found.survey.lacks),
+        "known_statuses": {"gpu_jobs": found.survey.known_jobs, "gpu_time": found.survey.known_gpu_time},
         "is_replayed": found.survey.is_replayed,
         "implications": found.verdicts,
         "stretch": found.stretch,

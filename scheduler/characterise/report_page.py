@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from farside.scheduler.characterise.study import Stretch, Study
+from farside.scheduler.characterise.survey import STATUSES
 from farside.scheduler.sim.result.report_html import document, figure
 from farside.units import format_moment, format_seconds
 
@@ -41,6 +42,9 @@ def facts(found: Study) -> list[str]:
         lines.append(f"The cluster has {survey.sizes.gpus:,} GPUs{guess}.")
     if survey.lacks:
         lines.append(f"The log lacks {', '.join(sorted(survey.lacks))}: what needs them is left out.")
+    if STATUSES not in survey.lacks and min(survey.known_jobs, survey.known_gpu_time) < 1:
+        known = f"{survey.known_jobs:.1%} of GPU jobs and {survey.known_gpu_time:.1%} of their GPU time"
+        lines.append(f"Final statuses are known of {known}; shares of statuses are of these.")
     if survey.is_replayed:
         lines.append(
             "Start times are the simulator's, first come first served: waits and use are what they would have been."

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from farside.scheduler.characterise import what_if
-from farside.scheduler.characterise.implications import Verdict, verdicts
+from farside.scheduler.characterise.implications import KNOWN_BAR, Verdict, unknown_statuses, verdicts
 from farside.scheduler.characterise.replay import Stage, busiest, stage, waits_s
 from farside.scheduler.characterise.size import Sizes
 from farside.scheduler.characterise.survey import SIZES, STARTS, STATUSES, USERS, VCS, Survey, survey
@@ -82,18 +82,26 @@ def study(
     done: list[WhatIf] = []
     omitted_here: list[tuple[int, str, str]] = []
     for number, title, needs, run, otherwise in _WHAT_IFS:
-        missing = [name for name in needs if name in found.lacks]
+        why_not = _why_not(found, needs)
         tell(f"what if: {title}")
-        result = None if missing else run(chosen, before_s)
+        result = None if why_not else run(chosen, before_s)
         if result is not None:
             done.append(result)
         else:
-            why = f"the log lacks {' and '.join(missing)}" if missing else otherwise
-            omitted_here.append((number, title, why))
+            omitted_here.append((number, title, why_not or otherwise))
     return Study(
         survey=found, verdicts=told, stretch=_stretch(found, chosen, before_s), what_ifs=tuple(done),
         omitted=tuple(omitted_here),
     )  # fmt: skip
+
+
+def _why_not(found: Survey, needs: tuple[str, ...]) -> str:
+    missing = [name for name in needs if name in found.lacks]
+    if missing:
+        return f"the log lacks {' and '.join(missing)}"
+    if STATUSES in needs and found.known_gpu_time < KNOWN_BAR:
+        return unknown_statuses(found.known_gpu_time, "GPU time")
+    return ""
 
 
 def _omitted(why: str) -> tuple[tuple[int, str, str], ...]:

@@ -36,6 +36,8 @@ class Survey:
         is_replayed: Starts are the simulator's: first come first served on this cluster.
         left_out: Jobs that were not replayed since they fit nowhere.
         unsized: Virtual clusters of which nobody knows the size: their jobs count, what they use does not.
+        known_jobs: Of GPU jobs, the share whose final status is known; ``known_gpu_time``: of their GPU time. All
+            shares of statuses are of these.
     """
 
     log: JobLog
@@ -45,6 +47,8 @@ class Survey:
     is_replayed: bool
     left_out: int
     unsized: tuple[str, ...]
+    known_jobs: float
+    known_gpu_time: float
     durations: Curve
     cpu_durations: Curve | None
     gpu_time_ends: Ends | None
@@ -87,6 +91,8 @@ def survey(log: JobLog, sizes: Sizes | None, *, tell: Callable[[str], None] = la
         is_replayed=is_replayed,
         left_out=left_out,
         unsized=unsized,
+        known_jobs=jobs.known_share(gpu, np.ones(len(gpu))),
+        known_gpu_time=jobs.known_share(gpu, jobs.gpu_s(gpu)),
         durations=jobs.durations(gpu),
         cpu_durations=jobs.durations(cpu) if len(cpu) else None,
         gpu_time_ends=jobs.ends(gpu, jobs.gpu_s(gpu)),

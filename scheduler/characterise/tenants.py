@@ -5,14 +5,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.characterise.size import Sizes
-from farside.scheduler.characterise.use import edges, mean_use
+from farside.scheduler.characterise.size import Sizes, gpus_at
+from farside.scheduler.characterise.use import bounded_step_s, edges, mean_use
 from farside.scheduler.sim.cluster import WHOLE
 from farside.scheduler.sim.trace.log import JobLog
 from farside.scheduler.table import Floats
 
 MINUTE_S = 60.0
 STEP_S = 600.0
+# What is counted is bounded, not the log: a thousand virtual clusters for half a year stay at ten minutes.
+MOST_CELLS, MOST_MINUTES = 30_000_000, 2_000_000
 SHOWN = 10  # the largest ones, as in Figure 4
 
 
@@ -48,7 +50,8 @@ def tenants(log: JobLog, sizes: Sizes) -> tuple[Tenant, ...]:
 
 
 def _tenant(log: JobLog, name: str, sizes: Sizes) -> Tenant:
-    minutes_s = edges(float(log.submit_s[0]), float(log.submit_s[-1]), MINUTE_S)
+    first_s, last_s = float(log.submit_s[0]), float(log.submit_s[-1])
+    minutes_s = edges(first_s, last_s, bounded_step_s(first_s, last_s, MINUTE_S, MOST_MINUTES))
     use = mean_use(log.start_s, log.duration_s, log.gpus.astype(float), minutes_s)
     has = sizes.at(minutes_s[:-1], name)
     share = use[has > 0] / has[has > 0]
@@ -79,10 +82,12 @@ class Imbalance:
     Attributes:
         waiting_gpu_s: GPU seconds that jobs were waiting for.
         met_gpu_s: Of them, those that idle GPUs of virtual clusters in which nobody waited could have given.
+        step_s: The intervals that it was counted by.
     """
 
     waiting_gpu_s: float
     met_gpu_s: float
+    step_s: float = STEP_S
 
     @property
     def share(self) -> float:
@@ -91,19 +96,26 @@ class Imbalance:
 
 
 def imbalance(log: JobLog, sizes: Sizes) -> Imbalance:
-    """By steps of ten minutes. ``log``: of GPU jobs whose starts are known, in more than one virtual cluster."""
-    steps_s = edges(float(log.submit_s[0]), float(log.submit_s[-1]), STEP_S)
+    """By steps of ten minutes; longer ones where virtual clusters times steps would be more than `MOST_CELLS`.
+
+    ``log``: of GPU jobs whose starts are known, in more than one virtual cluster.
+    """
+    parts = sizes.parts
+    first_s, last_s = float(log.submit_s[0]), float(log.submit_s[-1])
+    step_s = bounded_step_s(first_s, last_s, STEP_S, MOST_CELLS // max(1, len(log.vcs)))
+    steps_s = edges(first_s, last_s, step_s)
     waiting, idle = np.zeros(len(steps_s) - 1), np.zeros(len(steps_s) - 1)
+    wait_s = np.nan_to_num(log.wait_s)
+    order = np.argsort(log.vc, kind="stable")
+    bounds = np.searchsorted(log.vc[order], np.arange(len(log.vcs) + 1))
     for code, name in enumerate(log.vcs):
-        if name not in sizes.largest or name == WHOLE:
+        if name not in parts or name == WHOLE:
             continue
-        rows = log.vc == code
+        rows = order[bounds[code] : bounds[code + 1]]
         gpus = log.gpus[rows].astype(float)
-        wait_s = np.nan_to_num(log.wait_s[rows])
-        wants = mean_use(log.submit_s[rows], wait_s, gpus, steps_s)
+        wants = mean_use(log.submit_s[rows], wait_s[rows], gpus, steps_s)
         uses = mean_use(log.start_s[rows], log.duration_s[rows], gpus, steps_s)
         waiting += wants
-        idle += np.where(wants < 1e-9, np.maximum(0.0, sizes.at(steps_s[:-1], name) - uses), 0.0)
-    return Imbalance(
-        waiting_gpu_s=float(waiting.sum()) * STEP_S, met_gpu_s=float(np.minimum(waiting, idle).sum()) * STEP_S
-    )
+        idle += np.where(wants < 1e-9, np.maximum(0.0, gpus_at(parts[name], steps_s[:-1]) - uses), 0.0)
+    met = np.minimum(waiting, idle)
+    return Imbalance(waiting_gpu_s=float(waiting.sum()) * step_s, met_gpu_s=float(met.sum()) * step_s, step_s=step_s)

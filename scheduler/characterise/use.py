@@ -36,6 +36,13 @@ def _staircase(start_s: Floats, duration_s: Floats, amount: Floats) -> tuple[Flo
     return times_s[is_last], level[is_last]
 
 
+def bounded_step_s(first_s: float, last_s: float, step_s: float, most: int) -> float:
+    """A step, doubled as often as it takes to have at most so many of them in the time between."""
+    while (last_s - first_s) / step_s > most:
+        step_s *= 2
+    return step_s
+
+
 def edges(first_s: float, last_s: float, step_s: float) -> Floats:
     """Multiples of a step that hold all of the time between, at least one interval."""
     low = np.floor(first_s / step_s)

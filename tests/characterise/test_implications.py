@@ -95,3 +95,20 @@ def test_every_verdict_says_what_it_must_reach() -> None:
 @pytest.mark.parametrize("gpus", [1, 8])
 def test_a_log_of_one_job_has_an_answer_to_everything(gpus: int) -> None:
     assert len(judged([job(wait_s=0, gpus=gpus)])) == 7
+
+
+def test_the_fifth_and_sixth_are_not_told_by_the_few_whose_status_is_known() -> None:
+    unknown = [job(at, wait_s=1) for at in range(9)]
+    failed = job(9, wait_s=200, status=Status.FAILED)
+
+    found = judged([*unknown, failed])
+
+    assert (found[4].holds, found[5].holds) == (None, None)
+    assert found[4].found == "final statuses are known of 10.0% of GPU time, 80% are needed"
+    assert found[5].found == "final statuses are known of 10.0% of GPU jobs, 80% are needed"
+
+
+def test_the_fifth_is_told_by_four_fifths_of_gpu_time() -> None:
+    known = [job(at, wait_s=1, status=Status.FAILED) for at in range(8)]
+
+    assert judged([*known, job(8, wait_s=1), job(9, wait_s=1)])[4].holds is True

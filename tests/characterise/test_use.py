@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.characterise.use import edges, mean_use, peak_use
+from farside.scheduler.characterise.size import gpus_at
+from farside.scheduler.characterise.use import bounded_step_s, edges, mean_use, peak_use
+from farside.scheduler.sim.cluster import VcSize
 
 jobs = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 8)), min_size=1, max_size=30)
 
@@ -35,3 +37,26 @@ def test_what_has_no_start_is_never_in_use() -> None:
 def test_edges_hold_all_of_the_time() -> None:
     assert edges(130.0, 250.0, 60.0).tolist() == [120.0, 180.0, 240.0, 300.0]
     assert edges(120.0, 120.0, 60.0).tolist() == [120.0, 180.0]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(0, 9)), min_size=1, max_size=20),
+    st.lists(st.integers(-5, 60), min_size=1, max_size=20),
+)
+def test_gpus_over_time_are_the_sum_of_each_clusters_newest_entry(
+    entries: list[tuple[str, int, int]], times: list[int]
+) -> None:
+    sizes = [VcSize(vc=vc, gpus=gpus, from_s=float(at)) for vc, at, gpus in entries]
+
+    def newest(vc: str, at: int) -> int:
+        own = sorted((one for one in sizes if one.vc == vc), key=lambda one: one.from_s)
+        return [own[0], *(one for one in own if one.from_s <= at)][-1].gpus if own else 0
+
+    found = gpus_at(sizes, np.array(times, dtype=float))
+
+    assert found.tolist() == [sum(newest(vc, at) for vc in "abc") for at in times]
+
+
+def test_steps_grow_where_there_would_be_too_many() -> None:
+    assert bounded_step_s(0.0, 6000.0, 600.0, 10) == 600
+    assert bounded_step_s(0.0, 60_000.0, 600.0, 10) == 9600

@@ -111,6 +111,25 @@ def test_jobs_of_unknown_virtual_clusters_count_but_use_nothing(helios: Path, tm
     assert "Nobody says how many nodes vc1, vc2 have" in done.stdout.replace("vc2, vc1", "vc1, vc2")
 
 
+def test_statuses_that_nobody_knows_are_told_and_give_no_verdict(tmp_path: Path) -> None:
+    log, page, told = tmp_path / "log.csv", tmp_path / "page.html", tmp_path / "told.json"
+    log.write_text(
+        "job_id,user,vc,gpu_num,state,submit_time,start_time,duration\n"
+        "0,u,a,1,FAILED,2020-04-01 09:00:00,2020-04-01 09:00:00,60\n"
+        + "".join(f"{at},u,a,1,ODD,2020-04-01 09:00:00,2020-04-01 09:00:00,60\n" for at in range(1, 100))
+    )
+
+    done = run(log, "-o", page, "--json", told)
+
+    assert "99 rows end with a status that is not known here: 'ODD'." in done.stdout
+    assert "Final statuses are known of 1.0% of GPU jobs and 1.0% of their GPU time" in done.stdout
+    assert "5. cannot tell" in done.stdout
+    assert "'ODD'" in page.read_text().replace("&#x27;", "'")
+    found = json.loads(told.read_text())
+    assert found["known_statuses"] == {"gpu_jobs": 0.01, "gpu_time": 0.01}
+    assert 5 in [one["implication"] for one in found["omitted"]]
+
+
 def test_a_clock_that_jumped_by_decades_is_told(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text("job_id,submit_time,gpus,duration_s\na,2020-01-01 00:00:00,1,60\nb,1970-01-01 00:00:09,1,60\n")

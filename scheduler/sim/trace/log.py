@@ -53,6 +53,7 @@ class Logged(NamedTuple):
     user: str
     vc: str
     line: int
+    status_word: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

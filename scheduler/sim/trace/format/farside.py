@@ -75,6 +75,7 @@ def _logged(row: Row) -> Logged:
         gpus=gpus,
         cpus=gpus * _real(row, "cpus_per_gpu", math.nan, MAX_CPUS) if gpus else _real(row, "cpus", math.nan, MAX_CPUS),
         status=status_of(row.cell("status")),
+        status_word=row.cell("status"),
         user=row.text("user"),
         vc=row.text("vc"),
         line=row.line,

@@ -65,6 +65,7 @@ def _logged(row: Row) -> Logged | LeftOut:
         gpus=row.gpus("gpu_num", lowest=0),
         cpus=_cpus(row, math.nan),
         status=status_of(row.cell("state")),
+        status_word=row.cell("state"),
         user=row.text("user"),
         vc=row.text("vc"),
         line=row.line,

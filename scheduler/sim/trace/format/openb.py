@@ -74,6 +74,7 @@ def _logged(row: Row) -> Logged | LeftOut:
         gpus=row.gpus("num_gpu", lowest=0),
         cpus=real("cpu_milli", row.cell("cpu_milli"), highest=1e9) / 1000 if row.has("cpu_milli") else math.nan,
         status=status_of(row.cell("pod_phase")),
+        status_word=row.cell("pod_phase"),
         user="",
         vc="",
         line=row.line,

@@ -200,6 +200,7 @@ def _logged(entry: _Entry) -> Logged | LeftOut:
         gpus=job.gpus,
         cpus=math.nan,
         status=status_of(entry.text("status")),
+        status_word=entry.text("status"),
         user=job.user,
         vc=job.vc,
         line=entry.line,

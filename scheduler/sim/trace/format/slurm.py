@@ -130,6 +130,7 @@ def _logged(row: Row) -> Logged | LeftOut:
         gpus=_gpus(row),
         cpus=_cpus(row, row.cell("alloctres") or row.cell("reqtres")) or math.nan,
         status=status_of(state),
+        status_word=state,
         user=row.text("user"),
         vc=row.text("partition"),
         line=row.line,
