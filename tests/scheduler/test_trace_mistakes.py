@@ -106,7 +106,7 @@ def test_bad_rows_are_skipped_and_counted_where_the_operator_says_so(tmp_path: P
         (HEADER, "/trace: holds no job; name a file with at least one"),
         ("[]", "/trace: holds no job; name a file with at least one"),
         ("a,b,c\n1,2,3\n", "no format has these columns"),
-        ("submit_time,duration,vc\n", "philly-csv lacks gpus; say --format, one of farside,"),
+        ("submit_time,duration,vc\n", "philly-csv lacks gpus; philly-csv begins with a line such as"),
         ("job_id,job_id,gpus,duration_s,submit_s\n", "line 1: two columns are called 'job_id'; rename one"),
         ("JobID|Submit|Elapsed\n", "no column tells the GPUs; add AllocTRES to sacct's --format"),
         ("JobID|Submit|AllocTRES\n", "no column tells how long jobs ran; add Elapsed to sacct's --format"),
@@ -188,3 +188,11 @@ def test_an_end_before_its_start_is_told(tmp_path: Path) -> None:
     text = SAMPLES["openb"].replace("427071", "12902961")
 
     assert "line 3, column deletion_time: '12902960' is before scheduled_time" in refusal(tmp_path, text)
+
+
+def test_a_header_without_an_id_gets_an_example(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("submit_s,duration_s,gpus\n")
+
+    with pytest.raises(ConfigError, match="farside lacks job_id; farside begins with a line such as 'job_id,"):
+        read_trace(path)

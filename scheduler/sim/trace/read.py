@@ -122,9 +122,10 @@ def format_of(source: Source) -> str:
             return name
     lacking = {name: [one_of for one_of in fmt.needed if not columns & one_of] for name, fmt in tables.items()}
     nearest = min(lacking, key=lambda name: len(lacking[name]) / len(tables[name].needed))
+    example = tables[nearest].separator.join(min(one_of) for one_of in tables[nearest].needed)
     raise ConfigError(
         f"{source.path}: no format has these columns; {nearest} lacks {_told(lacking[nearest])}",
-        hint=f"say --format, one of {', '.join(FORMATS)}",
+        hint=f"{nearest} begins with a line such as '{example}'; or say --format, one of {', '.join(FORMATS)}",
     )
 
 
