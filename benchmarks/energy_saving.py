@@ -35,6 +35,13 @@ WINDOWS = (
     Window(name="Philly, Oct 20 - Nov 2", files=PHILLY, train_to="2017-10-16", begin="2017-10-20", end="2017-11-03"),
     EARTH_WEEK,
 )
+OTHER_WEEKS = (
+    Window(name="Philly, Oct 10-23", files=PHILLY, train_to="2017-10-10", begin="2017-10-10", end="2017-10-24"),
+    Window(name="Philly, Nov 1-14", files=PHILLY, train_to="2017-11-01", begin="2017-11-01", end="2017-11-15"),
+    Window(name="Philly, Nov 20-30", files=PHILLY, train_to="2017-11-20", begin="2017-11-20", end="2017-12-01"),
+    Window(name="Earth, May 8-14", files=EARTH, train_to="2020-05-08", begin="2020-05-08", end="2020-05-15"),
+)
+AHEAD: Mapping[str, str] = {"forecast": "true", "wake_ahead": "true", "forecast_s": "2h"}
 # Philly's column of Table 5, December 1-14 2017.
 PAPER: Row = ("paper, December; looks ahead", "100.1", "0.5", "27.1", "69.0 %", "90.4 %", "-", "-")
 POLICIES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
@@ -103,6 +110,63 @@ def risk(data: Path) -> Figure:
     )  # fmt: skip
 
 
+def wake_ahead(data: Path) -> Figure:
+    """CES as it is, and waking nodes 2 h before a forecast says that jobs will lack them."""
+    rows: list[Row] = []
+    pool: dict[str, list[Figures]] = {"as it is": [], "2 h ahead": []}
+    for window in WINDOWS:
+        found = question_of(data, window)
+        for asked in ASKED[1:] if found else ():
+            assert found is not None
+            told = {"wakeups_per_day": f"{asked:g}"}
+            pool["as it is"].append(_played("ces", told, found))
+            pool["2 h ahead"].append(_played("ces", {**told, **AHEAD}, found))
+            rows.append((f"{window.name}: {asked:g}", *_with_intervals(asked, [parts[-1] for parts in pool.values()])))
+    if rows:
+        sums = [
+            (f"{sum(p.sleeping_nodes for p in parts):.1f}", "",
+             f"{sum(p.short_intervals for p in parts)} ({sum(p.short_nodes for p in parts):.0f})")
+            for parts in pool.values()
+        ]  # fmt: skip
+        rows.append(("pooled", *(cell for cells in sums for cell in cells)))
+    header = ("wake-ups a day", *(f"{name}: {what}" for name in pool for what in ("asleep", "reached", "short")))
+    return Figure(
+        key="energy-wake-ahead",
+        title="Nodes woken before jobs lack them",
+        source="ours",
+        tables=(Table(caption="nodes asleep, wake-ups by what was asked, intervals (node-intervals) short",
+                      header=header, rows=tuple(rows)),),
+        notes=(f"Ahead: {', '.join(f'{name}={value}' for name, value in AHEAD.items())}.",)
+        if rows
+        else ("No series on this machine.",),
+    )  # fmt: skip
+
+
+def other_weeks(data: Path) -> Figure:
+    """What was asked and what was reached on weeks that overlap with, or lie beside, those of `risk`."""
+    rows: list[Row] = []
+    for window in OTHER_WEEKS:
+        found = question_of(data, window)
+        for asked in ASKED if found else ():
+            assert found is not None
+            told = {"wakeups_per_day": f"{asked:g}"}
+            rows.append(
+                (f"{window.name}: {asked:g}", *_cells(asked, [_played(of, told, found) for of in ("ces", "rule")]))
+            )
+    header = (
+        "wake-ups a day",
+        *(f"{name}: {what}" for name in ("ces", "rule") for what in ("asleep", "reached", "short")),
+    )
+    return Figure(
+        key="energy-other-weeks",
+        title="A stated risk on other weeks",
+        source="ours",
+        tables=(Table(caption="nodes asleep, wake-ups by what was asked, node-intervals short", header=header,
+                      rows=tuple(rows)),),
+        notes=() if rows else ("No series on this machine.",),
+    )  # fmt: skip
+
+
 def earth(data: Path) -> Figure:
     """Each of Earth's virtual clusters by itself, at one wake-up a day: no node of one helps out another."""
     rows: list[Row] = []
@@ -138,6 +202,13 @@ def _cells(asked: float, parts: list[Figures]) -> Iterator[str]:
         yield f"{part.sleeping_nodes:.1f}"
         yield f"{part.wakeups_per_day / asked:.2f}x"
         yield f"{part.short_nodes:.0f}"
+
+
+def _with_intervals(asked: float, parts: list[Figures]) -> Iterator[str]:
+    for part in parts:
+        yield f"{part.sleeping_nodes:.1f}"
+        yield f"{part.wakeups_per_day / asked:.2f}x"
+        yield f"{part.short_intervals} ({part.short_nodes:.0f})"
 
 
 def question_of(data: Path, window: Window) -> Question | None:

@@ -1,8 +1,8 @@
-"""What the best estimator could reach on a made trace: one that knows how the trace was made, but no run time ahead.
+"""What an estimator reaches on a made trace that knows how the trace was made, but no run time ahead: a yardstick.
 
 It knows the name behind a slip of a finger, and how far run times spread within a name and between names. What a name's
-jobs take it learns as they end, as anybody must: the posterior of a log-normal, whose mean orders the queue. Nobody can
-know more without looking ahead, so what is left between it and SJF no estimate of GPU time can gain.
+jobs take it learns as they end, as anybody must: the posterior of a log-normal, whose mean orders the queue. It is one
+index among many, and no proven bound: by luck, or by another index, an order can be better on a draw.
 """
 
 import math

@@ -6,6 +6,7 @@ where they are, from ``--data FOLDER`` or the environment's ``FARSIDE_DATA``; wi
 """
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -53,6 +54,7 @@ class Effort:
     draws: tuple[int, ...]  # seeds of generated workloads
     seeds: tuple[int, ...]  # of workloads from which something is learned
     jobs: int  # of those
+    pairs: tuple[tuple[int, int], ...]  # jobs and seeds of workloads whose draws are shown one by one
     names: tuple[int, ...]  # distinct ones, that are put into buckets
     data: Path
 
@@ -64,6 +66,7 @@ FULL = Effort(
     draws=(1, 2, 3),
     seeds=(1, 2, 3, 4, 5, 6),
     jobs=16_000,
+    pairs=(*((8000, seed) for seed in range(1, 9)), *((16_000, seed) for seed in range(1, 6))),
     names=(10_000, 100_000, 1_000_000),
     data=data_folder(None),
 )
@@ -74,6 +77,7 @@ QUICK = Effort(
     draws=(1,),
     seeds=(1,),
     jobs=2000,
+    pairs=((2000, 1),),
     names=(1000, 10_000),
     data=data_folder(None),
 )
@@ -101,14 +105,26 @@ FIGURES: Mapping[str, Callable[[Effort], Figure]] = {
     "helios-philly": lambda effort: helios_philly.figure(data=effort.data),
     "energy-table-5": lambda effort: energy_saving.table_5(effort.data),
     "energy-risk": lambda effort: energy_saving.risk(effort.data),
+    "energy-wake-ahead": lambda effort: energy_saving.wake_ahead(effort.data),
+    "energy-other-weeks": lambda effort: energy_saving.other_weeks(effort.data),
     "energy-earth": lambda effort: energy_saving.earth(effort.data),
     "energy-sensitivity": lambda effort: energy_sensitivity.figure(effort.data),
     "qssf-philly": lambda effort: qssf_philly.figure(data=effort.data),
     "qssf-repeating": lambda effort: qssf_repeating.figure(jobs=effort.jobs // 2, seeds=effort.seeds),
+    "qssf-draws": lambda effort: qssf_repeating.draws(effort.pairs),
     "qssf-guard": lambda effort: qssf_guard.figure(jobs=effort.jobs // 2, seed=SEED, data=effort.data),
     "qssf-estimates": lambda effort: qssf_estimates.figure(jobs=effort.jobs, seed=SEED),
     "qssf-speed": lambda effort: qssf_speed.figure(name_counts=effort.names, history_jobs=effort.jobs, seed=SEED),
 }
+
+
+def _pairs(text: str) -> tuple[tuple[int, int], ...]:
+    """Jobs and seeds of draws; argparse shows the error."""
+    found = [re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6})", part) for part in text.split(",")]
+    pairs = tuple((int(one[1]), int(one[2])) for one in found if one)
+    if len(pairs) != len(found) or any(jobs < 100 for jobs, _ in pairs):
+        raise argparse.ArgumentTypeError("give JOBS:SEED, of 100 jobs or more, with commas between several")
+    return pairs
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -116,6 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduce", description=__doc__)
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"which of: {', '.join(FIGURES)}; else all")
     parser.add_argument("--quick", action="store_true", help="100 machines instead of 1,000, and fewer seeds")
+    parser.add_argument("--draws", type=_pairs, metavar="JOBS:SEED,...", help="of qssf-draws, such as 8000:1,16000:5")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="where real traces lie; else FARSIDE_DATA")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON, too")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="save the plots of figures that have some, as SVG")
@@ -124,6 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"no figure called {', '.join(sorted(unknown))}")
     effort = replace(QUICK if options.quick else FULL, data=data_folder(options.data))
+    effort = replace(effort, pairs=options.draws or effort.pairs)
     made = []
     for key in options.figures or FIGURES:
         started_s = time.monotonic()
