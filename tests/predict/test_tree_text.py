@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from farside.errors import ConfigError
 from farside.scheduler.predict.tree_text import booster_of, checked
+from farside.scheduler.table import Floats
 
 CHANCE = np.random.default_rng(1)
 ROWS = np.column_stack([CHANCE.integers(0, 9, 400), CHANCE.random((400, 2))]).astype(float)
@@ -22,8 +23,13 @@ TREES = lightgbm.train(
 TEXT = TREES.model_to_string()
 
 
+def told(trees: lightgbm.Booster) -> Floats:
+    """What they say of the rows."""
+    return np.asarray(trees.predict(ROWS), dtype=float)
+
+
 def test_a_whole_text_gives_the_same_trees() -> None:
-    assert np.array_equal(TREES.predict(ROWS), booster_of(TEXT, 3).predict(ROWS))
+    assert np.array_equal(told(TREES), told(booster_of(TEXT, 3)))
 
 
 def test_what_stands_behind_the_trees_is_not_handed_on() -> None:
@@ -31,13 +37,13 @@ def test_what_stands_behind_the_trees_is_not_handed_on() -> None:
 
 
 def test_what_was_handed_on_can_be_read_again() -> None:
-    assert np.array_equal(TREES.predict(ROWS), booster_of(booster_of(TEXT, 3).model_to_string(), 3).predict(ROWS))
+    assert np.array_equal(told(TREES), told(booster_of(booster_of(TEXT, 3).model_to_string(), 3)))
 
 
 def test_trees_that_never_split_are_whole() -> None:
     flat = lightgbm.train({"verbosity": -1}, lightgbm.Dataset(ROWS, np.full(400, 2.0)), 2)
 
-    assert booster_of(flat.model_to_string(), 3).predict(ROWS)[0] == pytest.approx(2)
+    assert told(booster_of(flat.model_to_string(), 3))[0] == pytest.approx(2)
 
 
 def first(name: str, to: Callable[[list[str]], str]) -> str:
@@ -89,4 +95,4 @@ def test_a_byte_that_was_changed_is_refused_or_does_no_harm(at: int, byte: str) 
         found = booster_of(changed, 3)
     except ConfigError:
         return
-    assert np.isfinite(np.asarray(found.predict(ROWS))).all()
+    assert np.isfinite(told(found)).all()
