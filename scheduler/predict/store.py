@@ -81,14 +81,16 @@ class ModelStore:
         return manifest
 
     def check(self) -> None:
-        """Finds out before a long fit whether its model will have a place.
+        """Finds out before a long fit whether its model will have a place; makes none yet.
 
         Raises:
             FarsideError: It will not.
         """
         try:
-            self._make_folder()
-            with tempfile.TemporaryFile(dir=self.folder):
+            place = next(path for path in (self.folder, *self.folder.absolute().parents) if path.exists())
+            if place == self.folder:
+                _check_owner(place, place.stat())
+            with tempfile.TemporaryFile(dir=place):
                 pass
         except OSError as error:
             raise FarsideError(f"{self.folder}: {error.strerror}", hint="name a folder that can be written") from error
