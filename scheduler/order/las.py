@@ -128,7 +128,8 @@ class Las:
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """Their queues, or their places in one queue."""
         one, other = int(self.level(first)[0]), int(self.level(second)[0])
-        mine, others = apart(*((jobs.executed_s * jobs.gpus).item() for jobs in (first, second)), gpu_time)
+        attained, other_attained = ((jobs.executed_s * jobs.gpus).item() for jobs in (first, second))
+        mine, others = apart(attained, other_attained, gpu_time)
         if self.is_continuous:
             return f"has had {mine} of GPU time, not {others}"
         if one != other:

@@ -39,7 +39,7 @@ def jobs(draw: st.DrawFn, number: int) -> JobColumns:
     submit_s = draw(NEAR)
     since_s = max(submit_s, draw(st.sampled_from([now_s - 5, now_s - 29, now_s - 30, now_s - 900, draw(NEAR)])))
     has_run = is_running or draw(st.booleans())
-    figures = {
+    figures = dict.fromkeys(JobColumns._fields, 0.0) | {
         "submit_s": submit_s, "sequence": float(number), "gpus": draw(st.sampled_from([1.0, 2.0, 8.0])),
         "is_running": float(is_running), "executed_s": draw(NEAR) if has_run else 0.0, "waited_s": draw(NEAR),
         "since_s": since_s, "slice_s": now_s - since_s - draw(st.sampled_from([0.0, 20.0])) if is_running else 0.0,
