@@ -46,6 +46,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 LONG_ENOUGH_S = 10.0
 END_LIMIT_S = 10.0
 SWITCH_S = 5e-4
+SHORTEST_RESERVE_S = 1.0
 # A part's event loop that has not turned for so long hangs. The brain reads all of the log before its loop turns.
 HANG_S = {"brain": 600.0, "api": 60.0}
 BEAT_PERIOD_S = 1.0
@@ -82,6 +83,8 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
     placement = make_placement(config.placement, {})
     if placement.ledger(()).is_pooled:
         raise ConfigError(f"placement: {config.placement} does not say on which nodes", hint="take consolidate")
+    if 0 < config.reserve_after_s < SHORTEST_RESERVE_S:
+        raise ConfigError(f"reserve_after_s: must be at least {SHORTEST_RESERVE_S:g} s, or 0 for never")
     return Rules(
         order=make_order(config.policy, told),
         placement=placement,
