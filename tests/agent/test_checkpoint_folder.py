@@ -4,15 +4,13 @@ import asyncio
 import os
 import pwd
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from farside.agent import messages as m
-from farside.agent.run import checkpoint_folder
 from farside.agent.run.checkpoint_folder import clear_mark, see_mark, write_mark
-from farside.agent.run.probe import answer
+from farside.agent.run.probe import answer, look
 from tests.agent.node import ME
 
 MARK = ".farside-probe-1"
@@ -65,10 +63,10 @@ def test_it_is_the_user_s_right_that_counts_and_not_the_agent_s(tmp_path: Path) 
     folder = tmp_path / "roots"
     folder.mkdir(mode=0o700)
     nobody = next(entry for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid()))
-    script = [sys.executable, "-I", "-S", checkpoint_folder.__file__, "see", str(folder), MARK, ""]
 
+    argv = look("see", str(folder), MARK, "")
     told = subprocess.run(
-        script, user=nobody.pw_uid, group=nobody.pw_gid, extra_groups=[], capture_output=True, text=True, check=True
+        argv, user=nobody.pw_uid, group=nobody.pw_gid, extra_groups=[], capture_output=True, text=True, check=True
     )
 
     assert told.stdout.splitlines()[0] in ("the user may not read and write it", "Permission denied")
