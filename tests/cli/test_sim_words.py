@@ -45,7 +45,7 @@ def test_a_trace_is_never_converted_onto_itself(link: str, jobs: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--json", "--plot"])
 def test_a_series_of_nodes_is_never_written_over(option: str, tmp_path: Path) -> None:
-    series = tmp_path / "nodes.csv"
+    series = tmp_path / ("nodes.svg" if option == "--plot" else "nodes.csv")
     rows = [f"2024-01-{1 + at // 144:02d} {at // 6 % 24:02d}:{at % 6}0:00,{at % 7},10" for at in range(1440)]
     series.write_text("\n".join(["time,active,total", *rows, ""]))
     before = series.read_bytes()

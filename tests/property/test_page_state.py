@@ -135,14 +135,15 @@ class PageState(RuleBasedStateMachine):
     @rule(slab=consumes(slabs), deadline_ms=st.sampled_from([0, 1, 5000]))
     def recall(self, slab: int, deadline_ms: int) -> None:
         found = self.rig.slabs.get(slab)
-        if found is not None:
+        # What only this slab has would have to go to the disk: a recall and a broken disk are two faults at once.
+        if found is not None and not self.is_disk_failing:
             drained = self.rig.drain(found, deadline_ms=deadline_ms)
             assert drained.d == 0
             self.rig.forget(found)
 
     @rule(donor=donors)
     def lose(self, donor: int) -> None:
-        if self.is_disk_failing:
+        if self.is_disk_failing or self.is_disk_behind:
             return  # two faults at once may lose a page; tests/fault has that case by itself
         self.rig.lose_donor(donor)
         for slab in [slab for slab in self.rig.slabs.values() if slab.donor == donor]:

@@ -166,5 +166,5 @@ def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object]) -> None:
 
 
 def test_a_trace_of_more_than_a_century_is_refused() -> None:
-    with pytest.raises(ConfigError, match="would last 431995 years; ask for a higher load"):
+    with pytest.raises(ConfigError, match="would last 431,995 years; ask for a higher load"):
         generate(replace(RECIPE, load=1e-7), chance())
