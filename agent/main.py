@@ -33,6 +33,7 @@ from farside.agent.status import AgentStatus
 from farside.agent.token import read_token
 from farside.clock import Clock, RealClock
 from farside.config import AgentConfig
+from farside.config.check import names_in
 from farside.ending import on_end_signals
 from farside.errors import ConfigError
 from farside.log import get_log, start_logging
@@ -240,7 +241,7 @@ class Agent:
         config = self._config
         policy = Policy(
             run_as=config.run_as,
-            users=frozenset(filter(None, (user.strip() for user in config.users.split(",")))),
+            users=frozenset(names_in(config.users)),
             cgroup=self._cgroup,
             gpus=lambda: healthy(self.sense.latest.reading.gpus),
             hooks=self._hooks,

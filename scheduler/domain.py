@@ -33,6 +33,8 @@ RUNNING_FROM = 0.0
 WAITING_FROM = 1e12
 NOBODY = Standing()
 NOTHING_BUT_GPUS = Demand(gpus=0)
+# Who was started for a reservation is left alone as long as it waited: less would be no time to get anywhere in.
+SHORTEST_RESERVE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,17 @@ class Rules:
     min_run_s: float = 0.0
     reserve_after_s: float = math.inf
     tenancy: Tenancy | None = None
+
+
+def reserve_after(told_s: float) -> float:
+    """`Rules.reserve_after_s` as people set it, where 0 is never.
+
+    Raises:
+        ValueError: Below `SHORTEST_RESERVE_S`.
+    """
+    if 0 < told_s < SHORTEST_RESERVE_S:
+        raise ValueError(f"reserve_after_s: must be at least {SHORTEST_RESERVE_S:g} s, or 0 for never")
+    return told_s or math.inf
 
 
 @dataclass(slots=True)

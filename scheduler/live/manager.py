@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from farside.config import ManagerConfig, SlurmConfig
+from farside.config.check import names_in
 from farside.ending import on_end_signals
 from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError, FarsideError
 from farside.listen import close_listener, open_listener
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
-from farside.scheduler.domain import Rules
+from farside.scheduler.domain import Rules, reserve_after
 from farside.scheduler.live.accounts import tenancy_of
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
@@ -46,7 +47,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 LONG_ENOUGH_S = 10.0
 END_LIMIT_S = 10.0
 SWITCH_S = 5e-4
-SHORTEST_RESERVE_S = 1.0
 # A part's event loop that has not turned for so long hangs. The brain reads all of the log before its loop turns.
 HANG_S = {"brain": 600.0, "api": 60.0}
 BEAT_PERIOD_S = 1.0
@@ -83,13 +83,15 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
     placement = make_placement(config.placement, {})
     if placement.ledger(()).is_pooled:
         raise ConfigError(f"placement: {config.placement} does not say on which nodes", hint="take consolidate")
-    if 0 < config.reserve_after_s < SHORTEST_RESERVE_S:
-        raise ConfigError(f"reserve_after_s: must be at least {SHORTEST_RESERVE_S:g} s, or 0 for never")
+    try:
+        reserve_after_s = reserve_after(config.reserve_after_s)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     return Rules(
         order=make_order(config.policy, told),
         placement=placement,
         min_run_s=config.min_run_s,
-        reserve_after_s=config.reserve_after_s or float("inf"),
+        reserve_after_s=reserve_after_s,
         tenancy=tenancy_of(config) if isinstance(config, ManagerConfig) else None,
     )
 
@@ -274,7 +276,7 @@ async def _api(config: ManagerConfig) -> None:
         capture_signals = nullcontext  # type: ignore[assignment]
 
     log = LiveLog(EventStore(config.store_url), config.state_dir)
-    operators = frozenset(name.strip() for name in config.operators.split(",") if name.strip())
+    operators = frozenset(names_in(config.operators))
     callers = Callers(config.tokens_file, operators, os.geteuid(), WebSessions(session_key(config.state_dir)))
     sessions = AgentSessions(log, callers, config.node_timeout_s)
     app = make_app(

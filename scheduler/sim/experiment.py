@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.cost import COSTS, CostModel, make_cost
-from farside.scheduler.domain import Rules
+from farside.scheduler.domain import Rules, reserve_after
 from farside.scheduler.effect import EFFECTS, PlacementEffect, make_effect
 from farside.scheduler.order.catalog import ORDERS, make_order
 from farside.scheduler.order.policy import OrderPolicy
@@ -28,8 +28,6 @@ from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.tenancy import Account, Tenancy
 
 PLACEMENT = "consolidate"
-# Who was started for a reservation is left alone as long as it waited: less would be no time to get anywhere in.
-SHORTEST_S = 1.0
 # The other half of a scheduler whose order is only one half.
 _PLACEMENT_OF: Mapping[str, str] = {"yarn-cs": "yarn"}
 
@@ -68,8 +66,7 @@ class Options:
         """Refuses a scheduler that never acts."""
         if self.tick_s == math.inf:
             raise ValueError("tick_s: must be finite; 0 lets the scheduler act whenever something happens")
-        if 0 < self.reserve_after_s < SHORTEST_S:
-            raise ValueError(f"reserve_after_s: must be at least {SHORTEST_S:g} s, or 0 for never")
+        reserve_after(self.reserve_after_s)
 
     @property
     def tenancy(self) -> Tenancy | None:
@@ -101,7 +98,7 @@ class Experiment:
             cost=self.cost,
             effect=self.effect,
             min_run_s=self.options.min_run_s,
-            reserve_after_s=self.options.reserve_after_s or math.inf,
+            reserve_after_s=reserve_after(self.options.reserve_after_s),
             tenancy=self.options.tenancy,
         )
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from farside import admin
 from farside.config import SlurmConfig
+from farside.config.check import names_in
 from farside.ending import on_end_signals
 from farside.errors import ConfigError, PeerError, RemoteProtocolError
 from farside.log import get_log, start_logging
@@ -100,7 +101,7 @@ def give_back(config: SlurmConfig) -> int:
 
 def listed(config: SlurmConfig) -> tuple[str, ...]:
     """The partitions that are scheduled."""
-    return tuple(filter(None, map(str.strip, config.partitions.split(","))))
+    return tuple(names_in(config.partitions))
 
 
 class Engine:

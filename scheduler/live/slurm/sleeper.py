@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from farside.config import SlurmConfig
+from farside.config.check import names_in
 from farside.errors import ConfigError
 from farside.scheduler.energy.catalog import make_online
 from farside.scheduler.energy.power.demand import PolicyDemand, occupancy
@@ -30,7 +31,7 @@ class Sleeper:
             self._make_policy = make_online(config.power, settings, config.power_step_s)
         self._rules = FleetRules(
             floor=config.power_floor,
-            always_on=frozenset(map(str.strip, config.always_on.split(","))),
+            always_on=frozenset(names_in(config.always_on)),
             min_on_s=config.power_min_on_s,
         )
         self._fleet: Mapping[str, NodePower] = {}

@@ -116,7 +116,7 @@ def manager_problems(config: ManagerConfig) -> Iterator[Problem]:
 def slurm_problems(config: SlurmConfig) -> Iterator[Problem]:
     """What is wrong with the settings of the engine over Slurm taken together."""
     yield from _identity_problems(config)
-    if not any(name.strip() for name in config.partitions.split(",")):
+    if not names_in(config.partitions):
         yield "partitions", "is empty, so that there is nothing to do; name the partitions to schedule, with commas"
     if not config.state_dir.is_absolute():
         yield "state_dir", "is empty; name the folder that what jobs were served is written down in"
