@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,9 @@ def write_config(folder: Path, url: str, *, token: str = TOKEN, **more: Any) -> 
 
 
 @contextmanager
-def agent(config: Path) -> Iterator[subprocess.Popen[str]]:
-    """Runs it; whatever happens, no task of it is left at the end."""
-    argv = [sys.executable, "-m", "farside", "agent", "--config", str(config)]
+def agent(config: Path, *, on: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+    """Runs it, behind the prefix ``on``; whatever happens, no task of it is left at the end."""
+    argv = [*on, sys.executable, "-m", "farside", "agent", "--config", str(config)]
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             yield process

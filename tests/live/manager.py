@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ START_LIMIT_S = 60.0
 
 
 class Manager:
-    def __init__(self, folder: Path, *, store_url: str = "", **settings: object) -> None:
+    def __init__(self, folder: Path, *, store_url: str = "", on: Sequence[str] = (), **settings: object) -> None:
+        """``on``: the prefix of the command that starts it."""
         folder.mkdir(exist_ok=True)
+        self.on = on
         self.folder = folder
         self.store_url = store_url or f"sqlite:///{folder}/manager.db"
         self.port = free_port()
@@ -54,7 +56,7 @@ class Manager:
     def start(self) -> None:
         told = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:
-            command = [sys.executable, "-m", "farside", "manager", "-c", "/dev/null", *told]
+            command = [*self.on, sys.executable, "-m", "farside", "manager", "-c", "/dev/null", *told]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         self.wait_ready()
 

@@ -1,0 +1,67 @@
+"""Two machines in two network namespaces, with one cable between them that a test cuts and mends."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from uuid import uuid4
+
+import pytest
+from pyroute2 import IPRoute, NetNS, netns
+from pyroute2.netlink.exceptions import NetlinkError
+
+PREFIX_BITS = 30
+FIRST, SECOND = "10.77.0.1", "10.77.0.2"
+
+
+class Cable:
+    """What is between the two; ``first`` and ``second`` are the prefixes of commands that run on either."""
+
+    def __init__(self, names: tuple[str, str], sides: tuple[NetNS, NetNS]) -> None:
+        self.first, self.second = (("ip", "netns", "exec", name) for name in names)
+        self._sides = sides
+
+    def cut(self) -> None:
+        """Neither hears of it: a packet is lost, and no connection is closed."""
+        self._set("down")
+
+    def heal(self) -> None:
+        """Packets pass again."""
+        self._set("up")
+
+    def _set(self, state: str) -> None:
+        # The end of a veth that is taken down loses nothing but its carrier: addresses and routes of the other stay.
+        side = self._sides[0]
+        side.link("set", index=side.link_lookup(ifname="cable")[0], state=state)
+
+
+@contextmanager
+def two_machines() -> Iterator[Cable]:
+    """Both, with loopback and an address each, ``FIRST`` and ``SECOND``. Skips where that is not allowed."""
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    names = (f"farside-{uuid4().hex[:6]}", f"farside-{uuid4().hex[:6]}")
+    with ExitStack() as stack:
+        try:
+            for name in names:
+                netns.create(name)
+                stack.callback(netns.remove, name)
+            sides = tuple(stack.enter_context(NetNS(name)) for name in names)
+            _connect(names, sides)
+        except (NetlinkError, OSError) as error:
+            pytest.skip(f"no network namespaces here: {error}")
+        yield Cable(names, (sides[0], sides[1]))
+
+
+def _connect(names: tuple[str, str], sides: tuple[NetNS, ...]) -> None:
+    with IPRoute() as here:
+        here.link(
+            "add", ifname=f"c{names[0][-6:]}", kind="veth", net_ns_fd=names[0],
+            peer={"ifname": "cable", "net_ns_fd": names[1]},
+        )  # fmt: skip
+    first = sides[0]
+    first.link("set", index=first.link_lookup(ifname=f"c{names[0][-6:]}")[0], ifname="cable")
+    for side, address in zip(sides, (FIRST, SECOND), strict=True):
+        at = side.link_lookup(ifname="cable")[0]
+        side.addr("add", index=at, address=address, prefixlen=PREFIX_BITS)
+        for index in (at, side.link_lookup(ifname="lo")[0]):
+            side.link("set", index=index, state="up")
