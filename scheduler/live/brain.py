@@ -42,7 +42,7 @@ class Brain:
         self._rules = rules
         self._folder = folder
         self._holder = holder
-        self._clock = WallClock()
+        self._clock = WallClock(folder)
         self._cycles = 0
         self._slowest_s = 0.0
         self._spent_s = 0.0
@@ -69,6 +69,7 @@ class Brain:
         while entries := self._store.read(state.seq):
             for entry in entries:
                 apply(state, entry)
+        self._clock.not_before(state.at_s)
         self._generation = self._store.take_lead(self._holder, self._clock.now_s())
         self._mind = Mind(self._rules, state, self._now_s(state))
         _log.info("leads", generation=self._generation, entries=state.seq, unfinished=len(state.unfinished))

@@ -28,7 +28,7 @@ class LiveLog:
 
     def __init__(self, store: EventStore, folder: Path) -> None:
         self.state = LiveState()
-        self.clock = WallClock()
+        self.clock = WallClock(folder)
         self._store = store
         self._folder = folder
         self._reading = asyncio.Lock()
@@ -49,6 +49,7 @@ class LiveLog:
         """Reads and writes until it is cancelled; ``on_ready`` is called once all of the log is read."""
         with sleeping_at(self._folder / API_WAKE) as sleeper:
             await self.catch_up()
+            self.clock.not_before(self.state.at_s)
             on_ready()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep_writing())

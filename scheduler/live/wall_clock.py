@@ -1,18 +1,68 @@
-"""The time of day for a process that must not be taken in by its jumps."""
+"""The time of day for processes that must not be taken in by its jumps."""
 
+import json
 import time
+from pathlib import Path
+
+from farside.log import get_log
+
+FILE = "clock.json"
+# A difference that is taken for a jump: of less the machine's clock is believed, as NTP sets it right by little.
+JUMP_S = 60.0
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+_log = get_log("manager.clock")
 
 
 class WallClock:
-    """Seconds since the epoch as they were when it was made, and from then on by the clock that only grows.
+    """Seconds since the epoch as the machine had them at first, and from then on by the clock that only grows.
 
-    A step of the machine's clock, by an operator or NTP, changes nothing for a process that runs: no time limit ends
-    early, no node is taken for lost.
+    A step of the machine's clock, by an operator or NTP, changes nothing for a process that runs, nor for those after
+    it until the machine is booted anew: what the clock began at is kept in ``folder``. So no time limit ends early and
+    no node is taken for lost, and a job's attained service is what it was served.
     """
 
-    def __init__(self) -> None:
-        self._offset_s = time.time() - time.monotonic()
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._boot_id = _BOOT.read_text().strip() if _BOOT.exists() else ""
+        told_s = time.time() - time.monotonic()
+        kept_s = self._read()
+        self._offset_s = told_s
+        if kept_s is not None and abs(told_s - kept_s) > JUMP_S:
+            self._offset_s = kept_s
+            _log.warning(
+                "the machine's clock was set anew; times go on as before until it is booted",
+                jump_s=round(told_s - kept_s), to_take_the_new_time=f"stop the manager, remove {self._path}",
+            )  # fmt: skip
+        else:
+            self._keep()
 
     def now_s(self) -> float:
         """Seconds since the epoch."""
         return time.monotonic() + self._offset_s
+
+    def not_before(self, at_s: float) -> None:
+        """Sets it forward to ``at_s`` where it is behind: what is known to have been is past, and time goes on."""
+        behind_s = at_s - self.now_s()
+        if behind_s > 0:
+            self._offset_s += behind_s
+            self._keep()
+        if behind_s > JUMP_S:
+            _log.warning("the machine's clock is behind the log's last entry; times go on from there", by_s=behind_s)
+
+    def _read(self) -> float | None:
+        try:
+            kept = json.loads(self._path.read_text())
+            return float(kept["offset_s"]) if kept["boot_id"] == self._boot_id != "" else None
+        except (OSError, ValueError, TypeError, KeyError):
+            return None  # none yet, or half of one: the machine's clock is believed
+
+    def _keep(self) -> None:
+        # By either process, which have the same clock: whoever is last wins, and no reader sees a part.
+        beside = self._path.with_suffix(f".{time.monotonic_ns()}")
+        try:
+            beside.write_text(json.dumps({"boot_id": self._boot_id, "offset_s": self._offset_s}) + "\n")
+            beside.replace(self._path)
+        except OSError as error:
+            _log.warning("can't be kept; a jump while the manager is away will count", reason=str(error))
+            beside.unlink(missing_ok=True)

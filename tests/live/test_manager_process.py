@@ -15,6 +15,7 @@ from tests.live.manager import Manager, running_manager
 from tests.live.postgres import a_database
 
 LIMIT_S = 60.0
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 pytestmark = pytest.mark.slow
 
 
@@ -109,6 +110,39 @@ def test_what_ended_while_the_manager_was_away_is_known_when_it_is_back(tmp_path
             assert (before, manager.job(job)["exit_code"]) == ("running", 3)
 
         asyncio.run(act())
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="libfaketime (package faketime) sets another process's clock")
+@pytest.mark.parametrize("jump", ["-1d", "+1d"])
+def test_a_clock_that_jumps_by_a_day_costs_no_job_anything(jump: str, tmp_path: Path) -> None:
+    with running_manager(tmp_path) as manager:
+        node = FakeNode("n0")
+
+        async def act() -> None:
+            await wait_for_node(manager, node)
+            async with node.connected(manager.url, manager.node_token):
+                running = await asyncio.to_thread(lambda: manager.submit("true", gpus=2, time_limit_s=3600))
+                await eventually(lambda: manager.job(running)["state"] == "running", "it runs")
+                await asyncio.to_thread(manager.kill_all)
+            manager.on = ("env", f"LD_PRELOAD={FAKETIME}", "FAKETIME_DONT_FAKE_MONOTONIC=1", f"FAKETIME={jump}")
+            await asyncio.to_thread(manager.start)
+            async with node.connected(manager.url, manager.node_token):
+                new = await asyncio.to_thread(lambda: manager.submit("true", gpus=2))
+                await eventually(lambda: manager.job(new)["state"] == "running", "it decides")
+                waiting = await asyncio.to_thread(lambda: manager.submit("true", gpus=4))
+                assert manager.job(running)["state"] == "running"
+                for key in list(node.running):
+                    node.end(key)
+                await eventually(lambda: manager.job(waiting)["state"] == "running", "the next one runs")
+                node.end((f"{waiting}.0", 1))
+                await eventually(lambda: states(manager) == ["done"] * 3, "all are done")
+
+        asyncio.run(act())
+
+        times_s = [entry.at_s for entry in manager.entries()]
+        assert times_s == sorted(times_s)
+        assert len(node.starts) == 3
+        assert list(violations(manager.entries(), is_complete=True)) == []
 
 
 async def wait_for_node(manager: Manager, node: FakeNode) -> None:
