@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from farside.scheduler.live import wall_clock
 from farside.scheduler.live.wall_clock import FILE, WallClock
 
 DAY_S = 86400.0
@@ -13,7 +12,7 @@ DAY_S = 86400.0
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
     real = time.time
-    monkeypatch.setattr(wall_clock.time, "time", lambda: real() + by_s)
+    monkeypatch.setattr(time, "time", lambda: real() + by_s)
 
 
 @pytest.mark.parametrize("jump_s", [DAY_S, -DAY_S])
