@@ -31,7 +31,7 @@ class Cable:
     def _set(self, state: str) -> None:
         # The end of a veth that is taken down loses nothing but its carrier: addresses and routes of the other stay.
         side = self._sides[0]
-        side.link("set", index=side.link_lookup(ifname="cable")[0], state=state)
+        side.link("set", index=_index(side, "cable"), state=state)
 
 
 @contextmanager
@@ -59,9 +59,14 @@ def _connect(names: tuple[str, str], sides: tuple[NetNS, ...]) -> None:
             peer={"ifname": "cable", "net_ns_fd": names[1]},
         )  # fmt: skip
     first = sides[0]
-    first.link("set", index=first.link_lookup(ifname=f"c{names[0][-6:]}")[0], ifname="cable")
+    first.link("set", index=_index(first, f"c{names[0][-6:]}"), ifname="cable")
     for side, address in zip(sides, (FIRST, SECOND), strict=True):
-        at = side.link_lookup(ifname="cable")[0]
+        at = _index(side, "cable")
         side.addr("add", index=at, address=address, prefixlen=PREFIX_BITS)
-        for index in (at, side.link_lookup(ifname="lo")[0]):
+        for index in (at, _index(side, "lo")):
             side.link("set", index=index, state="up")
+
+
+def _index(side: NetNS, name: str) -> int:
+    found = list(side.link_lookup(ifname=name))
+    return int(found[0])
