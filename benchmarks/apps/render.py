@@ -64,7 +64,11 @@ _DISTORTION = """## What emulation does to these figures
 the host's: a page by TCP takes milliseconds, where a real network takes tens of microseconds, and most of that is the
 emulated CPU of both kernels. The disk is throttled in real time, and so is 10 to 20 times *faster*, measured in
 instructions, than the paper's disk was: (a) looks better here than it is, and what remote memory gains over it smaller.
-What Farside gains over (b) and (c) is of the CPU that each spends on a page, which emulation multiplies alike.
+
+Where Farside stands to (b) and (c) is a matter of CPU a page, which emulation multiplies alike. It does more for one
+than they: on the borrower a process stands between the kernel's device and the network, where they stay in the kernel
+(and a guest with one processor has to switch to it and back), and each page that is swapped out goes to a second place
+as well. They keep one copy, so that all is lost with their server; see [survival](survival.md) for what that buys.
 
 Soft RDMA (rxe) makes every packet in the kernel of both guests, with a checksum over each: work that a real NIC does
 without a processor. It can lose to TCP here, whose segments are large and whose checksums the emulated NIC leaves out.
