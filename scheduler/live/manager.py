@@ -1,58 +1,35 @@
 """`farside manager`: the brain and the API, a process each, and this one, which starts them again when they end.
 
-How it works
-  The brain may compute for a second; the API must answer meanwhile, so they share nothing but the store. Each can be
-  killed at any moment: what it knew is in the log, and its successor reads it. When this process is killed, they notice
-  by a pipe that closes, and end too.
-
-  A part that hangs is as bad as one that has ended: each writes the time into memory that it shares with the parent,
-  from its event loop, and one that has not for `HANG_S` is killed and started again. systemd watches the parent.
+The brain may compute for a second; the API must answer meanwhile, so they share nothing but the store. Each can be
+killed at any moment: what it knew is in the log, and its successor reads it (manager_parts.py has their keeper).
 """
 
 import asyncio
-import json
-import multiprocessing
 import os
 import ssl
 import sys
-import time
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import ExitStack, nullcontext, suppress
-from multiprocessing.context import SpawnProcess
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
 
 from farside.config import ManagerConfig, SlurmConfig
 from farside.config.check import names_in
-from farside.ending import on_end_signals
 from farside.endpoint import parse_endpoint
-from farside.errors import ConfigError, FarsideError
+from farside.errors import ConfigError
 from farside.listen import close_listener, open_listener
 from farside.log import get_log, start_logging
-from farside.notify import notify_systemd, watchdog_period_s
+from farside.notify import notify_systemd
 from farside.scheduler.domain import Rules, reserve_after
 from farside.scheduler.live.accounts import tenancy_of
+from farside.scheduler.live.manager_parts import Part, Parts
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
 
-if TYPE_CHECKING:
-    from multiprocessing.sharedctypes import Synchronized
-
-PIDS = "manager.json"
-# Between the end of a part and its next start: short at first, longer when it keeps ending.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
-# A part that ran so long has not been ending at once.
-LONG_ENOUGH_S = 10.0
-END_LIMIT_S = 10.0
 SWITCH_S = 5e-4
 # A part's event loop that has not turned for so long hangs. The brain reads all of the log before its loop turns.
 HANG_S = {"brain": 600.0, "api": 60.0}
-BEAT_PERIOD_S = 1.0
 _FRAME_BYTES = 1 << 20
-
-Beat: TypeAlias = "Synchronized[float]"
 
 _log = get_log("manager")
 
@@ -70,7 +47,9 @@ def run(config: ManagerConfig) -> int:
     store = EventStore(config.store_url)
     upgrade(store)
     store.close()
-    return asyncio.run(_Parts(config).run())
+    works = {"brain": _brain, "api": _api}
+    parts = {name: Part(work=work, hang_s=HANG_S[name]) for name, work in works.items()}
+    return asyncio.run(Parts(config, parts).run())
 
 
 def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
@@ -109,144 +88,6 @@ def named_settings(of: str, text: str) -> Mapping[str, str]:
             raise ConfigError(f"{of}: '{part}' is not NAME=VALUE")
         told[name.strip()] = value.strip()
     return told
-
-
-# ---------------------------------------------------------------------------------------------- the parent
-
-
-class _Parts:
-    """The parts by name, started again as often as they end."""
-
-    def __init__(self, config: ManagerConfig) -> None:
-        self._config = config
-        self._context = multiprocessing.get_context("spawn")
-        self._running: dict[str, SpawnProcess] = {}
-        self._beats: dict[str, Beat] = {}
-        self._stop = asyncio.Event()
-        self._failure = 0
-
-    async def run(self) -> int:
-        with on_end_signals(self._stop.set):
-            async with asyncio.TaskGroup() as group:
-                watching = group.create_task(self._watch())
-                keeping = [group.create_task(self._keep(name)) for name in _PARTS]
-                await asyncio.wait(keeping)
-                watching.cancel()
-        self._pids_file.unlink(missing_ok=True)
-        return self._failure
-
-    @property
-    def _pids_file(self) -> Path:
-        """For `farside status`, and whoever wants to end a part."""
-        return self._config.state_dir / PIDS
-
-    async def _keep(self, name: str) -> None:
-        pause_s = FIRST_PAUSE_S
-        while not self._stop.is_set():
-            begun_s = time.monotonic()
-            beat = self._beats[name] = self._context.Value("d", 0.0, lock=False)
-            process = self._context.Process(target=_part, args=(name, self._config, beat), name=f"farside-{name}")
-            process.start()
-            self._running[name] = process
-            self._write_pids()
-            code = await self._end_of(process)
-            if self._stop.is_set():
-                return
-            if code == ConfigError.exit_code:
-                self._failure = code
-                self._stop.set()
-                return
-            pause_s = FIRST_PAUSE_S if time.monotonic() - begun_s > LONG_ENOUGH_S else pause_s
-            _log.error("a part ended, and is started again", part=name, exit_code=code, pause_s=pause_s)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._stop.wait()
-            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-
-    async def _watch(self) -> None:
-        """Kills parts that hang, and tells systemd that this process does not."""
-        while True:
-            if watchdog_period_s() > 0:
-                notify_systemd("WATCHDOG=1")
-            for name, process in self._running.items():
-                beat_s = self._beats[name].value  # 0: it is still being loaded
-                silent_s = time.monotonic() - beat_s
-                if beat_s and process.is_alive() and silent_s > HANG_S[name]:
-                    _log.error("a part hangs, and is killed", part=name, silent_s=silent_s)
-                    process.kill()
-            await asyncio.sleep(BEAT_PERIOD_S)
-
-    async def _end_of(self, process: SpawnProcess) -> int:
-        """Its exit code, once it has ended by itself, or was told to as all shall."""
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(process.sentinel, ended.set)
-        try:
-            stopping = asyncio.ensure_future(self._stop.wait())
-            ending = asyncio.ensure_future(ended.wait())
-            await asyncio.wait((stopping, ending), return_when=asyncio.FIRST_COMPLETED)
-            if not ended.is_set():
-                process.terminate()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(END_LIMIT_S):
-                        await ended.wait()
-            if not ended.is_set():
-                process.kill()
-                await ended.wait()
-            stopping.cancel()
-            ending.cancel()
-        finally:
-            loop.remove_reader(process.sentinel)
-        process.join()
-        return process.exitcode or 0
-
-    def _write_pids(self) -> None:
-        told = {"manager": os.getpid()} | {name: process.pid for name, process in self._running.items()}
-        part = self._pids_file.with_suffix(".part")
-        part.write_text(json.dumps({"pids": told, "listen": self._config.listen}))
-        part.replace(self._pids_file)
-
-
-# ---------------------------------------------------------------------------------------------- the parts
-
-
-def _part(name: str, config: ManagerConfig, beat: Beat) -> None:
-    """What runs in a process of its own."""
-    start_logging(config.log_level)
-    try:
-        asyncio.run(_until_told(_PARTS[name](config), beat))
-    except* FarsideError as several:
-        error = _first(several)
-        _log.error("ends", part=name, reason=error)
-        os._exit(error.exit_code)
-
-
-def _first(group: BaseExceptionGroup[FarsideError]) -> FarsideError:
-    found = group.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found
-
-
-async def _until_told(work: Coroutine[None, None, None], beat: Beat) -> None:
-    """Runs until a signal, or until the parent is gone."""
-    stop = asyncio.Event()
-    parent = multiprocessing.parent_process()
-    loop = asyncio.get_running_loop()
-    if parent is not None:
-        loop.add_reader(parent.sentinel, stop.set)
-    with on_end_signals(stop.set):
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(work)
-            stopping = group.create_task(stop.wait())
-            beating = group.create_task(_keep_beating(beat))
-            await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-            for task in (running, stopping, beating):
-                task.cancel()
-
-
-async def _keep_beating(beat: Beat) -> None:
-    while True:
-        beat.value = time.monotonic()  # of the whole machine, so that the parent can compare it with its own
-        await asyncio.sleep(BEAT_PERIOD_S)
 
 
 async def _brain(config: ManagerConfig) -> None:
@@ -331,6 +172,3 @@ def _check_tls(config: ManagerConfig) -> None:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_cert, config.tls_key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"tls_cert {config.tls_cert}: {error}", hint="name a PEM certificate and its key") from error
-
-
-_PARTS: Mapping[str, Callable[[ManagerConfig], Coroutine[None, None, None]]] = {"brain": _brain, "api": _api}
