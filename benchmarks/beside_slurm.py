@@ -14,17 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
 from benchmarks.machine import this_commit, this_machine
-from farside.errors import FarsideError, PeerError
+from farside.errors import FarsideError
 from farside.manager_client import ManagerClient, find_manager
 from farside.sandbox.process import command
 from farside.sandbox.session import Session, open_sandbox
+from farside.sandbox.waiting import wait_until
 from tests.slurm.cluster import SlurmCluster, slurm_cluster
 
 RESULTS = Path(__file__).parent / "results" / "beside_slurm.json"
@@ -135,13 +136,13 @@ def measure(cluster: Cluster, folder: Path, jobs: int, singles: int) -> Figures:
     begun_s = time.time()
     cluster.submit_array(jobs)
     submit_s = time.time() - begun_s
-    array_s = _until(cluster.is_idle) - begun_s
+    array_s = _idle_at(cluster) - begun_s
     calls: list[tuple[float, float]] = []
     for at in range(singles):
         call_s = time.time()
         cluster.submit(f"date +%s.%N >{folder}/{cluster.name}-{at}")
         calls.append((call_s, time.time()))
-    singly_s = _until(cluster.is_idle) - calls[0][0]
+    singly_s = _idle_at(cluster) - calls[0][0]
     started_s = [float((folder / f"{cluster.name}-{at}").read_text()) for at in range(singles)]
     return Figures(
         name=cluster.name, jobs=jobs, submit_s=submit_s, array_s=array_s, singles=singles, singly_s=singly_s,
@@ -150,12 +151,8 @@ def measure(cluster: Cluster, folder: Path, jobs: int, singles: int) -> Figures:
     )  # fmt: skip
 
 
-def _until(is_so: Callable[[], bool]) -> float:
-    begun_s = time.monotonic()
-    while not is_so():
-        if time.monotonic() - begun_s > LIMIT_S:
-            raise PeerError(f"jobs have not ended in {LIMIT_S:g} s")
-        time.sleep(POLL_S)
+def _idle_at(cluster: Cluster) -> float:
+    wait_until(cluster.is_idle, f"the end of {cluster.name}'s jobs", limit_s=LIMIT_S, every_s=POLL_S)
     return time.time()
 
 

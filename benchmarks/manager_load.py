@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -25,7 +25,8 @@ from benchmarks.manager_agents import Fleet
 from benchmarks.render import table
 from farside import admin
 from farside.errors import FarsideError
-from farside.manager_client import ManagerAddress, ManagerClient
+from farside.manager_client import ManagerAddress, ManagerClient, UnixConnection
+from farside.sandbox.waiting import wait_until
 from farside.scheduler.live.api.caller import Role, add_token
 from farside.scheduler.live.brain import ASK
 
@@ -80,7 +81,9 @@ def _measure(options: argparse.Namespace) -> Mapping[str, object]:
         address, fleet = stack.enter_context(_manager(folder, options.policy))
         stack.enter_context(_agents(fleet, options))
         client = stack.enter_context(ManagerClient(address))
-        _until(lambda: bool(len(client.get("nodes")["nodes"]) == options.agents), "all agents joined")
+        wait_until(
+            lambda: len(client.get("nodes")["nodes"]) == options.agents, "all agents to join", limit_s=START_LIMIT_S
+        )
         print(f"{options.agents} agents joined", flush=True)
         queue = _fill(client, options)
         latencies = _ask(folder / "manager.sock", queue, options)
@@ -107,7 +110,7 @@ def _manager(folder: Path, policy: str) -> Iterator[tuple[ManagerAddress, Fleet]
     address = ManagerAddress(endpoint=f"unix:{folder}/manager.sock")
     process = subprocess.Popen(command)
     try:
-        _until(lambda: _generation(address) > 0, "the manager is ready")
+        wait_until(lambda: _generation(address) > 0, "the manager to be ready", limit_s=START_LIMIT_S)
         yield address, Fleet(url=f"ws://127.0.0.1:{port}", token=token, first=0, nodes=0, gpus=GPUS)
     finally:
         process.terminate()
@@ -134,14 +137,6 @@ def _agents(fleet: Fleet, options: argparse.Namespace) -> Iterator[None]:
         process.wait()
 
 
-def _until(look: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + START_LIMIT_S
-    while not look():
-        if time.monotonic() > end_s:
-            raise FarsideError(f"not within {START_LIMIT_S:g} s: {what}")
-        time.sleep(0.2)
-
-
 def _fill(client: ManagerClient, options: argparse.Namespace) -> list[str]:
     """A job for each node, that all GPUs are held, and the queue behind them; the ids of that."""
 
@@ -158,7 +153,7 @@ def _fill(client: ManagerClient, options: argparse.Namespace) -> list[str]:
 
     submit(GPUS, options.agents)
     queue = [job for gpus, share in QUEUED for job in submit(gpus, round(options.jobs * share))]
-    _until(is_full, "all nodes are busy")
+    wait_until(is_full, "all nodes to be busy", limit_s=START_LIMIT_S)
     print("all nodes are busy", flush=True)
     return queue
 
@@ -176,7 +171,7 @@ def _ask(path: Path, queue: Sequence[str], options: argparse.Namespace) -> Mappi
 def _client(path: Path, queue: Sequence[str], seed: int, rate: float, end_s: float) -> list[tuple[str, float]]:
     chance, own = random.Random(seed), list[str]()
     found: list[tuple[str, float]] = []
-    with closing(_UnixConnection(path)) as connection:
+    with closing(UnixConnection(str(path))) as connection:
         due_s = time.monotonic()
         while due_s < end_s:
             time.sleep(max(0.0, due_s - time.monotonic()))
@@ -186,16 +181,6 @@ def _client(path: Path, queue: Sequence[str], seed: int, rate: float, end_s: flo
             _request(connection, kind, own, chance.choice(queue))
             found.append((kind, (time.perf_counter() - begun_s) * 1e3))
     return found
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=60)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.connect(str(self._path))
 
 
 def _request(connection: http.client.HTTPConnection, kind: str, own: list[str], job: str) -> None:

@@ -58,12 +58,15 @@ def _token() -> str:
         raise ConfigError(f"FARSIDE_TOKEN_FILE {file}: {error.strerror}") from error
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP over the unix socket at a path; a connection is made at the first request."""
+
     def __init__(self, path: str) -> None:
         super().__init__("localhost", timeout=LIMIT_S)
         self._path = path
 
     def connect(self) -> None:
+        """Connects to it."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
@@ -79,7 +82,7 @@ class ManagerClient:
     def _open(self) -> http.client.HTTPConnection:
         endpoint = self._address.endpoint
         if endpoint.startswith("unix:"):
-            return _UnixConnection(endpoint.removeprefix("unix:"))
+            return UnixConnection(endpoint.removeprefix("unix:"))
         parts = urlsplit(endpoint)
         host = parts.hostname or ""
         if parts.scheme == "https":

@@ -1,12 +1,10 @@
 """A whole cluster plane as real processes: jobs run, are preempted, resume, and outlive agents and manager."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,9 +16,8 @@ from farside.sandbox.layout import Shape
 from farside.sandbox.process import command
 from farside.sandbox.session import Session, open_sandbox
 from tests.agent.node import processes_with
+from tests.support.job_commands import farside, until_job
 from tests.support.waiting import until
-
-DEADLINE_S = 90.0
 
 
 @pytest.fixture(scope="module")
@@ -29,35 +26,9 @@ def sandbox() -> Iterator[Session]:
         yield session
 
 
-def farside(session: Session, *arguments: str) -> str:
-    environment = {**os.environ, "FARSIDE_STATE": str(session.state)}
-    done = subprocess.run(
-        command(*arguments), env=environment, capture_output=True, text=True, check=False, cwd=session.state
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def submit(session: Session, out: Path, script: str, *options: str) -> str:
     """The new job's id; every rank writes to files of its own beside ``out``."""
-    told = farside(session, "submit", "--quiet", "--output", f"{out}.%r", *options, "--", "sh", "-c", script)
-    return told.strip()
-
-
-def show(session: Session, job: str) -> dict[str, Any]:
-    told = json.loads(farside(session, "show", "--json", job))
-    found: dict[str, Any] = told[0] if isinstance(told, list) else told
-    return found
-
-
-def until_job(session: Session, job: str, *states: str) -> dict[str, Any]:
-    def there() -> dict[str, Any] | None:
-        found = show(session, job)
-        return found if found["state"] in states else None
-
-    found = until(there, what=f"job {job} {' or '.join(states)}", deadline_s=DEADLINE_S, every_s=0.2)
-    assert found is not None
-    return found
+    return farside(session, "submit", "--quiet", "--output", f"{out}.%r", *options, "--", "sh", "-c", script)
 
 
 def test_a_job_over_two_nodes_runs_with_what_it_asked_for(sandbox: Session, tmp_path: Path) -> None:
@@ -161,7 +132,7 @@ while True:
         f'[[role]]\nname = "ps"\ncommand = {json.dumps([sys.executable, "-c", server])}\ngpus = 0\nservice = true\n'
     )
 
-    end = until_job(sandbox, farside(sandbox, "submit", "--quiet", str(file)).strip(), "done", "failed")
+    end = until_job(sandbox, farside(sandbox, "submit", "--quiet", str(file)), "done", "failed")
 
     assert (end["state"], end["exit_code"]) == ("done", 0), end["reason"]
     assert [(tmp_path / f"out.{rank}").read_text() for rank in range(8)] == [

@@ -1,23 +1,21 @@
 """The examples as a newcomer runs them: submitted, preempted, resumed, finished, and nothing learnt is lost."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from farside.sandbox.process import command
 from farside.sandbox.session import Session, open_sandbox
+from tests.support import job_commands
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240.0  # four interpreters that load PyTorch at once, on a busy machine
+farside = partial(job_commands.farside, cwd=ROOT, limit_s=DEADLINE_S)
+until_job = partial(job_commands.until_job, deadline_s=DEADLINE_S, every_s=0.5)
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 
 
@@ -25,26 +23,6 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is 
 def sandbox() -> Iterator[Session]:
     with open_sandbox(("--cluster", "2x8", "--donors", "1", "--size", "64MiB")) as session:
         yield session
-
-
-def farside(session: Session, *arguments: str) -> str:
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "FARSIDE_STATE": str(session.state), "PATH": path}
-    done = subprocess.run(
-        command(*arguments), env=environment, capture_output=True, text=True, check=False, cwd=ROOT, timeout=DEADLINE_S
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def until_job(session: Session, job: str, *states: str) -> dict[str, Any]:
-    def there() -> dict[str, Any] | None:
-        found: dict[str, Any] = json.loads(farside(session, "show", "--json", job))
-        return found if found["state"] in states else None
-
-    found = until(there, what=f"job {job} {' or '.join(states)}", deadline_s=DEADLINE_S, every_s=0.5)
-    assert found is not None
-    return found
 
 
 def preempt(session: Session, job: str) -> None:

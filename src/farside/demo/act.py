@@ -13,6 +13,7 @@ from typing import Any
 from farside.demo.load import FIO_JOBS
 from farside.errors import PeerError
 from farside.sandbox import control
+from farside.sandbox.waiting import wait_until
 from farside.units import MIB
 
 ACT_LIMIT_S = 15.0
@@ -60,11 +61,7 @@ class Stage:
         Raises:
             PeerError: it did not in time.
         """
-        end_s = time.monotonic() + ACT_LIMIT_S
-        while not look():
-            if time.monotonic() > end_s:
-                raise PeerError(f"waited {ACT_LIMIT_S:g} s in vain for {what}")
-            time.sleep(LOOK_EVERY_S)
+        wait_until(look, what, limit_s=ACT_LIMIT_S, every_s=LOOK_EVERY_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from farside.errors import PeerError
 from farside.manager_client import ManagerClient, find_manager
 from farside.sandbox import control, settings
 from farside.sandbox.session import open_sandbox
+from farside.sandbox.waiting import wait_until
 from farside.scheduler.live.event import Entry
 from farside.scheduler.live.invariant import violations
 from farside.scheduler.live.replay import Fidelity
@@ -142,11 +143,7 @@ def _until_ready(state: Path) -> None:
 
 
 def _until(look: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + LIMIT_S * settings.PATIENCE
-    while not look():
-        if time.monotonic() > end_s:
-            raise PeerError(f"waited {LIMIT_S:g} s in vain for {what}")
-        time.sleep(LOOK_EVERY_S)
+    wait_until(look, what, limit_s=LIMIT_S * settings.PATIENCE, every_s=LOOK_EVERY_S)
 
 
 def _entries(state: Path) -> list[Entry]:

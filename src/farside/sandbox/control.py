@@ -5,7 +5,6 @@ Everything takes the sandbox's folder and a donor's name. Killing is `kill -9`, 
 
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from farside import admin
 from farside.errors import PeerError
 from farside.sandbox import pressure
 from farside.sandbox.layout import SandboxRecord, read_record
+from farside.sandbox.waiting import wait_until
 
 ANSWER_LIMIT_S = 15.0
 # What was asked to start a process answers when that is ready, which on a busy machine takes its time.
@@ -137,8 +137,4 @@ def _until_gone(state: Path, name: str, pid: int) -> None:
 
 
 def _until_noticed(look: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + END_LIMIT_S
-    while not look():
-        if time.monotonic() > end_s:
-            raise PeerError(f"{what} did not end")
-        time.sleep(LOOK_EVERY_S)
+    wait_until(look, f"the end of {what}", limit_s=END_LIMIT_S, every_s=LOOK_EVERY_S)
