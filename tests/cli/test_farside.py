@@ -57,6 +57,21 @@ def test_help_of_a_command_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_command_reaches_for_the_manager_without_loading_anything_heavy(tmp_path: Path) -> None:
+    code = (
+        "import atexit, sys; atexit.register(lambda: print([m for m in sys.modules if m.split('.')[0] in %r])); "
+        "sys.argv = ['farside', 'submit', '--gpus', '2', '--manager', %r, '--', 'true']; "
+        "from farside.cli import main; main()"
+    )
+    heavy = ("asyncio", "rich", "cffi", "prometheus_client", "psutil", "pyroute2", "pydantic", "fastapi", "sqlalchemy")
+
+    argv = [sys.executable, "-c", code % (heavy, f"unix:{tmp_path}/none.sock")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+
+    assert "no manager answers there" in done.stderr
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_wrong_setting_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     path = tmp_path / "daemon.toml"
     path.write_text("slab_byte = 3\n")
