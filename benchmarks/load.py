@@ -56,7 +56,7 @@ def build_program(name: str) -> Path:
 
 def cpu_s(pids: tuple[int, ...]) -> float:
     """CPU seconds that these processes and all their children have used, to the nanosecond. Ended ones count as 0."""
-    return sum(_process_cpu_s(pid) for pid in family(pids))
+    return sum(process_cpu_s(pid) for pid in family(pids))
 
 
 def family(pids: tuple[int, ...]) -> frozenset[int]:
@@ -70,7 +70,8 @@ def family(pids: tuple[int, ...]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _process_cpu_s(pid: int) -> float:
+def process_cpu_s(pid: int) -> float:
+    """CPU seconds that one process has used without its children; 0 where it has ended."""
     try:
         return time.clock_gettime((~pid << 3) | 2)  # clock_getcpuclockid(3): CPUCLOCK_SCHED of the whole process
     except OSError:

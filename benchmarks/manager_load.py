@@ -2,12 +2,15 @@
 
 Starts `farside manager` with an empty store, simulated agents (`manager_agents.py`, processes of their own) that report
 every 5 s, fills all GPUs, queues the jobs, and then asks the API at a steady rate, one request at a time from each of a
-few clients, while jobs end and others start. Prints latencies and what the brain says of its cycles.
+few clients, while jobs end and others start. Prints latencies as the clients see them, what the brain says of its
+cycles, and how much of a core each process took meanwhile: agents and clients would be elsewhere, and here they take
+their part of the machine from the manager. How late a client that slept was woken says how much of a latency is that.
 """
 
 import argparse
 import http.client
 import json
+import os
 import random
 import socket
 import subprocess
@@ -20,15 +23,18 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.load import process_cpu_s
 from benchmarks.machine import this_commit, this_machine
 from benchmarks.manager_agents import Fleet
 from benchmarks.render import table
+from benchmarks.result import Machine
 from farside import admin
 from farside.errors import FarsideError
 from farside.manager_client import ManagerAddress, ManagerClient, UnixConnection
 from farside.sandbox.waiting import wait_until
 from farside.scheduler.live.api.caller import Role, add_token
 from farside.scheduler.live.brain import ASK
+from farside.scheduler.live.manager_parts import PIDS
 
 START_LIMIT_S = 120.0
 CLIENTS = 4
@@ -48,6 +54,14 @@ class Latency:
     median_ms: float
     p99_ms: float
     most_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the clients found: milliseconds by kind of request, and how late each sleep of theirs ended."""
+
+    answers: Sequence[tuple[str, float]]
+    wakes_ms: Sequence[float]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,17 +91,37 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _measure(options: argparse.Namespace) -> Mapping[str, object]:
     with ExitStack() as stack:
+        machine = this_machine()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farside-load-")))
         address, fleet = stack.enter_context(_manager(folder, options.policy))
-        stack.enter_context(_agents(fleet, options))
+        agents = stack.enter_context(_agents(fleet, options))
         client = stack.enter_context(ManagerClient(address))
         wait_until(
             lambda: len(client.get("nodes")["nodes"]) == options.agents, "all agents to join", limit_s=START_LIMIT_S
         )
         print(f"{options.agents} agents joined", flush=True)
         queue = _fill(client, options)
-        latencies = _ask(folder / "manager.sock", queue, options)
-        return _told(options, latencies, admin.call(folder / "m" / ASK, "status"))
+        parts = json.loads((folder / "m" / PIDS).read_text())["pids"]
+        cores = _Cores({"api": parts["api"], "brain": parts["brain"], "agents": agents, "clients": os.getpid()})
+        asked = _ask(folder / "manager.sock", queue, options)
+        return _told(options, machine, asked, cores.taken(), admin.call(folder / "m" / ASK, "status"))
+
+
+class _Cores:
+    """How much of a core each process takes, from now on."""
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self._pids = pids
+        self._begun = self._spent()
+
+    def _spent(self) -> Mapping[str, float]:
+        return {name: process_cpu_s(pid) for name, pid in self._pids.items()} | {"": time.monotonic()}
+
+    def taken(self) -> Mapping[str, float]:
+        """By name."""
+        now = self._spent()
+        seconds = now[""] - self._begun[""]
+        return {name: (now[name] - self._begun[name]) / seconds for name in self._pids}
 
 
 @contextmanager
@@ -126,12 +160,12 @@ def _generation(address: ManagerAddress) -> int:
 
 
 @contextmanager
-def _agents(fleet: Fleet, options: argparse.Namespace) -> Iterator[None]:
+def _agents(fleet: Fleet, options: argparse.Namespace) -> Iterator[int]:
     command = [sys.executable, "-m", "benchmarks.manager_agents"]
     one = {**asdict(fleet), "nodes": options.agents, "mean_run_s": options.run}
     process = subprocess.Popen([*command, json.dumps(one)])
     try:
-        yield
+        yield process.pid
     finally:
         process.kill()
         process.wait()
@@ -158,29 +192,33 @@ def _fill(client: ManagerClient, options: argparse.Namespace) -> list[str]:
     return queue
 
 
-def _ask(path: Path, queue: Sequence[str], options: argparse.Namespace) -> Mapping[str, Latency]:
+def _ask(path: Path, queue: Sequence[str], options: argparse.Namespace) -> Asked:
     """Clients that each ask on, at a steady rate, however long an answer takes."""
     end_s = time.monotonic() + options.seconds
     with ThreadPoolExecutor(CLIENTS) as pool:
         every = [pool.submit(_client, path, queue, seed, options.rate / CLIENTS, end_s) for seed in range(CLIENTS)]
-        told = [one for client in every for one in client.result()]
-    latencies = {kind: _latency([ms for other, ms in told if other == kind]) for kind in ASKED}
-    return {**latencies, "all": _latency([ms for _, ms in told])}
+        found = [client.result() for client in every]
+    return Asked(
+        answers=[one for asked in found for one in asked.answers], wakes_ms=[ms for one in found for ms in one.wakes_ms]
+    )
 
 
-def _client(path: Path, queue: Sequence[str], seed: int, rate: float, end_s: float) -> list[tuple[str, float]]:
+def _client(path: Path, queue: Sequence[str], seed: int, rate: float, end_s: float) -> Asked:
     chance, own = random.Random(seed), list[str]()
     found: list[tuple[str, float]] = []
+    wakes_ms: list[float] = []
     with closing(UnixConnection(str(path))) as connection:
         due_s = time.monotonic()
         while due_s < end_s:
-            time.sleep(max(0.0, due_s - time.monotonic()))
+            if (ahead_s := due_s - time.monotonic()) > 0:
+                time.sleep(ahead_s)
+                wakes_ms.append((time.monotonic() - due_s) * 1e3)
             due_s += chance.expovariate(rate)
             (kind,) = chance.choices(list(ASKED), list(ASKED.values()))
             begun_s = time.perf_counter()
             _request(connection, kind, own, chance.choice(queue))
             found.append((kind, (time.perf_counter() - begun_s) * 1e3))
-    return found
+    return Asked(answers=found, wakes_ms=wakes_ms)
 
 
 def _request(connection: http.client.HTTPConnection, kind: str, own: list[str], job: str) -> None:
@@ -215,15 +253,19 @@ def _latency(times_ms: Sequence[float]) -> Latency:
 
 
 def _told(
-    options: argparse.Namespace, latencies: Mapping[str, Latency], status: Mapping[str, object]
+    options: argparse.Namespace, machine: Machine, asked: Asked, cores: Mapping[str, float], brain: Mapping[str, object]
 ) -> Mapping[str, object]:
-    machine = this_machine()
+    latencies = {kind: _latency([ms for other, ms in asked.answers if other == kind]) for kind in ASKED}
+    latencies |= {"all": _latency([ms for _, ms in asked.answers])}
+    wakes = _latency(asked.wakes_ms)
     rows = [
         (kind, f"{one.requests}", f"{one.median_ms:.1f}", f"{one.p99_ms:.1f}", f"{one.most_ms:.1f}")
         for kind, one in latencies.items()
     ]
     print(table(("request", "number", "median ms", "p99 ms", "longest ms"), rows))
-    print(f"brain: {status}")
+    print(f"a client that slept was woken late by {wakes.median_ms:.1f} ms, at p99 by {wakes.p99_ms:.1f} ms")
+    print("cores taken: " + ", ".join(f"{name} {share:.2f}" for name, share in cores.items()))
+    print(f"brain: {brain}")
     return {
         "agents": options.agents,
         "jobs": options.jobs,
@@ -233,7 +275,9 @@ def _told(
         "cores": machine.cores,
         "load_before": machine.load_before,
         "latencies": {kind: asdict(one) for kind, one in latencies.items()},
-        "brain": status,
+        "late_wakes": asdict(wakes),
+        "cores_taken": cores,
+        "brain": brain,
     }
 
 
