@@ -26,6 +26,7 @@ class LiveState:
         self.stale: dict[TaskKey, LiveTask] = {}
         self.unfinished: dict[str, None] = {}  # ids, in the order of submission
         self.placed: dict[str, None] = {}  # of these, those that have GPUs to start on, the first to be placed first
+        self.present: dict[str, dict[str, None]] = {}  # jobs that are not over and have a place, by node
         self.meetings: dict[str, tuple[tuple[str, int], ...]] = {}  # addresses and ports in use, by job
         self.submitted: dict[int, tuple[str, ...]] = {}  # ids by the entry that submitted them
         self.maintenance: dict[str, Maintenance] = {}
@@ -47,5 +48,17 @@ class LiveState:
     def jobs_on(self, node: str) -> tuple[str, ...]:
         """Jobs that hold something on a node or have been given a place there."""
         found = dict.fromkeys(job_id for job_id, _, _ in self.nodes[node].tasks)
-        found.update((job.job_id, None) for job in self.live_jobs() if node in job.nodes)
-        return tuple(found)
+        return tuple(found | self.present.get(node, {}))
+
+    def give_places(self, job: LiveJob) -> None:
+        """Notes where a job has its places from now on."""
+        for node in job.nodes:
+            self.present.setdefault(node, {})[job.job_id] = None
+
+    def take_places(self, job: LiveJob) -> None:
+        """The places that it has are no longer its."""
+        for node in job.nodes:
+            there = self.present.get(node, {})
+            there.pop(job.job_id, None)
+            if not there:
+                self.present.pop(node, None)

@@ -339,13 +339,15 @@ def _lead(state: LiveState, event: BrainTookLead, entry: Entry) -> Touched:
 def _placed(state: LiveState, event: JobPlaced, entry: Entry) -> Touched:
     # Held a moment ago, when the leader had not read that yet: it takes the place back as soon as it has.
     job = _job(state, entry, event.job_id, Phase.WAITING, Phase.HELD)
-    state.jobs[job.job_id] = replace(job, phase=Phase.PLACED, places=event.places, reason=event.reason)
+    placed = state.jobs[job.job_id] = replace(job, phase=Phase.PLACED, places=event.places, reason=event.reason)
     state.placed[job.job_id] = None
+    state.give_places(placed)
     return (job.job_id,)
 
 
 def _unplaced(state: LiveState, event: JobUnplaced, entry: Entry) -> Touched:
     job = _job(state, entry, event.job_id, Phase.PLACED)
+    state.take_places(job)
     state.jobs[job.job_id] = _idle(job, event.reason)
     del state.placed[job.job_id]
     return (job.job_id,)
@@ -417,6 +419,7 @@ def _stopping(state: LiveState, event: JobStopping, entry: Entry) -> Touched:
 def _requeued(state: LiveState, event: JobRequeued, entry: Entry) -> Touched:
     job = _job(state, entry, event.job_id, *ACTIVE)
     _leave_behind(state, job)
+    state.take_places(job)
     ran = replace(_left(job, entry.at_s), failures=job.failures + event.is_failure)
     if job.phase is Phase.STOPPING and job.stop_cause is StopCause.PREEMPTED:
         ran = replace(ran, pause_s=entry.at_s - job.stopping_s)
@@ -455,6 +458,7 @@ def _ended(state: LiveState, event: JobEnded, entry: Entry) -> Touched:
         reason=event.reason,
     )
     del state.unfinished[job.job_id]
+    state.take_places(job)
     state.meetings.pop(job.job_id, None)
     state.placed.pop(job.job_id, None)
     return (job.job_id, *state.dependents.pop(job.job_id, ()))

@@ -149,6 +149,15 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "world"):
             assert list(violations(self.world.log)) == []
 
+    @invariant()
+    def who_has_a_place_on_a_node_is_known_without_looking_at_all_jobs(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        state = self.world.state
+        for node in state.nodes.values():
+            looked = {job.job_id for job in state.live_jobs() if node.name in job.nodes}
+            assert set(state.jobs_on(node.name)) == looked | {job_id for job_id, _, _ in node.tasks}
+
     def teardown(self) -> None:
         """Whatever happened: with all nodes there, all jobs that fit come to an end, and a reader sees the same."""
         if not hasattr(self, "world"):
