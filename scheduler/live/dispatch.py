@@ -6,7 +6,7 @@ How it works
   again after reconnection, and the agent does it once, as (task, start) names it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from farside.agent import messages as m
 from farside.scheduler.live.event import DrainRequested, Event, Gpu, NodeChanged, NodeJoined, TaskChanged, TaskPhase
@@ -74,10 +74,10 @@ class AgentLine:
             self._meter.read((task for task in there if task is not None), report.gpus, report.at_s)
         events = self._changes(state, report.tasks)
         if node is not None:
-            gpus = _gpus(report.gpus)
             moved = abs(report.headroom_bytes - node.headroom_bytes)
-            if gpus != node.gpus or moved > HEADROOM_STEP * node.memory_bytes:
-                events.append(NodeChanged(node=self.node, gpus=gpus, headroom_bytes=report.headroom_bytes))
+            if not _are_same(node.gpus, report.gpus) or moved > HEADROOM_STEP * node.memory_bytes:
+                changed = NodeChanged(node=self.node, gpus=_gpus(report.gpus), headroom_bytes=report.headroom_bytes)
+                events.append(changed)
         return events
 
     def _changes(self, state: LiveState, tasks: Iterable[m.TaskState]) -> list[Event]:
@@ -229,6 +229,14 @@ def _changed(
 
 def _gpus(gpus: Iterable[m.Gpu]) -> tuple[Gpu, ...]:
     return tuple(Gpu(index=gpu.index, model=gpu.model, is_healthy=gpu.healthy) for gpu in gpus)
+
+
+def _are_same(known: Sequence[Gpu], told: Sequence[m.Gpu]) -> bool:
+    """Whether `_gpus` would say the same again. It is asked at each report, and the answer is hardly ever no."""
+    return len(known) == len(told) and all(
+        one.index == other.index and one.model == other.model and one.is_healthy == other.healthy
+        for one, other in zip(known, told, strict=True)
+    )
 
 
 def _is_news(node: LiveNode, event: NodeJoined) -> bool:

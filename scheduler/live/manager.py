@@ -100,6 +100,7 @@ async def _brain(config: ManagerConfig) -> None:
 async def _api(config: ManagerConfig) -> None:
     import uvicorn
 
+    from farside.scheduler.live.api.agent_socket import AgentSocketProtocol
     from farside.scheduler.live.api.agents import AgentSessions
     from farside.scheduler.live.api.app import make_app
     from farside.scheduler.live.api.caller import Callers, PeerProtocol
@@ -131,7 +132,7 @@ async def _api(config: ManagerConfig) -> None:
             secure = {"ssl_certfile": str(config.tls_cert), "ssl_keyfile": str(config.tls_key)}
         return Server(
             uvicorn.Config(
-                app, http=PeerProtocol, ws="websockets-sansio", ws_max_size=_FRAME_BYTES, ws_ping_interval=10.0,
+                app, http=PeerProtocol, ws=AgentSocketProtocol, ws_max_size=_FRAME_BYTES, ws_ping_interval=10.0,
                 ws_ping_timeout=10.0, lifespan="off", log_config=None, access_log=False, proxy_headers=False,
                 server_header=False, timeout_graceful_shutdown=2, **secure,  # type: ignore[arg-type]
             )

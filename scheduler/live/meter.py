@@ -26,7 +26,7 @@ class PowerMeter:
         power_w = {gpu.index: gpu.power_w for gpu in gpus if gpu.power_w is not None}
         passed_s, before_w = at_s - self._at_s, self._power_w
         self._at_s, self._power_w = max(at_s, self._at_s), power_w
-        if not 0 < passed_s <= LONGEST_GAP_S:
+        if not power_w or not before_w or not 0 < passed_s <= LONGEST_GAP_S:
             return
         for task in tasks:
             known = [at for at in task.gpus if at in power_w and at in before_w]

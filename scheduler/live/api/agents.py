@@ -184,7 +184,8 @@ class AgentSessions:
             self._sensed[line.node] = sensed_of(report)
             await self._log.write(line.reported(self._log.state, report), f"node {line.node}")
             await socket.send_text(side.send(m.Ack(seq=report.seq)))
-            changed.set()  # what it said may be all that its next command waits for
+            if report.tasks:
+                changed.set()  # what it said may be all that its next command waits for
 
     async def _send(
         self,
