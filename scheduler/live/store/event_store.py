@@ -9,12 +9,12 @@ How it works
   Entries are written many at once where many wait, as a commit costs the same for one and for a thousand.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, or_, select, text, update
+from sqlalchemy import Connection, Engine, bindparam, create_engine, event, insert, or_, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
@@ -29,6 +29,14 @@ PAGE = 5000
 BUSY_S = 30.0
 
 Done = TypeVar("Done")
+
+# What is said to the database all the time is put together once: that takes longer than the database's own part.
+_COLUMNS = select(log.c.seq, log.c.at_s, log.c.generation, log.c.cause, log.c.kind, log.c.body, log.c.version)
+_READ_ON = _COLUMNS.where(log.c.seq > bindparam("after")).order_by(log.c.seq).limit(bindparam("most"))
+_LOCK = select(lead).with_for_update()
+_LAST = select(lead.c.last_seq, lead.c.last_at_s)
+_ADD = insert(log)
+_MOVE_ON = update(lead).values(last_seq=bindparam("seq"), last_at_s=bindparam("at_s"))
 
 
 class StoreError(FarsideError):
@@ -115,8 +123,7 @@ class EventStore:
             StoreError: The database could not do it.
             RemoteProtocolError: An entry is damaged, or of a later version.
         """
-        query = select(log).where(log.c.seq > after).order_by(log.c.seq).limit(limit)
-        return self._entries(query)
+        return self._entries(_READ_ON, {"after": after, "most": limit})
 
     def read_all(self) -> Iterator[Entry]:
         """All entries, page by page."""
@@ -127,7 +134,7 @@ class EventStore:
 
     def history(self, subject: str, *, at: int = 0, limit: int = PAGE) -> list[Entry]:
         """The entries about one job or node, and that at one place, the oldest first."""
-        query = select(log).where((log.c.subject == subject) | (log.c.seq == at)).order_by(log.c.seq).limit(limit)
+        query = _COLUMNS.where((log.c.subject == subject) | (log.c.seq == at)).order_by(log.c.seq).limit(limit)
         return self._entries(query)
 
     def size_bytes(self) -> int:
@@ -151,24 +158,18 @@ class EventStore:
         patterns = [p for name in names for p in (name, f"{name}, %")] or ["user %", "operator %"]
         by_people = or_(*(log.c.cause.like(pattern, escape="\\") for pattern in patterns))
         by_people = or_(by_people, log.c.kind == "AccessNoted") if not actor else by_people
-        query = select(log).where(by_people).order_by(log.c.seq.desc()).limit(limit)
+        query = _COLUMNS.where(by_people).order_by(log.c.seq.desc()).limit(limit)
         return self._entries(query if before is None else query.where(log.c.seq < before))
 
-    def _entries(self, query: Any) -> list[Entry]:
+    def _entries(self, query: Any, values: Mapping[str, int] | None = None) -> list[Entry]:
         try:
             with self.engine.connect().execution_options(is_reading=True) as connection:
-                rows = connection.execute(query).all()
+                rows = connection.execute(query, values).all()
         except SQLAlchemyError as error:
             raise _broken(self.url, error) from error
         return [
-            Entry(
-                seq=row.seq,
-                at_s=row.at_s,
-                generation=row.generation,
-                cause=row.cause,
-                event=decode_event(row.kind, row.body, row.version),
-            )
-            for row in rows
+            Entry(seq=seq, at_s=at_s, generation=generation, cause=cause, event=decode_event(kind, body, version))
+            for seq, at_s, generation, cause, kind, body, version in rows
         ]
 
 
@@ -183,11 +184,11 @@ def subject_of(event: Event) -> str:
 
 
 def _locked(connection: Connection) -> Any:
-    return connection.execute(select(lead).with_for_update()).one()
+    return connection.execute(_LOCK).one()
 
 
 def _append(connection: Connection, drafts: Sequence[Draft], generation: int, now_s: float) -> range:
-    row = connection.execute(select(lead.c.last_seq, lead.c.last_at_s)).one()
+    row = connection.execute(_LAST).one()
     at_s = max(now_s, row.last_at_s)
     first = row.last_seq + 1
     values = []
@@ -200,8 +201,8 @@ def _append(connection: Connection, drafts: Sequence[Draft], generation: int, no
             }
         )  # fmt: skip
     if values:
-        connection.execute(insert(log), values)
-        connection.execute(update(lead).values(last_seq=first + len(values) - 1, last_at_s=at_s))
+        connection.execute(_ADD, values)
+        connection.execute(_MOVE_ON, {"seq": first + len(values) - 1, "at_s": at_s})
     return range(first, first + len(values))
 
 
