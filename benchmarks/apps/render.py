@@ -54,8 +54,8 @@ figures (thesis §2.7.3 and §2.7.4) stand beside ours: they are plots, and what
   borrower's virtio disk, which is not held back there; one more row has it as slow as (a).
 * All have the kernel's own readahead (`vm.page-cluster` {PAGE_CLUSTER}), one connection, and no I/O scheduler where the
   network is. The programs' files are locked in memory: what pages is data.
-* A figure is the median of {WINDOWS} windows of {WINDOW_S:g} s, one after another, in one run of the workload. All of it takes
-  about fifty minutes, so two calls of at most forty.
+* A figure is the median of {WINDOWS} windows of {WINDOW_S:g} s, one after another, in one run of the workload.
+  All of it takes about fifty minutes: two calls, of which each begins nothing after forty.
 """
 _DISTORTION = """## What emulation does to these figures
 
