@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.metadata import version
+from pathlib import Path
 from random import Random
 
 from farside import admin
 from farside.agent import messages as m
 from farside.agent.metrics import serving_metrics
 from farside.agent.outbox import Reading
+from farside.agent.peers_file import PeersFile
 from farside.agent.run.containment import cgroup_home
 from farside.agent.run.hook import hooks_of
 from farside.agent.run.ledger import gpus_in_use
@@ -26,6 +28,7 @@ from farside.agent.run.nursery import Nursery
 from farside.agent.run.probe import answer
 from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
+from farside.agent.sense.donor import DonorSense
 from farside.agent.sense.gpu import open_gpus
 from farside.agent.sense.node import NodeSense, RunningTask, boot_id, cpus, healthy
 from farside.agent.session import ManagerAddress, Node, Session
@@ -84,9 +87,13 @@ class Agent:
             proc_root=config.proc_root,
             total_bytes=config.memory_total_bytes,
             reserve_bytes=config.memory_reserve_bytes,
-            donor_socket=config.daemon_socket if config.daemon_socket.is_absolute() else None,
+            donor=DonorSense(_given(config.daemon_socket), control=config.donor_control, clock=clock),
+            may_give_swap=self._cgroup is not None and self._cgroup.limits_swap,
             tasks=self._running_tasks,
         )
+        peers_file = _given(config.peers_file)
+        self._peers = PeersFile(peers_file) if peers_file is not None else None
+        self._told_donors: tuple[m.DonorAddress, ...] | None = None  # None: no manager has told us
         self.session = self._make_session()
         self._told = asyncio.Event()
         self._latest = self._status()
@@ -111,6 +118,7 @@ class Agent:
     async def _work(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
+                await self.sense.read()  # HELLO has the donor in it: a node that says it has none would lose borrowers
                 group.create_task(self.runner.run())
                 group.create_task(self._keep_publishing())
                 session = group.create_task(self.session.run())
@@ -159,7 +167,9 @@ class Agent:
             gpus=latest.reading.gpus,
             headroom_bytes=latest.reading.headroom_bytes,
             tasks=self.runner.states[: m.TASKS_MAX],
-            can=("probe",),
+            can=("probe",) if self._peers is None else ("probe", "donors"),
+            donor=latest.reading.donor,
+            swap=latest.reading.swap,
         )
 
     async def _read(self) -> Reading:
@@ -168,6 +178,11 @@ class Agent:
     async def _probe(self, probe: m.Probe) -> m.Probed:
         policy = self.runner.policy
         return await answer(probe, run_as=policy.run_as, allowed=policy.users)
+
+    def _take_donors(self, told: tuple[m.DonorAddress, ...]) -> None:
+        assert self._peers is not None  # else nobody would have told us
+        self._told_donors = told
+        self._peers.take(told, self._clock.now_s())
 
     def _take(self, command: m.Start | m.Stop | m.Forget) -> None:
         try:
@@ -195,6 +210,8 @@ class Agent:
     async def _keep_publishing(self) -> None:
         while True:
             self._latest = self._status()
+            if self._peers is not None and self._told_donors is not None and self.session.is_connected:
+                self._peers.take(self._told_donors, self._clock.now_s())  # who has been missed for long goes
             if watchdog_period_s() > 0:
                 notify_systemd("WATCHDOG=1")  # from the loop itself: systemd restarts an agent that hangs
             await self._clock.sleep_until_s(self._clock.now_s() + PUBLISH_EVERY_S)
@@ -213,6 +230,11 @@ class Agent:
             containment="cgroup" if self._cgroup is not None else "process tree",
             memory_bytes=self.sense.total_bytes,
             headroom_bytes=latest.reading.headroom_bytes,
+            donor=latest.reading.donor,
+            swap=latest.reading.swap,
+            peers_file=os.fspath(self._config.peers_file) if self._peers is not None else "",
+            peers=self._peers.donors if self._peers is not None else 0,
+            peers_problem=self._peers.problem if self._peers is not None else "",
             psi=latest.reading.psi,
             gpus=latest.reading.gpus,
             gpus_in_use={gpu: folder_name(key) for gpu, key in gpus_in_use(self.runner.ledger).items()},
@@ -244,6 +266,7 @@ class Agent:
             users=frozenset(names_in(config.users)),
             cgroup=self._cgroup,
             gpus=lambda: healthy(self.sense.latest.reading.gpus),
+            has_swap=lambda: self.sense.latest.reading.swap is not None,
             hooks=self._hooks,
         )
         try:
@@ -267,6 +290,7 @@ class Agent:
                 read=self._read,
                 take=self._take,
                 probe=self._probe,
+                donors=self._take_donors,
                 seen_generation=lambda: self.runner.ledger.generation,
             ),
             clock=self._clock,
@@ -274,3 +298,8 @@ class Agent:
             period_s=config.report_period_s,
             reconnect_s=config.reconnect_s,
         )
+
+
+def _given(path: Path) -> Path | None:
+    """A path of the settings; None where it is empty."""
+    return path if path.is_absolute() else None

@@ -18,6 +18,8 @@ TASKS_MAX = 512
 """Tasks in one frame, and on one node: at most 1.8 KB each, so that they fit into `protocol.FRAME_BYTES_MAX`."""
 LOANS_MAX = 64
 """Borrowers in one report, those with the most."""
+DONORS_MAX = 64
+"""Donors that one borrower is told of: each costs it a connection a worker, and power of two choices needs no more."""
 ARGUMENTS_MAX = 4096
 VARIABLES_MAX = 1024
 ARGUMENT_CHARS_MAX = 131_071  # the kernel takes 128 KiB a string with its zero (MAX_ARG_STRLEN, linux/binfmts.h)
@@ -81,6 +83,27 @@ class Loan(Part, frozen=True, kw_only=True):
     bytes: U63
 
 
+class Donor(Part, frozen=True, kw_only=True):
+    """The donor of this node, as it said a moment ago, or as it was when it last answered.
+
+    ``control`` has host ``0.0.0.0`` or ``[::]`` where it listens on every address: others reach it where the node is.
+    """
+
+    node: Annotated[str, Meta(max_length=64)]  # its own name in the memory plane
+    control: Annotated[str, Meta(max_length=256)]  # tcp:HOST:PORT
+    has_rdma: bool = False
+    lends: bool = True  # False: it drains, is about to end, or does not answer
+    free_bytes: U63 = 0  # in slabs that it could lend now
+    lent_bytes: U63 = 0
+
+
+class Swap(Part, frozen=True, kw_only=True):
+    """What of this node's swap is a Farside device: programs' pages there are in other nodes' memory."""
+
+    size_bytes: U63
+    used_bytes: U63 = 0
+
+
 class TaskState(Part, frozen=True, kw_only=True):
     """All that the node knows of one task, not a difference: a later one replaces an earlier one.
 
@@ -121,6 +144,7 @@ class TaskSpec(Part, frozen=True, kw_only=True):
     grace_s: Duration  # between SIGTERM and SIGKILL at the time limit
     resume: bool = False  # an earlier start was preempted: FARSIDE_RESUME=1
     checkpoint_dir: Path = ""  # FARSIDE_CHECKPOINT_DIR
+    swap_bytes: U63 = 0  # of Farside swap that it may use; 0: none, and no other swap either
 
 
 # ---- agent to manager
@@ -139,7 +163,9 @@ class Hello(Message, frozen=True, kw_only=True):
     headroom_bytes: U63  # memory that jobs may still get
     tasks: Annotated[tuple[TaskState, ...], Meta(max_length=TASKS_MAX)]
     can: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
-    """What later versions added that an agent must know before it is asked: ``probe``."""
+    """What later versions added that an agent must know before it is asked: ``probe``, ``donors``."""
+    donor: Donor | None = None
+    swap: Swap | None = None
 
 
 class Report(Message, frozen=True, kw_only=True):
@@ -154,6 +180,8 @@ class Report(Message, frozen=True, kw_only=True):
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=GPUS_MAX)]
     tasks: Annotated[tuple[TaskState, ...], Meta(max_length=TASKS_MAX)]  # those that changed
     loans: Annotated[tuple[Loan, ...], Meta(max_length=LOANS_MAX)] = ()  # the largest; none where there is no donor
+    donor: Donor | None = None
+    swap: Swap | None = None
 
 
 class Probed(Message, frozen=True, kw_only=True):
@@ -221,5 +249,21 @@ class Probe(Message, frozen=True, kw_only=True):
     made: Path = ""
 
 
+class DonorAddress(Part, frozen=True, kw_only=True):
+    """A donor to borrow from: its name in the memory plane, and where it listens."""
+
+    node: Annotated[str, Meta(min_length=1, max_length=64)]
+    control: Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class Donors(Message, frozen=True, kw_only=True):
+    """All donors that this node may borrow from; replaces the list before. Only to who ``can``.
+
+    Addresses and no more: that they are who they say is proved by the cluster's key, which no manager has.
+    """
+
+    donors: Annotated[tuple[DonorAddress, ...], Meta(max_length=DONORS_MAX)]
+
+
 AgentMessage: TypeAlias = Hello | Report | Probed
-ManagerMessage: TypeAlias = Welcome | Ack | Start | Stop | Forget | Probe
+ManagerMessage: TypeAlias = Welcome | Ack | Start | Stop | Forget | Probe | Donors

@@ -22,6 +22,8 @@ class Reading:
     psi: m.Psi
     gpus: tuple[m.Gpu, ...]
     loans: tuple[m.Loan, ...] = ()
+    donor: m.Donor | None = None
+    swap: m.Swap | None = None
 
 
 class Outbox:
@@ -60,6 +62,8 @@ class Outbox:
             psi=reading.psi,
             gpus=reading.gpus,
             loans=reading.loans,
+            donor=reading.donor,
+            swap=reading.swap,
             tasks=tuple(self._waiting.pop(key) for key in keys),
         )
         self.unacked = (*self.unacked, report)

@@ -9,7 +9,7 @@ object of at most 1 MiB with ``v``, the protocol's version, and ``type``; `messa
       HELLO  what the node is, tasks it knows            ->
                                                          <-  WELCOME  generation
       REPORT seq, readings, tasks that changed           ->
-                                                         <-  ACK seq | START | STOP | FORGET | PROBE, at any time
+                                                         <-  ACK seq; at any time START, STOP, FORGET, PROBE, DONORS
       PROBED  the answer to a PROBE                      ->
 
 `AgentSide` and `ManagerSide` keep that order: frames go in and messages come out, and the other way round. A fault of
@@ -69,7 +69,8 @@ _FROM_AGENT: dict[str, msgspec.json.Decoder[m.AgentMessage]] = {
     kind.__name__.lower(): msgspec.json.Decoder(kind) for kind in (m.Hello, m.Report, m.Probed)
 }
 _FROM_MANAGER: dict[str, msgspec.json.Decoder[m.ManagerMessage]] = {
-    kind.__name__.lower(): msgspec.json.Decoder(kind) for kind in (m.Welcome, m.Ack, m.Start, m.Stop, m.Forget, m.Probe)
+    kind.__name__.lower(): msgspec.json.Decoder(kind)
+    for kind in (m.Welcome, m.Ack, m.Start, m.Stop, m.Forget, m.Probe, m.Donors)
 }
 
 

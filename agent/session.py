@@ -60,6 +60,7 @@ class Node:
     read: Callable[[], Awaitable[Reading]]
     take: Callable[[m.Start | m.Stop | m.Forget], None]
     probe: Callable[[m.Probe], Awaitable[m.Probed]]
+    donors: Callable[[tuple[m.DonorAddress, ...]], None]
     seen_generation: Callable[[], int]
 
 
@@ -147,6 +148,8 @@ class Session:
                 self._acked.set()
             elif isinstance(message, m.Probe):
                 group.create_task(self._answer(connection, side, message))  # a slow mount must not hold commands up
+            elif isinstance(message, m.Donors):
+                self._node.donors(message.donors)
             elif not isinstance(message, m.Welcome):
                 self._node.take(message)
 

@@ -21,6 +21,11 @@ class AgentStatus:
     containment: str  # "cgroup" or "process tree"
     memory_bytes: int
     headroom_bytes: int
+    donor: m.Donor | None
+    swap: m.Swap | None
+    peers_file: str  # kept by the manager's list; empty: none is
+    peers: int  # donors in it
+    peers_problem: str  # why it could not be written
     psi: m.Psi
     gpus: tuple[m.Gpu, ...]
     gpus_in_use: Mapping[int, str]  # index -> task

@@ -184,12 +184,15 @@ class Donor:
 
     def _on_status(self, lender: Lender) -> admin.Handler:
         async def status(_: Mapping[str, object]) -> object:
-            return donor_status(self.node, lender)
+            return self._status(lender)
 
         return status
 
+    def _status(self, lender: Lender) -> DonorStatus:
+        return donor_status(self.node, lender, listen=self._config.listen, has_rdma=self._has_rdma)
+
     def _publish(self, lender: Lender) -> None:
-        self._latest = donor_status(self.node, lender)
+        self._latest = self._status(lender)
 
     def _picture(self) -> DonorStatus:
         assert self._latest is not None

@@ -58,6 +58,8 @@ class DonorStatus:
 
     node: str
     pid: int
+    listen: tuple[str, ...]
+    has_rdma: bool
     closing: bool
     draining: bool
     slab_bytes: int
@@ -72,14 +74,16 @@ class DonorStatus:
     traffic: Mapping[str, int]
 
 
-def donor_status(node: str, lender: Lender) -> DonorStatus:
-    """The donor now."""
+def donor_status(node: str, lender: Lender, *, listen: tuple[str, ...] = (), has_rdma: bool = False) -> DonorStatus:
+    """The donor now; ``listen`` and ``has_rdma`` are what it offers."""
     now_s = lender.clock.now_s()
     stats = lender.exporter.stats()
     sessions, counts = lender.ledger.sessions, _slab_counts(lender)
     return DonorStatus(
         node=node,
         pid=os.getpid(),
+        listen=listen,
+        has_rdma=has_rdma,
         closing=lender.is_closing,
         draining=lender.is_draining,
         slab_bytes=lender.pool.slab_bytes,

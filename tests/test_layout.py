@@ -45,6 +45,7 @@ PURE = (
     "farside.agent.protocol",
     "farside.agent.backoff",
     "farside.agent.outbox",
+    "farside.agent.peering",
     "farside.agent.run.environment",
     "farside.agent.run.ledger",
     "farside.agent.sense.headroom",
@@ -82,7 +83,7 @@ IMPURE = {
 # Lower may not import higher.
 FOUNDATION = (
     "errors", "units", "geometry", "ending", "endpoint", "clock", "log", "listen", "memory_sense", "notify",
-    "own_task", "scrape", "admin", "config",
+    "own_task", "peers_text", "scrape", "admin", "config",
 )  # fmt: skip
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # A protocol is one codec for both roles; its folder is that of the side it was written for first.

@@ -18,6 +18,7 @@ from farside.log import get_log
 
 CPU_PERIOD_US = 100_000  # the kernel's default for cpu.max
 SLICE = "farside.slice"
+SWAP_LIMIT = "memory.swap.max"
 _SYSTEMD_RUN = "/usr/bin/systemd-run"
 _MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
@@ -141,10 +142,12 @@ class CgroupHome:
     Attributes:
         folder: They stand in here.
         by_systemd: systemd owns the folder, and each task is a scope of its; else the agent makes cgroups itself.
+        limits_swap: A task can be held to a part of the node's swap.
     """
 
     folder: Path
     by_systemd: bool = False
+    limits_swap: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +168,9 @@ def cgroup_home(setting: str) -> CgroupHome | None:
         return None
     mount = _mount()
     if setting == "auto" and mount is not None and _has_systemd():
-        return CgroupHome(folder=mount / SLICE, by_systemd=True)
+        # Of systemd's own slice: ours may not be there before the first task is.
+        limits_swap = (mount / "system.slice" / SWAP_LIMIT).exists()
+        return CgroupHome(folder=mount / SLICE, by_systemd=True, limits_swap=limits_swap)
     base = Path(setting) if setting != "auto" else _below_own(mount)
     if base is None:
         return None
@@ -174,22 +179,27 @@ def cgroup_home(setting: str) -> CgroupHome | None:
         probe = base / f"probe-{os.getpid()}"
         probe.mkdir()
         has_kernel_files = (probe / "cgroup.procs").exists()
+        limits_swap = _limit(base, "memory", probe / SWAP_LIMIT, "0")
         probe.rmdir()
     except OSError as error:
         _log.warning("no cgroups for tasks", folder=base, why=error.strerror)
         return None
-    return CgroupHome(folder=base) if has_kernel_files else None
+    return CgroupHome(folder=base, limits_swap=limits_swap) if has_kernel_files else None
 
 
-def place_of(home: CgroupHome, name: str, *, cpus: float, memory_bytes: int) -> Place:
+def place_of(home: CgroupHome, name: str, *, cpus: float, memory_bytes: int, swap_bytes: int = 0) -> Place:
     """The cgroup for a task of this name, which no other had, with its limits.
+
+    CPUs and memory of 0 have no limit; of swap it gets no more than it asked for, 0 included: what one job has swapped
+    out, another waits for.
 
     Raises:
         OSError: it cannot be made.
     """
     if not home.by_systemd:
-        return Place(folder=make_cgroup(home.folder, name, cpus=cpus, memory_bytes=memory_bytes))
-    limits = [f"MemoryMax={memory_bytes}"] if memory_bytes else []
+        made = make_cgroup(home.folder, name, cpus=cpus, memory_bytes=memory_bytes, swap_bytes=swap_bytes)
+        return Place(folder=made)
+    limits = [f"MemorySwapMax={swap_bytes}", *([f"MemoryMax={memory_bytes}"] if memory_bytes else [])]
     limits += [f"CPUQuota={max(1, round(cpus * 100))}%"] if cpus else []
     properties = [f"--property={one}" for one in ("Delegate=yes", *limits)]
     # The shepherd stays in the scope itself, so that killing the task does not kill it.
@@ -208,21 +218,24 @@ def place_of(home: CgroupHome, name: str, *, cpus: float, memory_bytes: int) -> 
     )
 
 
-def make_cgroup(base: Path, name: str, *, cpus: float, memory_bytes: int) -> Path:
+def make_cgroup(base: Path, name: str, *, cpus: float, memory_bytes: int, swap_bytes: int = 0) -> Path:
     """A fresh cgroup with the task's limits, where the kernel has the controllers; else a warning is logged.
+
+    Without a limit on memory no swap is missed where it can't be limited: most such kernels swap to nothing.
 
     Raises:
         OSError: it cannot be made.
     """
     folder = base / name
     folder.mkdir()
-    limits = {
-        "memory": ("memory.max", str(memory_bytes) if memory_bytes else ""),
-        "cpu": ("cpu.max", f"{max(1000, int(cpus * CPU_PERIOD_US))} {CPU_PERIOD_US}" if cpus else ""),
-    }
-    for controller, (file, value) in limits.items():
-        if value and not _limit(base, controller, folder / file, value):
-            _log.warning("a limit is not enforced: no such cgroup controller here", controller=controller, task=name)
+    limits = [
+        ("memory", "memory.max", str(memory_bytes) if memory_bytes else ""),
+        ("memory", SWAP_LIMIT, str(swap_bytes)),
+        ("cpu", "cpu.max", f"{max(1000, int(cpus * CPU_PERIOD_US))} {CPU_PERIOD_US}" if cpus else ""),
+    ]
+    for controller, file, value in limits:
+        if value and not _limit(base, controller, folder / file, value) and (file != SWAP_LIMIT or memory_bytes):
+            _log.warning("a limit is not enforced: this cgroup has no such file", limit=file, task=name)
     return folder
 
 

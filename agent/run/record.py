@@ -27,11 +27,20 @@ def write_record(path: Path, record: object) -> None:
         OSError: it cannot be written; the old one stands.
     """
     body = msgspec.json.encode(record)
+    write_whole(path, b"%08x %s\n" % (zlib.crc32(body), body))
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Replaces a file and returns when it is on the disk; whoever reads meanwhile has the old one or the new.
+
+    Raises:
+        OSError: it cannot be written; the old one stands.
+    """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(b"%08x %s\n" % (zlib.crc32(body), body))
+            file.write(data)
             file.flush()
             os.fsync(fd)
         fresh.replace(path)

@@ -49,6 +49,7 @@ class Policy:
         users: Users whose tasks run here; empty: all but uid 0.
         cgroup: Where tasks' cgroups are made; None: process trees.
         gpus: Indexes of the healthy GPUs now.
+        has_swap: Whether tasks may have Farside swap now.
         hooks: What is run before and after each task.
     """
 
@@ -56,6 +57,7 @@ class Policy:
     users: Collection[str]
     cgroup: CgroupHome | None
     gpus: Callable[[], Collection[int]]
+    has_swap: Callable[[], bool] = lambda: False
     hooks: Hooks = NO_HOOKS
 
 
@@ -156,7 +158,11 @@ class Runner:
         except Refused as refusal:
             return str(refusal), None
         missing = sorted(set(start.spec.gpus) - set(self.policy.gpus()))
-        return (f"no healthy GPU {missing[0]} on this node" if missing else ""), account
+        if missing:
+            return f"no healthy GPU {missing[0]} on this node", None
+        if start.spec.swap_bytes and not self.policy.has_swap():
+            return "no Farside swap on this node", None
+        return "", account
 
     def _step(self, event: rules.Event, account: Account | None = None) -> None:
         after, actions = rules.step(self.ledger, event)
@@ -228,7 +234,9 @@ class Runner:
             return None
         # Several agents may share a home, and each has a task 1.0.
         name = f"farside-{files.folder_name(rules.key_of(start))}-{secrets.token_hex(4)}"
-        return place_of(self.policy.cgroup, name, cpus=start.spec.cpus, memory_bytes=start.spec.memory_bytes)
+        spec = start.spec
+        limits = {"memory_bytes": spec.memory_bytes, "swap_bytes": spec.swap_bytes}
+        return place_of(self.policy.cgroup, name, cpus=spec.cpus, **limits)
 
     def _look_at(self, key: Key, task: Task) -> None:
         lives = files.is_locked(self._at(key))  # before the status: the last one is written before the lock goes

@@ -3,6 +3,8 @@
 pressure.py  PSI of memory, CPU and I/O: the door to /proc/pressure
 gpu.py       GPUs by NVML, or as the settings declare them
 headroom.py  memory that jobs may still get: pure
+donor.py     what this node's donor has lent, and where others reach it
+swap.py      swap that is a Farside device
 usage.py     CPU time and memory of running tasks
 node.py      all of it together
 """

@@ -6,20 +6,19 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from farside import admin
 from farside.agent import messages as m
 from farside.agent.outbox import Reading
+from farside.agent.sense.donor import NOTHING_LENT, DonorSense, Lent
 from farside.agent.sense.gpu import GpuSense
 from farside.agent.sense.headroom import headroom_bytes, promised_bytes
 from farside.agent.sense.pressure import read_psi
+from farside.agent.sense.swap import read_farside_swap
 from farside.agent.sense.usage import Usage, usage_below
 from farside.errors import FarsideError
 from farside.log import get_log
 from farside.memory_sense import MemorySense
 
-DONOR_LIMIT_S = 1.0
 RESERVE_SHARE = 16
 """Of the node's memory, where the operator names no reserve: what the system and the agent itself need."""
 
@@ -33,17 +32,6 @@ class RunningTask:
     name: str
     shepherd_pid: int
     limit_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lent:
-    """Memory that this node's donor has in slabs, and which borrower has how much of it."""
-
-    slabs_bytes: int = 0
-    loans: tuple[m.Loan, ...] = ()
-
-
-NOTHING_LENT = Lent()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +57,18 @@ class NodeSense:
         proc_root: Path,
         total_bytes: int,
         reserve_bytes: int,
-        donor_socket: Path | None,
+        donor: DonorSense,
+        may_give_swap: bool,
         tasks: Callable[[], tuple[RunningTask, ...]],
     ) -> None:
         """Takes the first reading, without the donor. Zeros stand for what the machine has, and a share of it.
 
+        Swap beside ``proc_root`` is told of if ``may_give_swap``: if tasks can be held to a part of it.
+
         Raises:
             Unavailable: memory cannot be read here.
         """
-        self._gpus, self._proc_root, self._donor_socket = gpus, proc_root, donor_socket
+        self._gpus, self._proc_root, self._donor, self._may_give_swap = gpus, proc_root, donor, may_give_swap
         self._memory = MemorySense(proc_root=proc_root)
         self._tasks = tasks
         self.total_bytes = total_bytes or self._memory.read().total_bytes
@@ -86,7 +77,7 @@ class NodeSense:
 
     async def read(self) -> NodeReading:
         """The node now; what cannot be read keeps its last value, and is logged."""
-        lent = await self._lent()
+        lent = await self._donor.read()
         tasks = self._tasks()
         try:
             self.latest = await asyncio.to_thread(self._read, tasks, lent)
@@ -110,31 +101,10 @@ class NodeSense:
             psi=read_psi(self._proc_root),
             gpus=self._gpus.read(),
             loans=lent.loans,
+            donor=lent.donor,
+            swap=read_farside_swap(self._proc_root.parent) if self._may_give_swap else None,
         )
         return NodeReading(reading=reading, usage=usage)
-
-    async def _lent(self) -> Lent:
-        """What this node's donor has in slabs, and who has them; nothing where there is no donor."""
-        if self._donor_socket is None or not self._donor_socket.exists():
-            return NOTHING_LENT
-        try:
-            told = await admin.ask(self._donor_socket, "status", timeout_s=DONOR_LIMIT_S)
-            return lent_of(told)
-        except (FarsideError, KeyError, TypeError, ValueError) as error:
-            _log.debug("the donor does not say what it has lent", why=error)
-            return NOTHING_LENT
-
-
-def lent_of(told: Mapping[str, Any]) -> Lent:
-    """What a donor's status says of its slabs and borrowers.
-
-    Raises:
-        KeyError, TypeError, ValueError: It is no donor's status.
-    """
-    sessions = [(str(one["borrower"])[:64], int(one["slabs"]) * int(told["slab_bytes"])) for one in told["sessions"]]
-    largest = sorted(sessions, key=lambda one: -one[1])[: m.LOANS_MAX]
-    loans = tuple(m.Loan(borrower=name, bytes=count) for name, count in largest if count)
-    return Lent(slabs_bytes=int(told["memory"]["slabs_bytes"]), loans=loans)
 
 
 def boot_id() -> str:

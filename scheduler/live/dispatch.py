@@ -9,7 +9,17 @@ How it works
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from farside.agent import messages as m
-from farside.scheduler.live.event import DrainRequested, Event, Gpu, NodeChanged, NodeJoined, TaskChanged, TaskPhase
+from farside.scheduler.live.donors import DonorRing, donor_at
+from farside.scheduler.live.event import (
+    Donor,
+    DrainRequested,
+    Event,
+    Gpu,
+    NodeChanged,
+    NodeJoined,
+    TaskChanged,
+    TaskPhase,
+)
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.meter import PowerMeter
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey
@@ -18,6 +28,8 @@ from farside.scheduler.live.role import Standing, rendezvous
 # Headroom moves all the time; only so large a share of a node's memory is worth an entry in the log.
 HEADROOM_STEP = 1 / 8
 ENDED = ("exited", "lost")
+DONORS = "donors"
+"""What an agent ``can`` that keeps a peers file."""
 
 
 class AgentLine:
@@ -30,6 +42,8 @@ class AgentLine:
         self._known: dict[TaskKey, m.TaskState] = {key_of(task): task for task in hello.tasks}
         self._told: set[tuple[str, TaskKey]] = set()
         self._meter = PowerMeter()
+        self._ring_version = -1
+        self._donors: tuple[Donor, ...] | None = None
 
     # ------------------------------------------------------------------ agent to log
 
@@ -45,6 +59,8 @@ class AgentLine:
             memory_bytes=hello.memory_bytes,
             gpus=_gpus(hello.gpus),
             headroom_bytes=hello.headroom_bytes,
+            donor=self._donor(hello.donor),
+            swap_bytes=_swap_bytes(hello.swap),
         )
         node = state.nodes.get(hello.node)
         events: list[Event] = [event] if node is None or _is_news(node, event) else []
@@ -74,11 +90,20 @@ class AgentLine:
             self._meter.read((task for task in there if task is not None), report.gpus, report.at_s)
         events = self._changes(state, report.tasks)
         if node is not None:
+            donor, swap_bytes = self._donor(report.donor), _swap_bytes(report.swap)
             moved = abs(report.headroom_bytes - node.headroom_bytes)
-            if not _are_same(node.gpus, report.gpus) or moved > HEADROOM_STEP * node.memory_bytes:
-                changed = NodeChanged(node=self.node, gpus=_gpus(report.gpus), headroom_bytes=report.headroom_bytes)
-                events.append(changed)
+            is_same = _are_same(node.gpus, report.gpus) and (donor, swap_bytes) == (node.donor, node.swap_bytes)
+            if not is_same or moved > HEADROOM_STEP * node.memory_bytes:
+                events.append(
+                    NodeChanged(
+                        node=self.node, gpus=_gpus(report.gpus), headroom_bytes=report.headroom_bytes, donor=donor,
+                        swap_bytes=swap_bytes,
+                    )
+                )  # fmt: skip
         return events
+
+    def _donor(self, told: m.Donor | None) -> Donor | None:
+        return None if told is None else donor_at(told.node, told.control, self._address, has_rdma=told.has_rdma)
 
     def _changes(self, state: LiveState, tasks: Iterable[m.TaskState]) -> list[Event]:
         events: list[Event] = []
@@ -116,6 +141,16 @@ class AgentLine:
                 found += self._about(state, task)
         found += self._leftovers(state)
         return found
+
+    def donors(self, state: LiveState, ring: DonorRing) -> Iterator[m.Donors]:
+        """The donors that this node may borrow from, when they are others than it was told on this connection."""
+        node = state.nodes.get(self.node)
+        if DONORS not in self.hello.can or node is None or ring.version == self._ring_version:
+            return
+        found, self._ring_version = ring.of(node), ring.version
+        if found != self._donors:
+            self._donors = found
+            yield m.Donors(donors=tuple(m.DonorAddress(node=one.node, control=one.control) for one in found))
 
     def _about(self, state: LiveState, task: LiveTask) -> Iterator[m.ManagerMessage]:
         job, known = state.jobs[task.job_id], self._known.get(task.key)
@@ -239,8 +274,15 @@ def _are_same(known: Sequence[Gpu], told: Sequence[m.Gpu]) -> bool:
     )
 
 
+def _swap_bytes(told: m.Swap | None) -> int:
+    return 0 if told is None else told.size_bytes
+
+
 def _is_news(node: LiveNode, event: NodeJoined) -> bool:
     return not node.is_up or (
-        (node.boot_id, node.address, node.version, node.cpus, node.memory_bytes, node.gpus)
-        != (event.boot_id, event.address, event.version, event.cpus, event.memory_bytes, event.gpus)
-    )
+        (node.boot_id, node.address, node.version, node.cpus, node.memory_bytes, node.gpus, node.donor, node.swap_bytes)
+        != (
+            event.boot_id, event.address, event.version, event.cpus, event.memory_bytes, event.gpus, event.donor,
+            event.swap_bytes,
+        )
+    )  # fmt: skip

@@ -61,6 +61,15 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Donor:
+    """A node's donor: its name in the memory plane, and where others reach it, ``tcp:HOST:PORT``."""
+
+    node: str
+    control: str
+    has_rdma: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """GPUs of one node, not yet which ones."""
 
@@ -137,6 +146,8 @@ class NodeJoined:
     memory_bytes: int = 0
     gpus: tuple[Gpu, ...] = ()
     headroom_bytes: int = 0
+    donor: Donor | None = None
+    swap_bytes: int = 0  # of Farside swap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +157,8 @@ class NodeChanged:
     node: str
     gpus: tuple[Gpu, ...]
     headroom_bytes: int
+    donor: Donor | None = None
+    swap_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ class LiveState:
         self.submitted: dict[int, tuple[str, ...]] = {}  # ids by the entry that submitted them
         self.maintenance: dict[str, Maintenance] = {}
         self.reserved: dict[int, str] = {}  # reservations by the entry that made them
+        self.donors_version = 0  # grows when a node's donor, or whether it is up, may have changed
         self.dependents: dict[str, list[str]] = {}  # who waits for the end of a job
 
     def live_jobs(self) -> Iterator[LiveJob]:

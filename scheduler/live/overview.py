@@ -25,12 +25,19 @@ LOOKED_BACK = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensed:
-    """What a node's agent told last, and no log keeps. ``loans``: borrower of its memory to bytes."""
+    """What a node's agent told last, and no log keeps.
+
+    ``loans``: borrower of its memory to bytes. ``lends``: its donor answers and takes borrowers, and could lend
+    ``lendable_bytes`` more. ``swap_used_bytes``: of the Farside swap of this node.
+    """
 
     gpu_busy_pct: float | None = None
     gpu_power_w: float | None = None
     memory_stall_pct: float | None = None
     loans: Mapping[str, int] = field(default_factory=dict)
+    lends: bool = False
+    lendable_bytes: int = 0
+    swap_used_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +132,16 @@ def _show_sensed(told: Sensed) -> Shown:
         "gpu_busy_pct": told.gpu_busy_pct,
         "gpu_power_w": told.gpu_power_w,
         "memory_stall_pct": told.memory_stall_pct,
-        "loans": [{"borrower": name, "bytes": count} for name, count in sorted(told.loans.items())],
+        "loans": show_loans(told),
+        "lends": told.lends,
+        "lendable_bytes": told.lendable_bytes,
+        "swap_used_bytes": told.swap_used_bytes,
     }
+
+
+def show_loans(told: Sensed) -> list[Shown]:
+    """Who has borrowed a node's memory, and how much of it."""
+    return [{"borrower": name, "bytes": count} for name, count in sorted(told.loans.items())]
 
 
 def _identities(overview: Overview) -> tuple[set[int], set[int]]:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from farside.scheduler.live.event import Ending, Gpu, Place, StopCause, TaskPhase
+from farside.scheduler.live.event import Donor, Ending, Gpu, Place, StopCause, TaskPhase
 from farside.scheduler.live.spec import JobSpec
 
 
@@ -179,6 +179,7 @@ class LiveNode:
 
     ``holds`` says which process has which GPU: from the moment that it was decided to start it until the node has told
     that it is gone, however long the node is away. ``others`` are the processes without a GPU, for as long.
+    ``donor`` lends this node's memory to other nodes, and ``swap_bytes`` is what this node can have of theirs for jobs.
     """
 
     name: str
@@ -189,6 +190,8 @@ class LiveNode:
     memory_bytes: int = 0
     gpus: tuple[Gpu, ...] = ()
     headroom_bytes: int = 0
+    donor: Donor | None = None
+    swap_bytes: int = 0
     is_up: bool = True
     joined_s: float = 0.0
     drain_reason: str = ""

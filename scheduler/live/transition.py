@@ -170,6 +170,7 @@ def _joined(state: LiveState, event: NodeJoined, entry: Entry) -> Touched:
     if before is not None and before.boot_id != event.boot_id:
         touched = _forget_processes(state, before)
         before = state.nodes[event.node]
+    state.donors_version += event.donor is not None or (before is not None and before.donor is not None)
     state.nodes[event.node] = LiveNode(
         name=event.node,
         boot_id=event.boot_id,
@@ -179,6 +180,8 @@ def _joined(state: LiveState, event: NodeJoined, entry: Entry) -> Touched:
         memory_bytes=event.memory_bytes,
         gpus=event.gpus,
         headroom_bytes=event.headroom_bytes,
+        donor=event.donor,
+        swap_bytes=event.swap_bytes,
         joined_s=entry.at_s,
         drain_reason=before.drain_reason if before is not None else "",
         holds=before.holds if before is not None else {},
@@ -201,7 +204,10 @@ def _forget_processes(state: LiveState, node: LiveNode) -> Touched:
 def _changed(state: LiveState, event: NodeChanged, entry: Entry) -> Touched:
     node = state.nodes.get(event.node)
     if node is not None:
-        state.nodes[node.name] = replace(node, gpus=event.gpus, headroom_bytes=event.headroom_bytes)
+        state.donors_version += node.donor != event.donor
+        state.nodes[node.name] = replace(
+            node, gpus=event.gpus, headroom_bytes=event.headroom_bytes, donor=event.donor, swap_bytes=event.swap_bytes
+        )
     return ()
 
 
@@ -209,6 +215,7 @@ def _lost(state: LiveState, event: NodeLost, entry: Entry) -> Touched:
     node = state.nodes.get(event.node)
     if node is None or not node.is_up:
         return ()
+    state.donors_version += node.donor is not None
     state.nodes[node.name] = replace(node, is_up=False, lost_reason=event.reason)
     return state.jobs_on(node.name)
 

@@ -72,6 +72,8 @@ def show_node(node: LiveNode) -> Shown:
         "cpus": node.cpus,
         "memory_bytes": node.memory_bytes,
         "headroom_bytes": node.headroom_bytes,
+        "swap_bytes": node.swap_bytes,
+        "donor": None if node.donor is None else node.donor.control,
         "gpus": [
             {
                 "index": gpu.index,

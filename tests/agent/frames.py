@@ -90,7 +90,14 @@ specs = st.builds(
     grace_s=durations,
     resume=st.booleans(),
     checkpoint_dir=paths,
+    swap_bytes=u63,
 )
+names = st.text("abc", min_size=1, max_size=64)
+donors = st.builds(
+    m.Donor, node=names, control=names, has_rdma=st.booleans(), lends=st.booleans(), free_bytes=u63, lent_bytes=u63
+)
+addresses = st.builds(m.DonorAddress, node=names, control=names)
+swaps = st.builds(m.Swap, size_bytes=u63, used_bytes=u63)
 agent_messages = st.one_of(
     st.builds(
         m.Hello,
@@ -103,6 +110,8 @@ agent_messages = st.one_of(
         gpus=st.lists(gpus, max_size=4).map(tuple),
         headroom_bytes=u63,
         tasks=st.lists(states, max_size=4).map(tuple),
+        donor=st.none() | donors,
+        swap=st.none() | swaps,
     ),
     st.builds(
         m.Report,
@@ -112,6 +121,8 @@ agent_messages = st.one_of(
         psi=st.builds(m.Psi, memory_full_pct=st.none() | st.floats(0, 100)),
         gpus=st.lists(gpus, max_size=4).map(tuple),
         tasks=st.lists(states, max_size=4).map(tuple),
+        donor=st.none() | donors,
+        swap=st.none() | swaps,
     ),
     st.builds(m.Probed, probe_id=texts, problem=texts, is_refused=st.booleans(), made=paths),
 )
@@ -129,5 +140,9 @@ manager_messages = st.one_of(
         path=paths,
         mark=st.just(".mark"),
         made=paths,
+    ),
+    st.builds(
+        m.Donors,
+        donors=st.lists(st.builds(m.DonorAddress, node=names, control=names), max_size=m.DONORS_MAX).map(tuple),
     ),
 )

@@ -31,6 +31,7 @@ def write_config(folder: Path, url: str, *, token: str = TOKEN, **more: Any) -> 
         "declared_gpus": 8,
         "gpu_model": "h100",
         "daemon_socket": "",
+        "peers_file": "",
         "report_period_s": 0.3,
         "reconnect_s": 0.3,
         "admin_socket": str(folder / "admin.sock"),

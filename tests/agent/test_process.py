@@ -1,8 +1,11 @@
 """`farside agent` as a process, against a manager that the test plays."""
 
+import asyncio
 import signal
+import threading
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,11 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from farside import admin
 from farside.agent import messages as m
 from farside.agent.protocol import CloseCode
+from farside.blockdev.peerfile import read_peers
+from tests.agent.donor import DONOR
 from tests.agent.fake_manager import FakeManager, fake_manager
 from tests.agent.frames import SPEC
 from tests.agent.process import agent, kill, status, until_connected, write_config
@@ -246,3 +252,68 @@ def test_metrics_tell_of_gpus_and_tasks(tmp_path: Path, manager: FakeManager) ->
     assert found["farside_agent_gpu_in_use", "3"] == 0
     assert found["farside_agent_manager_connected", ""] == 1
     assert found["farside_agent_headroom_bytes", ""] > 0
+
+
+def test_an_agent_keeps_a_peers_file_as_the_manager_knows_the_donors(tmp_path: Path, manager: FakeManager) -> None:
+    peers = tmp_path / "peers.toml"
+    donors = tuple(m.DonorAddress(node=name, control=f"tcp:{name}:7677") for name in ("d1", "d2"))
+    config = write_config(tmp_path, manager.url, peers_file=str(peers))
+    with agent(config):
+        manager.until_hellos(1)
+        manager.send(m.Donors(donors=donors))
+        until(lambda: len(read_peers(peers)) == 2, what="two donors", deadline_s=30)
+        manager.vanish()
+        told = until_problem(tmp_path)
+    with agent(config):
+        after = until(lambda: status(tmp_path), what="an agent", deadline_s=30)
+
+    assert "donors" in manager.hellos[0].can
+    assert (told["peers_file"], told["peers"], told["peers_problem"]) == (str(peers), 2, "")
+    assert [peer.node for peer in read_peers(peers)] == ["d1", "d2"]
+    assert after is not None
+    assert after["peers"] == 2
+
+
+def until_problem(folder: Path) -> dict[str, Any]:
+    def away() -> dict[str, Any] | None:
+        told = status(folder)
+        return told if told and not told["connected"] else None
+
+    return until(away, what="an agent without a manager", deadline_s=30) or {}
+
+
+def test_what_the_donor_of_a_node_says_is_in_hello_and_in_reports(tmp_path: Path, manager: FakeManager) -> None:
+    with (
+        serving(tmp_path / "donor.sock", DONOR),
+        agent(
+            write_config(
+                tmp_path, manager.url, daemon_socket=str(tmp_path / "donor.sock"), donor_control="tcp:10.9.0.7:1"
+            )
+        ),
+    ):
+        until(lambda: manager.reports, what="a report", deadline_s=30)
+
+    for told in (manager.hellos[0].donor, manager.reports[0].donor):
+        assert told is not None
+        assert (told.node, told.control, told.lends) == ("d1", "tcp:10.9.0.7:1", True)
+    assert manager.hellos[0].can == ("probe",)  # it keeps no peers file
+
+
+@contextmanager
+def serving(path: Path, status: object) -> Iterator[None]:
+    """An admin socket that answers with this status, from a thread."""
+    loop = asyncio.new_event_loop()
+
+    async def told(_: object) -> object:
+        return status
+
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = asyncio.run_coroutine_threadsafe(admin.serve(path, {"status": told}), loop).result(10)
+    try:
+        yield
+    finally:
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,5 +1,6 @@
 """What the node has and how busy it is."""
 
+import asyncio
 import os
 import subprocess
 from pathlib import Path
@@ -10,13 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farside import admin
 from farside.agent import messages as m
+from farside.agent.sense.donor import GONE_S, DonorSense, lent_of
 from farside.agent.sense.gpu import DeclaredGpus, NvmlGpus, open_gpus
 from farside.agent.sense.headroom import headroom_bytes, promised_bytes
-from farside.agent.sense.node import healthy, lent_of
+from farside.agent.sense.node import healthy
 from farside.agent.sense.pressure import read_psi
+from farside.agent.sense.swap import read_farside_swap
 from farside.agent.sense.usage import Usage, usage_below
+from farside.clock import VirtualClock
 from farside.errors import Unavailable
+from tests.agent.donor import DONOR
 
 GIB = 1 << 30
 
@@ -221,12 +227,89 @@ def test_nobody_uses_nothing() -> None:
 
 
 def test_of_a_donor_s_borrowers_those_with_the_most_memory_are_told() -> None:
-    sessions = [{"borrower": f"b{count}", "connected": True, "silent_s": 0.0, "slabs": count} for count in range(70)]
-    told = {"slab_bytes": 1 << 26, "memory": {"slabs_bytes": 99}, "sessions": sessions}
-
-    lent = lent_of(told)
+    lent = lent_of(DONOR)
 
     assert lent.slabs_bytes == 99
     assert len(lent.loans) == m.LOANS_MAX
     assert lent.loans[0] == m.Loan(borrower="b69", bytes=69 << 26)
     assert all(loan.bytes for loan in lent.loans)
+
+
+def test_a_donor_is_told_of_where_other_nodes_reach_it() -> None:
+    told, set_otherwise = lent_of(DONOR).donor, lent_of(DONOR, "tcp:10.9.0.7:1").donor
+
+    assert told is not None
+    assert set_otherwise is not None
+    assert (told.node, told.control, told.has_rdma, told.lends) == ("d1", "tcp:0.0.0.0:7677", True, True)
+    assert (told.free_bytes, told.lent_bytes) == (3 << 26, sum(range(70)) << 26)
+    assert set_otherwise.control == "tcp:10.9.0.7:1"
+
+
+@pytest.mark.parametrize("listen", [{"listen": ["unix:/run/d.sock"]}, {"listen": []}])
+def test_a_donor_that_only_its_own_machine_reaches_is_not_told_of(listen: dict[str, Any]) -> None:
+    assert lent_of({**DONOR, **listen}).donor is None
+
+
+def test_a_donor_of_an_older_version_which_says_not_where_it_listens_is_none_unless_the_settings_do() -> None:
+    older = {name: value for name, value in DONOR.items() if name not in ("listen", "has_rdma")}
+
+    assert lent_of(older).donor is None
+    assert lent_of(older, "tcp:10.9.0.7:1").donor == lent_of({**DONOR, "has_rdma": False}, "tcp:10.9.0.7:1").donor
+
+
+@pytest.mark.parametrize("end", ["closing", "draining"])
+def test_a_donor_that_takes_no_borrower_any_more_says_so(end: str) -> None:
+    donor = lent_of({**DONOR, end: True}).donor
+
+    assert donor is not None
+    assert not donor.lends
+
+
+def test_a_donor_that_is_restarted_stays_one_that_lends_nothing_and_one_that_stays_away_is_none(tmp_path: Path) -> None:
+    async def told(_: object) -> object:
+        return DONOR
+
+    async def run() -> list[m.Donor | None]:
+        clock = VirtualClock()
+        sense = DonorSense(tmp_path / "d.sock", control="", clock=clock)
+        seen = [(await sense.read()).donor]
+        async with await admin.serve(tmp_path / "d.sock", {"status": told}):
+            seen.append((await sense.read()).donor)
+        seen.append((await sense.read()).donor)
+        await clock.advance(GONE_S + 1)
+        seen.append((await sense.read()).donor)
+        return seen
+
+    before, there, away, gone = asyncio.run(run())
+
+    assert before is None
+    assert there is not None
+    assert away is not None
+    assert (there.lends, there.control) == (True, "tcp:0.0.0.0:7677")
+    assert (away.lends, away.control, away.free_bytes) == (False, "tcp:0.0.0.0:7677", 0)
+    assert gone is None
+
+
+# ---- Farside swap
+
+
+def machine(root: Path, *, backend: str = "farside:swap0", device: str = "/dev/nbd0") -> Path:
+    (root / "proc").mkdir()
+    lines = ["Filename Type Size Used Priority", f"{device} partition 1048576 2048 100", "/dev/sda2 partition 999 9 -2"]
+    (root / "proc/swaps").write_text("\n".join(lines) + "\n")
+    (root / "sys/block/nbd0").mkdir(parents=True)
+    (root / "sys/block/nbd0/backend").write_text(backend + "\n")
+    return root
+
+
+def test_swap_on_a_farside_device_is_told_and_other_swap_is_not(tmp_path: Path) -> None:
+    assert read_farside_swap(machine(tmp_path)) == m.Swap(size_bytes=1 << 30, used_bytes=2 << 20)
+
+
+@pytest.mark.parametrize("other", [{"backend": ""}, {"backend": "somebody"}, {"device": "/dev/zram0"}])
+def test_swap_that_is_no_farside_device_is_none(tmp_path: Path, other: dict[str, str]) -> None:
+    assert read_farside_swap(machine(tmp_path, **other)) is None
+
+
+def test_a_kernel_without_swap_has_none(tmp_path: Path) -> None:
+    assert read_farside_swap(tmp_path) is None

@@ -37,7 +37,14 @@ def session(folder: Path, manager: FakeManager) -> Session:
 
     return Session(
         ManagerAddress(url=manager.url, token_file=token, ca_file=Path()),
-        Node(hello=lambda: HELLO, read=read, take=lambda _: None, probe=no_probe, seen_generation=lambda: 0),
+        Node(
+            hello=lambda: HELLO,
+            read=read,
+            take=lambda _: None,
+            probe=no_probe,
+            donors=lambda _: None,
+            seen_generation=lambda: 0,
+        ),
         clock=Hurried(),
         rng=Random(1),
         period_s=60.0,

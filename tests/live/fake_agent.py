@@ -26,6 +26,8 @@ class FakeNode:
     boot_id: str = "boot-1"
     is_honest: bool = True  # else a task that is told to stop goes on
     loans: tuple[m.Loan, ...] = ()
+    donor: m.Donor | None = None
+    swap: m.Swap | None = None
     power_w: float | None = None  # of each GPU
     ends_after_s: float | None = None  # each task ends well after so long; None: when a test says so
     tasks: dict[Key, m.TaskState] = field(default_factory=dict)
@@ -86,7 +88,8 @@ class FakeNode:
     def hello(self) -> m.Hello:
         return m.Hello(
             node=self.name, boot_id=self.boot_id, incarnation="one", version="0", cpus=16, memory_bytes=1 << 36,
-            gpus=self.declared(), headroom_bytes=1 << 36, tasks=tuple(self.tasks.values()),
+            gpus=self.declared(), headroom_bytes=1 << 36, tasks=tuple(self.tasks.values()), donor=self.donor,
+            swap=self.swap,
         )  # fmt: skip
 
     def declared(self) -> tuple[m.Gpu, ...]:
@@ -154,7 +157,7 @@ class FakeSession:
         tasks = tuple(node.tasks[key] for key in keys if key in node.tasks)
         report = m.Report(
             seq=node.seq, at_s=time.time(), headroom_bytes=1 << 36, psi=m.Psi(), gpus=node.declared(), tasks=tasks,
-            loans=node.loans,
+            loans=node.loans, donor=node.donor, swap=node.swap,
         )  # fmt: skip
         await self.socket.send(self.side.send(report))
 

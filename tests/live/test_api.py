@@ -17,7 +17,7 @@ from farside.scheduler.live.api.app import make_app
 from farside.scheduler.live.api.caller import Caller, Callers, Role, add_token
 from farside.scheduler.live.api.glance import Glance
 from farside.scheduler.live.api.web_session import WebSessions, session_key
-from farside.scheduler.live.event import Gpu, NodeJoined
+from farside.scheduler.live.event import Donor, Gpu, NodeJoined
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
@@ -126,6 +126,7 @@ ENDPOINTS = [
     ("GET", "/v1/nodes", {Role.USER, Role.OPERATOR}),
     ("GET", "/v1/nodes/n0", {Role.USER, Role.OPERATOR}),
     ("GET", "/v1/nodes/n0/history", {Role.OPERATOR}),
+    ("GET", "/v1/donors", {Role.USER, Role.OPERATOR}),
     ("POST", "/v1/nodes/n0/drain", {Role.OPERATOR}),
     ("POST", "/v1/nodes/n0/undrain", {Role.OPERATOR}),
     ("GET", "/v1/reservations", {Role.USER, Role.OPERATOR}),
@@ -245,5 +246,28 @@ def test_the_description_is_openapi_3_1_and_names_every_path(tmp_path: Path) -> 
 
         assert described["openapi"].startswith("3.1")
         assert {"/v1/jobs", "/v1/jobs/{job_id}/explain", "/v1/nodes/{name}/drain"} <= set(described["paths"])
+
+    api_test(test, tmp_path)
+
+
+def test_a_node_asks_for_its_own_donors_and_people_for_all_of_them(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        donor = Donor(node="d1", control="tcp:10.0.0.1:7677", has_rdma=True)
+        joined = [
+            NodeJoined(node="n1", boot_id="b", address="10.0.0.1", donor=donor),
+            NodeJoined(node="carl", boot_id="b", address="10.0.0.2"),
+        ]
+        await api.log.write(joined, "test")
+        node, person = api.as_role(Role.NODE), api.as_uid(OTHER.pw_uid)
+
+        own, everybody = await node.get("/v1/donors"), await person.get("/v1/donors")
+        lender, others = await person.get("/v1/donors?node=n1"), await node.get("/v1/donors?node=n1")
+
+        address = {"donor": "d1", "control": "tcp:10.0.0.1:7677", "rdma": True}
+        assert own.json() == {"donors": [address]}
+        nothing = {"lends": False, "lendable_bytes": 0, "loans": []}
+        assert everybody.json() == {"donors": [{"node": "n1", **address, **nothing}]}
+        assert lender.json() == {"donors": []}
+        assert (others.status_code, others.json()) == (403, {"detail": "node carl may not ask for node n1"})
 
     api_test(test, tmp_path)

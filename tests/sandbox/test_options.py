@@ -8,6 +8,7 @@ import pytest
 
 from farside.config import load_blockdev, load_daemon
 from farside.errors import ConfigError
+from farside.peers_text import peers_text
 from farside.sandbox import settings
 from farside.sandbox.files import backup_disk, free_port, uri
 from farside.sandbox.layout import Plan
@@ -80,7 +81,7 @@ def test_the_written_settings_are_ones_that_farside_reads(tmp_path: Path, protec
 
 
 def test_the_peers_file_names_every_donor() -> None:
-    text = settings.peers_text({"d1": "tcp:127.0.0.1:1", "d2": "unix:/x"})
+    text = peers_text({"d1": "tcp:127.0.0.1:1", "d2": "unix:/x"})
 
     assert [donor["node"] for donor in tomllib.loads(text)["donor"]] == ["d1", "d2"]
 

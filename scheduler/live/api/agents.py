@@ -1,6 +1,7 @@
 """/v1/agents/session: one WebSocket an agent; and who was not heard of for too long."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,6 +16,7 @@ from farside.log import get_log
 from farside.scheduler.live.api import checkpoint
 from farside.scheduler.live.api.caller import Caller, Callers, Role
 from farside.scheduler.live.dispatch import AgentLine
+from farside.scheduler.live.donors import DonorRing
 from farside.scheduler.live.event import Event, NodeLost
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.overview import Sensed
@@ -25,6 +27,9 @@ GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR = 1001, 1008, 1011
 HELLO_LIMIT_S = 10.0
 LEAD_LIMIT_S = 30.0
 WATCH_PERIOD_S = 1.0
+# Made anew for each of a thousand nodes that join at a time, the list of donors would take all of the processor. Each
+# agent looks at it after its next report at the latest.
+RING_PERIOD_S = 1.0
 
 _log = get_log("manager.agents")
 
@@ -40,11 +45,20 @@ class AgentSessions:
         self._askers: dict[str, checkpoint.Asker] = {}
         self._heard_s: dict[str, float] = {}
         self._sensed: dict[str, Sensed] = {}
+        self._ring, self._ring_s = DonorRing(log.state), -math.inf
         self._begun_s = log.clock.now_s()
 
     def sensed(self) -> Mapping[str, Sensed]:
         """What each connected agent told last of what no log keeps."""
         return dict(self._sensed)
+
+    @property
+    def ring(self) -> DonorRing:
+        """The donors that nodes may borrow from now."""
+        now_s = self._log.clock.now_s()
+        if self._ring.version != self._log.state.donors_version and now_s - self._ring_s >= RING_PERIOD_S:
+            self._ring, self._ring_s = DonorRing(self._log.state), now_s
+        return self._ring
 
     @property
     def connected(self) -> int:
@@ -197,7 +211,8 @@ class AgentSessions:
     ) -> None:
         while True:
             changed.clear()
-            for command in (*asker.unsent(), *line.commands(self._log.state)):
+            state = self._log.state
+            for command in (*asker.unsent(), *line.commands(state), *line.donors(state, self.ring)):
                 try:
                     frame = side.send(command)
                 except LocalProtocolError as error:  # the API lets no such job in; one of an older version may be there
@@ -219,6 +234,9 @@ def sensed_of(report: m.Report) -> Sensed:
         gpu_power_w=round(sum(powers_w)) if powers_w else None,
         memory_stall_pct=report.psi.memory_full_pct,
         loans=dict(loans),
+        lends=report.donor is not None and report.donor.lends,
+        lendable_bytes=0 if report.donor is None else report.donor.free_bytes,
+        swap_used_bytes=0 if report.swap is None else report.swap.used_bytes,
     )
 
 

@@ -10,6 +10,7 @@ from farside.errors import ConfigError, FarsideError
 from farside.scheduler.live.api.agents import AgentSessions
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.caller import Callers
+from farside.scheduler.live.api.donors import donor_routes
 from farside.scheduler.live.api.glance import Glance, glance_routes
 from farside.scheduler.live.api.jobs import job_routes
 from farside.scheduler.live.api.nodes import node_routes
@@ -49,6 +50,7 @@ def make_app(
         job_routes(log, folder, sessions.checkpoint_problem, tenancy, may_tokens_submit=may_tokens_submit)
     )
     app.include_router(node_routes(log))
+    app.include_router(donor_routes(log, lambda: sessions.ring, sessions.sensed))
     app.state.glance = Glance(log, folder, sessions.sensed)
     app.include_router(glance_routes(app.state.glance))
     app.include_router(page_routes(callers))

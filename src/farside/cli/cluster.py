@@ -168,10 +168,12 @@ def logs(
 
 
 def nodes(as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
-    """List nodes: GPUs, who has them, memory headroom, what drains and why."""
-    answer = client_of(manager, state).get("nodes")
+    """List nodes: GPUs, who has them, memory headroom, who borrows it (--json), what drains and why."""
+    client = client_of(manager, state)
+    answer = client.get("nodes")
     if as_json:
-        print(json.dumps(answer["nodes"], indent=2))
+        lent = {one["node"]: one["loans"] for one in client.get("donors")["donors"]}
+        print(json.dumps([{**node, "loans": lent.get(node["name"], [])} for node in answer["nodes"]], indent=2))
         return
     from farside.cli.cluster_table import node_table
 

@@ -94,6 +94,19 @@ class AgentConfig:
         default=Path("/run/farside/daemon.sock"),
         metadata=about(Kind.PATH, "Admin socket of this node's donor: what it has lent counts as free; empty: none"),
     )
+    donor_control: str = field(
+        default="",
+        metadata=about(
+            Kind.TEXT,
+            "Where others reach this node's donor, tcp:HOST:PORT; empty: where the donor says it listens",
+        ),
+    )
+    peers_file: Path = field(
+        default=Path("/var/lib/farside/peers.toml"),
+        metadata=about(
+            Kind.PATH, "Peers file for this node's borrower, kept as the manager knows the donors; empty: none"
+        ),
+    )
     report_period_s: float = field(
         default=5.0,
         metadata=about(Kind.SECONDS, "Time between two reports while no task changes", low=0.1, high=300),

@@ -10,7 +10,7 @@ from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
 from farside.config.manager import ManagerConfig
 from farside.config.slurm import SlurmConfig
-from farside.endpoint import socket_path
+from farside.endpoint import parse_endpoint, socket_path
 from farside.geometry import CLUSTER_BYTES, SLABS_MAX
 from farside.units import format_bytes
 
@@ -81,9 +81,18 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
         yield "state_dir", "is empty; name the folder that tasks are written down in"
     if not (config.cgroup in ("auto", "off") or config.cgroup.startswith("/")):
         yield "cgroup", f"'{config.cgroup:.70}' is neither auto, off nor a path from the root"
+    if config.donor_control and not _is_tcp(config.donor_control):
+        yield "donor_control", f"'{config.donor_control:.70}' is no address on a network; write tcp:HOST:PORT"
     for user in filter(None, config.users.split(",")):
         if not USER.fullmatch(user.strip()):
             yield "users", f"'{user.strip():.70}' is no user's name; write them with commas between"
+
+
+def _is_tcp(text: str) -> bool:
+    try:
+        return isinstance(parse_endpoint(text), tuple)
+    except ValueError:
+        return False
 
 
 def _is_manager_url(text: str) -> bool:

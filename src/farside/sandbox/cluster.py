@@ -191,6 +191,7 @@ class Cluster:
             "memory_total_bytes": psutil.virtual_memory().total // self.shape.nodes,
             # The n-th node is the machine of the n-th donor, where there is one.
             "daemon_socket": os.fspath(donor_folder(self.state, f"d{name.removeprefix('n')}") / "admin.sock"),
+            "peers_file": os.fspath(folder / "peers.toml"),
             "report_period_s": REPORT_PERIOD_S,
             "reconnect_s": RECONNECT_S,
             "admin_socket": os.fspath(self._crew.posts[name].admin),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from farside.admin import ask
 from farside.errors import ConfigError, PeerError
+from farside.peers_text import peers_text
 from farside.sandbox import layout, pressure, settings
 from farside.sandbox.cluster import Cluster
 from farside.sandbox.crew import Crew, post_in
@@ -51,7 +52,7 @@ class Plane:
             pressure.refresh(self.state, name, total_bytes=self.plan.donor_memory_bytes, pid=0)
             text = settings.toml_text(settings.donor_settings(self.plan, self.state, name=name, listen=listen))
             self._crew.posts[name].config.write_text(text)
-        (self.state / "peers.toml").write_text(settings.peers_text(controls))
+        (self.state / "peers.toml").write_text(peers_text(controls))
         (self.state / "blockdev").mkdir()
         text = settings.toml_text(settings.blockdev_settings(self.plan, self.state))
         self._crew.posts[BORROWER].config.write_text(text)

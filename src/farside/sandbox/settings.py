@@ -79,8 +79,3 @@ def blockdev_settings(plan: Plan, state: Path) -> dict[str, Value]:
     if plan.disk is not None:
         settings["disk_path"] = os.fspath(plan.disk)
     return settings
-
-
-def peers_text(controls: Mapping[str, str]) -> str:
-    """The peers file: where the borrower finds each donor's control listener."""
-    return "\n".join("[[donor]]\n" + toml_text({"node": node, "control": where}) for node, where in controls.items())

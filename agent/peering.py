@@ -1,0 +1,48 @@
+"""Which donors this node's borrower is to have, from what the manager said and what it said before. PURE.
+
+Who is new on the manager's list, or has moved, is taken at once. Who is not on it any more stays for `HOLD_S`: a
+manager that was restored from a backup, or whose agents come back one by one, knows few donors at first, and a donor
+that leaves the peers file has its slabs moved away. One that has really gone costs the borrower no more than attempts
+to reach it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from farside.agent.messages import DonorAddress
+from farside.endpoint import parse_endpoint
+
+HOLD_S = 3600.0
+KNOWN_MAX = 256
+"""Donors of one peers file, those that are held included; of these the longest missed go first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A donor that the borrower has. ``missed_s``: since when the manager's list is without it; None: it is there."""
+
+    address: DonorAddress
+    missed_s: float | None = None
+
+
+def merged(known: Iterable[Known], told: Iterable[DonorAddress], now_s: float) -> tuple[Known, ...]:
+    """The donors from now on, by name: those that the manager told of, and those that it left out not long ago."""
+    found = {address.node: Known(address=address) for address in told if is_usable(address)}
+    missed = [
+        Known(address=one.address, missed_s=now_s if one.missed_s is None else one.missed_s)
+        for one in known
+        if one.address.node not in found
+    ]
+    held = [one for one in missed if one.missed_s is not None and now_s - one.missed_s < HOLD_S]
+    held.sort(key=lambda one: -(one.missed_s or 0.0))
+    for one in held[: max(0, KNOWN_MAX - len(found))]:
+        found[one.address.node] = one
+    return tuple(found[name] for name in sorted(found))
+
+
+def is_usable(address: DonorAddress) -> bool:
+    """Whether it is an address on a network: another machine's unix socket is nobody's here."""
+    try:
+        return isinstance(parse_endpoint(address.control), tuple)
+    except ValueError:
+        return False

@@ -1,0 +1,80 @@
+"""The peers file of this node's borrower, kept as the manager knows the donors.
+
+It outlives the agent and the machine: with no manager there, what it said last stands. The borrower reads it again when
+it changes (`peers_file` of `farside blockdev` names it), and finds it whole at any moment.
+"""
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from farside.agent.messages import DonorAddress
+from farside.agent.peering import Known, is_usable, merged
+from farside.agent.run.record import write_whole
+from farside.log import get_log
+from farside.peers_text import peers_text
+
+HEAD = "# Donors as the manager knows them, written by farside agent: what is changed here does not last.\n\n"
+
+_log = get_log("agent.peers")
+
+
+class _File(msgspec.Struct):
+    donor: list[DonorAddress] = []
+
+
+class PeersFile:
+    """One file, written when the donors are others than those in it.
+
+    Attributes:
+        problem: Why it could not be written; empty: it could.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Goes on from what the file says, and makes an empty one where there is none."""
+        self.problem = ""
+        self._path = path
+        self._known: tuple[Known, ...] = tuple(Known(address=address) for address in self._read())
+        if not path.exists():
+            self._write(())
+
+    @property
+    def donors(self) -> int:
+        """How many there are in it."""
+        return len(self._known)
+
+    def take(self, told: Iterable[DonorAddress], now_s: float) -> None:
+        """What the manager says now, or has said and still means, while it is there."""
+        after = merged(self._known, told, now_s)
+        before = [one.address for one in self._known]
+        addresses = [one.address for one in after]
+        if addresses != before or self.problem:
+            self._write(addresses)
+        if addresses != before:
+            joined = [one.node for one in addresses if one not in before]
+            left = [one.node for one in before if one.node not in {other.node for other in addresses}]
+            _log.info("donors", donors=len(addresses), new=" ".join(joined), gone=" ".join(left))
+        self._known = after
+
+    def _write(self, addresses: Iterable[DonorAddress]) -> None:
+        text = HEAD + peers_text({address.node: address.control for address in addresses})
+        try:
+            write_whole(self._path, text.encode(), mode=0o644)
+        except OSError as error:
+            if not self.problem:
+                _log.warning("the peers file can't be written", file=self._path, why=error.strerror)
+            self.problem = f"{self._path}: {error.strerror}"
+        else:
+            self.problem = ""
+
+    def _read(self) -> list[DonorAddress]:
+        try:
+            found = msgspec.convert(tomllib.loads(self._path.read_text()), type=_File).donor
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, msgspec.ValidationError) as error:
+            _log.warning("the peers file of before is not taken up", file=self._path, why=error)
+            return []
+        return [address for address in found if is_usable(address)]

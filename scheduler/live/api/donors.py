@@ -1,0 +1,65 @@
+"""/v1/donors: who lends memory, where it is reached, and who has how much of it."""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException, Query, Request, Response
+
+from farside.scheduler.live.api.answer import answer
+from farside.scheduler.live.api.caller import Caller, Role
+from farside.scheduler.live.api.depends import callers_of
+from farside.scheduler.live.donors import DonorRing
+from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.overview import Sensed, show_loans
+from farside.scheduler.live.record import LiveNode
+from farside.scheduler.live.view import Shown
+
+
+def donor_routes(log: LiveLog, ring: Callable[[], DonorRing], sensed: Callable[[], Mapping[str, Sensed]]) -> APIRouter:
+    """The route about donors. Agents are told by their sessions; this is for nodes without one, and for people."""
+    router = APIRouter(prefix="/v1/donors", tags=["nodes"])
+
+    @router.get("", summary="Donors: all of them, or those that one node may borrow from")
+    async def donors(
+        request: Request,
+        node: Annotated[
+            str | None, Query(description="The borrower; who has a node's token sees no other node's")
+        ] = None,
+    ) -> Response:
+        borrower = _borrower(callers_of(request).of(request), node)
+        if borrower is None:
+            told = sensed()
+            lenders = (one for _, one in sorted(log.state.nodes.items()) if one.donor is not None)
+            return answer({"donors": [_show(one, told.get(one.name, Sensed())) for one in lenders]})
+        found = log.state.nodes.get(borrower)
+        if found is None:
+            raise HTTPException(404, f"there is no node {borrower:.64}")
+        rows = ({"donor": one.node, "control": one.control, "rdma": one.has_rdma} for one in ring().of(found))
+        return answer({"donors": list(rows)})
+
+    return router
+
+
+def _borrower(caller: Caller, asked: str | None) -> str | None:
+    """Whose donors to show; None: everybody's."""
+    if caller.role is not Role.NODE:
+        return asked
+    if not (asked or caller.name):
+        raise HTTPException(422, "node: this token is any node's; say which you are by ?node=NAME")
+    if caller.name and asked not in (None, caller.name):
+        raise HTTPException(403, f"node {caller.name} may not ask for node {asked:.64}")
+    return asked or caller.name
+
+
+def _show(node: LiveNode, told: Sensed) -> Shown:
+    donor = node.donor
+    assert donor is not None
+    return {
+        "node": node.name,
+        "donor": donor.node,
+        "control": donor.control,
+        "rdma": donor.has_rdma,
+        "lends": node.is_up and told.lends,
+        "lendable_bytes": told.lendable_bytes,
+        "loans": show_loans(told),
+    }
