@@ -12,7 +12,7 @@ from farside.scheduler.domain import Domain, Held
 from farside.scheduler.order.reason import why_first
 from farside.scheduler.state import Allocation, Demand, Job, Reservation
 from farside.scheduler.waiting import Rank
-from farside.units import format_moment, format_seconds
+from farside.units import format_bytes, format_moment, format_seconds
 
 Clock = Callable[[float], str]
 
@@ -251,6 +251,8 @@ class _Wait:
 def need(domain: Domain, demand: Demand) -> str:
     """What a job asks for: ``16 GPUs on 2 nodes``."""
     gpus = gpus_of(demand)
+    if demand.swap_bytes_per_gpu:
+        gpus += f" with {format_bytes(int(demand.swap_bytes_per_gpu))} of Farside swap each"
     size = max(domain.ledger.capacity, default=0)
     if domain.ledger.is_pooled or not demand.is_consolidated or demand.gpus == 1 or not size:
         return gpus

@@ -3,7 +3,7 @@
 How it works
   Nodes with the same number of free GPUs stand in one bucket, a bucket being one integer with a bit for each node. So
   the best fit of a single node is the lowest bit of the first bucket that is not empty, whatever the number of nodes.
-  CPUs and memory are kept for the nodes that count them.
+  CPUs, memory and swap are kept for the nodes that count them.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from farside.scheduler.state import Allocation, Demand, Node
 
 
 class Ledger:
-    """Free GPUs, CPUs and memory by node. A node's place in ``nodes`` is what allocations name.
+    """Free GPUs, CPUs, memory and swap by node. A node's place in ``nodes`` is what allocations name.
 
     Nodes may leave and come back (`set_nodes`): one that has left gives nothing more, and what is held there is held on
     until it is given back. ``is_pooled``: all nodes stand as one, and only the sum of their GPUs counts.
@@ -33,18 +33,21 @@ class Ledger:
         self.free = [node.gpus for node in nodes]
         self.free_cpus = np.array([node.cpus for node in nodes], dtype=float)
         self.free_memory_bytes = np.array([node.memory_bytes for node in nodes], dtype=float)
+        self.free_swap_bytes = np.array([node.swap_bytes for node in nodes], dtype=float)
         self.total_gpus = self.free_gpus = sum(self.free)
         self.buckets = [0] * (max(self.free, default=0) + 1)
         for gpus, mask in self.sets.by_size:
             self.buckets[gpus] = mask
 
     def fitting(self, demand: Demand, need_gpus: int) -> int:
-        """The nodes of the right model with CPUs and memory for ``need_gpus`` of a demand; their GPUs are not asked."""
+        """Nodes of the right model with CPUs, memory and swap for ``need_gpus``; not whether those are free."""
         mask = self.sets.of_model(demand.gpu_model)
         if mask and self.sets.counts(demand):
             cpus, memory_bytes = demand.cpus_per_gpu * need_gpus, demand.memory_bytes_per_gpu * need_gpus
             is_fitting = self.free_cpus >= cpus - EDGE_CPUS
             is_fitting &= self.free_memory_bytes >= memory_bytes - EDGE_BYTES
+            if demand.swap_bytes_per_gpu > 0:
+                is_fitting &= self.free_swap_bytes >= demand.swap_bytes_per_gpu * need_gpus - EDGE_BYTES
             mask &= mask_of(is_fitting)
         return mask
 
@@ -86,6 +89,7 @@ class Ledger:
         return not self.sets.counts(demand) or all(
             self.free_cpus[at] >= gpus * demand.cpus_per_gpu - EDGE_CPUS
             and self.free_memory_bytes[at] >= gpus * demand.memory_bytes_per_gpu - EDGE_BYTES
+            and self.free_swap_bytes[at] >= gpus * demand.swap_bytes_per_gpu - EDGE_BYTES
             for at, gpus in allocation
         )
 
@@ -136,7 +140,10 @@ class Ledger:
         if not self.sets.is_counting_more:
             return
         if after == self.capacity[at]:  # nobody is left there: what rounding has taken comes back
-            self.free_cpus[at], self.free_memory_bytes[at] = self.nodes[at].cpus, self.nodes[at].memory_bytes
+            node = self.nodes[at]
+            self.free_cpus[at], self.free_memory_bytes[at] = node.cpus, node.memory_bytes
+            self.free_swap_bytes[at] = node.swap_bytes
         else:
             self.free_cpus[at] += gpus * demand.cpus_per_gpu
             self.free_memory_bytes[at] += gpus * demand.memory_bytes_per_gpu
+            self.free_swap_bytes[at] += gpus * demand.swap_bytes_per_gpu

@@ -35,8 +35,11 @@ class NodeSets:
         self._gpus = np.array([node.gpus for node in nodes], dtype=float)
         self._cpus = np.array([node.cpus for node in nodes], dtype=float)
         self._memory_bytes = np.array([node.memory_bytes for node in nodes], dtype=float)
-        self.is_counting_more = any(node.cpus < math.inf or node.memory_bytes < math.inf for node in nodes)
-        self._remembered: dict[tuple[float, float, str], Capacities] = {}
+        self._swap_bytes = np.array([node.swap_bytes for node in nodes], dtype=float)
+        self.is_counting_more = any(
+            node.cpus < math.inf or node.memory_bytes < math.inf or node.swap_bytes > 0 for node in nodes
+        )
+        self._remembered: dict[tuple[float, float, float, str], Capacities] = {}
 
     def of_model(self, wanted: str) -> int:
         """The nodes with a GPU model that will do: ``wanted``, or one of several with bars between; -1 (all) for none.
@@ -53,14 +56,16 @@ class NodeSets:
         return found
 
     def counts(self, demand: Demand) -> bool:
-        """Whether CPUs or memory of this demand may be what a node lacks."""
+        """Whether CPUs, memory or swap of this demand may be what a node lacks."""
+        if demand.swap_bytes_per_gpu > 0:
+            return True
         return self.is_counting_more and (demand.cpus_per_gpu > 0 or demand.memory_bytes_per_gpu > 0)
 
     def capacities(self, demand: Demand) -> Capacities:
         """How many GPUs of a demand fit on the nodes when they are empty; nodes where none does are left out."""
         if not demand.gpu_model and not self.counts(demand):
             return self.by_size
-        key = (demand.cpus_per_gpu, demand.memory_bytes_per_gpu, demand.gpu_model)
+        key = (demand.cpus_per_gpu, demand.memory_bytes_per_gpu, demand.swap_bytes_per_gpu, demand.gpu_model)
         found = self._remembered.get(key)
         if found is None:
             if len(self._remembered) >= REMEMBERED:
@@ -75,6 +80,8 @@ class NodeSets:
             np.minimum(room, np.floor((self._cpus + EDGE_CPUS) / demand.cpus_per_gpu), out=room)
         if demand.memory_bytes_per_gpu > 0:
             np.minimum(room, np.floor((self._memory_bytes + EDGE_BYTES) / demand.memory_bytes_per_gpu), out=room)
+        if demand.swap_bytes_per_gpu > 0:
+            np.minimum(room, np.floor((self._swap_bytes + EDGE_BYTES) / demand.swap_bytes_per_gpu), out=room)
         sets = ((int(gpus), mask_of(room == gpus) & model) for gpus in np.unique(room)[::-1] if gpus > 0)
         return tuple((gpus, mask) for gpus, mask in sets if mask)
 

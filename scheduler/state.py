@@ -15,12 +15,13 @@ Allocation = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine. What is infinite is not counted when jobs are placed."""
+    """A machine. What is infinite is not counted when jobs are placed. ``swap_bytes``: in other nodes' memory."""
 
     name: str
     gpus: int
     cpus: float = math.inf
     memory_bytes: float = math.inf
+    swap_bytes: float = 0.0
     gpu_model: str = ""
     rack: str = ""
     rdma_domain: str = ""
@@ -85,6 +86,7 @@ class Job:
     parameter_servers: int = 0
     cpus_per_gpu: float = 0.0
     memory_bytes_per_gpu: float = 0.0
+    swap_bytes_per_gpu: float = 0.0
     gpu_model: str = ""
     model: str = ""
     model_bytes: int = 0
@@ -109,6 +111,7 @@ class Demand:
     gpus: int
     cpus_per_gpu: float = 0.0
     memory_bytes_per_gpu: float = 0.0
+    swap_bytes_per_gpu: float = 0.0
     gpu_model: str = ""
     parameter_servers: int = 0
     model_bytes: int = 0

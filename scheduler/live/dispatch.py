@@ -198,6 +198,7 @@ def start_of(job: LiveJob, task: LiveTask, generation: int) -> m.Start:
     """The command that starts a process."""
     spec, role = job.spec, job.spec.role(task.role)
     cpus, memory_bytes = spec.cpus_per_gpu * len(task.gpus), spec.memory_bytes_per_gpu * len(task.gpus)
+    swap_bytes = spec.swap_bytes_per_gpu * len(task.gpus)
     first = next((one for one in job.tasks if one.role == task.role), task)  # the master of its role
     limit_s = max(1.0, spec.time_limit_s - job.held_s) if spec.time_limit_s else 0.0
     return m.Start(
@@ -212,6 +213,7 @@ def start_of(job: LiveJob, task: LiveTask, generation: int) -> m.Start:
             gpus=task.gpus,
             cpus=cpus if role is None else role.cpus,
             memory_bytes=int(memory_bytes if role is None else role.memory_bytes),
+            swap_bytes=int(swap_bytes if role is None else role.swap_bytes),
             stdout=spec.output_path(job.job_id, task.rank),
             rank=task.rank if role is None else task.role_rank,
             world_size=max(1, len(job.tasks)) if role is None else role.count,

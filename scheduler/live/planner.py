@@ -45,7 +45,7 @@ from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.maintenance import closures_of
 from farside.scheduler.live.past_use import fair_share_of
 from farside.scheduler.live.record import ACTIVE, LiveJob, Phase
-from farside.scheduler.live.snapshot import allocation_of, booked, is_holding, is_ready, job_of, node_of
+from farside.scheduler.live.snapshot import NOTHING, allocation_of, booked, is_holding, is_ready, job_of, node_of
 from farside.scheduler.live.toll import MeasuredCost
 from farside.scheduler.state import Allocation, Preempt, Promote, Start
 from farside.scheduler.table import JobTable
@@ -319,9 +319,11 @@ class Planner:
         at = self._node_index.get(name)
         if at is None:
             return True
-        gpus, memory_bytes = booked(self._state).get(name, (0, 0.0))
-        now, then = node_of(self._state.nodes[name], memory_bytes, gpus), self.domain.ledger.nodes[at]
-        if (now.gpus, now.cpus, now.gpu_model) != (then.gpus, then.cpus, then.gpu_model):
+        promised = booked(self._state).get(name, NOTHING)
+        now, then = node_of(self._state.nodes[name], promised), self.domain.ledger.nodes[at]
+        if (now.gpus, now.cpus, now.gpu_model, now.swap_bytes) != (
+            then.gpus, then.cpus, then.gpu_model, then.swap_bytes,
+        ):  # fmt: skip
             return True
         return abs(now.memory_bytes - then.memory_bytes) > then.memory_bytes / 8
 
@@ -350,8 +352,7 @@ class Planner:
         promised = booked(state)
         nodes = []
         for at, node in enumerate(state.nodes.values()):
-            gpus, memory_bytes = promised.get(node.name, (0, 0.0))
-            nodes.append(node_of(node, memory_bytes, gpus))
+            nodes.append(node_of(node, promised.get(node.name, NOTHING)))
             self._node_index[node.name] = at
         self._rows.clear()
         self._ids.clear()

@@ -30,6 +30,7 @@ class Role:
         count: How many.
         gpus: Of each: 1 or 0.
         cpus: Of each; 0: not counted. ``memory_bytes``: likewise.
+        swap_bytes: Of each: Farside swap that it may use beyond its memory.
         is_service: It ends when the others have.
     """
 
@@ -39,6 +40,7 @@ class Role:
     gpus: int = 1
     cpus: float = 0.0
     memory_bytes: float = 0.0
+    swap_bytes: float = 0.0
     is_service: bool = False
 
 
@@ -58,7 +60,7 @@ def gpus_of(roles: Iterable[Role]) -> int:
 
 
 def per_gpu(roles: Sequence[Role], what: str) -> float:
-    """CPUs or bytes of memory (``cpus``, ``memory_bytes``) that a GPU has to bring along, whatever the places."""
+    """What a GPU has to bring along of ``cpus``, ``memory_bytes`` or ``swap_bytes``, whatever the places."""
     gpus = gpus_of(roles)
     if not gpus:
         return 0.0
@@ -95,9 +97,11 @@ def role_problems(roles: Sequence[Role]) -> Iterator[str]:
             yield f"{where}: count: must be 1 to {MAX_PROCESSES}, is {role.count}"
         if role.gpus not in (0, 1):
             yield f"{where}: gpus: a process of a role has 1 or 0, not {role.gpus}; raise count instead"
-        for key in ("cpus", "memory_bytes"):
+        for key in ("cpus", "memory_bytes", "swap_bytes"):
             if not 0 <= getattr(role, key) < 1e18:
                 yield f"{where}: {key}: must be 0 or more, is {getattr(role, key)}"
+        if role.swap_bytes and not role.memory_bytes:
+            yield f"{where}: swap: it swaps what goes beyond its memory; say how much that is, by memory"
     if not any(role.gpus for role in roles):
         yield "roles: none has GPUs; a job has at least one"
     if all(role.is_service for role in roles):

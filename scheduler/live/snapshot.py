@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from farside.scheduler.live.event import Place, StopCause
 from farside.scheduler.live.live_state import LiveState
@@ -35,6 +36,7 @@ def job_of(job: LiveJob) -> Job:
         name=spec.title,
         cpus_per_gpu=spec.cpus_per_gpu,
         memory_bytes_per_gpu=spec.memory_bytes_per_gpu,
+        swap_bytes_per_gpu=spec.swap_bytes_per_gpu,
         gpu_model=spec.gpu_model,
         preemptible=spec.preemptible,
         limit_s=spec.time_limit_s or math.inf,
@@ -42,21 +44,34 @@ def job_of(job: LiveJob) -> Job:
     )
 
 
-def node_of(node: LiveNode, booked_memory_bytes: float = 0.0, booked_gpus: int = 0) -> Node:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Booked:
+    """What jobs have been promised on a node."""
+
+    gpus: int = 0
+    memory_bytes: float = 0.0
+    swap_bytes: float = 0.0
+
+
+NOTHING = Booked()
+
+
+def node_of(node: LiveNode, promised: Booked = NOTHING) -> Node:
     """A live node as the cycle knows nodes.
 
     Its memory is what jobs there have been promised and what the agent would give besides: what other programs use is
-    not there to be given. It has no fewer GPUs than are booked, however many it lost meanwhile.
+    not there to be given. It has no fewer GPUs and no less swap than are booked, however much it lost meanwhile.
     """
     memory = math.inf
     if node.memory_bytes:
-        memory = min(float(node.memory_bytes), node.headroom_bytes + booked_memory_bytes)
+        memory = min(float(node.memory_bytes), node.headroom_bytes + promised.memory_bytes)
     models = sorted({gpu.model for gpu in node.gpus})
     return Node(
         name=node.name,
-        gpus=max(len(node.gpus), booked_gpus),
+        gpus=max(len(node.gpus), promised.gpus),
         cpus=node.cpus or math.inf,
-        memory_bytes=max(memory, booked_memory_bytes),
+        memory_bytes=max(memory, promised.memory_bytes),
+        swap_bytes=max(float(node.swap_bytes), promised.swap_bytes),
         gpu_model=models[0] if len(models) == 1 else "",
     )
 
@@ -66,11 +81,15 @@ def allocation_of(places: tuple[Place, ...], node_index: Mapping[str, int]) -> A
     return tuple(sorted((node_index[place.node], place.gpus) for place in places))
 
 
-def booked(state: LiveState) -> dict[str, tuple[int, float]]:
-    """What jobs have been promised on each node: GPUs, bytes of memory."""
-    found: dict[str, tuple[int, float]] = {}
+def booked(state: LiveState) -> dict[str, Booked]:
+    """What jobs have been promised on each node where any have."""
+    found: dict[str, Booked] = {}
     for job in state.live_jobs():
         for place in job.places if is_holding(job) else ():
-            gpus, memory_bytes = found.get(place.node, (0, 0.0))
-            found[place.node] = gpus + place.gpus, memory_bytes + place.gpus * job.spec.memory_bytes_per_gpu
+            before = found.get(place.node, NOTHING)
+            found[place.node] = Booked(
+                gpus=before.gpus + place.gpus,
+                memory_bytes=before.memory_bytes + place.gpus * job.spec.memory_bytes_per_gpu,
+                swap_bytes=before.swap_bytes + place.gpus * job.spec.swap_bytes_per_gpu,
+            )
     return found

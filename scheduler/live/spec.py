@@ -41,6 +41,7 @@ class JobSpec:
         gpu_model: Only GPUs of this model will do; empty: any.
         cpus_per_gpu: CPUs it needs for each GPU; 0: not counted.
         memory_bytes_per_gpu: Memory it needs for each GPU; 0: not counted.
+        swap_bytes_per_gpu: Farside swap that it may use beyond that, for each GPU; 0: none.
         time_limit_s: It is ended once it has held its GPUs this long; 0: never.
         grace_s: Time between SIGTERM and SIGKILL when it has to stop.
         preemptible: Whether others may take its GPUs.
@@ -62,6 +63,7 @@ class JobSpec:
     gpu_model: str = ""
     cpus_per_gpu: float = 0.0
     memory_bytes_per_gpu: float = 0.0
+    swap_bytes_per_gpu: float = 0.0
     time_limit_s: float = 0.0
     grace_s: float = 30.0
     preemptible: bool = True
@@ -116,9 +118,11 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
         yield f"cwd: must be an absolute path, is '{spec.cwd:.60}'"
     if spec.checkpoint_dir and not spec.checkpoint_dir.startswith("/"):
         yield f"checkpoint_dir: must be an absolute path, is '{spec.checkpoint_dir:.60}'"
-    for key in ("cpus_per_gpu", "memory_bytes_per_gpu", "time_limit_s"):
+    for key in ("cpus_per_gpu", "memory_bytes_per_gpu", "swap_bytes_per_gpu", "time_limit_s"):
         if not 0 <= getattr(spec, key) < 1e18:
             yield f"{key}: must be 0 or more, is {getattr(spec, key)}"
+    if spec.swap_bytes_per_gpu and not spec.memory_bytes_per_gpu:
+        yield "swap: a job swaps what goes beyond its memory; say how much that is, by memory_per_gpu"
     if not 0 <= spec.grace_s <= MAX_GRACE_S:
         yield f"grace_s: must be 0 to {MAX_GRACE_S:g} seconds, is {spec.grace_s:g}"
     if not 0 <= spec.retries <= MAX_RETRIES:
@@ -129,9 +133,9 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
             yield "argv: each role has its own; leave it out"
         if spec.gpus != gpus_of(spec.roles):
             yield f"gpus: the roles ask for {gpus_of(spec.roles)} in all, not {spec.gpus}; leave it out"
-        for key in ("cpus_per_gpu", "memory_bytes_per_gpu"):
+        for key in ("cpus_per_gpu", "memory_bytes_per_gpu", "swap_bytes_per_gpu"):
             if getattr(spec, key) != per_gpu(spec.roles, key.removesuffix("_per_gpu")):
-                yield f"{key}: each role has its own cpus and memory_bytes; leave it out"
+                yield f"{key}: each role has its own cpus, memory_bytes and swap_bytes; leave it out"
 
 
 # fmt: on

@@ -14,6 +14,7 @@ def demand_of(job: Job, *, is_consolidated: bool) -> Demand:
         gpus=job.gpus,
         cpus_per_gpu=job.cpus_per_gpu,
         memory_bytes_per_gpu=job.memory_bytes_per_gpu,
+        swap_bytes_per_gpu=job.swap_bytes_per_gpu,
         gpu_model=job.gpu_model,
         is_consolidated=is_consolidated,
     )

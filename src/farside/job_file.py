@@ -4,12 +4,13 @@
     gpus = 4
     time_limit = "2h"                    # or time_limit_s
     memory_per_gpu = "16GiB"             # or memory_bytes_per_gpu
+    swap = "8GiB"                        # or swap_bytes_per_gpu: Farside swap beyond that, for each GPU likewise
     checkpoint_dir = "/shared/ann/run1"
 
     [[role]]                             # instead of command and gpus: processes that are not alike
     name = "worker"
     command = ["python", "worker.py"]
-    count = 4                            # gpus = 1, cpus, memory = "8GiB" of each
+    count = 4                            # gpus = 1, cpus, memory = "8GiB", swap = "4GiB" of each
     [[role]]
     name = "ps"
     command = ["python", "server.py"]
@@ -32,6 +33,7 @@ _SPOKEN: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "time_limit": ("time_limit_s", parse_seconds),
     "grace": ("grace_s", parse_seconds),
     "memory_per_gpu": ("memory_bytes_per_gpu", parse_bytes),
+    "swap": ("swap_bytes_per_gpu", parse_bytes),
 }
 # Of one login, not of a job; and what would tell a job that it runs in a terminal.
 _NOT_PASSED_ON = ("DISPLAY", "SSH_", "XDG_", "DBUS_", "TERM", "LS_COLORS", "FARSIDE_", "_", "SHLVL", "OLDPWD", "PWD")
@@ -84,8 +86,9 @@ def _roles(where: str, roles: object) -> list[dict[str, object]]:
         named = f"{where}: role {role.get('name', '')}"
         if "command" in role:
             role["argv"] = role.pop("command")
-        if "memory" in role:
-            role["memory_bytes"] = _parsed(named, "memory", role.pop("memory"), parse_bytes)
+        for spoken in ("memory", "swap"):
+            if spoken in role:
+                role[f"{spoken}_bytes"] = _parsed(named, spoken, role.pop(spoken), parse_bytes)
         _refuse_text(named, role)
         found.append(role)
     return found

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from farside.agent import messages as m
-from farside.agent.run.containment import Cgroup, CgroupHome, cgroup_home, make_cgroup
+from farside.agent.run.containment import Cgroup, CgroupHome, cgroup_home, make_cgroup, place_of
 from farside.agent.run.nursery import Nursery
 from farside.agent.run.shepherd import keep
 from farside.agent.run.task_folder import read_recipe
@@ -436,8 +436,32 @@ def test_limits_are_written_where_the_controllers_are(tmp_path: Path) -> None:
     folder = make_cgroup(tmp_path, "1.0-1", cpus=1.5, memory_bytes=1 << 20)
 
     assert (folder / "memory.max").read_text() == "1048576"
+    assert (folder / "memory.swap.max").read_text() == "0"
     assert (folder / "cpu.max").read_text() == "150000 100000"
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
+
+
+def test_a_task_may_swap_as_much_as_it_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.subtree_control").touch()
+    made = place_of(CgroupHome(folder=tmp_path), "1.0-1", cpus=0, memory_bytes=1 << 20, swap_bytes=3 << 20)
+    scope = place_of(CgroupHome(folder=tmp_path, by_systemd=True), "1.0-1", cpus=0, memory_bytes=0, swap_bytes=3 << 20)
+    none = place_of(CgroupHome(folder=tmp_path, by_systemd=True), "1.0-1", cpus=0, memory_bytes=0)
+
+    assert (made.folder / "memory.swap.max").read_text() == "3145728"
+    assert "--property=MemorySwapMax=3145728" in scope.prefix
+    assert "--property=MemorySwapMax=0" in none.prefix
+
+
+def test_a_task_with_swap_does_not_start_where_there_is_none(tmp_path: Path) -> None:
+    with node(tmp_path) as without:
+        without.start("true", swap_bytes=1)
+        refused = without.ended()
+    with node(tmp_path / "other", has_swap=lambda: True) as with_swap:
+        with_swap.start("true", swap_bytes=1)
+        ran = with_swap.ended()
+
+    assert (refused.exit_code, refused.cause) == (None, "no Farside swap on this node")
+    assert ran.exit_code == 0
 
 
 def test_a_cgroup_that_is_gone_holds_nothing(tmp_path: Path) -> None:

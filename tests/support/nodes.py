@@ -43,6 +43,7 @@ def occupied(draw: st.DrawFn, *, alike: bool = False) -> Occupied:
                 gpus=gpus,
                 cpus=math.inf if alike else draw(st.sampled_from([math.inf, 8.0, 3.0 * gpus])),
                 memory_bytes=math.inf if alike else draw(st.sampled_from([math.inf, 100.0 * gpus])),
+                swap_bytes=0.0 if alike else draw(st.sampled_from([0.0, 0.0, 50.0 * gpus])),
                 gpu_model="" if alike else draw(st.sampled_from(MODELS)),
                 rack=draw(st.sampled_from(["r0", "r1"])),
                 rdma_domain=draw(st.sampled_from(["d0", "d0", "d1"])),
@@ -51,7 +52,8 @@ def occupied(draw: st.DrawFn, *, alike: bool = False) -> Occupied:
     ledger, held = Ledger(nodes), []
     for at in draw(st.lists(st.integers(0, len(nodes) - 1), max_size=8)):
         gpus = draw(st.integers(1, nodes[at].gpus))
-        demand = Demand(gpus=gpus, cpus_per_gpu=draw(st.sampled_from([0.0, 0.1, 3.0])))
+        swap = draw(st.sampled_from([0.0, 0.0, 20.0]))
+        demand = Demand(gpus=gpus, cpus_per_gpu=draw(st.sampled_from([0.0, 0.1, 3.0])), swap_bytes_per_gpu=swap)
         if ledger.fits(demand, ((at, gpus),)):
             ledger.take(demand, ((at, gpus),))
             held.append((demand, ((at, gpus),)))
@@ -68,25 +70,28 @@ def demands(draw: st.DrawFn, *, is_plain: bool = False) -> Demand:
         gpus=gpus,
         cpus_per_gpu=draw(st.sampled_from([0.0, 1.0, 4.0])),
         memory_bytes_per_gpu=draw(st.sampled_from([0.0, 60.0])),
+        swap_bytes_per_gpu=draw(st.sampled_from([0.0, 0.0, 30.0])),
         gpu_model=draw(st.sampled_from(["", "", *MODELS])),
         is_consolidated=draw(st.booleans()),
     )
 
 
-def room(node: Node, demand: Demand, gpus: int, cpus: float, memory_bytes: float) -> int:
+def room(node: Node, demand: Demand, gpus: int, cpus: float, memory_bytes: float, swap_bytes: float) -> int:
     """The most GPUs of a demand that fit beside what is held, tried one by one."""
     if demand.gpu_model not in ("", node.gpu_model):
         return 0
     fitting = [
         count
         for count in range(gpus + 1)
-        if count * demand.cpus_per_gpu <= cpus + 1e-6 and count * demand.memory_bytes_per_gpu <= memory_bytes + 1e-3
+        if count * demand.cpus_per_gpu <= cpus + 1e-6
+        and count * demand.memory_bytes_per_gpu <= memory_bytes + 1e-3
+        and count * demand.swap_bytes_per_gpu <= swap_bytes + 1e-3
     ]
     return max(fitting, default=0)
 
 
 def rooms_when_empty(nodes: Sequence[Node], demand: Demand) -> list[int]:
-    return [room(node, demand, node.gpus, node.cpus, node.memory_bytes) for node in nodes]
+    return [room(node, demand, node.gpus, node.cpus, node.memory_bytes, node.swap_bytes) for node in nodes]
 
 
 def rooms_now(case: Occupied, demand: Demand) -> list[int]:
@@ -95,8 +100,9 @@ def rooms_now(case: Occupied, demand: Demand) -> list[int]:
         held = [(other, gpus) for other, allocation in case.held for place, gpus in allocation if place == at]
         cpus = sum(other.cpus_per_gpu * gpus for other, gpus in held)
         memory = sum(other.memory_bytes_per_gpu * gpus for other, gpus in held)
+        swap = sum(other.swap_bytes_per_gpu * gpus for other, gpus in held)
         free = node.gpus - sum(gpus for _, gpus in held)
-        found.append(room(node, demand, free, node.cpus - cpus, node.memory_bytes - memory))
+        found.append(room(node, demand, free, node.cpus - cpus, node.memory_bytes - memory, node.swap_bytes - swap))
     return found
 
 

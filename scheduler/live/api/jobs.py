@@ -24,6 +24,7 @@ from farside.scheduler.live.record import ACTIVE, LiveJob, LiveTask, Phase
 from farside.scheduler.live.spec import JobSpec, gpus_text, spec_problems
 from farside.scheduler.live.view import show_entry, show_job, show_job_in_full
 from farside.scheduler.tenancy import Tenancy
+from farside.units import format_bytes
 
 EXPLAIN_LIMIT_S = 5.0
 CheckpointProblem = Callable[[str, str], Awaitable[str]]
@@ -139,6 +140,10 @@ def cluster_problems(spec: JobSpec, state: LiveState) -> list[str]:
         node.cpus >= spec.cpus_per_gpu and node.memory_bytes >= spec.memory_bytes_per_gpu for node in nodes
     ):
         problems.append("cpus_per_gpu, memory_bytes_per_gpu: no node has that much for a single GPU")
+    if spec.swap_bytes_per_gpu and not any(node.swap_bytes >= spec.swap_bytes_per_gpu for node in nodes):
+        most = max((node.swap_bytes for node in nodes), default=0)
+        has = f"the largest is {format_bytes(most)}" if most else "none has any"
+        problems.append(f"swap: no node has {format_bytes(int(spec.swap_bytes_per_gpu))} of Farside swap; {has}")
     for other in spec.after:
         if other not in state.jobs:
             problems.append(f"after: there is no job {other:.60}")

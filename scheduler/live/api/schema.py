@@ -21,6 +21,7 @@ class RoleBody(_Body):
     gpus: Annotated[int, Field(description="Of each process: 1 or 0")] = 1
     cpus: float = 0.0
     memory_bytes: float = 0.0
+    swap_bytes: float = 0.0
     service: Annotated[bool, Field(description="It is told to end when all others have ended well")] = False
 
     def role(self) -> Role:
@@ -45,6 +46,7 @@ class JobBody(_Body):
     gpu_model: str = ""
     cpus_per_gpu: float = 0.0
     memory_bytes_per_gpu: float = 0.0
+    swap_bytes_per_gpu: Annotated[float, Field(description="Farside swap beyond its memory; 0: no swap at all")] = 0.0
     time_limit_s: float = 0.0
     grace_s: float = 30.0
     preemptible: Annotated[
@@ -68,6 +70,7 @@ class JobBody(_Body):
                 "gpus": gpus_of(roles),
                 "cpus_per_gpu": per_gpu(roles, "cpus"),
                 "memory_bytes_per_gpu": per_gpu(roles, "memory_bytes"),
+                "swap_bytes_per_gpu": per_gpu(roles, "swap_bytes"),
             }
             told.update({name: value for name, value in follows.items() if name not in self.model_fields_set})
             told["roles"] = roles

@@ -45,6 +45,9 @@ def submit(
     account: Annotated[str | None, typer.Option("--account", "-A", help="Whom its GPU hours are charged to.")] = None,
     qos: Annotated[str | None, typer.Option("--qos", help="Its quality of service.")] = None,
     time_limit: Annotated[str | None, typer.Option("--time", "-t", metavar="TIME", help="Such as 90s, 2h.")] = None,
+    swap: Annotated[
+        str | None, typer.Option("--swap", metavar="SIZE", help="Farside swap for each GPU, such as 8GiB.")
+    ] = None,
     per_gpu: Annotated[bool, typer.Option("--per-gpu", help="One process for each GPU, not for each node.")] = False,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder that all nodes share; a job that has one may be preempted.")
@@ -65,12 +68,13 @@ def submit(
     Options go before what the job file says. It runs in this folder, with this environment if the file has no [env].
     """
     from farside.job_file import job_body
-    from farside.units import parse_seconds
+    from farside.units import parse_bytes, parse_seconds
 
     told: dict[str, object] = {
         "gpus": gpus, "name": name, "account": account, "qos": qos,
         "checkpoint_dir": None if checkpoint is None else str(checkpoint.absolute()),
         "output": output, "retries": retries, "after": after or None, "ranks": "gpu" if per_gpu else None,
+        "swap_bytes_per_gpu": None if swap is None else options.value_of("--swap", swap, parse_bytes),
         "time_limit_s": None if time_limit is None else options.value_of("--time", time_limit, parse_seconds),
     }  # fmt: skip
     body = job_body(command or (), {**options.overrides(settings), **_given(told)}, os.getcwd(), os.environ)

@@ -22,8 +22,9 @@ def held(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
     assert home == CgroupHome(
         folder=Path("/sys/fs/cgroup/farside.slice") if request.param == "scope" else FOLDER,
         by_systemd=request.param == "scope",
+        limits_swap=True,
     )
-    with node(tmp_path, cgroup=home) as made:
+    with node(tmp_path, cgroup=home, has_swap=lambda: True) as made:
         yield made
 
 
@@ -55,6 +56,16 @@ def test_a_limit_on_cpus_is_the_kernels(held: Node) -> None:
     folder = cgroup_of(held)
     limits = [file.read_text().split() for one in (folder, folder.parent) if (file := one / "cpu.max").exists()]
     assert ["50000", "100000"] in limits
+
+
+@pytest.mark.parametrize("swap_bytes", [0, 64 << 20])
+def test_a_task_may_swap_as_much_as_it_asked_for(held: Node, swap_bytes: int) -> None:
+    held.start("sleep 600", memory_bytes=100 << 20, swap_bytes=swap_bytes)
+    held.until("running")
+
+    folder = cgroup_of(held)
+    limits = [file.read_text().strip() for one in (folder, folder.parent) if (file := one / "memory.swap.max").exists()]
+    assert str(swap_bytes) in limits
 
 
 def test_exit_codes_and_grace_are_as_elsewhere(held: Node) -> None:

@@ -1,0 +1,136 @@
+"""Jobs that may use memory of other nodes: where they go, what they are given there, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from farside.job_file import job_body
+from farside.scheduler.live.api.jobs import cluster_problems
+from farside.scheduler.live.api.schema import JobBody
+from farside.scheduler.live.dispatch import start_of
+from farside.scheduler.live.event import Gpu, NodeChanged, NodeJoined
+from farside.scheduler.live.record import Phase
+from farside.scheduler.live.spec import JobSpec, spec_problems
+from tests.live.world import World, rules
+
+GIB = 1 << 30
+SPEC = JobSpec(argv=("true",), memory_bytes_per_gpu=4 * GIB, swap_bytes_per_gpu=8 * GIB)
+
+
+def a_world(**swap_gib: int) -> World:
+    """Nodes of four GPUs and 64 GiB, with so much Farside swap each."""
+    world = World(rules(), nodes=0)
+    for name, size in swap_gib.items():
+        gpus = tuple(Gpu(index=at, model="H200") for at in range(4))
+        world.does(
+            NodeJoined(
+                node=name, boot_id="b", address=name, cpus=16, memory_bytes=64 * GIB, headroom_bytes=64 * GIB,
+                gpus=gpus, swap_bytes=size * GIB,
+            )
+        )  # fmt: skip
+    return world
+
+
+def submit(world: World, gpus: int = 1, *, swap_gib: float = 8) -> str:
+    return world.submit(gpus, memory_bytes_per_gpu=4 * GIB, swap_bytes_per_gpu=swap_gib * GIB)
+
+
+def test_a_job_with_swap_goes_to_a_node_that_has_it_and_others_go_anywhere() -> None:
+    world = a_world(n0=0, n1=32)
+
+    with_swap, without = submit(world), submit(world, swap_gib=0)
+
+    assert world.job(with_swap).nodes == ("n1",)
+    assert world.phase(without) is Phase.STARTING
+
+
+def test_no_more_is_promised_than_a_node_has() -> None:
+    world = a_world(n0=20)
+
+    first, second, third = submit(world), submit(world), submit(world)
+    world.runs(first)
+    before = world.phase(third)
+    world.exits(first)
+
+    assert (world.phase(second), before) == (Phase.STARTING, Phase.WAITING)
+    assert world.phase(third) is Phase.STARTING
+
+
+def test_a_job_that_waits_for_swap_says_so() -> None:
+    world = a_world(n0=8, n1=0)
+    submit(world)
+    waiting = submit(world)
+
+    lines = world.mind.why(waiting, world.now_s, str)
+
+    assert "needs 1 GPU with 8 GiB of Farside swap each" in lines[0]
+
+
+def test_a_job_starts_when_a_node_gets_swap_and_keeps_running_when_it_goes() -> None:
+    world = a_world(n0=0)
+    job = submit(world)
+    before = world.phase(job)
+    node = world.state.nodes["n0"]
+
+    def swap(size_bytes: int) -> None:
+        world.does(NodeChanged(node="n0", gpus=node.gpus, headroom_bytes=node.headroom_bytes, swap_bytes=size_bytes))
+
+    swap(16 * GIB)
+    started = world.phase(job)
+    world.runs(job)
+    swap(0)
+
+    assert (before, started, world.phase(job)) == (Phase.WAITING, Phase.STARTING, Phase.RUNNING)
+    assert world.phase(submit(world)) is Phase.WAITING
+
+
+def test_each_process_gets_the_swap_of_its_gpus() -> None:
+    world = a_world(n0=64)
+    job = world.job(submit(world, 2))
+
+    given = start_of(job, job.tasks[0], 1).spec
+
+    assert (given.memory_bytes, given.swap_bytes) == (8 * GIB, 16 * GIB)
+
+
+def test_a_process_of_a_role_gets_its_own() -> None:
+    told = {
+        "role": [
+            {"name": "worker", "command": ["w"], "count": 2, "memory": "8GiB", "swap": "4GiB"},
+            {"name": "ps", "command": ["p"], "gpus": 0},
+        ]
+    }
+    world = a_world(n0=64)
+    spec = JobBody(**job_body((), told, "/", {})).spec()  # type: ignore[arg-type]
+    job = world.job(world.submit(2, **{name: getattr(spec, name) for name in SHAPE}))
+
+    assert spec.swap_bytes_per_gpu == 4 * GIB
+    assert [start_of(job, task, 1).spec.swap_bytes for task in job.tasks] == [4 * GIB, 4 * GIB, 0]
+
+
+SHAPE = ("argv", "roles", "memory_bytes_per_gpu", "swap_bytes_per_gpu")
+
+
+def test_a_job_file_and_a_flag_say_it_alike() -> None:
+    body = job_body(("train",), {"swap": "8GiB", "memory_per_gpu": "4GiB"}, "/", {})
+
+    assert JobBody(**body).spec().swap_bytes_per_gpu == 8 * GIB  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("swap_gib", "said"),
+    [
+        ({"n0": 0, "n1": 0}, "swap: no node has 8 GiB of Farside swap; none has any"),
+        ({"n0": 0, "n1": 4}, "swap: no node has 8 GiB of Farside swap; the largest is 4 GiB"),
+        ({"n0": 8}, ""),
+    ],
+)
+def test_a_job_that_no_node_could_give_its_swap_is_refused_in_one_line(swap_gib: dict[str, int], said: str) -> None:
+    assert cluster_problems(SPEC, a_world(**swap_gib).state) == [said][: bool(said)]
+
+
+def test_swap_without_a_limit_on_memory_means_nothing_and_is_refused() -> None:
+    problems = list(spec_problems(replace(SPEC, memory_bytes_per_gpu=0.0)))
+
+    assert problems == ["swap: a job swaps what goes beyond its memory; say how much that is, by memory_per_gpu"]
+    assert list(spec_problems(SPEC)) == []
