@@ -1,0 +1,152 @@
+"""Farside N and N-1: what the version before has recorded (record_version.py) is read, and it would read us.
+
+N-1 reads what we write as long as every field that it knows is there and means what it meant: readers skip fields that
+they do not know. So the schemas of then are held against those of now, and nothing but new fields may have come.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from farside.agent import messages as m
+from farside.agent.protocol import AgentSide, ManagerSide, decode_from_agent, decode_from_manager
+from farside.scheduler.live.codec import TYPES, decode_event
+from farside.scheduler.live.dispatch import AgentLine
+from farside.scheduler.live.donors import DonorRing
+from farside.scheduler.live.event import Entry
+from farside.scheduler.live.invariant import violations
+from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.transition import apply
+from farside.scheduler.live.view import show_job
+from tests.live.record_version import MESSAGES
+from tests.live.world import World, rules
+
+BEFORE = Path(__file__).parent / "recorded"
+WORDS_ONLY = ("title", "description")  # what a schema says for people
+
+
+def lines(name: str) -> Iterator[dict[str, Any]]:
+    return map(json.loads, (BEFORE / name).read_text().splitlines())
+
+
+def entries() -> list[Entry]:
+    return [
+        Entry(
+            seq=row["seq"], at_s=row["at_s"], generation=row["generation"], cause=row["cause"],
+            event=decode_event(row["type"], json.dumps(row["body"]), row["version"]),
+        )
+        for row in lines("log.jsonl")
+    ]  # fmt: skip
+
+
+def hello() -> m.Hello:
+    found = decode_from_agent(next(lines("frames.jsonl"))["frame"])
+    assert isinstance(found, m.Hello)
+    return found
+
+
+# ---- we read what it wrote
+
+
+def test_a_log_of_the_version_before_gives_the_same_jobs() -> None:
+    state = LiveState()
+    for entry in entries():
+        apply(state, entry)
+
+    for told in json.loads((BEFORE / "jobs.json").read_text()):
+        now = show_job(state.jobs[told["id"]])
+        assert {key: now[key] for key in told} == told
+    assert list(violations(entries(), is_complete=True)) == []
+    assert (state.nodes["n1"].donor, state.nodes["n1"].swap_bytes) == (None, 0)
+
+
+def test_a_conversation_of_the_version_before_is_understood_by_both_sides() -> None:
+    ours, theirs = AgentSide(), ManagerSide()
+    kinds = set()
+    for row in lines("frames.jsonl"):
+        if row["from"] == "agent":
+            message: m.AgentMessage | m.ManagerMessage = theirs.receive(row["frame"])
+            ours.send(decode_from_agent(row["frame"]))
+        else:
+            message = ours.receive(row["frame"])
+            theirs.send(decode_from_manager(row["frame"]))
+        kinds.add(type(message).__name__)
+
+    assert kinds == {"Hello", "Welcome", "Report", "Ack", "Start", "Stop", "Forget", "Probe", "Probed"}
+
+
+# ---- it reads what we write
+
+
+def schema(what: str) -> Mapping[str, Any]:
+    kinds = MESSAGES if what == "agent" else tuple(TYPES.values())
+    found: Mapping[str, Any] = json.loads(json.dumps(msgspec.json.schema_components(kinds)[1]))
+    return found
+
+
+def told_apart(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """What a reader of the old schema would trip over."""
+    for name, before in old.items():
+        now = new.get(name)
+        if now is None:
+            yield f"{name} is gone"
+            continue
+        for key, field in before.get("properties", {}).items():
+            if key not in now["properties"]:
+                yield f"{name}.{key} is gone"
+            elif said(field) != said(now["properties"][key]):
+                yield f"{name}.{key} is another: {said(field)} was, {said(now['properties'][key])} is"
+        for key in set(now.get("required", ())) - set(before.get("required", ())):
+            yield f"{name}.{key} is needed now, and N-1 does not write it"
+        if "enum" in before and not set(before["enum"]) <= set(now["enum"]):
+            yield f"{name} has lost values"
+
+
+def said(field: object) -> object:
+    return {key: value for key, value in field.items() if key not in WORDS_ONLY} if isinstance(field, dict) else field
+
+
+@pytest.mark.parametrize("what", ["agent", "log"])
+def test_nothing_but_new_fields_has_come_since_the_version_before(what: str) -> None:
+    old = json.loads((BEFORE / "schema.json").read_text())[what]
+
+    assert list(told_apart(old, schema(what))) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"properties": {"a": {"type": "integer"}}, "required": ["a"]}, ""),
+        ({"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}, ""),
+        (
+            {"properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a", "b"]},
+            "X.b is needed now",
+        ),
+        ({"properties": {"a": {"type": "string"}}, "required": ["a"]}, "X.a is another"),
+        ({"properties": {}}, "X.a is gone"),
+    ],
+)
+def test_what_would_part_the_versions_is_noticed(change: dict[str, Any], why: str) -> None:
+    old = {"X": {"properties": {"a": {"type": "integer", "title": "then"}}, "required": ["a"]}}
+
+    found = list(told_apart(old, {"X": change}))
+
+    assert [line.startswith(why) for line in found] == [True] * bool(why)
+
+
+def test_an_agent_of_the_version_before_is_told_nothing_that_it_does_not_know() -> None:
+    known = {kind.partition(".")[0] for kind in json.loads((BEFORE / "schema.json").read_text())["agent"]}
+    world = World(rules(), nodes=0)
+    line = AgentLine(hello(), "127.0.0.1")
+    for event in line.joined(world.state):
+        world.does(event)
+    world.submit(1)
+
+    sent = [*line.commands(world.state), *line.donors(world.state, DonorRing(world.state))]
+
+    assert {type(message).__name__ for message in sent} == {"Start"}
+    assert {"Start", "Stop", "Forget", "Ack", "Welcome"} <= known
