@@ -6,7 +6,9 @@ to the servers' sizes. The program itself is in ilp_program.py.
 """
 
 from dataclasses import dataclass, replace
+from types import ModuleType
 
+from farside.errors import ConfigError
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.mask import bits
 from farside.scheduler.model_zoo import model_bytes_of, skew_of
@@ -17,6 +19,16 @@ from farside.scheduler.placement.traffic import TrafficLedger
 from farside.scheduler.state import Allocation, Demand, Job, Node
 
 _FRAGMENTS = Fragments()
+
+
+def _program() -> ModuleType:
+    """ilp_program.py, loaded late: SciPy takes longer to load than most runs, and the Debian package has none."""
+    try:
+        from farside.scheduler.placement import ilp_program
+    except ImportError as error:
+        hint = "`pip install scipy`, or take another, such as consolidate"
+        raise ConfigError(f"placement: ilp needs SciPy, which is not here ({error})", hint=hint) from error
+    return ilp_program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +56,12 @@ class Ilp(OnNodes):
         return "ilp"
 
     def ledger(self, nodes: tuple[Node, ...]) -> Ledger:
-        """The nodes with their traffic."""
+        """The nodes with their traffic.
+
+        Raises:
+            ConfigError: SciPy is not installed: now, and not when the first job is to be placed.
+        """
+        _program()
         return TrafficLedger(nodes)
 
     def demand(self, job: Job) -> Demand:
@@ -57,8 +74,6 @@ class Ilp(OnNodes):
 
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:
         """The place with the smallest greatest traffic. Raises TypeError for a ledger that does not know traffic."""
-        from farside.scheduler.placement import ilp_program  # scipy takes longer to load than most runs need it
-
         if not isinstance(ledger, TrafficLedger):
             raise TypeError("a ledger made by this policy is needed")
         if ledger.free_gpus < demand.gpus or not demand.parameter_servers:
@@ -70,13 +85,14 @@ class Ilp(OnNodes):
         places = [(at, gpus) for gpus, nodes in enumerate(rooms) for at in bits(nodes & cell)]
         if len(places) * demand.parameter_servers > self.most_products:
             return _FRAGMENTS.place(ledger, demand)
-        problem = ilp_program.TrafficProblem(
+        program = _program()
+        problem = program.TrafficProblem(
             free_gpus=tuple(gpus for _, gpus in places),
             traffic_bytes=tuple(ledger.traffic_bytes[at] for at, _ in places),
             workers=demand.gpus,
             server_bytes=server_sizes(demand.model_bytes, demand.parameter_servers, demand.skew),
         )
-        found = ilp_program.solve(problem, time_limit_s=self.time_limit_s, node_limit=self.node_limit)
+        found = program.solve(problem, time_limit_s=self.time_limit_s, node_limit=self.node_limit)
         if found is None:
             return _FRAGMENTS.place(ledger, demand)
         allocation = tuple(sorted((places[i][0], gpus) for i, gpus in enumerate(found.workers) if gpus))

@@ -1,13 +1,17 @@
 """The paper's integer program against every placement there is, on tiny clusters."""
 
 import itertools
+import sys
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from farside.config import ManagerConfig
+from farside.errors import ConfigError
 from farside.scheduler.domain import Rules
+from farside.scheduler.live.manager import rules_of
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.placement.ilp import Ilp
 from farside.scheduler.placement.ilp_program import TrafficProblem, solve
@@ -133,3 +137,14 @@ def test_a_trace_runs_under_it_to_the_end() -> None:
     runs = Simulation(flat_cluster(2, 4), Rules(order=Fifo(), placement=Ilp()), jobs).run()
 
     assert [run.end_s for run in runs] == [5, 9, 4, 13, 14]
+
+
+def test_without_scipy_it_is_refused_at_once_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import farside.scheduler.placement as placements
+
+    monkeypatch.delattr(placements, "ilp_program", raising=False)
+    monkeypatch.delitem(sys.modules, "farside.scheduler.placement.ilp_program", raising=False)
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+
+    with pytest.raises(ConfigError, match=r"^placement: ilp needs SciPy, which is not here \("):
+        rules_of(ManagerConfig(placement="ilp"))

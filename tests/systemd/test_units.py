@@ -18,8 +18,9 @@ EXPOSURE_MOST = {
     "farside-swap@.service": 51,
     "farside-manager.service": 16,
     "farside-agent.service": 93,
+    "farside-slurm.service": 16,
 }
-USERS = ("farside", "farside-manager")
+USERS = ("farside", "farside-manager", "farside-slurm")
 STANDARD = Path("/usr/lib/systemd/system")
 
 
