@@ -142,10 +142,14 @@ class AgentLine:
         found += self._leftovers(state)
         return found
 
+    def awaits_donors(self, ring: DonorRing) -> bool:
+        """Whether `donors` would look: there may be others than this node was told of."""
+        return DONORS in self.hello.can and ring.version != self._ring_version
+
     def donors(self, state: LiveState, ring: DonorRing) -> Iterator[m.Donors]:
         """The donors that this node may borrow from, when they are others than it was told on this connection."""
         node = state.nodes.get(self.node)
-        if DONORS not in self.hello.can or node is None or ring.version == self._ring_version:
+        if node is None or not self.awaits_donors(ring):
             return
         found, self._ring_version = ring.of(node), ring.version
         if found != self._donors:

@@ -198,7 +198,7 @@ class AgentSessions:
             self._sensed[line.node] = sensed_of(report)
             await self._log.write(line.reported(self._log.state, report), f"node {line.node}")
             await socket.send_text(side.send(m.Ack(seq=report.seq)))
-            if report.tasks:
+            if report.tasks or line.awaits_donors(self.ring):
                 changed.set()  # what it said may be all that its next command waits for
 
     async def _send(
