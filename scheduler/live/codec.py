@@ -10,8 +10,15 @@ from typing import Any, get_args
 
 import msgspec
 
-from farside.errors import RemoteProtocolError
+from farside.errors import ConfigError, RemoteProtocolError
 from farside.scheduler.live.event import VERSION, Decided, Event, Told
+
+
+class LaterVersion(RemoteProtocolError):
+    """A newer manager wrote this log. Starting this one again does not help, so it ends for good."""
+
+    exit_code = ConfigError.exit_code
+
 
 DECIDED: frozenset[type[Any]] = frozenset(get_args(Decided))
 TYPES: Mapping[str, type[Any]] = MappingProxyType({one.__name__: one for one in (*get_args(Told), *get_args(Decided))})
@@ -29,16 +36,26 @@ def encode_event(event: Event) -> tuple[str, str]:
     return type(event).__name__, _ENCODER.encode(event).decode()
 
 
+def check_version(version: int) -> None:
+    """Refuses what a newer manager wrote.
+
+    Raises:
+        LaterVersion: It did.
+    """
+    if version > VERSION:
+        raise LaterVersion(
+            f"the log is of version {version}, and {VERSION} is the latest known here", hint="run the newer manager"
+        )
+
+
 def decode_event(kind: str, body: str | bytes, version: int = VERSION) -> Event:
     """The event of a type and its JSON.
 
     Raises:
-        RemoteProtocolError: It is of a later version, of no known type, or not what its type says.
+        LaterVersion: A newer manager wrote it.
+        RemoteProtocolError: It is of no known type, or not what its type says.
     """
-    if version > VERSION:
-        raise RemoteProtocolError(
-            f"an event of version {version}, and {VERSION} is the latest known here", hint="run the newer manager"
-        )
+    check_version(version)
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise RemoteProtocolError(f"an event of the unknown type '{kind:.60}'", hint="run the manager that wrote it")

@@ -8,7 +8,9 @@ How it works
   * decided: only the leading brain writes them, one at a time, each with its generation. A brain that has lost the lead
     can't write any more (store/event_store.py), so they always fit the state before them.
 
-  An event's fields may grow, with defaults; what a field means never changes. That takes a new version, `VERSION`.
+  An event's fields may grow, with defaults: an older manager skips them. What it must not skip (a new event, a new
+  value of a choice, a field that changes what follows) takes a new `VERSION`, by which it refuses the log in one line.
+  What a field means never changes.
 """
 
 from dataclasses import dataclass
@@ -16,7 +18,8 @@ from enum import StrEnum
 
 from farside.scheduler.live.spec import JobSpec
 
-VERSION = 1
+# 2: `StopCause` has node_unfit and work_done.
+VERSION = 2
 
 
 class Ending(StrEnum):

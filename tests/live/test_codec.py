@@ -6,8 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.errors import RemoteProtocolError
-from farside.scheduler.live.codec import TYPES, decode_event, encode_event
-from farside.scheduler.live.event import VERSION, Gpu, JobStopping, JobSubmitted, NodeJoined, StopCause
+from farside.scheduler.live.codec import TYPES, LaterVersion, decode_event, encode_event
+from farside.scheduler.live.event import (
+    VERSION,
+    Gpu,
+    JobStarted,
+    JobStopping,
+    JobSubmitted,
+    NodeJoined,
+    StopCause,
+    TaskChanged,
+)
 from farside.scheduler.live.spec import JobSpec
 
 
@@ -25,8 +34,25 @@ def test_an_event_comes_back_as_it_was(event: JobSubmitted | JobStopping | NodeJ
 
 
 def test_an_event_of_a_later_version_is_refused_and_not_misread() -> None:
-    with pytest.raises(RemoteProtocolError, match="run the newer manager"):
+    with pytest.raises(LaterVersion, match="run the newer manager"):
         decode_event("JobPlaced", "{}", VERSION + 1)
+
+
+def test_what_the_version_before_wrote_is_read() -> None:
+    """As version 1 wrote them: before roles, readiness and metered energy were told."""
+    started = decode_event(
+        "JobStarted",
+        '{"job_id":"7","start":1,"tasks":[{"rank":0,"node":"n0","gpus":[0,1]}],"master_addr":"h","master_port":20007}',
+        1,
+    )
+    stopping = decode_event("JobStopping", '{"job_id":"7","start":1,"cause":"node_lost","reason":"why"}', 1)
+    ended = decode_event("TaskChanged", '{"node":"n0","job_id":"7","rank":0,"start":1,"phase":"exited"}', 1)
+
+    assert isinstance(started, JobStarted)
+    assert started.tasks[0].role == ""
+    assert stopping == JobStopping(job_id="7", start=1, cause=StopCause.NODE_LOST, reason="why")
+    assert isinstance(ended, TaskChanged)
+    assert (ended.energy_j, ended.is_ready) == (0.0, False)
 
 
 def test_a_field_that_a_later_version_adds_is_skipped() -> None:

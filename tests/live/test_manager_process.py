@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from farside.scheduler.live.event import VERSION, CancelRequested
 from farside.scheduler.live.invariant import violations
+from farside.scheduler.live.store import table
+from farside.scheduler.live.store.event_store import Draft, EventStore
 from tests.live.fake_agent import FakeNode, FakeSession
 from tests.live.manager import Manager, running_manager
 from tests.live.postgres import a_database
@@ -90,6 +93,24 @@ def test_a_manager_killed_in_the_middle_loses_nothing_and_starts_nothing_twice(p
         assert list(violations(manager.entries(), is_complete=True)) == []
         starts = [start for node in nodes for start in node.starts]
         assert len(starts) == len(set(starts)) == 20
+
+
+def test_a_manager_whose_log_a_newer_one_goes_on_with_ends_and_says_so(tmp_path: Path) -> None:
+    with running_manager(tmp_path) as manager:
+        store = EventStore(manager.store_url)
+        store.append([Draft(event=CancelRequested(job_id="1", by="ann"), cause="user ann")], time.time())
+        with store.engine.begin() as connection:
+            connection.execute(table.log.update().where(table.log.c.seq > 1).values(version=VERSION + 1))
+        store.close()
+        assert manager.process is not None
+
+        # Both parts have read the entry as it was: they read it again after a restart.
+        manager.kill("brain")
+        code = manager.process.wait(LIMIT_S)
+        manager.process = None
+
+    assert code == 2
+    assert "run the newer manager" in manager.log()
 
 
 def test_what_ended_while_the_manager_was_away_is_known_when_it_is_back(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from farside.errors import ConfigError, FarsideError
-from farside.scheduler.live.event import CancelRequested, DrainRequested, JobPromoted
+from farside.scheduler.live.codec import LaterVersion
+from farside.scheduler.live.event import VERSION, CancelRequested, DrainRequested, JobPromoted
+from farside.scheduler.live.store import table
 from farside.scheduler.live.store.event_store import Draft, EventStore, LeadLost, StoreError
 from farside.scheduler.live.store.migrate import backup, restore, upgrade
-from farside.scheduler.live.store.table import metadata
 from tests.live.postgres import a_database
 
 
@@ -129,7 +130,7 @@ def test_a_wrong_url_is_one_clear_line(url: str) -> None:
 
 def test_the_migrations_make_just_what_the_tables_say(store: EventStore) -> None:
     with store.engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        assert compare_metadata(MigrationContext.configure(connection), table.metadata) == []
 
 
 def test_a_store_is_upgraded_as_often_as_one_likes(store: EventStore) -> None:
@@ -138,6 +139,29 @@ def test_a_store_is_upgraded_as_often_as_one_likes(store: EventStore) -> None:
     upgrade(store)
 
     assert len(store.read(0)) == 1
+
+
+def test_a_log_of_a_newer_manager_is_refused_before_anything_starts(store: EventStore) -> None:
+    store.append([told("1")], 1.0)
+    with store.engine.begin() as connection:
+        connection.execute(table.log.update().values(version=VERSION + 1))
+
+    with pytest.raises(LaterVersion, match="run the newer manager") as caught:
+        upgrade(store)
+
+    assert caught.value.exit_code == 2
+
+
+def test_a_log_of_the_version_before_is_taken_over(store: EventStore) -> None:
+    store.append([told("1")], 1.0)
+    with store.engine.begin() as connection:
+        connection.execute(table.log.update().values(version=VERSION - 1))
+
+    upgrade(store)
+    store.append([told("2")], 2.0)
+
+    assert [entry.event for entry in store.read(0)] == [CancelRequested(job_id=job, by="ann") for job in "12"]
+    assert store.newest_version() == VERSION
 
 
 def test_a_restored_backup_goes_on_where_it_was_and_its_brain_is_obeyed(store: EventStore, tmp_path: Path) -> None:

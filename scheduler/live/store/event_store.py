@@ -137,6 +137,19 @@ class EventStore:
         query = _COLUMNS.where((log.c.subject == subject) | (log.c.seq == at)).order_by(log.c.seq).limit(limit)
         return self._entries(query)
 
+    def newest_version(self) -> int:
+        """The version of the last entry; 0: there is none.
+
+        Raises:
+            StoreError: The database could not do it.
+        """
+        try:
+            with self.engine.connect().execution_options(is_reading=True) as connection:
+                found = connection.execute(select(log.c.version).order_by(log.c.seq.desc()).limit(1)).scalar()
+        except SQLAlchemyError as error:
+            raise _broken(self.url, error) from error
+        return int(found or 0)
+
     def size_bytes(self) -> int:
         """What the database takes on its disk, as far as it tells.
 

@@ -14,6 +14,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from farside.errors import ConfigError, FarsideError
+from farside.scheduler.live.codec import check_version
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.table import lead, log
 
@@ -24,7 +25,7 @@ def upgrade(store: EventStore) -> None:
     """Makes the tables, or brings those of an older Farside up to date.
 
     Raises:
-        FarsideError: It cannot; what was there is as it was.
+        FarsideError: It cannot, or a newer Farside wrote it; what was there is as it was.
     """
     try:
         with store.engine.begin() as connection:
@@ -38,6 +39,7 @@ def upgrade(store: EventStore) -> None:
     except SQLAlchemyError as error:
         first = str(error).splitlines()[0]
         raise FarsideError(f"store_url: {first}", hint="is the database there, and may this user write it?") from error
+    check_version(store.newest_version())
 
 
 def _config() -> Config:
