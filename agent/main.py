@@ -159,7 +159,7 @@ class Agent:
         latest = self.sense.latest
         return m.Hello(
             node=self.node,
-            boot_id=boot_id(),
+            boot_id=boot_id(self._config.proc_root),
             incarnation=self._incarnation,
             version=version("farside"),
             cpus=cpus(),

@@ -47,6 +47,21 @@ def from_settings(cls: type[T], settings: Mapping[str, str], *, of: str = "") ->
         raise ConfigError(f"{of}: {error}") from error
 
 
+def named_settings(of: str, text: str) -> Mapping[str, str]:
+    """Values by name of ``NAME=VALUE; NAME=VALUE``.
+
+    Raises:
+        ConfigError: A part has no equals sign.
+    """
+    told: dict[str, str] = {}
+    for part in filter(None, map(str.strip, text.split(";"))):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigError(f"{of}: '{part}' is not NAME=VALUE")
+        told[name.strip()] = value.strip()
+    return told
+
+
 def settings_of(cls: type) -> tuple[str, ...]:
     """The names that `from_settings` knows for a dataclass, in the order of its fields."""
     return tuple(_readers(cls))

@@ -31,6 +31,8 @@ SCHEDULER_SHELL = (
     "farside.scheduler.live.brain",
     "farside.scheduler.live.follow",
     "farside.scheduler.live.manager",
+    "farside.scheduler.live.power.keep",
+    "farside.scheduler.live.power.setup",
     "farside.scheduler.live.slurm.commands",
     "farside.scheduler.live.slurm.engine",
     "farside.scheduler.live.slurm.notebook",

@@ -107,10 +107,10 @@ class NodeSense:
         return NodeReading(reading=reading, usage=usage)
 
 
-def boot_id() -> str:
+def boot_id(proc_root: Path) -> str:
     """The kernel's id of this boot; another one means that no task of before runs."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return (proc_root / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return "unknown"
 

@@ -22,6 +22,7 @@ _KINDS: Mapping[str, str] = {
     "UndrainRequested": "undrain",
     "NodesReserved": "reserve",
     "ReservationCancelled": "unreserve",
+    "PowerPardoned": "pardon",
 }
 
 

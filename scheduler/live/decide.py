@@ -11,7 +11,7 @@ from collections.abc import Callable
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.explain import explain
 from farside.scheduler.foresight import expected_start_s
-from farside.scheduler.live.event import Entry, Event, JobStarted
+from farside.scheduler.live.event import Entry, Event, JobStarted, NodeClosed
 from farside.scheduler.live.launch import launches
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.maintenance import late_places
@@ -59,9 +59,19 @@ class Mind:
         return (
             consequences(self.state, touched, now_s)
             or tuple(late_places(self.state, now_s))
+            or self._closings()
             or self._planner.plan(now_s)
             or tuple(launches(self.state))
         )
+
+    def _booting(self) -> tuple[str, ...]:
+        names = sorted(node.name for node in self.state.nodes.values() if node.state == "booting")
+        return (f"being switched on: {', '.join(names)}",) if names else ()
+
+    def _closings(self) -> tuple[Event, ...]:
+        """Nodes that are to go off: whoever was about to start there has lost the place by now, and nobody gets one."""
+        closing = ((name, self.state.nodes[name].power) for name in self.state.closing)
+        return tuple(NodeClosed(node=name, number=power.drain_number) for name, power in closing if power is not None)
 
     def next_wake_s(self) -> float:
         """When to ask again though nothing has happened; infinite: never."""
@@ -87,7 +97,7 @@ class Mind:
             return (f"waits for the end of job {', '.join(job.spec.after)}",)
         row = self._planner.row(job_id)
         if row >= 0 and job.phase is Phase.WAITING:
-            return explain(self.domain, row, now_s, clock)
+            return (*explain(self.domain, row, now_s, clock), *self._booting())
         if job.phase is Phase.PLACED:
             nodes = ", ".join(f"{place.node} ({place.gpus})" for place in job.places)
             return (f"has a place on {nodes}, and starts as soon as others have left it", job.reason)

@@ -16,9 +16,10 @@ How it works
 from dataclasses import dataclass
 from enum import StrEnum
 
+from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.spec import JobSpec
 
-# 2: `StopCause` has node_unfit and work_done.
+# 2: `StopCause` has node_unfit and work_done; nodes sleep (`PowerChanged`, `NodeClosed`).
 VERSION = 2
 
 
@@ -238,6 +239,35 @@ class TaskChanged:
     metered_gpu_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerChanged:
+    """A node's power is as ``note`` says from here on; written before the order in it is given to its BMC.
+
+    It counts only while the brain of this ``generation`` leads: who keeps the power beside it may have been overtaken.
+    """
+
+    node: str
+    generation: int
+    note: PowerNote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesWanted:
+    """How many nodes shall be on from here on, and why; jobs that there were needed ``needed``."""
+
+    nodes: int
+    needed: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerPardoned:
+    """For the audit: an operator has mended a node that did not obey. What follows is a `PowerChanged`."""
+
+    node: str
+    by: str
+
+
 # ---------------------------------------------------------------------------------------------- decided
 
 
@@ -247,6 +277,17 @@ class BrainTookLead:
 
     generation: int
     holder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeClosed:
+    """Whoever decides has read that a node is to go off: from here on no job starts there until it is open again.
+
+    ``number``: of the DRAIN that it is an answer to.
+    """
+
+    node: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,9 +360,11 @@ class JobPromoted:
 Told = (
     JobSubmitted | CancelRequested | HoldRequested | ReleaseRequested | NodeJoined | NodeChanged | NodeLost
     | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | AccessNoted | TaskChanged
+    | PowerChanged | NodesWanted | PowerPardoned
 )  # fmt: skip
 Decided = (
-    BrainTookLead | JobPlaced | JobUnplaced | JobStarted | JobStopping | JobRequeued | JobEnded | JobPromoted
+    BrainTookLead | NodeClosed | JobPlaced | JobUnplaced | JobStarted | JobStopping | JobRequeued | JobEnded
+    | JobPromoted
 )  # fmt: skip
 Event = Told | Decided
 

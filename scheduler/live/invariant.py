@@ -12,7 +12,9 @@ from farside.scheduler.live.event import (
     JobRequeued,
     JobStarted,
     JobSubmitted,
+    NodeClosed,
     NodeJoined,
+    PowerChanged,
     TaskChanged,
     TaskPhase,
 )
@@ -38,6 +40,8 @@ class _Check:
     jobs: dict[str, _Job] = field(default_factory=dict)
     holders: dict[tuple[str, int], _Holder] = field(default_factory=dict)  # by node and GPU
     boots: dict[str, str] = field(default_factory=dict)
+    drains: dict[str, int] = field(default_factory=dict)  # by node, the order to empty it that stands
+    closed: set[str] = field(default_factory=set)
 
 
 def violations(entries: Iterable[Entry], *, is_complete: bool = False) -> Iterator[str]:
@@ -77,8 +81,30 @@ def _one(check: _Check, entry: Entry) -> Iterator[str]:
             if check.boots.get(entry.event.node) != entry.event.boot_id:
                 _boot(check, entry.event)
             check.boots[entry.event.node] = entry.event.boot_id
+        case PowerChanged():
+            yield from _powered(check, entry.event)
+        case NodeClosed():
+            if check.drains.get(entry.event.node) == entry.event.number:
+                check.closed.add(entry.event.node)
         case _:
             pass
+
+
+def _powered(check: _Check, event: PowerChanged) -> Iterator[str]:
+    if event.generation != check.generation:
+        return  # it came too late, and counts for nothing
+    note = event.note
+    if note.drain_number != check.drains.get(event.node, 0):
+        check.closed.discard(event.node)
+    check.drains[event.node] = note.drain_number
+    if note.command not in ("soft-off", "force-off"):
+        return
+    if event.node not in check.closed:
+        yield f"node {event.node} is told to go off, and jobs may start there"
+    for (node, _), holder in check.holders.items():
+        if node == event.node:
+            yield f"node {event.node} is told to go off, and job {holder[0]} runs there"
+            break
 
 
 def _boot(check: _Check, event: NodeJoined) -> None:
@@ -104,6 +130,8 @@ def _started(check: _Check, event: JobStarted) -> Iterator[str]:
         yield f"job {event.job_id}: start {event.start} follows start {job.starts}"
     job.starts, job.is_started = event.start, True
     for task in event.tasks:
+        if task.node in check.closed:
+            yield f"job {event.job_id} was started on node {task.node}, which is to go off"
         for gpu in task.gpus:
             holder = check.holders.get((task.node, gpu))
             if holder is not None:

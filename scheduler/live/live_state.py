@@ -6,6 +6,8 @@ function (transition.py), so at the same entry they are the same.
 
 from collections.abc import Iterator
 
+from farside.scheduler.live.event import NodesWanted
+from farside.scheduler.live.power.slept import SleepRecord
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Maintenance, TaskKey
 from farside.scheduler.live.toll import Toll
 
@@ -33,6 +35,10 @@ class LiveState:
         self.reserved: dict[int, str] = {}  # reservations by the entry that made them
         self.donors_version = 0  # grows when a node's donor, or whether it is up, may have changed
         self.dependents: dict[str, list[str]] = {}  # who waits for the end of a job
+        self.closing: dict[str, None] = {}  # nodes of which the brain has not said yet that no job starts there
+        self.slept = SleepRecord()
+        self.wanted: NodesWanted | None = None  # the last; None: nobody has decided how many nodes shall be on
+        self.wanted_s = 0.0  # since when
 
     def live_jobs(self) -> Iterator[LiveJob]:
         """Those that are not over, in the order of submission."""

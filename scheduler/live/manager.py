@@ -21,10 +21,12 @@ from farside.notify import notify_systemd
 from farside.scheduler.domain import Rules, reserve_after
 from farside.scheduler.live.accounts import tenancy_of
 from farside.scheduler.live.manager_parts import Part, Parts
+from farside.scheduler.live.power.setup import power_setup
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
+from farside.scheduler.settings import named_settings
 
 SWITCH_S = 5e-4
 # A part's event loop that has not turned for so long hangs. The brain reads all of the log before its loop turns.
@@ -43,6 +45,7 @@ def run(config: ManagerConfig) -> int:
     """
     start_logging(config.log_level)
     rules_of(config)
+    power_setup(config)
     config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
     store = EventStore(config.store_url)
     upgrade(store)
@@ -75,21 +78,6 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
     )
 
 
-def named_settings(of: str, text: str) -> Mapping[str, str]:
-    """Values by name of ``NAME=VALUE; NAME=VALUE``.
-
-    Raises:
-        ConfigError: A part has no equals sign.
-    """
-    told: dict[str, str] = {}
-    for part in filter(None, map(str.strip, text.split(";"))):
-        name, equals, value = part.partition("=")
-        if not equals:
-            raise ConfigError(f"{of}: '{part}' is not NAME=VALUE")
-        told[name.strip()] = value.strip()
-    return told
-
-
 async def _brain(config: ManagerConfig) -> None:
     from farside.scheduler.live.brain import Brain
 
@@ -107,6 +95,7 @@ async def _api(config: ManagerConfig) -> None:
     from farside.scheduler.live.api.metrics import ManagerCollector
     from farside.scheduler.live.api.web_session import WebSessions, session_key
     from farside.scheduler.live.follow import LiveLog
+    from farside.scheduler.live.power.keep import LivePower
     from farside.scrape import serve_metrics
 
     # The store is read in a thread; by default that one keeps the loop waiting for 5 ms at each turn.
@@ -121,9 +110,11 @@ async def _api(config: ManagerConfig) -> None:
     operators = frozenset(names_in(config.operators))
     callers = Callers(config.tokens_file, operators, os.geteuid(), WebSessions(session_key(config.state_dir)))
     sessions = AgentSessions(log, callers, config.node_timeout_s)
+    setup = power_setup(config)
+    power = LivePower(setup, log, sessions, config.state_dir)
     app = make_app(
         log, callers, config.state_dir, sessions, may_tokens_submit=config.token_submit,
-        tenancy=tenancy_of(config), gpu_power_w=config.gpu_power_w,
+        tenancy=tenancy_of(config), gpu_power_w=config.gpu_power_w, power=power,
     )  # fmt: skip
 
     def server(kind: str) -> uvicorn.Server:
@@ -157,6 +148,7 @@ async def _api(config: ManagerConfig) -> None:
             group.create_task(log.run(ready.set))
             await ready.wait()
             group.create_task(sessions.watch_silence())
+            group.create_task(power.run())
             if config.metrics_listen:
                 group.create_task(metrics.keep_asking())
             for kind, listeners in sockets.items():

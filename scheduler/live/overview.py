@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.power.show import Energy, show_energy
 from farside.scheduler.live.record import LiveJob, LiveNode, Phase
 from farside.scheduler.live.view import Shown, show_job, show_node
 
@@ -44,7 +45,8 @@ class Sensed:
 class Overview:
     """What one person sees. ``active`` have GPUs or a place; each list is cut, and ``counts`` are not.
 
-    ``why`` has a line for the first who wait, ``sensed`` what agents that are connected here told last.
+    ``why`` has a line for the first who wait, ``sensed`` what agents that are connected here told last, ``energy`` how
+    many nodes sleep.
     """
 
     seq: int
@@ -56,6 +58,7 @@ class Overview:
     nodes: tuple[LiveNode, ...]
     why: Mapping[str, str] = field(default_factory=dict)
     sensed: Mapping[str, Sensed] = field(default_factory=dict)
+    energy: Energy | None = None
 
 
 class Survey:
@@ -164,6 +167,7 @@ def _cluster(overview: Overview) -> Shown:
         "headroom_bytes": sum(node.headroom_bytes for node in up),
         "gpu_power_w": sum(powers_w) if powers_w else None,
         "loan_bytes": sum(sum(told.loans.values()) for told in overview.sensed.values()),
+        **({} if overview.energy is None else show_energy(overview.energy)),
     }
 
 

@@ -37,6 +37,7 @@ from farside.scheduler.live.event import (
     NodeLost,
     NodesReserved,
     Place,
+    PowerChanged,
     ReservationCancelled,
     StopCause,
     UndrainRequested,
@@ -98,7 +99,7 @@ class Planner:
             self._is_stale = True
         if self._is_stale:
             return
-        if isinstance(event, NodeJoined | NodeChanged | NodeLost | DrainRequested | UndrainRequested):
+        if isinstance(event, NodeJoined | NodeChanged | NodeLost | DrainRequested | UndrainRequested | PowerChanged):
             self._resize()
         if isinstance(event, NodesReserved | ReservationCancelled):
             self._close(entry.at_s)

@@ -17,7 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.event import Donor, Ending, Gpu, Place, StopCause, TaskPhase
+from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.spec import JobSpec
 
 
@@ -173,6 +175,18 @@ class LiveJob:
         return self.held_s + (now_s - self.since_s if self.phase in ACTIVE else 0.0)
 
 
+_POWER_STATES: Mapping[PowerPhase, str] = {
+    PowerPhase.DRAINING: "closing",
+    PowerPhase.OFF: "asleep",
+    PowerPhase.BOOTING: "booting",
+}
+_POWER_WORDS: Mapping[PowerPhase, str] = {
+    **_POWER_STATES,
+    PowerPhase.ON: "about to open",
+    PowerPhase.FAILED: "did not obey its power switch",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveNode:
     """A node that has ever joined.
@@ -180,6 +194,8 @@ class LiveNode:
     ``holds`` says which process has which GPU: from the moment that it was decided to start it until the node has told
     that it is gone, however long the node is away. ``others`` are the processes without a GPU, for as long.
     ``donor`` lends this node's memory to other nodes, and ``swap_bytes`` is what this node can have of theirs for jobs.
+    ``power``: what is kept of its power; None: it has always been on. ``closed_by``: the DRAIN after which no job
+    starts there, as the brain has said; 0: one may.
     """
 
     name: str
@@ -198,6 +214,8 @@ class LiveNode:
     lost_reason: str = ""
     holds: Mapping[int, TaskKey] = field(default_factory=dict)
     others: tuple[TaskKey, ...] = ()
+    power: PowerNote | None = None
+    closed_by: int = 0
 
     @property
     def tasks(self) -> tuple[TaskKey, ...]:
@@ -212,11 +230,18 @@ class LiveNode:
     @property
     def is_taking(self) -> bool:
         """Whether jobs may start there. A node with a broken GPU drains by itself."""
-        return self.is_up and not self.drain_reason and not self.unhealthy
+        return self.is_up and not self.drain_reason and not self.unhealthy and self.has_power
+
+    @property
+    def has_power(self) -> bool:
+        """Whether it is on, and neither to go off nor just coming up."""
+        return self.power is None or self.power.is_open
 
     @property
     def why_not(self) -> str:
         """Why no job may start there; empty: one may."""
+        if self.power is not None and not self.has_power:
+            return f"{_POWER_WORDS[self.power.phase]}: {self.power.reason}"
         if not self.is_up:
             return self.lost_reason
         if self.drain_reason:
@@ -225,7 +250,12 @@ class LiveNode:
 
     @property
     def state(self) -> str:
-        """``lost``, ``draining`` (jobs still run there), ``drained``, ``busy`` or ``idle``."""
+        """``lost``, ``draining`` (jobs still run there), ``drained``, ``busy`` or ``idle``.
+
+        And of nodes that sleep: ``closing``, ``asleep``, ``booting``.
+        """
+        if self.power is not None and self.power.phase in _POWER_STATES:
+            return _POWER_STATES[self.power.phase]
         if not self.is_up:
             return "lost"
         if not self.is_taking:

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from farside.errors import LocalProtocolError
+from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.event import (
     AccessNoted,
     BrainTookLead,
@@ -33,9 +34,13 @@ from farside.scheduler.live.event import (
     JobSubmitted,
     JobUnplaced,
     NodeChanged,
+    NodeClosed,
     NodeJoined,
     NodeLost,
     NodesReserved,
+    NodesWanted,
+    PowerChanged,
+    PowerPardoned,
     ReleaseRequested,
     ReservationCancelled,
     StopCause,
@@ -186,6 +191,8 @@ def _joined(state: LiveState, event: NodeJoined, entry: Entry) -> Touched:
         drain_reason=before.drain_reason if before is not None else "",
         holds=before.holds if before is not None else {},
         others=before.others if before is not None else (),
+        power=before.power if before is not None else None,
+        closed_by=before.closed_by if before is not None else 0,
     )
     return touched
 
@@ -255,7 +262,42 @@ def _unreserved(state: LiveState, event: ReservationCancelled, entry: Entry) -> 
     return ()
 
 
-def _noted(state: LiveState, event: AccessNoted, entry: Entry) -> Touched:
+def _powered(state: LiveState, event: PowerChanged, entry: Entry) -> Touched:
+    node = state.nodes.get(event.node)
+    if node is None or event.generation != state.generation:
+        return ()
+    note, was_off = event.note, node.power is not None and node.power.phase is PowerPhase.OFF
+    is_off = note.phase is PowerPhase.OFF
+    after = replace(node, power=note, closed_by=node.closed_by if node.closed_by == note.drain_number else 0)
+    if is_off:
+        after = replace(after, is_up=False, lost_reason="")
+    state.nodes[node.name] = after
+    if is_off is not was_off:
+        off = sum(one.power is not None and one.power.phase is PowerPhase.OFF for one in state.nodes.values())
+        state.slept.note(entry.at_s, off)
+    if note.drain_number and after.closed_by != note.drain_number:
+        state.closing[node.name] = None
+    else:
+        state.closing.pop(node.name, None)
+    return () if after.has_power else state.jobs_on(node.name)
+
+
+def _wanted(state: LiveState, event: NodesWanted, entry: Entry) -> Touched:
+    state.wanted, state.wanted_s = event, entry.at_s
+    return ()
+
+
+def _closed(state: LiveState, event: NodeClosed, entry: Entry) -> Touched:
+    node = state.nodes.get(event.node)
+    if node is None:
+        raise _misfit(entry, f"there is no node {event.node}")
+    if node.power is not None and node.power.drain_number == event.number:  # else it was opened meanwhile
+        state.nodes[node.name] = replace(node, closed_by=event.number)
+        state.closing.pop(node.name, None)
+    return ()
+
+
+def _noted(state: LiveState, event: AccessNoted | PowerPardoned, entry: Entry) -> Touched:
     return ()
 
 
@@ -493,6 +535,10 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, Entry], Touched]] = Mapp
         NodesReserved: _reserved,
         ReservationCancelled: _unreserved,
         AccessNoted: _noted,
+        PowerChanged: _powered,
+        NodesWanted: _wanted,
+        PowerPardoned: _noted,
+        NodeClosed: _closed,
         TaskChanged: _task,
         BrainTookLead: _lead,
         JobPlaced: _placed,

@@ -9,6 +9,7 @@ import pytest
 
 from farside.scheduler.live.audit import show_audit
 from farside.scheduler.live.event import CancelRequested, Entry, NodesReserved
+from farside.scheduler.live.power.show import energy_of, show_energy, show_power
 from farside.scheduler.live.usage import Usage, show_usage
 from farside.scheduler.live.view import show_job, show_job_in_full, show_node, show_reservation
 from tests.live.world import World, rules
@@ -33,6 +34,10 @@ SHOWN: dict[str, Callable[[World], Mapping[str, object]]] = {
     "nodes": lambda w: show_node(w.state.nodes["n0"]),
     "reservations": lambda w: show_reservation(w.state.maintenance["m1"], w.state, w.now_s),
     "usage": lambda w: show_usage(Usage(name="ann")),
+    "power": lambda w: {
+        **show_power(w.state.nodes["n0"], "ipmi", None),
+        **show_energy(energy_of(w.state, w.now_s, 800.0)),
+    },
     "audit": lambda w: show_audit(
         Entry(seq=1, at_s=0.0, generation=0, cause="user ann", event=CancelRequested(job_id="1", by="ann")), w.state
     ),

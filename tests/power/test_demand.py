@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from farside.scheduler.energy.plain import KeepRecent
 from farside.scheduler.energy.policy import Seen, Target
 from farside.scheduler.energy.power.demand import Occupancy, PolicyDemand, Wish, occupancy
 from farside.scheduler.energy.power.state import Holdings, NodePower, Phase
@@ -90,3 +91,15 @@ def test_nodes_are_counted_as_policies_see_them() -> None:
     found = occupancy(nodes, 0.0, lacking=2)
 
     assert (found.busy, found.powered, found.total, found.needed) == (3, 5, 7, 5)
+
+
+def test_a_policy_with_a_past_decides_at_once_and_one_without_goes_on_from_what_was_wished() -> None:
+    learned = KeepRecent(buffer_nodes=1, keep_s=1200.0, step_s=600.0)
+    fresh = KeepRecent(buffer_nodes=1, keep_s=1200.0, step_s=600.0)
+    now = Occupancy(now_s=5000.0, busy=1, lacking=0, powered=9, total=9)
+
+    with_past = PolicyDemand(learned, step_s=600.0, past=(2.0, 3.0, 1.0))
+    going_on = PolicyDemand(fresh, step_s=600.0, first=Wish(nodes=4, reason="as before"))
+
+    assert with_past.wish(now).nodes == 4  # the most of two intervals, and one
+    assert going_on.wish(now) == Wish(nodes=4, reason="as before")

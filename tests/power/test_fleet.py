@@ -130,3 +130,18 @@ def test_rules_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 def test_patience_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         Patience(**wrong)
+
+
+def test_nodes_that_jobs_call_are_woken_first_and_though_enough_others_are_on() -> None:
+    nodes = [*fleet(4), *asleep(3)]
+
+    found = plan(nodes, 4, now_s=NOW_S, rules=RULES, reason="jobs", called=frozenset({"s2"}))
+
+    assert [(wish.node, wish.is_on) for wish in found.wishes] == [("s2", True)]
+
+
+def test_an_idle_node_that_a_job_is_about_to_fill_stays_on() -> None:
+    found = plan(fleet(3), 0, now_s=NOW_S, rules=replace(RULES, floor=0), reason="x", called=frozenset({"n1"}))
+
+    assert sorted(names(found, on=False)) == ["n0", "n2"]
+    assert found.held_back == (("a job waits for it", 1),)

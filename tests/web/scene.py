@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -12,7 +13,11 @@ from typing import Any
 import pytest
 
 from farside.agent import messages as m
+from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.api.caller import Role, add_token
+from farside.scheduler.live.event import NodesWanted, PowerChanged
+from farside.scheduler.live.power.note import PowerNote
+from farside.scheduler.live.store.event_store import Draft, EventStore
 from tests.live.fake_agent import FakeNode, FakeSession
 from tests.live.manager import Manager, running_manager
 from tests.support.waiting import until
@@ -57,6 +62,18 @@ class Scene:
     def report(self, name: str) -> None:
         """Has a node tell what it feels now."""
         self._do(self._sessions[name].report()).result(DEADLINE_S)
+
+    def sleeps(self, name: str, phase: PowerPhase, reason: str) -> None:
+        """Has the log say this of a node's power, as who keeps it would."""
+        store = EventStore(self.manager.store_url)
+        note = PowerNote(phase=phase, reason=reason, drain_number=1)
+        generation = int(self.manager.get("health")["generation"])
+        events = (
+            NodesWanted(nodes=2, needed=2, reason=reason),
+            PowerChanged(node=name, generation=generation, note=note),
+        )
+        store.append([Draft(event=event, cause="power") for event in events], time.time())
+        store.close()
 
     def exit(self, task_id: str, code: int = 0, start: int = 1) -> None:
         """Ends a process where it runs."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from farside.scheduler.energy.power.state import Phase as PowerPhase
 from tests.live.fake_agent import FakeNode
 from tests.web.scene import EVIL, Scene, a_scene, chromium
 
@@ -299,3 +300,20 @@ def test_a_node_that_is_gone_is_told_with_its_reason(page: "Page", scene: Scene)
     page.locator("#nodes").get_by_text("new fans on Friday").wait_for()
     assert FakeNode("n2").name in page.locator("#nodes > li", has_text="new fans").inner_text()
     scene.manager.post("nodes", "n2", "undrain")
+
+
+def test_nodes_that_sleep_what_it_saves_and_how_many_are_expected_are_seen(page: "Page", scene: Scene) -> None:
+    sign_in(page, scene)
+    for name in ("night", "morning"):
+        scene.join(FakeNode(name, gpus=4))
+        scene.sleeps(name, PowerPhase.OFF, "kept by 3 rules within the risk")
+    scene.sleeps("morning", PowerPhase.BOOTING, "jobs need 3 nodes now")
+
+    night = page.locator("#nodes > li", has_text="kept by 3 rules within the risk")
+    night.wait_for()
+    page.locator("#nodes > li", has_text="booting").wait_for()
+    assert "asleep" in night.inner_text()
+    figures = texts(page, "#figures > div")
+    assert "Asleep 1 1 booting" in figures
+    assert "Expected 2 nodes to stay on" in figures
+    assert [one for one in figures if one.endswith("kWh, against all nodes on")]

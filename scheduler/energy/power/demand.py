@@ -17,7 +17,7 @@ class Occupancy:
 
     Attributes:
         busy: Have a job or a reservation; one that was never looked at counts as busy.
-        lacking: That waiting jobs would need besides those that are on.
+        lacking: Others that waiting jobs would need.
         powered: On, or on their way.
         total: All that could be on; failed ones cannot.
     """
@@ -53,12 +53,22 @@ class Demand(Protocol):
 class PolicyDemand:
     """An energy policy as a demand: it decides once an interval, and arrivals are not made to wait for that.
 
-    ``step_s``: the interval that the policy counts in. Turns that were missed count as if nothing had changed.
+    Turns that were missed count as if nothing had changed.
+
+    Args:
+        policy: Has seen nothing yet.
+        step_s: The interval that it counts in.
+        past: Busy nodes of the intervals before now, for it to learn from; with any it decides at once.
+        first: What is wished until it has decided; None: all nodes.
     """
 
-    def __init__(self, policy: EnergyPolicy, *, step_s: float) -> None:
+    def __init__(
+        self, policy: EnergyPolicy, *, step_s: float, past: Sequence[float] = (), first: Wish | None = None
+    ) -> None:
+        self._first = first
         self._policy = policy
         self._step_s = step_s
+        self._past = tuple(past)
         self._start_s = math.nan
         self._step = 0
         self._most = 0
@@ -68,18 +78,31 @@ class PolicyDemand:
         """What the policy decided last, or what jobs need if that is more. [helios Algorithm 2, JobArrivalCheck]"""
         if math.isnan(self._start_s):
             self._start_s = now.now_s
-        while now.now_s >= self._start_s + (self._step + 1) * self._step_s:
+            self._learn(now)
+        while now.now_s >= self._start_s + (self._step + 1 - len(self._past)) * self._step_s:
             self._policy.watch(Seen(step=self._step, active=float(max(self._most, 0)), total=float(now.total)))
             self._step += 1
             self._target = self._policy.target(float(now.powered))
             self._most = now.needed
         self._most = max(self._most, now.needed)
-        if self._target is None:
-            return Wish(nodes=now.total, reason="the first interval is not over")
-        wanted = math.ceil(self._target.nodes - 1e-9)
-        if now.needed > wanted:
+        wished = self._wished(now)
+        if now.needed > wished.nodes:
             return Wish(nodes=now.needed, reason=f"jobs need {now.needed} nodes now")
-        return Wish(nodes=wanted, reason=self._target.reason)
+        return wished
+
+    def _wished(self, now: Occupancy) -> Wish:
+        if self._target is not None:
+            return Wish(nodes=math.ceil(self._target.nodes - 1e-9), reason=self._target.reason)
+        return self._first or Wish(nodes=now.total, reason="the first interval is not over")
+
+    def _learn(self, now: Occupancy) -> None:
+        for active in self._past:
+            seen = Seen(step=self._step, active=min(active, float(now.total)), total=float(now.total))
+            self._policy.watch(seen)
+            self._step += 1
+        if self._past:
+            self._most = now.needed
+            self._target = self._policy.target(float(now.powered))
 
 
 class ServiceDemand:

@@ -55,17 +55,28 @@ class Plan:
     held_back: tuple[tuple[str, int], ...] = ()
 
 
-def plan(nodes: Sequence[NodePower], wanted_on: int, *, now_s: float, rules: FleetRules, reason: str) -> Plan:
+def plan(
+    nodes: Sequence[NodePower],
+    wanted_on: int,
+    *,
+    now_s: float,
+    rules: FleetRules,
+    reason: str,
+    called: frozenset[str] = frozenset(),
+) -> Plan:
     """The wishes that bring the number of nodes that are on to ``wanted_on``, or to the floor if that is more.
 
-    Nodes that are on their way up, or will be booted as soon as they are off, count as on.
+    Nodes that are on their way up, or will be booted as soon as they are off, count as on. ``called`` are those that
+    jobs need by name: they stay on, and are woken first, and though enough others are on, which these jobs can't use.
     """
     target = max(wanted_on, rules.floor)
     awake = sum(_is_awake(node) for node in nodes)
-    if awake < target:
-        return _wake(nodes, target - awake, now_s=now_s, rules=rules, reason=reason, is_floor=awake < rules.floor)
+    missing = max(target - awake, sum(node.name in called and not _is_awake(node) for node in nodes))
+    if missing > 0:
+        is_floor = awake < rules.floor
+        return _wake(nodes, missing, now_s=now_s, rules=rules, reason=reason, is_floor=is_floor, called=called)
     serving = sum(node.phase is Phase.ON for node in nodes)
-    return _sleep(nodes, serving - target, now_s=now_s, rules=rules, reason=reason)
+    return _sleep(nodes, serving - target, now_s=now_s, rules=rules, reason=reason, called=called)
 
 
 def _is_awake(node: NodePower) -> bool:
@@ -73,23 +84,33 @@ def _is_awake(node: NodePower) -> bool:
 
 
 def _wake(
-    nodes: Sequence[NodePower], count: int, *, now_s: float, rules: FleetRules, reason: str, is_floor: bool
+    nodes: Sequence[NodePower],
+    count: int,
+    *,
+    now_s: float,
+    rules: FleetRules,
+    reason: str,
+    is_floor: bool,
+    called: frozenset[str],
 ) -> Plan:
-    """Those first that need not boot; then who has been off longest, so that all wear alike."""
+    """Those first that are called, then that need not boot, then who has been off longest, so that all wear alike."""
     called_back = [node for node in nodes if node.phase is Phase.DRAINING and not node.is_stopping]
     going_off = [node for node in nodes if node.phase is Phase.DRAINING and node.is_stopping and not node.is_wanted]
     rested = (
         node for node in nodes if node.phase is Phase.OFF and (is_floor or now_s - node.since_s >= rules.min_off_s)
     )
-    off = sorted(rested, key=lambda node: (node.since_s, node.name))
+    off = sorted(rested, key=lambda node: (node.name not in called, node.since_s, node.name))
     room = rules.booting_at_once - sum(node.phase is Phase.BOOTING or node.is_wanted for node in nodes)
     booted = [*off, *going_off][: max(0, room)]
-    chosen = [*sorted(called_back, key=lambda node: -node.since_s), *booted][:count]
+    ready = [*sorted(called_back, key=lambda node: -node.since_s), *booted]
+    chosen = sorted(ready, key=lambda node: node.name not in called)[:count]
     wishes = tuple(Wanted(node=node.name, now_s=now_s, is_on=True, reason=reason) for node in chosen)
     return Plan(wishes=wishes, short=count - len(wishes))
 
 
-def _sleep(nodes: Sequence[NodePower], count: int, *, now_s: float, rules: FleetRules, reason: str) -> Plan:
+def _sleep(
+    nodes: Sequence[NodePower], count: int, *, now_s: float, rules: FleetRules, reason: str, called: frozenset[str]
+) -> Plan:
     if count <= 0:
         return Plan(wishes=())
     refusals: dict[str, int] = {}
@@ -97,7 +118,7 @@ def _sleep(nodes: Sequence[NodePower], count: int, *, now_s: float, rules: Fleet
     for node in nodes:
         if node.phase is not Phase.ON:
             continue
-        why_not = may_not_sleep(node, now_s=now_s, rules=rules)
+        why_not = "a job waits for it" if node.name in called else may_not_sleep(node, now_s=now_s, rules=rules)
         if why_not:
             refusals[why_not] = refusals.get(why_not, 0) + 1
         else:

@@ -94,7 +94,7 @@ def _order(node: NodePower, command: Command, now_s: float, reason: str) -> Step
 def _enter(node: NodePower, phase: Phase, now_s: float, reason: str) -> NodePower:
     return replace(
         node, phase=phase, since_s=now_s, reason=reason, pending=None, is_stopping=False, is_wanted=False,
-        is_refused=False, stop_s=math.inf, forced_s=math.inf, tries=0,
+        is_refused=False, stop_s=math.inf, forced_s=math.inf, doubted_s=math.inf, tries=0,
     )  # fmt: skip
 
 
@@ -235,6 +235,9 @@ def _stop_answered(node: NodePower, answer: Answer, patience: Patience) -> Step:
 
 def _stopping_asked(node: NodePower, answer: Answer, patience: Patience) -> Step:
     is_silent = answer.now_s - node.last_beat_s >= patience.silent_s
+    if node.is_stopping and answer.power is Power.ON and answer.now_s - node.doubted_s >= patience.silent_s:
+        # Who was told to shut down does not beat for so long any more: it never heard of it, and is told now.
+        return replace(node, doubted_s=math.inf, is_refused=node.last_beat_s > node.doubted_s), ()
     if not node.is_stopping or answer.power is not Power.OFF or not is_silent:
         return node, ()
     if node.is_wanted:

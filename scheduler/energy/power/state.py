@@ -160,6 +160,7 @@ class NodePower:
         stay_until_s: A node that could not be emptied is left alone until then.
         stops_s: When it was told to shut down, of late, the newest last.
         is_refused: Its BMC did not take, or did not answer, the last order to shut down.
+        doubted_s: Since when nobody knows whether its BMC was told to shut it down; infinite: it is known.
         tries: Orders of this phase that were given again, to boot or to shut down.
         pending: The order whose answer is awaited.
         ordered_s: When the last order was given.
@@ -184,6 +185,7 @@ class NodePower:
     forced_s: float = math.inf
     stay_until_s: float = -math.inf
     stops_s: tuple[float, ...] = ()
+    doubted_s: float = math.inf
     tries: int = 0
     pending: Order | None = None
     ordered_s: float = -math.inf

@@ -52,6 +52,18 @@ class AgentSessions:
         """What each connected agent told last of what no log keeps."""
         return dict(self._sensed)
 
+    def beats(self) -> Mapping[str, str]:
+        """The boot of each node that is up: of those that are connected here, and others that the log says so of.
+
+        A node that was connected here and is not any more is silent, whatever the log says until it is called lost.
+        """
+        found = {name: hello.boot_id for name, (hello, _) in self._connected.items()}
+        for node in self._log.state.nodes.values():
+            is_stopping = node.power is not None and node.power.is_stopping
+            if node.is_up and not is_stopping and node.name not in self._heard_s:
+                found.setdefault(node.name, node.boot_id)
+        return found
+
     @property
     def ring(self) -> DonorRing:
         """The donors that nodes may borrow from now."""
@@ -99,6 +111,8 @@ class AgentSessions:
             lost: list[Event] = []
             for node in list(self._log.state.nodes.values()):
                 silent_s = now_s - self._heard_s.get(node.name, self._begun_s)
+                if node.power is not None and node.power.is_expected_silent:
+                    continue
                 if node.is_up and node.name not in self._connected and silent_s > self._node_timeout_s:
                     reason = f"not heard of for {format_seconds(self._node_timeout_s)}"
                     lost.append(NodeLost(node=node.name, reason=reason))

@@ -15,10 +15,13 @@ from farside.scheduler.live.api.glance import Glance, glance_routes
 from farside.scheduler.live.api.jobs import job_routes
 from farside.scheduler.live.api.nodes import node_routes
 from farside.scheduler.live.api.page import page_routes
+from farside.scheduler.live.api.power import power_routes
 from farside.scheduler.live.api.reservations import reservation_routes
 from farside.scheduler.live.api.trail import Trail, audit_routes
 from farside.scheduler.live.api.usage import usage_routes
 from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.power.keep import NOBODY, LivePower
+from farside.scheduler.live.power.setup import PowerSetup
 from farside.scheduler.tenancy import Tenancy
 
 # What an H200 SXM may draw, by its maker; for those who do not say (`gpu_power_w`).
@@ -34,6 +37,7 @@ def make_app(
     may_tokens_submit: bool,
     tenancy: Tenancy | None = None,
     gpu_power_w: float = GPU_POWER_W,
+    power: LivePower | None = None,
 ) -> FastAPI:
     """The API over one log."""
     app = FastAPI(
@@ -51,11 +55,14 @@ def make_app(
     )
     app.include_router(node_routes(log))
     app.include_router(donor_routes(log, lambda: sessions.ring, sessions.sensed))
-    app.state.glance = Glance(log, folder, sessions.sensed)
+    power = power or LivePower(PowerSetup(policy=NOBODY, is_dry_run=False), log, sessions, folder)
+    idle_w = power.setup.idle_w
+    app.include_router(power_routes(log, power))
+    app.state.glance = Glance(log, folder, sessions.sensed, idle_w)
     app.include_router(glance_routes(app.state.glance))
     app.include_router(page_routes(callers))
     app.include_router(reservation_routes(log))
-    app.include_router(usage_routes(log, gpu_power_w))
+    app.include_router(usage_routes(log, gpu_power_w, idle_w))
     app.include_router(audit_routes(log))
     sessions.serve(app)
 

@@ -23,6 +23,7 @@ from farside.scheduler.live.api.depends import Person, callers_of, trail_of
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.overview import Overview, Sensed, Survey, show_overview, waiting_ids
+from farside.scheduler.live.power.show import energy_of
 from farside.scheduler.live.view import Shown, show_node
 
 STREAMS_MAX = 64
@@ -66,8 +67,10 @@ class Whys:
 class Glance:
     """Makes overviews: one survey for each entry of the log, whoever asks."""
 
-    def __init__(self, log: LiveLog, folder: Path, sensed: Callable[[], Mapping[str, Sensed]]) -> None:
-        self._log, self._sensed = log, sensed
+    def __init__(
+        self, log: LiveLog, folder: Path, sensed: Callable[[], Mapping[str, Sensed]], idle_w: float = 0.0
+    ) -> None:
+        self._log, self._sensed, self._idle_w = log, sensed, idle_w
         self._whys = Whys(folder, log.clock.now_s)
         self._survey: Survey | None = None
         self._nodes = Rows(show_node)
@@ -79,7 +82,8 @@ class Glance:
             self._survey = Survey(self._log.state)
         overview = self._survey.overview(None if caller.is_operator else caller.name)
         why = await self._whys.of(waiting_ids(overview, WHY_MAX))
-        return replace(overview, why=why, sensed=self._sensed())
+        energy = energy_of(self._log.state, self._log.now_s(), self._idle_w)
+        return replace(overview, why=why, sensed=self._sensed(), energy=energy)
 
     def show(self, overview: Overview, before: Overview | None = None) -> Shown:
         """It as JSON; see `show_overview`."""

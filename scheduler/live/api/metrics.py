@@ -24,7 +24,7 @@ from farside.scheduler.live.record import LiveNode, Phase
 
 ASK_PERIOD_S = 5.0
 ASK_LIMIT_S = 2.0
-NODE_STATES = ("idle", "busy", "draining", "drained", "lost")
+NODE_STATES = ("idle", "busy", "draining", "drained", "lost", "closing", "asleep", "booting")
 
 
 class ManagerCollector(Collector):
@@ -75,6 +75,11 @@ class ManagerCollector(Collector):
         yield _by_state("jobs", "Jobs by state.", Counter(job.phase.value for job in state.jobs.values()), Phase)
         yield _by_state("nodes", "Nodes by state.", Counter(one.state for one in state.nodes.values()), NODE_STATES)
         yield _gpus(state.nodes.values())
+        text = "Seconds that nodes have slept, all together."
+        yield CounterMetricFamily("farside_manager_node_sleep_seconds", text, value=state.slept.node_s(0.0, now_s))
+        if state.wanted is not None:
+            text = "Nodes that the energy policy wants on."
+            yield GaugeMetricFamily("farside_manager_nodes_wanted", text, value=state.wanted.nodes)
         if self._store_bytes is not None:
             text = "What the store's database takes."
             yield GaugeMetricFamily("farside_manager_store_bytes", text, value=self._store_bytes)

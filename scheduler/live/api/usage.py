@@ -8,13 +8,14 @@ from fastapi import APIRouter, HTTPException, Query, Response
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.depends import Person
 from farside.scheduler.live.follow import LiveLog
-from farside.scheduler.live.usage import By, show_usage, usage_of
+from farside.scheduler.live.power.slept import saved_kwh
+from farside.scheduler.live.usage import S_PER_H, By, show_usage, usage_of
 
 DEFAULT_SPAN_S = 30 * 86400.0
 _Moment = Annotated[float | None, Query(ge=0, le=1e11, allow_inf_nan=False, description="Seconds since 1970")]
 
 
-def usage_routes(log: LiveLog, gpu_power_w: float) -> APIRouter:
+def usage_routes(log: LiveLog, gpu_power_w: float, idle_w: float) -> APIRouter:
     """The route about usage. Operators see everybody's, users that of their own jobs."""
     router = APIRouter(prefix="/v1/usage", tags=["manager"])
 
@@ -28,6 +29,8 @@ def usage_routes(log: LiveLog, gpu_power_w: float) -> APIRouter:
         jobs = [job for job in log.state.jobs.values() if caller.is_operator or job.user == caller.name]
         rows = await asyncio.to_thread(usage_of, jobs, by, begin_s, end_s, gpu_power_w)
         told = {"by": by.value, "from_s": begin_s, "to_s": end_s, "gpu_power_w": gpu_power_w}
+        slept_s = log.state.slept.node_s(begin_s, end_s)
+        told |= {"asleep_node_hours": slept_s / S_PER_H, "idle_w": idle_w, "saved_kwh": saved_kwh(slept_s, idle_w)}
         return answer({**told, "rows": [show_usage(row) for row in rows]})
 
     return router

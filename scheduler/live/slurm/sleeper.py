@@ -10,10 +10,10 @@ from farside.scheduler.energy.catalog import make_online
 from farside.scheduler.energy.power.demand import PolicyDemand, occupancy
 from farside.scheduler.energy.power.fleet import FleetRules, plan
 from farside.scheduler.energy.power.state import NodePower, Phase
-from farside.scheduler.live.manager import named_settings
 from farside.scheduler.live.slurm import power
 from farside.scheduler.live.slurm.action import PowerAction
 from farside.scheduler.live.slurm.snapshot import SlurmNode, Traits
+from farside.scheduler.settings import named_settings
 
 
 class Sleeper:

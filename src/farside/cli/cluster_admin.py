@@ -106,9 +106,11 @@ def usage(
     if as_json:
         print(json.dumps(found, indent=2))
         return
-    from farside.cli.cluster_table import usage_table
+    from farside.cli.cluster_table import usage_lines, usage_table
 
     print_table(usage_table(found["rows"], by.value))
+    for line in usage_lines(found):
+        print(line)
 
 
 def audit(

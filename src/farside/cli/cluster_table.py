@@ -62,6 +62,34 @@ def usage_table(rows: Iterable[Row], by: str) -> Table:
     return table
 
 
+def usage_lines(told: Row) -> Iterator[str]:
+    """What sleeping nodes saved in that time; nothing where none slept."""
+    if told["asleep_node_hours"]:
+        hours, kwh = told["asleep_node_hours"], told["saved_kwh"]
+        yield f"nodes slept {hours:.1f} hours in all, which saved {kwh:.1f} kWh at {told['idle_w']:.0f} W each"
+
+
+def power_lines(told: Row) -> Iterator[str]:
+    """How many nodes sleep and why, in words."""
+    how = " (a dry run: no node is switched)" if told["dry_run"] else ""
+    yield f"policy {told['policy']}{how}"
+    counts = {what: told[f"nodes_{what}"] for what in ("asleep", "booting", "closing")}
+    yield ", ".join(f"{count} {what}" for what, count in counts.items()) + f"; {told['saved_kwh']:.1f} kWh saved"
+    if told["nodes_wanted"] is not None:
+        yield f"{told['nodes_wanted']} nodes to stay on: {printable(told['wanted_reason'])}"
+
+
+def power_table(nodes: Iterable[Row], now_s: float) -> Table:
+    """A line a node."""
+    table = _table("node", "driver", "power", "for", "stops today", "why")
+    for one in nodes:
+        since = "" if one["since_s"] is None else format_seconds(max(0.0, now_s - one["since_s"]) // 1)
+        pinned = " (does not sleep before `farside power pardon`)" if one["pinned"] else ""
+        _add(table, one["name"], one["driver"] or "none", one["power"], since, one["stops_today"],
+             f"{one['reason']}{pinned}")  # fmt: skip
+    return table
+
+
 def audit_table(entries: Iterable[Row]) -> Table:
     """A line an entry."""
     table = _table("entry", "when", "who", "proved by", "did", "what to", "result")

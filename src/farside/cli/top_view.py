@@ -69,6 +69,9 @@ def _figures(told: Row, problem: str) -> Text:
     ]
     words += [f"{format_bytes(all_of_it['loan_bytes'])} lent"] if all_of_it["loan_bytes"] else []
     words += [f"{all_of_it['gpu_power_w'] / 1000:.1f} kW"] if all_of_it["gpu_power_w"] is not None else []
+    moving = {what: all_of_it.get(f"nodes_{what}", 0) for what in ("asleep", "booting", "closing")}
+    words += [f"{count} {what}" for what, count in moving.items() if count]
+    words += [f"{all_of_it['saved_kwh']:.1f} kWh saved"] if all_of_it.get("saved_kwh") else []
     line = Text(" · ".join(words), style="bold")
     return line.append(f"   {printable(problem)}", style="reverse") if problem else line
 

@@ -136,6 +136,51 @@ class ManagerConfig:
             high=1e5,
         ),
     )
+    power: str = field(
+        default="none",
+        metadata=about(
+            Kind.CHOICE,
+            "What lets idle nodes sleep; see power.md",
+            choices=("none", "ces", "rule", "vanilla"),
+        ),
+    )
+    power_dry_run: bool = field(
+        default=False,
+        metadata=about(Kind.FLAG, "No node is switched or closed; the log says what would be done, as if it were"),
+    )
+    power_settings: str = field(
+        default="", metadata=about(Kind.TEXT, "Settings of that policy, NAME=VALUE, with semicolons between")
+    )
+    power_drivers: Path = field(
+        default=Path("/etc/farside/power.toml"),
+        metadata=about(Kind.PATH, "How each node is switched, a table [node.NAME] each; others are always on"),
+    )
+    power_step_s: float = field(
+        default=600.0, metadata=about(Kind.SECONDS, "Time between two decisions of that policy", low=1, high=86400)
+    )
+    power_floor: int = field(
+        default=1, metadata=about(Kind.COUNT, "Nodes that stay on in any case", low=0, high=1000000)
+    )
+    power_min_on_s: float = field(
+        default=600.0, metadata=about(Kind.SECONDS, "A node that came up stays on for so long", low=0, high=1e9)
+    )
+    power_off_s: float = field(
+        default=240.0,
+        metadata=about(Kind.SECONDS, "A node that has not shut down after so long is cut off", low=1, high=1e5),
+    )
+    power_boot_s: float = field(
+        default=900.0,
+        metadata=about(Kind.SECONDS, "A node that has not booted after so long has failed", low=1, high=1e5),
+    )
+    power_poll_s: float = field(
+        default=10.0,
+        metadata=about(Kind.SECONDS, "Time between two looks, and two questions to a BMC", low=0.1, high=600),
+    )
+    always_on: str = field(default="", metadata=about(Kind.TEXT, "Nodes that never sleep, with commas"))
+    idle_w: int = field(
+        default=800,
+        metadata=about(Kind.COUNT, "What an idle node draws, in watts, for the energy saved", low=0, high=1e5),
+    )
     node_timeout_s: float = field(
         default=60.0,
         metadata=about(

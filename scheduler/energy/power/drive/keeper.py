@@ -36,6 +36,8 @@ from farside.scheduler.energy.power.state import (
 
 log = get_log("scheduler.power")
 
+# Writes down what is known of a node before an order is carried out; raises where it cannot, and then nothing is done.
+Record = Callable[[NodePower], Awaitable[None]]
 # Carries out a rest of one node: over its agent, whose hands the savers are.
 RestHand = Callable[[str, RestCommand], Awaitable[None]]
 
@@ -47,7 +49,10 @@ class PowerKeeper:
         drivers: One a node.
         inventory: Who knows what stands on nodes, and empties them.
         demand: How many nodes are wanted.
-        lacking: Nodes that waiting jobs need besides those that are on; the scheduler knows.
+        lacking: Nodes that waiting jobs need besides those that are busy; the scheduler knows.
+        called: Nodes that it knows by name, on or off, that waiting jobs are about to fill.
+        known: Nodes as they were left, by name; the others are adopted.
+        record: Keeps what is known; None: nobody does.
         clock: For turns and limits.
         rules: For all nodes together. ``patience``: with each.
         every_s: From turn to turn.
@@ -64,6 +69,9 @@ class PowerKeeper:
         inventory: Inventory,
         demand: Demand,
         lacking: Callable[[], int] = lambda: 0,
+        called: Callable[[], frozenset[str]] = frozenset,
+        known: Mapping[str, NodePower] | None = None,
+        record: Record | None = None,
         clock: Clock,
         rules: FleetRules,
         patience: Patience,
@@ -79,6 +87,8 @@ class PowerKeeper:
         self._inventory = inventory
         self._demand = demand
         self._lacking = lacking
+        self._called = called
+        self._record = record
         self._clock = clock
         self._rules = rules
         self._patience = patience
@@ -86,7 +96,7 @@ class PowerKeeper:
         self._rest_hand = rest_hand
         self._rest_rules = rest_rules or RestRules()
         now_s = clock.now_s()
-        self._nodes = {name: adopt(name, now_s) for name in drivers}
+        self._nodes = {name: adopt(name, now_s) for name in drivers} | dict(known or {})
         self._rests = {name: Rest() for name in drivers}
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -135,13 +145,25 @@ class PowerKeeper:
         # 3. Decide: how many are wanted, and so which change.
         nodes, now_s = tuple(self._nodes.values()), self._clock.now_s()
         wish = self._demand.wish(occupancy(nodes, now_s, lacking=self._lacking()))
-        found = plan(nodes, wish.nodes, now_s=now_s, rules=self._rules, reason=wish.reason)
+        called = self._called()
+        found = plan(nodes, wish.nodes, now_s=now_s, rules=self._rules, reason=wish.reason, called=called)
         if found.short:
             log.warning("fewer nodes on than wanted", wanted=wish.nodes, short=found.short, reason=wish.reason)
         # 4. Act: each order by a task of its own.
         for wanted in found.wishes:
             self._apply(wanted)
         await self._rest_idle(now_s)
+        # 5. Record: what no order has written down already.
+        await self._record_all()
+
+    async def _record_all(self) -> None:
+        if self._record is None:
+            return
+        for name in self._nodes:
+            try:
+                await self._record(self._nodes[name])
+            except FarsideError as error:
+                log.warning("what is so of a node's power can't be written down", node=name, error=error)
 
     async def _look(self, name: str) -> Holdings | None:
         try:
@@ -171,6 +193,8 @@ class PowerKeeper:
         answer = Answer(node=order.node, now_s=0.0, number=order.number)
         try:
             async with asyncio.timeout(self._patience.answer_s):
+                if self._record is not None and order.command is not Command.ASK:
+                    await self._record(self._nodes[order.node])
                 answer = replace(answer, power=await self._do(order))
         except (FarsideError, TimeoutError) as error:
             log.warning("order failed", node=order.node, number=order.number, command=order.command, error=error)

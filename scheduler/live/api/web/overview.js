@@ -33,10 +33,25 @@ function drawFigures() {
   ];
   if (all.loan_bytes) figures.push({ label: "Memory lent", value: bytes(all.loan_bytes), more: "to other nodes" });
   if (all.gpu_power_w !== null) figures.push({ label: "GPU power", value: (all.gpu_power_w / 1000).toFixed(1), more: "kW now" });
+  figures.push(...energy(all));
   keep(at("figures"), figures, (one) => one.label, figure, (element, one) => {
     write(element.querySelector("b"), one.value.toLocaleString("en"));
     write(element.querySelector("small"), one.more);
+    element.title = one.title || "";
   });
+}
+
+/** Where nodes sleep, or have slept. */
+function energy(all) {
+  const isKept = all.nodes_wanted !== null && all.nodes_wanted !== undefined;
+  if (!isKept && !all.nodes_asleep && !all.saved_kwh) return [];
+  const moving = [[all.nodes_booting, "booting"], [all.nodes_closing, "closing"]].filter(([count]) => count);
+  const figures = [
+    { label: "Asleep", value: all.nodes_asleep, more: moving.length ? moving.map(([count, what]) => `${count} ${what}`).join(", ") : all.nodes_asleep === 1 ? "node" : "nodes" },
+    { label: "Energy saved", value: all.saved_kwh < 10 ? all.saved_kwh.toFixed(2) : Math.round(all.saved_kwh), more: "kWh, against all nodes on" },
+  ];
+  if (isKept) figures.push({ label: "Expected", value: all.nodes_wanted, more: "nodes to stay on", title: all.wanted_reason });
+  return figures;
 }
 
 function figure(one) {
@@ -62,7 +77,7 @@ function nodeCard(node) {
 
 function fillNode(card, node) {
   const part = (name) => card.querySelector(name), held = node.gpus.filter((gpu) => gpu.job).length;
-  card.className = node.state === "lost" ? "down" : "";
+  card.className = node.state === "lost" || node.state === "asleep" ? "down" : "";
   write(part(".state"), plain(node.state));
   part(".state").className = look(node.state);
   write(part(".used"), node.gpus.length ? `${held} of ${node.gpus.length}` : "no GPUs");

@@ -1,0 +1,48 @@
+"""/v1/power: which nodes sleep, why, what it saves; and pardon for one that did not obey."""
+
+from fastapi import APIRouter, Response
+
+from farside.errors import PeerError
+from farside.scheduler.live.api.answer import answer
+from farside.scheduler.live.api.depends import NodeNamed, Operator, Person
+from farside.scheduler.live.event import PowerPardoned
+from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.power.keep import LivePower
+from farside.scheduler.live.power.show import driver_names, energy_of, show_energy, show_power
+
+
+def power_routes(log: LiveLog, power: LivePower) -> APIRouter:
+    """The routes about power. Everybody sees it; credentials are in none of them."""
+    router = APIRouter(prefix="/v1/power", tags=["nodes"])
+    setup = power.setup
+
+    @router.get("", summary="Which nodes are off, booting or about to go, how many are wanted and why")
+    async def shown(_: Person) -> Response:
+        state, now_s = log.state, log.now_s()
+        kept = power.keeper.nodes if power.keeper is not None else {}
+        drivers = driver_names(setup.drivers, state.nodes)
+        energy = energy_of(state, now_s, setup.idle_w)
+        return answer(
+            {
+                "policy": setup.policy,
+                "dry_run": setup.is_dry_run,
+                "keeps": power.keeper is not None,
+                "at_s": now_s,
+                "idle_w": setup.idle_w,
+                **show_energy(energy),
+                "nodes": [
+                    show_power(node, drivers[name], kept.get(name)) for name, node in sorted(state.nodes.items())
+                ],
+            }
+        )
+
+    @router.post("/{name}/pardon", summary="A node that did not obey its power switch is mended: it may serve again")
+    async def pardon(caller: Operator, node: NodeNamed) -> Response:
+        if power.keeper is None:
+            raise PeerError("nobody keeps the nodes' power here", hint="ask the manager that leads")
+        await log.write([PowerPardoned(node=node.name, by=caller.name)], caller.told)
+        power.pardon(node.name)
+        kept = power.keeper.nodes.get(node.name)
+        return answer(show_power(node, driver_names(setup.drivers, [node.name])[node.name], kept))
+
+    return router

@@ -1,0 +1,47 @@
+"""How long nodes have slept, in all and between any two times. PURE."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+J_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepPoint:
+    """From ``at_s`` on so many nodes were off, and up to then nodes had slept ``node_s`` seconds in all."""
+
+    at_s: float
+    off: int
+    node_s: float
+
+
+class SleepRecord:
+    """When how many nodes were off. Its owner tells it of each change, in order."""
+
+    def __init__(self, points: tuple[SleepPoint, ...] = ()) -> None:
+        self.points = list(points)
+
+    def note(self, at_s: float, off: int) -> None:
+        """From now on so many are off."""
+        self.points.append(SleepPoint(at_s=at_s, off=off, node_s=self._until_s(at_s)))
+
+    def forget(self, before_s: float) -> None:
+        """What was before is counted, and not known by the minute any more."""
+        kept = bisect_right(self.points, before_s, key=lambda point: point.at_s) - 1
+        del self.points[: max(0, kept)]
+
+    def node_s(self, begin_s: float, end_s: float) -> float:
+        """Seconds that nodes slept between two times."""
+        return max(0.0, self._until_s(end_s) - self._until_s(begin_s))
+
+    def _until_s(self, at_s: float) -> float:
+        place = bisect_right(self.points, at_s, key=lambda point: point.at_s) - 1
+        if place < 0:
+            return 0.0
+        point = self.points[place]
+        return point.node_s + point.off * (at_s - point.at_s)
+
+
+def saved_kwh(node_s: float, idle_w: float) -> float:
+    """What sleeping nodes have not drawn, without cooling."""
+    return node_s * idle_w / J_PER_KWH

@@ -1,0 +1,50 @@
+"""`farside power`: which nodes sleep, and pardon for one that did not obey its switch."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from farside.cli import options
+from farside.cli.cluster import Manager, State, client_of, print_table
+
+power_app = typer.Typer(help="Nodes that sleep.", invoke_without_command=True, rich_markup_mode=None)
+
+
+def power_commands(app: typer.Typer) -> None:
+    """Adds these commands."""
+    app.add_typer(power_app, name="power")
+
+
+@power_app.callback(invoke_without_command=True)
+def power(
+    context: typer.Context,
+    as_json: options.AsJson = False,
+    manager: Manager = None,
+    state: State = None,
+) -> None:
+    """Show which nodes are asleep, booting or about to go, why, and what it saves."""
+    if context.invoked_subcommand is not None:
+        return
+    told = client_of(manager, state).get("power")
+    if as_json:
+        print(json.dumps(told, indent=2))
+        return
+    from farside.cli.cluster_table import power_lines, power_table
+
+    for line in power_lines(told):
+        print(line)
+    print_table(power_table(told["nodes"], told["at_s"]))
+
+
+@power_app.command()
+def pardon(
+    names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Their names.")],
+    manager: Manager = None,
+    state: State = None,
+) -> None:
+    """Say that nodes which did not obey their switch are mended: they may be switched, and serve, again."""
+    client = client_of(manager, state)
+    for name in names:
+        told = client.post("power", name, "pardon")
+        print(f"{name}: {told['power']}")

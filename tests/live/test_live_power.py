@@ -1,0 +1,268 @@
+"""The power of nodes, live: a real log, a real brain, BMCs in memory; who keeps it ends and begins at any moment."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from farside.scheduler.energy.policy import Seen, Target
+from farside.scheduler.energy.power.drive.driver import PowerDriver
+from farside.scheduler.energy.power.fleet import FleetRules
+from farside.scheduler.energy.power.state import Patience
+from farside.scheduler.live.brain import Brain
+from farside.scheduler.live.event import Event, Gpu, JobSubmitted, NodeJoined, PowerChanged, TaskChanged, TaskPhase
+from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.invariant import violations
+from farside.scheduler.live.overview import Sensed
+from farside.scheduler.live.power.keep import LivePower
+from farside.scheduler.live.power.setup import PowerSetup
+from farside.scheduler.live.spec import JobSpec
+from farside.scheduler.live.store.event_store import EventStore
+from farside.scheduler.live.store.migrate import upgrade
+from tests.live.world import rules
+from tests.power.cluster import FakeBmc
+
+LIMIT_S = 40.0
+
+
+class Few:
+    """A policy that wants one node, whatever was busy."""
+
+    def watch(self, seen: Seen) -> None:
+        pass
+
+    def target(self, powered: float) -> Target:
+        return Target(nodes=1.0, reason="one is enough")
+
+
+class Plant:
+    """Nodes with BMCs in memory; an agent joins whenever its node has booted."""
+
+    def __init__(self, live: LiveLog, folder: Path, *, nodes: int, is_dry_run: bool = False) -> None:
+        self.live = live
+        self.folder = folder
+        self.bmcs = {f"n{at}": FakeBmc() for at in range(nodes)}
+        self.stuck: set[str] = set()  # they never boot
+        self.loans: dict[str, Mapping[str, int]] = {}
+        drivers: dict[str, PowerDriver] = dict(self.bmcs)
+        self.setup = PowerSetup(
+            policy="few", is_dry_run=is_dry_run, drivers=drivers, make_policy=lambda _: Few(),
+            rules=FleetRules(floor=1, min_on_s=0.0), step_s=0.1, every_s=0.05, idle_w=800.0,
+            patience=Patience(answer_s=5.0, poll_s=0.1, silent_s=0.2, lost_s=30.0, boot_s=1.5, drain_s=30.0),
+        )  # fmt: skip
+        self.power = LivePower(self.setup, live, self, folder)
+
+    def beats(self) -> Mapping[str, str]:
+        return {name: bmc.boot_id for name, bmc in self.bmcs.items() if bmc.is_up and name not in self.stuck}
+
+    def sensed(self) -> Mapping[str, Sensed]:
+        return {name: Sensed(loans=self.loans.get(name, {})) for name in self.beats()}
+
+    async def keep_joining(self) -> None:
+        known: dict[str, str] = {}
+        while True:
+            for name, boot_id in self.beats().items():
+                if known.get(name) != boot_id:
+                    known[name] = boot_id
+                    gpus = tuple(Gpu(index=at) for at in range(4))
+                    await self.live.write([NodeJoined(node=name, boot_id=boot_id, address="h", gpus=gpus)], "test")
+            await asyncio.sleep(0.02)
+
+    def state(self, name: str) -> str:
+        return self.live.state.nodes[name].state if name in self.live.state.nodes else ""
+
+    def states(self) -> list[str]:
+        return sorted(self.state(name) for name in self.bmcs)
+
+    async def until(self, look: Callable[[], object], what: str) -> None:
+        end_s = time.monotonic() + LIMIT_S
+        while not look():
+            assert time.monotonic() < end_s, f"not in time: {what}; {self.states()}"
+            await asyncio.sleep(0.02)
+
+    async def submit(self, gpus: int) -> str:
+        places = await self.live.write([JobSubmitted(spec=JobSpec(argv=("true",), gpus=gpus), user="ann")], "test")
+        return self.live.state.submitted[places[0]][0]
+
+    async def finish(self, job_id: str) -> None:
+        for task in self.live.state.jobs[job_id].tasks:
+            await self.live.write(
+                [TaskChanged(node=task.node, job_id=job_id, rank=task.rank, start=task.start, phase=phase,
+                             exit_code=0 if phase is TaskPhase.EXITED else None)
+                 for phase in (TaskPhase.RUNNING, TaskPhase.EXITED)], "test",
+            )  # fmt: skip
+
+    def commands(self, name: str) -> list[str]:
+        """What its BMC was told, without questions."""
+        return [call for call in self.bmcs[name].calls if call != "status"]
+
+    def events(self) -> list[Event]:
+        return [entry.event for entry in self.live.store.read_all()]
+
+
+@asynccontextmanager
+async def a_plant(folder: Path, *, nodes: int, is_dry_run: bool = False) -> AsyncIterator[Plant]:
+    store = EventStore(f"sqlite:///{folder}/manager.db")
+    upgrade(store)
+    live = LiveLog(store, folder)
+    plant = Plant(live, folder, nodes=nodes, is_dry_run=is_dry_run)
+    ready = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(live.run(ready.set))]
+        await ready.wait()
+        tasks.append(group.create_task(Brain(store, rules(), folder, "test").run()))
+        tasks.append(group.create_task(plant.keep_joining()))
+        await plant.until(lambda: len(live.state.nodes) == nodes and live.state.generation, "all have joined")
+        try:
+            yield plant
+            assert list(violations(store.read_all())) == []
+        finally:
+            for task in tasks:
+                task.cancel()
+    store.close()
+
+
+@asynccontextmanager
+async def keeping(plant: Plant) -> AsyncIterator[None]:
+    running = asyncio.ensure_future(plant.power.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+def play(story: Callable[[Plant], Awaitable[None]], folder: Path, *, nodes: int = 2, is_dry_run: bool = False) -> None:
+    async def main() -> None:
+        async with a_plant(folder, nodes=nodes, is_dry_run=is_dry_run) as plant:
+            await story(plant)
+
+    asyncio.run(main())
+
+
+def test_idle_nodes_go_off_and_a_job_that_waits_brings_them_back(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        async with keeping(plant):
+            await plant.until(lambda: plant.states() == ["asleep", "asleep", "idle"], "two are asleep")
+            job = await plant.submit(gpus=12)
+            await plant.until(lambda: len(plant.live.state.jobs[job].nodes) == 3, "the job has all of them")
+            notes = [event for event in plant.events() if isinstance(event, PowerChanged)]
+
+            assert all(event.note.reason for event in notes)
+            assert sum(event.note.command == "soft-off" for event in notes) == 2
+            assert plant.live.state.slept.node_s(0.0, plant.live.now_s()) > 0
+
+    play(story, tmp_path, nodes=3)
+
+
+def test_a_node_with_a_job_or_memory_of_others_stays_on(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        job = await plant.submit(gpus=4)
+        await plant.until(lambda: plant.live.state.jobs[job].tasks, "it has started")
+        (mine,) = plant.live.state.jobs[job].nodes
+        lender = next(name for name in plant.bmcs if name != mine)
+        plant.loans[lender] = {"n9": 1 << 30}
+        async with keeping(plant):
+            await plant.until(lambda: "asleep" in plant.states(), "the third is asleep")
+            await asyncio.to_thread(lambda: None)
+
+            assert plant.commands(mine) == []
+            assert plant.bmcs[lender].is_up
+            plant.loans.clear()
+            await plant.until(lambda: plant.state(lender) == "asleep", "what lent is asleep once it lends no more")
+            await plant.finish(job)
+
+    play(story, tmp_path, nodes=3)
+
+
+@pytest.mark.parametrize("moment", ["closing", "booting"])
+def test_who_keeps_the_power_is_ended_in_the_middle_of_a_switch_and_the_next_neither_forgets_nor_repeats_it(
+    moment: str, tmp_path: Path
+) -> None:
+    async def story(plant: Plant) -> None:
+        sleeper = "n0"
+        if moment == "closing":
+            for bmc in plant.bmcs.values():
+                bmc.hangs = True  # it takes the order, and says nothing
+            async with keeping(plant):
+                await plant.until(lambda: any("soft-off" in bmc.calls for bmc in plant.bmcs.values()), "told to stop")
+        else:
+            async with keeping(plant):
+                await plant.until(lambda: "asleep" in plant.states(), "one is asleep")
+                sleeper = next(name for name in plant.bmcs if plant.state(name) == "asleep")
+                plant.bmcs[sleeper].hangs = True
+                await plant.submit(gpus=8)
+                await plant.until(lambda: "on" in plant.bmcs[sleeper].calls, "told to boot")
+        sleeper = next(name for name in plant.bmcs if {"soft-off", "on"} & set(plant.bmcs[name].calls))
+        before = plant.live.state.nodes[sleeper].power
+        assert before is not None
+        assert before.command == ("soft-off" if moment == "closing" else "power-on")
+        for bmc in plant.bmcs.values():
+            bmc.hangs = False
+        bmc = plant.bmcs[sleeper]
+        bmc.is_up = moment == "booting"  # the order had come through
+        bmc.boots += moment == "booting"
+
+        async with keeping(plant):
+            wanted = "asleep" if moment == "closing" else "busy"
+            await plant.until(lambda: plant.state(sleeper) == wanted, "it is as it was ordered")
+
+        assert plant.commands(sleeper) == (["soft-off"] if moment == "closing" else ["soft-off", "on"])
+        power = plant.live.state.nodes[sleeper].power
+        assert power is not None
+        assert len(power.stops_s) == 1
+
+    play(story, tmp_path)
+
+
+def test_a_node_that_does_not_boot_is_marked_with_the_reason_and_another_is_woken(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        async with keeping(plant):
+            await plant.until(lambda: plant.states() == ["asleep", "asleep", "idle"], "two are asleep")
+            plant.stuck.add(next(name for name in plant.bmcs if plant.state(name) == "asleep"))
+            (stuck,) = plant.stuck
+            job = await plant.submit(gpus=8)
+            await plant.until(lambda: plant.live.state.jobs[job].nodes, "the job has two others")
+            await plant.until(lambda: plant.live.state.nodes[stuck].state == "lost", "it is given up")
+
+            assert stuck not in plant.live.state.jobs[job].nodes
+            assert "has not booted in" in plant.live.state.nodes[stuck].why_not
+
+    play(story, tmp_path, nodes=3)
+
+
+def test_a_dry_run_switches_and_closes_nothing(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        async with keeping(plant):
+
+            def is_said_to_sleep() -> bool:
+                keeper = plant.power.keeper
+                return keeper is not None and any(node.phase == "off" for node in keeper.nodes.values())
+
+            await plant.until(is_said_to_sleep, "one is said to be off")
+            job = await plant.submit(gpus=8)
+            await plant.until(lambda: len(plant.live.state.jobs[job].nodes) == 2, "the job has all nodes")
+            await plant.until(lambda: not is_said_to_sleep(), "the one with a job is said to be woken")
+
+        assert [bmc.calls for bmc in plant.bmcs.values()] == [[], []]
+        assert not any(isinstance(event, PowerChanged) for event in plant.events())
+
+    play(story, tmp_path, is_dry_run=True)
+
+
+def test_without_a_policy_nodes_that_were_closed_serve_again(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        async with keeping(plant):
+            await plant.until(lambda: "asleep" in plant.states(), "one is asleep")
+        for bmc in plant.bmcs.values():
+            bmc.is_up, bmc.boots = True, bmc.boots + (not bmc.is_up)
+        plant.power = LivePower(PowerSetup(policy="none", is_dry_run=False, every_s=0.05), plant.live, plant,
+                                plant.folder)  # fmt: skip
+        async with keeping(plant):
+            await plant.until(lambda: plant.states() == ["idle", "idle"], "both serve")
+
+    play(story, tmp_path)

@@ -1,0 +1,200 @@
+"""Nodes that are to go off, and the jobs and decisions around them: the log, the brain, and which nodes jobs call."""
+
+from dataclasses import replace
+
+import pytest
+
+from farside.scheduler.energy.power.state import Phase as PowerPhase
+from farside.scheduler.live.event import (
+    Gpu,
+    NodeClosed,
+    NodeJoined,
+    NodesReserved,
+    PowerChanged,
+    TaskPhase,
+)
+from farside.scheduler.live.invariant import violations
+from farside.scheduler.live.power.lack import SETTLED_S, lacked
+from farside.scheduler.live.power.note import PowerNote
+from farside.scheduler.live.power.past import busy_nodes
+from farside.scheduler.live.power.show import energy_of
+from farside.scheduler.live.record import Phase
+from farside.scheduler.tenancy import Account, Tenancy
+from tests.live.world import World, rules
+
+CLOSING = PowerNote(phase=PowerPhase.DRAINING, reason="idle", drain_number=1, number=1)
+OFF = PowerNote(phase=PowerPhase.OFF, reason="idle", drain_number=1, number=2, past_boots=("boot-1",))
+BOOTING = PowerNote(phase=PowerPhase.BOOTING, reason="a job", drain_number=1, number=3, past_boots=("boot-1",))
+OPEN = PowerNote(phase=PowerPhase.ON, reason="booted", number=4)
+
+
+def powers(world: World, node: str, note: PowerNote, *, generation: int | None = None) -> None:
+    world.does(PowerChanged(node=node, generation=world.generation if generation is None else generation, note=note))
+
+
+def asleep(world: World, *nodes: str) -> None:
+    for node in nodes:
+        powers(world, node, CLOSING)
+        powers(world, node, OFF)
+
+
+def test_the_brain_says_when_no_job_starts_on_a_closing_node_any_more() -> None:
+    world = World(rules(), nodes=2)
+
+    powers(world, "n0", CLOSING)
+    job = world.submit(gpus=4)
+
+    assert NodeClosed(node="n0", number=1) in [entry.event for entry in world.log]
+    assert world.state.nodes["n0"].closed_by == 1
+    assert world.state.nodes["n0"].state == "closing"
+    assert world.job(job).nodes == ("n1",)
+    assert list(violations(world.log)) == []
+
+
+def test_a_job_that_waits_for_others_to_leave_a_closing_node_gives_its_place_back_before_the_brain_says_so() -> None:
+    world = World(rules("srtf"), nodes=1)
+    first = world.submit(gpus=4, time_limit_s=9000.0, preemptible=True)
+    world.runs(first)
+    world.pass_s(100.0)
+    second = world.submit(gpus=4, time_limit_s=10.0)
+    assert world.phase(first) is Phase.STOPPING
+    world.exits(first, 0, "preempted")
+
+    powers(world, "n0", CLOSING)
+    world.exits(second)
+    kinds = [type(entry.event).__name__ for entry in world.log]
+
+    assert "NodeClosed" in kinds
+    assert list(violations(world.log)) == []
+
+
+def test_a_node_that_is_off_on_purpose_is_not_lost_not_free_and_takes_jobs_again_when_it_is_open() -> None:
+    world = World(rules(), nodes=1)
+    asleep(world, "n0")
+    job = world.submit(gpus=4)
+
+    assert (world.state.nodes["n0"].state, world.phase(job)) == ("asleep", Phase.WAITING)
+    powers(world, "n0", BOOTING)
+    assert world.state.nodes["n0"].state == "booting"
+    assert "being switched on: n0" in world.mind.why(job, world.now_s, str)
+    world.join("n0", boot_id="boot-2")
+    assert (world.state.nodes["n0"].state, world.phase(job)) == ("booting", Phase.WAITING)
+    powers(world, "n0", OPEN)
+
+    assert world.phase(job) is Phase.STARTING
+    assert list(violations(world.log)) == []
+
+
+def test_a_restarted_brain_still_answers_for_a_node_that_was_closing() -> None:
+    world = World(rules(), nodes=2)
+    world.tell(PowerChanged(node="n0", generation=world.generation, note=CLOSING))
+
+    world.lead()
+
+    assert world.state.nodes["n0"].closed_by == 1
+
+
+def test_what_was_decided_beside_a_brain_that_leads_no_more_counts_for_nothing() -> None:
+    world = World(rules(), nodes=1)
+
+    powers(world, "n0", CLOSING, generation=world.generation - 1)
+
+    assert world.state.nodes["n0"].power is None
+    assert world.phase(world.submit(gpus=1)) is Phase.STARTING
+
+
+def test_the_checker_finds_a_job_started_on_a_closed_node_and_a_node_cut_off_under_a_job() -> None:
+    world = World(rules(), nodes=1)
+    job = world.submit(gpus=1)
+    world.runs(job)
+    stop = replace(CLOSING, command="soft-off", is_stopping=True)
+    world.tell(PowerChanged(node="n0", generation=world.generation, note=stop))
+
+    found = list(violations(world.log))
+
+    assert any("is told to go off, and jobs may start there" in line for line in found)
+    assert any("is told to go off, and job 1 runs there" in line for line in found)
+
+
+def test_sleep_is_counted_from_off_to_booting() -> None:
+    world = World(rules(), nodes=2)
+    asleep(world, "n0")
+    world.now_s += 3600.0
+    powers(world, "n0", BOOTING)
+    world.now_s += 3600.0
+
+    energy = energy_of(world.state, world.now_s, 800.0)
+
+    assert (energy.asleep, energy.booting) == (0, 1)
+    assert energy.saved_kwh == pytest.approx(0.8)
+
+
+# ---------------------------------------------------------------------------------------------- who is called
+
+
+def called(world: World, tenancy: Tenancy | None = None) -> tuple[str, ...]:
+    world.now_s += SETTLED_S
+    return lacked(world.state, tenancy, world.now_s)
+
+
+def test_a_job_calls_idle_nodes_then_those_that_boot_already_and_then_as_many_as_it_lacks() -> None:
+    world = World(rules(), nodes=4)
+    asleep(world, "n1", "n2", "n3")
+    powers(world, "n3", BOOTING)
+    world.submit(gpus=12)
+
+    assert called(world) == ("n0", "n3", "n1")
+
+
+def test_a_job_that_the_brain_has_not_looked_at_yet_wakes_nobody() -> None:
+    world = World(rules(), nodes=1)
+    asleep(world, "n0")
+    world.submit(gpus=1)
+
+    assert lacked(world.state, None, world.now_s) == ()
+
+
+def test_a_job_calls_no_node_of_another_model_or_that_is_reserved_or_drained() -> None:
+    world = World(rules(), nodes=2)
+    gpus = tuple(Gpu(index=at, model="A100") for at in range(4))
+    world.does(NodeJoined(node="a", boot_id="b", address="h", cpus=16, memory_bytes=1 << 36, gpus=gpus,
+                          headroom_bytes=1 << 36))  # fmt: skip
+    asleep(world, "n0", "n1", "a")
+    world.does(NodesReserved(nodes=("n0",), begin_s=world.now_s + 60, end_s=world.now_s + 600, reason="", by="root"))
+    world.submit(gpus=4, gpu_model="H200")
+
+    assert called(world) == ("n1",)
+
+
+def test_a_job_that_its_account_holds_back_or_that_no_cluster_could_run_calls_nobody() -> None:
+    world = World(rules(), nodes=2)
+    tenancy = Tenancy(accounts={"ml": Account(name="ml", quota_gpus=4)})
+    running = world.submit(gpus=4, account="ml")
+    world.runs(running)
+    asleep(world, "n1")
+    world.submit(gpus=4, account="ml")
+    world.submit(gpus=99)
+
+    assert called(world, tenancy) == ()
+    world.task(world.job(running).tasks[0], TaskPhase.EXITED, exit_code=0)
+
+
+# ---------------------------------------------------------------------------------------------- the past
+
+
+def test_what_was_busy_before_the_manager_began_is_read_from_the_jobs_stints() -> None:
+    world = World(rules(), nodes=2)
+    begin_s = world.now_s
+    first = world.submit(gpus=8)
+    world.runs(first)
+    world.pass_s(150.0)
+    world.exits(first)
+    world.pass_s(100.0)
+    second = world.submit(gpus=4)
+    world.pass_s(50.0)
+
+    found = busy_nodes(world.state.jobs.values(), {"n0", "n1"}, begin_s, world.now_s, 50.0)
+
+    assert found == (2.0, 2.0, 2.0, 2.0, 0.0, 1.0)
+    assert busy_nodes(world.state.jobs.values(), {"n1"}, begin_s, world.now_s, 50.0)[-1] == 0.0
+    assert world.phase(second) is Phase.STARTING
