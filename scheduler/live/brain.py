@@ -17,7 +17,7 @@ from farside.scheduler.live.decide import Mind
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.store.event_store import PAGE, Draft, EventStore
 from farside.scheduler.live.store.leadership import leading
-from farside.scheduler.live.transition import apply
+from farside.scheduler.live.store.load import first_state, read_on
 from farside.scheduler.live.wake import sleeping_at, wake
 from farside.scheduler.live.wall_clock import WallClock
 from farside.units import format_moment
@@ -65,10 +65,8 @@ class Brain:
                         await sleeper.sleep(self._mind.next_wake_s() - self._clock.now_s())
 
     def _lead(self) -> None:
-        state = LiveState()
-        while entries := self._store.read(state.seq):
-            for entry in entries:
-                apply(state, entry)
+        state = first_state(self._store)
+        read_on(self._store, state)
         self._clock.not_before(state.at_s)
         self._generation = self._store.take_lead(self._holder, self._clock.now_s())
         self._mind = Mind(self._rules, state, self._now_s(state))

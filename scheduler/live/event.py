@@ -19,7 +19,7 @@ from enum import StrEnum
 from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.spec import JobSpec
 
-# 2: `StopCause` has node_unfit and work_done; nodes sleep (`PowerChanged`, `NodeClosed`).
+# 2: `StopCause` has node_unfit and work_done; nodes sleep, jobs are forgotten.
 VERSION = 2
 
 
@@ -261,6 +261,13 @@ class NodesWanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryForgotten:
+    """Jobs that were over before a time are not known from here on; they stand in the archive of the log."""
+
+    before_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PowerPardoned:
     """For the audit: an operator has mended a node that did not obey. What follows is a `PowerChanged`."""
 
@@ -360,7 +367,7 @@ class JobPromoted:
 Told = (
     JobSubmitted | CancelRequested | HoldRequested | ReleaseRequested | NodeJoined | NodeChanged | NodeLost
     | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | AccessNoted | TaskChanged
-    | PowerChanged | NodesWanted | PowerPardoned
+    | PowerChanged | NodesWanted | PowerPardoned | HistoryForgotten
 )  # fmt: skip
 Decided = (
     BrainTookLead | NodeClosed | JobPlaced | JobUnplaced | JobStarted | JobStopping | JobRequeued | JobEnded

@@ -10,6 +10,7 @@ from farside.scheduler.live.brain import API_WAKE, WAKE
 from farside.scheduler.live.event import BrainTookLead, Entry, Event
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.store.event_store import PAGE, Draft, EventStore
+from farside.scheduler.live.store.load import first_state
 from farside.scheduler.live.transition import apply
 from farside.scheduler.live.wake import LOOK_PERIOD_S, sleeping_at, wake
 from farside.scheduler.live.wall_clock import WallClock
@@ -48,6 +49,7 @@ class LiveLog:
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Reads and writes until it is cancelled; ``on_ready`` is called once all of the log is read."""
         with sleeping_at(self._folder / API_WAKE) as sleeper:
+            self.state = await asyncio.to_thread(first_state, self._store)
             await self.catch_up()
             self.clock.not_before(self.state.at_s)
             on_ready()

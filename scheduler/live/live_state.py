@@ -21,6 +21,7 @@ class LiveState:
         self.generation = 0
         self.next_number = 1  # of the next submission
         self.next_sequence = 0
+        self.forgotten_s = 0.0  # jobs that were over by then are not known any more
         self.toll = Toll()
         self.jobs: dict[str, LiveJob] = {}
         self.nodes: dict[str, LiveNode] = {}

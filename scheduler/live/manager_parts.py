@@ -63,14 +63,18 @@ class Parts:
         self._stop = asyncio.Event()
         self._failure = 0
 
-    async def run(self) -> int:
-        """Runs them until SIGTERM or SIGINT, or until one can't be configured; the exit code."""
+    async def run(self, beside: Coroutine[None, None, None]) -> int:
+        """Runs them until SIGTERM or SIGINT, or until one can't be configured; the exit code.
+
+        ``beside``: what the parent itself does meanwhile; it is cancelled in the end.
+        """
         with on_end_signals(self._stop.set):
             async with asyncio.TaskGroup() as group:
-                watching = group.create_task(self._watch())
+                others = [group.create_task(self._watch()), group.create_task(beside)]
                 keeping = [group.create_task(self._keep(name)) for name in self._parts]
                 await asyncio.wait(keeping)
-                watching.cancel()
+                for other in others:
+                    other.cancel()
         self._pids_file.unlink(missing_ok=True)
         return self._failure
 

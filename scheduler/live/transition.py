@@ -24,6 +24,7 @@ from farside.scheduler.live.event import (
     CancelRequested,
     DrainRequested,
     Entry,
+    HistoryForgotten,
     HoldRequested,
     JobEnded,
     JobPlaced,
@@ -74,6 +75,9 @@ def apply(state: LiveState, entry: Entry) -> Touched:
     """
     if entry.seq <= state.seq:
         raise LocalProtocolError(f"entry {entry.seq} comes after entry {state.seq} of the log")
+    if entry.seq > state.seq + 1:
+        hint = "they are in its archive; who begins anew goes on from the store's image"
+        raise LocalProtocolError(f"entries {state.seq + 1} to {entry.seq - 1} of the log are missing", hint=hint)
     touched = _APPLIERS[type(entry.event)](state, entry.event, entry)
     state.seq, state.at_s = entry.seq, max(state.at_s, entry.at_s)
     return touched
@@ -280,6 +284,25 @@ def _powered(state: LiveState, event: PowerChanged, entry: Entry) -> Touched:
     else:
         state.closing.pop(node.name, None)
     return () if after.has_power else state.jobs_on(node.name)
+
+
+def _forgotten(state: LiveState, event: HistoryForgotten, entry: Entry) -> Touched:
+    """All but what somebody still waits for, or may still have a process somewhere."""
+    named = {other for job in state.live_jobs() for other in job.spec.after}
+    named.update(job_id for job_id, _, _ in state.stale)
+    named.update(key[0] for node in state.nodes.values() for key in node.tasks)
+    gone = [
+        job_id
+        for job_id, job in state.jobs.items()
+        if job.is_over and job.end_s < event.before_s and job_id not in named
+    ]
+    places = {state.jobs.pop(job_id).submitted_at for job_id in gone}
+    for place in places:
+        if not any(job_id in state.jobs for job_id in state.submitted.get(place, ())):
+            state.submitted.pop(place, None)
+    state.slept.forget(event.before_s)
+    state.forgotten_s = max(state.forgotten_s, event.before_s)
+    return ()
 
 
 def _wanted(state: LiveState, event: NodesWanted, entry: Entry) -> Touched:
@@ -537,6 +560,7 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, Entry], Touched]] = Mapp
         AccessNoted: _noted,
         PowerChanged: _powered,
         NodesWanted: _wanted,
+        HistoryForgotten: _forgotten,
         PowerPardoned: _noted,
         NodeClosed: _closed,
         TaskChanged: _task,

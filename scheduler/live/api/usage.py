@@ -28,7 +28,8 @@ def usage_routes(log: LiveLog, gpu_power_w: float, idle_w: float) -> APIRouter:
             raise HTTPException(422, "from_s: must not be later than to_s or now")
         jobs = [job for job in log.state.jobs.values() if caller.is_operator or job.user == caller.name]
         rows = await asyncio.to_thread(usage_of, jobs, by, begin_s, end_s, gpu_power_w)
-        told = {"by": by.value, "from_s": begin_s, "to_s": end_s, "gpu_power_w": gpu_power_w}
+        told: dict[str, object] = {"by": by.value, "from_s": begin_s, "to_s": end_s, "gpu_power_w": gpu_power_w}
+        told |= {"known_from_s": log.state.forgotten_s or None}
         slept_s = log.state.slept.node_s(begin_s, end_s)
         told |= {"asleep_node_hours": slept_s / S_PER_H, "idle_w": idle_w, "saved_kwh": saved_kwh(slept_s, idle_w)}
         return answer({**told, "rows": [show_usage(row) for row in rows]})

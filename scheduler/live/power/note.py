@@ -47,6 +47,11 @@ class PowerNote:
         return self.phase is Phase.ON and not self.drain_number
 
     @property
+    def may_be_told_to_stop(self) -> bool:
+        """Whether that may come next: then it must be known what stands there."""
+        return self.phase in (Phase.ON, Phase.DRAINING) and not self.is_stopping
+
+    @property
     def is_expected_silent(self) -> bool:
         """Whether its agent is away, or about to go, because of us: nobody calls it lost."""
         return self.phase in (Phase.OFF, Phase.BOOTING) or self.is_stopping

@@ -14,14 +14,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, bindparam, create_engine, event, insert, or_, select, text, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    bindparam,
+    create_engine,
+    delete,
+    event,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from farside.errors import ConfigError, FarsideError
-from farside.scheduler.live.codec import decode_event, encode_event, is_decided
+from farside.scheduler.live.codec import check_version, decode_event, encode_event, is_decided
 from farside.scheduler.live.event import VERSION, BrainTookLead, Entry, Event
-from farside.scheduler.live.store.table import lead, log
+from farside.scheduler.live.store.table import image, lead, log
 
 # Entries that are read at once: some megabytes.
 PAGE = 5000
@@ -53,6 +66,20 @@ class Draft:
 
     event: Event
     cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """The first and last entry, up to where there is an image (0: there is none), and who led last.
+
+    Of an empty log the first is the one that comes next.
+    """
+
+    first_seq: int
+    first_at_s: float
+    last_seq: int
+    image_seq: int
+    holder: str
 
 
 class EventStore:
@@ -114,7 +141,100 @@ class EventStore:
         except SQLAlchemyError as error:
             raise _broken(self.url, error) from error
 
+    def keep_image(self, seq: int, at_s: float, body: bytes) -> bool:
+        """Puts an image of entry ``seq`` in the place of an older one; False: there is a newer one already.
+
+        Raises:
+            StoreError: The database could not do it; the old one is as it was.
+        """
+
+        def write(connection: Connection) -> bool:
+            _locked(connection)
+            if (connection.execute(select(image.c.seq)).scalar() or 0) >= seq:
+                return False
+            connection.execute(delete(image))
+            connection.execute(insert(image), [{"seq": seq, "at_s": at_s, "version": VERSION, "body": body}])
+            return True
+
+        return self._write(write)
+
+    def drop(self, up_to: int, *, limit: int = PAGE) -> int:
+        """Takes the oldest entries away, at most ``limit``, none behind ``up_to`` or the image; returns how many.
+
+        Raises:
+            StoreError: The database could not do it; they are all there.
+        """
+
+        def write(connection: Connection) -> int:
+            _locked(connection)
+            last = min(up_to, connection.execute(select(image.c.seq)).scalar() or 0)
+            first = connection.execute(select(func.min(log.c.seq))).scalar()
+            if first is None or first > last:
+                return 0
+            last = min(last, first + limit - 1)
+            connection.execute(delete(log).where(log.c.seq <= last))
+            return int(last - first + 1)
+
+        return self._write(write)
+
     # ------------------------------------------------------------------ reading
+
+    def image(self) -> bytes | None:
+        """The image; None: there is none yet.
+
+        Raises:
+            StoreError: The database could not do it.
+            LaterVersion: A newer manager wrote it.
+        """
+        row = self._first(select(image.c.version, image.c.body))
+        if row is None:
+            return None
+        check_version(row.version)
+        return bytes(row.body)
+
+    def extent(self) -> "Extent":
+        """How far the log reaches.
+
+        Raises:
+            StoreError: The database could not do it.
+        """
+        row = self._first(
+            select(
+                lead.c.last_seq,
+                lead.c.holder,
+                select(func.min(log.c.seq)).scalar_subquery().label("first_seq"),
+                select(log.c.at_s).order_by(log.c.seq).limit(1).scalar_subquery().label("first_at_s"),
+                select(func.max(image.c.seq)).scalar_subquery().label("image_seq"),
+            )
+        )
+        assert row is not None, "a store has the row that writers lock"
+        return Extent(
+            first_seq=row.first_seq or row.last_seq + 1,
+            first_at_s=row.first_at_s or 0.0,
+            last_seq=row.last_seq,
+            image_seq=row.image_seq or 0,
+            holder=row.holder,
+        )
+
+    def rows(self, after: int, *, limit: int = PAGE) -> list[Mapping[str, Any]]:
+        """Entries as they stand in the table, for the archive.
+
+        Raises:
+            StoreError: The database could not do it.
+        """
+        try:
+            with self.engine.connect().execution_options(is_reading=True) as connection:
+                found = connection.execute(select(log).where(log.c.seq > after).order_by(log.c.seq).limit(limit))
+                return [dict(row) for row in found.mappings()]
+        except SQLAlchemyError as error:
+            raise _broken(self.url, error) from error
+
+    def _first(self, query: Any) -> Any:
+        try:
+            with self.engine.connect().execution_options(is_reading=True) as connection:
+                return connection.execute(query).first()
+        except SQLAlchemyError as error:
+            raise _broken(self.url, error) from error
 
     def read(self, after: int, *, limit: int = PAGE) -> list[Entry]:
         """The entries behind a place, at most ``limit``; fewer only when there are no more.
@@ -126,7 +246,7 @@ class EventStore:
         return self._entries(_READ_ON, {"after": after, "most": limit})
 
     def read_all(self) -> Iterator[Entry]:
-        """All entries, page by page."""
+        """All entries that are not in an archive, page by page."""
         after = 0
         while entries := self.read(after):
             yield from entries
@@ -143,12 +263,8 @@ class EventStore:
         Raises:
             StoreError: The database could not do it.
         """
-        try:
-            with self.engine.connect().execution_options(is_reading=True) as connection:
-                found = connection.execute(select(log.c.version).order_by(log.c.seq.desc()).limit(1)).scalar()
-        except SQLAlchemyError as error:
-            raise _broken(self.url, error) from error
-        return int(found or 0)
+        row = self._first(select(log.c.version).order_by(log.c.seq.desc()).limit(1))
+        return 0 if row is None else int(row.version)
 
     def size_bytes(self) -> int:
         """What the database takes on its disk, as far as it tells.

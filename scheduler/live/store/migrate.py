@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.live.codec import check_version
 from farside.scheduler.live.store.event_store import EventStore
-from farside.scheduler.live.store.table import lead, log
+from farside.scheduler.live.store.table import image, lead, log
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -89,7 +89,7 @@ def restore(source: Path, store: EventStore) -> int:
     if not source.is_file():
         raise ConfigError(f"{source}: no such file", hint="name what `farside store backup` has written")
     upgrade(store)
-    if store.read(0, limit=1):
+    if store.extent().last_seq:
         where = make_url(store.url).render_as_string()
         raise ConfigError(f"{where}: has entries", hint="stop the manager and move its store away first")
     count = _copy(EventStore(f"sqlite:///{source.absolute()}"), store)
@@ -112,6 +112,8 @@ def _copy(source: EventStore, target: EventStore) -> int:
             for part in _parts(rows.mappings()):
                 writing.execute(insert(log), part)
                 count += len(part)
+            for row in reading.execute(select(image)).mappings():
+                writing.execute(insert(image), [dict(row)])
             writing.execute(update(lead).values(dict(leading._mapping)))
         return count
     except SQLAlchemyError as error:

@@ -1,6 +1,6 @@
 """The tables of the store. What alembic's migrations make, and these must say the same: a test compares them."""
 
-from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
 
 metadata = MetaData()
 
@@ -18,6 +18,16 @@ log = Table(
     Column("body", Text, nullable=False),
 )
 Index("log_subject", log.c.subject, log.c.seq)
+
+# At most one row: all that follows from the log up to an entry, so that nobody has to read what stands before.
+image = Table(
+    "image",
+    metadata,
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("at_s", Float(53), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("body", LargeBinary, nullable=False),
+)
 
 # One row: who leads, and the place of the last entry. Every writer locks it.
 lead = Table(

@@ -1,5 +1,6 @@
 """`farside manager`, `farside store` and `farside token`: what an operator runs where the manager is."""
 
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -100,15 +101,41 @@ def check(
     config: options.ConfigFiles = None,
     settings: options.Overrides = None,
 ) -> None:
-    """Read the whole log and look for GPUs given twice, jobs started twice or lost. Exit code 1 when there is one."""
+    """Read the whole log and look for GPUs given twice, jobs started twice or lost. Exit code 1 when there is one.
+
+    What has left the log is read from the archive.
+    """
     from farside.config import load_manager
     from farside.scheduler.live.invariant import violations
+    from farside.scheduler.live.store.compact import archive_of, whole_log
     from farside.scheduler.live.store.event_store import EventStore
 
-    store = EventStore(load_manager(config or (), options.overrides(settings)).store_url)
-    found = list(violations(store.read_all(), is_complete=is_complete))
+    loaded = load_manager(config or (), options.overrides(settings))
+    entries = whole_log(EventStore(loaded.store_url), archive_of(loaded.store_url, loaded.archive_dir))
+    found = list(violations(entries, is_complete=is_complete))
     for line in found:
         print(line)
     print("the log is sound" if not found else f"{len(found)} violations")
     if found:
         raise typer.Exit(1)
+
+
+@store_app.command()
+def compact(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
+    """Make the log smaller now; the manager does so itself now and then, and may run meanwhile.
+
+    An image of what is known lets it start fast; entries older than keep_history_s move into the archive.
+    """
+    from farside.config import load_manager
+    from farside.scheduler.live.store.compact import archive_of
+    from farside.scheduler.live.store.compact import compact as make_smaller
+    from farside.scheduler.live.store.event_store import EventStore
+    from farside.scheduler.live.store.migrate import upgrade as bring
+
+    loaded = load_manager(config or (), options.overrides(settings))
+    store = EventStore(loaded.store_url)
+    bring(store)
+    archive = archive_of(loaded.store_url, loaded.archive_dir)
+    done = make_smaller(store, archive, time.time(), loaded.keep_history_s)
+    where = f" to {archive.folder}" if archive is not None and done.archived else ""
+    print(f"image of entry {done.image_seq}; {done.forgotten} jobs forgotten; {done.archived} entries archived{where}")

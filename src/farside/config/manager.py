@@ -76,6 +76,21 @@ class ManagerConfig:
         default="sqlite:////var/lib/farside/manager.db",
         metadata=about(Kind.TEXT, "The database: sqlite:////PATH, or postgresql://USER@HOST/NAME"),
     )
+    keep_history_s: float = field(
+        default=90 * 86400.0,
+        metadata=about(
+            Kind.SECONDS,
+            "What is older leaves the log for the archive, jobs that were over by then are known no more; 0: never",
+            low=0,
+            high=1e10,
+        ),
+    )
+    archive_dir: Path = field(
+        default=Path(),
+        metadata=about(
+            Kind.PATH, "Folder of the archive; empty: beside the SQLite file, and with PostgreSQL entries stay"
+        ),
+    )
     state_dir: Path = field(
         default=Path("/run/farside/manager"),
         metadata=about(Kind.PATH, "Folder made at the start, for the sockets between the manager's own processes"),

@@ -22,6 +22,7 @@ from farside.scheduler.live.replay import (
     recording,
     simulated,
 )
+from farside.scheduler.live.store.compact import archive_of, whole_log
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.toll import Toll, as_settings
 from farside.scheduler.sim.trace.job import Trace
@@ -65,7 +66,7 @@ def replay(config: ManagerConfig, only: Sequence[str] | None = None) -> Replayed
     rules = rules_of(config)
     store = EventStore(config.store_url)
     try:
-        found = recording(store.read_all(), only)
+        found = recording(whole_log(store, archive_of(config.store_url, config.archive_dir)), only)
     finally:
         store.close()
     return Replayed(config=config, found=found, fidelity=simulated(found, rules))

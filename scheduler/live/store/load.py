@@ -1,0 +1,24 @@
+"""What is known when a process of the manager starts: the image, and what the log says since."""
+
+from farside.scheduler.live.image import decode_state
+from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.store.event_store import EventStore
+from farside.scheduler.live.transition import apply
+
+
+def first_state(store: EventStore) -> LiveState:
+    """The state of the image; an empty one where there is none.
+
+    Raises:
+        StoreError: The store can't be read.
+        RemoteProtocolError: The image is damaged, or of a later version.
+    """
+    body = store.image()
+    return LiveState() if body is None else decode_state(body)
+
+
+def read_on(store: EventStore, state: LiveState) -> None:
+    """Moves a state on to the end of the log."""
+    while entries := store.read(state.seq):
+        for entry in entries:
+            apply(state, entry)

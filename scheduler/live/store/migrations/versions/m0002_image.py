@@ -1,0 +1,26 @@
+"""The image: what follows from the log up to an entry, whatever of it was archived."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Makes the table."""
+    op.create_table(
+        "image",
+        sa.Column("seq", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("at_s", sa.Float(53), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.Column("body", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("seq"),
+    )
+
+
+def downgrade() -> None:
+    """Takes it away."""
+    op.drop_table("image")
