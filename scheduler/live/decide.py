@@ -55,7 +55,8 @@ class Mind:
         """What to write into the log next; nothing when all is as it should be."""
         while self._limits and self._limits[0][0] <= now_s:
             self._touched[heapq.heappop(self._limits)[1]] = None
-        touched, self._touched = self._touched, {}
+        # Without those that were over and forgotten meanwhile.
+        touched, self._touched = [job_id for job_id in self._touched if job_id in self.state.jobs], {}
         return (
             consequences(self.state, touched, now_s)
             or tuple(late_places(self.state, now_s))

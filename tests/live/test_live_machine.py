@@ -1,24 +1,29 @@
 """Any mixture of users, nodes, losses and restarts, and no GPU is ever given to two, nothing started twice or lost."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import Phase as Part
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from farside.scheduler.energy.power.state import Phase as Power
 from farside.scheduler.live.event import (
     CancelRequested,
     DrainRequested,
+    HistoryForgotten,
     HoldRequested,
     NodeLost,
+    PowerChanged,
     ReleaseRequested,
     TaskChanged,
     TaskPhase,
     UndrainRequested,
 )
+from farside.scheduler.live.image import decode_state, encode_state
 from farside.scheduler.live.invariant import violations
 from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.record import Phase
 from farside.scheduler.live.role import Role
 from farside.scheduler.live.spec import Ranks
@@ -138,7 +143,53 @@ class Machine(RuleBasedStateMachine):
             node.ended.clear()
         self.world.join(f"n{at}", gpus=GPUS, boot_id=f"boot-{node.boot}")
 
+    # ---- power, as who keeps it tells of it
+
+    def power(self, name: str, **changes: object) -> None:
+        before = self.world.state.nodes[name].power or PowerNote()
+        note = replace(before, number=before.number + 1, **changes)  # type: ignore[arg-type]
+        self.world.does(PowerChanged(node=name, generation=self.world.generation, note=note))
+
+    @rule(at=node_numbers)
+    def close(self, at: int) -> None:
+        node = self.world.state.nodes[f"n{at}"]
+        if node.has_power:
+            number = node.power.number + 1 if node.power is not None else 1
+            self.power(node.name, phase=Power.DRAINING, drain_number=number)
+
+    @rule(at=node_numbers)
+    def go_off(self, at: int) -> None:
+        """Only once the brain has closed it, and nothing stands there."""
+        name = f"n{at}"
+        node, state = self.world.state.nodes[name], self.world.state
+        is_closed = node.power is not None and 0 < node.power.drain_number == node.closed_by
+        if is_closed and node.power.phase is Power.DRAINING and not state.jobs_on(name):  # type: ignore[union-attr]
+            assert not self.nodes[name].running, "a process is switched off with its node"
+            self.power(name, is_stopping=True, command="soft-off")
+            self.power(name, phase=Power.OFF, is_stopping=False, command="")
+            self.nodes[name].is_up = False
+
+    @rule(at=node_numbers)
+    def open(self, at: int) -> None:
+        """Called back while it is emptied, or booted."""
+        name = f"n{at}"
+        node = self.world.state.nodes[name]
+        if node.has_power:
+            return
+        if node.power is not None and node.power.phase is Power.OFF:
+            self.power(name, phase=Power.BOOTING)
+            self.come_back(at, has_booted=True)
+        self.power(name, phase=Power.ON, drain_number=0)
+
     # ---- the manager
+
+    @rule(ago_s=st.floats(0, 100))
+    def forget(self, ago_s: float) -> None:
+        self.world.does(HistoryForgotten(before_s=self.world.now_s - ago_s))
+
+    @rule()
+    def begin_from_an_image(self) -> None:
+        self.world.lead(decode_state(encode_state(self.world.state)))
 
     @rule()
     def brain_restarts(self) -> None:
@@ -163,6 +214,7 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         for at in range(NODES):
+            self.open(at)
             self.come_back(at, has_booted=False)
             self.world.does(UndrainRequested(node=f"n{at}", by="root"))
         for job_id in list(self.world.state.unfinished):
@@ -191,6 +243,7 @@ class Machine(RuleBasedStateMachine):
             job.job_id: repr(job) for job in self.world.state.jobs.values()
         }
         assert state.nodes == self.world.state.nodes
+        assert encode_state(state) == encode_state(self.world.state)
 
 
 # Not shrunk: that takes minutes, and a failure names its steps anyway.

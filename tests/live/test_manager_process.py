@@ -1,6 +1,7 @@
 """The manager as real processes, killed at any moment; the nodes are fakes that speak the real protocol."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
@@ -16,6 +17,7 @@ from farside.scheduler.live.store.event_store import Draft, EventStore
 from tests.live.fake_agent import FakeNode, FakeSession
 from tests.live.manager import Manager, running_manager
 from tests.live.postgres import a_database
+from tests.support.programs import run
 
 LIMIT_S = 60.0
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
@@ -93,6 +95,34 @@ def test_a_manager_killed_in_the_middle_loses_nothing_and_starts_nothing_twice(p
         assert list(violations(manager.entries(), is_complete=True)) == []
         starts = [start for node in nodes for start in node.starts]
         assert len(starts) == len(set(starts)) == 20
+
+
+def test_a_log_is_made_smaller_under_a_running_manager_and_it_goes_on_and_starts_again(tmp_path: Path) -> None:
+    with running_manager(tmp_path) as manager:
+        node = FakeNode("n0", ends_after_s=0.05)
+
+        async def act() -> None:
+            await eventually(lambda: manager.get("nodes")["nodes"], "the node has joined")
+            await asyncio.to_thread(manager.submit, "true", count=20)
+            await eventually(lambda: states(manager) == ["done"] * 20, "all jobs done")
+            told = ("--set", f"store_url={manager.store_url}", "--set", "keep_history_s=0.001")
+            command = [sys.executable, "-m", "farside", "store", "compact", "-c", "/dev/null", *told]
+            said = await asyncio.to_thread(run, command)
+            assert "20 jobs forgotten" in said
+            await eventually(lambda: states(manager) == [], "they are forgotten")
+            assert await asyncio.to_thread(manager.submit, "true") == "2"
+            await eventually(lambda: states(manager) == ["done"], "the next one is done")
+            await asyncio.to_thread(manager.kill_all)
+            await asyncio.to_thread(manager.start)
+            assert states(manager) == ["done"]
+            assert await asyncio.to_thread(manager.submit, "true") == "3"
+            await eventually(lambda: states(manager) == ["done"] * 2, "and the one after the restart")
+
+        asyncio.run(with_nodes(manager, [node], act))
+        store = EventStore(manager.store_url)
+        assert 40 < store.extent().image_seq < store.extent().last_seq
+        assert list(violations(store.read_all(), is_complete=True)) == []
+        store.close()
 
 
 def test_a_manager_whose_log_a_newer_one_goes_on_with_ends_and_says_so(tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ class World:
         self.log.append(entry)
         return entry
 
-    def lead(self) -> None:
-        """A brain starts, for the first time or again: all it knows is the log."""
-        state = LiveState()
-        for entry in self.log:
+    def lead(self, state: LiveState | None = None) -> None:
+        """A brain starts, for the first time or again: all it knows is the log, or an image of what follows from it."""
+        state = state or LiveState()
+        for entry in self.log[state.seq :]:
             apply(state, entry)
         self.mind = Mind(self.rules, state, self.now_s)
         self.heard = len(self.log)

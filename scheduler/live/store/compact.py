@@ -30,6 +30,8 @@ from farside.scheduler.live.store.load import first_state, read_on
 DUE_ENTRIES = 50_000
 # Of one archive file, at most: some megabytes.
 FILE_ENTRIES = 100_000
+# Nothing younger leaves the log: those who follow it may not have read it yet, and look once a second.
+YOUNGEST_S = 600.0
 DAY_S = 86400.0
 CAUSE = "compaction"
 
@@ -79,7 +81,7 @@ def compact(store: EventStore, archive: Archive | None, now_s: float, keep_s: fl
         store.keep_image(state.seq, state.at_s, encode_state(state))
     archived = 0
     if keep_s and archive is not None:
-        while count := _archive_some(store, archive, now_s - keep_s):
+        while count := _archive_some(store, archive, now_s - max(keep_s, YOUNGEST_S)):
             archived += count
     return Compacted(image_seq=store.extent().image_seq, forgotten=forgotten, archived=archived)
 
