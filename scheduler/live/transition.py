@@ -275,6 +275,7 @@ def _powered(state: LiveState, event: PowerChanged, entry: Entry) -> Touched:
     after = replace(node, power=note, closed_by=node.closed_by if node.closed_by == note.drain_number else 0)
     if is_off:
         after = replace(after, is_up=False, lost_reason="")
+        state.donors_version += node.is_up and node.donor is not None
     state.nodes[node.name] = after
     if is_off is not was_off:
         off = sum(one.power is not None and one.power.phase is PowerPhase.OFF for one in state.nodes.values())
