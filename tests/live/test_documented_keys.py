@@ -1,19 +1,24 @@
-"""Every key of a listing's JSON is in docs/manager.md, and every key there is in the JSON."""
+"""Every key of a listing's JSON is in docs/manager.md and in the OpenAPI document, and no key is there that is not."""
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from pydantic import BaseModel
 
+from farside.scheduler.live.api import shape
 from farside.scheduler.live.audit import show_audit
 from farside.scheduler.live.event import CancelRequested, Entry, NodesReserved
+from farside.scheduler.live.overview import Sensed, Survey, show_overview
 from farside.scheduler.live.power.show import energy_of, show_energy, show_power
 from farside.scheduler.live.usage import Usage, show_usage
-from farside.scheduler.live.view import show_job, show_job_in_full, show_node, show_reservation
+from farside.scheduler.live.view import show_entry, show_job, show_job_in_full, show_node, show_reservation
 from tests.live.world import World, rules
 
+ENTRY = Entry(seq=1, at_s=0.0, generation=0, cause="user ann", event=CancelRequested(job_id="1", by="ann"))
 TEXT = (Path(__file__).parents[2] / "docs/manager.md").read_text().partition("## Keys of `--json`")[2]
 
 
@@ -38,9 +43,7 @@ SHOWN: dict[str, Callable[[World], Mapping[str, object]]] = {
         **show_power(w.state.nodes["n0"], "ipmi", None),
         **show_energy(energy_of(w.state, w.now_s, 800.0)),
     },
-    "audit": lambda w: show_audit(
-        Entry(seq=1, at_s=0.0, generation=0, cause="user ann", event=CancelRequested(job_id="1", by="ann")), w.state
-    ),
+    "audit": lambda w: show_audit(ENTRY, w.state),
 }
 
 
@@ -58,3 +61,28 @@ def test_a_jobs_keys_are_the_documented_ones() -> None:
 
     assert set(show_job(w.job("1"))) == documented
     assert (set(full) - documented) | set(task) == keys_of("show")
+
+
+def glimpse(w: World) -> Mapping[str, object]:
+    sensed = {"n0": Sensed(gpu_busy_pct=3, loans={"b": 4096})}
+    return show_overview(replace(Survey(w.state).overview(None), sensed=sensed), w.now_s)
+
+
+ANSWERED: Mapping[type[BaseModel], Callable[[World], Mapping[str, object]]] = {
+    shape.JobInFull: lambda w: show_job_in_full(w.job("1"), w.now_s),
+    shape.Node: lambda w: show_node(w.state.nodes["n0"]),
+    shape.Entry: lambda w: show_entry(ENTRY),
+    shape.Glimpse: glimpse,
+    shape.Reservation: lambda w: show_reservation(w.state.maintenance["m1"], w.state, w.now_s),
+    shape.UsageRow: lambda w: show_usage(Usage(name="ann")),
+    shape.AuditLine: lambda w: show_audit(ENTRY, w.state),
+}
+
+
+@pytest.mark.parametrize("model", ANSWERED, ids=lambda model: str(model.__name__))
+def test_the_openapi_document_has_the_keys_of_what_is_answered(model: type[BaseModel]) -> None:
+    answered = msgspec.json.encode(ANSWERED[model](world()))
+
+    read = model.model_validate_json(answered, strict=True)
+
+    assert read.model_dump(mode="json", exclude_unset=True) == msgspec.json.decode(answered)

@@ -5,11 +5,14 @@ from pathlib import Path
 import msgspec
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.routing import Match
 
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.live.api.agents import AgentSessions
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.caller import Callers
+from farside.scheduler.live.api.depends import Anyone
 from farside.scheduler.live.api.donors import donor_routes
 from farside.scheduler.live.api.glance import Glance, glance_routes
 from farside.scheduler.live.api.jobs import job_routes
@@ -17,6 +20,7 @@ from farside.scheduler.live.api.nodes import node_routes
 from farside.scheduler.live.api.page import page_routes
 from farside.scheduler.live.api.power import power_routes
 from farside.scheduler.live.api.reservations import reservation_routes
+from farside.scheduler.live.api.shape import Health, Whoami, says
 from farside.scheduler.live.api.trail import Trail, audit_routes
 from farside.scheduler.live.api.usage import usage_routes
 from farside.scheduler.live.follow import LiveLog
@@ -26,6 +30,9 @@ from farside.scheduler.tenancy import Tenancy
 
 # What an H200 SXM may draw, by its maker; for those who do not say (`gpu_power_w`).
 GPU_POWER_W = 700.0
+# A body is read before anybody is asked who sends it. The largest that makes sense reserves a hundred thousand nodes.
+BODY_BYTES_MAX = 16 << 20
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 def make_app(
@@ -46,6 +53,8 @@ def make_app(
         openapi_url="/v1/openapi.json",
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=_operation_id,
+        max_body_size=BODY_BYTES_MAX,
         description='Errors are `{"detail": TEXT}`, one line that says what is wrong and what to do.',
     )
     app.state.log, app.state.callers = log, callers
@@ -66,12 +75,14 @@ def make_app(
     app.include_router(audit_routes(log))
     sessions.serve(app)
 
-    @app.get("/v1/whoami", tags=["manager"], summary="Who the manager takes the caller for")
-    async def whoami(request: Request) -> Response:
-        caller = callers.of(request)
+    @app.get("/v1/whoami", tags=["manager"], summary="Who the manager takes the caller for", responses=says(Whoami))
+    async def whoami(caller: Anyone) -> Response:
         return answer({"name": caller.name, "role": caller.role.value, "proved": caller.uid >= 0})
 
-    @app.get("/v1/health", tags=["manager"], summary="Whether it answers, and up to which entry it has read")
+    @app.get(
+        "/v1/health", tags=["manager"], summary="Whether it answers, and up to which entry it has read",
+        responses={200: {"model": Health}},
+    )  # fmt: skip
     async def health() -> Response:
         return answer({"seq": log.state.seq, "generation": log.state.generation})
 
@@ -97,13 +108,41 @@ def make_app(
         response.headers.update(error.headers or {})
         return response
 
+    @app.exception_handler(400)
+    async def no_text(request: Request, _: Exception) -> Response:
+        # The framework's word for bytes that are no text; here it is that for whatever is wrong with a request.
+        return await no(request, 422, "body: is no JSON in UTF-8")
+
+    @app.exception_handler(405)
+    async def no_such_method(request: Request, _: Exception) -> Response:
+        allowed = ", ".join(sorted(_methods_at(app, request)))
+        response = answer({"detail": f"{request.method} is nothing that can be done here; {allowed} is"}, 405)
+        response.headers["Allow"] = allowed
+        return response
+
     return app
+
+
+def _methods_at(app: FastAPI, request: Request) -> set[str]:
+    """All methods of a path: the framework names those of the first route that has the path."""
+    scopes = {method: {**request.scope, "method": method} for method in METHODS}
+    return {
+        method for method, scope in scopes.items() if any(one.matches(scope)[0] is Match.FULL for one in app.routes)
+    }
+
+
+def _operation_id(route: APIRoute) -> str:
+    """``jobs_cancel``: what clients that are made of the OpenAPI document call it."""
+    part = route.path.strip("/").split("/")[1:2]
+    return "_".join(dict.fromkeys((*part, route.name)))
 
 
 def _said(error: object) -> str:
     found = msgspec.convert(error, dict[str, object], strict=False)
     where = found.get("loc")
     names = [str(one) for one in where[1:]] if isinstance(where, tuple | list) else []
+    if found.get("type") == "json_invalid":
+        return f"body: is no JSON from character {'.'.join(names)} on"
     if found.get("type") == "extra_forbidden":
         return f"{'.'.join(names)}: no such key"
     return f"{'.'.join(names) or 'body'}: {found.get('msg')}"

@@ -6,7 +6,8 @@ hardly any waits: FastAPI hands what is not to a thread, which takes ten times a
 
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import Depends, HTTPException
+from fastapi import Depends, HTTPException, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import HTTPConnection
 
 from farside.scheduler.live.api.caller import Caller, Callers, Role
@@ -35,8 +36,19 @@ def trail_of(connection: HTTPConnection) -> "Trail":
     return trail
 
 
-async def _person(connection: HTTPConnection) -> Caller:
-    caller = callers_of(connection).of(connection)
+# For the OpenAPI document: `Callers` reads the header itself, and other proofs too.
+_BEARER = HTTPBearer(auto_error=False, description="Over TCP. On the unix socket the kernel says who calls.")
+_Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
+
+
+async def _anyone(connection: HTTPConnection, _: _Bearer) -> Caller:
+    return callers_of(connection).of(connection)
+
+
+Anyone = Annotated[Caller, Depends(_anyone)]
+
+
+async def _person(caller: Anyone) -> Caller:
     if caller.role is Role.NODE:
         raise HTTPException(403, "a node's token is for its agent's session only")
     return caller

@@ -20,6 +20,7 @@ from farside.errors import FarsideError
 from farside.scheduler.live.api.answer import Rows, answer
 from farside.scheduler.live.api.caller import Caller
 from farside.scheduler.live.api.depends import Person, callers_of, trail_of
+from farside.scheduler.live.api.shape import Glimpse, Refusal, Refusals, refusals, says
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.overview import Overview, Sensed, Survey, show_overview, waiting_ids
@@ -36,6 +37,17 @@ WHY_AGE_S = 5.0
 WHY_LIMIT_S = 2.0
 
 _ENCODER = msgspec.json.Encoder()
+# They are JSON where the answer is not, which has to be said in full.
+_REFUSED = {"application/json": {"schema": {"$ref": f"#/components/schemas/{Refusal.__name__}"}}}
+_REFUSALS: Refusals = {
+    status: {"description": told["description"], "content": _REFUSED} for status, told in refusals().items()
+}
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events."""
+
+    media_type = "text/event-stream"
 
 
 class Whys:
@@ -118,13 +130,16 @@ def glance_routes(glance: Glance) -> APIRouter:
     """The routes of the overview. Users see their own jobs in it, operators all."""
     router = APIRouter(prefix="/v1/overview", tags=["manager"])
 
-    @router.get("", summary="The cluster at a glance: nodes, what runs, what waits and why")
+    @router.get("", summary="The cluster at a glance: nodes, what runs, what waits and why", responses=says(Glimpse))
     async def overview(request: Request, caller: Person) -> Response:
         if caller.is_operator:
             await trail_of(request).looked(caller, request, "jobs of all")
         return answer(glance.show(await glance.of(caller)))
 
-    @router.get("/stream", summary="The same, and what changes, as server-sent events")
+    @router.get(
+        "/stream", summary="The same, and what changes, as server-sent events", response_class=EventStream,
+        responses=_REFUSALS,
+    )  # fmt: skip
     async def stream(request: Request, caller: Person) -> Response:
         if glance.streams >= STREAMS_MAX:
             raise HTTPException(503, f"{STREAMS_MAX} follow already; come again", headers={"Retry-After": "10"})
@@ -139,6 +154,6 @@ def glance_routes(glance: Glance) -> APIRouter:
                 return False
 
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(glance.follow(caller, is_valid), media_type="text/event-stream", headers=headers)
+        return EventStream(glance.follow(caller, is_valid), headers=headers)
 
     return router

@@ -15,6 +15,7 @@ from farside.scheduler.live.api.answer import Rows, answer
 from farside.scheduler.live.api.caller import Caller
 from farside.scheduler.live.api.depends import OwnJob, Person, trail_of
 from farside.scheduler.live.api.schema import JobBody
+from farside.scheduler.live.api.shape import Explanation, History, Job, JobInFull, JobList, Submitted, says
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.dispatch import start_of
 from farside.scheduler.live.event import CancelRequested, HoldRequested, JobSubmitted, ReleaseRequested
@@ -29,6 +30,12 @@ from farside.units import format_bytes
 EXPLAIN_LIMIT_S = 5.0
 CheckpointProblem = Callable[[str, str], Awaitable[str]]
 _Limit = Annotated[int, Query(ge=1, le=1_000_000)]
+# What may be asked of the first job that was taken, as OpenAPI says it.
+_FIRST = {"parameters": {"job_id": "$response.body#/ids/0"}}
+_LINKS = {
+    name: {"operationId": f"jobs_{name}", **_FIRST}
+    for name in ("show", "history", "explain", "hold", "release", "cancel")
+}
 
 
 def job_routes(
@@ -43,7 +50,10 @@ def job_routes(
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     rows = Rows(show_job)
 
-    @router.post("", status_code=201, summary="Submit a job, or several alike")
+    @router.post(
+        "", status_code=201, summary="Submit a job, or several alike",
+        responses=says(Submitted, 413, 422, status=201, links=_LINKS),
+    )  # fmt: skip
     async def submit(body: JobBody, caller: Person) -> Response:
         if caller.uid < 0 and not may_tokens_submit:
             raise HTTPException(403, "a token does not prove who you are: submit through the manager's unix socket")
@@ -62,7 +72,7 @@ def job_routes(
         places = await log.write([event], caller.told)
         return answer({"ids": log.state.submitted[places.start]}, 201)
 
-    @router.get("", summary="Jobs, the oldest first")
+    @router.get("", summary="Jobs, the oldest first", responses=says(JobList, 422))
     async def jobs(
         request: Request,
         caller: Person,
@@ -78,16 +88,16 @@ def job_routes(
             await trail_of(request).looked(caller, request, f"jobs of {user or 'all'}")
         return answer({"jobs": [rows.row(job.job_id, job) for job in kept[-limit:]]})
 
-    @router.get("/{job_id}", summary="One job with its processes")
+    @router.get("/{job_id}", summary="One job with its processes", responses=says(JobInFull, 404))
     async def show(job: OwnJob) -> Response:
         return answer(show_job_in_full(job, log.now_s()))
 
-    @router.get("/{job_id}/history", summary="All that happened to a job")
+    @router.get("/{job_id}/history", summary="All that happened to a job", responses=says(History, 404))
     async def history(job: OwnJob) -> Response:
         entries = await asyncio.to_thread(log.store.history, job.job_id, at=job.submitted_at)
         return answer({"entries": [show_entry(entry) for entry in entries]})
 
-    @router.get("/{job_id}/explain", summary="Why a job waits, in words")
+    @router.get("/{job_id}/explain", summary="Why a job waits, in words", responses=says(Explanation, 404))
     async def explain(job: OwnJob) -> Response:
         try:
             told = await admin.ask(folder / ASK, "explain", timeout_s=EXPLAIN_LIMIT_S, job_id=job.job_id)
@@ -95,13 +105,13 @@ def job_routes(
             raise HTTPException(503, f"the brain does not answer: {error}") from error
         return answer(told)
 
-    @router.post("/{job_id}/cancel", summary="End a job")
+    @router.post("/{job_id}/cancel", summary="End a job", responses=says(Job, 404, 409))
     async def cancel(job: OwnJob, caller: Person) -> Response:
         _refuse_over(job)
         await log.write([CancelRequested(job_id=job.job_id, by=caller.name)], caller.told)
         return answer(show_job(log.state.jobs[job.job_id]))
 
-    @router.post("/{job_id}/hold", summary="Keep a job from starting")
+    @router.post("/{job_id}/hold", summary="Keep a job from starting", responses=says(Job, 404, 409))
     async def hold(job: OwnJob, caller: Person) -> Response:
         _refuse_over(job)
         if job.phase in ACTIVE:
@@ -109,7 +119,7 @@ def job_routes(
         await log.write([HoldRequested(job_id=job.job_id, by=caller.name)], caller.told)
         return answer(show_job(log.state.jobs[job.job_id]))
 
-    @router.post("/{job_id}/release", summary="Let a held job start")
+    @router.post("/{job_id}/release", summary="Let a held job start", responses=says(Job, 404, 409))
     async def release(job: OwnJob, caller: Person) -> Response:
         _refuse_over(job)
         if job.held_by and job.held_by != caller.name and not caller.is_operator:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Response
 from farside.scheduler.live.api.answer import Rows, answer
 from farside.scheduler.live.api.depends import NodeNamed, Operator, Person
 from farside.scheduler.live.api.schema import DrainBody
+from farside.scheduler.live.api.shape import History, Node, NodeList, says
 from farside.scheduler.live.event import DrainRequested, UndrainRequested
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.view import show_entry, show_node
@@ -17,25 +18,25 @@ def node_routes(log: LiveLog) -> APIRouter:
     router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
     rows = Rows(show_node)
 
-    @router.get("", summary="All nodes that ever joined")
+    @router.get("", summary="All nodes that ever joined", responses=says(NodeList))
     async def nodes(_: Person) -> Response:
         return answer({"nodes": [rows.row(name, node) for name, node in sorted(log.state.nodes.items())]})
 
-    @router.get("/{name}", summary="One node")
+    @router.get("/{name}", summary="One node", responses=says(Node, 404))
     async def show(_: Person, node: NodeNamed) -> Response:
         return answer(show_node(node))
 
-    @router.get("/{name}/history", summary="All that happened to a node")
+    @router.get("/{name}/history", summary="All that happened to a node", responses=says(History, 404))
     async def history(_: Operator, node: NodeNamed) -> Response:
         entries = await asyncio.to_thread(log.store.history, node.name)
         return answer({"entries": [show_entry(entry) for entry in entries]})
 
-    @router.post("/{name}/drain", summary="Start nothing new on a node")
+    @router.post("/{name}/drain", summary="Start nothing new on a node", responses=says(Node, 404, 413))
     async def drain(caller: Operator, node: NodeNamed, body: DrainBody) -> Response:
         await log.write([DrainRequested(node=node.name, reason=body.reason, by=caller.name)], caller.told)
         return answer(show_node(log.state.nodes[node.name]))
 
-    @router.post("/{name}/undrain", summary="Let jobs start on a node again")
+    @router.post("/{name}/undrain", summary="Let jobs start on a node again", responses=says(Node, 404))
     async def undrain(caller: Operator, node: NodeNamed) -> Response:
         await log.write([UndrainRequested(node=node.name, by=caller.name)], caller.told)
         return answer(show_node(log.state.nodes[node.name]))

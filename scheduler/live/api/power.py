@@ -5,6 +5,7 @@ from fastapi import APIRouter, Response
 from farside.errors import PeerError
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.depends import NodeNamed, Operator, Person
+from farside.scheduler.live.api.shape import NodePower, PowerReport, says
 from farside.scheduler.live.event import PowerPardoned
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.power.keep import LivePower
@@ -16,7 +17,11 @@ def power_routes(log: LiveLog, power: LivePower) -> APIRouter:
     router = APIRouter(prefix="/v1/power", tags=["nodes"])
     setup = power.setup
 
-    @router.get("", summary="Which nodes are off, booting or about to go, how many are wanted and why")
+    @router.get(
+        "",
+        summary="Which nodes are off, booting or about to go, how many are wanted and why",
+        responses=says(PowerReport),
+    )
     async def shown(_: Person) -> Response:
         state, now_s = log.state, log.now_s()
         kept = power.keeper.nodes if power.keeper is not None else {}
@@ -36,7 +41,11 @@ def power_routes(log: LiveLog, power: LivePower) -> APIRouter:
             }
         )
 
-    @router.post("/{name}/pardon", summary="A node that did not obey its power switch is mended: it may serve again")
+    @router.post(
+        "/{name}/pardon",
+        summary="A node that did not obey its power switch is mended: it may serve again",
+        responses=says(NodePower, 404),
+    )
     async def pardon(caller: Operator, node: NodeNamed) -> Response:
         if power.keeper is None:
             raise PeerError("nobody keeps the nodes' power here", hint="ask the manager that leads")

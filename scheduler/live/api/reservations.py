@@ -7,17 +7,20 @@ from fastapi import APIRouter, HTTPException, Query, Response
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.depends import Operator, Person
 from farside.scheduler.live.api.schema import ReservationBody
+from farside.scheduler.live.api.shape import Reservation, ReservationList, says
 from farside.scheduler.live.event import NodesReserved, ReservationCancelled
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.view import show_reservation
 from farside.units import format_moment
+
+_LINKS = {"cancel": {"operationId": "reservations_cancel", "parameters": {"reservation_id": "$response.body#/id"}}}
 
 
 def reservation_routes(log: LiveLog) -> APIRouter:
     """The routes about reservations. Everybody sees them; only operators make and cancel them."""
     router = APIRouter(prefix="/v1/reservations", tags=["nodes"])
 
-    @router.get("", summary="Reservations that are not over, the earliest first")
+    @router.get("", summary="Reservations that are not over, the earliest first", responses=says(ReservationList, 422))
     async def reservations(
         _: Person,
         everything: Annotated[bool, Query(alias="all", description="Also those that are over or cancelled")] = False,
@@ -27,7 +30,10 @@ def reservation_routes(log: LiveLog) -> APIRouter:
         shown = [show_reservation(one, log.state, now_s) for one in found if everything or one.is_pending(now_s)]
         return answer({"reservations": shown})
 
-    @router.post("", status_code=201, summary="Start nothing on nodes that could still run at some time")
+    @router.post(
+        "", status_code=201, summary="Start nothing on nodes that could still run at some time",
+        responses=says(Reservation, 413, 422, status=201, links=_LINKS),
+    )  # fmt: skip
     async def reserve(caller: Operator, body: ReservationBody) -> Response:
         unknown = [name for name in body.nodes if name not in log.state.nodes]
         if unknown:
@@ -42,7 +48,9 @@ def reservation_routes(log: LiveLog) -> APIRouter:
         made = log.state.maintenance[log.state.reserved[places.start]]
         return answer(show_reservation(made, log.state, log.now_s()), 201)
 
-    @router.post("/{reservation_id}/cancel", summary="Let jobs start there again")
+    @router.post(
+        "/{reservation_id}/cancel", summary="Let jobs start there again", responses=says(Reservation, 404, 409)
+    )
     async def cancel(caller: Operator, reservation_id: str) -> Response:
         found = log.state.maintenance.get(reservation_id)
         if found is None:

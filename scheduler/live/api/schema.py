@@ -33,6 +33,12 @@ class RoleBody(_Body):
 class JobBody(_Body):
     """A job, or ``count`` jobs alike; as in a job file."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"argv": ["python", "train.py"], "gpus": 2, "cwd": "/home/ann", "time_limit_s": 7200}]
+        }
+    )
+
     argv: Annotated[
         tuple[str, ...], Field(description="Program and arguments, run without a shell; of a job without roles")
     ] = ()

@@ -11,6 +11,7 @@ from farside.log import get_log
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.caller import Caller, Callers
 from farside.scheduler.live.api.depends import Operator
+from farside.scheduler.live.api.shape import AuditPage, says
 from farside.scheduler.live.audit import READ, AccessGate, show_audit
 from farside.scheduler.live.event import AccessNoted
 from farside.scheduler.live.follow import LiveLog
@@ -62,7 +63,7 @@ def audit_routes(log: LiveLog) -> APIRouter:
     """The route about the audit, for operators."""
     router = APIRouter(prefix="/v1/audit", tags=["manager"])
 
-    @router.get("", summary="Who did what, the newest first")
+    @router.get("", summary="Who did what, the newest first", responses=says(AuditPage, 422))
     async def audit(
         _: Operator,
         actor: Annotated[str, Query(max_length=200, description="Of this user or token name alone")] = "",

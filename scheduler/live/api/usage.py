@@ -7,6 +7,7 @@ from fastapi import APIRouter, HTTPException, Query, Response
 
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.depends import Person
+from farside.scheduler.live.api.shape import UsageReport, says
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.power.slept import saved_kwh
 from farside.scheduler.live.usage import S_PER_H, By, show_usage, usage_of
@@ -19,7 +20,10 @@ def usage_routes(log: LiveLog, gpu_power_w: float, idle_w: float) -> APIRouter:
     """The route about usage. Operators see everybody's, users that of their own jobs."""
     router = APIRouter(prefix="/v1/usage", tags=["manager"])
 
-    @router.get("", summary="GPU hours, waiting and energy by user or account; of the last 30 days unless told")
+    @router.get(
+        "", summary="GPU hours, waiting and energy by user or account; of the last 30 days unless told",
+        responses=says(UsageReport, 422),
+    )  # fmt: skip
     async def usage(caller: Person, by: By = By.USER, from_s: _Moment = None, to_s: _Moment = None) -> Response:
         now_s = log.now_s()
         end_s = min(now_s, now_s if to_s is None else to_s)
