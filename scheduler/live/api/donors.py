@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi import APIRouter, HTTPException, Query, Response
 
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.caller import Caller, Role
-from farside.scheduler.live.api.depends import callers_of
+from farside.scheduler.live.api.depends import Anyone
+from farside.scheduler.live.api.shape import DonorList, says
 from farside.scheduler.live.donors import DonorRing
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.overview import Sensed, show_loans
@@ -19,14 +20,16 @@ def donor_routes(log: LiveLog, ring: Callable[[], DonorRing], sensed: Callable[[
     """The route about donors. Agents are told by their sessions; this is for nodes without one, and for people."""
     router = APIRouter(prefix="/v1/donors", tags=["nodes"])
 
-    @router.get("", summary="Donors: all of them, or those that one node may borrow from")
+    @router.get(
+        "", summary="Donors: all of them, or those that one node may borrow from", responses=says(DonorList, 404)
+    )
     async def donors(
-        request: Request,
+        caller: Anyone,
         node: Annotated[
             str | None, Query(description="The borrower; who has a node's token sees no other node's")
         ] = None,
     ) -> Response:
-        borrower = _borrower(callers_of(request).of(request), node)
+        borrower = _borrower(caller, node)
         if borrower is None:
             told = sensed()
             lenders = (one for _, one in sorted(log.state.nodes.items()) if one.donor is not None)

@@ -122,6 +122,8 @@ class Node(BaseModel):
     cpus: float
     memory_bytes: int
     headroom_bytes: int
+    swap_bytes: int
+    donor: str | None
     gpus: list[NodeGpu]
     free_gpus: int
     joined_s: float
@@ -140,6 +142,29 @@ class Loan(BaseModel):
     bytes: int
 
 
+class OwnDonor(BaseModel):
+    """A donor that a node may borrow from."""
+
+    donor: str
+    control: str
+    rdma: bool
+
+
+class Donor(OwnDonor):
+    """A donor, and who has how much of it."""
+
+    node: str
+    lends: bool
+    lendable_bytes: int
+    loans: list[Loan]
+
+
+class DonorList(BaseModel):
+    """Donors by the name of their node, or those of one node."""
+
+    donors: list[Donor] | list[OwnDonor]
+
+
 class SensedNode(BaseModel):
     """What a node's agent told last, and no log keeps."""
 
@@ -147,6 +172,9 @@ class SensedNode(BaseModel):
     gpu_power_w: float | None
     memory_stall_pct: float | None
     loans: list[Loan]
+    lends: bool
+    lendable_bytes: int
+    swap_used_bytes: int
 
 
 class Cluster(BaseModel):

@@ -1,0 +1,195 @@
+"""Who may call what: every route there is, tried by everybody there is."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi.routing import iter_route_contexts
+from starlette.types import Message
+
+from farside.agent import protocol
+from farside.scheduler.live.api.caller import Role
+from farside.scheduler.live.api.web_session import COOKIE
+from tests.live.fake_agent import FakeNode
+from tests.live.test_api import OTHER, Api, an_api, api_test
+
+ALL = frozenset(Role)
+PEOPLE = frozenset({Role.USER, Role.OPERATOR})
+OPERATOR = frozenset({Role.OPERATOR})
+NOBODY: frozenset[Role] = frozenset()
+
+# By token: what a user of the unix socket may, test_api.py has. `PUBLIC` asks nobody who he is.
+PUBLIC = {
+    ("GET", "/v1/openapi.json"), ("HEAD", "/v1/openapi.json"), ("GET", "/v1/health"), ("GET", "/"), ("GET", "/ui/"),
+    ("GET", "/ui/{name}"), ("POST", "/ui/session"), ("DELETE", "/ui/session"),
+}  # fmt: skip
+MAY = {
+    ("GET", "/v1/jobs"): PEOPLE,
+    ("POST", "/v1/jobs"): NOBODY,  # a token does not prove who somebody is
+    ("GET", "/v1/jobs/{job_id}"): OPERATOR,  # it is another user's job
+    ("GET", "/v1/jobs/{job_id}/history"): OPERATOR,
+    ("GET", "/v1/jobs/{job_id}/explain"): OPERATOR,
+    ("POST", "/v1/jobs/{job_id}/hold"): OPERATOR,
+    ("POST", "/v1/jobs/{job_id}/release"): OPERATOR,
+    ("POST", "/v1/jobs/{job_id}/cancel"): OPERATOR,
+    ("GET", "/v1/overview"): PEOPLE,
+    ("GET", "/v1/overview/stream"): PEOPLE,
+    ("GET", "/v1/nodes"): PEOPLE,
+    ("GET", "/v1/nodes/{name}"): PEOPLE,
+    ("GET", "/v1/nodes/{name}/history"): OPERATOR,
+    ("POST", "/v1/nodes/{name}/drain"): OPERATOR,
+    ("POST", "/v1/nodes/{name}/undrain"): OPERATOR,
+    ("GET", "/v1/donors"): PEOPLE,  # a node has its own, test_donors.py; this one's token is for one that is not there
+    ("GET", "/v1/power"): PEOPLE,
+    ("POST", "/v1/power/{name}/pardon"): OPERATOR,
+    ("GET", "/v1/reservations"): PEOPLE,
+    ("POST", "/v1/reservations"): OPERATOR,
+    ("POST", "/v1/reservations/{reservation_id}/cancel"): OPERATOR,
+    ("GET", "/v1/usage"): PEOPLE,
+    ("GET", "/v1/audit"): OPERATOR,
+    ("GET", "/v1/whoami"): ALL,
+}
+SESSION = protocol.PATH  # the one WebSocket: nodes and operators, below
+BODIES: dict[str, dict[str, object]] = {
+    "/v1/jobs": {"argv": ["true"]},
+    "/v1/nodes/{name}/drain": {},
+    "/v1/reservations": {"nodes": ["n0"], "from_s": 9e9, "to_s": 9.1e9},
+}
+NAMES = {"job_id": "1", "name": "n0", "reservation_id": "m1"}
+NOT_HERE = 503  # of `explain` and the stream: no brain answers in these tests, or no more may follow; he was let in
+
+
+async def prepared(api: Api) -> None:
+    """What the paths name is there."""
+    await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json={"argv": ["true"]})
+    await api.as_uid(0).post("/v1/reservations", json=BODIES["/v1/reservations"])
+    api.glance.streams = 1 << 20  # a stream has no end
+
+
+async def status_of(client: httpx.AsyncClient, method: str, path: str, **more: str) -> int:
+    body = BODIES.get(path) if method == "POST" else None
+    return (await client.request(method, path.format(**NAMES), json=body, headers=more)).status_code
+
+
+def test_every_route_has_its_line_here(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        found = {
+            (method, route.path)
+            for route in iter_route_contexts(api.app.routes)
+            for method in getattr(route, "methods", None) or ("websocket",)
+        }
+
+        assert found == {*PUBLIC, *MAY, ("websocket", SESSION)}
+
+    api_test(test, tmp_path)
+
+
+@pytest.mark.parametrize(("method", "path"), MAY, ids=" ".join)
+def test_a_route_refuses_every_role_that_is_not_its_own_and_who_has_no_token(
+    method: str, path: str, tmp_path: Path
+) -> None:
+    async def test(api: Api) -> None:
+        await prepared(api)
+
+        for role in Role:
+            status = await status_of(api.as_role(role), method, path)
+            assert (status < 400 or status == NOT_HERE) == (role in MAY[method, path]), f"{role}: {status}"
+            assert status == NOT_HERE or status < 400 or status in (403, 404)
+        nobody = api.as_role(None)
+        assert await status_of(nobody, method, path) == 401
+        for wrong in ("Bearer wrong", "Bearer ", "Basic Og==", f"Token {api.tokens[Role.OPERATOR]}"):
+            assert await status_of(nobody, method, path, Authorization=wrong) == 401, wrong
+
+    api_test(test, tmp_path)
+
+
+@pytest.mark.parametrize(("method", "path"), [key for key in MAY if key[0] == "POST"], ids=" ".join)
+def test_the_pages_cookie_changes_nothing(method: str, path: str, tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        await prepared(api)
+        cookie = api.callers.cookie_for(api.tokens[Role.OPERATOR], time.time())
+
+        assert await status_of(api.as_role(None), method, path, Cookie=f"{COOKIE}={cookie}") == 403
+
+    api_test(test, tmp_path)
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(PUBLIC), ids=" ".join)
+def test_what_anybody_may_have_says_nothing_of_jobs_or_nodes(method: str, path: str, tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        await prepared(api)
+        answer = await api.as_role(None).request(method, path.format(name="index.html"))
+
+        assert OTHER.pw_name not in answer.text
+        assert answer.status_code < 400 or path == "/ui/session"
+
+    api_test(test, tmp_path)
+
+
+# ------------------------------------------------------------------------------------- the agents' session
+
+
+async def first_answer(api: Api, token: str | None) -> Message:
+    """What the manager does with a connection that says HELLO for n0: accepts and closes it, or goes on."""
+    headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+    scope = {
+        "type": "websocket", "path": SESSION, "raw_path": SESSION.encode(), "headers": headers, "query_string": b"",
+        "scheme": "ws", "client": ("192.0.2.7", 4711), "server": ("manager", 80), "subprotocols": [], "state": {},
+    }  # fmt: skip
+    hello = protocol.AgentSide(seen_generation=0).send(FakeNode("n0").hello())
+    told: list[Message] = [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": hello}]
+    heard: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def receive() -> Message:
+        if told:
+            return told.pop(0)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    session = asyncio.ensure_future(api.app(scope, receive, heard.put))
+    first = await heard.get()
+    if first["type"] == "websocket.accept":
+        joined = asyncio.ensure_future(until_joined(api))
+        closed = asyncio.ensure_future(heard.get())
+        await asyncio.wait((joined, closed), return_when=asyncio.FIRST_COMPLETED)
+        first = closed.result() if closed.done() else {"type": "joined"}
+        joined.cancel()
+        closed.cancel()
+    session.cancel()
+    await asyncio.gather(session, return_exceptions=True)
+    return first
+
+
+async def until_joined(api: Api) -> None:
+    while api.sessions.connected == 0:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("who", [None, "wrong", *Role])
+def test_only_nodes_and_operators_have_an_agents_session(who: Role | str | None, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with an_api(tmp_path) as api:
+            token = api.tokens[who] if isinstance(who, Role) else who
+            node_token = api.node_token("n0")
+
+            answer = await first_answer(api, node_token if who is Role.NODE else token)
+
+            allowed = who in (Role.NODE, Role.OPERATOR)
+            assert (answer["type"] == "joined") == allowed, answer
+            if who is Role.USER:
+                assert answer["code"] == protocol.CloseCode.FORBIDDEN
+                assert "may not speak for node n0" in answer["reason"]
+
+    asyncio.run(test())
+
+
+def test_a_nodes_token_does_not_speak_for_another_node(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with an_api(tmp_path) as api:
+            answer = await first_answer(api, api.node_token("n1"))
+
+            assert (answer["type"], answer["code"]) == ("websocket.close", protocol.CloseCode.FORBIDDEN)
+
+    asyncio.run(test())
