@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
+from urllib.parse import urlsplit
 
 from farside import admin
 from farside.agent import messages as m
@@ -38,9 +39,11 @@ from farside.clock import Clock, RealClock
 from farside.config import AgentConfig
 from farside.config.check import names_in
 from farside.ending import on_end_signals
+from farside.endpoint import is_near
 from farside.errors import ConfigError
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
+from farside.tls import TlsFiles, client_tls
 
 PUBLISH_EVERY_S = 1.0
 """How old the picture may be that Prometheus gets."""
@@ -75,7 +78,7 @@ class Agent:
         self.node = config.node or socket.gethostname()
         self.ready = asyncio.Event()
         self._config, self._clock = config, clock
-        read_token(config.token_file)  # a wrong one should be known now
+        self._manager = self._address()
         self._hooks = hooks_of(config.prolog, config.epilog, user=config.hook_user, limit_s=config.hook_limit_s)
         self._gpus = open_gpus(declared=config.declared_gpus, model=config.gpu_model)
         self._cgroup = cgroup_home(config.cgroup)
@@ -280,11 +283,24 @@ class Agent:
             for key, pid in self.runner.shepherd_pids().items()
         )
 
+    def _address(self) -> ManagerAddress:
+        """Where the manager is; a wrong token or certificate should be known now."""
+        config = self._config
+        tls = TlsFiles(ca=config.ca_file, cert=config.tls_cert, key=config.tls_key)
+        is_secured = urlsplit(config.manager).scheme == "wss"
+        if is_secured:
+            client_tls(tls)
+        if config.token_file.is_absolute():
+            read_token(config.token_file)
+            if not (is_secured or is_near(urlsplit(config.manager).hostname or "")):
+                _log.warning("the token crosses the network in the clear; write wss://", manager=config.manager)
+        return ManagerAddress(url=config.manager, token_file=config.token_file, tls=tls)
+
     def _make_session(self) -> Session:
         config = self._config
         self._incarnation = secrets.token_hex(8)
         return Session(
-            ManagerAddress(url=config.manager, token_file=config.token_file, ca_file=config.ca_file),
+            self._manager,
             Node(
                 hello=self._hello,
                 read=self._read,

@@ -25,6 +25,7 @@ from farside.clock import Clock
 from farside.errors import ConfigError, RemoteProtocolError
 from farside.log import get_log
 from farside.own_task import in_own_task
+from farside.tls import TlsFiles, client_tls, tls_problem
 
 OPEN_LIMIT_S = 10.0
 WELCOME_LIMIT_S = 40.0
@@ -43,13 +44,13 @@ class ManagerAddress:
 
     Attributes:
         url: ws://HOST:PORT or wss://HOST:PORT.
-        token_file: Bearer token of role node; read at each attempt, so that it can be changed.
-        ca_file: Certificates that may have signed the manager's; empty: the system's.
+        token_file: Bearer token of role node; empty: none. Files are read at each attempt, so that they can be changed.
+        tls: What the manager's certificate is verified by, and our own, if we have one.
     """
 
     url: str
     token_file: Path
-    ca_file: Path
+    tls: TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,18 @@ class Node:
     probe: Callable[[m.Probe], Awaitable[m.Probed]]
     donors: Callable[[tuple[m.DonorAddress, ...]], None]
     seen_generation: Callable[[], int]
+
+
+class _Connection(ClientConnection):
+    """One whose opening fails for the reason that TLS gives, where there is one.
+
+    A manager refuses a node's certificate after the node's own handshake is over: when HTTP's is under way.
+    """
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if isinstance(exc, ssl.SSLError):
+            self.protocol.handshake_exc = exc
 
 
 class Session:
@@ -98,7 +111,7 @@ class Session:
                 await in_own_task(self._connect_once())
             # A faulty answer of a manager must not end an agent with jobs on it either.
             except Exception as error:
-                problem = _problem(error)
+                problem = _problem(error, self._manager.url)
             was_connected, self.is_connected = self.is_connected, False
             if problem != self.last_problem or was_connected:
                 _log.warning("no manager", manager=self._manager.url, why=problem)
@@ -108,11 +121,13 @@ class Session:
             await self._clock.sleep_until_s(self._clock.now_s() + wait_s)
 
     async def _connect_once(self) -> None:
-        headers = {"Authorization": f"Bearer {read_token(self._manager.token_file)}"}
+        file = self._manager.token_file
+        headers = {"Authorization": f"Bearer {read_token(file)}"} if file.is_absolute() else {}
         async with connect(
             self._manager.url.rstrip("/") + PATH,
             additional_headers=headers,
             ssl=self._tls(),
+            create_connection=_Connection,
             compression=None,
             max_size=FRAME_BYTES_MAX,
             open_timeout=OPEN_LIMIT_S,
@@ -187,11 +202,13 @@ class Session:
     def _tls(self) -> ssl.SSLContext | None:
         if urlsplit(self._manager.url).scheme != "wss":
             return None
-        return ssl.create_default_context(cafile=self._manager.ca_file if self._manager.ca_file.is_absolute() else None)
+        return client_tls(self._manager.tls)
 
 
-def _problem(error: Exception) -> str:
+def _problem(error: Exception, url: str) -> str:
     first = _first(error) if isinstance(error, ExceptionGroup) else error
+    if isinstance(first, ssl.SSLError):
+        return str(tls_problem(first, url))
     if isinstance(first, InvalidStatus):
         status = first.response.status_code
         why = {401: "the manager does not know this node's token", 403: "the manager refuses this node's token"}

@@ -28,10 +28,13 @@ from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
 from farside.scheduler.settings import named_settings
+from farside.tls import TlsFiles, load_own, server_tls
 
 SWITCH_S = 5e-4
 # A part's event loop that has not turned for so long hangs. The brain reads all of the log before its loop turns.
 HANG_S = {"brain": 600.0, "api": 60.0}
+# So often it is looked whether the certificate was renewed.
+RENEW_PERIOD_S = 20.0
 _FRAME_BYTES = 1 << 20
 
 _log = get_log("manager")
@@ -47,6 +50,7 @@ def run(config: ManagerConfig) -> int:
     start_logging(config.log_level)
     rules_of(config)
     power_setup(config)
+    _tls_of(config)
     config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
     store = EventStore(config.store_url)
     upgrade(store)
@@ -118,15 +122,16 @@ async def _api(config: ManagerConfig) -> None:
         tenancy=tenancy_of(config), gpu_power_w=config.gpu_power_w, power=power,
     )  # fmt: skip
 
+    secure = _tls_of(config)
+
     def server(kind: str) -> uvicorn.Server:
-        secure: Mapping[str, str] = {}
-        if kind == "tcp" and config.tls_cert.is_absolute():
-            secure = {"ssl_certfile": str(config.tls_cert), "ssl_keyfile": str(config.tls_key)}
+        is_secured = kind == "tcp" and secure is not None
         return Server(
             uvicorn.Config(
                 app, http=PeerProtocol, ws=AgentSocketProtocol, ws_max_size=_FRAME_BYTES, ws_ping_interval=10.0,
                 ws_ping_timeout=10.0, lifespan="off", log_config=None, access_log=False, proxy_headers=False,
-                server_header=False, timeout_graceful_shutdown=2, **secure,  # type: ignore[arg-type]
+                server_header=False, timeout_graceful_shutdown=2,
+                ssl_context_factory=(lambda _, __: secure) if is_secured else None,
             )
         )  # fmt: skip
 
@@ -139,7 +144,6 @@ async def _api(config: ManagerConfig) -> None:
             if isinstance(where, str):
                 os.chmod(where, 0o666)  # noqa: S103 - anybody may connect: the kernel says who it is
             sockets[endpoint.partition(":")[0]].append(listener)
-        _check_tls(config)
         metrics = ManagerCollector(log, sessions, app.state.glance, config.state_dir)
         if config.metrics_listen:
             scraped = await serve_metrics(config.metrics_listen, metrics.registry())
@@ -150,6 +154,8 @@ async def _api(config: ManagerConfig) -> None:
             await ready.wait()
             group.create_task(sessions.watch_silence())
             group.create_task(power.run())
+            if secure is not None:
+                group.create_task(_keep_fresh(secure, config))
             if config.metrics_listen:
                 group.create_task(metrics.keep_asking())
             for kind, listeners in sockets.items():
@@ -159,10 +165,26 @@ async def _api(config: ManagerConfig) -> None:
             notify_systemd("READY=1")
 
 
-def _check_tls(config: ManagerConfig) -> None:
+def _files_of(config: ManagerConfig) -> TlsFiles:
+    return TlsFiles(ca=config.tls_client_ca, cert=config.tls_cert, key=config.tls_key)
+
+
+def _tls_of(config: ManagerConfig) -> ssl.SSLContext | None:
     if not config.tls_cert.is_absolute():
-        return
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_cert, config.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"tls_cert {config.tls_cert}: {error}", hint="name a PEM certificate and its key") from error
+        return None
+    return server_tls(_files_of(config), is_required=config.tls_client_required)
+
+
+async def _keep_fresh(context: ssl.SSLContext, config: ManagerConfig) -> None:
+    """Takes up a renewed certificate for connections to come, until it is cancelled."""
+    known = None
+    while True:
+        try:
+            stamp = [os.stat(file).st_mtime_ns for file in (config.tls_cert, config.tls_key)]
+            if known is not None and stamp != known:
+                load_own(context, _files_of(config))
+                _log.info("a renewed certificate is in use", file=config.tls_cert)
+            known = stamp
+        except (OSError, ConfigError) as error:  # half written, or gone: the old one is as good as it was
+            _log.warning("the certificate can't be renewed", reason=error)
+        await asyncio.sleep(RENEW_PERIOD_S)

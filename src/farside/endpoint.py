@@ -1,5 +1,7 @@
 """Where something listens or is reached, as text: ``tcp:HOST:PORT``, ``unix:PATH``, or an address, ``HOST:PORT``."""
 
+import ipaddress
+
 UNIX_PATH_BYTES_MAX = 107  # sun_path of unix(7) has 108, and ends with a zero
 
 
@@ -28,6 +30,14 @@ def parse_address(text: str) -> tuple[str, int]:
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ValueError(f"'{text}' is not HOST:PORT")
     return host, int(port)
+
+
+def is_near(host: str) -> bool:
+    """Whether only programs of this machine reach it: a loopback address, or its name."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def socket_path(path: str) -> str:

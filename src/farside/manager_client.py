@@ -1,26 +1,34 @@
-"""The manager as its users reach it: HTTP over its unix socket, or over TCP with a token.
+"""The manager as its users reach it: HTTP over its unix socket, or over TCP with a token or a certificate.
 
 Where it is, the first of these that is told says: ``--manager``, FARSIDE_MANAGER, the sandbox of ``--state`` or
-FARSIDE_STATE, /run/farside/manager.sock. A token comes from FARSIDE_TOKEN, or the file that FARSIDE_TOKEN_FILE names.
+FARSIDE_STATE, /run/farside/manager.sock. A token comes from FARSIDE_TOKEN, or the file that FARSIDE_TOKEN_FILE names, a
+certificate from FARSIDE_TLS_CERT and FARSIDE_TLS_KEY; FARSIDE_CA_FILE has those that may have signed the manager's.
 """
 
 import http.client
 import json
 import os
+import secrets
+import select
 import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 from farside.errors import ConfigError, FarsideError, PeerError
+from farside.tls import TlsFiles, client_tls, tls_problem
 
 STANDARD = "unix:/run/farside/manager.sock"
 SOCKET_IN_STATE = "manager.sock"
 LIMIT_S = 60.0
+IDEMPOTENCY_KEY = "Idempotency-Key"
+"""A request of a caller that bears the same one as an earlier one is that one, come again."""
+TAKES = "Farside-Takes"
+"""What of such things a manager knows; of an older one it is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +37,7 @@ class ManagerAddress:
 
     endpoint: str
     token: str = ""
+    tls: TlsFiles = field(default_factory=TlsFiles)
 
 
 def find_manager(endpoint: str | None = None, state: Path | None = None) -> ManagerAddress:
@@ -43,7 +52,21 @@ def find_manager(endpoint: str | None = None, state: Path | None = None) -> Mana
         told = f"unix:{folder / SOCKET_IN_STATE}" if folder is not None else STANDARD
     if not told.startswith(("unix:/", "http://", "https://")):
         raise ConfigError(f"manager '{told}': is no address", hint="write unix:/PATH, http://HOST:PORT or https://...")
-    return ManagerAddress(endpoint=told, token=_token())
+    return ManagerAddress(endpoint=told, token=_token(), tls=_tls_files() if told.startswith("https:") else TlsFiles())
+
+
+def variable(setting: str) -> str:
+    """The variable that says a setting of the agent's: FARSIDE_CA_FILE, FARSIDE_TLS_CERT, FARSIDE_TLS_KEY."""
+    return f"FARSIDE_{setting.upper()}"
+
+
+def _tls_files() -> TlsFiles:
+    ca, cert, key = (os.environ.get(variable(name), "") for name in ("ca_file", "tls_cert", "tls_key"))
+    if bool(cert) != bool(key):
+        missing, other = ("tls_key", "tls_cert") if cert else ("tls_cert", "tls_key")
+        raise ConfigError(f"{variable(missing)}: is not set, and {variable(other)} is", hint="set both, or neither")
+    places = [Path(told).absolute() if told else Path() for told in (ca, cert, key)]
+    return TlsFiles(ca=places[0], cert=places[1], key=places[2], name=variable)
 
 
 def _token() -> str:
@@ -73,10 +96,21 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 class ManagerClient:
-    """One connection, kept open over several requests until it is closed, or with ``with``."""
+    """One connection, kept open over several requests until it is closed, or with ``with``.
+
+    A server closes one that was idle, which may cross with what is asked next. What was asked is asked again then, on a
+    new connection, where that does nothing twice: jobs and reservations bear a key by which the manager knows that it
+    has them, if its answers say that it looks for one; all else says how something shall be.
+    """
 
     def __init__(self, address: ManagerAddress) -> None:
+        """Nothing is asked yet.
+
+        Raises:
+            ConfigError: A certificate can't be used.
+        """
         self._address = address
+        self._takes_keys = False
         self._connection = self._open()
 
     def _open(self) -> http.client.HTTPConnection:
@@ -86,7 +120,7 @@ class ManagerClient:
         parts = urlsplit(endpoint)
         host = parts.hostname or ""
         if parts.scheme == "https":
-            context = ssl.create_default_context()
+            context = client_tls(self._address.tls)
             return http.client.HTTPSConnection(host, parts.port or 7680, timeout=LIMIT_S, context=context)
         return http.client.HTTPConnection(host, parts.port or 7680, timeout=LIMIT_S)
 
@@ -121,40 +155,62 @@ class ManagerClient:
         payload = None
         if body is not None:
             payload, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
+        if method == "POST":
+            headers[IDEMPOTENCY_KEY] = secrets.token_hex(16)
         path_and_query = where + (f"?{urlencode(query)}" if query else "")
+        self._drop_if_closed()
         is_kept = self._connection.sock is not None
         try:
             status, text = self._exchange(method, path_and_query, payload, headers)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            if not (is_kept and method == "GET"):
+            may_repeat = method == "GET" or self._takes_keys
+            if isinstance(error, TimeoutError) or not (is_kept and may_repeat):
                 raise self._no_answer(error) from error
-            status, text = self._once_more(path_and_query, headers)
+            status, text = self._once_more(method, path_and_query, payload, headers)
         return _read(status, text, self._address.endpoint)
+
+    def _drop_if_closed(self) -> None:
+        """Hangs up if the other side has: there is something to read though nothing was asked, which is the end."""
+        if self._connection.sock is None:
+            return
+        look = select.poll()
+        look.register(self._connection.sock, select.POLLIN)
+        if look.poll(0):
+            self._connection.close()
 
     def _exchange(
         self, method: str, where: str, payload: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
         self._connection.request(method, where, payload, headers)
         response = self._connection.getresponse()
+        self._takes_keys = IDEMPOTENCY_KEY in response.headers.get(TAKES, "")
         return response.status, response.read()
 
-    def _once_more(self, where: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """On a new connection: a server closes one that was idle, and that crosses with what is asked next."""
+    def _once_more(
+        self, method: str, where: str, payload: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        """On a new connection."""
         try:
-            return self._exchange("GET", where, None, headers)
+            return self._exchange(method, where, payload, headers)
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise self._no_answer(error) from error
 
-    def _no_answer(self, error: Exception) -> PeerError:
+    def _no_answer(self, error: Exception) -> FarsideError:
         where = self._address.endpoint
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
             return PeerError(f"{where}: no manager answers there", hint="is it running? name it with --manager")
+        if isinstance(error, ssl.SSLError):
+            return tls_problem(error, where, variable)
+        if isinstance(error, http.client.BadStatusLine) and where.startswith("http:"):
+            return PeerError(f"{where}: answers otherwise than by HTTP", hint="if it has a certificate, write https://")
         return PeerError(f"{where}: {getattr(error, 'strerror', None) or error or type(error).__name__}")
 
 
 def _read(status: int, text: bytes, where: str) -> Any:
+    if status == 413:
+        raise ConfigError("that is more than the manager takes at once", hint="put it into a file that the job reads")
     try:
         answer = json.loads(text)
     except ValueError as error:

@@ -10,6 +10,7 @@ from farside.agent import messages as m
 from farside.agent.outbox import Reading
 from farside.agent.session import ManagerAddress, Node, Session
 from farside.clock import RealClock
+from farside.tls import TlsFiles
 from tests.agent.fake_manager import TOKEN, FakeManager, fake_manager
 from tests.agent.frames import HELLO
 
@@ -36,7 +37,7 @@ def session(folder: Path, manager: FakeManager) -> Session:
         return m.Probed(probe_id=probe.probe_id)
 
     return Session(
-        ManagerAddress(url=manager.url, token_file=token, ca_file=Path()),
+        ManagerAddress(url=manager.url, token_file=token, tls=TlsFiles()),
         Node(
             hello=lambda: HELLO,
             read=read,

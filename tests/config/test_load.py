@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.blockdev.params import make_memory
-from farside.config import BlockdevConfig, DaemonConfig, FaultRule, load, load_blockdev, load_daemon
+from farside.config import (
+    BlockdevConfig,
+    DaemonConfig,
+    FaultRule,
+    load,
+    load_agent,
+    load_blockdev,
+    load_daemon,
+    load_manager,
+)
 from farside.config.check import NAME_BYTES_MAX, NODE
 from farside.config.convert import convert, shown
 from farside.config.load import ConfigProblems, effective_daemon
@@ -241,3 +250,49 @@ def test_every_default_is_a_value_that_its_setting_allows(config: type[DaemonCon
         told = str(default) if setting.kind == "path" and shown(setting, default) else default
         assert setting.doc
         assert setting.kind == "path" or convert(setting, told) == setting.default
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"listen": ["tcp:0.0.0.0:7680"]}, "listen: tcp:0.0.0.0:7680 is reached from other machines"),
+        ({"listen": ["tcp:manager.example:7680"]}, "listen: tcp:manager.example:7680 is reached from other machines"),
+        ({"tls_cert": "/c.pem"}, "tls_key: is empty, and the other of the two is not"),
+        ({"tls_client_ca": "/ca.pem"}, "tls_client_ca: is of use with tls_cert only"),
+        ({"tls_client_required": True}, "tls_client_required: is of use with tls_client_ca only"),
+    ],
+)
+def test_a_manager_that_would_send_tokens_in_the_clear_or_half_secured_is_refused(
+    settings: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(ConfigProblems) as caught:
+        load_manager([Path("/dev/null")], settings)
+
+    assert caught.value.problems[0].partition(": ")[2].startswith(problem)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"listen": ["tcp:127.0.0.1:7680", "tcp:[::1]:7680", "tcp:localhost:7680", "unix:/m.sock"]},
+        {"listen": ["tcp:0.0.0.0:7680"], "plain_http": True},
+        {"listen": ["tcp:0.0.0.0:7680"], "tls_cert": "/c.pem", "tls_key": "/c.key"},
+    ],
+)
+def test_a_manager_listens_to_others_with_tls_or_where_plain_http_is_meant(settings: dict[str, object]) -> None:
+    assert load_manager([Path("/dev/null")], settings).listen
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"token_file": ""}, "token_file: is empty, and so is tls_cert"),
+        ({"tls_cert": "/c.pem", "tls_key": "/c.key"}, "tls_cert: is shown over TLS only; write wss://"),
+        ({"tls_key": "/c.key", "manager": "wss://m:7680"}, "tls_cert: is empty, and the other of the two is not"),
+    ],
+)
+def test_an_agent_that_nobody_could_know_is_refused(settings: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigProblems) as caught:
+        load_agent([Path("/dev/null")], settings)
+
+    assert caught.value.problems[0].partition(": ")[2].startswith(problem)

@@ -25,7 +25,9 @@ def test_a_job_of_a_node_that_is_cut_off_runs_elsewhere_and_its_old_process_ends
         cable = stack.enter_context(two_machines())
         port = free_port()
         listen = f'["unix:{tmp_path}/m/manager.sock", "tcp:0.0.0.0:{port}"]'
-        manager = stack.enter_context(running_manager(tmp_path / "m", on=cable.first, listen=listen, node_timeout_s=2))
+        manager = stack.enter_context(
+            running_manager(tmp_path / "m", on=cable.first, listen=listen, plain_http="true", node_timeout_s=2)
+        )
 
         def join(name: str, at: str, on: tuple[str, ...]) -> None:
             folder = tmp_path / name

@@ -5,6 +5,7 @@ set -eu
 cat >/etc/farside/manager.toml <<EOT
 node = "$1"
 listen = ["unix:/run/farside/manager.sock", "tcp:$2:7680"]
+plain_http = true                    # on a network of this host's own machines
 EOT
 hash=$(tr -d '\n' </etc/farside/agent.token | sha256sum | cut -d' ' -f1)
 printf '[[token]]\nname = ""\nrole = "node"\nsha256 = "%s"\n' "$hash" >/etc/farside/tokens.toml

@@ -1,13 +1,16 @@
-"""Who calls: a user proved by the kernel on a unix socket, or the bearer of a token.
+"""Who calls: a user proved by the kernel on a unix socket, the bearer of a token, or who a certificate is for.
 
 How it works
   On a unix socket the kernel says which user has connected (SO_PEERCRED, unix(7)); no token is needed and none counts.
   `PeerProtocol` puts that into the place of the client's address, as ``uid:N``, which no TCP client can have. Over TCP
   a token counts, and it says a name and a role. A token is known by its SHA-256; the file can't give it away.
 
+  Over TLS a client may show a certificate (certificate.py). Who sends a token besides is whom the token is for; so a
+  certificate can be asked of everybody, and tokens still say who is who.
+
   Browsers come too, for the page. They may carry a cookie in place of the token, which is good for looking only
   (web_session.py). And they may be sent here by a page of somebody else: where that would count, on the unix socket
-  behind a forwarded port, as to a cookie, what another site asks for is refused.
+  behind a forwarded port, as to a cookie or a browser's certificate, what another site asks for is refused.
 """
 
 import asyncio
@@ -30,10 +33,20 @@ from starlette.requests import HTTPConnection
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from farside.errors import ConfigError
+from farside.scheduler.live.api.certificate import named_in
 from farside.scheduler.live.api.web_session import COOKIE, WebSessions, marks_of
 
 _UCRED = struct.Struct("3i")
 _PEER = "uid:"
+CERTIFICATE = "certificate"
+
+
+class Proof(StrEnum):
+    """How somebody is known. Only the kernel's word says as whom jobs may run."""
+
+    KERNEL = "uid"
+    TOKEN = "token"  # noqa: S105 - a word
+    CERTIFICATE = "certificate"
 
 
 class Role(StrEnum):
@@ -46,11 +59,12 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who calls. ``uid`` is -1 where only a token says who it is; a node's ``name`` is empty for any node."""
+    """Who calls. ``uid`` is -1 where nothing proves it; a node's ``name`` is empty for any node."""
 
     name: str
     role: Role
     uid: int = -1
+    proof: Proof = Proof.TOKEN
 
     @property
     def is_operator(self) -> bool:
@@ -60,12 +74,12 @@ class Caller:
     @property
     def told(self) -> str:
         """How the log names it, and what proved it: ``user ann, uid 1000``, ``operator carl, token``."""
-        proof = f"uid {self.uid}" if self.uid >= 0 else "token"
-        return f"{self.role} {self.name or '(any)'}, {proof}"
+        uid = f" {self.uid}" if self.uid >= 0 else ""
+        return f"{self.role} {self.name or '(any)'}, {self.proof}{uid}"
 
 
 class PeerProtocol(HttpToolsProtocol):
-    """HTTP as uvicorn speaks it, that knows the user at the other end of a unix socket."""
+    """HTTP as uvicorn speaks it, that knows the user at the other end of a unix socket, and a client's certificate."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Asks the kernel once a connection."""
@@ -74,6 +88,9 @@ class PeerProtocol(HttpToolsProtocol):
         if peer is not None and peer.family == socket.AF_UNIX:
             _, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
             self.client = (f"{_PEER}{uid}", 0)
+        secured = self.transport.get_extra_info("ssl_object")
+        if secured is not None and (certificate := secured.getpeercert()):
+            self.app_state = {**self.app_state, CERTIFICATE: certificate}  # a WebSocket inherits it
 
 
 class Callers:
@@ -102,9 +119,13 @@ class Callers:
         if client is not None and client.host.startswith(_PEER):
             refuse_other_sites(connection)
             return self._of_uid(int(client.host.removeprefix(_PEER)))
-        cookie = connection.cookies.get(COOKIE, "")
-        if cookie and "authorization" not in connection.headers:
-            return self._of_cookie(connection, cookie)
+        if "authorization" not in connection.headers:
+            by_certificate = self._of_certificate(connection)
+            if by_certificate is not None:
+                return by_certificate
+            cookie = connection.cookies.get(COOKIE, "")
+            if cookie:
+                return self._of_cookie(connection, cookie)
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise unknown_caller("no token: give one as `Authorization: Bearer TOKEN`, or use the unix socket")
@@ -123,6 +144,18 @@ class Callers:
             raise HTTPException(403, "this manager has no page")
         return self._sessions.open(hash_of(token), now_s)
 
+    def _of_certificate(self, connection: HTTPConnection) -> Caller | None:
+        certificate = connection.scope.get("state", {}).get(CERTIFICATE)
+        try:
+            named = None if certificate is None else named_in(certificate)
+        except ValueError as error:
+            raise unknown_caller(str(error)) from error
+        if named is None:
+            return None
+        refuse_other_sites(connection)
+        role, name = named
+        return Caller(name=name, role=Role(role), proof=Proof.CERTIFICATE)
+
     def _of_cookie(self, connection: HTTPConnection, cookie: str) -> Caller:
         refuse_other_sites(connection)
         self._refresh()
@@ -140,7 +173,7 @@ class Callers:
         except KeyError:
             name = str(uid)
         is_operator = uid in (0, self._own_uid) or name in self._operators
-        return Caller(name=name, role=Role.OPERATOR if is_operator else Role.USER, uid=uid)
+        return Caller(name=name, role=Role.OPERATOR if is_operator else Role.USER, uid=uid, proof=Proof.KERNEL)
 
     def of_token(self, token: str) -> Caller | None:
         """The caller that a token is for."""

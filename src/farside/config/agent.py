@@ -22,12 +22,18 @@ class AgentConfig:
     )
     token_file: Path = field(
         default=Path("/etc/farside/agent.token"),
-        metadata=about(Kind.PATH, "This node's token, of role node; readable by its owner only"),
+        metadata=about(
+            Kind.PATH, "This node's token, of role node; readable by its owner only; empty: none, see tls_cert"
+        ),
     )
     ca_file: Path = field(
         default=Path(""),
         metadata=about(Kind.PATH, "Certificates that may sign the manager's; empty: the system's"),
     )
+    tls_cert: Path = field(
+        default=Path(), metadata=about(Kind.PATH, "This node's certificate for the manager, PEM; empty: none")
+    )
+    tls_key: Path = field(default=Path(), metadata=about(Kind.PATH, "The certificate's private key, PEM"))
     state_dir: Path = field(
         default=Path("/var/lib/farside/agent"),
         metadata=about(Kind.PATH, "Where tasks are written down, so that they outlive the agent"),

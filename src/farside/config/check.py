@@ -10,7 +10,7 @@ from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
 from farside.config.manager import ManagerConfig
 from farside.config.slurm import SlurmConfig
-from farside.endpoint import parse_endpoint, socket_path
+from farside.endpoint import is_near, parse_endpoint, socket_path
 from farside.geometry import CLUSTER_BYTES, SLABS_MAX
 from farside.units import format_bytes
 
@@ -77,6 +77,7 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
     yield from _identity_problems(config)
     if not _is_manager_url(config.manager):
         yield "manager", f"'{config.manager:.70}' is no manager's address; write ws://HOST:PORT or wss://HOST:PORT"
+    yield from _agent_tls_problems(config)
     if not config.state_dir.is_absolute():
         yield "state_dir", "is empty; name the folder that tasks are written down in"
     if not (config.cgroup in ("auto", "off") or config.cgroup.startswith("/")):
@@ -103,13 +104,25 @@ def _is_manager_url(text: str) -> bool:
         return False
 
 
+def _agent_tls_problems(config: AgentConfig) -> Iterator[Problem]:
+    yield from _pair_problems(config)
+    if not config.token_file.is_absolute() and not config.tls_cert.is_absolute():
+        yield "token_file", "is empty, and so is tls_cert; name one of them, or the manager knows nobody here"
+    if config.tls_cert.is_absolute() and urlsplit(config.manager).scheme != "wss":
+        yield "tls_cert", "is shown over TLS only; write wss:// in manager, or leave it out"
+
+
+def _pair_problems(config: AgentConfig | ManagerConfig) -> Iterator[Problem]:
+    if config.tls_cert.is_absolute() != config.tls_key.is_absolute():
+        missing = "tls_key" if config.tls_cert.is_absolute() else "tls_cert"
+        yield missing, "is empty, and the other of the two is not; name both files, or neither"
+
+
 def manager_problems(config: ManagerConfig) -> Iterator[Problem]:
     """What is wrong with a manager's settings taken together."""
     if not config.listen:
         yield "listen", "is empty, so that nobody can reach the manager; name at least one endpoint"
-    if config.tls_cert.is_absolute() != config.tls_key.is_absolute():
-        missing = "tls_key" if config.tls_cert.is_absolute() else "tls_cert"
-        yield missing, "is empty, and the other of the two is not; name both files, or neither"
+    yield from _manager_tls_problems(config)
     if not NODE.fullmatch(config.node):
         yield "node", f"'{config.node:.70}' is no manager's name; up to 64 letters, digits and any of . _ : - make one"
     yield from _tenancy_problems(config)
@@ -120,6 +133,24 @@ def manager_problems(config: ManagerConfig) -> Iterator[Problem]:
             socket_path(f"{config.state_dir}/brain.sock")
         except ValueError as error:
             yield "state_dir", f"{error}; name a shorter one"
+
+
+def _manager_tls_problems(config: ManagerConfig) -> Iterator[Problem]:
+    yield from _pair_problems(config)
+    if config.tls_client_ca.is_absolute() and not config.tls_cert.is_absolute():
+        yield "tls_client_ca", "is of use with tls_cert only; name the manager's own certificate too"
+    if config.tls_client_required and not config.tls_client_ca.is_absolute():
+        yield "tls_client_required", "is of use with tls_client_ca only; name the CA of these certificates"
+    if config.tls_cert.is_absolute() or config.plain_http:
+        return
+    for endpoint in config.listen:
+        where = parse_endpoint(endpoint)
+        if not isinstance(where, str) and not is_near(where[0]):
+            yield (
+                "listen",
+                f"{endpoint} is reached from other machines, and tokens would cross the network in the clear; name "
+                "tls_cert and tls_key, or set plain_http = true if that is meant",
+            )
 
 
 def slurm_problems(config: SlurmConfig) -> Iterator[Problem]:

@@ -48,17 +48,31 @@ class ManagerConfig:
 
     node: str = field(default="", metadata=about(Kind.TEXT, "Name of this manager among several; empty: the host name"))
     listen: tuple[str, ...] = field(
-        default=("unix:/run/farside/manager.sock", "tcp:0.0.0.0:7680"),
+        default=("unix:/run/farside/manager.sock", "tcp:127.0.0.1:7680"),
         metadata=about(
             Kind.ENDPOINTS,
             "Where users and agents reach it: unix:PATH, where the kernel proves who a user is, and tcp:HOST:PORT, "
-            "where a token says so",
+            "where a token or a certificate says so; other machines need an address that is not loopback, and tls_cert",
         ),
     )
     tls_cert: Path = field(
         default=Path(), metadata=about(Kind.PATH, "Certificate for TCP, PEM, with its chain; empty: no TLS")
     )
     tls_key: Path = field(default=Path(), metadata=about(Kind.PATH, "The certificate's private key, PEM"))
+    tls_client_ca: Path = field(
+        default=Path(),
+        metadata=about(
+            Kind.PATH, "CAs, PEM, whose certificates say who somebody is, and their revocation lists; empty: none do"
+        ),
+    )
+    tls_client_required: bool = field(
+        default=False,
+        metadata=about(Kind.FLAG, "Over TCP nobody comes in without such a certificate, not even by token"),
+    )
+    plain_http: bool = field(
+        default=False,
+        metadata=about(Kind.FLAG, "Listen at addresses that are not loopback without TLS: tokens cross in the clear"),
+    )
     tokens_file: Path = field(
         default=Path("/etc/farside/tokens.toml"),
         metadata=about(Kind.PATH, "Tokens of nodes, operators and users, as `farside token` writes them"),
