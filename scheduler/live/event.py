@@ -104,7 +104,7 @@ class TaskPlace:
 class JobSubmitted:
     """Somebody wants jobs run, ``count`` alike. Their ids follow from the log: the next number, ``7_0``... of several.
 
-    ``uid`` is -1 where only a token says who it is.
+    ``uid`` is -1 where only a token says who it is. ``key``: what the client calls this request, empty: nothing.
     """
 
     spec: JobSpec
@@ -112,6 +112,7 @@ class JobSubmitted:
     uid: int = -1
     count: int = 1
     is_held: bool = False
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,13 +193,17 @@ class UndrainRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesReserved:
-    """Nothing shall start on nodes that could still run between two times. Its id follows: ``m1``, ``m2``..."""
+    """Nothing shall start on nodes that could still run between two times. Its id follows: ``m1``, ``m2``...
+
+    ``key`` as in `JobSubmitted`.
+    """
 
     nodes: tuple[str, ...]
     begin_s: float
     end_s: float
     reason: str
     by: str
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import msgspec
 
 from farside.errors import RemoteProtocolError
 from farside.scheduler.live.event import NodesWanted
-from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.live_state import LiveState, RequestKey
 from farside.scheduler.live.power.slept import SleepPoint, SleepRecord
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Maintenance
 from farside.scheduler.live.spec import JobSpec
@@ -50,6 +50,7 @@ class _Image:
     dependents: Mapping[str, tuple[str, ...]]
     present: Mapping[str, tuple[str, ...]]
     donors_version: int
+    requests: tuple[tuple[RequestKey, int], ...] = ()
     closing: tuple[str, ...] = ()
     slept: tuple[SleepPoint, ...] = ()
     wanted: NodesWanted | None = None
@@ -93,6 +94,7 @@ def encode_state(state: LiveState) -> bytes:
         dependents={name: tuple(others) for name, others in state.dependents.items()},
         present={name: tuple(jobs) for name, jobs in state.present.items()},
         donors_version=state.donors_version,
+        requests=tuple(state.requests.items()),
         closing=tuple(state.closing),
         slept=tuple(state.slept.points),
         wanted=state.wanted,
@@ -125,7 +127,7 @@ def decode_state(body: bytes) -> LiveState:
     state.maintenance, state.reserved = dict(image.maintenance), dict(image.reserved)
     state.dependents = {name: list(others) for name, others in image.dependents.items()}
     state.present = {name: dict.fromkeys(jobs) for name, jobs in image.present.items()}
-    state.donors_version = image.donors_version
+    state.donors_version, state.requests = image.donors_version, dict(image.requests)
     state.closing, state.slept = dict.fromkeys(image.closing), SleepRecord(image.slept)
     state.wanted, state.wanted_s = image.wanted, image.wanted_s
     return state

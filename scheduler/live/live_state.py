@@ -5,11 +5,21 @@ function (transition.py), so at the same entry they are the same.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from farside.scheduler.live.event import NodesWanted
 from farside.scheduler.live.power.slept import SleepRecord
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Maintenance, TaskKey
 from farside.scheduler.live.toll import Toll
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestKey:
+    """What names a request whose answer may be lost: its kind, whose it is, and what that client calls it."""
+
+    kind: str
+    user: str
+    key: str
 
 
 class LiveState:
@@ -35,6 +45,7 @@ class LiveState:
         self.maintenance: dict[str, Maintenance] = {}
         self.reserved: dict[int, str] = {}  # reservations by the entry that made them
         self.donors_version = 0  # grows when a node's donor, or whether it is up, may have changed
+        self.requests: dict[RequestKey, int] = {}  # the first entry that bears a key
         self.dependents: dict[str, list[str]] = {}  # who waits for the end of a job
         self.closing: dict[str, None] = {}  # nodes of which the brain has not said yet that no job starts there
         self.slept = SleepRecord()

@@ -98,6 +98,7 @@ async def _api(config: ManagerConfig) -> None:
     from farside.scheduler.live.api.app import make_app
     from farside.scheduler.live.api.caller import Callers, PeerProtocol
     from farside.scheduler.live.api.metrics import ManagerCollector
+    from farside.scheduler.live.api.once import TAKES
     from farside.scheduler.live.api.web_session import WebSessions, session_key
     from farside.scheduler.live.follow import LiveLog
     from farside.scheduler.live.power.keep import LivePower
@@ -130,7 +131,7 @@ async def _api(config: ManagerConfig) -> None:
             uvicorn.Config(
                 app, http=PeerProtocol, ws=AgentSocketProtocol, ws_max_size=_FRAME_BYTES, ws_ping_interval=10.0,
                 ws_ping_timeout=10.0, lifespan="off", log_config=None, access_log=False, proxy_headers=False,
-                server_header=False, timeout_graceful_shutdown=2,
+                server_header=False, timeout_graceful_shutdown=2, headers=list(TAKES.items()),
                 ssl_context_factory=(lambda _, __: secure) if is_secured else None,
             )
         )  # fmt: skip

@@ -49,7 +49,7 @@ from farside.scheduler.live.event import (
     TaskPhase,
     UndrainRequested,
 )
-from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.live_state import LiveState, RequestKey
 from farside.scheduler.live.record import (
     ACTIVE,
     PHASE_OF_ENDING,
@@ -126,7 +126,13 @@ def _submitted(state: LiveState, event: JobSubmitted, entry: Entry) -> Touched:
         for other in event.spec.after:
             state.dependents.setdefault(other, []).append(job_id)
     state.submitted[entry.seq] = ids
+    _remember(state, RequestKey(kind="job", user=event.user, key=event.key), entry)
     return ids
+
+
+def _remember(state: LiveState, request: RequestKey, entry: Entry) -> None:
+    if request.key:
+        state.requests.setdefault(request, entry.seq)
 
 
 def _cancel(state: LiveState, event: CancelRequested, entry: Entry) -> Touched:
@@ -248,6 +254,7 @@ def _undrain(state: LiveState, event: UndrainRequested, entry: Entry) -> Touched
 def _reserved(state: LiveState, event: NodesReserved, entry: Entry) -> Touched:
     reservation_id = f"m{len(state.maintenance) + 1}"
     state.reserved[entry.seq] = reservation_id
+    _remember(state, RequestKey(kind="reservation", user=event.by, key=event.key), entry)
     state.maintenance[reservation_id] = Maintenance(
         reservation_id=reservation_id,
         nodes=event.nodes,
@@ -301,6 +308,8 @@ def _forgotten(state: LiveState, event: HistoryForgotten, entry: Entry) -> Touch
     for place in places:
         if not any(job_id in state.jobs for job_id in state.submitted.get(place, ())):
             state.submitted.pop(place, None)
+    kept = (one for one in state.requests.items() if one[0].kind != "job" or one[1] in state.submitted)
+    state.requests = dict(kept)
     state.slept.forget(event.before_s)
     state.forgotten_s = max(state.forgotten_s, event.before_s)
     return ()

@@ -234,3 +234,48 @@ def test_a_node_asks_for_its_own_donors_and_people_for_all_of_them(tmp_path: Pat
         assert (others.status_code, others.json()) == (403, {"detail": "node carl may not ask for node n1"})
 
     api_test(test, tmp_path)
+
+
+def test_a_submission_that_comes_again_under_its_key_is_the_same_one_also_after_a_restart(tmp_path: Path) -> None:
+    async def submit(api: Api, uid: int, key: str) -> list[str]:
+        told = {"Idempotency-Key": key} if key else {}
+        answer = await api.as_uid(uid).post("/v1/jobs", json={"argv": ["true"], "count": 2}, headers=told)
+        assert answer.status_code == 201
+        ids: list[str] = answer.json()["ids"]
+        return ids
+
+    async def test() -> None:
+        async with an_api(tmp_path) as api:
+            first, again = await asyncio.gather(submit(api, 0, "a"), submit(api, 0, "a"))
+            assert first == again == ["1_0", "1_1"]
+            assert await submit(api, OTHER.pw_uid, "a") == ["2_0", "2_1"]  # another's keys are another's
+            assert await submit(api, 0, "b") == ["3_0", "3_1"]
+            assert (await submit(api, 0, ""))[0] == "4_0"
+        async with an_api(tmp_path) as api:
+            assert await submit(api, 0, "a") == first
+            assert (await submit(api, 0, ""))[0] == "5_0"
+
+    asyncio.run(test())
+
+
+def test_a_reservation_that_comes_again_under_its_key_is_made_once(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        body = {"nodes": ["n0"], "from_s": 9e9, "to_s": 9.1e9}
+        told = {"Idempotency-Key": "a"}
+        made = [(await api.as_uid(0).post("/v1/reservations", json=body, headers=told)).json()["id"] for _ in range(2)]
+
+        assert made == ["m1", "m1"]
+        assert len((await api.as_uid(0).get("/v1/reservations")).json()["reservations"]) == 1
+
+    api_test(test, tmp_path)
+
+
+def test_a_key_that_no_client_makes_is_refused(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        told = {"Idempotency-Key": "x" * 65}
+        answer = await api.as_uid(0).post("/v1/jobs", json={"argv": ["true"]}, headers=told)
+
+        assert answer.status_code == 422
+        assert "Idempotency-Key" in answer.json()["detail"]
+
+    api_test(test, tmp_path)

@@ -14,13 +14,14 @@ from farside.scheduler.live.accounts import charged, quota_problems
 from farside.scheduler.live.api.answer import Rows, answer
 from farside.scheduler.live.api.caller import Caller
 from farside.scheduler.live.api.depends import OwnJob, Person, trail_of
+from farside.scheduler.live.api.once import Key, Once
 from farside.scheduler.live.api.schema import JobBody
 from farside.scheduler.live.api.shape import Explanation, History, Job, JobInFull, JobList, Submitted, says
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.dispatch import start_of
 from farside.scheduler.live.event import CancelRequested, HoldRequested, JobSubmitted, ReleaseRequested
 from farside.scheduler.live.follow import LiveLog
-from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.live_state import LiveState, RequestKey
 from farside.scheduler.live.record import ACTIVE, LiveJob, LiveTask, Phase
 from farside.scheduler.live.spec import JobSpec, gpus_text, spec_problems
 from farside.scheduler.live.view import show_entry, show_job, show_job_in_full
@@ -49,14 +50,19 @@ def job_routes(
     """The routes about jobs. ``checkpoint_problem``: why a user can't keep checkpoints in a folder; empty: he can."""
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     rows = Rows(show_job)
+    once = Once(log)
 
     @router.post(
         "", status_code=201, summary="Submit a job, or several alike",
         responses=says(Submitted, 413, 422, status=201, links=_LINKS),
     )  # fmt: skip
-    async def submit(body: JobBody, caller: Person) -> Response:
+    async def submit(body: JobBody, caller: Person, key: Key = "") -> Response:
         if caller.uid < 0 and not may_tokens_submit:
             raise HTTPException(403, "a token does not prove who you are: submit through the manager's unix socket")
+        request = RequestKey(kind="job", user=caller.name, key=key)
+        known = once.place_of(request)
+        if known is not None:
+            return answer({"ids": log.state.submitted[known]}, 201)
         spec = charged(body.spec(), caller.name, tenancy)
         problems = [
             *spec_problems(spec),
@@ -68,9 +74,10 @@ def job_routes(
             problems = list(filter(None, [await checkpoint_problem(caller.name, spec.checkpoint_dir)]))
         if problems:
             raise HTTPException(422, "; ".join(problems))
-        event = JobSubmitted(spec=spec, user=caller.name, uid=caller.uid, count=body.count, is_held=body.hold)
-        places = await log.write([event], caller.told)
-        return answer({"ids": log.state.submitted[places.start]}, 201)
+        event = JobSubmitted(
+            spec=spec, user=caller.name, uid=caller.uid, count=body.count, is_held=body.hold, key=key
+        )  # fmt: skip
+        return answer({"ids": log.state.submitted[await once.write(event, request, caller.told)]}, 201)
 
     @router.get("", summary="Jobs, the oldest first", responses=says(JobList, 422))
     async def jobs(

@@ -6,10 +6,12 @@ from fastapi import APIRouter, HTTPException, Query, Response
 
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.depends import Operator, Person
+from farside.scheduler.live.api.once import Key, Once
 from farside.scheduler.live.api.schema import ReservationBody
 from farside.scheduler.live.api.shape import Reservation, ReservationList, says
 from farside.scheduler.live.event import NodesReserved, ReservationCancelled
 from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.live_state import RequestKey
 from farside.scheduler.live.view import show_reservation
 from farside.units import format_moment
 
@@ -19,6 +21,11 @@ _LINKS = {"cancel": {"operationId": "reservations_cancel", "parameters": {"reser
 def reservation_routes(log: LiveLog) -> APIRouter:
     """The routes about reservations. Everybody sees them; only operators make and cancel them."""
     router = APIRouter(prefix="/v1/reservations", tags=["nodes"])
+    once = Once(log)
+
+    def shown_at(place: int) -> Response:
+        made = log.state.maintenance[log.state.reserved[place]]
+        return answer(show_reservation(made, log.state, log.now_s()), 201)
 
     @router.get("", summary="Reservations that are not over, the earliest first", responses=says(ReservationList, 422))
     async def reservations(
@@ -34,7 +41,11 @@ def reservation_routes(log: LiveLog) -> APIRouter:
         "", status_code=201, summary="Start nothing on nodes that could still run at some time",
         responses=says(Reservation, 413, 422, status=201, links=_LINKS),
     )  # fmt: skip
-    async def reserve(caller: Operator, body: ReservationBody) -> Response:
+    async def reserve(caller: Operator, body: ReservationBody, key: Key = "") -> Response:
+        request = RequestKey(kind="reservation", user=caller.name, key=key)
+        known = once.place_of(request)
+        if known is not None:
+            return shown_at(known)
         unknown = [name for name in body.nodes if name not in log.state.nodes]
         if unknown:
             raise HTTPException(422, f"nodes: there is no node {unknown[0]:.64}")
@@ -43,10 +54,10 @@ def reservation_routes(log: LiveLog) -> APIRouter:
         if body.to_s <= log.now_s():
             raise HTTPException(422, f"to_s: {format_moment(body.to_s)} is past already")
         nodes = tuple(dict.fromkeys(body.nodes))
-        event = NodesReserved(nodes=nodes, begin_s=body.from_s, end_s=body.to_s, reason=body.reason, by=caller.name)
-        places = await log.write([event], caller.told)
-        made = log.state.maintenance[log.state.reserved[places.start]]
-        return answer(show_reservation(made, log.state, log.now_s()), 201)
+        event = NodesReserved(
+            nodes=nodes, begin_s=body.from_s, end_s=body.to_s, reason=body.reason, by=caller.name, key=key
+        )
+        return shown_at(await once.write(event, request, caller.told))
 
     @router.post(
         "/{reservation_id}/cancel", summary="Let jobs start there again", responses=says(Reservation, 404, 409)
