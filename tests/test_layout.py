@@ -87,7 +87,7 @@ IMPURE = {
 # Lower may not import higher.
 FOUNDATION = (
     "errors", "units", "geometry", "ending", "endpoint", "clock", "log", "listen", "memory_sense", "notify",
-    "own_task", "peers_text", "scrape", "tls", "admin", "config",
+    "own_task", "munge", "peers_text", "scrape", "tls", "admin", "config",
 )  # fmt: skip
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # A protocol is one codec for both roles; its folder is that of the side it was written for first.

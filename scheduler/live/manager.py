@@ -8,7 +8,7 @@ import asyncio
 import os
 import ssl
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 
 from farside.config import ManagerConfig, SlurmConfig
@@ -114,7 +114,10 @@ async def _api(config: ManagerConfig) -> None:
 
     log = LiveLog(EventStore(config.store_url), config.state_dir)
     operators = frozenset(names_in(config.operators))
-    callers = Callers(config.tokens_file, operators, os.geteuid(), WebSessions(session_key(config.state_dir)))
+    callers = Callers(
+        config.tokens_file, operators, os.geteuid(), WebSessions(session_key(config.state_dir)),
+        munge_socket=config.munge_socket if config.auth == "munge" else None,
+    )  # fmt: skip
     sessions = AgentSessions(log, callers, config.node_timeout_s)
     setup = power_setup(config)
     power = LivePower(setup, log, sessions, config.state_dir)
@@ -126,13 +129,12 @@ async def _api(config: ManagerConfig) -> None:
     secure = _tls_of(config)
 
     def server(kind: str) -> uvicorn.Server:
-        is_secured = kind == "tcp" and secure is not None
         return Server(
             uvicorn.Config(
                 app, http=PeerProtocol, ws=AgentSocketProtocol, ws_max_size=_FRAME_BYTES, ws_ping_interval=10.0,
                 ws_ping_timeout=10.0, lifespan="off", log_config=None, access_log=False, proxy_headers=False,
                 server_header=False, timeout_graceful_shutdown=2, headers=list(TAKES.items()),
-                ssl_context_factory=(lambda _, __: secure) if is_secured else None,
+                ssl_context_factory=None if secure is None or kind != "tcp" else _always(secure),
             )
         )  # fmt: skip
 
@@ -164,6 +166,10 @@ async def _api(config: ManagerConfig) -> None:
                     group.create_task(server(kind).serve(sockets=listeners))  # type: ignore[arg-type]
             _log.info("ready", listen=", ".join(config.listen), entries=log.state.seq)
             notify_systemd("READY=1")
+
+
+def _always(context: ssl.SSLContext) -> Callable[..., ssl.SSLContext]:
+    return lambda *_: context
 
 
 def _files_of(config: ManagerConfig) -> TlsFiles:

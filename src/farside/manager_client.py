@@ -3,6 +3,7 @@
 Where it is, the first of these that is told says: ``--manager``, FARSIDE_MANAGER, the sandbox of ``--state`` or
 FARSIDE_STATE, /run/farside/manager.sock. A token comes from FARSIDE_TOKEN, or the file that FARSIDE_TOKEN_FILE names, a
 certificate from FARSIDE_TLS_CERT and FARSIDE_TLS_KEY; FARSIDE_CA_FILE has those that may have signed the manager's.
+With FARSIDE_AUTH=munge the munged of this machine proves who the user is, instead of a token.
 """
 
 import http.client
@@ -37,6 +38,7 @@ class ManagerAddress:
 
     endpoint: str
     token: str = ""
+    munge_socket: Path | None = None
     tls: TlsFiles = field(default_factory=TlsFiles)
 
 
@@ -52,7 +54,17 @@ def find_manager(endpoint: str | None = None, state: Path | None = None) -> Mana
         told = f"unix:{folder / SOCKET_IN_STATE}" if folder is not None else STANDARD
     if not told.startswith(("unix:/", "http://", "https://")):
         raise ConfigError(f"manager '{told}': is no address", hint="write unix:/PATH, http://HOST:PORT or https://...")
-    return ManagerAddress(endpoint=told, token=_token(), tls=_tls_files() if told.startswith("https:") else TlsFiles())
+    tls = _tls_files() if told.startswith("https:") else TlsFiles()
+    is_near = told.startswith("unix:")  # where the kernel says it anyway
+    return ManagerAddress(endpoint=told, token=_token(), tls=tls, munge_socket=None if is_near else _munge_socket())
+
+
+def _munge_socket() -> Path | None:
+    auth = os.environ.get("FARSIDE_AUTH", "") or "token"
+    if auth not in ("token", "munge"):
+        raise ConfigError(f"FARSIDE_AUTH '{auth:.60}': is none", hint="say token, or munge")
+    told = os.environ.get("FARSIDE_MUNGE_SOCKET", "") or "/run/munge/munge.socket.2"
+    return Path(told) if auth == "munge" else None
 
 
 def variable(setting: str) -> str:
@@ -182,10 +194,20 @@ class ManagerClient:
     def _exchange(
         self, method: str, where: str, payload: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
+        if self._address.munge_socket is not None:
+            headers = {**headers, "Authorization": self._munged(method, where, payload, headers)}
         self._connection.request(method, where, payload, headers)
         response = self._connection.getresponse()
         self._takes_keys = IDEMPOTENCY_KEY in response.headers.get(TAKES, "")
         return response.status, response.read()
+
+    def _munged(self, method: str, where: str, payload: bytes | None, headers: Mapping[str, str]) -> str:
+        """A credential for this request alone; each attempt needs another."""
+        from farside.munge import SCHEME, make_credential, request_mark
+
+        assert self._address.munge_socket is not None
+        mark = request_mark(method, where, headers.get(IDEMPOTENCY_KEY, ""), payload or b"")
+        return f"{SCHEME} {make_credential(mark, self._address.munge_socket)}"
 
     def _once_more(
         self, method: str, where: str, payload: bytes | None, headers: Mapping[str, str]

@@ -40,7 +40,7 @@ def client_of(manager: Manager, authority: Authority, made: Made | None = None, 
     return ManagerClient(ManagerAddress(endpoint=f"https://localhost:{manager.port}", token=token, tls=tls))
 
 
-def agent_settings(manager: Manager, authority: Authority, made: Made, folder: Path, **more: object) -> Path:
+def agent_settings(manager: Manager, authority: Authority, made: Made, folder: Path, **more: str) -> Path:
     return write_config(
         folder, f"wss://localhost:{manager.port}", ca_file=str(authority.cert), tls_cert=str(made.cert),
         tls_key=str(made.key), token_file="", **more,

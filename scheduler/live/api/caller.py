@@ -1,9 +1,12 @@
-"""Who calls: a user proved by the kernel on a unix socket, the bearer of a token, or who a certificate is for.
+"""Who calls: a user proved by the kernel on a unix socket or by munge, the bearer of a token, or of a certificate.
 
 How it works
   On a unix socket the kernel says which user has connected (SO_PEERCRED, unix(7)); no token is needed and none counts.
   `PeerProtocol` puts that into the place of the client's address, as ``uid:N``, which no TCP client can have. Over TCP
   a token counts, and it says a name and a role. A token is known by its SHA-256; the file can't give it away.
+
+  Where munge is used, a user of another machine shows a credential that munged made there for this one request
+  (munged.py). It is opened once, by `meet`, before anybody asks who calls.
 
   Over TLS a client may show a certificate (certificate.py). Who sends a token besides is whom the token is for; so a
   certificate can be asked of everybody, and tokens still say who is who.
@@ -28,23 +31,27 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fastapi import HTTPException
+from fastapi import HTTPException, Request
 from starlette.requests import HTTPConnection
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from farside.errors import ConfigError
+from farside.munge import SCHEME
 from farside.scheduler.live.api.certificate import named_in
+from farside.scheduler.live.api.munged import uid_of
 from farside.scheduler.live.api.web_session import COOKIE, WebSessions, marks_of
 
 _UCRED = struct.Struct("3i")
 _PEER = "uid:"
+_MET = "farside.caller"  # in the scope of a request whose credential was opened
 CERTIFICATE = "certificate"
 
 
 class Proof(StrEnum):
-    """How somebody is known. Only the kernel's word says as whom jobs may run."""
+    """How somebody is known. Only the kernel's word, here or where munged runs, says as whom jobs may run."""
 
     KERNEL = "uid"
+    MUNGE = "munge uid"
     TOKEN = "token"  # noqa: S105 - a word
     CERTIFICATE = "certificate"
 
@@ -97,9 +104,16 @@ class Callers:
     """Finds out who calls. The tokens' file is read again when it changes."""
 
     def __init__(
-        self, tokens_file: Path, operators: frozenset[str], own_uid: int, sessions: WebSessions | None = None
+        self,
+        tokens_file: Path,
+        operators: frozenset[str],
+        own_uid: int,
+        sessions: WebSessions | None = None,
+        *,
+        munge_socket: Path | None = None,
     ) -> None:
-        """Without ``sessions`` no cookie counts."""
+        """Without ``sessions`` no cookie counts, without ``munge_socket`` no credential of munge."""
+        self._munge_socket = munge_socket
         self._file = tokens_file
         self._sessions = sessions
         self._operators = operators
@@ -118,7 +132,7 @@ class Callers:
         client = connection.client
         if client is not None and client.host.startswith(_PEER):
             refuse_other_sites(connection)
-            return self._of_uid(int(client.host.removeprefix(_PEER)))
+            return self._of_uid(int(client.host.removeprefix(_PEER)), Proof.KERNEL)
         if "authorization" not in connection.headers:
             by_certificate = self._of_certificate(connection)
             if by_certificate is not None:
@@ -126,13 +140,30 @@ class Callers:
             cookie = connection.cookies.get(COOKIE, "")
             if cookie:
                 return self._of_cookie(connection, cookie)
+        met = connection.scope.get(_MET)
+        if isinstance(met, Caller):
+            return met
         scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == SCHEME.lower():
+            raise unknown_caller("credentials of munge do not count here: the manager's `auth` is not munge")
         if scheme.lower() != "bearer" or not token.strip():
             raise unknown_caller("no token: give one as `Authorization: Bearer TOKEN`, or use the unix socket")
         caller = self.of_token(token.strip())
         if caller is None:
             raise unknown_caller("this token is not known here")
         return caller
+
+    async def meet(self, connection: HTTPConnection) -> None:
+        """Opens the credential of munge that a request may have, for `of`; it can be opened but once.
+
+        Raises:
+            HTTPException: 401, it proves nothing; 503, munged does not answer.
+        """
+        scheme, _, credential = connection.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != SCHEME.lower() or self._munge_socket is None or not isinstance(connection, Request):
+            return
+        uid = await uid_of(connection, credential.strip(), self._munge_socket)
+        connection.scope[_MET] = self._of_uid(uid, Proof.MUNGE)
 
     def cookie_for(self, token: str, now_s: float) -> str:
         """A cookie for a browser that has shown this token, which is known.
@@ -167,13 +198,15 @@ class Callers:
             raise HTTPException(403, "the page's cookie is for looking only; change things by the command line")
         return caller
 
-    def _of_uid(self, uid: int) -> Caller:
+    def _of_uid(self, uid: int, proof: Proof) -> Caller:
         try:
             name = pwd.getpwuid(uid).pw_name
         except KeyError:
             name = str(uid)
-        is_operator = uid in (0, self._own_uid) or name in self._operators
-        return Caller(name=name, role=Role.OPERATOR if is_operator else Role.USER, uid=uid, proof=Proof.KERNEL)
+        # The user that the manager runs as here may be anybody on another machine: such uids are given out by chance.
+        is_self = uid == self._own_uid and proof is Proof.KERNEL
+        is_operator = uid == 0 or is_self or name in self._operators
+        return Caller(name=name, role=Role.OPERATOR if is_operator else Role.USER, uid=uid, proof=proof)
 
     def of_token(self, token: str) -> Caller | None:
         """The caller that a token is for."""

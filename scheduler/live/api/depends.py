@@ -42,7 +42,9 @@ _Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 
 async def _anyone(connection: HTTPConnection, _: _Bearer) -> Caller:
-    return callers_of(connection).of(connection)
+    callers = callers_of(connection)
+    await callers.meet(connection)
+    return callers.of(connection)
 
 
 Anyone = Annotated[Caller, Depends(_anyone)]

@@ -83,6 +83,19 @@ class ManagerConfig:
             Kind.FLAG, "Jobs may be submitted by token; only where all jobs run as one user, as in a sandbox"
         ),
     )
+    auth: str = field(
+        default="token",
+        metadata=about(
+            Kind.CHOICE,
+            "What users of other machines are known by: token; or munge besides, which proves their uid, so that they "
+            "may submit",
+            choices=("token", "munge"),
+        ),
+    )
+    munge_socket: Path = field(
+        default=Path("/run/munge/munge.socket.2"),
+        metadata=about(Kind.PATH, "Where this machine's munged is asked, with auth = 'munge'"),
+    )
     operators: str = field(
         default="", metadata=about(Kind.TEXT, "Users besides root who may see and change everything, with commas")
     )
