@@ -1,11 +1,8 @@
 """`farside agent` as a process, against a manager that the test plays."""
 
-import asyncio
 import signal
-import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +10,10 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from farside import admin
 from farside.agent import messages as m
 from farside.agent.protocol import CloseCode
 from farside.blockdev.peerfile import read_peers
-from tests.agent.donor import DONOR
+from tests.agent.donor import DONOR, serving
 from tests.agent.fake_manager import FakeManager, fake_manager
 from tests.agent.frames import SPEC
 from tests.agent.process import agent, kill, status, until_connected, write_config
@@ -297,23 +293,3 @@ def test_what_the_donor_of_a_node_says_is_in_hello_and_in_reports(tmp_path: Path
         assert told is not None
         assert (told.node, told.control, told.lends) == ("d1", "tcp:10.9.0.7:1", True)
     assert manager.hellos[0].can == ("probe",)  # it keeps no peers file
-
-
-@contextmanager
-def serving(path: Path, status: object) -> Iterator[None]:
-    """An admin socket that answers with this status, from a thread."""
-    loop = asyncio.new_event_loop()
-
-    async def told(_: object) -> object:
-        return status
-
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    server = asyncio.run_coroutine_threadsafe(admin.serve(path, {"status": told}), loop).result(10)
-    try:
-        yield
-    finally:
-        asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
