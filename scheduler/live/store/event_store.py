@@ -293,7 +293,7 @@ class EventStore:
     def _entries(self, query: Any, values: Mapping[str, int] | None = None) -> list[Entry]:
         try:
             with self.engine.connect().execution_options(is_reading=True) as connection:
-                rows = connection.execute(query, values).all()
+                rows: Sequence[Any] = connection.execute(query, values).all()
         except SQLAlchemyError as error:
             raise _broken(self.url, error) from error
         return [
