@@ -27,7 +27,8 @@ from farside.scheduler.live.manager import rules_of
 from farside.scheduler.live.slurm.commands import SlurmCommands
 from farside.scheduler.live.slurm.desk import groups_of
 from farside.scheduler.live.slurm.notebook import Notebook
-from farside.scheduler.live.slurm.shadow import Ended, Gain, expected_gain
+from farside.scheduler.live.slurm.shadow import Gain, expected_gain
+from farside.scheduler.live.slurm.shadow_job import Ended
 from farside.scheduler.live.slurm.snapshot import Snapshot
 from tests.slurm.cluster import SlurmCluster, slurm_cluster
 

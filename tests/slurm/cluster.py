@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.power.bmc import free_port
+from tests.slurm.accounting import make_accounting, need_accounting
 from tests.support.programs import need, run
 from tests.support.waiting import until
 
@@ -41,7 +42,8 @@ SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
+AccountingStorageType=accounting_storage/{accounting}
+{accounting_lines}
 SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
@@ -88,6 +90,7 @@ class SlurmCluster:
     folder: Path
     nodes: tuple[str, ...]
     environment: dict[str, str]
+    database: tuple[str, ...] = ()
     _running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def say(self, *argv: str) -> str:
@@ -146,10 +149,23 @@ class SlurmCluster:
             f"--log-file={self.folder}/munged.log", f"--seed-file={self.folder}/munged.seed",
         )  # fmt: skip
         until((self.folder / "munge.sock").exists, what="munged listens", deadline_s=START_LIMIT_S)
+        if self.database:
+            self._start_accounting()
         self.start_controller()
         for node in self.nodes:
             self._start(f"slurmd-{node}", "slurmd", "-D", "-f", f"{self.folder}/slurm.conf", "-N", node)
         until(self._idle, what="all nodes are idle", deadline_s=START_LIMIT_S, every_s=0.1)
+
+    def _start_accounting(self) -> None:
+        self._start("mariadbd", *self.database)
+        until((self.folder / "db.sock").exists, what="the database listens", deadline_s=START_LIMIT_S)
+        self._start("slurmdbd", "slurmdbd", "-D")
+
+        def registers() -> bool:
+            argv = ["sacctmgr", "--immediate", "add", "cluster", "farside"]
+            return subprocess.run(argv, env=self.environment, capture_output=True, check=False).returncode == 0
+
+        until(registers, what="slurmdbd knows the cluster", deadline_s=START_LIMIT_S, every_s=0.2)
 
     def stop(self) -> None:
         for pid_file in self.folder.glob("slurmd-*.pid"):
@@ -169,13 +185,24 @@ class SlurmCluster:
 
 @contextlib.contextmanager
 def slurm_cluster(
-    folder: Path, *, partitions: str, nodes: int = 2, gpus: int = GPUS, job_age_s: int = 60
+    folder: Path,
+    *,
+    partitions: str,
+    nodes: int = 2,
+    gpus: int = GPUS,
+    job_age_s: int = 60,
+    has_accounting: bool = False,
 ) -> Iterator[SlurmCluster]:
     """Nodes gn1, gn2, ... with so many GPUs of the kind h100 each and twice as many CPUs, up and idle.
 
-    ``partitions``: lines of slurm.conf.
+    ``partitions``: lines of slurm.conf. ``has_accounting``: slurmdbd keeps what jobs there were, for sacct.
     """
     need("slurmctld", "slurmd", "squeue", "scontrol", "sbatch", "munged")
+    database: tuple[str, ...] = ()
+    accounting_lines = ""
+    if has_accounting:
+        need_accounting()
+        database, accounting_lines = make_accounting(folder)
     names = tuple(f"gn{at}" for at in range(1, nodes + 1))
     host = socket.gethostname().partition(".")[0]
     programs = {name: str(shutil.which(name)) for name in ("scontrol", "slurmd")}
@@ -186,7 +213,8 @@ def slurm_cluster(
     ]
     text = _CONF.format(
         host=host, port=free_port(), user=getpass.getuser(), folder=folder, job_age_s=job_age_s,
-        nodes="\n".join(lines), partitions=partitions,
+        nodes="\n".join(lines), partitions=partitions, accounting="slurmdbd" if has_accounting else "none",
+        accounting_lines=accounting_lines,
     )  # fmt: skip
     (folder / "slurm.conf").write_text(text)
     devices = folder / "dev"
@@ -203,7 +231,10 @@ def slurm_cluster(
     (folder / "munge.key").chmod(0o600)
     surroundings = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
     cluster = SlurmCluster(
-        folder=folder, nodes=names, environment={**surroundings, "SLURM_CONF": str(folder / "slurm.conf")}
+        folder=folder,
+        nodes=names,
+        environment={**surroundings, "SLURM_CONF": str(folder / "slurm.conf")},
+        database=database,
     )
     try:
         cluster.start()

@@ -10,6 +10,7 @@ from farside.scheduler.domain import Rules
 from farside.scheduler.live.slurm.action import Hold, PowerDown, PowerUp, Release, Requeue, SetPriority, SlurmAction
 from farside.scheduler.live.slurm.decide import Ways
 from farside.scheduler.live.slurm.desk import Group, groups_of
+from farside.scheduler.live.slurm.shadow_job import Ended
 from farside.scheduler.live.slurm.snapshot import (
     PRIORITY_LOW,
     JobPhase,
@@ -101,6 +102,7 @@ class FakeSlurm:
     refuses: set[str] = field(default_factory=set)
     done: list[SlurmAction] = field(default_factory=list)
     asked: int = 0
+    ended: tuple[Ended, ...] = ()
     given_back: list[tuple[str, str | None]] = field(default_factory=list)
 
     async def traits(self) -> Traits:
@@ -114,6 +116,10 @@ class FakeSlurm:
     def _answer(self) -> None:
         if self.is_away:
             raise PeerError("squeue: Unable to contact slurm controller (connect failure)")
+
+    async def history(self, since_s: float) -> tuple[Ended, ...]:
+        self._answer()
+        return tuple(one for one in self.ended if one.end_s >= since_s)
 
     async def act(self, action: SlurmAction) -> None:
         self.asked += 1

@@ -9,13 +9,13 @@ from farside.scheduler.live.slurm.decide import decide
 from farside.scheduler.live.slurm.past import Memory
 from farside.scheduler.live.slurm.shadow import (
     LEAST_JOBS,
-    Ended,
     compared,
     ended_between,
     expected_gain,
     kept,
     told_gain,
 )
+from farside.scheduler.live.slurm.shadow_job import Ended
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
 from tests.slurm.made import NOW_S, TRAITS, groups, over, running, snapshot, waiting, ways

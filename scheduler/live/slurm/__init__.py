@@ -5,6 +5,7 @@ tres.py       GPUs in Slurm's texts; hostlist.py: its lists of nodes
 read_text.py  what ``scontrol --oneliner`` prints; read_json.py: what ``squeue --json`` does
 commands.py   the door: Slurm's programs, whatever version, one reading a turn, one call an action
 past.py       what has to be remembered of a job between two turns, because Slurm forgets it
+read_sacct.py jobs that have ended, as sacct prints them; shadow_job.py: such a job; foretell.py: what its like took
 desk.py       a snapshot and what is remembered as a domain of the cycle
 priority.py   an order as priorities, with as few changes as will do
 action.py     what Slurm can be told

@@ -11,7 +11,7 @@ from pathlib import Path
 from farside.errors import PeerError, RemoteProtocolError, Unavailable
 from farside.log import get_log
 from farside.scheduler.energy.power.drive.program import run_program
-from farside.scheduler.live.slurm import read_json, read_text
+from farside.scheduler.live.slurm import read_json, read_sacct, read_text
 from farside.scheduler.live.slurm.action import (
     Hold,
     PowerDown,
@@ -22,6 +22,7 @@ from farside.scheduler.live.slurm.action import (
     SlurmAction,
     told,
 )
+from farside.scheduler.live.slurm.shadow_job import Ended
 from farside.scheduler.live.slurm.snapshot import PRIORITY_LOW, SlurmJob, Snapshot, Traits
 
 # Ten thousand jobs are 40 MB of JSON.
@@ -62,6 +63,14 @@ class SlurmCommands:
         except ValueError as error:
             raise _unreadable(error) from error
         return Snapshot(at_s=at_s, jobs=jobs, nodes=nodes, partitions=partitions)
+
+    async def history(self, since_s: float) -> tuple[Ended, ...]:
+        """The GPU jobs that have ended since then, as slurmdbd knows them, the first to end first."""
+        begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since_s))
+        told = ("--allusers", "--allocations", "--duplicates", "--noheader", "--parsable2")
+        # Both times, or sacct makes up one by SLURM_TIME_FORMAT and then can't read it.
+        span = f"--starttime={begin}", "--endtime=now"
+        return read_sacct.ended_of(await self._run("sacct", *told, *span, f"--format={','.join(read_sacct.FIELDS)}"))
 
     async def _jobs(self) -> tuple[SlurmJob, ...]:
         why_not = ""

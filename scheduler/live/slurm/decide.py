@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Rules
 from farside.scheduler.live.slurm.action import Hold, JobAction, Release, Requeue, SetPriority
-from farside.scheduler.live.slurm.desk import Desk, Group
+from farside.scheduler.live.slurm.desk import Desk, Expected, Group, by_limit
 from farside.scheduler.live.slurm.past import Memory, Past, is_live, recall
 from farside.scheduler.live.slurm.priority import changes
 from farside.scheduler.live.slurm.snapshot import HELD_MARK, JobPhase, SlurmJob, Snapshot, Traits
@@ -37,6 +37,7 @@ class Ways:
         may_preempt: Running jobs may be requeued.
         is_gating: Jobs are held until the cycle starts them.
         most_actions: In one turn; what is left is done in the next ones.
+        expected_gpu_s: What a job is expected to take, for policies that go by it.
     """
 
     rules: Rules
@@ -44,6 +45,7 @@ class Ways:
     may_preempt: bool = False
     is_gating: bool = False
     most_actions: int = 200
+    expected_gpu_s: Expected = by_limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +84,10 @@ def decide(snapshot: Snapshot, memory: Memory, traits: Traits, ways: Ways) -> De
     starting: list[Starting] = []
     queue: list[str] = []
     for group in ways.groups:
-        desk = Desk(snapshot, memory, group, ways.rules, traits, may_preempt=ways.may_preempt)
+        desk = Desk(
+            snapshot, memory, group, ways.rules, traits, may_preempt=ways.may_preempt,
+            expected_gpu_s=ways.expected_gpu_s,
+        )  # fmt: skip
         one = _Turn(desk, memory, snapshot.at_s, ways)
         pasts.update(one.pasts)
         actions += one.actions

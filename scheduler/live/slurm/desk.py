@@ -8,7 +8,7 @@ other partitions on the same nodes, and jobs that nobody can count, are part of 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from farside.errors import ConfigError
@@ -19,6 +19,13 @@ from farside.scheduler.settings import suggestion
 from farside.scheduler.state import Action, Allocation, Job, Node, Promote
 from farside.scheduler.table import JobTable
 from farside.scheduler.waiting import Rank
+
+Expected = Callable[[Job], float]
+
+
+def by_limit(job: Job) -> float:
+    """GPU seconds that a job takes if it uses all of its time limit up."""
+    return job.limit_s * job.gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +78,15 @@ class Desk:
         rules: By what they are scheduled.
         traits: What Slurm counts.
         may_preempt: Running jobs may lose their GPUs, if Slurm may requeue them.
+        expected_gpu_s: What a job is expected to take, GPU seconds.
     """
 
     def __init__(
-        self, snapshot: Snapshot, memory: Memory, group: Group, rules: Rules, traits: Traits, *, may_preempt: bool
-    ) -> None:
+        self, snapshot: Snapshot, memory: Memory, group: Group, rules: Rules, traits: Traits, *, may_preempt: bool,
+        expected_gpu_s: Expected,
+    ) -> None:  # fmt: skip
         self._now_s = snapshot.at_s
+        self._expected_gpu_s = expected_gpu_s
         self.jobs: dict[int, SlurmJob] = {}
         managed = [job for job in snapshot.jobs if is_managed(job, group) and job.job_id in memory.jobs]
         self._seen = {
@@ -114,9 +124,9 @@ class Desk:
         row = len(self.jobs)
         self.jobs[row] = job
         domain, table = self.domain, self.domain.table
-        # A limit is what its user expects; where there is none, nobody knows. Not NaN, which compares with nothing.
-        predicted_gpu_s = job.limit_s * job.gpus
         seen = self._seen[job.job_id]
+        predicted_gpu_s = self._expected_gpu_s(seen)
+        # A limit is what its user expects; where there is none, nobody knows. Not NaN, which compares with nothing.
         domain.submit(row, seen, remaining_s=job.limit_s, predicted_gpu_s=predicted_gpu_s, since_s=past.since_s)
         table.executed_s[row], table.waited_s[row] = past.executed_s, past.waited_s
         table.since_s[row], table.first_start_s[row] = past.since_s, past.first_start_s

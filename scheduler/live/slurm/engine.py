@@ -16,7 +16,7 @@ from farside import admin
 from farside.config import SlurmConfig
 from farside.config.check import names_in
 from farside.ending import on_end_signals
-from farside.errors import ConfigError, PeerError, RemoteProtocolError
+from farside.errors import ConfigError, PeerError, RemoteProtocolError, Unavailable
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
 from farside.scheduler.live.manager import rules_of
@@ -26,6 +26,7 @@ from farside.scheduler.live.slurm.decide import Decision, Ways, decide, failed, 
 from farside.scheduler.live.slurm.desk import Group, groups_of
 from farside.scheduler.live.slurm.notebook import Notebook
 from farside.scheduler.live.slurm.past import Memory
+from farside.scheduler.live.slurm.shadow_job import Ended
 from farside.scheduler.live.slurm.sleeper import Sleeper
 from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob, Snapshot, Traits
 from farside.scheduler.live.slurm.watcher import Watcher
@@ -34,6 +35,7 @@ from farside.units import format_seconds
 # In a turn, so many refusals in a row mean that it is not the jobs: the rest waits for the next turn.
 MOST_REFUSALS = 3
 SHOWN_JOBS = 20
+DAY_S = 86400.0
 
 _log = get_log("slurm")
 
@@ -54,6 +56,10 @@ class Slurm(Protocol):
 
     async def look(self) -> Snapshot:
         """What is so now."""
+        ...
+
+    async def history(self, since_s: float) -> tuple[Ended, ...]:
+        """The jobs that have ended since then, where slurmdbd knows."""
         ...
 
     async def act(self, action: SlurmAction) -> None:
@@ -172,6 +178,7 @@ class Engine:
         if self._traits is None:
             traits = await self._slurm.traits()
             self._sleeper.check(traits)
+            await self._learn(traits)
             self._traits = traits
         snapshot = await self._slurm.look()
         self._groups = self._present_groups(snapshot)
@@ -179,7 +186,7 @@ class Engine:
         # 2. Decide.
         ways = Ways(
             rules=self._rules, groups=self._groups, may_preempt=self._config.preempt, is_gating=self._config.gate,
-            most_actions=self._config.actions_per_turn,
+            most_actions=self._config.actions_per_turn, expected_gpu_s=self._watcher.expected_gpu_s,
         )  # fmt: skip
         decision = decide(snapshot, self._memory, self._traits, ways)
         nodes = (snapshot.nodes[name] for group in self._groups for name in group.nodes if name in snapshot.nodes)
@@ -196,6 +203,23 @@ class Engine:
         self._decision, self._memory = decision, decision.memory
         self._notebook.keep(self._memory)
         self._turns += 1
+
+    async def _learn(self, traits: Traits) -> None:
+        """What ended before we came, where slurmdbd tells; else only what we see ourselves is known."""
+        days = self._config.history_days
+        if not days:
+            return
+        if not traits.has_accounting:
+            _log.info("nothing is known of earlier jobs, as Slurm keeps no accounts in slurmdbd")
+            return
+        try:
+            history = await self._slurm.history(self._now_s() - days * DAY_S)
+        except (PeerError, Unavailable) as error:
+            _log.warning("nothing is known of earlier jobs, as sacct fails", reason=error)
+            return
+        partitions = frozenset(listed(self._config))
+        count = self._watcher.learn(one for one in history if one.partition in partitions)
+        _log.info("slurmdbd knows earlier jobs", days=days, jobs=count)
 
     def _present_groups(self, snapshot: Snapshot) -> tuple[Group, ...]:
         """The groups as they are now. Partitions may change while we run: then nothing is done until they are right."""

@@ -13,7 +13,7 @@ import msgspec
 from farside.errors import ConfigError
 from farside.log import get_log
 from farside.scheduler.live.slurm.past import Memory
-from farside.scheduler.live.slurm.shadow import Ended
+from farside.scheduler.live.slurm.shadow_job import Ended
 
 MEMORY, ENDED, DONE = "memory.msgpack", "ended.jsonl", "actions.jsonl"
 # Jobs that have ended, kept for the simulator: weeks of most clusters, seconds of simulation.

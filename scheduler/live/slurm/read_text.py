@@ -74,6 +74,7 @@ def traits_of(text: str) -> Traits:
         version=told.get("SLURM_VERSION", ""),
         is_counting_memory="MEMORY" in told.get("SelectTypeParameters", "").upper(),
         has_power_saving=program not in _NOTHING,
+        has_accounting=told.get("AccountingStorageType", "") == "accounting_storage/slurmdbd",
     )
 
 

@@ -13,35 +13,17 @@ from farside.scheduler.cost import SteppedCost
 from farside.scheduler.domain import Rules
 from farside.scheduler.live.slurm.decide import Decision
 from farside.scheduler.live.slurm.desk import Group, is_managed
+from farside.scheduler.live.slurm.foretell import foretold_gpu_s
 from farside.scheduler.live.slurm.past import Memory
+from farside.scheduler.live.slurm.shadow_job import Ended, job_of_ended
 from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob, Snapshot
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.scheduler.state import Cluster, Job, Node, VirtualCluster
+from farside.scheduler.state import Cluster, Node, VirtualCluster
 
 # Fewer jobs say nothing.
 LEAST_JOBS = 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A job that has ended, as it was seen.
-
-    ``held_s``: it had its GPUs for so long, in all of its stints. ``limit_s``: 0 where it had none, as JSON has no
-    infinity.
-    """
-
-    job_id: str
-    user: str
-    partition: str
-    gpus: int
-    submit_s: float
-    start_s: float
-    end_s: float
-    held_s: float
-    limit_s: float
-    is_requeueable: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +72,8 @@ def ended_between(before: Memory, snapshot: Snapshot, groups: Sequence[Group]) -
         first_s = min(job.start_s, past.first_start_s) if past is not None else job.start_s
         found.append(
             Ended(
-                job_id=job.job_id, user=job.user, partition=job.partitions[0], gpus=job.gpus, submit_s=job.submit_s,
-                start_s=first_s, end_s=job.end_s, held_s=earlier_s + job.end_s - job.start_s,
+                job_id=job.job_id, user=job.user, name=job.name, partition=job.partitions[0], gpus=job.gpus,
+                submit_s=job.submit_s, start_s=first_s, end_s=job.end_s, held_s=earlier_s + job.end_s - job.start_s,
                 limit_s=job.limit_s if job.limit_s < math.inf else 0.0, is_requeueable=job.is_requeueable,
             )
         )  # fmt: skip
@@ -163,16 +145,14 @@ def _nodes(group: Group, snapshot: Snapshot) -> tuple[Node, ...]:
 
 
 def _trace_job(vc: str, job: Ended, sequence: int, *, may_preempt: bool) -> TraceJob:
-    seen = Job(
-        job_id=job.job_id, sequence=sequence, submit_s=job.submit_s, gpus=job.gpus, vc=vc, user=job.user,
-        preemptible=may_preempt and job.is_requeueable, limit_s=job.limit_s or math.inf,
-    )  # fmt: skip
+    seen = job_of_ended(job, vc=vc, sequence=sequence, may_preempt=may_preempt)
     return TraceJob(job=seen, duration_s=job.held_s)
 
 
 def _simulated(cluster: Cluster, rules: Rules, trace: Sequence[TraceJob], jobs: Sequence[Ended]) -> Means:
-    # As in life: what is known of a job's length is its limit.
-    simulation = Simulation(cluster, rules, trace, predict=lambda one: one.job.limit_s * one.job.gpus)
+    # As in life: what is known of a job's length when it comes.
+    expected = foretold_gpu_s(jobs)
+    simulation = Simulation(cluster, rules, trace, predict=lambda one: expected[one.job.job_id])
     runs = simulation.run()
     return _means(rules.order.name, jobs, [(run.start_s, run.end_s) for run in runs])
 

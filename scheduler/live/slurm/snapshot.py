@@ -150,6 +150,7 @@ class Traits:
     version: str = ""
     is_counting_memory: bool = False
     has_power_saving: bool = False
+    has_accounting: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

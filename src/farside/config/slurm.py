@@ -60,6 +60,15 @@ class SlurmConfig:
             high=1e9,
         ),
     )
+    history_days: int = field(
+        default=30,
+        metadata=about(
+            Kind.COUNT,
+            "Jobs of so many days are read by sacct at the start, where slurmdbd runs; 0: none",
+            low=0,
+            high=3650,
+        ),
+    )
     turn_s: float = field(
         default=5.0, metadata=about(Kind.SECONDS, "Time between two looks at Slurm", low=0.1, high=3600)
     )

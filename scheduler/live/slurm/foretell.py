@@ -1,0 +1,44 @@
+"""How long a job will hold its GPUs, from what jobs like it took: for policies that go by it, such as QSSF. PURE.
+
+The rolling estimate of the prediction service (scheduler/predict/rolling.py, [helios §4.2.2, Algorithm 1]), fed by the
+jobs that were seen to end and by what sacct tells of those before. As long as nothing is known, and where it comes to
+more than that, a job's time limit is taken.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+
+from farside.scheduler.live.slurm.shadow_job import Ended, job_of_ended
+from farside.scheduler.predict.rolling import RollingEstimator, RollingParams
+from farside.scheduler.state import Job
+
+
+class Foreteller:
+    """What jobs took, by user, name and GPUs."""
+
+    def __init__(self) -> None:
+        self._estimator = RollingEstimator(RollingParams())
+
+    def learn(self, ended: Iterable[Ended]) -> None:
+        """Jobs have ended, in this order."""
+        for one in ended:
+            self._estimator.add(job_of_ended(one), one.held_s)
+
+    def gpu_s(self, job: Job) -> float:
+        """GPU seconds that a job is expected to take; infinite where it has no limit and nothing is known."""
+        estimate = self._estimator.expect(job)
+        if not estimate.nearest:
+            return job.limit_s * job.gpus
+        return min(estimate.duration_s, job.limit_s) * job.gpus
+
+
+def foretold_gpu_s(ended: Sequence[Ended]) -> Mapping[str, float]:
+    """What would have been expected of each job when it came: only those that had ended by then are known."""
+    foreteller, ending = Foreteller(), [(one.end_s, int(one.job_id), one) for one in ended]
+    heapq.heapify(ending)
+    found: dict[str, float] = {}
+    for one in sorted(ended, key=lambda one: one.submit_s):
+        while ending and ending[0][0] <= one.submit_s:
+            foreteller.learn([heapq.heappop(ending)[2]])
+        found[one.job_id] = foreteller.gpu_s(job_of_ended(one))
+    return found

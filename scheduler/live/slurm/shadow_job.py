@@ -1,0 +1,35 @@
+"""A job that has ended, as it was seen or as sacct tells of it. Frozen, PURE."""
+
+import math
+from dataclasses import dataclass
+
+from farside.scheduler.state import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """One job.
+
+    ``held_s``: it had its GPUs for so long, in all of its stints. ``limit_s``: 0 where it had none, as JSON has no
+    infinity.
+    """
+
+    job_id: str
+    user: str
+    partition: str
+    gpus: int
+    submit_s: float
+    start_s: float
+    end_s: float
+    held_s: float
+    limit_s: float
+    is_requeueable: bool
+    name: str = ""
+
+
+def job_of_ended(one: Ended, *, vc: str = "", sequence: int = 0, may_preempt: bool = False) -> Job:
+    """It as the cycle knows jobs; Slurm may requeue it where ``may_preempt`` and its user allow that."""
+    return Job(
+        job_id=one.job_id, sequence=sequence, submit_s=one.submit_s, gpus=one.gpus, vc=vc, user=one.user, name=one.name,
+        preemptible=may_preempt and one.is_requeueable, limit_s=one.limit_s or math.inf,
+    )  # fmt: skip

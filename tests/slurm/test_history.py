@@ -1,0 +1,147 @@
+"""What sacct tells of jobs that have ended, and what is expected of jobs by it."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farside.config import SlurmConfig, load_slurm
+from farside.scheduler.live.slurm.engine import Engine, Mode
+from farside.scheduler.live.slurm.foretell import Foreteller, foretold_gpu_s
+from farside.scheduler.live.slurm.notebook import Notebook
+from farside.scheduler.live.slurm.read_sacct import FIELDS, ended_of
+from farside.scheduler.live.slurm.shadow_job import Ended, job_of_ended
+from tests.slurm.made import NOW_S, TRAITS, FakeSlurm, running, snapshot, waiting
+
+# As Debian's 22.05 prints it.
+TOLD = """\
+1|ann|gpu|COMPLETED|1795319386|1795319387|1795319391|4|5|billing=1,cpu=1,gres/gpu=2,mem=10M,node=1|one|two words
+4|bob|gpu|REQUEUED|1795319387|1795319392|1795319401|9|UNLIMITED|billing=1,cpu=1,gres/gpu=4,mem=10M,node=1|wrap
+5|bob|gpu|RUNNING|1795319387|1795319393|Unknown|6|UNLIMITED|billing=1,cpu=1,gres/gpu=4,mem=10M,node=1|wrap
+6|bob|gpu|PENDING|1795319387|Unknown|Unknown|0|Partition_Limit||wrap
+7|bob|gpu|COMPLETED|1795319387|1795319387|1795319390|3|525600|billing=1,cpu=1,mem=10M,node=1|no GPU
+8|bob|gpu|CANCELLED by 0|1795319387|None|1795319390|0|10||never ran
+4|bob|gpu|CANCELLED by 0|1795319401|1795319501|1795319510|9|UNLIMITED|billing=1,cpu=1,gres/gpu=4,node=1|wrap
+9+0|bob|gpu|COMPLETED|1795319387|1795319387|1795319390|3|10|gres/gpu=1|a part of another
+"""
+
+
+def ended(job_id: int, held_s: float, *, name: str = "train", submit_s: float = 0.0, limit_s: float = 0.0) -> Ended:
+    return Ended(
+        job_id=str(job_id), user="ann", name=name, partition="gpu", gpus=1, submit_s=submit_s, start_s=submit_s,
+        end_s=submit_s + held_s, held_s=held_s, limit_s=limit_s, is_requeueable=True,
+    )  # fmt: skip
+
+
+def test_jobs_with_gpus_that_are_over_are_told_with_all_of_their_stints() -> None:
+    first, second = ended_of(TOLD)
+
+    assert (first.job_id, first.user, first.name, first.gpus, first.limit_s) == ("1", "ann", "one|two words", 2, 300.0)
+    assert (second.job_id, second.limit_s, second.held_s) == ("4", 0.0, 18.0)
+    assert (second.submit_s, second.start_s, second.end_s) == (1795319387.0, 1795319392.0, 1795319510.0)
+
+
+@given(st.text(alphabet="|\n0123456789abgpu/=,.:+ é", max_size=400))
+def test_whatever_stands_there_is_read_or_left_out(text: str) -> None:
+    lines = "\n".join(line + "|" * (len(FIELDS) - 1 - line.count("|")) for line in text.splitlines())
+
+    for one in (*ended_of(text), *ended_of(lines)):
+        assert one.end_s > one.start_s
+        assert one.gpus > 0
+
+
+def test_a_job_is_expected_to_take_what_its_like_took_and_never_more_than_its_limit() -> None:
+    foreteller = Foreteller()
+    unknown = job_of_ended(ended(1, 1.0, limit_s=600.0))
+    endless = job_of_ended(ended(1, 1.0))
+
+    before = foreteller.gpu_s(unknown), foreteller.gpu_s(endless)
+    foreteller.learn([ended(at, 100.0) for at in range(20)])
+    short = job_of_ended(ended(30, 1.0, limit_s=10.0))
+
+    assert before == (600.0, math.inf)
+    assert foreteller.gpu_s(unknown) == pytest.approx(100.0, rel=0.01)
+    assert foreteller.gpu_s(endless) == pytest.approx(100.0, rel=0.01)
+    assert foreteller.gpu_s(short) == 10.0
+
+
+def test_what_was_expected_of_a_job_rests_on_those_that_had_ended_when_it_came() -> None:
+    found = foretold_gpu_s([ended(1, 100.0, limit_s=5000.0), ended(2, 100.0, submit_s=50.0, limit_s=5000.0),
+                            ended(3, 100.0, submit_s=150.0, limit_s=5000.0)])  # fmt: skip
+
+    assert (found["1"], found["2"]) == (5000.0, 5000.0)
+    assert found["3"] == pytest.approx(100.0, rel=0.01)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., SlurmConfig]:
+    def make(**told: Any) -> SlurmConfig:
+        given = {
+            "partitions": "gpu", "state_dir": str(tmp_path / "state"), "admin_socket": str(tmp_path / "s.sock"),
+            "policy": "qssf", "min_run_s": 0, "turn_s": 0.1,
+        }  # fmt: skip
+        return load_slurm((), {**given, **told})
+
+    return make
+
+
+FULL = (running(1, ("gn1", 4)), running(2, ("gn2", 4)))
+
+
+def engine_over(config: SlurmConfig, *, has_accounting: bool, mode: Mode = Mode.RUN) -> tuple[Engine, FakeSlurm]:
+    """Two wait: the first is of a kind that took long, though its limit is short; the other's took no time at all."""
+    day_s = NOW_S - 86_400
+    before = [ended(at, 3000.0, name="train", submit_s=day_s) for at in range(100, 120)]
+    before += [ended(at, 5.0, name="test", submit_s=day_s) for at in range(120, 140)]
+    before += [ended(99, 5.0, submit_s=NOW_S - 90 * 86_400)]
+    slurm = FakeSlurm(
+        snapshot(*FULL, waiting(3, 4, name="train", limit_s=3000.0), waiting(4, 4, name="test", limit_s=86_400.0)),
+        traits_told=TRAITS if not has_accounting else type(TRAITS)(has_accounting=True, version="22.05.8"),
+        ended=tuple(before),
+    )
+    return Engine(config, mode, slurm, now_s=lambda: slurm.seen.at_s), slurm
+
+
+def order(slurm: FakeSlurm) -> list[str]:
+    there = (one for one in slurm.seen.jobs if not one.held)
+    return [one.job_id for one in sorted(there, key=lambda one: -one.priority)]
+
+
+def test_qssf_goes_by_what_slurmdbd_knows_of_jobs_like_these(config: Callable[..., SlurmConfig]) -> None:
+    one, slurm = engine_over(config(), has_accounting=True)
+
+    asyncio.run(one.turn())
+
+    assert order(slurm) == ["4", "3"]
+
+
+def test_without_slurmdbd_it_goes_by_time_limits_and_says_why(
+    config: Callable[..., SlurmConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    one, slurm = engine_over(config(), has_accounting=False)
+
+    asyncio.run(one.turn())
+
+    assert order(slurm) == ["3", "4"]
+    assert "nothing is known of earlier jobs, as Slurm keeps no accounts in slurmdbd" in caplog.messages
+
+
+def test_a_shadow_has_its_expected_gain_at_once_and_keeps_no_second_copy_of_history(
+    config: Callable[..., SlurmConfig],
+) -> None:
+    one, _ = engine_over(config(), has_accounting=True, mode=Mode.SHADOW)
+
+    asyncio.run(one.turn())
+    told = asyncio.run(one.status({}))
+
+    assert isinstance(told, dict)
+    assert told["ended"] == 40  # that of three months ago is left out
+    assert told["gain"].jobs == 40
+    assert Notebook(config().state_dir).ended() == {}
