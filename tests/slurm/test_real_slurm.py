@@ -280,6 +280,58 @@ def test_while_slurmctld_is_away_nothing_ends_and_then_it_goes_on(
     assert queue(slurm) == [two, one]
 
 
+def test_an_engine_that_is_killed_leaves_its_marks_and_the_next_one_goes_on(
+    slurm: SlurmCluster, config: Callable[..., SlurmConfig], tmp_path: Path
+) -> None:
+    first, _ = full(slurm)
+    after, last = slurm.submit("--gres=gpu:4", "--time=5"), slurm.submit("--gres=gpu:4", "--time=10")
+    gated = config(gate=True)
+    told = ("partitions", "slurm_conf", "state_dir", "admin_socket", "turn_s", "policy")
+    settings = [word for name in told for word in ("--set", f"{name}={getattr(gated, name)}")]
+    argv = [sys.executable, "-m", "farside", "slurm", "run", "--set", "gate=true", "--set", "min_run_s=0", *settings]
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(argv, stderr=log) as process:
+        try:
+            until(
+                lambda: all(job(slurm, one).is_held_by_us for one in (after, last)), what="both are held",
+                deadline_s=60.0, every_s=0.2,
+            )  # fmt: skip
+        finally:
+            process.kill()
+
+    assert all(job(slurm, one).is_held_by_us for one in (after, last))
+
+    def gone() -> None:
+        slurm.say("scancel", first)
+        until(lambda: job(slurm, first).held == (), what="its GPUs are free", deadline_s=20.0)
+
+    turns(gated, gone)
+    slurm.waits_for(after, "RUNNING")
+    assert job(slurm, last).is_held_by_us
+    assert give_back(gated) == 1
+
+
+def test_a_job_that_is_cancelled_between_look_and_act_keeps_nobody_from_his_place(
+    slurm: SlurmCluster, config: Callable[..., SlurmConfig]
+) -> None:
+    full(slurm)
+    long, short = slurm.submit("--gres=gpu:4", "--time=60"), slurm.submit("--gres=gpu:4", "--time=5")
+
+    class Late(SlurmCommands):
+        async def look(self) -> Snapshot:
+            seen = await super().look()
+            await asyncio.to_thread(slurm.say, "scancel", short)
+            return seen
+
+    told = config()
+    engine = Engine(told, Mode.RUN, Late(told.slurm_conf, told.command_limit_s))
+    asyncio.run(engine.turn())
+
+    assert asyncio.run(status(engine))["refused"] == 1
+    assert slurm.state(short) == "CANCELLED"
+    assert job(slurm, long).is_ours_by_priority
+    assert queue(slurm) == [long]
+
+
 def test_a_partition_that_slurm_has_not_ends_with_one_line(config: Callable[..., SlurmConfig]) -> None:
     with pytest.raises(ConfigError, match="Slurm has no partition 'gpus'; did you mean 'gpu'"):
         turns(config(partitions="gpus"))
