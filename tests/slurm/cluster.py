@@ -53,6 +53,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 PriorityType=priority/multifactor
 PriorityWeightAge=1000
+PriorityWeightPartition=10000
 GresTypes=gpu
 KillWait=1
 MinJobAge={job_age_s}

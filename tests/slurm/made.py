@@ -7,7 +7,16 @@ from typing import Any
 
 from farside.errors import PeerError
 from farside.scheduler.domain import Rules
-from farside.scheduler.live.slurm.action import Hold, PowerDown, PowerUp, Release, Requeue, SetPriority, SlurmAction
+from farside.scheduler.live.slurm.action import (
+    Hold,
+    PowerDown,
+    PowerUp,
+    Release,
+    Requeue,
+    SetNice,
+    SetPriority,
+    SlurmAction,
+)
 from farside.scheduler.live.slurm.decide import Ways
 from farside.scheduler.live.slurm.desk import Group, groups_of
 from farside.scheduler.live.slurm.shadow_job import Ended
@@ -141,6 +150,8 @@ def _after(job: SlurmJob, action: SlurmAction) -> SlurmJob:
     match action:
         case SetPriority():
             return replace(job, priority=action.priority)
+        case SetNice():
+            return replace(job, priority=max(1, job.priority + job.nice - action.nice), nice=action.nice)
         case Hold():
             return replace(job, priority=0, reason="JobHeldAdmin", admin_comment=action.comment)
         case Release():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.errors import ConfigError
-from farside.scheduler.live.slurm.action import Hold, Release, Requeue, SetPriority
+from farside.scheduler.live.slurm.action import Hold, Release, Requeue, SetNice, SetPriority
 from farside.scheduler.live.slurm.decide import Decision, decide, failed, with_mark, without_mark
 from farside.scheduler.live.slurm.past import Memory
 from farside.scheduler.live.slurm.snapshot import HELD_MARK, PRIORITY_HIGH, PRIORITY_LOW, JobPhase, SlurmJob, Snapshot
@@ -31,7 +31,7 @@ def obeyed(seen: Snapshot, decision: Decision) -> Snapshot:
     given = {
         one.job_id: 0 if isinstance(one, Hold) else one.priority
         for one in decision.actions
-        if not isinstance(one, Requeue)
+        if not isinstance(one, Requeue | SetNice)
     }
     return replace(
         seen, jobs=tuple(replace(job, priority=given.get(job.job_id, job.priority)) for job in seen.jobs)

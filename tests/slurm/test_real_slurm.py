@@ -127,6 +127,23 @@ def test_the_queue_is_ordered_by_what_jobs_will_hold(slurm: SlurmCluster, config
     assert job(slurm, foreign).priority == before
 
 
+def test_the_queue_is_ordered_by_lowering_jobs_where_that_is_all_one_may(
+    slurm: SlurmCluster, config: Callable[..., SlurmConfig]
+) -> None:
+    full(slurm)
+    long, short = slurm.submit("--gres=gpu:4", "--time=60"), slurm.submit("--gres=gpu:4", "--time=10")
+    foreign = slurm.submit("--gres=gpu:4", "--time=5", "--partition=other")
+    before = {one: job(slurm, one) for one in (long, short, foreign)}
+
+    engine = turns(config(order_by="nice"), lambda: None)
+
+    assert [one for one in queue(slurm) if one != foreign] == [short, long]
+    assert job(slurm, long).nice > 0
+    assert job(slurm, long).priority < before[long].priority
+    assert (job(slurm, short).nice, job(slurm, foreign).nice) == (0, 0)
+    assert asyncio.run(status(engine))["changes"] == 1
+
+
 def test_jobs_that_were_served_stand_behind_those_that_were_not(
     slurm: SlurmCluster, config: Callable[..., SlurmConfig]
 ) -> None:

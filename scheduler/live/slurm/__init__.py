@@ -8,6 +8,7 @@ past.py       what has to be remembered of a job between two turns, because Slur
 read_sacct.py jobs that have ended, as sacct prints them; shadow_job.py: such a job; foretell.py: what its like took
 desk.py       a snapshot and what is remembered as a domain of the cycle
 priority.py   an order as priorities, with as few changes as will do
+nice.py       an order as nice values, for who may only lower
 action.py     what Slurm can be told
 decide.py     the cycle's answer as actions
 power.py      which nodes sleep

@@ -14,6 +14,16 @@ class SetPriority:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetNice:
+    """Put a waiting job behind others of its user's by lowering it."""
+
+    job_id: str
+    partition: str
+    nice: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hold:
     """Keep a waiting job from starting; ``comment`` is its AdminComment with our mark."""
 
@@ -63,7 +73,7 @@ class PowerUp:
     reason: str
 
 
-JobAction = SetPriority | Hold | Release | Requeue
+JobAction = SetPriority | SetNice | Hold | Release | Requeue
 PowerAction = PowerDown | PowerUp
 SlurmAction = JobAction | PowerAction
 
@@ -73,6 +83,8 @@ def told(action: SlurmAction) -> str:
     match action:
         case SetPriority():
             return f"give job {action.job_id} priority {action.priority}"
+        case SetNice():
+            return f"lower job {action.job_id} to nice {action.nice}"
         case Hold():
             return f"hold job {action.job_id}"
         case Release():

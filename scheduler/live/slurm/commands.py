@@ -18,6 +18,7 @@ from farside.scheduler.live.slurm.action import (
     PowerUp,
     Release,
     Requeue,
+    SetNice,
     SetPriority,
     SlurmAction,
     told,
@@ -137,6 +138,8 @@ def _calls(action: SlurmAction) -> tuple[tuple[str, ...], ...]:
     match action:
         case SetPriority():
             return ((*update, f"JobId={action.job_id}", f"Priority={action.priority}"),)
+        case SetNice():
+            return ((*update, f"JobId={action.job_id}", f"Nice={action.nice}"),)
         case Hold():
             return ((*update, f"JobId={action.job_id}", "Priority=0", f"AdminComment={action.comment}"),)
         case Release():

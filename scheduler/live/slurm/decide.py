@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Rules
-from farside.scheduler.live.slurm.action import Hold, JobAction, Release, Requeue, SetPriority
+from farside.scheduler.live.slurm.action import Hold, JobAction, Release, Requeue, SetNice, SetPriority
 from farside.scheduler.live.slurm.desk import Desk, Expected, Group, by_limit
+from farside.scheduler.live.slurm.nice import lowered
 from farside.scheduler.live.slurm.past import Memory, Past, is_live, recall
 from farside.scheduler.live.slurm.priority import changes
 from farside.scheduler.live.slurm.snapshot import HELD_MARK, JobPhase, SlurmJob, Snapshot, Traits
@@ -36,6 +37,8 @@ class Ways:
         groups: Whose jobs; all others are left alone.
         may_preempt: Running jobs may be requeued.
         is_gating: Jobs are held until the cycle starts them.
+        is_by_nice: The order is made by lowering jobs; priorities that Slurm computes are never raised.
+        owner: Whose jobs may be ordered; empty: everybody's.
         most_actions: In one turn; what is left is done in the next ones.
         expected_gpu_s: What a job is expected to take, for policies that go by it.
     """
@@ -44,6 +47,8 @@ class Ways:
     groups: tuple[Group, ...]
     may_preempt: bool = False
     is_gating: bool = False
+    is_by_nice: bool = False
+    owner: str = ""
     most_actions: int = 200
     expected_gpu_s: Expected = by_limit
 
@@ -105,7 +110,7 @@ def decide(snapshot: Snapshot, memory: Memory, traits: Traits, ways: Ways) -> De
 
 
 def _urgency(action: JobAction) -> int:
-    return (Hold, Release, SetPriority, Requeue).index(type(action))
+    return (Hold, Release, SetPriority, SetNice, Requeue).index(type(action))
 
 
 def failed(memory: Memory, action: Requeue) -> Memory:
@@ -140,7 +145,8 @@ class _Turn:
             Starting(job_id=desk.jobs[one.row].job_id, gpus=desk.jobs[one.row].gpus, reason=one.reason)
             for one in started
         ]
-        self.actions = [*self._places(), *self._requeues(answers)]
+        places = self._lowerings() if ways.is_by_nice else self._places()
+        self.actions = [*places, *self._requeues(answers)]
 
     def _waits(self, row: int) -> bool:
         return self._desk.jobs[row].phase is JobPhase.WAITING
@@ -172,11 +178,23 @@ class _Turn:
         free = [job for job in self.queue if job.job_id not in keeps]
         # One with our mark is always told something: a release that was broken off has left it.
         for at, priority in changes([0 if job.is_marked else job.priority for job in free]):
-            actions.append(self._place(free[at], priority, f"{_nth(at)} of {format_count(len(free), 'job')}"))
+            actions.append(self._place(free[at], priority, self._standing(at, free)))
         return actions
 
-    def _place(self, job: SlurmJob, priority: int, place: str) -> JobAction:
-        reason = f"{place} by {self._ways.rules.order.name}"
+    def _lowerings(self) -> list[JobAction]:
+        """As `_places`, by nice values."""
+        owner = self._ways.owner
+        mine = [job for job in self.queue if job.priority and owner in ("", job.user)]
+        found: list[JobAction] = []
+        for at, nice in lowered([(job.priority, job.nice) for job in mine]):
+            job, reason = mine[at], self._standing(at, mine)
+            found.append(SetNice(job_id=job.job_id, partition=job.partitions[0], nice=nice, reason=reason))
+        return found
+
+    def _standing(self, at: int, among: Sequence[SlurmJob]) -> str:
+        return f"{_nth(at)} of {format_count(len(among), 'job')} by {self._ways.rules.order.name}"
+
+    def _place(self, job: SlurmJob, priority: int, reason: str) -> JobAction:
         if not job.is_marked:
             return SetPriority(job_id=job.job_id, partition=job.partitions[0], priority=priority, reason=reason)
         comment = without_mark(job.admin_comment)

@@ -5,6 +5,8 @@ refused, this process may be killed. All that outlives it is what jobs were serv
 """
 
 import asyncio
+import os
+import pwd
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -20,7 +22,16 @@ from farside.errors import ConfigError, PeerError, RemoteProtocolError, Unavaila
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
 from farside.scheduler.live.manager import rules_of
-from farside.scheduler.live.slurm.action import JobAction, Line, PowerAction, Requeue, SetPriority, SlurmAction, told
+from farside.scheduler.live.slurm.action import (
+    JobAction,
+    Line,
+    PowerAction,
+    Requeue,
+    SetNice,
+    SetPriority,
+    SlurmAction,
+    told,
+)
 from farside.scheduler.live.slurm.commands import SlurmCommands
 from farside.scheduler.live.slurm.decide import Decision, Ways, decide, failed, without_mark
 from farside.scheduler.live.slurm.desk import Group, groups_of
@@ -36,6 +47,7 @@ from farside.units import format_seconds
 MOST_REFUSALS = 3
 SHOWN_JOBS = 20
 DAY_S = 86400.0
+NICE = "nice"
 
 _log = get_log("slurm")
 
@@ -126,6 +138,9 @@ class Engine:
         self._slurm = slurm
         self._now_s = now_s
         self._rules = rules_of(config)
+        if config.order_by == NICE and (config.gate or config.preempt):
+            hint = "both need an operator's rights"
+            raise ConfigError("order_by: nice goes with neither gate nor preempt", hint=hint)
         self._notebook = Notebook(config.state_dir)
         self._memory = self._notebook.memory()
         self._sleeper = Sleeper(config)
@@ -186,6 +201,7 @@ class Engine:
         # 2. Decide.
         ways = Ways(
             rules=self._rules, groups=self._groups, may_preempt=self._config.preempt, is_gating=self._config.gate,
+            is_by_nice=self._config.order_by == NICE, owner=self._owner(self._traits),
             most_actions=self._config.actions_per_turn, expected_gpu_s=self._watcher.expected_gpu_s,
         )  # fmt: skip
         decision = decide(snapshot, self._memory, self._traits, ways)
@@ -203,6 +219,16 @@ class Engine:
         self._decision, self._memory = decision, decision.memory
         self._notebook.keep(self._memory)
         self._turns += 1
+
+    @staticmethod
+    def _owner(traits: Traits) -> str:
+        """Whose jobs Slurm lets us lower; empty: everybody's."""
+        uid = os.geteuid()
+        try:
+            me = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            me = str(uid)
+        return "" if uid == 0 or me == traits.slurm_user else me
 
     async def _learn(self, traits: Traits) -> None:
         """What ended before we came, where slurmdbd tells; else only what we see ourselves is known."""
@@ -258,7 +284,7 @@ class Engine:
             _log.warning("Slurm refuses", reason=error)
             return str(error)
         self._done += 1
-        tell = _log.debug if isinstance(action, SetPriority) else _log.info
+        tell = _log.debug if isinstance(action, SetPriority | SetNice) else _log.info
         tell(told(action), reason=action.reason)
         return ""
 

@@ -45,6 +45,7 @@ class _Job(msgspec.Struct):
     cpus: Any = 0
     nodes: str = ""
     priority: Any = 0
+    nice: Any = 0
     admin_comment: str = ""
     restart_cnt: int = 0
     array_task_id: Any = None
@@ -108,6 +109,7 @@ def _job(told: _Job) -> SlurmJob:
         nodes=int(nodes),
         held=held_by_node(told.nodes, told.gres_detail, gpus) if is_holding else (),
         priority=int(_number(told.priority, 0)),
+        nice=int(_number(told.nice, 0)),
         admin_comment=told.admin_comment,
         restarts=told.restart_cnt,
         is_array=bool(told.array_task_string),

@@ -74,6 +74,7 @@ def traits_of(text: str) -> Traits:
         version=told.get("SLURM_VERSION", ""),
         is_counting_memory="MEMORY" in told.get("SelectTypeParameters", "").upper(),
         has_power_saving=program not in _NOTHING,
+        slurm_user=told.get("SlurmUser", "").partition("(")[0],
         has_accounting=told.get("AccountingStorageType", "") == "accounting_storage/slurmdbd",
     )
 
@@ -140,6 +141,7 @@ def _job(line: str) -> SlurmJob:
         nodes=_count(told["NumNodes"]),
         held=_held(phase, _text(told, "NodeList"), details, gpus),
         priority=int(told["Priority"]),
+        nice=int(told.get("Nice", "0")),
         admin_comment=_text(told, "AdminComment"),
         restarts=int(told["Restarts"]),
         is_array=not tasks.isdigit() and bool(tasks),

@@ -62,6 +62,7 @@ class SlurmJob:
     nodes: int = 1
     held: tuple[tuple[str, int], ...] = ()
     priority: int = 0
+    nice: int = 0
     admin_comment: str = ""
     restarts: int = 0
     is_array: bool = False
@@ -151,6 +152,7 @@ class Traits:
     is_counting_memory: bool = False
     has_power_saving: bool = False
     has_accounting: bool = False
+    slurm_user: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

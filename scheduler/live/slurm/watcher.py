@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from farside.config import SlurmConfig
 from farside.log import get_log
 from farside.scheduler.domain import Rules
-from farside.scheduler.live.slurm.action import Line, SetPriority, SlurmAction, told
+from farside.scheduler.live.slurm.action import Line, SetNice, SetPriority, SlurmAction, told
 from farside.scheduler.live.slurm.decide import Decision
 from farside.scheduler.live.slurm.desk import Group
 from farside.scheduler.live.slurm.foretell import Foreteller
@@ -85,8 +85,9 @@ class Watcher:
     def say(self, actions: Iterable[SlurmAction]) -> None:
         """Says what would be done; each thing once, as long as it is still so."""
         actions = tuple(actions)
-        order = [action for action in actions if isinstance(action, SetPriority)]
-        lines: dict[str, SlurmAction] = {told(one): one for one in actions if not isinstance(one, SetPriority)}
+        order = [action for action in actions if isinstance(action, SetPriority | SetNice)]
+        others = (action for action in actions if not isinstance(action, SetPriority | SetNice))
+        lines: dict[str, SlurmAction] = {told(one): one for one in others}
         if order:
             lines[f"order {format_count(len(order), 'job')} anew, {order[0].job_id} the first"] = order[0]
         new = {text: action for text, action in lines.items() if text not in self._said}

@@ -32,6 +32,15 @@ class SlurmConfig:
         default="consolidate",
         metadata=about(Kind.TEXT, "How the cycle packs jobs onto nodes; where they really go is Slurm's choice"),
     )
+    order_by: str = field(
+        default="priority",
+        metadata=about(
+            Kind.CHOICE,
+            "What Slurm is told of the order: priorities, as an operator; or nice values, which any user may raise for "
+            "his own jobs",
+            choices=("priority", "nice"),
+        ),
+    )
     preempt: bool = field(
         default=False,
         metadata=about(
