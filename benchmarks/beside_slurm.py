@@ -9,6 +9,7 @@ accounting, its scheduler told to look at every submission, as Farside does.
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks.beside_render import section, written
 from benchmarks.machine import this_commit, this_machine
 from farside.errors import FarsideError
 from farside.manager_client import ManagerClient, find_manager
@@ -29,6 +31,7 @@ from farside.sandbox.waiting import wait_until
 from tests.slurm.cluster import SlurmCluster, slurm_cluster
 
 RESULTS = Path(__file__).parent / "results" / "beside_slurm.json"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "slurm.md"
 NODES, GPUS = 4, 8
 LIMIT_S = 300.0
 POLL_S = 0.05
@@ -39,8 +42,8 @@ class Figures:
     """One repetition of one of the two.
 
     ``array_s``: from the call to the end of the last of the array's jobs; ``submit_s``: of it, the call itself.
-    ``call_s``: one call of the command line, the median. ``start_s``: from its begin to the job's own first line, the
-    median. ``singly_s``: from the first call to the end of the last job.
+    ``call_s``: one call of the command line, the median; ``cpu_s``: its CPU time, the mean. ``start_s``: from its begin
+    to the job's own first line, the median. ``singly_s``: from the first call to the end of the last job.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Figures:
     array_s: float
     singles: int
     call_s: float
+    cpu_s: float
     start_s: float
     singly_s: float
 
@@ -138,38 +142,30 @@ def measure(cluster: Cluster, folder: Path, jobs: int, singles: int) -> Figures:
     submit_s = time.time() - begun_s
     array_s = _idle_at(cluster) - begun_s
     calls: list[tuple[float, float]] = []
+    before_s = _children_cpu_s()
     for at in range(singles):
         call_s = time.time()
         cluster.submit(f"date +%s.%N >{folder}/{cluster.name}-{at}")
         calls.append((call_s, time.time()))
+    cpu_s = (_children_cpu_s() - before_s) / singles
     singly_s = _idle_at(cluster) - calls[0][0]
     started_s = [float((folder / f"{cluster.name}-{at}").read_text()) for at in range(singles)]
     return Figures(
         name=cluster.name, jobs=jobs, submit_s=submit_s, array_s=array_s, singles=singles, singly_s=singly_s,
-        call_s=statistics.median(end_s - at_s for at_s, end_s in calls),
+        cpu_s=cpu_s, call_s=statistics.median(end_s - at_s for at_s, end_s in calls),
         start_s=statistics.median(one_s - at_s for one_s, (at_s, _) in zip(started_s, calls, strict=True)),
     )  # fmt: skip
+
+
+def _children_cpu_s() -> float:
+    """Of those that have ended and were waited for: the calls, as manager, agents and daemons run on."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _idle_at(cluster: Cluster) -> float:
     wait_until(cluster.is_idle, f"the end of {cluster.name}'s jobs", limit_s=LIMIT_S, every_s=POLL_S)
     return time.time()
-
-
-def table(all_figures: Sequence[Figures]) -> str:
-    """Medians of the repetitions, a line for each of the two."""
-    lines = [
-        "| | array: jobs a second | its submission | one by one: jobs a second | one call | from call to start |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name in dict.fromkeys(one.name for one in all_figures):
-        some = [one for one in all_figures if one.name == name]
-        array, singly = (one.jobs / one.array_s for one in some), (one.singles / one.singly_s for one in some)
-        times_s = ([one.submit_s for one in some], [one.call_s for one in some], [one.start_s for one in some])
-        submit, call, start = (f"{1000 * statistics.median(times):.0f} ms" for times in times_s)
-        rates = f"{statistics.median(array):.1f}", f"{statistics.median(singly):.1f}"
-        lines.append(f"| {name} | {rates[0]} | {submit} | {rates[1]} | {call} | {start} |")
-    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -181,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", metavar="FILE", default=str(RESULTS), help="default: %(default)s")
     options = parser.parse_args(arguments)
     found: list[Figures] = []
+    machine = this_machine()
     try:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="beside-")))
@@ -200,10 +197,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FarsideError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return error.exit_code
-    told = {"commit": this_commit(), "machine": asdict(this_machine()), "figures": [asdict(one) for one in found]}
+    told = {"commit": this_commit(), "machine": asdict(machine), "figures": [asdict(one) for one in found]}
     Path(options.output).write_text(json.dumps(told, indent=1) + "\n")
-    print(table(found))
+    print(section(told))
     print(f"wrote {options.output}")
+    if Path(options.output) == RESULTS:
+        DOCUMENT.write_text(written(DOCUMENT.read_text(), told))
+        print(f"wrote {DOCUMENT}")
     return 0
 
 

@@ -1,0 +1,69 @@
+"""The part of docs/slurm.md that is told by a run of `beside_slurm`: pure, text in and out."""
+
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from farside.units import format_count
+
+HEAD = "## Farside's own manager beside Slurm\n"
+WIDTH = 118
+REMARK = (
+    "One by one Python's start is what costs: most of a call's CPU time is gone before it says a word. Who submits "
+    "many jobs gives `--array`, or talks to the API over one connection."
+)
+CALLS = {"farside": "`farside submit`", "slurm": "`sbatch`"}
+
+
+def section(told: Mapping[str, Any]) -> str:
+    """The section, from what the run wrote down: medians of its repetitions."""
+    figures: Sequence[Mapping[str, Any]] = told["figures"]
+    first = figures[0]
+    return "\n".join(
+        [
+            HEAD,
+            textwrap.fill(_source(told), WIDTH),
+            "",
+            f"| | array of {first['jobs']:,}: jobs a second | its call | {first['singles']} one by one: jobs a second |"
+            " one call | CPU of a call | from call to start |",
+            "|---|---|---|---|---|---|---|",
+            *(_row(name, [one for one in figures if one["name"] == name]) for name in CALLS),
+            "",
+            textwrap.fill(REMARK, WIDTH),
+            "",
+        ]
+    )
+
+
+def _source(told: Mapping[str, Any]) -> str:
+    machine, names = told["machine"], [one["name"] for one in told["figures"]]
+    return (
+        "Written by `python -m benchmarks.beside_slurm`: four nodes with eight declared GPUs each, jobs of one GPU "
+        f"that do nothing. {format_count(names.count(names[0]), 'repetition')} at commit "
+        f"{told['commit'] or 'unknown'}, "
+        f"{machine['cpu']}, {machine['cores']} cores, load average before it {machine['load_before']}."
+    )
+
+
+def _row(name: str, some: Sequence[Mapping[str, Any]]) -> str:
+    def middle(values: Sequence[float]) -> float:
+        return statistics.median(values)
+
+    array = middle([one["jobs"] / one["array_s"] for one in some])
+    singly = middle([one["singles"] / one["singly_s"] for one in some])
+    times_ms = [1000 * middle([one[key] for one in some]) for key in ("submit_s", "call_s", "cpu_s", "start_s")]
+    submit, call, cpu, start = (f"{value:.0f} ms" for value in times_ms)
+    return f"| {CALLS[name]} | {array:.1f} | {submit} | {singly:.1f} | {call} | {cpu} | {start} |"
+
+
+def written(document: str, told: Mapping[str, Any]) -> str:
+    """The document with this section made anew, which is its last.
+
+    Raises:
+        ValueError: It has no such section.
+    """
+    before, head, _ = document.partition(HEAD)
+    if not head:
+        raise ValueError(f"there is no '{HEAD.strip()}'")
+    return before + section(told)
