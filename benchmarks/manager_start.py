@@ -81,7 +81,7 @@ def write_log(store: EventStore, entries: int) -> float:
 
 def main() -> None:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entries", type=int, default=1_000_000)
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--start", metavar="URL", default="", help=argparse.SUPPRESS)
