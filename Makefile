@@ -44,9 +44,11 @@ BENCH_PACKAGES := $(DEMO_PACKAGES) nbd-server qemu-utils
 VM_IMAGE = test "$${FARSIDE_VM:-}" = none || $(PYTHON) -m tests.vm.harness image
 
 ENGINE := kmod_shim/engine
+PRELOAD := agent/profile/preload
 # Headers are left out: they are tables with their comments in columns, which clang-format can't keep.
-C_FILES := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.c benchmarks/*.c benchmarks/*/*.c tests/*/*.c))
-ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(ENGINE)/build_ffi.py setup.py pyproject.toml
+C_FILES := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.c $(PRELOAD)/*.c benchmarks/*.c benchmarks/*/*.c tests/*/*.c))
+ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(ENGINE)/build_ffi.py setup.py pyproject.toml \
+	$(wildcard $(PRELOAD)/*.[ch]) agent/profile/build_preload.py
 SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh vagrant/*.sh vagrant/*/*.sh)
 
 .PHONY: demo deb test test-vm check lint types bench bench-simulator bench-apps reproduce venv clean sanitize format \
@@ -165,5 +167,5 @@ packages-bench:
 
 clean:
 	@rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis src/farside.egg-info
-	@rm -f $(ENGINE)/_ffi.c $(ENGINE)/*.so $(ENGINE)/*.o
+	@rm -f $(ENGINE)/_ffi.c $(ENGINE)/*.so $(ENGINE)/*.o agent/profile/*.so
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

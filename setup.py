@@ -1,5 +1,13 @@
-"""The one thing that pyproject.toml cannot say: how the C engine is built."""
+"""What pyproject.toml cannot say: how the C engine is built, and the library that is preloaded into jobs."""
+
+import runpy
 
 from setuptools import setup
 
-setup(cffi_modules=["src/farside/kmod_shim/engine/build_ffi.py:ffibuilder"])
+preload = runpy.run_path("src/farside/agent/profile/build_preload.py")
+
+setup(
+    ext_modules=[preload["library"]()],
+    cmdclass={"build_ext": preload["BuildPlainly"]},
+    cffi_modules=["src/farside/kmod_shim/engine/build_ffi.py:ffibuilder"],
+)

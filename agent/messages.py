@@ -24,6 +24,7 @@ ARGUMENTS_MAX = 4096
 VARIABLES_MAX = 1024
 ARGUMENT_CHARS_MAX = 131_071  # the kernel takes 128 KiB a string with its zero (MAX_ARG_STRLEN, linux/binfmts.h)
 CAUSE_CHARS_MAX = 256
+PROFILE_CHARS_MAX = 120
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -104,6 +105,22 @@ class Swap(Part, frozen=True, kw_only=True):
     used_bytes: U63 = 0
 
 
+class TaskProfile(Part, frozen=True, kw_only=True):
+    """What a task's processes send, each as the others, in one iteration of training; or why nobody can tell.
+
+    ``sent_bytes`` go to all its peers together, ``portion_bytes`` to the one that gets most; ``largest_bytes`` is the
+    largest tensor.
+    """
+
+    processes: U32  # that sent something of a size
+    iterations: U32 = 0
+    iteration_s: Duration = 0.0
+    sent_bytes: U63 = 0
+    largest_bytes: U63 = 0
+    portion_bytes: U63 = 0
+    problem: Annotated[str, Meta(max_length=PROFILE_CHARS_MAX)] = ""  # empty: it tells
+
+
 class TaskState(Part, frozen=True, kw_only=True):
     """All that the node knows of one task, not a difference: a later one replaces an earlier one.
 
@@ -122,6 +139,7 @@ class TaskState(Part, frozen=True, kw_only=True):
     rss_bytes: U63 = 0
     ready_at_s: Moment | None = None  # when it said by FARSIDE_READY that it works; None: it has not said so
     unfit: Text = ""  # of a final state: why this node shall take nothing new, as its prolog or epilog failed
+    profile: TaskProfile | None = None  # of one that was to be profiled, as soon as there is something to tell
 
 
 class TaskSpec(Part, frozen=True, kw_only=True):
@@ -145,6 +163,7 @@ class TaskSpec(Part, frozen=True, kw_only=True):
     resume: bool = False  # an earlier start was preempted: FARSIDE_RESUME=1
     checkpoint_dir: Path = ""  # FARSIDE_CHECKPOINT_DIR
     swap_bytes: U63 = 0  # of Farside swap that it may use; 0: none, and no other swap either
+    profile: bool = False  # note what its processes send, and say what that tells of its model
 
 
 # ---- agent to manager

@@ -50,6 +50,10 @@ PURE = (
     "farside.agent.backoff",
     "farside.agent.outbox",
     "farside.agent.peering",
+    *(
+        f"farside.agent.profile.{name}"
+        for name in ("any_order", "in_order", "iteration", "message", "ring", "summarise", "task")
+    ),
     "farside.agent.run.environment",
     "farside.agent.run.ledger",
     "farside.agent.sense.headroom",

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from farside.agent import messages as m
 
+PRELOAD_VARIABLE = "LD_PRELOAD"
 PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -33,3 +34,9 @@ def environment(start: m.Start, *, user: str, home: str, shell: str, ready_fd: i
         ours["FARSIDE_CHECKPOINT_DIR"] = spec.checkpoint_dir
     job = {name: value for name, value in spec.env.items() if name != "FARSIDE_RESUME"}
     return {**account, **job, **ours, **({"FARSIDE_RESUME": "1"} if spec.resume else {})}
+
+
+def with_library(variables: Mapping[str, str], library: str, more: Mapping[str, str]) -> Mapping[str, str]:
+    """These variables, and a library preloaded after those that the job preloads itself, with what it reads."""
+    preloaded = ":".join(filter(None, (variables.get(PRELOAD_VARIABLE, ""), library)))
+    return {**variables, PRELOAD_VARIABLE: preloaded, **more}

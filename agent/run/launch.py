@@ -8,12 +8,14 @@ import ctypes
 import errno
 import os
 import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from farside.agent import messages as m
 from farside.agent.run.account import Account, become
 from farside.agent.run.containment import Containment
-from farside.agent.run.environment import environment
+from farside.agent.run.environment import environment, with_library
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
@@ -22,13 +24,29 @@ FAULT_BYTES_MAX = 512
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preload:
+    """A library that goes into the program and all that it starts, and the variables that it reads."""
+
+    library: str
+    variables: Mapping[str, str]
+
+
 def adopt_orphans() -> None:
     """Makes this process the parent of every descendant that loses its own."""
     if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
 
 
-def launch(start: m.Start, account: Account, held_by: Containment, *, mark: str, ready_fd: int) -> tuple[int, str]:
+def launch(
+    start: m.Start,
+    account: Account,
+    held_by: Containment,
+    *,
+    mark: str,
+    ready_fd: int,
+    profiled_by: Preload | None = None,
+) -> tuple[int, str]:
     """Starts the task's program; returns its process id and an empty text, or 0 and why it did not start.
 
     ``ready_fd`` is what the program finds as FARSIDE_READY; it is closed here.
@@ -36,7 +54,7 @@ def launch(start: m.Start, account: Account, held_by: Containment, *, mark: str,
     ours, childs = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
-        _run(start, account, held_by, mark, childs, ready_fd)
+        _run(start, account, held_by, mark, childs, ready_fd, profiled_by)
     os.close(childs)
     os.close(ready_fd)
     with os.fdopen(ours, "rb") as said:
@@ -47,16 +65,26 @@ def launch(start: m.Start, account: Account, held_by: Containment, *, mark: str,
     return 0, fault
 
 
-def _run(start: m.Start, account: Account, held_by: Containment, mark: str, report: int, ready_fd: int) -> None:
+def _run(
+    start: m.Start,
+    account: Account,
+    held_by: Containment,
+    mark: str,
+    report: int,
+    ready_fd: int,
+    profiled_by: Preload | None,
+) -> None:
     try:
-        _become_the_program(start, account, held_by, mark, ready_fd)
+        _become_the_program(start, account, held_by, mark, ready_fd, profiled_by)
     except BaseException as error:  # whatever it was: this process must never return into the shepherd's code
         os.write(report, _fault(error).encode()[:FAULT_BYTES_MAX])
     finally:
         os._exit(127)
 
 
-def _become_the_program(start: m.Start, account: Account, held_by: Containment, mark: str, ready_fd: int) -> None:
+def _become_the_program(
+    start: m.Start, account: Account, held_by: Containment, mark: str, ready_fd: int, profiled_by: Preload | None
+) -> None:
     spec = start.spec
     os.setsid()
     held_by.enter()
@@ -72,6 +100,9 @@ def _become_the_program(start: m.Start, account: Account, held_by: Containment, 
     _connect_output(spec)
     _plain_signals()
     told = environment(start, user=account.name, home=account.home, shell=account.shell, ready_fd=ready_fd)
+    # One that the user may not read would make the loader complain in the job's own output.
+    if profiled_by is not None and os.access(profiled_by.library, os.R_OK):
+        told = with_library(told, profiled_by.library, profiled_by.variables)
     try:
         os.execvpe(spec.argv[0], list(spec.argv), {**told, "FARSIDE_MARK": mark})  # noqa: S606 - a shell is what the user may name
     except OSError as error:  # a search along PATH ends with an error that names no file

@@ -208,7 +208,8 @@ def _observed(ledger: Ledger, state: m.TaskState) -> tuple[Ledger, tuple[Action,
     if known is None or not known.is_live or RANK[state.state] < RANK[known.state.state]:
         return ledger, ()
     is_ready_now = state.ready_at_s is not None and known.state.ready_at_s is None
-    is_news = state.state != known.state.state or is_ready_now
+    is_profiled_now = state.profile is not None and state.profile != known.state.profile
+    is_news = state.state != known.state.state or is_ready_now or is_profiled_now
     return _with(ledger, replace(known, state=state)), (Tell(state=state),) if is_news else ()
 
 

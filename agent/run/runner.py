@@ -20,6 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from farside.agent import messages as m
+from farside.agent.profile import ring_file
 from farside.agent.run import ledger as rules
 from farside.agent.run import task_folder as files
 from farside.agent.run.account import Account, Refused, account_of
@@ -213,6 +214,7 @@ class Runner:
                 mark=secrets.token_hex(16),
                 notify=os.fspath(self._socket),
                 hooks=self.policy.hooks,
+                profile=os.fspath(ring_file.new_path()) if start.spec.profile else "",
             )
             files.write_recipe(folder, recipe)
             return self._spawn(folder, lock, place.prefix if place is not None else ())
@@ -259,6 +261,8 @@ class Runner:
             cause = "its shepherd was killed"
         if recipe is not None:
             _kill_all(recipe)
+            if recipe.profile:
+                ring_file.remove(Path(recipe.profile))
         return _ended(key, "lost", cause)
 
     def _order_stop(self, key: Key, order: files.StopOrder) -> None:

@@ -26,6 +26,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -35,6 +36,9 @@ from farside.agent.run.containment import containment, send
 from farside.agent.run.hook import hook_environment, run_hook
 from farside.agent.run.launch import adopt_orphans, launch
 from farside.agent.run.task_folder import Recipe, Status
+
+if TYPE_CHECKING:
+    from farside.agent.profile.profiler import Profiler
 
 LOOK_EVERY_S = 0.02  # while waiting for what was killed
 FOREVER_S = 3600.0
@@ -55,6 +59,7 @@ class Shepherd:
         self._given_up = ""  # why the prolog was
         self._used_s = 0.0  # by the prolog
         self._ready = -1  # where the program says that it is ready
+        self._profiler: Profiler | None = None  # of a task that is to be profiled
         self._exit: int | None = None  # wait status of the program, once it ended
         self._kill_at_s: float | None = None  # CLOCK_MONOTONIC
         self._state = m.TaskState(
@@ -68,10 +73,17 @@ class Shepherd:
         if not self._prepare():
             return
         self._ready, ready_fd = _ready_pipe()
+        self._profiler = self._make_profiler()
         self._pid, fault = launch(
-            self._recipe.start, self._recipe.account, self._held, mark=self._recipe.mark, ready_fd=ready_fd
+            self._recipe.start,
+            self._recipe.account,
+            self._held,
+            mark=self._recipe.mark,
+            ready_fd=ready_fd,
+            profiled_by=self._profiler.preload if self._profiler is not None else None,
         )
         if fault:
+            self._end_profile(self._state)
             self._finish(msgspec.structs.replace(self._state, state="exited", cause=_clipped(fault)))
             return
         deadline_s = time.monotonic() + spec.time_limit_s if spec.time_limit_s else None
@@ -81,10 +93,11 @@ class Shepherd:
                 self._end(f"time limit of {spec.time_limit_s:g} s", spec.grace_s)
             if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
                 self._held.kill()
+            self._look_at_profile()
             self._wait(deadline_s)
         self._hear_ready()  # it may have ended right after it said so
         self._clear()
-        self._finish(self._after_epilog(self._final()))
+        self._finish(self._after_epilog(self._end_profile(self._final())))
 
     def _write_first(self) -> None:
         """The agent has to know whom to tell of a stop; without a prolog, it hears of the program soon enough."""
@@ -125,6 +138,29 @@ class Shepherd:
         problem = run_hook(hooks.epilog, hooks, self._folder, told, wait=_until_signal)
         return msgspec.structs.replace(end, unfit=_clipped(f"epilog: {problem}")) if problem else end
 
+    def _make_profiler(self) -> "Profiler | None":
+        if not self._recipe.profile:
+            return None
+        from farside.agent.profile.profiler import Profiler  # few tasks need it
+
+        account = self._recipe.account
+        return Profiler(Path(self._recipe.profile), uid=account.uid, gid=account.gid, now_s=time.monotonic())
+
+    def _look_at_profile(self) -> None:
+        """Tells what the task's messages say as soon as they say something."""
+        if self._profiler is None or self._profiler.due_s > time.monotonic() or self._kill_at_s is not None:
+            return
+        found = self._profiler.look(time.monotonic())
+        if found is not None:
+            self._state = msgspec.structs.replace(self._state, profile=found)
+            with suppress(OSError):  # the last one will stand
+                self._write()
+            files.notify(self._recipe.notify)
+
+    def _end_profile(self, end: m.TaskState) -> m.TaskState:
+        """The end of the task with all that its messages say."""
+        return end if self._profiler is None else msgspec.structs.replace(end, profile=self._profiler.close())
+
     def _is_over(self) -> bool:
         """The program has ended; where it was told to, its children had their grace too."""
         self._reap()
@@ -135,7 +171,9 @@ class Shepherd:
 
     def _wait(self, deadline_s: float | None) -> None:
         now_s = time.monotonic()
-        moments = [when_s for when_s in (deadline_s, self._kill_at_s) if when_s is not None and when_s > now_s]
+        look_at_s = self._profiler.due_s if self._profiler is not None else None
+        ahead = (deadline_s, self._kill_at_s, look_at_s)
+        moments = [when_s for when_s in ahead if when_s is not None and when_s > now_s]
         limit_s = min(moments, default=now_s + FOREVER_S) - now_s
         if self._exit is not None or (self._kill_at_s is not None and now_s >= self._kill_at_s):
             limit_s = min(limit_s, LOOK_EVERY_S)  # not every process that we wait for is our child

@@ -24,6 +24,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     mark: str  # in the environment of every process of the task, and of no other
     notify: str  # datagram socket of the agent; empty: it looks by itself
     hooks: Hooks = Hooks()
+    profile: str = ""  # file for what its processes send; empty: they are not profiled
 
 
 class Status(Struct, frozen=True, kw_only=True):

@@ -59,6 +59,16 @@ gpus = st.builds(
     memory_bytes=st.none() | u63,
     busy_pct=st.none() | st.floats(0, 100),
 )
+profiles = st.builds(
+    m.TaskProfile,
+    processes=u32,
+    iterations=u32,
+    iteration_s=durations,
+    sent_bytes=u63,
+    largest_bytes=u63,
+    portion_bytes=u63,
+    problem=st.text(max_size=m.PROFILE_CHARS_MAX),
+)
 states = st.builds(
     m.TaskState,
     task_id=task_ids,
@@ -70,6 +80,7 @@ states = st.builds(
     cause=texts,
     cpu_s=durations,
     rss_bytes=u63,
+    profile=st.none() | profiles,
 )
 specs = st.builds(
     m.TaskSpec,
@@ -91,6 +102,7 @@ specs = st.builds(
     resume=st.booleans(),
     checkpoint_dir=paths,
     swap_bytes=u63,
+    profile=st.booleans(),
 )
 names = st.text("abc", min_size=1, max_size=64)
 donors = st.builds(

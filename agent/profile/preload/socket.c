@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * socket.c - what a process sends over IP sockets.
+ *
+ * How it works
+ *   Each function that sends stands here under its libc name, calls the real one, and notes what that took. Which
+ *   descriptors are sockets of a network is asked of the kernel once each and kept in a table; whatever opens, closes
+ *   or copies a descriptor makes it forget. What closes one unseen (fclose, a system call of its own) leaves an old
+ *   answer there, so the kernel is asked again where a plain write is large enough to matter.
+ *
+ * Not seen: io_uring, system calls made without libc (Go), static programs, stdio on a socket.
+ */
+#include "ring.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <fcntl.h>
+
+#define FDS		   65536
+#define ASK_AGAIN_AT_BYTES 65536u /* copying as much takes longer than the question */
+
+static _Atomic uint16_t flows[FDS];
+static _Atomic uint32_t last_flow;
+
+/* --- the real functions, looked up once; before our constructor has run, other libraries' may call */
+
+#define REAL(name)                                                                           \
+	({                                                                                   \
+		static __typeof__(&name) _Atomic found;                                      \
+		__typeof__(&name) real = atomic_load_explicit(&found, memory_order_relaxed); \
+		if (__builtin_expect(!real, 0)) {                                            \
+			real = (__typeof__(&name))dlsym(RTLD_NEXT, #name);                   \
+			atomic_store_explicit(&found, real, memory_order_relaxed);           \
+		}                                                                            \
+		real;                                                                        \
+	})
+
+/* A libc without this function: nobody can have been linked with it. */
+#define REAL_OR(name, otherwise)                         \
+	({                                               \
+		__typeof__(&name) real_one = REAL(name); \
+		if (__builtin_expect(!real_one, 0)) {    \
+			errno = ENOSYS;                  \
+			return otherwise;                \
+		}                                        \
+		real_one;                                \
+	})
+
+/* --- descriptors */
+
+static uint16_t ask(int fd)
+{
+	int domain = AF_UNSPEC, kept = errno;
+	socklen_t length = sizeof(domain);
+	uint16_t flow = FLOW_NONE;
+
+	if (!getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) && (domain == AF_INET || domain == AF_INET6))
+		flow = (uint16_t)(1 + atomic_fetch_add_explicit(&last_flow, 1, memory_order_relaxed) % FLOW_MAX);
+	errno = kept;
+	atomic_store_explicit(&flows[fd], flow, memory_order_relaxed);
+	return flow;
+}
+
+static void forget(int fd)
+{
+	if (fd >= 0 && fd < FDS)
+		atomic_store_explicit(&flows[fd], FLOW_UNKNOWN, memory_order_relaxed);
+}
+
+static void forget_range(unsigned first, unsigned last)
+{
+	for (unsigned fd = first; fd <= last && fd < FDS; fd++)
+		if (atomic_load_explicit(&flows[fd], memory_order_relaxed))
+			forget((int)fd);
+}
+
+static void note(int fd, size_t asked, ssize_t taken)
+{
+	uint16_t flow;
+
+	if (!ring || taken <= 0)
+		return;
+	if (fd < 0 || fd >= FDS) {
+		ring_problem(RING_FDS_UNSEEN);
+		return;
+	}
+	flow = atomic_load_explicit(&flows[fd], memory_order_relaxed);
+	if (flow == FLOW_NONE)
+		return;
+	if (flow == FLOW_UNKNOWN)
+		flow = ask(fd);
+	if (flow != FLOW_NONE)
+		ring_note(flow, (uint64_t)taken, (size_t)taken < asked ? EVENT_INCOMPLETE : 0);
+}
+
+/* Of functions that write to files as well. */
+static void note_plain(int fd, size_t asked, ssize_t taken)
+{
+	uint16_t flow;
+
+	if (ring && taken >= (ssize_t)ASK_AGAIN_AT_BYTES && fd >= 0 && fd < FDS) {
+		flow = atomic_load_explicit(&flows[fd], memory_order_relaxed);
+		if (flow != FLOW_UNKNOWN && flow != FLOW_NONE) {
+			int type, kept = errno;
+			socklen_t length = sizeof(type);
+
+			if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &length))
+				forget(fd);
+			errno = kept;
+		}
+	}
+	note(fd, asked, taken);
+}
+
+static size_t total(const struct iovec *parts, size_t count)
+{
+	size_t bytes = 0;
+
+	for (size_t at = 0; at < count; at++)
+		bytes += parts[at].iov_len;
+	return bytes;
+}
+
+/* The caller's vectors are read only where the kernel has read them without a fault. */
+static size_t asked_of(const struct iovec *parts, size_t count, ssize_t taken)
+{
+	return ring && taken > 0 ? total(parts, count) : 0;
+}
+
+/* --- what sends */
+
+EXPORT ssize_t send(int fd, const void *from, size_t bytes, int flags)
+{
+	ssize_t taken = REAL_OR(send, -1)(fd, from, bytes, flags);
+
+	note(fd, bytes, taken);
+	return taken;
+}
+
+EXPORT ssize_t sendto(int fd, const void *from, size_t bytes, int flags, __CONST_SOCKADDR_ARG to, socklen_t length)
+{
+	ssize_t taken = REAL_OR(sendto, -1)(fd, from, bytes, flags, to, length);
+
+	note(fd, bytes, taken);
+	return taken;
+}
+
+EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+	ssize_t taken = REAL_OR(sendmsg, -1)(fd, message, flags);
+
+	note(fd, asked_of(taken > 0 ? message->msg_iov : NULL, taken > 0 ? message->msg_iovlen : 0, taken), taken);
+	return taken;
+}
+
+EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
+{
+	int done = REAL_OR(sendmmsg, -1)(fd, messages, count, flags);
+
+	for (int at = 0; ring && at < done; at++)
+		note(fd, total(messages[at].msg_hdr.msg_iov, messages[at].msg_hdr.msg_iovlen), messages[at].msg_len);
+	return done;
+}
+
+EXPORT ssize_t write(int fd, const void *from, size_t bytes)
+{
+	ssize_t taken = REAL_OR(write, -1)(fd, from, bytes);
+
+	note_plain(fd, bytes, taken);
+	return taken;
+}
+
+EXPORT ssize_t writev(int fd, const struct iovec *parts, int count)
+{
+	ssize_t taken = REAL_OR(writev, -1)(fd, parts, count);
+
+	note_plain(fd, asked_of(parts, count > 0 ? (size_t)count : 0, taken), taken);
+	return taken;
+}
+
+/* A file's end may be what stopped it, so nothing says whether the message goes on: each call is one. */
+EXPORT ssize_t sendfile(int to, int from, off_t *offset, size_t bytes)
+{
+	ssize_t taken = REAL_OR(sendfile, -1)(to, from, offset, bytes);
+
+	note_plain(to, 0, taken);
+	return taken;
+}
+
+EXPORT ssize_t sendfile64(int to, int from, off64_t *offset, size_t bytes)
+{
+	ssize_t taken = REAL_OR(sendfile64, -1)(to, from, offset, bytes);
+
+	note_plain(to, 0, taken);
+	return taken;
+}
+
+EXPORT ssize_t splice(int from, off64_t *from_offset, int to, off64_t *to_offset, size_t bytes, unsigned flags)
+{
+	ssize_t taken = REAL_OR(splice, -1)(from, from_offset, to, to_offset, bytes, flags);
+
+	note_plain(to, 0, taken);
+	return taken;
+}
+
+/* --- what makes a descriptor another one */
+
+EXPORT int socket(int domain, int type, int protocol)
+{
+	int fd = REAL_OR(socket, -1)(domain, type, protocol);
+
+	forget(fd);
+	return fd;
+}
+
+EXPORT int accept(int listener, __SOCKADDR_ARG from, socklen_t *length)
+{
+	int fd = REAL_OR(accept, -1)(listener, from, length);
+
+	forget(fd);
+	return fd;
+}
+
+EXPORT int accept4(int listener, __SOCKADDR_ARG from, socklen_t *length, int flags)
+{
+	int fd = REAL_OR(accept4, -1)(listener, from, length, flags);
+
+	forget(fd);
+	return fd;
+}
+
+EXPORT int close(int fd)
+{
+	forget(fd); /* first: once it is closed, another thread may get its number */
+	return REAL_OR(close, -1)(fd);
+}
+
+EXPORT int dup2(int fd, int as)
+{
+	int made = REAL_OR(dup2, -1)(fd, as);
+
+	if (made != fd)
+		forget(made);
+	return made;
+}
+
+EXPORT int dup3(int fd, int as, int flags)
+{
+	int made = REAL_OR(dup3, -1)(fd, as, flags);
+
+	forget(made);
+	return made;
+}
+
+EXPORT int close_range(unsigned first, unsigned last, int flags)
+{
+	int done = REAL_OR(close_range, -1)(first, last, flags);
+
+	if (!done)
+		forget_range(first, last);
+	return done;
+}
+
+EXPORT void closefrom(int first)
+{
+	__typeof__(&closefrom) real = REAL(closefrom);
+
+	if (real)
+		real(first);
+	forget_range(first > 0 ? (unsigned)first : 0, FDS);
+}

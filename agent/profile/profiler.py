@@ -1,0 +1,68 @@
+"""The profile of one task, from its file to what is told: looked at now and then while it runs, and at its end."""
+
+from pathlib import Path
+
+from farside.agent import messages as m
+from farside.agent.profile.ring_file import FILE_VARIABLE, LIBRARY, RingFile
+from farside.agent.profile.task import problem, task_profile
+from farside.agent.run.launch import Preload
+from farside.errors import Unavailable
+
+FIRST_LOOK_S = 5.0
+LONGEST_WAIT_S = 640.0
+"""A look takes some tenths of a second; while nothing can be told, each comes twice as late as the one before."""
+NEVER_S = float("inf")
+
+
+class Profiler:
+    """One task's.
+
+    Attributes:
+        preload: What goes into the task's processes; None: nothing does.
+        due_s: When it wants to look, by the caller's monotonic clock.
+    """
+
+    def __init__(self, path: Path, *, uid: int, gid: int, now_s: float) -> None:
+        """Makes the file. Where it can't be made the task runs without, and its profile says why."""
+        self._file: RingFile | None = None
+        self._wait_s = FIRST_LOOK_S
+        self.preload: Preload | None = None
+        self.due_s = NEVER_S
+        try:
+            self._file = RingFile(path, uid=uid, gid=gid)
+        except Unavailable as error:
+            self._latest = problem(str(error))
+            return
+        self._latest = problem("it has only just begun")
+        self.preload = Preload(library=str(LIBRARY), variables={FILE_VARIABLE: str(path)})
+        self.due_s = now_s + self._wait_s
+
+    def look(self, now_s: float) -> m.TaskProfile | None:
+        """What it tells by now; None: not enough. Once it has told, it looks again at the end only."""
+        found = self._read()
+        if not found.problem:
+            self.due_s = NEVER_S
+            return found
+        self._wait_s = min(LONGEST_WAIT_S, 2 * self._wait_s)
+        self.due_s = now_s + self._wait_s
+        return None
+
+    def close(self) -> m.TaskProfile:
+        """All that it tells; an end that says nothing takes back nothing of what was told before."""
+        found = self._read()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self.due_s = NEVER_S
+        return found
+
+    def _read(self) -> m.TaskProfile:
+        if self._file is None:
+            return self._latest
+        try:
+            found = task_profile(self._file.read())
+        except Unavailable as error:
+            found = problem(str(error))
+        if not found.problem or self._latest.problem:
+            self._latest = found
+        return self._latest

@@ -1,0 +1,87 @@
+"""The file that a job's processes write to: made whole before they start, read while they run, and taken away.
+
+It lies in memory that all users share, as programs of the task's user open it by its name. It has all its pages from
+the beginning: a process that writes to a page that memory has no room for would die of it.
+"""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from farside.agent.profile import ring
+from farside.errors import Unavailable
+
+FOLDER = Path("/dev/shm")  # noqa: S108 - a name that nobody guesses, made with O_EXCL
+LIBRARY = Path(__file__).parent / "libfarside-profile.so"
+FILE_VARIABLE = "FARSIDE_PROFILE"
+
+
+def new_path() -> Path:
+    """A name that nobody else has."""
+    return FOLDER / f"farside-profile-{secrets.token_hex(16)}"
+
+
+class RingFile:
+    """One task's file, from its making to its end. It is read by its descriptor, whatever becomes of its name."""
+
+    def __init__(self, path: Path, *, uid: int, gid: int) -> None:
+        """Makes it, for this user.
+
+        Raises:
+            Unavailable: There is no library, or no room.
+        """
+        if not LIBRARY.is_file():
+            raise Unavailable("the profiler's library was not built")
+        self.path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            self._fd = os.open(path, flags, 0o600)
+        except OSError as error:
+            raise Unavailable(f"{FOLDER}: {error.strerror}") from error
+        try:
+            os.posix_fallocate(self._fd, 0, ring.FILE_BYTES)
+            os.pwrite(self._fd, ring.blank_head(), 0)
+            if os.geteuid() == 0:
+                os.fchown(self._fd, uid, gid)
+        except OSError as error:
+            self.close()
+            raise Unavailable(f"{FOLDER}: {error.strerror}") from error
+
+    def read(self) -> ring.Recorded:
+        """What has been recorded so far; the job may have done anything to it.
+
+        Raises:
+            Unavailable: It is not what we made any more.
+        """
+        try:
+            return ring.parse(self._head(), self._lane)
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"the profile cannot be read: {error}") from error
+
+    def close(self) -> None:
+        """Takes it away. Processes that still have it go on writing into nothing."""
+        os.close(self._fd)
+        remove(self.path)
+
+    def _head(self) -> bytes:
+        return os.pread(self._fd, ring.EVENTS_AT, 0)
+
+    def _lane(self, number: int) -> bytes:
+        return b"".join(self._parts(ring.EVENTS_AT + number * ring.LANE_BYTES, ring.LANE_BYTES))
+
+    def _parts(self, at: int, length: int) -> Iterator[bytes]:
+        end = at + length
+        while at < end:
+            part = os.pread(self._fd, end - at, at)
+            if not part:
+                raise ValueError("it was cut")
+            yield part
+            at += len(part)
+
+
+def remove(path: Path) -> None:
+    """Takes a file away that may be there, and whose shepherd is not."""
+    with suppress(OSError):
+        path.unlink()
