@@ -184,6 +184,14 @@ class Domain:
         self._group_of[key] = group
         return group
 
+    def know(self, row: int, job: Job) -> None:
+        """More is known of a job than when it came; what it holds it keeps, where it goes next may be another place."""
+        self.jobs[row] = job
+        self.groups[row] = self._class_of(job, self._standings.get(row, NOBODY))
+        if row in self.waiting:
+            self._unranked.add(row)
+        self._is_changed = True
+
     def withdraw(self, row: int) -> None:
         """A waiting job will not run after all, or not for now."""
         self.waiting.discard(row)

@@ -20,6 +20,7 @@ from farside.scheduler.live.record import LiveJob, Phase
 from farside.scheduler.live.settle import consequences, limit_at_s
 from farside.scheduler.live.snapshot import is_ready
 from farside.scheduler.live.transition import apply
+from farside.scheduler.live.why_place import is_to_be_profiled, why_there
 
 
 class Mind:
@@ -62,7 +63,7 @@ class Mind:
             or tuple(late_places(self.state, now_s))
             or self._closings()
             or self._planner.plan(now_s)
-            or tuple(launches(self.state))
+            or tuple(launches(self.state, self._is_profiled))
         )
 
     def _booting(self) -> tuple[str, ...]:
@@ -89,14 +90,20 @@ class Mind:
             return None
         return expected_start_s(self.domain, row, now_s)
 
+    def _is_profiled(self, job: LiveJob) -> bool:
+        return is_to_be_profiled(job, self.domain.rules.placement)
+
     def why(self, job_id: str, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:
-        """Lines that say why a job waits or where it runs; empty: there is no such job."""
+        """Lines that say why a job waits or where it runs, and what its place goes by; empty: there is no such job."""
         job = self.state.jobs.get(job_id)
         if job is None:
             return ()
+        return (*self._why(job, now_s, clock), *why_there(job, self.domain.rules.placement))
+
+    def _why(self, job: LiveJob, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:
         if job.phase is Phase.WAITING and not is_ready(self.state, job):
             return (f"waits for the end of job {', '.join(job.spec.after)}",)
-        row = self._planner.row(job_id)
+        row = self._planner.row(job.job_id)
         if row >= 0 and job.phase is Phase.WAITING:
             return (*explain(self.domain, row, now_s, clock), *self._booting())
         if job.phase is Phase.PLACED:

@@ -19,9 +19,11 @@ from farside.scheduler.live.event import (
     NodeJoined,
     TaskChanged,
     TaskPhase,
+    TaskProfiled,
 )
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.meter import PowerMeter
+from farside.scheduler.live.profile import is_known
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey
 from farside.scheduler.live.role import Standing, rendezvous
 
@@ -114,6 +116,9 @@ class AgentLine:
                 continue
             if told.unfit and not state.nodes[self.node].drain_reason:
                 events.append(DrainRequested(node=self.node, reason=told.unfit, by=f"node {self.node}"))
+            if told.profile is not None:  # before its end, which may be what its job waits for to start again
+                profiled = _profiled(self.node, key, told.profile)
+                events += [] if is_known(state.jobs[task.job_id].profile, profiled) else [profiled]
             is_ready = told.ready_at_s is not None
             if task.phase == told.state and is_ready <= task.is_ready:
                 continue
@@ -227,6 +232,7 @@ def start_of(job: LiveJob, task: LiveTask, generation: int) -> m.Start:
             grace_s=spec.grace_s,
             resume=job.start > 1,
             checkpoint_dir=spec.checkpoint_dir,
+            profile=job.is_profiled,
         ),
     )
 
@@ -265,6 +271,15 @@ def _changed(
     return TaskChanged(
         node=node, job_id=job_id, start=start, rank=rank, phase=phase, exit_code=exit_code, signal=signal, cause=cause,
         at_s=at_s, is_ready=is_ready, energy_j=energy_j, metered_gpu_s=metered_gpu_s,
+    )  # fmt: skip
+
+
+def _profiled(node: str, key: TaskKey, told: m.TaskProfile) -> TaskProfiled:
+    job_id, start, rank = key
+    return TaskProfiled(
+        node=node, job_id=job_id, start=start, rank=rank, iterations=told.iterations, iteration_s=told.iteration_s,
+        sent_bytes=told.sent_bytes, largest_bytes=told.largest_bytes, portion_bytes=told.portion_bytes,
+        problem=told.problem,
     )  # fmt: skip
 
 

@@ -280,6 +280,25 @@ class PowerPardoned:
     by: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskProfiled:
+    """An agent tells what a process of a job sends in an iteration of training. ``problem``: why it can't; else empty.
+
+    ``sent_bytes`` go to all its peers together, ``portion_bytes`` to the one that gets most.
+    """
+
+    node: str
+    job_id: str
+    rank: int
+    start: int
+    iterations: int = 0
+    iteration_s: float = 0.0
+    sent_bytes: int = 0
+    largest_bytes: int = 0
+    portion_bytes: int = 0
+    problem: str = ""
+
+
 # ---------------------------------------------------------------------------------------------- decided
 
 
@@ -321,13 +340,14 @@ class JobUnplaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStarted:
-    """A job's processes are to be started, for the ``start``-th time."""
+    """A job's processes are to be started, for the ``start``-th time; ``is_profiled``: and what they send be noted."""
 
     job_id: str
     start: int
     tasks: tuple[TaskPlace, ...]
     master_addr: str
     master_port: int
+    is_profiled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,6 +393,7 @@ Told = (
     JobSubmitted | CancelRequested | HoldRequested | ReleaseRequested | NodeJoined | NodeChanged | NodeLost
     | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | AccessNoted | TaskChanged
     | PowerChanged | NodesWanted | PowerPardoned | HistoryForgotten
+    | TaskProfiled
 )  # fmt: skip
 Decided = (
     BrainTookLead | NodeClosed | JobPlaced | JobUnplaced | JobStarted | JobStopping | JobRequeued | JobEnded

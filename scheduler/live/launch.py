@@ -4,7 +4,7 @@ The cycle decides as if who loses GPUs were gone at once; on real nodes that tak
 its checkpoint. So a job that was placed waits here until each of its nodes has enough GPUs that nobody holds.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -18,8 +18,11 @@ from farside.scheduler.placement.servers import servers_beside
 FIRST_PORT, PORTS = 20_000, 10_000
 
 
-def launches(state: LiveState) -> Iterator[JobStarted]:
-    """The starts that are possible, the first placed first; no two with the same GPU or the same port of a node."""
+def launches(state: LiveState, is_profiled: Callable[[LiveJob], bool]) -> Iterator[JobStarted]:
+    """The starts that are possible, the first placed first; no two with the same GPU or the same port of a node.
+
+    ``is_profiled``: whether what a job sends is to be noted.
+    """
     if not state.placed:
         return
     free: dict[str, tuple[int, ...]] = {}
@@ -35,7 +38,14 @@ def launches(state: LiveState) -> Iterator[JobStarted]:
         port = _free_port(job, address, taken_ports)
         if job.spec.roles:
             tasks = tuple(_reachable(state, job, tasks, taken_ports))
-        yield JobStarted(job_id=job_id, start=job.start + 1, tasks=tasks, master_addr=address, master_port=port)
+        yield JobStarted(
+            job_id=job_id,
+            start=job.start + 1,
+            tasks=tasks,
+            master_addr=address,
+            master_port=port,
+            is_profiled=is_profiled(job),
+        )
 
 
 def _tasks(job: LiveJob, free: dict[str, tuple[int, ...]]) -> Iterator[TaskPlace]:

@@ -40,6 +40,7 @@ from farside.scheduler.live.event import (
     PowerChanged,
     ReservationCancelled,
     StopCause,
+    TaskProfiled,
     UndrainRequested,
 )
 from farside.scheduler.live.live_state import LiveState
@@ -104,6 +105,8 @@ class Planner:
         if isinstance(event, NodesReserved | ReservationCancelled):
             self._close(entry.at_s)
         for job_id in touched:
+            if isinstance(event, TaskProfiled):
+                self._learn(self._state.jobs[job_id])
             self._reconcile(self._state.jobs[job_id], entry.at_s)
         if isinstance(event, JobStarted) and not self._is_stale:
             self._really_started(self._state.jobs[event.job_id], entry.at_s)
@@ -264,6 +267,13 @@ class Planner:
         if job.is_over and row >= 0:
             del self._rows[job.job_id]
         self._is_touched = True
+
+    def _learn(self, job: LiveJob) -> None:
+        """What its profile tells matters for its next place, which it may be waiting for already."""
+        row = self.row(job.job_id)
+        if row >= 0:
+            self.domain.know(row, job_of(job))
+            self._is_touched = True
 
     def _may_wait(self, job: LiveJob) -> bool:
         is_leaving = job.phase is Phase.STOPPING and job.stop_cause is StopCause.PREEMPTED and not job.cancelled_by

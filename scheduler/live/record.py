@@ -20,6 +20,7 @@ from enum import StrEnum
 from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.event import Donor, Ending, Gpu, Place, StopCause, TaskPhase
 from farside.scheduler.live.power.note import PowerNote
+from farside.scheduler.live.profile import JobProfile
 from farside.scheduler.live.spec import JobSpec
 
 
@@ -116,6 +117,8 @@ class LiveJob:
         pause_s: How long its processes took to go when it was preempted last.
         resume_s: How long its latest start took until all of them ran, or the first said that it makes progress.
         is_ready: One of its latest start has said so.
+        is_profiled: What the processes of its latest start send is noted.
+        profile: What that tells, of the latest start that told something.
         reason: Why it is as it is, in words.
         cancelled_by: Who wants it to end; empty: nobody.
         held_by: Who wants it not to start; empty: nobody. One that runs is held once it has stopped.
@@ -153,6 +156,8 @@ class LiveJob:
     held_by: str = ""
     master_addr: str = ""
     master_port: int = 0
+    is_profiled: bool = False
+    profile: JobProfile | None = None
 
     @property
     def is_over(self) -> bool:

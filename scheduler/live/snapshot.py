@@ -41,6 +41,9 @@ def job_of(job: LiveJob) -> Job:
         preemptible=spec.preemptible,
         limit_s=spec.time_limit_s or math.inf,
         parameter_servers=sum(role.count for role in spec.roles if not role.gpus),
+        model=spec.model,
+        model_bytes=job.profile.model_bytes if job.profile is not None else 0,
+        skew=job.profile.skew if job.profile is not None else 0.0,
     )
 
 

@@ -50,6 +50,8 @@ class JobSpec:
         retries: How often it is started again after it failed by itself.
         after: Jobs that must have ended well before it may start.
         roles: Processes that are not alike (role.py); then ``argv`` is the first role's, and ``ranks`` means nothing.
+        model: What it trains, where that is one that the placement knows (model_zoo.py); empty: something else.
+        profile: Whether what its processes send is noted; None: at first, where jobs are placed by skew.
     """
 
     argv: tuple[str, ...]
@@ -72,6 +74,8 @@ class JobSpec:
     retries: int = 0
     after: tuple[str, ...] = ()
     roles: tuple[Role, ...] = ()
+    model: str = ""
+    profile: bool | None = None
 
     def role(self, name: str) -> Role | None:
         """The role of that name; None of a job without roles."""
@@ -107,7 +111,7 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
         if "\0" in text:
             yield "a text contains a zero byte, which no program can be given"
             break
-    for key in ("name", "account", "qos", "gpu_model"):
+    for key in ("name", "account", "qos", "gpu_model", "model"):
         text = getattr(spec, key)
         if len(text) > MAX_NAME or not text.isprintable():
             yield f"{key}: must be one line of at most {MAX_NAME} printable characters"

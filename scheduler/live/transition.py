@@ -47,9 +47,11 @@ from farside.scheduler.live.event import (
     StopCause,
     TaskChanged,
     TaskPhase,
+    TaskProfiled,
     UndrainRequested,
 )
 from farside.scheduler.live.live_state import LiveState, RequestKey
+from farside.scheduler.live.profile import joined
 from farside.scheduler.live.record import (
     ACTIVE,
     PHASE_OF_ENDING,
@@ -355,6 +357,17 @@ def _task(state: LiveState, event: TaskChanged, entry: Entry) -> Touched:
     return (event.job_id,)
 
 
+def _profiled(state: LiveState, event: TaskProfiled, entry: Entry) -> Touched:
+    task, job = state.task((event.job_id, event.start, event.rank)), state.jobs.get(event.job_id)
+    if task is None or job is None or task.node != event.node:
+        return ()
+    profile = joined(job.profile, event, is_server=not task.gpus)
+    if profile is job.profile:
+        return ()
+    state.jobs[job.job_id] = replace(job, profile=profile)
+    return (job.job_id,)
+
+
 def _meter(state: LiveState, event: TaskChanged) -> None:
     """What a process drew belongs to the stint of its start."""
     job = state.jobs[event.job_id]
@@ -476,6 +489,7 @@ def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
         stints=(*job.stints, Stint(begin_s=entry.at_s, places=job.places)),
         master_addr=event.master_addr,
         master_port=event.master_port,
+        is_profiled=event.is_profiled,
     )
     state.jobs[job.job_id] = _waited(started, job, entry.at_s)
     ports = ((task.address, task.port) for task in tasks if task.port)
@@ -574,6 +588,7 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, Entry], Touched]] = Mapp
         PowerPardoned: _noted,
         NodeClosed: _closed,
         TaskChanged: _task,
+        TaskProfiled: _profiled,
         BrainTookLead: _lead,
         JobPlaced: _placed,
         JobUnplaced: _unplaced,

@@ -43,6 +43,7 @@ def show_job_in_full(job: LiveJob, now_s: float) -> Shown:
         "failures": job.failures,
         "pause_s": _or_none(job.pause_s),
         "resume_s": _or_none(job.resume_s),
+        "profile": _show_profile(job),
         "spec": msgspec.to_builtins(job.spec),
         "tasks": [
             {
@@ -58,6 +59,21 @@ def show_job_in_full(job: LiveJob, now_s: float) -> Shown:
             }
             for task in job.tasks
         ],
+    }
+
+
+def _show_profile(job: LiveJob) -> Shown | None:
+    profile = job.profile
+    if profile is None:
+        return None
+    return {
+        "start": profile.start,
+        "processes": len(profile.parts),
+        "iterations": profile.iterations,
+        "iteration_s": profile.iteration_s,
+        "model_bytes": profile.model_bytes,
+        "skew": profile.skew,
+        "problem": profile.problem,
     }
 
 

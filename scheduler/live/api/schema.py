@@ -63,6 +63,11 @@ class JobBody(_Body):
     retries: int = 0
     after: tuple[str, ...] = ()
     roles: Annotated[tuple[RoleBody, ...], Field(description="Processes that are not alike, all started at once")] = ()
+    model: Annotated[str, Field(description="What it trains, as Tiresias's Table 3.3 calls it: vgg16")] = ""
+    profile: Annotated[
+        bool | None,
+        Field(description="Whether what it sends is noted; unless told, at first where jobs are placed by skew"),
+    ] = None
     count: Annotated[int, Field(ge=1, le=MAX_COUNT)] = 1
     hold: bool = False
 

@@ -115,6 +115,8 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
         yield f"  took      {took}, the last time"
     if job["exit_code"] is not None:
         yield f"  exit code {job['exit_code']}"
+    if profile := job.get("profile"):
+        yield f"  profile   {printable(_profile_words(profile))}"
     for task in job["tasks"]:
         gpus = ",".join(map(str, task["gpus"]))
         output = printable(task["output"])
@@ -126,6 +128,16 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
         told = {name: value for name, value in entry["event"].items() if name != "job_id" and value not in (None, "")}
         words = ", ".join(f"{name} {value}" for name, value in told.items() if not isinstance(value, list))
         yield f"    {format_moment(entry['at_s'])}  {entry['type']}  {printable(words)}  [{printable(entry['cause'])}]"
+
+
+def _profile_words(profile: Row) -> str:
+    if profile["problem"]:
+        return f"start {profile['start']}: {profile['problem']}"
+    return (
+        f"model {format_bytes(profile['model_bytes'])}, largest tensor {profile['skew']:.1%} of it, "
+        f"{format_seconds(profile['iteration_s'])} an iteration; from {profile['iterations']} iterations "
+        f"of start {profile['start']}"
+    )
 
 
 def _table(*columns: str) -> Table:
