@@ -342,7 +342,7 @@ bool disk_mark(struct ne_page *p)
 
 static uint32_t dop_slot(const struct worker *w, const struct dop *d, uint32_t i)
 {
-	return w->idx * slots_per_worker(w->dev) + ring_index(&w->slots, d->slot_pos + i);
+	return slot_number(w, d->slot_pos + i);
 }
 
 static void dop_answer(struct worker *w, struct dop *d, int err)
@@ -451,7 +451,8 @@ static void dop_try(struct worker *w, struct dop *d)
 			}
 			n++;
 		}
-		if (!n && !w->disk && !w->cs->live) { /* its client is gone, so nobody will write it again */
+		/* its client is gone, so nobody will write it again; what the mover keeps had no client */
+		if (!n && !w->disk && !w->cs->live && w->idx != NE_MOVER) {
 			page_forget_slot(w->dev, &w->dev->page[d->first], dop_slot(w, d, 0));
 			continue;
 		}

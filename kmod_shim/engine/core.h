@@ -371,6 +371,12 @@ static inline uint32_t slots_per_worker(const struct ne_device *dev)
 	return (uint32_t)(dev->params.pending_bytes / NE_PAGE_BYTES);
 }
 
+/* Slots have one number each, whosever they are: page word b tells it. */
+static inline uint32_t slot_number(const struct worker *w, uint64_t pos)
+{
+	return w->idx * slots_per_worker(w->dev) + ring_index(&w->slots, pos);
+}
+
 static inline bool donor_is(const struct ne_device *dev, uint32_t donor, uint32_t state)
 {
 	return atomic_load_explicit(&dev->head->donor_state[donor], memory_order_acquire) == state;
@@ -454,6 +460,7 @@ int worker_start(struct worker *w);
 void worker_stop(struct worker *w);
 void worker_kick(struct worker *w);
 void worker_take_mail(struct worker *w);
+bool worker_disk_turn(struct worker *w);
 int worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot);
 void worker_recover_done(struct worker *w);
 

@@ -189,9 +189,11 @@ int ne_cluster_count(const struct ne_device *dev, uint32_t cluster, uint32_t ret
 /*
  * Moves everything off a slab, in the background, by the mover. A cluster that has another writable home gets its pages
  * copied there first; the others fall back to disk (pages that are not on disk yet are saved first). deadline_ms counts
- * from now: when it passes, copying stops and the rest falls back at once. Ends with NE_EVENT_SLAB_DRAINED; from then on
- * no thread touches the slab. fail=true: the donor is gone, nothing is read from the slab. Called again while it runs,
- * the new deadline and fail count from now on.
+ * from now: when it passes, copying stops and the rest falls back at once. What the disk refuses, or has not written by
+ * then, is kept in memory, up to pending_bytes more than the workers' (see ne_pending_bytes), until the disk has it;
+ * without a disk until another home has it. Beyond that it is lost, and counted in the event. Ends with
+ * NE_EVENT_SLAB_DRAINED; from then on no thread touches the slab. fail=true: the donor is gone, nothing is read from the
+ * slab. Called again while it runs, the new deadline and fail count from now on.
  */
 int ne_slab_drain(struct ne_device *dev, uint32_t slab, uint32_t deadline_ms, bool fail);
 /* The same for one cluster's home on that slab; ends with NE_EVENT_CLUSTER_DRAINED. Used for TRIMmed clusters. */
@@ -238,7 +240,7 @@ struct ne_stats {
 
 /* Sums over all workers into *ret. */
 int ne_stats_get(const struct ne_device *dev, struct ne_stats *ret);
-/* Payload bytes waiting for the disk now, all workers. */
+/* Payload bytes waiting for the disk now, all workers; with what a drain keeps (see ne_slab_drain). */
 uint64_t ne_pending_bytes(const struct ne_device *dev);
 /*
  * Pages that one donor alone has, though the protection promises a second copy: their write went round a donor, a copy

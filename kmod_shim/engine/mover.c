@@ -7,6 +7,10 @@
  * After a home has lost its writable bit nobody who claims a page later will write there (core.h), so a page seen
  * unclaimed and without that home's bit is finished; when all are, the home is cleared, and when every thread has let
  * go of the slab, nothing of it is in use. [infiniswap §2.4.4; ours copies before it drops]
+ *
+ * A page that no other donor takes and whose disk write has failed, or has not ended, is kept in a pending slot: the
+ * mover's own slots, as many as a worker's, which nothing else uses. From there it goes to the disk, or without a disk
+ * to the next home of its cluster. Only when these are full is a page lost that a donor wants back.
  */
 #include <poll.h>
 #include <unistd.h>
@@ -15,7 +19,9 @@
 
 #define RUN_PAGES     128u
 #define CLUSTER_NS    5000000000ull /* a single cluster is never in a hurry */
-#define HEAL_PAUSE_US 100000u	    /* a donor that hangs has used up its deadline: no need to rest as long again */
+#define KEPT_MS	      5
+#define WIND_DOWN_NS  2000000000ull
+#define HEAL_PAUSE_US 100000u /* a donor that hangs has used up its deadline: no need to rest as long again */
 
 struct drain {
 	struct worker *w;
@@ -109,12 +115,26 @@ static int disk_io(struct worker *w, uint32_t page, uint8_t *buf)
 		return -ENODEV;
 	ne_disk_post(w->disk, &dio);
 	ne_disk_submit(w->disk);
-	while (!ne_disk_poll(w->disk, &done, 1)) {
+	do {
 		struct pollfd p = {.fd = ne_disk_wait_fd(w->disk), .events = POLLIN};
+		int n = ne_disk_poll(w->disk, &done, 1);
 
-		poll(&p, 1, 1);
-	}
-	return dio.status;
+		if (!n)
+			poll(&p, 1, 1);
+		else if (done != &dio)
+			dop_done(w, done); /* a kept page's */
+		else
+			return dio.status;
+	} while (true);
+}
+
+/* Goes on with the disk writes of kept pages. */
+static void kept_turn(struct worker *w)
+{
+	worker_disk_turn(w);
+	if (w->dop_wait)
+		dop_retry(w, now_ns());
+	worker_disk_turn(w);
 }
 
 /* The page's last copy stands in the stage at `buf`: to disk with it. */
@@ -128,6 +148,7 @@ static bool page_save(struct drain *d, uint32_t page, uint8_t *buf)
 		while (!disk_mark(p)) {
 			if (atomic_load(&d->w->stop))
 				return false;
+			kept_turn(d->w); /* it may be an older write of ours */
 			doze(d->w, 100);
 		}
 		rc = disk_io(d->w, page, buf);
@@ -138,6 +159,24 @@ static bool page_save(struct drain *d, uint32_t page, uint8_t *buf)
 			return false;
 	}
 	return false;
+}
+
+/* The page's last copy stands in the stage at `buf`: into a slot instead of the home, and to disk from there. */
+static bool page_keep(struct drain *d, uint32_t page, const uint8_t *buf)
+{
+	struct worker *w = d->w;
+	struct ne_page *p = &w->dev->page[page];
+	uint64_t pos = ring_take(&w->slots, 1, HOLD_OLD), a;
+
+	if (pos == UINT64_MAX)
+		return false;
+	memcpy(ring_at(&w->slots, pos), buf, NE_PAGE_BYTES);
+	a = atomic_fetch_or(&p->a, P_WIP) | P_WIP;
+	atomic_store(&p->b, (uint64_t)slot_number(w, pos) << 32 | (uint32_t)atomic_load(&p->b));
+	while (!page_swap(w->dev, p, &a, (a | P_PEND) & ~(P_WIP | P_R(d->home))))
+		;
+	dop_make(w, NULL, page, 1, pos);
+	return true;
 }
 
 /* Marks which staged pages are what was written; a bad copy is dropped at once. */
@@ -187,6 +226,16 @@ static uint64_t run_copy(struct drain *d, uint32_t page, uint32_t n, const bool 
 	return bits;
 }
 
+/* Puts the last copy of a page elsewhere. In time only where that takes no memory for long: a home may come yet. */
+static bool page_rescue(struct drain *d, uint32_t page, uint8_t *staged, bool in_time)
+{
+	bool disk_is_well = d->w->disk && !atomic_load(&d->w->dev->disk_stuck);
+
+	if ((disk_is_well || !in_time) && page_keep(d, page, staged))
+		return true;
+	return !in_time && page_save(d, page, staged);
+}
+
 /*
  * Gives up a claimed page's copy in the home, saving it first if it is the last. False: that did not succeed, and with
  * `keep` the copy stays where it is.
@@ -198,7 +247,7 @@ static bool page_leave(struct drain *d, uint32_t page, uint8_t *staged, bool kee
 	bool lost;
 
 	do {
-		if (!(a & (P_SOURCES & ~bit)) && staged && page_save(d, page, staged))
+		if (!(a & (P_SOURCES & ~bit)) && staged && page_rescue(d, page, staged, keep))
 			a = atomic_load(&p->a);
 		lost = a & bit && !(a & (P_SOURCES & ~bit));
 		if (lost && (keep || atomic_load(&d->w->stop)))
@@ -323,6 +372,7 @@ static bool cluster_drain(struct drain *d)
 			continue;
 		worker_take_mail(d->w); /* new links, for this very drain perhaps */
 		act_poll(d->w);
+		kept_turn(d->w);
 		d->home = h;
 		d->word = atomic_fetch_and(&c->home[h], ~H_WRITE) & ~H_WRITE;
 		if (!cluster_pass(d)) {
@@ -465,6 +515,68 @@ static void heal(struct worker *w)
 	}
 }
 
+static bool page_is_kept(const struct worker *w, const struct ne_page *p)
+{
+	return (atomic_load(&p->a) & (P_PEND | P_WIP)) == P_PEND &&
+	       (uint32_t)(atomic_load(&p->b) >> 32) / slots_per_worker(w->dev) == w->idx;
+}
+
+/* Kept pages of a cluster to its writable homes, as far as these take them. */
+static void cluster_take_kept(struct worker *w, uint32_t cluster)
+{
+	struct drain d = {.w = w, .cluster = cluster};
+	uint32_t page = cluster * NE_CLUSTER_PAGES, end = page + NE_CLUSTER_PAGES;
+	bool well = homes_in_reach(w, cluster, H_VALID | H_WRITE);
+
+	for (; page < end && well && !atomic_load(&w->stop); page++) {
+		struct ne_page *p = &w->dev->page[page];
+		const bool good = true;
+		uint64_t bits = 0;
+
+		if (!page_is_kept(w, p) || !page_claim(p))
+			continue;
+		if (page_is_kept(w, p)) { /* and while it is claimed, it stays */
+			memcpy(stage(w), ring_at(&w->slots, atomic_load(&p->b) >> 32), NE_PAGE_BYTES);
+			bits = run_copy(&d, page, 1, &good, NE_HOMES);
+			well = bits;
+		}
+		page_change(w->dev, p, bits, P_CLAIM | (bits ? P_PEND : 0));
+	}
+}
+
+/* Where there is no disk, kept pages wait for a donor. Looked at each second. */
+static void kept_place(struct worker *w)
+{
+	for (uint32_t c = 0; c < w->dev->clusters && !w->disk && w->slots.used && !atomic_load(&w->stop); c++) {
+		if (atomic_load(&w->dev->job_head) < atomic_load(&w->dev->job_tail))
+			return;
+		cluster_take_kept(w, c);
+		kept_turn(w);
+	}
+}
+
+/* Until there is a job, or something of the disk's to do; a second at most. */
+static void rest(struct worker *w)
+{
+	bool is_writing = w->disk && ne_disk_outstanding(w->disk);
+	struct pollfd p[] = {{.fd = w->kick_fd, .events = POLLIN},
+			     {.fd = is_writing ? ne_disk_wait_fd(w->disk) : -1, .events = POLLIN}};
+	uint64_t drained;
+
+	if (poll(p, 2, w->disk && (is_writing || w->dop_wait) ? KEPT_MS : 1000) > 0 && p[0].revents &&
+	    read(w->kick_fd, &drained, sizeof(drained)) < 0)
+		return;
+}
+
+/* What the disk is doing for kept pages must not come on top of what a successor has written. */
+static void wind_down(struct worker *w)
+{
+	for (uint64_t begin = now_ns(); w->disk && ne_disk_outstanding(w->disk) && now_ns() - begin < WIND_DOWN_NS;) {
+		worker_disk_turn(w);
+		doze(w, 1000);
+	}
+}
+
 static void job_run(struct worker *w, const struct job *job)
 {
 	if (job->kind == JOB_SLAB_DRAIN)
@@ -479,11 +591,11 @@ void *mover_main(void *arg)
 	struct ne_device *dev = w->dev;
 
 	while (!atomic_load(&w->stop)) {
-		uint64_t head = atomic_load(&dev->job_head), drained;
-		struct pollfd p = {.fd = w->kick_fd, .events = POLLIN};
+		uint64_t head = atomic_load(&dev->job_head);
 
 		worker_take_mail(w);
 		act_poll(w); /* puts dead links away */
+		kept_turn(w);
 		if (head < atomic_load(&dev->job_tail)) {
 			struct job job = dev->jobs[head % JOBS];
 
@@ -493,8 +605,9 @@ void *mover_main(void *arg)
 			continue;
 		}
 		heal(w);
-		if (poll(&p, 1, 1000) > 0 && read(w->kick_fd, &drained, sizeof(drained)) < 0)
-			continue;
+		kept_place(w);
+		rest(w);
 	}
+	wind_down(w);
 	return NULL;
 }

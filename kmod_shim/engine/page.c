@@ -31,11 +31,6 @@ static uint32_t run_in_cluster(uint32_t page, uint32_t n)
 	return n < left ? n : left;
 }
 
-static uint32_t slot_number(const struct worker *w, uint64_t pos)
-{
-	return w->idx * slots_per_worker(w->dev) + ring_index(&w->slots, pos);
-}
-
 static const uint8_t *slot_memory(const struct ne_device *dev, uint32_t slot)
 {
 	uint32_t per = slots_per_worker(dev);

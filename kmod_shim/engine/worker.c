@@ -73,7 +73,8 @@ void worker_kick(struct worker *w)
 
 /* ------------------------------------------------------------------ the loop */
 
-static bool disk_turn(struct worker *w)
+/* Posts what waits for the disk and ends what it has done. True: something has ended. */
+bool worker_disk_turn(struct worker *w)
 {
 	struct ne_dio *done[64];
 	int n;
@@ -229,7 +230,7 @@ static void turn(struct worker *w)
 	if (w->sock >= 0 || w->hup)
 		any |= conn_turn(w, now);
 	any |= act_poll(w);
-	any |= disk_turn(w);
+	any |= worker_disk_turn(w);
 	if (may_run_deferred(w) && (any || elapsed_ns(now, w->looked_ns) >= LOOK_NS / 4))
 		any |= !conn_deferred(w, now);
 	if (w->dop_wait && (any || elapsed_ns(now, w->looked_ns) >= LOOK_NS / 4))
@@ -241,7 +242,7 @@ static void turn(struct worker *w)
 	}
 	any |= act_poll(w);
 	if (w->disk_dirty)
-		disk_turn(w);
+		worker_disk_turn(w);
 	if (w->sock >= 0) {
 		any |= conn_flush(w);
 	}
