@@ -146,6 +146,15 @@ class Plane:
         """What a donor tells."""
         return admin.call(self.folder / f"{name}.sock", "status", timeout_s=60)
 
+    def drain(self, name: str) -> None:
+        """Takes a donor out for maintenance; returns when nothing of the borrower is there any more."""
+        admin.call(self.folder / f"{name}.sock", "drain", timeout_s=60, deadline_s=LIMIT_S)
+        until(lambda: self._is_empty(name), what=f"an empty {name}", deadline_s=2 * LIMIT_S, every_s=1)
+
+    def _is_empty(self, name: str) -> bool:
+        counts = self.donor_status(name)["slab_counts"]
+        return bool(sum(counts.values()) == counts["ready"])
+
     def status(self) -> Any | None:
         """What the borrower tells, None while it tells nothing."""
         with suppress(PeerError):

@@ -63,6 +63,8 @@ def test_the_disk_breaks(plane: Plane, witness: Load, disk: FaultyDisk) -> None:
     with survived("disk fails altogether", plane, witness, processes=BOTH):
         disk.break_down()
     assert plane.told()["errors"]["disk"] > 0
+    with survived("the same, and a donor taken out for maintenance", plane, witness, processes=BOTH):
+        plane.drain("d1")
 
 
 def test_what_no_copy_is_left_of_fails_and_is_never_wrong(plane: Plane, tmp_path: Path, disk: FaultyDisk) -> None:
