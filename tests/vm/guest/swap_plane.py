@@ -126,7 +126,14 @@ class Plane:
         """Starts everything, and returns when all donors are up."""
         for name in (*self.donors, "blockdev"):
             self.start(name)
-        until(self.is_up, what="a borrower with its donors", deadline_s=LIMIT_S, every_s=0.5)
+        try:
+            until(self.is_up, what="a borrower with its donors", deadline_s=LIMIT_S, every_s=0.5)
+        except AssertionError as error:
+            logs = (f"{name}: {line}" for name in (*self.donors, "blockdev") for line in self._last_lines(name))
+            raise AssertionError("\n".join((str(error), *logs))) from None
+
+    def _last_lines(self, name: str) -> Sequence[str]:
+        return (self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-12:]
 
     def is_up(self) -> bool:
         """The borrower answers, and all its donors are up."""
