@@ -1,5 +1,6 @@
 """What the parts of one running device share; each field has one writer, named beside it."""
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -31,6 +32,7 @@ class Context:
     activity: Activity  # device.py, once a second
     slab_rates: dict[int, float] = field(default_factory=dict)  # device.py, once a second
     wanted: set[int] = field(default_factory=set)  # clusters the engine said WANT for; mapper.py takes them out
+    disk_refused_s: float = -math.inf  # device.py: when the backup disk last refused a page
     deficient: set[int] = field(default_factory=set)  # commit.py: clusters that may have too few homes
     slab_drains: dict[int, float] = field(default_factory=dict)  # recall.py: slabs the engine empties, and until when
     cluster_drains: set[tuple[int, int]] = field(default_factory=set)  # mapper.py: (cluster, slab) likewise

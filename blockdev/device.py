@@ -287,6 +287,8 @@ class BlockDevice:
         self.on_conn_closed(event.a, event.b)
 
     def _on_disk_error(self, event: EngineEvent) -> None:
+        self.context.disk_refused_s = self.context.clock.now_s()
+        self._map_soon.set()
         if self._may_tell("disk"):
             log.error("the backup disk failed a request", errno=event.a, page=event.b)
 

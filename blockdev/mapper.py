@@ -15,6 +15,8 @@ from farside.blockdev.slab import Activity, Assignment, cold_ranges, pack, wanti
 from farside.errors import EngineError
 from farside.log import get_log
 
+DISK_TRUSTED_S = 10.0  # since it last refused a page; one that it refuses is tried again each second
+
 log = get_log("blockdev.mapper")
 
 
@@ -68,7 +70,10 @@ class Mapper:
         context = self._context
         mapped = set(context.table.mapped())  # those being emptied included
         context.wanted -= mapped
-        wanting = wanting_clusters(context.activity, context.law, wanted=context.wanted, mapped=mapped)
+        is_disk_well = context.clock.now_s() - context.disk_refused_s > DISK_TRUSTED_S
+        wanting = wanting_clusters(
+            context.activity, context.law, wanted=context.wanted, mapped=mapped, is_disk_well=is_disk_well
+        )
         if wanting and not self._one_at_a_time.locked():
             done = await self.place(wanting, lacks=lambda c: not context.table.homes(c), banned=lambda _: frozenset())
             context.wanted.difference_update(a.cluster for a in done)

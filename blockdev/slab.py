@@ -139,15 +139,19 @@ def next_slab_rates(
     }  # fmt: skip
 
 
-def wanting_clusters(activity: Activity, law: ActivityLaw, *, wanted: Set[int], mapped: Set[int]) -> tuple[int, ...]:
+def wanting_clusters(
+    activity: Activity, law: ActivityLaw, *, wanted: Set[int], mapped: Set[int], is_disk_well: bool = True
+) -> tuple[int, ...]:
     """Clusters that should get an extent now, in order of their range's rate, highest first.
 
     A cluster wants one when its range is hot, it has none, and it was used in the last second or the engine said that
-    it was written with no place to go (``wanted``).
+    it was written with no place to go (``wanted``). While the disk refuses pages, those of the latter kind want one
+    however seldom they are used: without it their writes fail.
     """
     candidates = (activity.touched.keys() | wanted) - mapped
-    hot = (c for c in candidates if activity.states[c // law.clusters_per_range] is RangeState.HOT)
-    return tuple(sorted(hot, key=lambda c: (-activity.rates[c // law.clusters_per_range], c)))
+    homeless = frozenset[int]() if is_disk_well else wanted
+    found = (c for c in candidates if c in homeless or activity.states[c // law.clusters_per_range] is RangeState.HOT)
+    return tuple(sorted(found, key=lambda c: (-activity.rates[c // law.clusters_per_range], c)))
 
 
 # ------------------------------------------------------------------ packing

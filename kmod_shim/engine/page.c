@@ -806,7 +806,10 @@ void page_read_ended(struct worker *w, struct rio *rio, int status)
 		rq->avoid |= (uint8_t)(1u << rio->home); /* page_read() forgets it when nothing else is left */
 		if (rio->home == HOME_DISK) {
 			w->stats.disk_errors++;
-			rq->error = ++rq->tries > 16 ? EIO : rq->error;
+			if (!rq->error && ++rq->tries > 16) { /* the last copy is there, and can't be had */
+				rq->error = EIO;
+				w->stats.pages_lost++;
+			}
 		}
 	}
 	for (uint32_t i = 0; i < rio->n; i++) {

@@ -74,6 +74,17 @@ def test_a_cold_device_leases_nothing(world: World) -> None:
     assert world.table.slabs == {}
 
 
+def test_what_a_broken_disk_refuses_gets_a_home_however_cold_it_is(world: World) -> None:
+    world.add_donor()
+    world.context.wanted.add(7)
+    world.tick()
+
+    world.context.disk_refused_s = world.context.clock.now_s()
+    asyncio.run(world.mapper.map_hot())
+
+    assert list(world.table.mapped()) == [7]
+
+
 def test_clusters_that_are_used_share_one_slab_wherever_they_lie(world: World) -> None:
     donor = world.add_donor()
 

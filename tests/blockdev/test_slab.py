@@ -125,6 +125,15 @@ def test_clusters_of_a_hot_range_want_an_extent_when_used_or_named() -> None:
     assert wanting == (0, 3)
 
 
+def test_what_a_broken_disk_refused_wants_an_extent_however_cold_it_is() -> None:
+    rule = law()
+    activity = after(first_activity((0,) * 8, rule), (100, 0, 0, 0, 1, 0, 0, 0), rule)
+
+    wanting = wanting_clusters(activity, rule, wanted=frozenset({3, 5}), mapped=frozenset({3}), is_disk_well=False)
+
+    assert wanting == (0, 5)
+
+
 def test_a_cluster_with_a_home_wants_none() -> None:
     rule = law()
     activity = after(first_activity((0,) * 4, rule), (100, 100, 0, 0), rule)

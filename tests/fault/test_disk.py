@@ -1,6 +1,7 @@
 """The backup disk: its errors, its slowness, and the bound on what waits for it."""
 
 import errno
+import os
 import random
 import time
 
@@ -146,6 +147,17 @@ def test_a_corrupted_disk_page_is_an_error_and_not_wrong_data(rig: Rig) -> None:
 
     assert client.error_of(Command.READ, 0, PAGE_BYTES) == errno.EIO
     assert rig.wait_event(EventKind.CHECKSUM).b == 0
+
+
+def test_a_page_that_the_disk_cannot_read_is_an_error_and_counts_as_lost(rig: Rig) -> None:
+    client = rig.connect()
+    client.write(0, stamped_pages(RNG, 1))
+    client.flush()
+    until(lambda: rig.device.pending_bytes() == 0, what="the page to be on disk only")
+    os.ftruncate(rig.disk_fd, 0)
+
+    assert client.error_of(Command.READ, 0, PAGE_BYTES) == errno.EIO
+    assert rig.device.stats().pages_lost == 1
 
 
 def test_a_flush_says_that_the_disk_refuses_instead_of_waiting_for_ever(rig: Rig) -> None:
