@@ -66,7 +66,14 @@ def replaced(text: str, part: str, new: str) -> str:
 
 def _cells(row: Row) -> Iterable[str]:
     counts = (row.page_ins, row.wrong_pages, row.failed_reads, row.lost_pages, row.lost_processes)
-    return (row.fault, row.second_copy, row.transport, *(f"{count:,}" for count in counts), f"{row.stall_s:.2f} s")
+    refused = f" ({row.refused_writes:,} writes refused)" if row.refused_writes else ""
+    return (
+        row.fault + refused,
+        row.second_copy,
+        row.transport,
+        *(f"{count:,}" for count in counts),
+        f"{row.stall_s:.2f} s",
+    )
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """The table of survival: from what guests leave to the document."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,12 @@ ROW = Row(
 
 def test_a_row_is_a_line_of_the_table() -> None:
     assert table([ROW]).splitlines()[2] == "| donor killed | disk | tcp | 6,264 | 0 | 0 | 0 | 0 | 0.34 s |"
+
+
+def test_a_row_says_how_many_writes_a_broken_disk_refused() -> None:
+    row = replace(ROW, refused_writes=1090)
+
+    assert table([row]).splitlines()[2].startswith("| donor killed (1,090 writes refused) | disk |")
 
 
 def test_of_a_fault_that_was_made_twice_the_last_row_counts(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,20 +42,26 @@ class Row:
     lost_pages: int
     lost_processes: int
     stall_s: float
+    refused_writes: int = 0  # of a disk that refuses them: the kernel keeps the page, and nothing is lost
 
 
 @contextmanager
-def survived(fault: str, plane: Plane, witness: Witness, *, processes: Collection[str]) -> Iterator[None]:
+def survived(
+    fault: str, plane: Plane, witness: Witness, *, processes: Collection[str], may_refuse_writes: bool = False
+) -> Iterator[None]:
     """The body makes the fault, while the witness swaps; after it every page is read, and the row written and judged.
 
     ``processes`` are those of the plane that must be alive at the end, beside the witness and the borrower's; what the
-    kernel has killed for memory, whatever it was, counts as lost too.
+    kernel has killed for memory, whatever it was, counts as lost too. With ``may_refuse_writes`` the kernel may be told
+    that a page can't be written now: counted, and no fault.
     """
-    before, page_ins, killed = plane.told(), vmstat("pswpin"), vmstat("oom_kill")
+    before, old, page_ins, killed = plane.told(), len(swap_errors()), vmstat("pswpin"), vmstat("oom_kill")
     witness.so_far()  # what comes now counts
     yield
     seen = witness.tell()
-    told, complaints = plane.told(), swap_errors()
+    told, complaints, refused = plane.told(), swap_errors()[old:], 0
+    if may_refuse_writes:
+        refused, complaints = _without_writes(complaints)
     lost = [name for name in (*processes, "blockdev") if not plane.is_alive(name)]
     row = Row(
         fault=fault,
@@ -68,6 +74,7 @@ def survived(fault: str, plane: Plane, witness: Witness, *, processes: Collectio
         lost_pages=grown(before, told, "pages_lost"),
         lost_processes=len(lost) + vmstat("oom_kill") - killed,
         stall_s=seen.stall_s,
+        refused_writes=refused,
     )
     write(row)
     assert (row.wrong_pages, row.failed_reads, row.lost_pages, row.lost_processes) == (0, 0, 0, 0), complaints or lost
@@ -90,6 +97,11 @@ def transport(told: Any) -> str:
 def grown(before: Any, after: Any, error: str) -> int:
     """By how much one of the borrower's counts of errors has grown."""
     return int(after["errors"][error] - before["errors"][error])
+
+
+def _without_writes(complaints: Sequence[str]) -> tuple[int, list[str]]:
+    others = [line for line in complaints if "Write-error" not in line and "(WRITE)" not in line]
+    return len(complaints) - len(others), others
 
 
 def swap_errors() -> list[str]:

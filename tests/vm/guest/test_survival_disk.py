@@ -57,19 +57,22 @@ def test_the_disk_is_slow(plane: Plane, witness: Load, disk: FaultyDisk) -> None
 
 
 def test_the_disk_breaks(plane: Plane, witness: Load, disk: FaultyDisk) -> None:
-    with survived("disk fails every write", plane, witness, processes=BOTH):
+    with survived("disk fails every write", plane, witness, processes=BOTH, may_refuse_writes=True):
         disk.refuse_writes()
         until(lambda: plane.told()["pages_exposed"], what="pages with one copy", deadline_s=LIMIT_S, every_s=0.5)
-    with survived("disk fails altogether", plane, witness, processes=BOTH):
+    with survived("disk fails altogether", plane, witness, processes=BOTH, may_refuse_writes=True):
         disk.break_down()
     assert plane.told()["errors"]["disk"] > 0
-    with survived("the same, and a donor taken out for maintenance", plane, witness, processes=BOTH):
+    with survived(
+        "the same, and a donor taken out for maintenance", plane, witness, processes=BOTH, may_refuse_writes=True
+    ):
         plane.drain("d1")
 
 
 def test_what_no_copy_is_left_of_fails_and_is_never_wrong(plane: Plane, tmp_path: Path, disk: FaultyDisk) -> None:
     with load(tmp_path, limit_mib=18, times=2, locked=True) as witness:
         witness.rest()
+        outcome(["dmesg", "--console-level", "1"])  # a line a page, on an emulated serial line
         before, page_ins = plane.told(), vmstat("pswpin")
 
         disk.break_down()
