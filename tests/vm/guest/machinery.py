@@ -44,9 +44,14 @@ class Room:
         run(["ip", "netns", "del", self.name])
 
 
-_EATER = (
-    "import mmap, sys; m = mmap.mmap(-1, int(sys.argv[1]))\nm[:] = b'x' * len(m)\nprint('full', flush=True)\ninput()"
-)
+# Page by page: a second copy of it all, for a moment, would have the kernel kill somebody.
+_EATER = """
+import mmap, sys
+memory = mmap.mmap(-1, int(sys.argv[1]))
+for page in range(0, len(memory), 4096): memory[page] = 1
+print('full', flush=True)
+input()
+"""
 
 
 @contextmanager
