@@ -8,6 +8,7 @@ call are in `probes`, and take no root.
 import os
 import re
 import resource
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -180,11 +181,13 @@ def key_check(key_file: Path | None) -> Check:
 
 
 def disk_check(disk: Disk | None) -> Check:
-    """The backup disk takes O_DIRECT and is large enough."""
+    """The backup disk takes O_DIRECT and is large enough; a file that is not there can be made at the first start."""
     if disk is None:
         return _ok("backup disk", "the settings name none")
     try:
         size = probes.direct_size_bytes(disk.path)
+    except FileNotFoundError:
+        return _missing_disk_check(disk)
     except OSError as error:
         advice = f"truncate -s {disk.size_bytes} {disk.path}, on a file system that knows O_DIRECT (tmpfs may not)"
         return _failed("backup disk", f"{disk.path}: {error.strerror}", advice)
@@ -192,6 +195,17 @@ def disk_check(disk: Disk | None) -> Check:
         found = f"{disk.path}: {format_bytes(size)}, the device has {format_bytes(disk.size_bytes)}"
         return _failed("backup disk", found, f"truncate -s {disk.size_bytes} {disk.path}, or lower size_bytes")
     return _ok("backup disk", f"{disk.path}: {format_bytes(size)}, O_DIRECT works")
+
+
+def _missing_disk_check(disk: Disk) -> Check:
+    wanted = format_bytes(disk.size_bytes)
+    if not disk.path.parent.is_dir():
+        return _failed("backup disk", f"{disk.path}: no such folder", f"make {disk.path.parent}, or name another disk")
+    free = shutil.disk_usage(disk.path.parent).free
+    if free < disk.size_bytes:
+        found = f"{disk.path} is not there, and {wanted} are more than the {format_bytes(free)} that are free"
+        return _failed("backup disk", found, "make room, lower size_bytes, or name another disk")
+    return _ok("backup disk", f"{disk.path}: made at the first start, with {wanted}")
 
 
 def nbd_check(root: Path) -> Check:

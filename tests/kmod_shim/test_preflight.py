@@ -121,6 +121,18 @@ def test_a_disk_that_is_too_small_fails(tmp_path: Path) -> None:
     assert f"truncate -s {GIB} {path}" in check.advice
 
 
+def test_a_disk_that_is_not_there_is_made_where_there_is_room(tmp_path: Path) -> None:
+    roomy = preflight.disk_check(Disk(path=tmp_path / "disk", size_bytes=MIB))
+    full = preflight.disk_check(Disk(path=tmp_path / "disk", size_bytes=1 << 60))
+    nowhere = preflight.disk_check(Disk(path=tmp_path / "none/disk", size_bytes=MIB))
+
+    assert (roomy.outcome, full.outcome, nowhere.outcome) == (Outcome.OK, Outcome.FAILED, Outcome.FAILED)
+    assert roomy.found == f"{tmp_path}/disk: made at the first start, with 1 MiB"
+    assert "more than the" in full.found
+    assert nowhere.advice.startswith(f"make {tmp_path}/none")
+    assert not (tmp_path / "disk").exists()
+
+
 def test_no_settings_no_disk_and_no_key_are_no_failures() -> None:
     assert preflight.key_check(None).outcome is Outcome.WARNING
     assert preflight.disk_check(None).outcome is Outcome.OK

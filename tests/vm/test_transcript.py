@@ -61,6 +61,7 @@ def test_a_block_without_its_machine_is_an_error(block: str, said: str) -> None:
     ("expected", "printed"),
     [
         (["d1  up  4 slabs, 32 MiB"], "d1 up 12 slabs, 1.5 GiB\n"),
+        (["lost  0", "out 0 B"], "lost 0\nout  0 B\n"),
         (["begins", "...", "ends"], "begins\nends\n"),
         (["begins", "...", "ends"], "begins\n\nmiddle\nends\n"),
         (["..."], ""),
@@ -75,6 +76,7 @@ def test_what_differs_only_in_numbers_and_blanks_agrees(expected: list[str], pri
     ("expected", "printed"),
     [
         (["d1 up 4 slabs"], "d1 failed 4 slabs\n"),
+        (["lost pages 0"], "lost pages 7\n"),
         (["one"], "one\ntwo\n"),
         (["one", "two"], "one\n"),
         (["begins", "...", "ends"], "begins\nmiddle\n"),

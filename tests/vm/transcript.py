@@ -10,7 +10,8 @@
     # /etc/farside/peers.toml on n1     a file of that machine, with what follows
     ```
 
-Numbers and their units are not compared, nor how many blanks stand between words: two machines differ in these.
+Numbers and their units are not compared, but for a nought, which is one; nor is how many blanks stand between words:
+two machines differ in these.
 """
 
 import re
@@ -70,7 +71,8 @@ def section(document: str, title: str) -> str:
 
 def agrees(expected: Sequence[str], printed: str) -> bool:
     """Whether that is what was expected to be printed; nothing expected is content with anything."""
-    wanted, lines = [_plain(line) for line in expected], [_plain(line) for line in printed.splitlines()]
+    wanted = [_pattern(line) for line in expected if line]
+    lines = [" ".join(line.split()) for line in printed.splitlines()]
     return not wanted or _matches(wanted, [line for line in lines if line])
 
 
@@ -79,11 +81,18 @@ def _matches(wanted: Sequence[str], lines: Sequence[str]) -> bool:
         return not lines
     if wanted[0] == ANY:
         return any(_matches(wanted[1:], lines[skipped:]) for skipped in range(len(lines) + 1))
-    return bool(lines) and wanted[0] == lines[0] and _matches(wanted[1:], lines[1:])
+    return bool(lines) and re.fullmatch(wanted[0], lines[0]) is not None and _matches(wanted[1:], lines[1:])
 
 
-def _plain(line: str) -> str:
-    return " ".join(_NUMBER.sub("N", line).split())
+def _pattern(line: str) -> str:
+    if line == ANY:
+        return line
+    words, parts, end = " ".join(line.split()), list[str](), 0
+    for number in _NUMBER.finditer(words):
+        is_nought = not re.search(r"[1-9]", number[0])
+        parts += [re.escape(words[end : number.start()]), re.escape(number[0]) if is_nought else _NUMBER.pattern]
+        end = number.end()
+    return "".join((*parts, re.escape(words[end:])))
 
 
 def _commands(block: str) -> Iterator[Command]:
