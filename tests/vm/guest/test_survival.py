@@ -35,7 +35,9 @@ def rooms() -> Iterator[dict[str, Room]]:
 def plane(rooms: dict[str, Room], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     """The donors, the borrower, and a daemon of the borrower's own machine; the borrower's device is swap."""
     # 100 MiB stay free of 240. Programs that then want 120 get them, once all that is lent has come back.
-    donors = [rooms[name].donor(name, memory_bytes=240 * MIB, headroom_bytes="100MiB") for name in DONORS]
+    # What moves then has more time than the usual 5 s, as everything has here.
+    lending = {"headroom_bytes": "100MiB", "migrate_deadline_s": 100}
+    donors = [rooms[name].donor(name, memory_bytes=240 * MIB, **lending) for name in DONORS]
     made = Plane(tmp_path_factory.mktemp("plane"), donors=(*donors, Donor(name=OWN, port=7709)))
     made.write_peers(DONORS)
     outcome(["dmesg", "--clear"])
