@@ -34,7 +34,8 @@
 #define RING_LANES_AT	 2048
 #define RING_EVENTS_AT	 4096
 #define RING_BYTES	 (RING_EVENTS_AT + sizeof(struct ring_event) * RING_EVENTS * RING_LANES)
-#define RING_FIRST_BYTES 1024 /* a thread that only ever sends less takes no lane: shells, name look-ups, heartbeats */
+#define RING_FIRST_BYTES 1024 /* a thread that only ever sends less takes no lane: shells, name look-ups, heartbeats \
+			       */
 
 /* Why a process that has the file records nothing, or not all: bits of ring_head.problems. */
 #define RING_NO_WIPE	  1u /* a fork can't be told (Linux before 4.14) */
@@ -78,10 +79,10 @@ struct ring_event {
 #define EVENT_READ	 (1ull << 17) /* an RDMA read: the bytes come to this process */
 #define EVENT_BYTES_AT	 20
 
-#define FLOW_UNKNOWN 0	     /* of a descriptor: not looked at yet */
-#define FLOW_NONE    0xffff  /* of a descriptor: no socket of a network */
-#define FLOW_VERBS   0x8000u /* with the low bits of a queue pair's number */
-#define FLOW_MAX     0x7ffeu /* of a socket, from 1 */
+#define FLOW_UNKNOWN	 0	 /* of a descriptor: not looked at yet */
+#define FLOW_NONE	 0xffff	 /* of a descriptor: no socket of a network */
+#define FLOW_VERBS	 0x8000u /* with the low bits of a queue pair's number */
+#define FLOW_MAX	 0x7ffeu /* of a socket, from 1 */
 
 /* Where this process writes; NULL: nowhere. Set once, before main. */
 extern struct ring_head *ring;

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from farside.agent.profile.ring_file import RingFile
 from farside.agent.profile.task import task_profile
 from farside.kmod_shim import rdma_devices
 from tests.profile.preloaded import ring_file, variables
+from tests.support.waiting import until
 
 PROGRAM = Path(__file__).parents[2] / "profile/training_rdma.py"
 TENSORS = (4_000, 300_000, 2_000, 30_000, 1_000)
@@ -31,15 +32,21 @@ def place() -> rdma_devices.Place:
     return rdma_devices.find_place(rdma_devices.devices(), "rxe0")
 
 
+def _ended_well(
+    client: Sequence[str], told: Mapping[str, str], serving: subprocess.Popen[str]
+) -> subprocess.CompletedProcess[str] | None:
+    """Its end; None when the server may not listen yet."""
+    done = subprocess.run(client, env=told, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    return done if done.returncode == 0 or serving.poll() is not None else None
+
+
 def run_both(server: Sequence[str], client: Sequence[str], file: RingFile) -> None:
     """Two processes of one task; both end well and say nothing on stderr."""
     told = {**variables(file.path), "PYTHONWARNINGS": "ignore"}
     with subprocess.Popen(server, env=told, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as serving:
         try:
-            for _ in range(30):  # the server may not listen yet
-                done = subprocess.run(client, env=told, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-                if done.returncode == 0 or serving.poll() is not None:
-                    break
+            done = until(lambda: _ended_well(client, told, serving), what="the client to end", deadline_s=LIMIT_S)
+            assert done is not None
             assert done.returncode == 0, done.stderr
             assert done.stderr == ""
             _, said = serving.communicate(timeout=LIMIT_S)
