@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from farside.scheduler.live.event import VERSION, CancelRequested
+from farside.scheduler.live.event import VERSION, CancelRequested, NodeLost
 from farside.scheduler.live.invariant import violations
 from farside.scheduler.live.store import table
 from farside.scheduler.live.store.event_store import Draft, EventStore
@@ -274,6 +274,29 @@ def test_of_two_managers_the_second_takes_over_when_the_first_is_killed(kind: st
 
         assert list(violations(second.entries(), is_complete=True)) == []
         assert second.get("health")["generation"] == 2
+
+
+def test_a_node_that_one_of_two_managers_hears_is_silent_for_neither(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        url = f"sqlite:///{tmp_path}/shared.db"
+        first = stack.enter_context(running_manager(tmp_path / "a", store_url=url, node_timeout_s=2))
+        second = stack.enter_context(running_manager(tmp_path / "b", store_url=url, node_timeout_s=2))
+        nodes = [FakeNode("n0"), FakeNode("n1")]
+
+        def is_there(name: str, state: str) -> bool:
+            return any((node["name"], node["state"]) == (name, state) for node in second.get("nodes")["nodes"])
+
+        async def act() -> None:
+            async with nodes[0].connected(first.url, first.node_token):
+                for at in range(2):  # the second manager calls this one lost, twice, so it has looked at the other too
+                    async with nodes[1].connected(second.url, second.node_token):
+                        await eventually(lambda: is_there("n1", "idle"), f"n1 joins for the {at + 1}. time")
+                    await eventually(lambda: is_there("n1", "lost"), "n1 is lost")
+
+        asyncio.run(act())
+
+        lost = [entry.event.node for entry in second.entries() if isinstance(entry.event, NodeLost)]
+        assert set(lost) == {"n1"}
 
 
 def test_an_agent_that_sends_bytes_is_told_that_frames_are_text(tmp_path: Path) -> None:

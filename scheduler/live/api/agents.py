@@ -2,8 +2,9 @@
 
 import asyncio
 import math
+import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from fastapi import FastAPI, HTTPException
@@ -17,9 +18,11 @@ from farside.scheduler.live.api import checkpoint
 from farside.scheduler.live.api.caller import Caller, Callers, Role
 from farside.scheduler.live.dispatch import AgentLine
 from farside.scheduler.live.donors import DonorRing
+from farside.scheduler.live.elsewhere import Elsewhere
 from farside.scheduler.live.event import Event, NodeLost
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.overview import Sensed
+from farside.scheduler.live.store.presence import tell
 from farside.units import format_seconds
 
 # Close codes of RFC 6455 §7.4.1.
@@ -27,6 +30,8 @@ GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR = 1001, 1008, 1011
 HELLO_LIMIT_S = 10.0
 LEAD_LIMIT_S = 30.0
 WATCH_PERIOD_S = 1.0
+# So often in a node's timeout a manager says which nodes it hears: one may come late, or be lost.
+BEATS = 4
 # Made anew for each of a thousand nodes that join at a time, the list of donors would take all of the processor. Each
 # agent looks at it after its next report at the latest.
 RING_PERIOD_S = 1.0
@@ -47,6 +52,8 @@ class AgentSessions:
         self._sensed: dict[str, Sensed] = {}
         self._ring, self._ring_s = DonorRing(log.state), -math.inf
         self._begun_s = log.clock.now_s()
+        self._name = secrets.token_hex(8)  # of this process, among the managers of one store
+        self._elsewhere = Elsewhere()
 
     def sensed(self) -> Mapping[str, Sensed]:
         """What each connected agent told last of what no log keeps."""
@@ -104,22 +111,29 @@ class AgentSessions:
                 pass  # this process ends, and uvicorn would write a page about it
 
     async def watch_silence(self) -> None:
-        """Writes into the log which nodes were not heard of for too long, until it is cancelled."""
+        """Writes into the log which nodes nobody heard of for too long, until it is cancelled."""
+        beat, next_beat_s = 0, -math.inf
         while True:
             await asyncio.sleep(WATCH_PERIOD_S)
             now_s = self._log.clock.now_s()
-            lost: list[Event] = []
-            for node in list(self._log.state.nodes.values()):
-                silent_s = now_s - self._heard_s.get(node.name, self._begun_s)
-                if node.power is not None and node.power.is_expected_silent:
-                    continue
-                if node.is_up and node.name not in self._connected and silent_s > self._node_timeout_s:
-                    reason = f"not heard of for {format_seconds(self._node_timeout_s)}"
-                    lost.append(NodeLost(node=node.name, reason=reason))
             try:
-                await self._log.write(lost, "silence")
+                if now_s >= next_beat_s:
+                    beat, next_beat_s = beat + 1, now_s + self._node_timeout_s / BEATS
+                    said = await asyncio.to_thread(
+                        tell, self._log.store, self._name, beat, list(self._connected), now_s
+                    )
+                    self._elsewhere.told(said, now_s)
+                await self._log.write(list(self._lost(now_s)), "silence")
             except FarsideError as error:
                 _log.error("could not be written", what="lost nodes", reason=error)
+
+    def _lost(self, now_s: float) -> Iterator[Event]:
+        for node in list(self._log.state.nodes.values()):
+            if node.power is not None and node.power.is_expected_silent:
+                continue
+            heard_s = max(self._heard_s.get(node.name, self._begun_s), self._elsewhere.heard_s(node.name))
+            if node.is_up and node.name not in self._connected and now_s - heard_s > self._node_timeout_s:
+                yield NodeLost(node=node.name, reason=f"not heard of for {format_seconds(self._node_timeout_s)}")
 
     async def checkpoint_problem(self, user: str, path: str) -> str:
         """Why this user can't keep checkpoints in this folder; empty: no node that is connected speaks against it."""

@@ -139,7 +139,7 @@ class EventStore:
             with self.engine.begin() as connection:
                 return work(connection)
         except SQLAlchemyError as error:
-            raise _broken(self.url, error) from error
+            raise broken(self.url, error) from error
 
     def keep_image(self, seq: int, at_s: float, body: bytes) -> bool:
         """Puts an image of entry ``seq`` in the place of an older one; False: there is a newer one already.
@@ -227,14 +227,14 @@ class EventStore:
                 found = connection.execute(select(log).where(log.c.seq > after).order_by(log.c.seq).limit(limit))
                 return [dict(row) for row in found.mappings()]
         except SQLAlchemyError as error:
-            raise _broken(self.url, error) from error
+            raise broken(self.url, error) from error
 
     def _first(self, query: Any) -> Any:
         try:
             with self.engine.connect().execution_options(is_reading=True) as connection:
                 return connection.execute(query).first()
         except SQLAlchemyError as error:
-            raise _broken(self.url, error) from error
+            raise broken(self.url, error) from error
 
     def read(self, after: int, *, limit: int = PAGE) -> list[Entry]:
         """The entries behind a place, at most ``limit``; fewer only when there are no more.
@@ -279,7 +279,7 @@ class EventStore:
             with self.engine.connect() as connection:
                 return int(connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
         except SQLAlchemyError as error:
-            raise _broken(self.url, error) from error
+            raise broken(self.url, error) from error
 
     def told_by_people(self, *, actor: str = "", before: int | None = None, limit: int = PAGE) -> list[Entry]:
         """The entries that users and operators brought about (one of them: ``actor``), the newest first."""
@@ -295,7 +295,7 @@ class EventStore:
             with self.engine.connect().execution_options(is_reading=True) as connection:
                 rows: Sequence[Any] = connection.execute(query, values).all()
         except SQLAlchemyError as error:
-            raise _broken(self.url, error) from error
+            raise broken(self.url, error) from error
         return [
             Entry(seq=seq, at_s=at_s, generation=generation, cause=cause, event=decode_event(kind, body, version))
             for seq, at_s, generation, cause, kind, body, version in rows
@@ -379,7 +379,8 @@ def _open_sqlite(parsed: Any) -> Engine:
     return engine
 
 
-def _broken(url: str, error: SQLAlchemyError) -> StoreError:
+def broken(url: str, error: SQLAlchemyError) -> StoreError:
+    """What a database could not do, in one line."""
     cause = str(error.orig) if isinstance(error, DBAPIError) and error.orig is not None else str(error)
     first = cause.strip().splitlines()[0] if cause.strip() else type(error).__name__
     if "no such table" in first or "does not exist" in first:

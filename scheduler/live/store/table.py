@@ -39,3 +39,13 @@ lead = Table(
     Column("last_seq", BigInteger, nullable=False),
     Column("last_at_s", Float(53), nullable=False),
 )
+
+# A row for each API that runs, or ran lately: what it writes again and again says that the nodes it names are heard.
+presence = Table(
+    "presence",
+    metadata,
+    Column("manager", String(100), primary_key=True),
+    Column("beat", BigInteger, nullable=False),
+    Column("at_s", Float(53), nullable=False),
+    Column("nodes", Text, nullable=False),
+)

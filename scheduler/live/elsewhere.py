@@ -1,0 +1,35 @@
+"""Nodes that the agents' connections of other managers are heard by. PURE.
+
+With two managers on one store each hears only the agents that came to it. Silence there is no silence of the node.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presence:
+    """What the API of one manager said last. ``beat`` changes each time: that it lives is seen without its clock."""
+
+    beat: int
+    nodes: frozenset[str]
+
+
+class Elsewhere:
+    """What all other APIs have said, by this one's clock."""
+
+    def __init__(self) -> None:
+        self._beats: dict[str, int] = {}
+        self._heard_s: dict[str, float] = {}
+
+    def told(self, others: Mapping[str, Presence], now_s: float) -> None:
+        """Takes in what they said last. One that says the same again has not been heard again."""
+        for manager, said in others.items():
+            if self._beats.get(manager) != said.beat:
+                self._beats[manager] = said.beat
+                self._heard_s.update(dict.fromkeys(said.nodes, now_s))
+
+    def heard_s(self, node: str) -> float:
+        """When another manager heard of this node last; -inf: never."""
+        return self._heard_s.get(node, -math.inf)
