@@ -258,6 +258,8 @@ class Shepherd:
             try:
                 self._write()
                 break
+            except FileNotFoundError:
+                break  # the task's folder was taken away: nobody is left who would ask
             except OSError as error:
                 print(f"{self._folder}: {error.strerror}; trying again", file=sys.stderr)  # noqa: T201 - its log
                 time.sleep(1.0)

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import uuid
@@ -182,6 +183,17 @@ def test_a_time_limit_ends_it_and_is_the_cause(held: Node) -> None:
     end = held.ended()
 
     assert (end.signal, end.cause) == (signal.SIGTERM, "time limit of 0.3 s")
+
+
+def test_a_shepherd_whose_folder_is_taken_away_ends_with_its_task(held: Node) -> None:
+    held.start(f"echo ready; until test -e {held.out}.go; do sleep 0.02; done")
+    held.until("running")
+    shepherd = psutil.Process(held.runner.shepherd_pids()["1.0", 1])
+    shutil.rmtree(held.folder)
+
+    held.out.with_name("log.go").touch()
+
+    until(lambda: not shepherd.is_running() or shepherd.status() == psutil.STATUS_ZOMBIE, what="the shepherd's end")
 
 
 def test_nothing_is_left_of_a_task_that_ended(held: Node) -> None:

@@ -41,16 +41,18 @@ def _ended_well(
 
 
 def run_both(server: Sequence[str], client: Sequence[str], file: RingFile) -> None:
-    """Two processes of one task; both end well and say nothing on stderr."""
+    """Two processes of one task; both end well, and neither speaks of the library."""
     told = {**variables(file.path), "PYTHONWARNINGS": "ignore"}
     with subprocess.Popen(server, env=told, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as serving:
         try:
             done = until(lambda: _ended_well(client, told, serving), what="the client to end", deadline_s=LIMIT_S)
             assert done is not None
             assert done.returncode == 0, done.stderr
-            assert done.stderr == ""
             _, said = serving.communicate(timeout=LIMIT_S)
-            assert (serving.returncode, said) == (0, "")
+            assert serving.returncode == 0
+            for heard in (done.stderr, said):  # perftest may speak of its device there
+                assert "preload" not in heard
+                assert "farside" not in heard
         finally:
             serving.kill()
 
