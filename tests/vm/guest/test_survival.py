@@ -36,7 +36,7 @@ def plane(rooms: dict[str, Room], tmp_path_factory: pytest.TempPathFactory) -> I
     """The donors, the borrower, and a daemon of the borrower's own machine; the borrower's device is swap."""
     # 100 MiB stay free of 240. Programs that then want 120 get them, once all that is lent has come back.
     # What moves then has more time than the usual 5 s, as everything has here.
-    lending = {"headroom_bytes": "100MiB", "migrate_deadline_s": 100}
+    lending = {"headroom_bytes": "100MiB", "migrate_deadline_s": 25}
     donors = [rooms[name].donor(name, memory_bytes=240 * MIB, **lending) for name in DONORS]
     made = Plane(tmp_path_factory.mktemp("plane"), donors=(*donors, Donor(name=OWN, port=7709)))
     made.write_peers(DONORS)
