@@ -1,8 +1,7 @@
 """/v1/power: which nodes sleep, why, what it saves; and pardon for one that did not obey."""
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, HTTPException, Response
 
-from farside.errors import PeerError
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.depends import NodeNamed, Operator, Person
 from farside.scheduler.live.api.shape import NodePower, PowerReport, says
@@ -44,14 +43,17 @@ def power_routes(log: LiveLog, power: LivePower) -> APIRouter:
     @router.post(
         "/{name}/pardon",
         summary="A node that did not obey its power switch is mended: it may serve again",
-        responses=says(NodePower, 404),
+        responses=says(NodePower, 404, 409),
     )
     async def pardon(caller: Operator, node: NodeNamed) -> Response:
-        if power.keeper is None:
-            raise PeerError("nobody keeps the nodes' power here", hint="ask the manager that leads")
+        keeper = power.keeper
+        if keeper is None:
+            raise HTTPException(409, "no power is switched from here: another manager leads, or `power` is none")
+        if node.name not in keeper.nodes:
+            raise HTTPException(409, f"{node.name} has no power driver: it is always on")
         await log.write([PowerPardoned(node=node.name, by=caller.name)], caller.told)
-        power.pardon(node.name)
-        kept = power.keeper.nodes.get(node.name)
+        keeper.pardon(node.name)
+        kept = keeper.nodes.get(node.name)
         return answer(show_power(node, driver_names(setup.drivers, [node.name])[node.name], kept))
 
     return router

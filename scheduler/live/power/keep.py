@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from farside import admin
-from farside.errors import FarsideError, PeerError
+from farside.errors import FarsideError
 from farside.log import get_log
 from farside.scheduler.energy.power.demand import PolicyDemand, Wish
 from farside.scheduler.energy.power.drive.driver import PowerDriver
@@ -67,17 +67,6 @@ class LivePower:
                 await asyncio.sleep(BEAT_PERIOD_S)
                 continue
             await self._keep(generation, names)
-
-    def pardon(self, name: str) -> None:
-        """An operator has mended a node.
-
-        Raises:
-            PeerError: Another manager keeps the nodes' power, or nobody does.
-            ConfigError: No such node can be switched.
-        """
-        if self.keeper is None:
-            raise PeerError("nobody keeps the nodes' power here", hint="ask the manager that leads")
-        self.keeper.pardon(name)
 
     # ------------------------------------------------------------------ while this brain leads
 
