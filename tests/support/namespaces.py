@@ -17,7 +17,7 @@ class Cable:
     """What is between the two; ``first`` and ``second`` are the prefixes of commands that run on either."""
 
     def __init__(self, names: tuple[str, str], sides: tuple[NetNS, NetNS]) -> None:
-        self.first, self.second = (("ip", "netns", "exec", name) for name in names)
+        self.first, self.second = (("nsenter", f"--net=/run/netns/{name}") for name in names)
         self._sides = sides
 
     def cut(self) -> None:

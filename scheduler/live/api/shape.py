@@ -60,6 +60,18 @@ class Task(BaseModel):
     output: str
 
 
+class Profile(BaseModel):
+    """What the messages of a job's processes told of its model; ``problem``: why they told nothing."""
+
+    start: int
+    processes: int
+    iterations: int
+    iteration_s: float
+    model_bytes: int
+    skew: float
+    problem: str
+
+
 class JobInFull(Job):
     """A job with its processes and all that was asked for."""
 
@@ -68,6 +80,7 @@ class JobInFull(Job):
     failures: int
     pause_s: float | None
     resume_s: float | None
+    profile: Profile | None
     spec: dict[str, Any]
     tasks: list[Task]
 
