@@ -19,7 +19,8 @@ echo "begins at $at"
 [ -z "$FARSIDE_READY" ] || echo ready >"$FARSIDE_READY"
 while [ "$at" -lt "${1:-500}" ]; do
 	sleep 0.1 &
-	wait $! # a shell hears a signal while it waits, and not while it sleeps
+	# A shell hears a signal while it waits, not while it sleeps; that the sleep is terminated too, nobody need read.
+	wait $! 2>/dev/null
 	at=$((at + 1))
 	[ $((at % 50)) -ne 0 ] || save
 done

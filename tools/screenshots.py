@@ -29,7 +29,7 @@ DEADLINE_S = 90.0
 STAGE = """
 at=$(cat $FARSIDE_CHECKPOINT_DIR/$RANK 2>/dev/null || echo 0)
 trap 'echo $at > $FARSIDE_CHECKPOINT_DIR/$RANK; exit 0' TERM
-while [ $at -lt 6000 ]; do sleep 0.1 & wait $!; at=$((at + 1)); done
+while [ $at -lt 6000 ]; do sleep 0.1 & wait $! 2>/dev/null; at=$((at + 1)); done
 """
 JOBS: tuple[Mapping[str, Any], ...] = (
     {"name": "llama-8b-sft", "gpus": 16, "checkpoint": True},

@@ -56,11 +56,10 @@ def test_a_long_job_is_preempted_for_short_ones_and_resumes_where_it_was(sandbox
     go = tmp_path / "go"
     # Counts until it may end, keeps its place at SIGTERM, and says each time where it began.
     script = f"""
-        exec 2>/dev/null  # the shell may say that its sleep was terminated, too
-        at=$(cat $FARSIDE_CHECKPOINT_DIR/$RANK || echo 0)
+        at=$(cat $FARSIDE_CHECKPOINT_DIR/$RANK 2>/dev/null || echo 0)
         echo "resume=$FARSIDE_RESUME from $at"
         trap 'echo $at > $FARSIDE_CHECKPOINT_DIR/$RANK; exit 0' TERM
-        until [ -e {go} ]; do sleep 0.1 & wait $!; at=$((at + 1)); done
+        until [ -e {go} ]; do sleep 0.1 & wait $! 2>/dev/null; at=$((at + 1)); done
         echo finished
     """
     long = submit(sandbox, tmp_path / "long", script, "--gpus", "8", "--checkpoint", str(checkpoint))

@@ -37,7 +37,7 @@ trap save TERM
 echo ready >"$FARSIDE_READY"
 while [ "$left" -gt 0 ]; do
     sleep "$((left / 1000)).$(printf %03d $((left % 1000)))" &
-    wait $!
+    wait $! 2>/dev/null
     count
     begun=$(date +%s%N)
 done
