@@ -31,10 +31,11 @@ from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
 from farside.agent.sense.donor import DonorSense
 from farside.agent.sense.gpu import open_gpus
-from farside.agent.sense.node import NodeSense, RunningTask, boot_id, cpus, healthy
+from farside.agent.sense.node import NodeSense, RunningTask, cpus, healthy
 from farside.agent.session import ManagerAddress, Node, Session
 from farside.agent.status import AgentStatus
 from farside.agent.token import read_token
+from farside.boot import boot_id
 from farside.clock import Clock, RealClock
 from farside.config import AgentConfig
 from farside.config.check import names_in

@@ -34,6 +34,7 @@ SCHEDULER_SHELL = (
     "farside.scheduler.live.manager",
     "farside.scheduler.live.power.hands",
     "farside.scheduler.live.power.keep",
+    "farside.scheduler.live.power.rules",
     "farside.scheduler.live.power.setup",
     "farside.scheduler.live.slurm.commands",
     "farside.scheduler.live.slurm.engine",
@@ -90,8 +91,8 @@ IMPURE = {
 
 # Lower may not import higher.
 FOUNDATION = (
-    "errors", "units", "geometry", "ending", "endpoint", "clock", "log", "listen", "memory_sense", "notify",
-    "own_task", "munge", "peers_text", "scrape", "tls", "admin", "config",
+    "errors", "units", "geometry", "boot", "ending", "endpoint", "clock", "log", "listen", "memory_sense", "notify",
+    "own_task", "munge", "peers_text", "scrape", "tls", "whole_file", "admin", "config",
 )  # fmt: skip
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # A protocol is one codec for both roles; its folder is that of the side it was written for first.

@@ -4,7 +4,6 @@ Written beside and renamed over, with the CRC of their content in front; a file 
 is not there.
 """
 
-import os
 import zlib
 from pathlib import Path
 from typing import TypeVar
@@ -12,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from farside.errors import FarsideError
+from farside.whole_file import write_whole
 
 RecordT = TypeVar("RecordT")
 
@@ -28,26 +28,6 @@ def write_record(path: Path, record: object) -> None:
     """
     body = msgspec.json.encode(record)
     write_whole(path, b"%08x %s\n" % (zlib.crc32(body), body))
-
-
-def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Replaces a file and returns when it is on the disk; whoever reads meanwhile has the old one or the new.
-
-    Raises:
-        OSError: it cannot be written; the old one stands.
-    """
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
 
 
 def read_record(path: Path, kind: type[RecordT]) -> RecordT | None:
@@ -68,12 +48,3 @@ def read_record(path: Path, kind: type[RecordT]) -> RecordT | None:
         return msgspec.json.decode(body, type=kind)
     except (ValueError, msgspec.MsgspecError) as error:
         raise Damaged(f"{path}: is damaged ({error})") from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Puts the folder's entries on the disk, so that a rename outlives a power cut."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

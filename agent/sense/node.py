@@ -107,14 +107,6 @@ class NodeSense:
         return NodeReading(reading=reading, usage=usage)
 
 
-def boot_id(proc_root: Path) -> str:
-    """The kernel's id of this boot; another one means that no task of before runs."""
-    try:
-        return (proc_root / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
-
-
 def cpus() -> int:
     """CPUs that this process may use."""
     return len(os.sched_getaffinity(0))

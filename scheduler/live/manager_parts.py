@@ -25,6 +25,7 @@ from farside.ending import on_end_signals
 from farside.errors import ConfigError, FarsideError
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
+from farside.whole_file import write_whole
 
 if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
@@ -147,9 +148,7 @@ class Parts:
 
     def _write_pids(self) -> None:
         told = {"manager": os.getpid()} | {name: process.pid for name, process in self._running.items()}
-        part = self._pids_file.with_suffix(".part")
-        part.write_text(json.dumps({"pids": told, "listen": self._config.listen}))
-        part.replace(self._pids_file)
+        write_whole(self._pids_file, json.dumps({"pids": told, "listen": self._config.listen}).encode(), mode=0o644)
 
 
 # ---------------------------------------------------------------------------------------------- in a part

@@ -4,12 +4,13 @@ import json
 import time
 from pathlib import Path
 
+from farside.boot import UNKNOWN, boot_id
 from farside.log import get_log
+from farside.whole_file import write_whole
 
 FILE = "clock.json"
 # A difference that is taken for a jump: of less the machine's clock is believed, as NTP sets it right by little.
 JUMP_S = 60.0
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 _log = get_log("manager.clock")
 
@@ -24,7 +25,7 @@ class WallClock:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
-        self._boot_id = _BOOT.read_text().strip() if _BOOT.exists() else ""
+        self._boot_id = boot_id()
         told_s = time.time() - time.monotonic()
         kept_s = self._read()
         self._offset_s = told_s
@@ -53,16 +54,14 @@ class WallClock:
     def _read(self) -> float | None:
         try:
             kept = json.loads(self._path.read_text())
-            return float(kept["offset_s"]) if kept["boot_id"] == self._boot_id != "" else None
+            return float(kept["offset_s"]) if kept["boot_id"] == self._boot_id != UNKNOWN else None
         except (OSError, ValueError, TypeError, KeyError):
             return None  # none yet, or half of one: the machine's clock is believed
 
     def _keep(self) -> None:
-        # By either process, which have the same clock: whoever is last wins, and no reader sees a part.
-        beside = self._path.with_suffix(f".{time.monotonic_ns()}")
+        # By either process, which have the same clock: whoever is last wins.
+        kept = json.dumps({"boot_id": self._boot_id, "offset_s": self._offset_s}) + "\n"
         try:
-            beside.write_text(json.dumps({"boot_id": self._boot_id, "offset_s": self._offset_s}) + "\n")
-            beside.replace(self._path)
+            write_whole(self._path, kept.encode(), mode=0o644)
         except OSError as error:
             _log.warning("can't be kept; a jump while the manager is away will count", reason=str(error))
-            beside.unlink(missing_ok=True)

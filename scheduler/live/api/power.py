@@ -53,7 +53,7 @@ def power_routes(log: LiveLog, power: LivePower) -> APIRouter:
             raise HTTPException(409, f"{node.name} has no power driver: it is always on")
         await log.write([PowerPardoned(node=node.name, by=caller.name)], caller.told)
         keeper.pardon(node.name)
-        kept = keeper.nodes.get(node.name)
+        kept = keeper.nodes[node.name]
         return answer(show_power(node, driver_names(setup.drivers, [node.name])[node.name], kept))
 
     return router

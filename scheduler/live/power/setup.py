@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from farside.config.check import names_in
 from farside.config.manager import ManagerConfig
 from farside.errors import ConfigError
-from farside.scheduler.energy.catalog import make_online
 from farside.scheduler.energy.policy import EnergyPolicy
 from farside.scheduler.energy.power.drive.catalog import read_drivers
 from farside.scheduler.energy.power.drive.driver import PowerDriver
 from farside.scheduler.energy.power.fleet import FleetRules
 from farside.scheduler.energy.power.state import Patience
 from farside.scheduler.live.accounts import tenancy_of
-from farside.scheduler.settings import named_settings
+from farside.scheduler.live.power.rules import fleet_rules, online_policy
 from farside.scheduler.tenancy import Tenancy
 
 # Between two turns, at most: jobs that wait for nodes should not wait for us.
@@ -70,14 +69,8 @@ def power_setup(config: ManagerConfig) -> PowerSetup:
         policy=config.power,
         is_dry_run=config.power_dry_run,
         drivers=drivers,
-        make_policy=make_online(
-            config.power, named_settings("power_settings", config.power_settings), config.power_step_s
-        ),
-        rules=FleetRules(
-            floor=config.power_floor,
-            always_on=frozenset(names_in(config.always_on)),
-            min_on_s=config.power_min_on_s,
-        ),
+        make_policy=online_policy(config),
+        rules=fleet_rules(config),
         patience=patience,
         step_s=config.power_step_s,
         every_s=every_s,

@@ -4,16 +4,14 @@ import math
 from collections.abc import Iterable, Mapping
 
 from farside.config import SlurmConfig
-from farside.config.check import names_in
 from farside.errors import ConfigError
-from farside.scheduler.energy.catalog import make_online
 from farside.scheduler.energy.power.demand import PolicyDemand, occupancy
-from farside.scheduler.energy.power.fleet import FleetRules, plan
+from farside.scheduler.energy.power.fleet import plan
 from farside.scheduler.energy.power.state import NodePower, Phase
+from farside.scheduler.live.power.rules import fleet_rules, online_policy
 from farside.scheduler.live.slurm import power
 from farside.scheduler.live.slurm.action import PowerAction
 from farside.scheduler.live.slurm.snapshot import SlurmNode, Traits
-from farside.scheduler.settings import named_settings
 
 
 class Sleeper:
@@ -25,15 +23,8 @@ class Sleeper:
 
     def __init__(self, config: SlurmConfig) -> None:
         self._config = config
-        self._make_policy = None
-        if config.power != "none":
-            settings = named_settings("power_settings", config.power_settings)
-            self._make_policy = make_online(config.power, settings, config.power_step_s)
-        self._rules = FleetRules(
-            floor=config.power_floor,
-            always_on=frozenset(names_in(config.always_on)),
-            min_on_s=config.power_min_on_s,
-        )
+        self._make_policy = online_policy(config)
+        self._rules = fleet_rules(config)
         self._fleet: Mapping[str, NodePower] = {}
         self._slept = power.Slept()
         self._demand: PolicyDemand | None = None

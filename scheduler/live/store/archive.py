@@ -19,6 +19,7 @@ import msgspec
 from farside.errors import FarsideError, RemoteProtocolError
 from farside.scheduler.live.codec import decode_event
 from farside.scheduler.live.event import Entry
+from farside.whole_file import sync_folder
 
 _NAME = re.compile(r"log-(\d+)-(\d+)\.jsonl\.gz")
 _ENCODER = msgspec.json.Encoder()
@@ -72,7 +73,7 @@ class Archive:
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(path)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except OSError as error:
             part.unlink(missing_ok=True)
             hint = "the log keeps its old entries until it can"
@@ -112,11 +113,3 @@ def _lines(path: Path) -> Iterator[_Line]:
                 yield _DECODER.decode(text)
     except (OSError, EOFError, msgspec.MsgspecError) as error:
         raise RemoteProtocolError(f"{path}: {error}", hint="the file is damaged; take it from a backup") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,0 +1,34 @@
+"""The energy policy and the rules of switching that a config asks for: the same whether we switch or Slurm does."""
+
+from collections.abc import Callable
+
+from farside.config import SlurmConfig
+from farside.config.check import names_in
+from farside.config.manager import ManagerConfig
+from farside.scheduler.energy.catalog import make_online
+from farside.scheduler.energy.policy import EnergyPolicy
+from farside.scheduler.energy.power.fleet import FleetRules
+from farside.scheduler.settings import named_settings
+
+PowerConfig = ManagerConfig | SlurmConfig
+
+
+def online_policy(config: PowerConfig) -> Callable[[int], EnergyPolicy] | None:
+    """The policy for so many nodes; None with ``none``.
+
+    Raises:
+        ConfigError: It or its settings can't be used.
+    """
+    if config.power == "none":
+        return None
+    settings = named_settings("power_settings", config.power_settings)
+    return make_online(config.power, settings, config.power_step_s)
+
+
+def fleet_rules(config: PowerConfig) -> FleetRules:
+    """What holds for every node, whatever the policy wishes."""
+    return FleetRules(
+        floor=config.power_floor,
+        always_on=frozenset(names_in(config.always_on)),
+        min_on_s=config.power_min_on_s,
+    )

@@ -1,0 +1,33 @@
+"""Files that are replaced as a whole: after whatever ends the writer or the machine, there is the old or the new."""
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Replaces a file and returns when it is on the disk; whoever reads meanwhile has the old one or the new.
+
+    Raises:
+        OSError: it cannot be written; the old one stands.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Puts the folder's entries on the disk, so that a rename outlives a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
