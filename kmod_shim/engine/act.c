@@ -161,8 +161,10 @@ bool act_post(struct worker *w, struct act *act)
 		act->io.status = rc;
 		act_end(w, act);
 	} else {
-		if (link->ops->outstanding(link) == 1)
+		if (link->ops->outstanding(link) == 1) {
 			w->heard_ns[act->donor] = act->io.posted_ns;
+			w->fresh[act->donor / 64] |= 1ull << act->donor % 64;
+		}
 		w->dirty[act->donor / 64] |= 1ull << act->donor % 64;
 	}
 	return true;
@@ -262,6 +264,9 @@ bool act_poll(struct worker *w)
 		if (w->dirty[donor / 64] & bit) {
 			w->dirty[donor / 64] &= ~bit;
 			link->ops->submit(link);
+			if (w->fresh[donor / 64] & bit && sleeps_on_its_socket(link))
+				*quiet |= bit; /* no answer can be there yet */
+			w->fresh[donor / 64] &= ~bit;
 		}
 		if (link->ops->outstanding(link) && !(*quiet & bit)) {
 			bool some = link_poll(w, donor);

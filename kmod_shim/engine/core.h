@@ -260,6 +260,7 @@ struct worker {
 	uint64_t last_rx_ns;
 	/* Sockets that had no more when they were last asked. Only the poll knows of more; asking again would cost a call. */
 	bool rx_drained;
+	uint64_t fresh[NE_DONORS_MAX / 64]; /* had nothing outstanding before what was posted last */
 	uint64_t link_quiet[NE_DONORS_MAX / 64];
 	uint32_t turns; /* since the last poll */
 	uint64_t short_since_ns;	/* since when slots are short, or 0 */

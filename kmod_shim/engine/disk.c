@@ -325,6 +325,11 @@ uint32_t ne_disk_outstanding(const struct ne_disk *disk)
 	return disk->outstanding;
 }
 
+bool ne_disk_unsubmitted(const struct ne_disk *disk)
+{
+	return io_uring_sq_ready(&disk->ring) > 0;
+}
+
 int ne_disk_wait_fd(const struct ne_disk *disk)
 {
 	return disk->ring.ring_fd;

@@ -18,7 +18,8 @@
 #include "thread.h"
 
 #define TURNS_MAX	  16u
-#define LOOK_NS		  200000ull /* how soon what waits without an event is looked at again */
+#define LOOK_NS		  200000ull  /* how soon what waits without an event is looked at again */
+#define OVERDUE_LOOK_NS	  1000000ull /* the same for what is late already, or seldom so */
 
 #define STACK_TOUCH_BYTES (64u << 10)
 
@@ -103,18 +104,27 @@ static bool may_run_deferred(const struct worker *w)
 	return w->deferred && (w->sock >= 0 || w->hup);
 }
 
+/* Until act_timers() has something to do: the oldest read is to be hedged, or, once it is, somebody may be overdue. */
+static uint64_t timers_ns(const struct worker *w)
+{
+	uint64_t hedge_ns = (uint64_t)w->dev->params.hedge_us * 1000, age;
+
+	if (!w->act_old)
+		return UINT64_MAX;
+	age = elapsed_ns(now_ns(), w->act_old->io.posted_ns);
+	return age < hedge_ns ? hedge_ns - age + LOOK_NS : OVERDUE_LOOK_NS;
+}
+
 static uint64_t sleep_limit_ns(const struct worker *w)
 {
-	uint64_t hedge_ns = (uint64_t)w->dev->params.hedge_us * 1000;
+	uint64_t limit = timers_ns(w);
 
 	if (may_run_deferred(w) || w->dop_wait || w->act_waiting)
 		return LOOK_NS;
-	if (w->act_old && hedge_ns < 1000000)
-		return hedge_ns + LOOK_NS;
-	if (w->is_full || w->act_old || atomic_load_explicit(&w->stop, memory_order_relaxed) ||
-	    (w->disk && ne_disk_outstanding(w->disk))) /* the kernel may not have taken all of it yet */
-		return 1000000;
-	return UINT64_MAX;
+	if (limit > OVERDUE_LOOK_NS && (w->is_full || atomic_load_explicit(&w->stop, memory_order_relaxed) ||
+					(w->disk && ne_disk_unsubmitted(w->disk))))
+		return OVERDUE_LOOK_NS;
+	return limit;
 }
 
 /* Every socket may have something. */
