@@ -5,7 +5,7 @@ a second, so that a killed process takes at most its last second along.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 
 from farside.kmod_shim.engine.binding import LATENCY_BUCKETS, EngineStats
 
@@ -28,7 +28,7 @@ def latency_buckets(totals: Mapping[str, int], kind: str) -> tuple[int, ...]:
 
 
 def _flat(stats: EngineStats) -> Iterator[tuple[str, int]]:
-    for name, value in asdict(stats).items():
+    for name, value in ((field.name, getattr(stats, field.name)) for field in fields(stats)):
         if isinstance(value, tuple):
             yield from ((f"{name}_{i}", count) for i, count in enumerate(value))
         else:
