@@ -267,7 +267,7 @@ class BlockDevice:
             self._mapper.unmap(event.a)
 
     def _on_link_down(self, event: EngineEvent) -> None:
-        self.peers.links_broke(event.a)
+        self.peers.links_broke(event.a, event.c)  # of DONOR_SUSPECT it is 0
 
     def _on_slab_drained(self, event: EngineEvent) -> None:
         work = self._recaller.drained(event.a, moved_pages=event.b, dropped_pages=event.c, lost_pages=event.d)

@@ -133,6 +133,7 @@ class Peer:
         self._linked_s = math.inf  # when the pages of this session came into reach
         self._slow_asks = 0  # MAP and RESUME without an answer
         self._relink = asyncio.Event()
+        self._broke_by = 0  # errno of the data connection that broke last; 0 where it is not known
         self._breaks_on = False  # its data connections broke again and again for all of grace_s
         self._mapped_tokens: set[int] = set()  # leases whose memory the engine has in this process
 
@@ -221,8 +222,9 @@ class Peer:
         self._parts.table.forget_donor(self.address.node)
         self._parts.table.save()
 
-    def links_broke(self) -> None:
-        """Called for LINK_DOWN and DONOR_SUSPECT: all data connections are replaced."""
+    def links_broke(self, error: int = 0) -> None:
+        """Called for LINK_DOWN, with its errno, and DONOR_SUSPECT: all data connections are replaced."""
+        self._broke_by = error or self._broke_by
         if self.state is PeerState.UP:
             self.state = PeerState.SUSPECT
         self._relink.set()
@@ -446,6 +448,7 @@ class Peer:
         # Old connections died by the fence while the new ones were made: what they say about it is old news.
         parts.hooks.pump_events()
         self._relink.clear()
+        self._broke_by = 0
         attach()
 
     async def _open_socks(self, workers: Sequence[int]) -> Callable[[], None]:
@@ -530,6 +533,11 @@ class Peer:
                     continue
             return
 
+    def _relink_reason(self) -> str:
+        if self._broke_by:
+            return os.strerror(self._broke_by)
+        return "RDMA, which is preferred, is there again" if self._fell_back else "one broke"
+
     async def _has_rdma_again(self) -> bool:
         # One queue pair under the epoch in force: the connections that pages go by stay as they are.
         if Carrier.RDMA not in self._ways().tried:
@@ -555,7 +563,7 @@ class Peer:
             if clock.now_s() - broke_s > self._parts.config.grace_s:
                 self._breaks_on = True
                 raise PeerError("its data connections keep breaking")
-            log.warning("replacing a donor's data connections", donor=self.address.node)
+            log.warning("replacing a donor's data connections", donor=self.address.node, reason=self._relink_reason())
             await clock.sleep_until_s(clock.now_s() + pause_s)
             pause_s = min(RETRY_MAX_S, 2 * pause_s)
             await self._link()

@@ -86,11 +86,11 @@ class Peers:
         """DONE to one donor."""
         await self.get(donor).done(lease, moved_pages=moved_pages, dropped_pages=dropped_pages)
 
-    def links_broke(self, donor: int) -> None:
-        """LINK_DOWN or DONOR_SUSPECT of one donor."""
+    def links_broke(self, donor: int, error: int) -> None:
+        """LINK_DOWN, with its errno, or DONOR_SUSPECT of one donor."""
         for peer in self._peers.values():
             if peer.donor == donor:
-                peer.links_broke()
+                peer.links_broke(error)
 
     # ------------------------------------------------------------------ file
 

@@ -381,6 +381,19 @@ def test_broken_links_are_all_replaced_under_a_higher_epoch(scene: Scene) -> Non
     assert [hello.epoch for hello in scene.donor.hellos if hello.role == "data"][3:] == [2, 2, 2]
 
 
+def test_why_links_are_replaced_is_logged(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        await scene.is_up()
+        scene.peer.links_broke()
+        scene.peer.links_broke(errno.ETIMEDOUT)
+        await until(lambda: len(scene.recorder.links) == 6)
+
+    play(scene, body)
+
+    (fields,) = [vars(record)["farside_fields"] for record in caplog.records if "replacing" in record.message]
+    assert fields["reason"] == "Connection timed out"
+
+
 def test_a_lost_control_connection_comes_back_to_its_session_and_leases(scene: Scene) -> None:
     async def body() -> None:
         await scene.is_up()
