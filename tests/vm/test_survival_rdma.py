@@ -1,13 +1,15 @@
-"""Swap by soft RDMA between two machines: the network is cut and healed, the donor's machine is switched off."""
+"""Swap by soft RDMA between two machines: networks are cut and healed, machines stand still, and lose their power."""
 
 import json
 import secrets
 import shlex
+from typing import Any
 
 import pytest
 
 from tests.support.waiting import until
 from tests.vm.conftest import LOGS
+from tests.vm.guest.faults import STANDSTILL
 from tests.vm.harness.network import Network
 from tests.vm.inside import PATIENCE, TREE, keep_rows
 
@@ -41,10 +43,15 @@ class Faults:
         self._hear("judged")
         keep_rows(self._borrower, LOGS / "survival/test_survival_rdma.jsonl")
 
+    def told(self) -> Any:
+        """What the borrower tells; empty while it tells nothing."""
+        done = self._borrower.outcome("farside admin status --socket /root/plane/blockdev.sock", limit_s=120)
+        return json.loads(done.stdout) if done.status == 0 else {}
+
     def donor_state(self) -> str:
         """The donor's, as the borrower has it."""
-        done = self._borrower.outcome("farside admin status --socket /root/plane/blockdev.sock", limit_s=120)
-        return str(json.loads(done.stdout)["donors"][0]["state"]) if done.status == 0 else ""
+        told = self.told()
+        return str(told["donors"][0]["state"]) if told else ""
 
     def _say(self, word: str) -> None:
         self._borrower.run(f"echo {shlex.quote(word)} >/run/words")
@@ -74,6 +81,12 @@ def test_swap_by_rdma_outlives_its_network_and_its_donor(pair: Network) -> None:
     pair.heal(DONOR)
     until(lambda: faults.donor_state() == "up", what="the donor's return", deadline_s=LIMIT_S, every_s=1)
     faults.end()
+
+    faults.begin(STANDSTILL)
+    pair[BORROWER].stand_still(60)
+    until(lambda: faults.donor_state() == "up", what="the donor's return", deadline_s=LIMIT_S, every_s=1)
+    faults.end()
+    assert faults.told()["connections"] == 1
 
     faults.begin("the donor's machine without power")
     pair[DONOR].power_off()

@@ -8,12 +8,11 @@ seconds meanwhile: who listens knows a machine that hangs by its silence. The la
 the reason.
 """
 
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 from farside.kmod_shim.preflight import read_meminfo
 from tests.support.waiting import until
@@ -21,6 +20,7 @@ from tests.vm.guest.far_donor import FOLDER, MIB, plane_of
 from tests.vm.guest.load import Load, Testimony
 from tests.vm.guest.survival import ROOT, survived
 from tests.vm.guest.swap_plane import LIMIT_S, Plane, swap_must, vmstat
+from tests.vm.guest.watch import watched
 
 PROGRAMS = 3
 PAGE_BYTES = 4096
@@ -78,19 +78,6 @@ def say() -> None:
     )
 
 
-@contextmanager
-def watched() -> Iterator[None]:
-    """`farside swap watch` runs, as its service does beside swap."""
-    with (FOLDER / "watch.log").open("ab") as log:
-        watch = subprocess.Popen([sys.executable, "-m", "farside", "swap", "watch"], stdout=log, stderr=log)
-    try:
-        yield
-        assert watch.poll() is None, "swap watch has ended"
-    finally:
-        watch.terminate()
-        watch.wait()
-
-
 def press(plane: Plane, transport: str, *, seconds: float, pages: int) -> None:
     """Runs the programs, each with so many pages, and judges."""
     with ExitStack() as stack:
@@ -116,7 +103,7 @@ def main() -> None:
     plane.start("blockdev")
     until(plane.is_up, what="the donor", deadline_s=LIMIT_S, every_s=0.5)
     swap_must("attach", "--socket", str(plane.admin_socket), "--connections", "1")
-    with watched():
+    with watched(FOLDER):
         say()
         try:
             press(plane, transport, seconds=float(seconds), pages=touched_bytes // PAGE_BYTES // PROGRAMS)

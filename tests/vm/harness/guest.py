@@ -2,6 +2,7 @@
 
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -154,6 +155,15 @@ class Guest:
     def resume(self) -> None:
         """Lets them run on."""
         self.emulator.execute("cont")
+
+    def stand_still(self, seconds: float) -> None:
+        """It isn't run for so long while its clock goes on, as when it moves to another host."""
+        process = self.emulator.process
+        process.send_signal(signal.SIGSTOP)
+        try:
+            threading.Event().wait(seconds)
+        finally:
+            process.send_signal(signal.SIGCONT)
 
     # --- what its kernel said
 
