@@ -41,8 +41,10 @@ def test_a_machine_far_out_of_memory_goes_on(pair: Network, transport: str, page
             program.kill()
 
     keep_rows(borrower, kept)
-    with (LOGS / "survival/test_pressure.jsonl").open("a") as rows:
-        rows.write(kept.read_text())
+    rows = LOGS / "survival/test_pressure.jsonl"
+    rows.parent.mkdir(exist_ok=True)
+    with rows.open("a") as all_rows:
+        all_rows.write(kept.read_text())
     assert said.endswith("judged\n"), said[-2000:]
     (row,) = read_rows(kept)
     assert row.page_ins >= page_ins, row
