@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ QUEUE_DEPTH = 128
 PAGE_CLUSTER = Path("proc/sys/vm/page-cluster")
 MIN_FREE = Path("proc/sys/vm/min_free_kbytes")
 WATERMARK_BOOST = Path("proc/sys/vm/watermark_boost_factor")
+UDEV_LIMIT_S = 10  # it does many other things while a machine starts or ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,16 @@ def hold_exclusively(device: str) -> None:
     except OSError as error:
         hint = "umount it, `swapoff` it, or take it out of its volume first"
         raise ConfigError(f"{device}: {error.strerror}", hint=hint) from error
+
+
+def wait_for_udev() -> None:
+    """Returns when udev has seen what was closed last, or after UDEV_LIMIT_S; at once where there is none.
+
+    It reads the partition table of a device that somebody wrote to and closed, as swapoff does: with the device gone in
+    the middle of that, the kernel's log has I/O errors that nothing is behind.
+    """
+    with suppress(FileNotFoundError):
+        subprocess.run(["udevadm", "settle", f"--timeout={UDEV_LIMIT_S}"], capture_output=True, check=False)
 
 
 def signature(device: str) -> Mapping[str, str]:

@@ -58,6 +58,7 @@ def detach(attached: Attached, root: Path, tell: Callable[[str], None], *, force
         if left := standing(tuple(detach_refusals(area, read_room(root, area))), forced):
             raise Refused(left)
         _swap_off(area, root, tell)
+    sysfs.wait_for_udev()
     sysfs.hold_exclusively(attached.device)
     disconnect(attached)
     forget_record(root, attached.index)

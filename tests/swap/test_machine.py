@@ -257,6 +257,12 @@ def test_what_else_stands_there_is_found(tmp_path: Path) -> None:
     assert nbd_sysfs.signature(str(file))["TYPE"] == "ext4"
 
 
+def test_a_machine_without_udev_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    nbd_sysfs.wait_for_udev()
+
+
 # --- the machine's settings, and the record that puts them back
 
 

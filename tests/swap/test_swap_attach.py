@@ -56,6 +56,7 @@ class World:
         patch.setattr("farside.kmod_shim.swap_detach.swap_off", self._swap_off)
         patch.setattr(nbd_sysfs, "signature", lambda device: self.content)
         patch.setattr(nbd_sysfs, "write_swap_signature", lambda device, label: self.do("mkswap"))
+        patch.setattr(nbd_sysfs, "wait_for_udev", lambda: self.do("let udev look"))
         patch.setattr(nbd_sysfs, "hold_exclusively", lambda device: self.do("look for users"))
 
     def attach(self, **wish: Any) -> Any:
@@ -149,7 +150,7 @@ def test_detaching_switches_swap_off_before_it_disconnects(world: World) -> None
 
     done = world.detach()
 
-    assert world.log == ["swapoff /dev/nbd0", "look for users", "disconnect"]
+    assert world.log == ["swapoff /dev/nbd0", "let udev look", "look for users", "disconnect"]
     assert done.bytes_back == 5 * MIB
     assert read_records(world.root) == ()
     assert world.settings() == ("3", "67584")
@@ -298,7 +299,7 @@ def test_a_device_without_a_record_can_be_let_go(world: World) -> None:
 
     world.detach("/dev/nbd0")
 
-    assert world.log[-3:] == ["swapoff /dev/nbd0", "look for users", "disconnect"]
+    assert world.log[-4:] == ["swapoff /dev/nbd0", "let udev look", "look for users", "disconnect"]
 
 
 def test_of_several_devices_one_must_be_named(world: World) -> None:
