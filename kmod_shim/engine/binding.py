@@ -359,6 +359,14 @@ class Device:
         """Pages with one copy, though the protection promises two."""
         return int(lib.ne_pages_exposed(self._device))
 
+    def pages_disk_alone(self) -> int:
+        """Pages that the disk alone has: one that breaks loses them."""
+        return int(lib.ne_pages_disk_alone(self._device))
+
+    def lift_set(self, on: bool) -> None:
+        """Whether such pages are copied to donors in the background; their clusters without a home are told as WANT."""
+        lib.ne_lift_set(self._device, on)
+
     def activity(self) -> Sequence[int]:
         """Cumulative page I/O of each cluster since this process began, wrapping at 2^32."""
         _check("activity_get", lib.ne_activity_get(self._device, self._clusters, self._activity))

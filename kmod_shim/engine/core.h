@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * core.h - what device.c, worker.c, nbd.c, page.c, act.c and mover.c share: the state that outlives a process, and the rules of it.
+ * core.h - what device.c, worker.c, nbd.c, page.c, act.c, mover.c and lift.c share: the state that outlives a process,
+ * and the rules of it.
  *
  * How it works
  *   The state memfd holds, for the whole device: donors, slabs, clusters (homes), pages; and for each worker: the
@@ -19,6 +20,8 @@
  *     - A page whose only source is one donor is exposed: a second copy was promised (unless protection is none) and is
  *       missing. Every change of a source goes through page_swap(), so that each cluster's count of them is exact; with
  *       replicas the mover writes the second copy again. The counts are made anew from the words at adoption.
+ *     - A page whose only source is the disk is lost with it; those are counted in the same way, and the mover copies
+ *       them to a donor where it is told to (lift.c).
  *     - A new sequence drops every older copy in the same store, so a stale copy cannot be found.
  *   A read accepts what matches the crc of a (sequence, crc) pair that was current after the read had come. A mismatch
  *   with unchanged words is corruption: that copy is dropped, the next source asked.
@@ -236,6 +239,20 @@ struct dop {
 
 enum { HOME_DISK = 3, HOME_HERE = 4 };
 
+#define LIFT_PAGES 128u
+
+/* The mover's: a run of pages on its way from the disk to a donor. See lift.c. */
+struct lift {
+	struct ne_dio dio;
+	uint32_t first, n;		/* the run; n = 0: none is under way */
+	bool ended;			/* the disk has answered */
+	uint32_t cursor;		/* the page to look at next */
+	uint32_t single_until;		/* up to there one page at a time: a run of these could not be read */
+	uint32_t failures;		/* reads that failed, one after the other */
+	uint32_t sequence[LIFT_PAGES];	/* of the contents that the disk was asked for */
+	uint64_t begun_ns, rest_until_ns;
+};
+
 struct worker {
 	struct ne_device *dev;
 	uint32_t idx;
@@ -302,6 +319,7 @@ struct worker {
 	_Atomic uint32_t stop;
 	_Atomic int start_rc;
 
+	struct lift lift;
 	uint8_t *pool;			/* everything of this process that is not in the memfd */
 	uint64_t pool_bytes;
 	struct recovered { uint32_t page, slot, n; } *recovered;
@@ -334,6 +352,8 @@ struct ne_device {
 	struct ne_page *page;
 	uint32_t *activity;		/* [THREADS][clusters] */
 	_Atomic int32_t *exposed;	/* [clusters]: pages with one copy only; below 0 for a moment, between two threads */
+	_Atomic int32_t *disk_alone;	/* [clusters]: pages that the disk alone has; likewise */
+	_Atomic uint32_t lifting;	/* the mover copies those to donors */
 	struct slab_live *live;
 	_Atomic uint32_t donor_direct[NE_DONORS_MAX]; /* slabs are memory here */
 	_Atomic uint32_t donor_faulty[NE_DONORS_MAX]; /* a fault rule stands: no direct access */
@@ -398,15 +418,21 @@ static inline bool page_is_exposed(uint64_t a)
 	return sources & P_RALL && !(sources & (sources - 1));
 }
 
+static inline bool page_is_on_disk_alone(uint64_t a) { return (a & P_SOURCES) == P_DISK; }
+
 /* One step of a compare-and-swap loop over a page's word: false, and the word in *a, when it was another. */
 static inline bool page_swap(struct ne_device *dev, struct ne_page *p, uint64_t *a, uint64_t to)
 {
-	int32_t more = page_is_exposed(to) - page_is_exposed(*a);
+	int32_t exposed = page_is_exposed(to) - page_is_exposed(*a);
+	int32_t alone = page_is_on_disk_alone(to) - page_is_on_disk_alone(*a);
+	uint64_t cluster = (uint64_t)(p - dev->page) / NE_CLUSTER_PAGES;
 
 	if (!atomic_compare_exchange_weak(&p->a, a, to))
 		return false;
-	if (more && dev->params.protection != NE_PROTECT_NONE)
-		atomic_fetch_add(&dev->exposed[(uint64_t)(p - dev->page) / NE_CLUSTER_PAGES], more);
+	if (exposed && dev->params.protection != NE_PROTECT_NONE)
+		atomic_fetch_add(&dev->exposed[cluster], exposed);
+	if (alone)
+		atomic_fetch_add(&dev->disk_alone[cluster], alone);
 	return true;
 }
 
@@ -462,6 +488,7 @@ void worker_stop(struct worker *w);
 void worker_kick(struct worker *w);
 void worker_take_mail(struct worker *w);
 bool worker_disk_turn(struct worker *w);
+void worker_disk_ended(struct worker *w, struct ne_dio *dio);
 int worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot);
 void worker_recover_done(struct worker *w);
 
@@ -481,6 +508,8 @@ int page_write(struct worker *w, struct req *rq, const uint8_t *payload);
 void page_forget_slot(struct ne_device *dev, struct ne_page *p, uint32_t slot);
 void page_write_abandon(struct worker *w, struct req *rq);
 int page_zero(struct worker *w, struct req *rq);
+/* Tells, once until it is mapped, that the cluster wants a home; nothing where it has one. */
+void page_tell_wanted(struct worker *w, uint32_t cluster);
 /* Puts the whole request's content at dst if no waiting is needed. 0, -EAGAIN, or -EIO. */
 int page_read_now(struct worker *w, struct req *rq, uint8_t *dst);
 int page_read(struct worker *w, struct req *rq);

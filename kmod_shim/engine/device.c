@@ -170,6 +170,7 @@ static int pages_adopt(struct ne_device *dev)
 		if (to != a)
 			atomic_store(&p->a, to);
 		dev->exposed[i / NE_CLUSTER_PAGES] += page_is_exposed(to);
+		dev->disk_alone[i / NE_CLUSTER_PAGES] += page_is_on_disk_alone(to);
 		if (to & P_PEND) {
 			uint32_t slot = (uint32_t)(atomic_load(&p->b) >> 32);
 
@@ -236,12 +237,13 @@ static int tables_make(struct ne_device *dev)
 	dev->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	dev->activity = table(activity_bytes(dev));
 	dev->exposed = table(dev->clusters * sizeof(*dev->exposed));
+	dev->disk_alone = table(dev->clusters * sizeof(*dev->disk_alone));
 	dev->live = table(NE_SLABS_MAX * sizeof(*dev->live));
 	dev->faults = table(NE_DONORS_MAX * sizeof(*dev->faults));
 	dev->events = table(EVENTS * sizeof(*dev->events));
 	dev->jobs = table(JOBS * sizeof(*dev->jobs));
-	if (dev->event_fd < 0 || !dev->activity || !dev->exposed || !dev->live || !dev->faults || !dev->events ||
-	    !dev->jobs)
+	if (dev->event_fd < 0 || !dev->activity || !dev->exposed || !dev->disk_alone || !dev->live || !dev->faults ||
+	    !dev->events || !dev->jobs)
 		return -ENOMEM;
 	return 0;
 }
@@ -310,6 +312,7 @@ void ne_device_destroy(struct ne_device *dev)
 			munmap(dev->live[i].base, dev->params.slab_bytes);
 	untable(dev->activity, activity_bytes(dev));
 	untable(dev->exposed, dev->clusters * sizeof(*dev->exposed));
+	untable(dev->disk_alone, dev->clusters * sizeof(*dev->disk_alone));
 	untable(dev->live, NE_SLABS_MAX * sizeof(*dev->live));
 	untable(dev->faults, NE_DONORS_MAX * sizeof(*dev->faults));
 	untable(dev->events, EVENTS * sizeof(*dev->events));
@@ -635,7 +638,7 @@ int ne_cluster_map(struct ne_device *dev, uint32_t cluster, uint32_t slab, uint3
 		if (h != found)
 			atomic_fetch_and(&c->home[h], ~H_WRITE);
 	atomic_store(&c->wanted, 0);
-	worker_kick(dev->worker[NE_MOVER]); /* exposed pages may have waited for it */
+	worker_kick(dev->worker[NE_MOVER]); /* pages with one copy may have waited for it */
 	return found;
 }
 
@@ -781,13 +784,29 @@ uint64_t ne_pending_bytes(const struct ne_device *dev)
 	return pages * NE_PAGE_BYTES;
 }
 
-uint64_t ne_pages_exposed(const struct ne_device *dev)
+static uint64_t pages_of(const struct ne_device *dev, const _Atomic int32_t *counts)
 {
 	int64_t pages = 0;
 
-	for (uint32_t c = 0; c < dev->clusters && dev->params.protection != NE_PROTECT_NONE; c++)
-		pages += atomic_load_explicit(&dev->exposed[c], memory_order_relaxed);
+	for (uint32_t c = 0; c < dev->clusters; c++)
+		pages += atomic_load_explicit(&counts[c], memory_order_relaxed);
 	return pages > 0 ? (uint64_t)pages : 0;
+}
+
+uint64_t ne_pages_exposed(const struct ne_device *dev)
+{
+	return dev->params.protection == NE_PROTECT_NONE ? 0 : pages_of(dev, dev->exposed);
+}
+
+uint64_t ne_pages_disk_alone(const struct ne_device *dev)
+{
+	return pages_of(dev, dev->disk_alone);
+}
+
+void ne_lift_set(struct ne_device *dev, bool on)
+{
+	atomic_store(&dev->lifting, on);
+	worker_kick(dev->worker[NE_MOVER]);
 }
 
 int ne_activity_get(const struct ne_device *dev, uint32_t clusters, uint32_t *ret)
@@ -856,6 +875,8 @@ int ne_device_prefault(struct ne_device *dev)
 		rc = populate(dev->activity, activity_bytes(dev));
 	if (!rc)
 		rc = populate(dev->exposed, dev->clusters * sizeof(*dev->exposed));
+	if (!rc)
+		rc = populate(dev->disk_alone, dev->clusters * sizeof(*dev->disk_alone));
 	if (!rc)
 		rc = populate(dev->live, NE_SLABS_MAX * sizeof(*dev->live));
 	if (!rc)

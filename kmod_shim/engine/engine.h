@@ -199,11 +199,18 @@ int ne_slab_drain(struct ne_device *dev, uint32_t slab, uint32_t deadline_ms, bo
 /* The same for one cluster's home on that slab; ends with NE_EVENT_CLUSTER_DRAINED. Used for TRIMmed clusters. */
 int ne_cluster_drain(struct ne_device *dev, uint32_t cluster, uint32_t slab);
 
+/*
+ * From now on (true) pages that the disk alone has are copied to their cluster's writable home, in the background, as far
+ * as the disk can be read; and NE_EVENT_WANT tells of clusters with such pages that have none. Off at first, in each
+ * process. What could not be copied stays in ne_pages_disk_alone(), and is tried again.
+ */
+void ne_lift_set(struct ne_device *dev, bool on);
+
 /* --- events */
 
 enum ne_event_kind {
 	NE_EVENT_NONE = 0,
-	NE_EVENT_WANT = 1,		/* a: cluster. It was written and has no writable home. Told once until mapped */
+	NE_EVENT_WANT = 1,		/* a: cluster. It was written (or see ne_lift_set) and has no writable home. Told once until mapped */
 	NE_EVENT_CLUSTER_FREE = 2,	/* a: cluster. TRIM left no page in it */
 	NE_EVENT_LINK_DOWN = 3,		/* a: donor, b: worker, c: errno */
 	NE_EVENT_DONOR_SUSPECT = 4,	/* a: donor. The engine has set NE_DONOR_SUSPECT */
@@ -249,6 +256,8 @@ uint64_t ne_pending_bytes(const struct ne_device *dev);
  * the page does.
  */
 uint64_t ne_pages_exposed(const struct ne_device *dev);
+/* Pages that the disk alone has: what no donor was given, and what came back from one. A disk that breaks loses them. */
+uint64_t ne_pages_disk_alone(const struct ne_device *dev);
 /*
  * Cumulative page I/O (in + out) per cluster since creation, wrapping at 2^32, summed over workers into ret[clusters].
  * Cheap: the caller reads it once a second for the EWMA.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mover.c - the thread that empties slabs, and that writes missing second copies. It claims pages in runs, copies them
- * to the cluster's other writable homes or leaves them to the disk, and gives the claims back; requests for other pages
- * never notice.
+ * mover.c - the thread that empties slabs, and that writes missing second copies (those of pages that the disk alone
+ * has: lift.c). It claims pages in runs, copies them to the cluster's other writable homes or leaves them to the disk,
+ * and gives the claims back; requests for other pages never notice.
  *
  * After a home has lost its writable bit nobody who claims a page later will write there (core.h), so a page seen
  * unclaimed and without that home's bit is finished; when all are, the home is cleared, and when every thread has let
@@ -15,23 +15,13 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include "core.h"
+#include "mover.h"
 
 #define RUN_PAGES     128u
 #define CLUSTER_NS    5000000000ull /* a single cluster is never in a hurry */
 #define KEPT_MS	      5
 #define WIND_DOWN_NS  2000000000ull
 #define HEAL_PAUSE_US 100000u /* a donor that hangs has used up its deadline: no need to rest as long again */
-
-struct drain {
-	struct worker *w;
-	uint32_t cluster, slab;
-	int home; /* the one to empty, or to copy from */
-	uint64_t word;
-	uint64_t deadline_ns; /* of a single cluster's drain; a slab's stands where the control side can change it */
-	uint32_t moved, left, lost;		     /* pages */
-	uint64_t (*finished)[NE_CLUSTER_PAGES / 64]; /* a bit a page, by extent: it is not in the home any more */
-};
 
 static uint8_t *stage(struct worker *w)
 {
@@ -122,7 +112,7 @@ static int disk_io(struct worker *w, uint32_t page, uint8_t *buf)
 		if (!n)
 			poll(&p, 1, 1);
 		else if (done != &dio)
-			dop_done(w, done); /* a kept page's */
+			worker_disk_ended(w, done); /* a kept page's, or a page on its way to a donor */
 		else
 			return dio.status;
 	} while (true);
@@ -202,14 +192,13 @@ static bool good_to_home(struct drain *d, uint64_t word, uint32_t page, uint32_t
 	for (uint32_t i = 0, k; i < n; i = k) {
 		for (k = i + 1; k < n && good[k] == good[i]; k++)
 			;
-		if (good[i] && home_io(d->w, NE_IO_WRITE, word, page + i, k - i, i))
+		if (good[i] && home_io(d->w, NE_IO_WRITE, word, page + i, k - i, d->at + i))
 			return false;
 	}
 	return true;
 }
 
-/* Copies the good ones to every writable home but `except`; returns the bits of those that have them. */
-static uint64_t run_copy(struct drain *d, uint32_t page, uint32_t n, const bool *good, int except)
+uint64_t run_copy(struct drain *d, uint32_t page, uint32_t n, const bool *good, int except)
 {
 	struct ne_cluster *c = &d->w->dev->cluster[d->cluster];
 	uint64_t bits = 0;
@@ -433,8 +422,7 @@ static void one_cluster_drain(struct worker *w, const struct job *job)
 		dev_event(w->dev, NE_EVENT_CLUSTER_DRAINED, job->cluster, job->slab, d.left, d.lost);
 }
 
-/* The homes (their bits in a page's word) whose donor can be reached now. */
-static uint64_t homes_in_reach(struct worker *w, uint32_t cluster, uint64_t needed)
+uint64_t homes_in_reach(struct worker *w, uint32_t cluster, uint64_t needed)
 {
 	uint64_t bits = 0;
 
@@ -555,16 +543,17 @@ static void kept_place(struct worker *w)
 	}
 }
 
-/* Until there is a job, or something of the disk's to do; a second at most. */
-static void rest(struct worker *w)
+/* Until there is a job, or something of the disk's to do; `most_ms` at most. */
+static void rest(struct worker *w, int most_ms)
 {
 	bool is_writing = w->disk && ne_disk_outstanding(w->disk);
 	struct pollfd p[] = {{.fd = w->kick_fd, .events = POLLIN},
 			     {.fd = is_writing ? ne_disk_wait_fd(w->disk) : -1, .events = POLLIN}};
 	uint64_t drained;
 
-	if (poll(p, 2, w->disk && (is_writing || w->dop_wait) ? KEPT_MS : 1000) > 0 && p[0].revents &&
-	    read(w->kick_fd, &drained, sizeof(drained)) < 0)
+	if (w->disk && (is_writing || w->dop_wait) && most_ms > KEPT_MS)
+		most_ms = KEPT_MS;
+	if (poll(p, 2, most_ms) > 0 && p[0].revents && read(w->kick_fd, &drained, sizeof(drained)) < 0)
 		return;
 }
 
@@ -606,7 +595,7 @@ void *mover_main(void *arg)
 		}
 		heal(w);
 		kept_place(w);
-		rest(w);
+		rest(w, lift_turn(w));
 	}
 	wind_down(w);
 	return NULL;

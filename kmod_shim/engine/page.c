@@ -121,7 +121,7 @@ static bool home_is_missing(struct worker *w, uint32_t cluster)
 	return true;
 }
 
-static void tell_wanted(struct worker *w, uint32_t cluster)
+void page_tell_wanted(struct worker *w, uint32_t cluster)
 {
 	struct ne_cluster *c = &w->dev->cluster[cluster];
 
@@ -269,7 +269,7 @@ static int write_cluster(struct worker *w, struct req *rq, uint32_t n, const uin
 	if (!targets)
 		rq->need_disk = true;
 	if (disk && !targets)
-		tell_wanted(w, cluster);
+		page_tell_wanted(w, cluster);
 	while (i < n) {
 		uint32_t at = rq->cursor, run = 0;
 
@@ -584,7 +584,8 @@ int page_read_now(struct worker *w, struct req *rq, uint8_t *dst)
 	return 0;
 }
 
-#define IN_FLIGHT ((const uint8_t *)1)
+#define IN_FLIGHT  ((const uint8_t *)1)
+#define DISK_TRIES 16u /* of a page that is there and can't be had */
 
 static bool page_has(const struct req *rq, uint32_t i)
 {
@@ -791,6 +792,58 @@ static bool read_check(struct worker *w, struct rio *rio, uint32_t i)
 	return false;
 }
 
+/* Another part of the request, still under way, will bring that page. */
+static bool is_still_asked(const struct req *rq, uint32_t page)
+{
+	for (const struct rio *rio = rq->rios; rio; rio = rio->next)
+		if (!rio->ended && page - rio->first < rio->n)
+			return true;
+	return false;
+}
+
+/*
+ * Where the pages that a read of the disk did not bring could come from else, of all of them what is worst: FROM_MEMORY
+ * also for a donor's link; FROM_ZERO when another part of the request brings them all.
+ */
+static enum from besides_disk(struct worker *w, const struct req *rq, const struct rio *rio)
+{
+	enum from worst = FROM_ZERO;
+
+	for (uint32_t i = 0; i < rio->n; i++) {
+		enum from from;
+
+		if (page_has(rq, rio->at + i) || is_still_asked(rq, rio->first + i))
+			continue;
+		from = source_find(w, rio->first + i, 1 << HOME_DISK).from;
+		if (from == FROM_LOST)
+			return from;
+		worst = from == FROM_WAIT || worst == FROM_WAIT ? FROM_WAIT : FROM_MEMORY;
+	}
+	return worst;
+}
+
+/*
+ * The disk has failed a read. What no other place has is asked for a few times more, and is lost then. What a donor has
+ * comes from there, also from one that is suspect and not given up yet: EIO only where that has failed for long, too.
+ */
+static void disk_read_failed(struct worker *w, struct req *rq, const struct rio *rio, int status)
+{
+	uint64_t long_ns = 8ull * w->dev->params.deadline_ms * 1000000;
+	enum from left = besides_disk(w, rq, rio);
+	bool often, lost;
+
+	w->stats.disk_errors++;
+	dev_event(w->dev, NE_EVENT_DISK_ERROR, (uint32_t)-status, rio->first, 0, 0);
+	often = left != FROM_ZERO && ++rq->tries > DISK_TRIES;
+	if (left != FROM_LOST && (left != FROM_WAIT || often))
+		rq->avoid |= 1 << HOME_DISK;
+	lost = left == FROM_LOST || (left == FROM_MEMORY && elapsed_ns(now_ns(), rq->start_ns) > long_ns);
+	if (often && lost && !rq->error) {
+		rq->error = EIO;
+		w->stats.pages_lost++;
+	}
+}
+
 void page_read_ended(struct worker *w, struct rio *rio, int status)
 {
 	struct req *rq = rio->req;
@@ -802,16 +855,10 @@ void page_read_ended(struct worker *w, struct rio *rio, int status)
 		return;
 	}
 	rq->ops--;
-	if (status) {
+	if (status && rio->home == HOME_DISK)
+		disk_read_failed(w, rq, rio, status);
+	else if (status)
 		rq->avoid |= (uint8_t)(1u << rio->home); /* page_read() forgets it when nothing else is left */
-		if (rio->home == HOME_DISK) {
-			w->stats.disk_errors++;
-			if (!rq->error && ++rq->tries > 16) { /* the last copy is there, and can't be had */
-				rq->error = EIO;
-				w->stats.pages_lost++;
-			}
-		}
-	}
 	for (uint32_t i = 0; i < rio->n; i++) {
 		if (page_has(rq, rio->at + i))
 			continue;
@@ -820,7 +867,7 @@ void page_read_ended(struct worker *w, struct rio *rio, int status)
 			rq->done++;
 			used = true;
 			count_page_in(w, rio->home);
-		} else {
+		} else if (!is_still_asked(rq, rio->first + i)) {
 			rq->src[rio->at + i] = NULL;
 		}
 	}

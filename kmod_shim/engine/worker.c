@@ -74,6 +74,17 @@ void worker_kick(struct worker *w)
 
 /* ------------------------------------------------------------------ the loop */
 
+/* What the disk has done: a worker's read, the mover's, or a page written back. */
+void worker_disk_ended(struct worker *w, struct ne_dio *dio)
+{
+	if (dio == &w->lift.dio)
+		w->lift.ended = true;
+	else if (dio->op == NE_IO_WRITE)
+		dop_done(w, dio);
+	else
+		page_read_ended(w, dio->owner, dio->status);
+}
+
 /* Posts what waits for the disk and ends what it has done. True: something has ended. */
 bool worker_disk_turn(struct worker *w)
 {
@@ -89,12 +100,8 @@ bool worker_disk_turn(struct worker *w)
 	if (!ne_disk_outstanding(w->disk))
 		return false;
 	n = ne_disk_poll(w->disk, done, 64);
-	for (int i = 0; i < n; i++) {
-		if (done[i]->op == NE_IO_WRITE)
-			dop_done(w, done[i]);
-		else
-			page_read_ended(w, done[i]->owner, done[i]->status);
-	}
+	for (int i = 0; i < n; i++)
+		worker_disk_ended(w, done[i]);
 	return n > 0;
 }
 

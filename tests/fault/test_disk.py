@@ -169,3 +169,63 @@ def test_a_flush_says_that_the_disk_refuses_instead_of_waiting_for_ever(rig: Rig
 
     rig.device.disk_fault_set(Fault.ERROR, 0, 0)
     until(lambda: client.error_of(Command.FLUSH) == 0, what="a flush after the disk has recovered")
+
+
+def test_a_donor_that_is_slow_still_serves_what_the_disk_can_not_be_read_for(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=4)
+    client = rig.connect()
+    client.write(0, data := stamped_pages(RNG, 1500))
+    until(lambda: rig.device.pending_bytes() == 0, what="the pages to be on disk too")
+    os.ftruncate(rig.disk_fd, 0)
+    rig.device.fault_set(0, Fault.DELAY, 1, 60_000)  # far longer than a read waits before it asks the disk
+
+    for page in range(0, 1500, 50):
+        assert client.read(page * PAGE_BYTES, 50 * PAGE_BYTES) == data[page * PAGE_BYTES : (page + 50) * PAGE_BYTES]
+    assert client.read(0, len(data)) == data
+
+    stats = rig.device.stats()
+    assert stats.reads_hedged > 0
+    assert stats.disk_errors <= 2 * stats.reads_hedged  # asked once each, not again and again
+    assert stats.pages_lost == 0
+
+
+def test_a_donor_that_is_suspect_is_waited_for_where_the_disk_can_not_be_read(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    client.write(0, data := stamped_pages(RNG, 8))
+    until(lambda: rig.device.pending_bytes() == 0, what="the pages to be on disk too")
+    os.ftruncate(rig.disk_fd, 0)
+    rig.device.fault_set(0, Fault.DISCONNECT, 1, 0)
+
+    cookie = client.send(Command.READ, 0, len(data))
+    until(lambda: rig.device.stats().disk_errors > 16, what="the disk to be asked in vain")
+    rig.device.fault_set(0, Fault.DISCONNECT, 0, 0)
+    rig.add_donor(0)
+
+    assert client.wait(cookie).data == data
+
+
+def test_pages_that_neither_the_disk_nor_a_donor_gives_are_lost_when_the_donor_is_given_up(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    client.write(0, stamped_pages(RNG, 8))
+    until(lambda: rig.device.pending_bytes() == 0, what="the pages to be on disk too")
+    os.ftruncate(rig.disk_fd, 0)
+    rig.device.fault_set(0, Fault.DISCONNECT, 1, 0)
+
+    cookie = client.send(Command.READ, 0, 8 * PAGE_BYTES)
+    until(lambda: rig.device.stats().disk_errors > 16, what="the disk to be asked in vain")
+    rig.lose_donor(0)
+
+    assert client.wait(cookie).error == errno.EIO
+
+
+def test_a_donor_that_only_refuses_does_not_hold_a_read_for_ever_where_the_disk_can_not_be_read(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    client.write(0, stamped_pages(RNG, 8))
+    until(lambda: rig.device.pending_bytes() == 0, what="the pages to be on disk too")
+    os.ftruncate(rig.disk_fd, 0)
+    rig.device.fault_set(0, Fault.ERROR, 1, 0)
+
+    assert client.error_of(Command.READ, 0, 8 * PAGE_BYTES) == errno.EIO

@@ -160,6 +160,10 @@ class PageState(RuleBasedStateMachine):
         self._spoil(donor, None)
         self.rig.add_donor(donor)
 
+    @rule(on=st.booleans())
+    def lift(self, on: bool) -> None:
+        self.rig.device.lift_set(on)
+
     # --- what goes wrong
 
     @rule(donor=donors, kind=link_faults, every=st.integers(1, 5))
