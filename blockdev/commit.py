@@ -1,7 +1,10 @@
-"""Replica and no protection: every cluster has its homes before the device is offered, and gets them back after a loss.
+"""Every cluster has its homes, used or not, and gets them back after a loss.
 
-There is no disk to fall back to, so the device must never promise more than donors have committed. Homes of one cluster
-are on different donors. [infiniswap has a disk always; see docs/papers.md]
+Without a disk (replica, none) that is so before the device is offered: it must never promise more than donors have
+committed. With a disk it is so where donors_hold = "all" asks for it, as far as donors have room, busy clusters first:
+the device is offered at once, and what the disk alone has until then is copied to donors by the engine's mover.
+
+Homes of one cluster are on different donors. [infiniswap has a disk always, and maps hot slabs; see docs/papers.md]
 """
 
 from farside.blockdev.context import Context
@@ -18,24 +21,27 @@ class Committer:
     def __init__(self, context: Context, mapper: Mapper) -> None:
         self._context = context
         self._mapper = mapper
+        self._told = 0  # clusters without a home when the log last said so
         if self.needed:
             context.deficient.update(range(len(context.activity.counters)))
 
     @property
     def needed(self) -> bool:
-        """True when this device has no disk behind it."""
-        return self._context.protection is not Protection.DISK
+        """True when each cluster of this device is to have its homes, used or not."""
+        return self._context.is_committed
 
     @property
     def complete(self) -> bool:
-        """True once the whole device has had its homes: it may be offered to clients."""
-        return not self.needed or self._context.table.committed
+        """True when the device may be offered to clients: it has a disk, or all of it has had its homes."""
+        return self._context.protection is Protection.DISK or self._context.table.committed
 
     async def restore(self) -> None:
         """Gives clusters with too few homes new ones, as far as donors have room; the engine fills them."""
         context = self._context
+        if self.complete and self._mapper.has_no_room:
+            return  # to look at half a million clusters a second would be all we do
         for _ in range(context.copies):
-            lacking = [cluster for cluster in sorted(context.deficient) if self._lacks(cluster)]
+            lacking = sorted(filter(self._lacks, context.deficient), key=lambda c: (-self._rate(c), c))
             if not lacking:
                 break
             await self._mapper.place(lacking, lacks=self._lacks, banned=self._donors)
@@ -44,8 +50,12 @@ class Committer:
             context.table.committed = True
             context.table.save()
             log.info("the whole device is committed", clusters=len(context.activity.counters), homes=context.copies)
-        elif context.deficient and not context.table.committed:
+        elif not context.table.committed and len(context.deficient) != self._told:
             log.warning("waiting for donors: not all of the device has a home", clusters=len(context.deficient))
+        self._told = len(context.deficient)
+
+    def _rate(self, cluster: int) -> float:
+        return self._context.activity.rates[self._context.range_of(cluster)]
 
     def _lacks(self, cluster: int) -> bool:
         return not self._is_moving(cluster) and len(self._context.table.live_homes(cluster)) < self._context.copies

@@ -15,6 +15,7 @@ from farside.kmod_shim.engine.binding import Protection
 
 PROTECTIONS = {"disk": Protection.DISK, "replica": Protection.REPLICA, "none": Protection.NONE}
 COPIES = {Protection.DISK: 1, Protection.REPLICA: 2, Protection.NONE: 1}
+DISK_TRUSTED_S = 10.0  # since it last failed a request; a page that it refuses is tried again each second
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Context:
     activity: Activity  # device.py, once a second
     slab_rates: dict[int, float] = field(default_factory=dict)  # device.py, once a second
     wanted: set[int] = field(default_factory=set)  # clusters the engine said WANT for; mapper.py takes them out
-    disk_refused_s: float = -math.inf  # device.py: when the backup disk last refused a page
+    disk_refused_s: float = -math.inf  # device.py: when the backup disk last failed a request
     deficient: set[int] = field(default_factory=set)  # commit.py: clusters that may have too few homes
     slab_drains: dict[int, float] = field(default_factory=dict)  # recall.py: slabs the engine empties, and until when
     cluster_drains: set[tuple[int, int]] = field(default_factory=set)  # mapper.py: (cluster, slab) likewise
@@ -47,6 +48,16 @@ class Context:
     def copies(self) -> int:
         """Homes that a cluster should have."""
         return COPIES[self.protection]
+
+    @property
+    def is_committed(self) -> bool:
+        """True when each cluster is to have its homes whether or not it is used: there is no disk, or it may break."""
+        return self.protection is not Protection.DISK or self.config.donors_hold == "all"
+
+    @property
+    def is_disk_well(self) -> bool:
+        """False without a disk, and for a while after it has failed a request: nothing may be left to it alone."""
+        return self.protection is Protection.DISK and self.clock.now_s() - self.disk_refused_s > DISK_TRUSTED_S
 
     def range_of(self, cluster: int) -> int:
         """The range that a cluster belongs to."""

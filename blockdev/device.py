@@ -96,6 +96,7 @@ class BlockDevice:
         self._told_s: dict[str, float] = {}
         self._totals_before = dict(table.totals)
         self._is_unsaved = False
+        self._is_lifting = False
 
     # ------------------------------------------------------------------ start
 
@@ -114,6 +115,7 @@ class BlockDevice:
         self.peers.start()
         if self._committer.complete:
             self.offered.set()
+        self._lift_what_the_disk_alone_has()
         context.tasks.spawn(self._tick_for_ever(), name="tick")
         context.tasks.spawn(self._map_wanted(), name="mapping")
         self.pump_events()
@@ -193,11 +195,25 @@ class BlockDevice:
             self._mapper.unmap_cold(last)
             self._sweep()
         self._give_empty_back(now_s)
+        self._lift_what_the_disk_alone_has()
         # 3. what a lost event would leave behind
         self.pump_events()
         # 4. record
         if self.totals() != context.table.totals or max(context.table.range_rates, default=0.0) >= SETTLED_PAGES_PER_S:
             self.save()
+
+    def _lift_what_the_disk_alone_has(self) -> None:
+        # To donors: where they are to hold all, and for as long as a disk that has begun to fail can be read.
+        context = self.context
+        fails = self.has_disk and not context.is_disk_well
+        wanted = self.has_disk and (fails or context.is_committed)
+        if wanted == self._is_lifting:
+            return
+        self._is_lifting = wanted
+        context.engine.lift_set(wanted)
+        if not context.is_committed:
+            news = "the backup disk fails: what it alone has is copied to donors" if fails else "it is trusted again"
+            log.warning(news, disk=context.config.disk_path, pages_it_alone_has=context.engine.pages_disk_alone())
 
     def _pages_by_slab(self) -> dict[int, int]:
         pages: dict[int, int] = {}
@@ -290,7 +306,8 @@ class BlockDevice:
         self.context.disk_refused_s = self.context.clock.now_s()
         self._map_soon.set()
         if self._may_tell("disk"):
-            log.error("the backup disk failed a request", errno=event.a, page=event.b)
+            alone = self.context.engine.pages_disk_alone()
+            log.error("the backup disk failed a request", errno=event.a, page=event.b, pages_it_alone_has=alone)
 
     def _on_checksum(self, event: EngineEvent) -> None:
         source = "disk" if event.a == 0xFFFFFFFF else self.context.table.node(event.a)

@@ -1,4 +1,4 @@
-"""Gives clusters their extents: hot ones as they come (disk), all of them before the device is offered (replica, none).
+"""Gives clusters their extents: hot ones as they come (disk), or all of them (commit.py).
 
 How it works. ``place`` packs clusters into free extents, leases a slab where there is none, and packs again. Only one
 ``place`` runs at a time, so that two of them never lease for the same clusters. Within it, packing and telling the
@@ -14,8 +14,6 @@ from farside.blockdev.leaser import Leaser
 from farside.blockdev.slab import Activity, Assignment, cold_ranges, pack, wanting_clusters
 from farside.errors import EngineError
 from farside.log import get_log
-
-DISK_TRUSTED_S = 10.0  # since it last refused a page; one that it refuses is tried again each second
 
 log = get_log("blockdev.mapper")
 
@@ -65,14 +63,18 @@ class Mapper:
         self._leaser = leaser
         self._one_at_a_time = asyncio.Lock()
 
+    @property
+    def has_no_room(self) -> bool:
+        """True for a while after all donors have refused; see `Leaser.is_quiet`."""
+        return self._leaser.is_quiet
+
     async def map_hot(self) -> None:
         """Gives hot clusters without a home an extent. [infiniswap §2.4.1]"""
         context = self._context
         mapped = set(context.table.mapped())  # those being emptied included
         context.wanted -= mapped
-        is_disk_well = context.clock.now_s() - context.disk_refused_s > DISK_TRUSTED_S
         wanting = wanting_clusters(
-            context.activity, context.law, wanted=context.wanted, mapped=mapped, is_disk_well=is_disk_well
+            context.activity, context.law, wanted=context.wanted, mapped=mapped, is_disk_well=context.is_disk_well
         )
         if wanting and not self._one_at_a_time.locked():
             done = await self.place(wanting, lacks=lambda c: not context.table.homes(c), banned=lambda _: frozenset())

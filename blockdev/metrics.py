@@ -78,6 +78,11 @@ class DeviceCollector(Collector):
             "Pages with one copy now, though the protection promises two.",
             value=device.context.engine.pages_exposed(),
         )
+        yield GaugeMetricFamily(
+            "farside_blockdev_pages_disk_alone",
+            "Pages that the backup disk alone has now; one that breaks loses them.",
+            value=device.context.engine.pages_disk_alone(),
+        )
         slabs = GaugeMetricFamily(
             "farside_blockdev_slabs", "Leased slabs by donor and state.", labels=["donor", "state"]
         )

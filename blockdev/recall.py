@@ -18,13 +18,13 @@ from farside.blockdev.mapper import apply_assignments
 from farside.blockdev.migration import Plan, Recall, Resident, plan_recall
 from farside.blockdev.table import Slab
 from farside.errors import EngineError, FarsideError, PeerError
-from farside.kmod_shim.engine.binding import Protection, SlabState
+from farside.kmod_shim.engine.binding import SlabState
 from farside.log import get_log
 
 # Of the donor's deadline: the rest is for the last copies to land, on donors or disk, and for DONE to travel.
 DEADLINE_SHARE = 0.8
 LEAVE_LIMIT_S = 30.0  # to move off a donor of our own accord; then the rest falls to the disk
-LEAVE_BARE_LIMIT_S = 3600.0  # without a disk what has not moved by then is lost, and nobody is in a hurry
+LEAVE_BARE_LIMIT_S = 3600.0  # without a disk that is well what has not moved by then is lost; nobody is in a hurry
 LEAVE_PERIOD_S = 1.0  # between two looks for room
 
 log = get_log("blockdev.recall")
@@ -43,9 +43,9 @@ class Recaller:
         await self._move_and_drain(donor, self._start(donor, leases, at_once=False), deadline_s)
 
     async def evict(self, donor: int, leases: Sequence[int], deadline_s: float) -> None:
-        """EVICT from a donor: drops the slabs to disk at once; without a disk their pages move as in ``migrate``."""
+        """EVICT from a donor: drops the slabs to disk at once; where no disk is well it is done as in ``migrate``."""
         slabs = self._start(donor, leases, at_once=True)
-        if self._context.protection is Protection.DISK:
+        if self._context.is_disk_well:
             for slab in slabs:
                 self.drain(slab, deadline_s=0.0)
         else:
@@ -54,14 +54,14 @@ class Recaller:
     async def move_away(self, donor: int, slabs: Sequence[Slab]) -> None:
         """Leaves a donor of our own accord; it hears RELEASE for each slab.
 
-        Nobody waits for it, so without a disk a slab is emptied only when all of it has another home.
+        Nobody waits for it, so without a disk that is well a slab is emptied only when all of it has another home.
         """
         context = self._context
         for slab in slabs:
             slab.draining = True
         context.table.save()
-        limit_s = LEAVE_LIMIT_S if context.protection is Protection.DISK else LEAVE_BARE_LIMIT_S
         while left := [s for s in slabs if self.is_ours(s) and s.slab not in context.slab_drains]:
+            limit_s = LEAVE_LIMIT_S if context.is_disk_well else LEAVE_BARE_LIMIT_S
             await self._plan(donor, left, context.clock.now_s() + limit_s)
             for slab in left:
                 if self.is_ours(slab) and self._is_placed(slab):
@@ -147,14 +147,15 @@ class Recaller:
 
     def _is_placed(self, slab: Slab) -> bool:
         context = self._context
-        return context.protection is Protection.DISK or all(
+        return context.is_disk_well or all(
             len(context.table.live_homes(cluster)) >= context.copies for cluster in context.table.residents(slab.slab)
         )
 
     def _pages_to_keep(self, cluster: int) -> int:
         live = self._context.engine.cluster_count(cluster)[1]
-        # Without a disk an empty cluster needs its home too: what is written next must have somewhere to go.
-        return live if self._context.protection is Protection.DISK else max(1, live)
+        # Where nothing may be left to the disk an empty cluster needs its home too: what is written next must have
+        # somewhere to go.
+        return max(1, live) if self._context.is_committed else live
 
     def _other_donors(self, cluster: int, numbers: frozenset[int]) -> frozenset[int]:
         table = self._context.table
@@ -194,7 +195,7 @@ class Recaller:
             table.counters.migrations += not slab.evicted
         if lost_pages:
             log.error("pages are lost, no other copy was left", slab=number, pages=lost_pages)
-        context.deficient.update(table.residents(number) if context.protection is not Protection.DISK else ())
+        context.deficient.update(table.residents(number) if context.is_committed else ())
         context.engine.slab_remove(number)
         table.strip(number)
         slab.returned = True

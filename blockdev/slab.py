@@ -145,8 +145,8 @@ def wanting_clusters(
     """Clusters that should get an extent now, in order of their range's rate, highest first.
 
     A cluster wants one when its range is hot, it has none, and it was used in the last second or the engine said that
-    it was written with no place to go (``wanted``). While the disk refuses pages, those of the latter kind want one
-    however seldom they are used: without it their writes fail.
+    it has pages that no donor has (``wanted``). While the disk fails, those of the latter kind want one however seldom
+    they are used: without it their writes fail, and so may their reads.
     """
     candidates = (activity.touched.keys() | wanted) - mapped
     homeless = frozenset[int]() if is_disk_well else wanted

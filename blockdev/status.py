@@ -67,6 +67,7 @@ class Reporter:
             "mapped_bytes": mapped * CLUSTER_BYTES,
             "pending_bytes": self._engine.pending_bytes(),
             "pages_exposed": self._engine.pages_exposed(),
+            "pages_disk_alone": self._engine.pages_disk_alone(),
             "connections": self.connections,
             "workers": config.workers,
             "longest_request_s": totals[LONGEST] / 1e9,

@@ -1,26 +1,30 @@
 """One running device: what its own loops outlive."""
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
 import pytest
 
+from farside.blockdev import context as context_module
 from farside.blockdev import device as device_module
 from farside.blockdev.device import BlockDevice
 from farside.blockdev.task import Tasks
 from farside.clock import RealClock
 from farside.daemon.keys import KeyRing
-from tests.blockdev.world import World
+from farside.kmod_shim.engine.binding import Fault
+from tests.blockdev.world import PAGE, World, page
+from tests.support.nbd_client import Command
 
 
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+@pytest.fixture(params=["hot"])
+def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(device_module, "TICK_S", 0.01)
     (tmp_path / "key").write_text("00" * 32)
     (tmp_path / "key").chmod(0o600)
     (tmp_path / "peers.toml").touch()
-    made = World(tmp_path)
+    made = World(tmp_path, donors_hold=request.param)
     object.__setattr__(made.config, "peers_file", tmp_path / "peers.toml")
     yield made
     made.close()
@@ -74,5 +78,70 @@ def test_mapping_that_goes_wrong_is_tried_again(world: World) -> None:
     async def body(device: BlockDevice) -> None:
         device._map_now = flaky.soon  # type: ignore[method-assign]  # whatever may go wrong in there
         await world.until(lambda: flaky.calls >= 2)
+
+    play(world, body)
+
+
+def lend(world: World, device: BlockDevice) -> None:
+    """The device's donors are the world's, of which there is one."""
+    world.add_donor()
+    device.context.donors = world.donors
+
+
+async def write_to_disk(world: World) -> bytes:
+    """Pages that the disk alone has."""
+    client = world.connect()
+    client.write(0, data := b"".join(map(page, range(100))))
+    await world.until(lambda: world.engine.pages_disk_alone() == 100)
+    return data
+
+
+@pytest.mark.parametrize("world", ["all"], indirect=True)
+def test_where_donors_hold_all_no_page_stays_on_the_disk_alone(world: World) -> None:
+    async def body(device: BlockDevice) -> None:
+        data = await write_to_disk(world)
+        lend(world, device)
+        await world.until(lambda: world.engine.pages_disk_alone() == 0)
+        os.ftruncate(world.disk_fd, 0)
+        assert world.clients[0].read(0, len(data)) == data
+
+    play(world, body)
+
+
+def test_what_the_disk_alone_has_goes_to_donors_when_the_disk_begins_to_fail(world: World) -> None:
+    async def body(device: BlockDevice) -> None:
+        data = await write_to_disk(world)
+        lend(world, device)
+        device.context.wanted.clear()
+        assert world.engine.cluster_count(0) == (100, 0)
+
+        world.engine.disk_fault_set(Fault.ERROR, 1, 0)
+        world.clients[0].error_of(Command.WRITE, 40 << 20, data=page(1))
+        await world.until(lambda: world.engine.pages_disk_alone() == 0)
+        os.ftruncate(world.disk_fd, 0)
+        assert world.clients[0].read(0, len(data)) == data
+
+    play(world, body)
+
+
+def test_a_disk_that_can_not_be_read_has_begun_to_fail(world: World) -> None:
+    async def body(device: BlockDevice) -> None:
+        await write_to_disk(world)
+        os.ftruncate(world.disk_fd, 50 * PAGE)
+        assert world.clients[0].error_of(Command.READ, 60 * PAGE, PAGE)
+        lend(world, device)
+        await world.until(lambda: world.engine.pages_disk_alone() == 50)
+
+    play(world, body)
+
+
+def test_a_disk_that_has_been_well_for_a_while_is_trusted_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(device: BlockDevice) -> None:
+        world.engine.disk_fault_set(Fault.ERROR, 1, 0)
+        world.connect().error_of(Command.WRITE, 0, data=page(1))
+        await world.until(lambda: device._is_lifting)
+        world.engine.disk_fault_set(Fault.ERROR, 0, 0)
+        monkeypatch.setattr(context_module, "DISK_TRUSTED_S", 0.05)
+        await world.until(lambda: not device._is_lifting)
 
     play(world, body)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,14 @@ def twins(tmp_path: Path) -> Iterator[World]:
 @pytest.fixture
 def bare(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path, "none")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def safe(tmp_path: Path) -> Iterator[World]:
+    """Donors hold all, besides the disk."""
+    made = World(tmp_path, donors_hold="all")
     yield made
     made.close()
 
@@ -532,6 +541,121 @@ def test_a_recalled_replica_moves_and_stays_apart_from_its_twin(twins: World) ->
 
     assert all(len(twins.homes(cluster)) == 2 for cluster in range(32))
     twins.check()
+
+
+def test_where_donors_hold_all_a_device_is_offered_at_once_and_every_cluster_gets_a_home(safe: World) -> None:
+    safe.add_donor()
+
+    assert safe.committer.complete
+    asyncio.run(safe.committer.restore())
+
+    assert all(len(safe.homes(cluster)) == 1 for cluster in range(32))
+    safe.check()
+
+
+def test_busy_clusters_come_first_where_donors_have_no_room_for_all(safe: World) -> None:
+    safe.add_donor(room=1)
+    client = safe.connect()
+    for cluster in (16, 17, 18, 19):
+        fill(client, cluster)
+    safe.tick()
+
+    asyncio.run(safe.committer.restore())
+
+    assert sorted(safe.table.mapped()) == [16, 17, 18, 19]
+
+
+def test_donors_without_room_are_not_asked_every_second_for_what_they_should_hold(safe: World) -> None:
+    donor = safe.add_donor(room=1)
+
+    async def body() -> None:
+        await safe.committer.restore()
+        asked = safe.donors.by_number[donor].asked
+        await safe.committer.restore()
+        assert safe.donors.by_number[donor].asked == asked
+
+    asyncio.run(body())
+
+
+def test_what_a_lost_donor_held_is_held_by_another_without_being_written_again(safe: World) -> None:
+    lost = safe.add_donor()
+    client = safe.connect()
+
+    async def body() -> None:
+        await safe.committer.restore()
+        fill(client, 4)
+        client.flush()
+        safe.lose_donor(lost)
+        for slab in safe.table.slabs_of(lost):
+            await safe.drained(slab.slab)
+        safe.add_donor()
+        safe.engine.lift_set(True)
+        await safe.committer.restore()
+        await safe.until(lambda: safe.engine.cluster_count(4) == (64, 64))
+
+    asyncio.run(body())
+
+    assert safe.engine.pages_disk_alone() == 0
+    assert is_intact(client, 4)
+    assert all(len(safe.homes(cluster)) == 1 for cluster in range(32))
+
+
+def test_empty_clusters_move_too_where_donors_hold_all(safe: World) -> None:
+    first = safe.add_donor()
+
+    async def body() -> None:
+        await safe.committer.restore()
+        second = safe.add_donor()
+        slab = safe.table.slabs_of(first)[0]
+        clusters = safe.table.residents(slab.slab)
+        await safe.recaller.migrate(first, (slab.lease,), 5.0)
+        await safe.drained(slab.slab)
+        assert {safe.table.slabs[n].donor for c in clusters for n in safe.table.homes(c)} == {second}
+
+    asyncio.run(body())
+
+    assert not any(map(safe.committer._lacks, range(32)))
+
+
+@pytest.mark.parametrize("is_well", [True, False])
+def test_an_evicted_slab_moves_to_another_donor_where_the_disk_fails(world: World, is_well: bool) -> None:
+    first = world.add_donor()
+    client = world.connect()
+
+    async def body() -> None:
+        await heat(world, client, 1)
+        fill(client, 1)
+        client.flush()
+        world.add_donor()
+        world.context.disk_refused_s = -math.inf if is_well else world.context.clock.now_s()
+        await world.recaller.evict(first, (0,), 5.0)
+        await world.drained(0)
+
+    asyncio.run(body())
+
+    assert world.engine.cluster_count(1) == (64, 0 if is_well else 64)
+    assert is_intact(client, 1)
+
+
+def test_a_donor_that_left_is_emptied_only_into_other_donors_where_the_disk_fails(world: World) -> None:
+    first = world.add_donor()
+    client = world.connect()
+
+    async def body() -> None:
+        await heat(world, client, 3)
+        fill(client, 3)
+        world.context.disk_refused_s = world.context.clock.now_s()
+        second = world.add_donor(room=0)
+        leaving = asyncio.create_task(world.recaller.move_away(first, world.table.slabs_of(first)))
+        await world.until(lambda: world.donors.by_number[second].asked)
+        assert not world.context.slab_drains
+        world.donors.by_number[second].room = 1
+        await world.drained(0)
+        await leaving
+
+    asyncio.run(body())
+
+    assert world.engine.cluster_count(3) == (64, 64)
 
 
 def test_a_successor_finds_everything_where_it_was(world: World) -> None:

@@ -113,7 +113,7 @@ class LocalDonors:
 class World:
     """One device of 64 MiB in slabs of 8 MiB."""
 
-    def __init__(self, folder: Path, protection: str = "disk", **settings: float) -> None:
+    def __init__(self, folder: Path, protection: str = "disk", **settings: float | str) -> None:
         self.config = BlockdevConfig(
             name="w",
             node="b",
@@ -124,7 +124,7 @@ class World:
             i_accept_data_loss=True,
             disk_path=folder / "disk" if protection == "disk" else Path(),
             workers=2,
-            **settings,  # type: ignore[arg-type]  # a test names settings that are numbers only
+            **settings,  # type: ignore[arg-type]  # a test names settings that are numbers or words
         )
         self.disk_fd = open_disk(folder / "disk", self.config.size_bytes) if protection == "disk" else -1
         self.state_fd = os.memfd_create("state")

@@ -162,6 +162,10 @@ def test_fault_rules_are_tables(tmp_path: Path) -> None:
         ('disk_path = "/d"\n[[fault]]\ndonor = "d"\nkind = "delay"', "fault: table 1: kind 'delay' needs delay_s"),
         ('disk_path = "/d"\n[[fault]]\ndonor = "disk"\nkind = "hang"', "fault: table 1: the disk knows delay"),
         ('disk_path = "/d"\ncold_slab_pages_per_s_per_gib = 30', "cold_slab_pages_per_s_per_gib: is not below hot"),
+        (
+            'disk_path = "/d"\ndonors_hold = "all"\ncold_slab_pages_per_s_per_gib = 1',
+            "cold_slab_pages_per_s_per_gib: is set but",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(tmp_path: Path, text: str, problem: str) -> None:

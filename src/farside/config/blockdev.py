@@ -81,6 +81,15 @@ class BlockdevConfig:
         default=Path(),
         metadata=about(Kind.PATH, "Backup file or partition, at least size_bytes; for protection = 'disk'"),
     )
+    donors_hold: str = field(
+        default="hot",
+        metadata=about(
+            Kind.CHOICE,
+            "What donors hold besides the disk: hot: pages that are used often; all: every page, so that a disk that "
+            "breaks loses none, for as much room at donors as the device is large",
+            choices=("hot", "all"),
+        ),
+    )
     encrypt_disk: bool = field(
         default=True, metadata=about(Kind.FLAG, "Encrypt what goes to the disk with a key that is never stored")
     )

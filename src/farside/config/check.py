@@ -249,7 +249,9 @@ def _protection_problems(config: BlockdevConfig) -> Iterator[Problem]:
             ),
         )
     cold, hot = config.cold_slab_pages_per_s_per_gib, config.hot_slab_pages_per_s_per_gib
-    if cold and cold >= hot:
+    if cold and config.donors_hold == "all":
+        yield "cold_slab_pages_per_s_per_gib", "is set but donors_hold is 'all', where none is given back; remove one"
+    elif cold and cold >= hot:
         yield "cold_slab_pages_per_s_per_gib", "is not below hot_slab_pages_per_s_per_gib; slabs would come and go"
 
 

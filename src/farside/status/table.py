@@ -45,6 +45,8 @@ def traffic_table(device: Row) -> Table:
     table.add_row("mapped to donors", format_bytes(_number(device, "mapped_bytes")))
     table.add_row("waiting for the disk", format_bytes(_number(device, "pending_bytes")))
     table.add_row("pages with one copy only", f"{_number(device, 'pages_exposed'):.0f}")
+    if device.get("protection") == "disk":
+        table.add_row("pages on the disk alone", f"{_number(device, 'pages_disk_alone'):.0f}")
     for name, unit in (("reads_per_s", "reads"), ("writes_per_s", "writes")):
         table.add_row(f"{unit} a second", f"{_number(rates, name):.0f}")
     for direction, title in (("pages_in", "pages in from"), ("pages_out", "pages out to")):
