@@ -47,7 +47,8 @@ class Inside:
         Fails the calling test with pytest's own words when any test inside failed, and skips it when all were skipped.
         """
         target = f"tests/vm/guest/{files}" if files else "tests/vm/guest"
-        words = ["python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "--confcutdir=tests/vm/guest"]
+        words = ["env", f"FARSIDE_HOST_PATIENCE={PATIENCE:g}", "python3", "-B", "-m", "pytest"]
+        words += ["-p", "no:cacheprovider", "--confcutdir=tests/vm/guest"]
         # The newer family has no room for what a test records of itself.
         words += [f"--junitxml={RESULTS}", "-o", "junit_family=xunit1"]
         words += ["-o", f"timeout={TEST_LIMIT_S}", "-o", "faulthandler_timeout=0"]

@@ -27,10 +27,11 @@ def disk(tmp_path: Path) -> Iterator[FaultyDisk]:
         yield made
 
 
-@pytest.fixture
-def plane(disk: FaultyDisk, tmp_path: Path) -> Iterator[Plane]:
-    """Two donors, and a borrower whose device is swap."""
-    made = Plane(tmp_path, donors=TWO, settings={"size_bytes": SIZE, "disk_path": str(disk.path)})
+@pytest.fixture(params=["hot"])
+def plane(request: pytest.FixtureRequest, disk: FaultyDisk, tmp_path: Path) -> Iterator[Plane]:
+    """Two donors with room for all of it, and a borrower whose device is swap."""
+    settings = {"size_bytes": SIZE, "disk_path": str(disk.path), "donors_hold": request.param}
+    made = Plane(tmp_path, donors=TWO, settings=settings)
     outcome(["dmesg", "--clear"])
     try:
         made.start_all()
@@ -56,11 +57,10 @@ def test_the_disk_is_slow(plane: Plane, witness: Load, disk: FaultyDisk) -> None
         plane.kill("d1")
 
 
-def test_the_disk_breaks(plane: Plane, witness: Load, disk: FaultyDisk) -> None:
-    with survived("disk fails every write", plane, witness, processes=BOTH, may_refuse_writes=True):
-        disk.refuse_writes()
-        until(lambda: plane.told()["pages_exposed"], what="pages with one copy", deadline_s=LIMIT_S, every_s=0.5)
-    with survived("disk fails altogether", plane, witness, processes=BOTH, may_refuse_writes=True):
+@pytest.mark.parametrize("plane", ["all"], indirect=True)
+def test_the_disk_breaks_altogether_where_donors_hold_all(plane: Plane, witness: Load, disk: FaultyDisk) -> None:
+    until_donors_hold_all(plane)
+    with survived("disk fails altogether, donors hold all", plane, witness, processes=BOTH, may_refuse_writes=True):
         disk.break_down()
     assert plane.told()["errors"]["disk"] > 0
     with survived(
@@ -69,8 +69,24 @@ def test_the_disk_breaks(plane: Plane, witness: Load, disk: FaultyDisk) -> None:
         plane.drain("d1")
 
 
+def test_the_disk_breaks_bit_by_bit_where_donors_hold_what_is_hot(
+    plane: Plane, witness: Load, disk: FaultyDisk
+) -> None:
+    with survived("disk fails every write", plane, witness, processes=BOTH, may_refuse_writes=True):
+        disk.refuse_writes()
+        until(lambda: plane.told()["pages_exposed"], what="pages with one copy", deadline_s=LIMIT_S, every_s=0.5)
+    until_donors_hold_all(plane)
+    with survived("the same disk then fails altogether", plane, witness, processes=BOTH, may_refuse_writes=True):
+        disk.break_down()
+
+
+def until_donors_hold_all(plane: Plane) -> None:
+    """Until the disk alone has no page."""
+    until(lambda: not plane.told()["pages_disk_alone"], what="all at donors", deadline_s=LIMIT_S, every_s=0.5)
+
+
 def test_what_no_copy_is_left_of_fails_and_is_never_wrong(plane: Plane, tmp_path: Path, disk: FaultyDisk) -> None:
-    with load(tmp_path, limit_mib=18, times=2, locked=True) as witness:
+    with load(tmp_path, limit_mib=18, times=1, locked=True) as witness:  # half of it is locked: the rest is out
         witness.rest()
         outcome(["dmesg", "--console-level", "1"])  # a line a page, on an emulated serial line
         before, page_ins = plane.told(), vmstat("pswpin")
