@@ -15,6 +15,8 @@ from farside.blockdev.slab import Activity, Assignment, cold_ranges, pack, wanti
 from farside.errors import EngineError
 from farside.log import get_log
 
+CLUSTERS_AT_ONCE = 2048  # a second, 4 GiB: all that a disk which fails alone has is half a million in a TiB
+
 log = get_log("blockdev.mapper")
 
 
@@ -77,7 +79,8 @@ class Mapper:
             context.activity, context.law, wanted=context.wanted, mapped=mapped, is_disk_well=context.is_disk_well
         )
         if wanting and not self._one_at_a_time.locked():
-            done = await self.place(wanting, lacks=lambda c: not context.table.homes(c), banned=lambda _: frozenset())
+            now = wanting[:CLUSTERS_AT_ONCE]
+            done = await self.place(now, lacks=lambda c: not context.table.homes(c), banned=lambda _: frozenset())
             context.wanted.difference_update(a.cluster for a in done)
 
     def unmap_cold(self, last: Activity) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from farside.blockdev import mapper as mapper_module
 from farside.blockdev.donor_port import Grant
 from farside.blockdev.reconcile import reconcile
 from farside.blockdev.table import Slab
@@ -92,6 +93,17 @@ def test_what_a_broken_disk_refuses_gets_a_home_however_cold_it_is(world: World)
     asyncio.run(world.mapper.map_hot())
 
     assert list(world.table.mapped()) == [7]
+
+
+def test_what_a_broken_disk_alone_has_is_placed_a_part_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapper_module, "CLUSTERS_AT_ONCE", 3)
+    world.add_donor()
+    world.context.wanted.update(range(5))
+    world.context.disk_refused_s = world.context.clock.now_s()
+
+    for mapped in (3, 5):
+        asyncio.run(world.mapper.map_hot())
+        assert len(list(world.table.mapped())) == mapped
 
 
 def test_clusters_that_are_used_share_one_slab_wherever_they_lie(world: World) -> None:
