@@ -5,22 +5,19 @@
 2. One size marks the iterations: one that comes seldom in a period, the largest of these; each so manyth of its
    messages is a mark. So a message too many or too few shifts nothing but the iteration that it is in. Of a size that
    comes several times in a period, the one after the longest pause is taken: a run of equal parts is not cut.
-3. Where an iteration consists of alike halves (two steps of an all-reduce), sizes say half of it. Then pauses say: if
-   every k-th mark, and no other, comes after a pause of several times the others', these are the iterations.
 
 Sizes only count as alike up to 1/64 (message.py).
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import compress, pairwise
+from itertools import compress
 from operator import eq
 from statistics import median
 
 from farside.agent.profile.message import CONTROL_BYTES, NEAR_SHIFT, Message, are_near, size_class
+from farside.agent.profile.pause import ITERATIONS_MIN, WITHIN_MAX_NS
 
-ITERATIONS_MIN = 3
-"""Fewer marks than one more say nothing of what repeats."""
 MESSAGES_MAX = 2048
 """The newest of a flow that are looked at; each lag costs a look at all."""
 SMALL = 32
@@ -30,13 +27,6 @@ LIKENESS_SURE = 0.9
 """Share of the bytes that are as they were a period ago: the least, and what is believed without looking further."""
 NEAR_BEST = 0.97
 """A shorter lag is the period if it is as good as the best but for this: noise makes longer ones seem better."""
-PAUSE_RATIO = 10.0
-"""A pause between iterations is so many times longer than any within, before it overrules sizes: a checkpoint after
-every tenth makes pauses too."""
-WITHIN_MAX_NS = 20_000_000
-"""What pauses longer is an iteration by itself, whatever longer pauses there are."""
-REGULAR_MIN = 0.7
-"""Least share of the pauses that come after the same number of marks."""
 
 
 def marks(flow: Sequence[Message]) -> tuple[int, ...]:
@@ -76,8 +66,7 @@ def _marks_in(flow: Sequence[Message]) -> tuple[float, tuple[int, ...]]:
     period, likeness = period_of([message.bytes for message in newest])
     if not period:
         return 0.0, ()
-    marking = _marking(newest, period)
-    found = [newest[at].begin_ns for at in _paced(newest, marking)]
+    found = [newest[at].begin_ns for at in _marking(newest, period)]
     return likeness, tuple(found) if len(found) > ITERATIONS_MIN else ()
 
 
@@ -124,22 +113,3 @@ def _marking(flow: Sequence[Message], period: int) -> list[int]:
 def _pauses_ns(flow: Sequence[Message], places: Sequence[int]) -> list[int]:
     """How long nothing was sent before each of these messages."""
     return [flow[at].begin_ns - flow[at - 1].end_ns if at else 0 for at in places]
-
-
-def _paced(flow: Sequence[Message], places: list[int]) -> list[int]:
-    """Every k-th of these where pauses say that k of them are one iteration; else all."""
-    apart = [flow[after].begin_ns - flow[before].end_ns for before, after in pairwise(places)]
-    ordered = sorted(max(1, pause) for pause in apart)
-    for before, long_ns in pairwise(ordered):
-        if long_ns >= PAUSE_RATIO * before and before <= WITHIN_MAX_NS:
-            after_pause = [at for at, pause in enumerate(apart, start=1) if pause >= long_ns]
-            if _are_regular(after_pause):
-                return [places[at] for at in after_pause]
-    return places
-
-
-def _are_regular(places: Sequence[int]) -> bool:
-    """Whether most of these are equally far from the one before, and further than 1."""
-    steps = Counter(after - before for before, after in pairwise(places))
-    step, count = max(steps.items(), key=lambda item: (item[1], -item[0]), default=(1, 0))
-    return step > 1 and count >= max(ITERATIONS_MIN, REGULAR_MIN * sum(steps.values()))

@@ -5,7 +5,7 @@ ValueError.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +18,9 @@ EVENTS_AT = 4096
 EVENT_BYTES = 16
 LANE_BYTES = EVENTS * EVENT_BYTES
 FILE_BYTES = EVENTS_AT + LANES * LANE_BYTES
+
+LITTLE = 10
+"""A lane with so many times fewer bytes than another has little to say."""
 
 _HEAD = struct.Struct("<QIIIIIIII")
 _LANE = struct.Struct("<IIQQQ32x")
@@ -111,18 +114,29 @@ def parse(head: bytes, lane: Callable[[int], bytes], *, processes_max: int = 8) 
             Process(
                 pid=process[0],
                 sent_bytes=totals[process],
-                events=tuple(
-                    sorted(
-                        event
+                events=_together(
+                    [
+                        (one, _events(lane(number), one.head))
                         for number, one in enumerate(found)
                         if one.process == process and one.head
-                        for event in _events(lane(number), one.head)
-                    )
+                    ]
                 ),
             )
             for process in most
         ),
     )
+
+
+def _together(lanes: Sequence[tuple[_Lane, list[Event]]]) -> tuple[Event, ...]:
+    """Of all lanes by time, from when on nothing is missing.
+
+    A full lane has lost what is older than its first event. What other threads sent before that would be no iteration
+    but a part of one; a lane of few bytes loses nothing that matters.
+    """
+    most = max(one.bytes for one, _ in lanes)
+    full = [events for one, events in lanes if one.head >= EVENTS and one.bytes * LITTLE >= most and events]
+    since_ns = max((min(events).at_ns for events in full), default=0)
+    return tuple(sorted(event for _, events in lanes for event in events if event.at_ns >= since_ns))
 
 
 def _lane_at(head: bytes, number: int) -> _Lane:

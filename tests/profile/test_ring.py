@@ -55,6 +55,28 @@ def test_lanes_of_a_process_come_together_by_time_and_those_of_another_do_not() 
     assert [[event.bytes for event in process.events] for process in found.processes] == [[999], [100, 300, 200]]
 
 
+def full_lane(first_ns: int, size: int) -> bytes:
+    """One that has been written over, with an event each nanosecond from then on."""
+    return lane_of([(first_ns + at, size) for at in range(ring.EVENTS)], 2 * ring.EVENTS)
+
+
+def test_what_came_before_the_oldest_event_of_a_full_lane_is_left_out_as_half_of_it_is_gone() -> None:
+    lanes = {0: lane_of([(5, 100), (20_000, 200)], 2), 1: full_lane(10_000, 300)}
+    heads = [(7, 1, 2, 3000), (7, 1, 2 * ring.EVENTS, 9000)]
+
+    found = ring.parse(head_with(heads), lanes.__getitem__)
+
+    assert [event.at_ns for event in found.processes[0].events] == [*range(10_001, 10_000 + ring.EVENTS), 20_000]
+
+
+def test_a_full_lane_of_few_bytes_takes_nothing_from_the_others() -> None:
+    lanes = {0: lane_of([(5, 100)], 1), 1: full_lane(10_000, 300)}
+
+    found = ring.parse(head_with([(7, 1, 1, 100_000), (7, 1, 2 * ring.EVENTS, 9000)]), lanes.__getitem__)
+
+    assert found.processes[0].events[0].at_ns == 5
+
+
 def test_threads_without_a_lane_are_counted() -> None:
     found = ring.parse(head_with([], claimed=ring.LANES + 3), lambda _: EMPTY)
 
