@@ -1,6 +1,7 @@
 """A whole sandbox: how it starts, what it tells, and that nothing of it is left."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -112,6 +113,20 @@ def test_it_ends_clean_and_leaves_nothing_behind(tmp_path: Path, number: signal.
             assert process.wait(timeout=20) == 0
     assert list(tmp_path.iterdir()) == []
     assert processes_naming(str(tmp_path)) == []
+
+
+@pytest.mark.slow
+def test_one_whose_processes_all_hang_ends_them_and_says_nothing_went_wrong(tmp_path: Path) -> None:
+    """It kills one after the other, each after its own time; whoever waits for it has to wait for all of them."""
+    state = tmp_path / "state"
+    with open_sandbox((*SMALL, "--cluster", "1x1"), state=state) as session:
+        told: dict[str, Any] = json.loads(run(farside("status", "--json", "--state", str(session.state))))
+        pids = [process["pid"] for process in told["processes"]]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+
+    assert len(pids) == 5
+    assert processes_naming(str(state)) == []
 
 
 def test_one_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from pathlib import Path
 import psutil
 
 from farside.errors import PeerError
+from farside.sandbox.settings import PATIENCE
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-END_LIMIT_S = 8.0
+END_LIMIT_S = 8.0 * PATIENCE
 # To a borrower one SIGTERM means "when your clients have left", a second one means "now".
 PATIENCE_S = 0.5
 

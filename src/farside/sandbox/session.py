@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.errors import PeerError
+from farside.sandbox import process
 from farside.sandbox.process import command
 
-END_LIMIT_S = 20.0
+# A sandbox ends its agents, what is left of their tasks, the manager, the borrower and the donors, one after the other,
+# and kills what hangs: whoever kills it before it is done leaves its processes to nobody, and hides what hung.
+STAGES = 5
+END_LIMIT_S = STAGES * (process.PATIENCE_S + process.END_LIMIT_S) + process.END_LIMIT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
