@@ -23,4 +23,4 @@ fi
 systemctl stop farside-blockdev 2>/dev/null || true
 systemctl reset-failed farside-blockdev 2>/dev/null || true
 systemd-run --unit=farside-blockdev --property=Restart=on-failure --property=RuntimeDirectory=farside \
-	--property=KillMode=mixed /usr/local/bin/farside blockdev
+	--property=RuntimeDirectoryPreserve=yes --property=KillMode=mixed /usr/local/bin/farside blockdev

@@ -11,4 +11,4 @@ farside config check --for daemon
 systemctl stop farside-daemon 2>/dev/null || true
 systemctl reset-failed farside-daemon 2>/dev/null || true
 systemd-run --unit=farside-daemon --property=Restart=on-failure --property=RuntimeDirectory=farside \
-	/usr/local/bin/farside daemon
+	--property=RuntimeDirectoryPreserve=yes /usr/local/bin/farside daemon

@@ -1,0 +1,100 @@
+"""A cluster of two machines, set up by the scripts that vagrant provisions with: manager, agents, and a user's job."""
+
+import json
+import secrets
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import until
+from tests.vm.harness.network import Network
+from tests.vm.test_three_machines import CHECKOUT, PROVISION, START_S
+
+pytestmark = [pytest.mark.vm, pytest.mark.guests(memory_mib=1024)]
+
+BORROWER, DONOR = 1, 2
+GPUS = 4
+# What it says of itself, on both machines, until it is told to stop.
+JOB = """#!/bin/sh
+trap "echo saved; exit 0" TERM
+echo $RANK of $WORLD_SIZE as $(id -un) on $(uname -n)
+while :; do sleep 0.2; done
+"""
+# As the Vagrantfile has it: "these also after each reboot", the role before the manager, the agent last.
+ROLES = {
+    BORROWER: ("borrower.sh {name} {address} 64MiB {donor}", "manager.sh {name} {address}"),
+    DONOR: ("donor.sh {name} {address}",),
+}
+
+
+@pytest.fixture
+def cluster(pair: Network) -> Network:
+    """Both machines are set up, the donor first, and their agents are at the manager."""
+    key, token = secrets.token_hex(32), secrets.token_hex(32)
+    for guest in pair:
+        guest.run(f"{CHECKOUT} && cd /etc/farside && (umask 077 && echo {key} >key && echo {token} >agent.token)")
+        guest.run("useradd --create-home --uid 1234 vagrant")
+        guest.run("cat >/home/vagrant/job && chmod 755 /home/vagrant/job", stdin=JOB.encode())
+    for number in (DONOR, BORROWER):
+        provision(pair, number)
+    until(lambda: states(pair) == {"node1": "idle", "node2": "idle"}, what="both nodes", deadline_s=START_S, every_s=5)
+    return pair
+
+
+def provision(cluster: Network, number: int) -> None:
+    """What `vagrant provision` runs each time on one of them, but for the packages and the build."""
+    guest, donor = cluster[number], cluster[DONOR]
+    words = {"name": guest.name, "address": guest.address, "donor": f"{donor.name}={donor.address}"}
+    for command in ("rxe.sh {address}", *ROLES[number], f"agent.sh {{name}} {cluster[BORROWER].address} {GPUS}"):
+        guest.run(f"{PROVISION}/{command.format(**words)}", limit_s=START_S)
+
+
+def told(cluster: Network, command: str) -> Any:
+    """What a command says with --json on the manager's machine; None while it says nothing."""
+    done = cluster[BORROWER].outcome(f"runuser -u vagrant -- farside {command} --json", limit_s=START_S)
+    return json.loads(done.stdout) if done.status == 0 and done.stdout else None
+
+
+def states(cluster: Network) -> dict[str, str]:
+    return {node["name"]: node["state"] for node in told(cluster, "nodes") or []}
+
+
+def until_state(cluster: Network, job: str, state: str) -> Any:
+    def there() -> Any:
+        found = told(cluster, f"show {job}") or {}
+        return found if found.get("state") == state else None
+
+    return until(there, what=f"job {job} {state}", deadline_s=START_S, every_s=2)
+
+
+def logs(cluster: Network, job: str) -> list[str]:
+    """What its ranks have said, on whichever machine each runs."""
+    said = [guest.outcome(f"cat /home/vagrant/farside-{job}.*.log").stdout for guest in cluster]
+    return sorted(line for text in said for line in text.splitlines())
+
+
+def test_a_users_job_runs_on_both_machines_and_outlives_provisioning_them_again(cluster: Network) -> None:
+    borrower = cluster[BORROWER]
+    submit = f"cd /home/vagrant && runuser -u vagrant -- farside submit --quiet --gpus {2 * GPUS} -- ./job"
+    job = borrower.run(submit, limit_s=START_S).strip()
+    until_state(cluster, job, "running")
+    expected = ["0 of 2 as vagrant on node1", "1 of 2 as vagrant on node2"]
+    until(lambda: len(logs(cluster, job)) >= 2, what="a line of each rank", deadline_s=START_S, every_s=2)
+
+    assert logs(cluster, job) == expected
+
+    for number in (DONOR, BORROWER):
+        provision(cluster, number)
+    until(lambda: set(states(cluster)) == {"node1", "node2"}, what="both nodes again", deadline_s=START_S, every_s=5)
+    after = until_state(cluster, job, "running")
+
+    assert (after["starts"], after["failures"]) == (1, 0)
+    assert logs(cluster, job) == expected
+
+    borrower.run(f"runuser -u vagrant -- farside cancel {job}", limit_s=START_S)
+    until_state(cluster, job, "cancelled")
+
+    assert logs(cluster, job) == sorted([*expected, "saved", "saved"])
+    assert borrower.run("farside status --json", limit_s=START_S)
+    for guest in cluster:
+        assert guest.run("ls /run/farside").split().count("agent.sock") == 1
