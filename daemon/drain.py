@@ -2,6 +2,9 @@
 
 Sessions and connections stay, so that a borrower reads its pages until they are elsewhere. A donor that is drained goes
 on running, empty, until it is stopped or told to lend again; a restart lends again too.
+
+It may be asked by several, each for a reason of his own: an operator who takes the machine out, the manager that lets
+the node sleep. It lends again when the last of them has taken it back.
 """
 
 from collections.abc import Mapping
@@ -17,15 +20,22 @@ from farside.log import get_log
 
 _log = get_log("daemon.drain")
 
+OPERATOR = "operator"
+"""Who asks, where he does not say."""
+ASKERS = (OPERATOR, "manager")
 DEADLINE_MAX_S = 86400.0
 """A day to move pages: whoever wants longer wants a donor that lends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainStatus:
-    """How far it is. ``slabs`` are lent still; 0 while ``is_draining``: the donor is empty and may be stopped."""
+    """How far it is. ``slabs`` are lent still; 0 while ``is_draining``: the donor is empty and may be stopped.
+
+    ``drained_by``: who asked for it.
+    """
 
     is_draining: bool
+    drained_by: tuple[str, ...]
     slabs: int
     slab_bytes: int
 
@@ -48,29 +58,31 @@ class Drain:
         """How far it is now."""
         return DrainStatus(
             is_draining=self._lender.is_draining,
+            drained_by=self._lender.drained_by,
             slabs=len(self._lender.ledger.loans),
             slab_bytes=self._lender.pool.slab_bytes,
         )
 
-    def begin(self, deadline_s: float) -> None:
+    def begin(self, deadline_s: float, by: str = OPERATOR) -> None:
         """Lends no more and recalls what is lent; each borrower gets ``deadline_s`` to move its pages.
 
         Asked again it recalls nothing twice.
         """
         lender = self._lender
         if not lender.is_draining:
-            _log.info("draining", lent=len(lender.ledger.loans), deadline_s=deadline_s)
-        lender.is_draining = True
+            _log.info("draining", lent=len(lender.ledger.loans), deadline_s=deadline_s, by=by)
+        lender.drained_by = tuple(dict.fromkeys((*lender.drained_by, by)))
         loans = [loan for loan in lender.ledger.loans if loan.state is LoanState.LENT]
         self._recaller.begin(loans, deadline_s)
         self._tasks.start(lender.pool.release_ready(lender.pool.ready), "freeing ready slabs")
         self._tasks.start(self._recaller.finish(loans), "draining")
 
-    def end(self) -> None:
-        """Lends again; slabs that are recalled already still go."""
-        if self._lender.is_draining:
+    def end(self, by: str = OPERATOR) -> None:
+        """Lends again, unless somebody else still wants it drained; slabs that are recalled already still go."""
+        lender = self._lender
+        was_draining, lender.drained_by = lender.is_draining, tuple(one for one in lender.drained_by if one != by)
+        if was_draining and not lender.is_draining:
             _log.info("lending again")
-        self._lender.is_draining = False
 
     async def _on_drain(self, arguments: Mapping[str, object]) -> object:
         deadline_s = arguments.get("deadline_s", 0.0)
@@ -78,9 +90,16 @@ class Drain:
             raise ConfigError("deadline_s is a number of seconds")
         if not 0 <= deadline_s <= DEADLINE_MAX_S:
             raise ConfigError(f"deadline_s is {deadline_s:g}", hint=f"0 to {DEADLINE_MAX_S:g} s")
-        self.begin(float(deadline_s))
+        self.begin(float(deadline_s), _asker(arguments))
         return self.status()
 
-    async def _on_undrain(self, _: Mapping[str, object]) -> object:
-        self.end()
+    async def _on_undrain(self, arguments: Mapping[str, object]) -> object:
+        self.end(_asker(arguments))
         return self.status()
+
+
+def _asker(arguments: Mapping[str, object]) -> str:
+    by = arguments.get("by", OPERATOR)
+    if by not in ASKERS:
+        raise ConfigError(f"by is {by!r:.60}", hint=f"one of {', '.join(ASKERS)}")
+    return str(by)

@@ -130,7 +130,8 @@ class Lender:
     Attributes:
         loans_changed: Set whenever a loan ends, or has less time than before; who waits for that clears it.
         is_closing: True once this donor ends: it lets no borrower in any more.
-        is_draining: No more is lent, and what comes back is not made again; those who are here stay.
+        drained_by: Who asked that no more is lent; nobody: it lends. What comes back is not made again then; borrowers
+            that are here stay.
     """
 
     def __init__(
@@ -154,9 +155,14 @@ class Lender:
         self.counters = counters
         self.loans_changed = asyncio.Event()
         self.is_closing = False
-        self.is_draining = False
+        self.drained_by: tuple[str, ...] = ()
         self._tasks = tasks
         self._token = token
+
+    @property
+    def is_draining(self) -> bool:
+        """Somebody has asked that it lends no more."""
+        return bool(self.drained_by)
 
     @property
     def lends(self) -> bool:

@@ -62,6 +62,7 @@ class DonorStatus:
     has_rdma: bool
     closing: bool
     draining: bool
+    drained_by: tuple[str, ...]
     slab_bytes: int
     memory: MemoryStatus
     slab_counts: Mapping[str, int]
@@ -86,6 +87,7 @@ def donor_status(node: str, lender: Lender, *, listen: tuple[str, ...] = (), has
         has_rdma=has_rdma,
         closing=lender.is_closing,
         draining=lender.is_draining,
+        drained_by=lender.drained_by,
         slab_bytes=lender.pool.slab_bytes,
         memory=_memory(lender),
         slab_counts=counts,

@@ -116,6 +116,33 @@ def test_it_lends_again_when_it_is_told_to(plane: Plane) -> None:
     scenario(plane, body)
 
 
+def test_a_donor_that_two_have_drained_lends_again_when_both_have_taken_it_back(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        socket = plane.folder / "admin.sock"
+        borrower = await plane.borrower()
+        await drain(plane)
+        told = await admin.ask(socket, "drain", deadline_s=DEADLINE_S, by="manager")
+        assert told["drained_by"] == ["operator", "manager"]
+
+        told = await admin.ask(socket, "undrain", by="manager")
+        assert (told["is_draining"], told["drained_by"]) == (True, ["operator"])
+        assert isinstance(await borrower.ask(m.Map(device="swap", count=1)), m.Error)
+        await admin.ask(socket, "undrain")
+
+        assert len(await borrower.map(1)) == 1
+
+    scenario(plane, body)
+
+
+def test_who_drains_is_somebody_that_is_known(plane: Plane) -> None:
+    async def body(plane: Plane) -> None:
+        with pytest.raises(PeerError, match="by is 'me'"):
+            await admin.ask(plane.folder / "admin.sock", "drain", deadline_s=1.0, by="me")
+        assert not plane.status().draining
+
+    scenario(plane, body)
+
+
 @pytest.mark.parametrize("deadline_s", [-1, 1e9, "soon", True])
 def test_a_deadline_that_is_none_is_refused(plane: Plane, deadline_s: object) -> None:
     async def body(plane: Plane) -> None:

@@ -49,8 +49,8 @@ def drain(
     from farside import admin
 
     if undo:
-        admin.call(socket, "undrain")
-        print("lending again")
+        told = admin.call(socket, "undrain")
+        print(f"still drained by the {_others(told)}" if told["is_draining"] else "lending again")
         return
     told = admin.call(socket, "drain", deadline_s=deadline)
     if no_wait:
@@ -75,6 +75,11 @@ def _how_far(socket: Path) -> dict[str, Any]:
         raise Unavailable("the donor lends again: somebody has undone this, or restarted it", hint="drain it again")
     counts = told["slab_counts"]
     return {"slabs": sum(counts.values()) - counts["ready"], "slab_bytes": told["slab_bytes"]}
+
+
+def _others(told: dict[str, Any]) -> str:
+    hints = {"manager": "manager, which lets this node sleep: `farside power` says why"}
+    return ", ".join(hints.get(one, one) for one in told["drained_by"])
 
 
 def _lent(told: dict[str, Any]) -> str:
