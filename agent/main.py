@@ -86,12 +86,13 @@ class Agent:
         self._lock = self._claim_state()
         self._nursery = Nursery()
         self.runner = self._open_runner()
+        self._donor = DonorSense(_given(config.daemon_socket), control=config.donor_control, clock=clock)
         self.sense = NodeSense(
             gpus=self._gpus,
             proc_root=config.proc_root,
             total_bytes=config.memory_total_bytes,
             reserve_bytes=config.memory_reserve_bytes,
-            donor=DonorSense(_given(config.daemon_socket), control=config.donor_control, clock=clock),
+            donor=self._donor,
             may_give_swap=self._cgroup is not None and self._cgroup.limits_swap,
             tasks=self._running_tasks,
         )
@@ -171,7 +172,7 @@ class Agent:
             gpus=latest.reading.gpus,
             headroom_bytes=latest.reading.headroom_bytes,
             tasks=self.runner.states[: m.TASKS_MAX],
-            can=("probe",) if self._peers is None else ("probe", "donors"),
+            can=("probe", "lending") if self._peers is None else ("probe", "lending", "donors"),
             donor=latest.reading.donor,
             swap=latest.reading.swap,
         )
@@ -308,6 +309,7 @@ class Agent:
                 take=self._take,
                 probe=self._probe,
                 donors=self._take_donors,
+                lending=self._donor.obey,
                 seen_generation=lambda: self.runner.ledger.generation,
             ),
             clock=self._clock,

@@ -82,6 +82,7 @@ class Loan(Part, frozen=True, kw_only=True):
 
     borrower: Annotated[str, Meta(max_length=64)]
     bytes: U63
+    slabs: U32 = 0  # 0: an older agent, which does not say how many they are
 
 
 class Donor(Part, frozen=True, kw_only=True):
@@ -96,6 +97,16 @@ class Donor(Part, frozen=True, kw_only=True):
     lends: bool = True  # False: it drains, is about to end, or does not answer
     free_bytes: U63 = 0  # in slabs that it could lend now
     lent_bytes: U63 = 0
+
+
+class Drained(Part, frozen=True, kw_only=True):
+    """By the LENDING of this number the node's donor lends no more, and has so many slabs of others yet.
+
+    Said of one and the same moment: nothing comes any more, so with no slab the node may go off.
+    """
+
+    number: U63
+    slabs: U32
 
 
 class Swap(Part, frozen=True, kw_only=True):
@@ -182,7 +193,7 @@ class Hello(Message, frozen=True, kw_only=True):
     headroom_bytes: U63  # memory that jobs may still get
     tasks: Annotated[tuple[TaskState, ...], Meta(max_length=TASKS_MAX)]
     can: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
-    """What later versions added that an agent must know before it is asked: ``probe``, ``donors``."""
+    """What later versions added that an agent must know before it is asked: ``probe``, ``donors``, ``lending``."""
     donor: Donor | None = None
     swap: Swap | None = None
 
@@ -201,6 +212,7 @@ class Report(Message, frozen=True, kw_only=True):
     loans: Annotated[tuple[Loan, ...], Meta(max_length=LOANS_MAX)] = ()  # the largest; none where there is no donor
     donor: Donor | None = None
     swap: Swap | None = None
+    drained: Drained | None = None  # None: the donor lends, or has not answered
 
 
 class Probed(Message, frozen=True, kw_only=True):
@@ -284,5 +296,17 @@ class Donors(Message, frozen=True, kw_only=True):
     donors: Annotated[tuple[DonorAddress, ...], Meta(max_length=DONORS_MAX)]
 
 
+class Lending(Message, frozen=True, kw_only=True):
+    """Whether this node's donor may lend; replaces the one before. Only to who ``can``.
+
+    ``closed_by`` not 0: the node is to sleep, so the donor lends no more and borrowers get ``deadline_s`` to move what
+    they have; `Drained` answers with that number. 0: it lends, as far as the manager is concerned.
+    """
+
+    closed_by: U63
+    generation: U63
+    deadline_s: Annotated[float, Meta(ge=0, le=86_400)]
+
+
 AgentMessage: TypeAlias = Hello | Report | Probed
-ManagerMessage: TypeAlias = Welcome | Ack | Start | Stop | Forget | Probe | Donors
+ManagerMessage: TypeAlias = Welcome | Ack | Start | Stop | Forget | Probe | Donors | Lending

@@ -24,6 +24,7 @@ class Reading:
     loans: tuple[m.Loan, ...] = ()
     donor: m.Donor | None = None
     swap: m.Swap | None = None
+    drained: m.Drained | None = None
 
 
 class Outbox:
@@ -64,6 +65,7 @@ class Outbox:
             loans=reading.loans,
             donor=reading.donor,
             swap=reading.swap,
+            drained=reading.drained,
             tasks=tuple(self._waiting.pop(key) for key in keys),
         )
         self.unacked = (*self.unacked, report)

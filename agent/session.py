@@ -62,6 +62,7 @@ class Node:
     take: Callable[[m.Start | m.Stop | m.Forget], None]
     probe: Callable[[m.Probe], Awaitable[m.Probed]]
     donors: Callable[[tuple[m.DonorAddress, ...]], None]
+    lending: Callable[[m.Lending], None]
     seen_generation: Callable[[], int]
 
 
@@ -165,6 +166,9 @@ class Session:
                 group.create_task(self._answer(connection, side, message))  # a slow mount must not hold commands up
             elif isinstance(message, m.Donors):
                 self._node.donors(message.donors)
+            elif isinstance(message, m.Lending):
+                self._node.lending(message)
+                self._news.set()  # the next report carries it out and says what came of it
             elif not isinstance(message, m.Welcome):
                 self._node.take(message)
 

@@ -1,11 +1,14 @@
-"""What this node's donor says of itself: what it has lent and to whom, and where others reach it.
+"""What this node's donor says of itself: what it has lent and to whom, and where others reach it; and whether it may.
 
 A donor that stops answering is told of for `GONE_S` more, as one that lends nothing: it may only be restarted, and who
 borrows from it would else take it for one that has left.
+
+A manager that lets the node sleep has it closed first (LENDING). That is looked after at each reading and not once: a
+donor that was started again lends again, until it is told once more.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +23,23 @@ from farside.log import get_log
 
 ASK_LIMIT_S = 1.0
 GONE_S = 60.0
+BY = "manager"
+"""For whom the donor is drained here: what an operator has drained stays so."""
 
 _log = get_log("agent.sense")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lent:
-    """Memory that this node's donor has in slabs, which borrower has how much of it, and the donor itself."""
+    """Memory that this node's donor has in slabs, which borrower has how much of it, and the donor itself.
+
+    ``drained``: that it lends no more, as the manager wants it; None: it does, or nobody wants that.
+    """
 
     slabs_bytes: int = 0
     loans: tuple[m.Loan, ...] = ()
     donor: m.Donor | None = None
+    drained: m.Drained | None = None
 
 
 NOTHING_LENT = Lent()
@@ -44,27 +53,64 @@ class DonorSense:
         self._socket, self._control, self._clock = socket, control, clock
         self._last: m.Donor | None = None
         self._heard_s = 0.0
+        self._wanted: m.Lending | None = None  # None: no manager has said whether it may lend
+
+    def obey(self, wanted: m.Lending) -> None:
+        """Whether the donor may lend; the next reading sees to it."""
+        if self._wanted is None or wanted.closed_by != self._wanted.closed_by:
+            _log.info("lending", may_lend=not wanted.closed_by, number=wanted.closed_by)
+        self._wanted = wanted
 
     async def read(self) -> Lent:
         """The donor now; nothing lent where none answers."""
-        lent = await self._ask()
-        now_s = self._clock.now_s()
-        if lent is not None:
-            self._last, self._heard_s = lent.donor, now_s
-            return lent
-        if self._last is None or now_s - self._heard_s > GONE_S:
-            self._last = None
-            return NOTHING_LENT
-        return Lent(donor=msgspec.structs.replace(self._last, lends=False, free_bytes=0, lent_bytes=0))
-
-    async def _ask(self) -> Lent | None:
+        closed_by = 0 if self._wanted is None else self._wanted.closed_by
         if self._socket is None or not self._socket.exists():
-            return None
+            return self._without(_empty(closed_by))
         try:
-            return lent_of(await admin.ask(self._socket, "status", timeout_s=ASK_LIMIT_S), self._control)
-        except (FarsideError, KeyError, TypeError, ValueError) as error:
+            lent = await self._settled(self._socket)
+        except FarsideError as error:
             _log.debug("the donor does not say what it has lent", why=error)
-            return None
+            nobody_listens = isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError)
+            return self._without(_empty(closed_by) if nobody_listens else None)
+        except (KeyError, TypeError, ValueError) as error:
+            _log.debug("this is no donor's status", why=error)
+            return self._without(None)
+        self._last, self._heard_s = lent.donor, self._clock.now_s()
+        return lent
+
+    async def _settled(self, socket: Path) -> Lent:
+        """What the donor says, after it was told whether it may lend, where that is other than what it does."""
+        told = await admin.ask(socket, "status", timeout_s=ASK_LIMIT_S)
+        wanted = self._wanted
+        if wanted is None:
+            return lent_of(told, self._control)
+        if bool(wanted.closed_by) is not _is_closed(told):
+            if wanted.closed_by:
+                await admin.ask(socket, "drain", timeout_s=ASK_LIMIT_S, deadline_s=wanted.deadline_s, by=BY)
+            else:
+                await admin.ask(socket, "undrain", timeout_s=ASK_LIMIT_S, by=BY)
+            told = await admin.ask(socket, "status", timeout_s=ASK_LIMIT_S)
+        lent = lent_of(told, self._control)
+        if not (wanted.closed_by and _is_closed(told)):
+            return lent
+        slabs = sum(count for state, count in told["slab_counts"].items() if state != "ready")
+        return replace(lent, drained=m.Drained(number=wanted.closed_by, slabs=int(slabs)))
+
+    def _without(self, drained: m.Drained | None) -> Lent:
+        """While no donor answers; ``drained`` where there is none that could lend."""
+        if self._last is None or self._clock.now_s() - self._heard_s > GONE_S:
+            self._last = None
+            return Lent(drained=drained)
+        gone = msgspec.structs.replace(self._last, lends=False, free_bytes=0, lent_bytes=0)
+        return Lent(donor=gone, drained=drained)
+
+
+def _empty(closed_by: int) -> m.Drained | None:
+    return m.Drained(number=closed_by, slabs=0) if closed_by else None
+
+
+def _is_closed(told: Mapping[str, Any]) -> bool:
+    return BY in told.get("drained_by", ())
 
 
 def lent_of(told: Mapping[str, Any], control: str = "") -> Lent:
@@ -73,9 +119,11 @@ def lent_of(told: Mapping[str, Any], control: str = "") -> Lent:
     Raises:
         KeyError, TypeError, ValueError: It is no donor's status.
     """
-    sessions = [(str(one["borrower"])[:64], int(one["slabs"]) * int(told["slab_bytes"])) for one in told["sessions"]]
-    largest = sorted(sessions, key=lambda one: -one[1])[: m.LOANS_MAX]
-    loans = tuple(m.Loan(borrower=name, bytes=count) for name, count in largest if count)
+    sessions = sorted(((int(one["slabs"]), str(one["borrower"])[:64]) for one in told["sessions"]), reverse=True)
+    slab_bytes = int(told["slab_bytes"])
+    loans = tuple(
+        m.Loan(borrower=name, bytes=slabs * slab_bytes, slabs=slabs) for slabs, name in sessions[: m.LOANS_MAX] if slabs
+    )
     return Lent(slabs_bytes=int(told["memory"]["slabs_bytes"]), loans=loans, donor=_donor_of(told, control))
 
 

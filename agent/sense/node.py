@@ -102,6 +102,7 @@ class NodeSense:
             gpus=self._gpus.read(),
             loans=lent.loans,
             donor=lent.donor,
+            drained=lent.drained,
             swap=read_farside_swap(self._proc_root.parent) if self._may_give_swap else None,
         )
         return NodeReading(reading=reading, usage=usage)

@@ -32,12 +32,14 @@ HEADROOM_STEP = 1 / 8
 ENDED = ("exited", "lost")
 DONORS = "donors"
 """What an agent ``can`` that keeps a peers file."""
+LENDING = "lending"
+"""What an agent ``can`` that tells its node's donor to lend no more."""
 
 
 class AgentLine:
     """One connection of an agent: what it knows, and what it has been told on it."""
 
-    def __init__(self, hello: m.Hello, address: str) -> None:
+    def __init__(self, hello: m.Hello, address: str, *, move_s: float = 900.0) -> None:
         self.hello = hello
         self.node = hello.node
         self._address = address
@@ -46,6 +48,8 @@ class AgentLine:
         self._meter = PowerMeter()
         self._ring_version = -1
         self._donors: tuple[Donor, ...] | None = None
+        self._move_s = move_s  # borrowers get so long to move what they have
+        self._closed_by: int | None = None  # as told; None: nothing was, and nobody knows what the donor does
 
     # ------------------------------------------------------------------ agent to log
 
@@ -160,6 +164,14 @@ class AgentLine:
         if found != self._donors:
             self._donors = found
             yield m.Donors(donors=tuple(m.DonorAddress(node=one.node, control=one.control) for one in found))
+
+    def lending(self, state: LiveState) -> Iterator[m.Lending]:
+        """Whether its donor may lend, when that is other than it was told on this connection."""
+        node = state.nodes.get(self.node)
+        closed_by = 0 if node is None or node.power is None else node.power.drain_number
+        if LENDING in self.hello.can and closed_by != self._closed_by:
+            self._closed_by = closed_by
+            yield m.Lending(closed_by=closed_by, generation=state.generation, deadline_s=self._move_s)
 
     def _about(self, state: LiveState, task: LiveTask) -> Iterator[m.ManagerMessage]:
         job, known = state.jobs[task.job_id], self._known.get(task.key)

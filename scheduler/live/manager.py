@@ -36,6 +36,7 @@ HANG_S = {"brain": 600.0, "api": 60.0}
 # So often it is looked whether the certificate was renewed.
 RENEW_PERIOD_S = 20.0
 _FRAME_BYTES = 1 << 20
+MOVE_SHARE = 0.5  # of the time to empty a node: for its borrowers to move what they have
 
 _log = get_log("manager")
 
@@ -118,7 +119,7 @@ async def _api(config: ManagerConfig) -> None:
         config.tokens_file, operators, os.geteuid(), WebSessions(session_key(config.state_dir)),
         munge_socket=config.munge_socket if config.auth == "munge" else None,
     )  # fmt: skip
-    sessions = AgentSessions(log, callers, config.node_timeout_s)
+    sessions = AgentSessions(log, callers, config.node_timeout_s, move_s=config.power_drain_s * MOVE_SHARE)
     setup = power_setup(config)
     power = LivePower(setup, log, sessions, config.state_dir)
     app = make_app(

@@ -30,6 +30,9 @@ class Sensed:
 
     ``loans``: borrower of its memory to bytes. ``lends``: its donor answers and takes borrowers, and could lend
     ``lendable_bytes`` more. ``swap_used_bytes``: of the Farside swap of this node.
+
+    ``can_close``: its agent closes the donor when it is told to; ``closed_by``: the order by which that was done, with
+    ``slabs`` of others left. 0: the donor is open.
     """
 
     gpu_busy_pct: float | None = None
@@ -39,6 +42,9 @@ class Sensed:
     lends: bool = False
     lendable_bytes: int = 0
     swap_used_bytes: int = 0
+    can_close: bool = False
+    closed_by: int = 0
+    slabs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,6 +135,7 @@ agent_messages = st.one_of(
         tasks=st.lists(states, max_size=4).map(tuple),
         donor=st.none() | donors,
         swap=st.none() | swaps,
+        drained=st.none() | st.builds(m.Drained, number=u63, slabs=st.integers(0, 2**32 - 1)),
     ),
     st.builds(m.Probed, probe_id=texts, problem=texts, is_refused=st.booleans(), made=paths),
 )
@@ -157,4 +158,5 @@ manager_messages = st.one_of(
         m.Donors,
         donors=st.lists(st.builds(m.DonorAddress, node=names, control=names), max_size=m.DONORS_MAX).map(tuple),
     ),
+    st.builds(m.Lending, closed_by=u63, generation=u63, deadline_s=st.floats(0, 86_400)),
 )

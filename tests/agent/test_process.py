@@ -292,4 +292,4 @@ def test_what_the_donor_of_a_node_says_is_in_hello_and_in_reports(tmp_path: Path
     for told in (manager.hellos[0].donor, manager.reports[0].donor):
         assert told is not None
         assert (told.node, told.control, told.lends) == ("d1", "tcp:10.9.0.7:1", True)
-    assert manager.hellos[0].can == ("probe",)  # it keeps no peers file
+    assert manager.hellos[0].can == ("probe", "lending")  # it keeps no peers file

@@ -231,7 +231,7 @@ def test_of_a_donor_s_borrowers_those_with_the_most_memory_are_told() -> None:
 
     assert lent.slabs_bytes == 99
     assert len(lent.loans) == m.LOANS_MAX
-    assert lent.loans[0] == m.Loan(borrower="b69", bytes=69 << 26)
+    assert lent.loans[0] == m.Loan(borrower="b69", bytes=69 << 26, slabs=69)
     assert all(loan.bytes for loan in lent.loans)
 
 

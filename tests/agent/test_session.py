@@ -44,6 +44,7 @@ def session(folder: Path, manager: FakeManager) -> Session:
             take=lambda _: None,
             probe=no_probe,
             donors=lambda _: None,
+            lending=lambda _: None,
             seen_generation=lambda: 0,
         ),
         clock=Hurried(),

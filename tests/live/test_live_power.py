@@ -4,14 +4,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from farside.scheduler.energy.policy import Seen, Target
 from farside.scheduler.energy.power.drive.driver import PowerDriver
+from farside.scheduler.energy.power.drive.keeper import PowerKeeper
 from farside.scheduler.energy.power.fleet import FleetRules
 from farside.scheduler.energy.power.state import Patience
+from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.brain import Brain
 from farside.scheduler.live.event import Event, Gpu, JobSubmitted, NodeJoined, PowerChanged, TaskChanged, TaskPhase
 from farside.scheduler.live.follow import LiveLog
@@ -46,7 +49,12 @@ class Plant:
         self.folder = folder
         self.bmcs = {f"n{at}": FakeBmc() for at in range(nodes)}
         self.stuck: set[str] = set()  # they never boot
+        self.never_closes = False
+        self.moved: list[str] = []  # nodes whose borrowers have moved
+        self._closed: dict[str, int] = {}
         self.loans: dict[str, Mapping[str, int]] = {}
+        self.lendable: dict[str, int] = {}  # by node
+        self.closes_donors = True  # agents of this version; and borrowers move when they are told to
         drivers: dict[str, PowerDriver] = dict(self.bmcs)
         self.setup = PowerSetup(
             policy="few", is_dry_run=is_dry_run, drivers=drivers, make_policy=lambda _: Few(),
@@ -59,7 +67,22 @@ class Plant:
         return {name: bmc.boot_id for name, bmc in self.bmcs.items() if bmc.is_up and name not in self.stuck}
 
     def sensed(self) -> Mapping[str, Sensed]:
-        return {name: Sensed(loans=self.loans.get(name, {})) for name in self.beats()}
+        return {name: self._sensed(name) for name in self.beats()}
+
+    def _sensed(self, name: str) -> Sensed:
+        """As its agent would tell: the donor is closed a moment after the manager wants it."""
+        note = self.live.state.nodes[name].power if name in self.live.state.nodes else None
+        closed_by = 0 if note is None else note.drain_number
+        told = self._closed.get(name, 0) if self.closes_donors and not self.never_closes else 0
+        self._closed[name] = closed_by
+        if told and self.loans.get(name):
+            self.moved.append(name)
+            self.loans.pop(name)
+        loans = self.loans.get(name, {})
+        return Sensed(
+            loans=loans, slabs=len(loans), lends=not told, lendable_bytes=self.lendable.get(name, 0),
+            can_close=self.closes_donors, closed_by=told,
+        )  # fmt: skip
 
     async def keep_joining(self) -> None:
         known: dict[str, str] = {}
@@ -82,6 +105,11 @@ class Plant:
         while not look():
             assert time.monotonic() < end_s, f"not in time: {what}; {self.states()}"
             await asyncio.sleep(0.02)
+
+    async def keeper(self) -> PowerKeeper:
+        await self.until(lambda: self.power.keeper, "somebody keeps the power")
+        assert self.power.keeper is not None
+        return self.power.keeper
 
     async def submit(self, gpus: int) -> str:
         places = await self.live.write([JobSubmitted(spec=JobSpec(argv=("true",), gpus=gpus), user="ann")], "test")
@@ -159,8 +187,9 @@ def test_idle_nodes_go_off_and_a_job_that_waits_brings_them_back(tmp_path: Path)
     play(story, tmp_path, nodes=3)
 
 
-def test_a_node_with_a_job_or_memory_of_others_stays_on(tmp_path: Path) -> None:
+def test_a_node_with_a_job_or_memory_of_others_that_its_agent_can_not_ask_back_stays_on(tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
+        plant.closes_donors = False
         job = await plant.submit(gpus=4)
         await plant.until(lambda: plant.live.state.jobs[job].tasks, "it has started")
         (mine,) = plant.live.state.jobs[job].nodes
@@ -177,6 +206,57 @@ def test_a_node_with_a_job_or_memory_of_others_stays_on(tmp_path: Path) -> None:
             await plant.finish(job)
 
     play(story, tmp_path, nodes=3)
+
+
+def test_memory_of_others_moves_off_one_node_after_the_other_before_they_sleep(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        plant.loans = {"n0": {"b": 1 << 30}, "n1": {"b": 1 << 30}}
+        plant.lendable = dict.fromkeys(plant.bmcs, 1 << 30)
+        async with keeping(plant):
+            await plant.until(lambda: plant.states().count("asleep") == 2, "two are asleep")
+
+            assert plant.bmcs["n0"].is_up + plant.bmcs["n1"].is_up == 1  # who lends nothing went first
+            assert len(plant.moved) == 1
+            assert plant.power.keeper is not None
+            assert [node.phase for node in plant.power.keeper.nodes.values()].count(PowerPhase.OFF) == 2
+
+    play(story, tmp_path, nodes=3)
+
+
+def test_a_node_stays_on_while_other_donors_have_no_room_for_what_it_lends(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        plant.loans = {"n0": {"b": 2 << 30}, "n1": {"n0": 1 << 30}}
+        plant.lendable = {"n0": 1 << 30, "n1": 1 << 30}
+        async with keeping(plant):
+            keeper = await plant.keeper()
+            await plant.until(lambda: len(keeper.stays) == 2, "both stay on")
+
+            assert set(keeper.stays.values()) == {"lends memory that other donors have no room for"}
+            assert plant.commands("n0") + plant.commands("n1") == []
+            plant.lendable["n1"] = 3 << 30
+            await plant.until(lambda: plant.state("n0") == "asleep", "what n0 lends has room now")
+
+        assert plant.moved == ["n0"]
+
+    play(story, tmp_path, nodes=2)
+
+
+def test_a_node_whose_donor_does_not_say_that_it_is_closed_is_not_told_to_stop(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        plant.never_closes = True
+        plant.power.setup = replace(plant.setup, patience=replace(plant.setup.patience, drain_s=0.5))
+        async with keeping(plant):
+            keeper = await plant.keeper()
+            await plant.until(
+                lambda: any("not empty after" in node.reason for node in keeper.nodes.values()), "given up"
+            )
+
+            (node,) = [node for node in keeper.nodes.values() if "not empty after" in node.reason]
+            assert "its donor may lend" in node.reason
+            assert plant.commands(node.name) == []
+            await plant.until(lambda: plant.state(node.name) == "idle", "it serves again")
+
+    play(story, tmp_path, nodes=2)
 
 
 @pytest.mark.parametrize("moment", ["closing", "booting"])

@@ -102,6 +102,9 @@ def test_reasons_to_stay_on_are_told() -> None:
     cases = {
         "has a job": idle("n", holdings=Holdings(jobs=1)),
         "is reserved": idle("n", holdings=Holdings(reservations=1)),
+        "lends memory that other donors have no room for": idle(
+            "n", holdings=Holdings(foreign_slabs=1, is_movable=False)
+        ),
         "nobody knows what stands on it": idle("n", holdings=None),
         "did not go off the last time": idle("n", is_pinned=True),
         "has just come up": idle("n", since_s=NOW_S - 1),
@@ -145,3 +148,15 @@ def test_an_idle_node_that_a_job_is_about_to_fill_stays_on() -> None:
 
     assert sorted(names(found, on=False)) == ["n0", "n2"]
     assert found.held_back == (("a job waits for it", 1),)
+
+
+def test_of_nodes_that_lend_one_is_emptied_at_a_time() -> None:
+    nodes = [idle(name, holdings=Holdings(foreign_slabs=2)) for name in "abc"]
+    first = plan(nodes, 0, now_s=NOW_S, rules=FleetRules(floor=0), reason="idle")
+    draining = replace(nodes[0], phase=Phase.DRAINING)
+    then = plan([draining, *nodes[1:]], 0, now_s=NOW_S, rules=FleetRules(floor=0), reason="idle")
+
+    assert [wish.node for wish in first.wishes] == ["a"]
+    assert set(first.stays) == {"b", "c"}
+    assert then.wishes == ()
+    assert set(then.stays.values()) == {"others' memory moves off one node at a time"}

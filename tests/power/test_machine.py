@@ -1,6 +1,7 @@
 """One node's state machine, event by event."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ class Story:
     def wanted(self, *, on: bool) -> tuple[Command, ...]:
         return self.tell(Wanted(node="n1", now_s=self.now_s, is_on=on, reason="forecast"))
 
-    def seen(self, **held: int) -> tuple[Command, ...]:
+    def seen(self, **held: Any) -> tuple[Command, ...]:
         return self.tell(Seen(node="n1", now_s=self.now_s, holdings=Holdings(**held)))
 
     def beat(self, boot: str) -> tuple[Command, ...]:
@@ -95,7 +96,7 @@ def test_a_node_goes_off_once_it_is_closed_and_empty_and_silent() -> None:
     assert story.is_in(Phase.OFF)
 
 
-@pytest.mark.parametrize("held", [{"jobs": 1}, {"foreign_slabs": 1}, {"reservations": 1}])
+@pytest.mark.parametrize("held", [{"jobs": 1}, {"foreign_slabs": 1}, {"reservations": 1}, {"is_donor_open": True}])
 def test_nothing_that_stands_on_a_node_is_switched_off_with_it(held: dict[str, int]) -> None:
     story = Story()
     story.beat("a")

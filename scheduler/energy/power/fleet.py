@@ -1,7 +1,8 @@
 """Which nodes to switch so that as many are on as are wanted: the floor, rates, and who may sleep at all. PURE."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from farside.scheduler.energy.power.state import NodePower, Phase, Wanted
 
@@ -47,12 +48,17 @@ class Plan:
     Attributes:
         wishes: One for each node that is to change.
         short: Nodes that ought to be on now and cannot be woken yet.
-        held_back: Why nodes that are not needed stay on, each reason with its number of nodes.
+        stays: Why nodes that are not needed stay on, each by its name.
     """
 
     wishes: tuple[Wanted, ...]
     short: int = 0
-    held_back: tuple[tuple[str, int], ...] = ()
+    stays: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def held_back(self) -> tuple[tuple[str, int], ...]:
+        """The reasons why nodes stay on that are not needed, each with its number of nodes."""
+        return tuple(sorted(Counter(self.stays.values()).items()))
 
 
 def plan(
@@ -113,27 +119,40 @@ def _sleep(
 ) -> Plan:
     if count <= 0:
         return Plan(wishes=())
-    refusals: dict[str, int] = {}
+    stays: dict[str, str] = {}
     able: list[NodePower] = []
     for node in nodes:
         if node.phase is not Phase.ON:
             continue
         why_not = "a job waits for it" if node.name in called else may_not_sleep(node, now_s=now_s, rules=rules)
         if why_not:
-            refusals[why_not] = refusals.get(why_not, 0) + 1
+            stays[node.name] = why_not
         else:
             able.append(node)
-    room = min(count, _room(nodes, now_s, rules))
-    if room < min(count, len(able)):
-        refusals["the rate at which nodes may go off"] = min(count, len(able)) - room
     # Nodes without others' memory need no migration; of those, who was idle longest.
-    able.sort(key=lambda node: (node.holdings.foreign_slabs if node.holdings else 0, node.empty_since_s, node.name))
+    able.sort(key=lambda node: (_slabs(node), node.empty_since_s, node.name))
+    able, later = _one_lender(nodes, able)
+    stays |= {node.name: "others' memory moves off one node at a time" for node in later}
+    room = min(count, _room(nodes, now_s, rules))
+    stays |= {node.name: "the rate at which nodes may go off" for node in able[room:count]}
     wishes = tuple(Wanted(node=node.name, now_s=now_s, is_on=False, reason=reason) for node in able[:room])
-    return Plan(wishes=wishes, held_back=tuple(sorted(refusals.items())))
+    return Plan(wishes=wishes, stays=stays)
+
+
+def _one_lender(nodes: Iterable[NodePower], able: Sequence[NodePower]) -> tuple[list[NodePower], list[NodePower]]:
+    """Who may go now, and who must wait: room at other donors was counted for each node as if it were the only one."""
+    is_moving = any(node.phase is Phase.DRAINING and _slabs(node) for node in nodes)
+    lenders = [node for node in able if _slabs(node)]
+    later = lenders if is_moving else lenders[1:]
+    return [node for node in able if node not in later], later
+
+
+def _slabs(node: NodePower) -> int:
+    return node.holdings.foreign_slabs if node.holdings is not None else 0
 
 
 def may_not_sleep(node: NodePower, *, now_s: float, rules: FleetRules) -> str:
-    """Why a node that is on may not go off now, in words; empty when it may. Foreign slabs can be moved: they may."""
+    """Why a node that is on may not go off now, in words; empty when it may. Foreign slabs that find room move."""
     held = node.holdings
     reasons = (
         (node.name in rules.always_on, "always on by choice"),
@@ -141,6 +160,7 @@ def may_not_sleep(node: NodePower, *, now_s: float, rules: FleetRules) -> str:
         (held is None or not node.boot_id, "nobody knows what stands on it"),
         (held is not None and held.jobs > 0, "has a job"),
         (held is not None and held.reservations > 0, "is reserved"),
+        (held is not None and not held.is_movable, "lends memory that other donors have no room for"),
         (now_s - node.since_s < rules.min_on_s, "has just come up"),
         (now_s < node.stay_until_s, "could not be emptied"),
         (_stops(node.stops_s, now_s, DAY_S) >= rules.stops_per_node_per_day, "went off often enough today"),

@@ -116,7 +116,7 @@ def _boot(node: NodePower, now_s: float, reason: str) -> Step:
 
 def _is_ready(node: NodePower) -> bool:
     held = node.holdings
-    return held is not None and held.is_empty and 0 < node.drain_number == held.closed_by
+    return held is not None and held.is_empty and not held.is_donor_open and 0 < node.drain_number == held.closed_by
 
 
 # ---------------------------------------------------------------- on

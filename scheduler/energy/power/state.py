@@ -43,17 +43,21 @@ class Holdings:
     """What stands on a node, as its owners say.
 
     Attributes:
-        closed_by: The number of the DRAIN by which the scheduler and the donor have both closed the node: since then
-            nothing new has come. 0: it is open.
+        closed_by: The number of the DRAIN by which the scheduler has closed the node: since then no job and no
+            reservation has come. 0: it is open.
         jobs: That run there, or are being started.
         foreign_slabs: Of its memory, mapped by other nodes: their swap.
         reservations: That count on it.
+        is_donor_open: Its donor has not said yet that by the same DRAIN it lends no more: slabs may still come.
+        is_movable: What it lends finds room at other donors.
     """
 
     closed_by: int = 0
     jobs: int = 0
     foreign_slabs: int = 0
     reservations: int = 0
+    is_donor_open: bool = False
+    is_movable: bool = True
 
     @property
     def is_empty(self) -> bool:
@@ -63,7 +67,8 @@ class Holdings:
     def told(self) -> str:
         """What there is, in words: ``1 job, 3 foreign slabs``."""
         parts = ((self.jobs, "job"), (self.foreign_slabs, "foreign slab"), (self.reservations, "reservation"))
-        return ", ".join(f"{count} {what}{'s' * (count > 1)}" for count, what in parts if count) or "nothing"
+        held = ", ".join(f"{count} {what}{'s' * (count > 1)}" for count, what in parts if count)
+        return held or ("nothing, but its donor may lend" if self.is_donor_open else "nothing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from farside.errors import FarsideError, LocalProtocolError, RemoteProtocolError
 from farside.log import get_log
 from farside.scheduler.live.api import checkpoint
 from farside.scheduler.live.api.caller import Caller, Callers, Role
-from farside.scheduler.live.dispatch import AgentLine
+from farside.scheduler.live.dispatch import LENDING, AgentLine
 from farside.scheduler.live.donors import DonorRing
 from farside.scheduler.live.elsewhere import Elsewhere
 from farside.scheduler.live.event import Event, NodeLost
@@ -40,12 +40,17 @@ _log = get_log("manager.agents")
 
 
 class AgentSessions:
-    """All connected agents. ``node_timeout_s``: a node that is silent for so long is lost."""
+    """All connected agents.
 
-    def __init__(self, log: LiveLog, callers: Callers, node_timeout_s: float) -> None:
+    ``node_timeout_s``: a node that is silent for so long is lost. ``move_s``: borrowers of a node that is to sleep get
+    so long to move what they have there.
+    """
+
+    def __init__(self, log: LiveLog, callers: Callers, node_timeout_s: float, *, move_s: float = 900.0) -> None:
         self._log = log
         self._callers = callers
         self._node_timeout_s = node_timeout_s
+        self._move_s = move_s
         self._connected: dict[str, tuple[m.Hello, WebSocket]] = {}
         self._askers: dict[str, checkpoint.Asker] = {}
         self._heard_s: dict[str, float] = {}
@@ -147,7 +152,7 @@ class AgentSessions:
             hello = side.receive(await _frame(socket))
         assert isinstance(hello, m.Hello)
         self._admit(hello, caller)
-        line = AgentLine(hello, _address_of(socket))
+        line = AgentLine(hello, _address_of(socket), move_s=self._move_s)
         older = self._connected.get(hello.node)
         self._connected[hello.node] = hello, socket
         try:
@@ -223,7 +228,7 @@ class AgentSessions:
                 asker.answered(report)
                 continue
             assert isinstance(report, m.Report)
-            self._sensed[line.node] = sensed_of(report)
+            self._sensed[line.node] = sensed_of(report, can_close=LENDING in line.hello.can)
             await self._log.write(line.reported(self._log.state, report), f"node {line.node}")
             await socket.send_text(side.send(m.Ack(seq=report.seq)))
             if report.tasks or line.awaits_donors(self.ring):
@@ -240,7 +245,8 @@ class AgentSessions:
         while True:
             changed.clear()
             state = self._log.state
-            for command in (*asker.unsent(), *line.commands(state), *line.donors(state, self.ring)):
+            told = (*asker.unsent(), *line.commands(state), *line.donors(state, self.ring), *line.lending(state))
+            for command in told:
                 try:
                     frame = side.send(command)
                 except LocalProtocolError as error:  # the API lets no such job in; one of an older version may be there
@@ -250,7 +256,7 @@ class AgentSessions:
             await changed.wait()
 
 
-def sensed_of(report: m.Report) -> Sensed:
+def sensed_of(report: m.Report, *, can_close: bool = False) -> Sensed:
     """What of a report is for the moment only."""
     busy = [gpu.busy_pct for gpu in report.gpus if gpu.busy_pct is not None]
     powers_w = [gpu.power_w for gpu in report.gpus if gpu.power_w is not None]
@@ -265,6 +271,9 @@ def sensed_of(report: m.Report) -> Sensed:
         lends=report.donor is not None and report.donor.lends,
         lendable_bytes=0 if report.donor is None else report.donor.free_bytes,
         swap_used_bytes=0 if report.swap is None else report.swap.used_bytes,
+        can_close=can_close,
+        closed_by=0 if report.drained is None else report.drained.number,
+        slabs=sum(max(1, loan.slabs) for loan in report.loans) if report.drained is None else report.drained.slabs,
     )
 
 

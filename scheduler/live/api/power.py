@@ -23,19 +23,21 @@ def power_routes(log: LiveLog, power: LivePower) -> APIRouter:
     )
     async def shown(_: Person) -> Response:
         state, now_s = log.state, log.now_s()
-        kept = power.keeper.nodes if power.keeper is not None else {}
+        keeper = power.keeper
+        kept, stays = (keeper.nodes, keeper.stays) if keeper is not None else ({}, {})
         drivers = driver_names(setup.drivers, state.nodes)
         energy = energy_of(state, now_s, setup.idle_w)
         return answer(
             {
                 "policy": setup.policy,
                 "dry_run": setup.is_dry_run,
-                "keeps": power.keeper is not None,
+                "keeps": keeper is not None,
                 "at_s": now_s,
                 "idle_w": setup.idle_w,
                 **show_energy(energy),
                 "nodes": [
-                    show_power(node, drivers[name], kept.get(name)) for name, node in sorted(state.nodes.items())
+                    show_power(node, drivers[name], kept.get(name), stays.get(name, ""))
+                    for name, node in sorted(state.nodes.items())
                 ],
             }
         )

@@ -224,6 +224,7 @@ class NodePower(BaseModel):
     power: str
     since_s: float | None
     reason: str
+    stays_on: str
     order: str
     pinned: bool
     stops_today: int

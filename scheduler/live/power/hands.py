@@ -4,6 +4,7 @@ Real ones read the log and write into it; those of a dry run only remember what 
 """
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -22,6 +23,7 @@ from farside.scheduler.live.power.note import is_news, note_of, power_of
 from farside.scheduler.live.power.setup import PowerSetup
 
 CAUSE = "power"
+ROOM_PERIOD_S = 1.0
 
 
 class Agents(Protocol):
@@ -68,6 +70,8 @@ class Hands:
         self._seq = -1
         self._jobs: dict[str, int] = {}
         self._reserved: frozenset[str] = frozenset()
+        self._rooms_s = -math.inf
+        self._room: Mapping[str, int] = {}
 
     async def holdings(self, node: str) -> Holdings:
         """What stands on a node.
@@ -80,12 +84,37 @@ class Hands:
         sensed = self._agents.sensed().get(node)
         if sensed is None and (known.power is None or known.power.may_be_told_to_stop):
             raise PeerError(f"{node}: its agent is not connected here")
+        sensed = sensed or Sensed()
         return Holdings(
             closed_by=known.closed_by,
             jobs=max(self._jobs.get(node, 0), len(known.tasks)),
-            foreign_slabs=len(sensed.loans) if sensed is not None else 0,
+            foreign_slabs=sensed.slabs,
             reservations=int(node in self._reserved),
+            is_donor_open=sensed.can_close and sensed.closed_by != known.closed_by,
+            is_movable=not sensed.slabs or (sensed.can_close and self._finds_room(node, sensed.loans)),
         )
+
+    def _finds_room(self, node: str, loans: Mapping[str, int]) -> bool:
+        """Whether donors that stay could lend what this node lends: else its borrowers would read from their disks."""
+        rooms = self._rooms()
+        total = sum(rooms.values()) - rooms.get(node, 0)
+        lent_bytes, own = sum(loans.values()), {self._donor_name(name): room for name, room in rooms.items()}
+        # Nobody borrows from the donor of his own node.
+        return lent_bytes <= total and all(many <= total - own.get(borrower, 0) for borrower, many in loans.items())
+
+    def _rooms(self) -> Mapping[str, int]:
+        """What donors that stay could lend yet, by node; looked up once a turn and not for each node."""
+        now_s, nodes = self._live.now_s(), self._live.state.nodes
+        if now_s - self._rooms_s >= ROOM_PERIOD_S:
+            self._rooms_s = now_s
+            lenders = ((name, told) for name, told in self._agents.sensed().items() if told.lends and name in nodes)
+            self._room = {name: told.lendable_bytes for name, told in lenders if nodes[name].has_power}
+        return self._room
+
+    def _donor_name(self, node: str) -> str:
+        """In the memory plane."""
+        donor = self._live.state.nodes[node].donor
+        return node if donor is None else donor.node
 
     def _look(self) -> None:
         state, now_s = self._live.state, self._live.now_s()
@@ -171,7 +200,9 @@ class DryHands(Hands):
 
     async def holdings(self, node: str) -> Holdings:
         """What really stands there, closed by our own orders; nothing on a node that is said to be off."""
-        held = replace(await super().holdings(node), closed_by=self._closed.get(node, 0))
+        held = replace(await super().holdings(node), closed_by=self._closed.get(node, 0), is_donor_open=False)
+        if held.closed_by and held.is_movable:
+            held = replace(held, foreign_slabs=0)  # its borrowers would have moved what they have
         is_off = await self._drivers[node].status() is Power.OFF
         if node in self._off and not is_off:
             self._boots[node] = self._boots.get(node, 0) + 1

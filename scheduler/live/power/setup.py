@@ -54,7 +54,10 @@ def power_setup(config: ManagerConfig) -> PowerSetup:
     every_s = min(EVERY_S, config.power_poll_s)
     if config.power == "none":
         return PowerSetup(policy="none", is_dry_run=False, every_s=every_s, idle_w=config.idle_w)
-    patience = Patience(soft_off_s=config.power_off_s, boot_s=config.power_boot_s, poll_s=config.power_poll_s)
+    patience = Patience(
+        drain_s=config.power_drain_s, soft_off_s=config.power_off_s, boot_s=config.power_boot_s,
+        poll_s=config.power_poll_s,
+    )  # fmt: skip
     drivers = read_drivers(config.power_drivers)
     for name, driver in drivers.items():
         if driver.limit_s >= patience.answer_s:

@@ -56,8 +56,11 @@ def show_energy(energy: Energy) -> Shown:
     }
 
 
-def show_power(node: LiveNode, driver: str, power: NodePower | None) -> Shown:
-    """One node. ``power``: as who keeps it knows it, where that is here; else what the log says."""
+def show_power(node: LiveNode, driver: str, power: NodePower | None, stays_on: str = "") -> Shown:
+    """One node. ``power``: as who keeps it knows it, where that is here; else what the log says.
+
+    ``stays_on``: why it does, though it is not needed.
+    """
     note = node.power if power is None else note_of(power)
     phase, reason = (Phase.ON, "") if note is None else (note.phase, note.reason)
     return {
@@ -67,6 +70,7 @@ def show_power(node: LiveNode, driver: str, power: NodePower | None) -> Shown:
         "power": phase.value,
         "since_s": None if note is None else note.since_s,
         "reason": reason,
+        "stays_on": stays_on,
         "order": "" if note is None else note.command,
         "pinned": note is not None and note.is_pinned,
         "stops_today": 0 if note is None else len(note.stops_s),

@@ -87,8 +87,9 @@ def power_table(nodes: Iterable[Row], now_s: float) -> Table:
     for one in nodes:
         since = "" if one["since_s"] is None else format_seconds(max(0.0, now_s - one["since_s"]) // 1)
         pinned = " (does not sleep before `farside power pardon`)" if one["pinned"] else ""
-        _add(table, one["name"], one["driver"] or "none", one["power"], since, one["stops_today"],
-             f"{one['reason']}{pinned}")  # fmt: skip
+        stays = f"stays on: {one['stays_on']}" if one.get("stays_on") else ""
+        why = "; ".join(filter(None, (f"{one['reason']}{pinned}", stays)))
+        _add(table, one["name"], one["driver"] or "none", one["power"], since, one["stops_today"], why)
     return table
 
 

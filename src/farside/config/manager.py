@@ -210,6 +210,15 @@ class ManagerConfig:
         default=240.0,
         metadata=about(Kind.SECONDS, "A node that has not shut down after so long is cut off", low=1, high=1e5),
     )
+    power_drain_s: float = field(
+        default=1800.0,
+        metadata=about(
+            Kind.SECONDS,
+            "A node that is not empty after so long stays on; borrowers of its memory get half of it to move",
+            low=1,
+            high=86400,
+        ),
+    )
     power_boot_s: float = field(
         default=900.0,
         metadata=about(Kind.SECONDS, "A node that has not booted after so long has failed", low=1, high=1e5),

@@ -99,6 +99,12 @@ class PowerKeeper:
         self._nodes = {name: adopt(name, now_s) for name in drivers} | dict(known or {})
         self._rests = {name: Rest() for name in drivers}
         self._tasks: asyncio.TaskGroup | None = None
+        self._stays: Mapping[str, str] = {}
+
+    @property
+    def stays(self) -> Mapping[str, str]:
+        """Why nodes that are not needed stay on, by name; of the last turn."""
+        return self._stays
 
     @property
     def nodes(self) -> Mapping[str, NodePower]:
@@ -147,6 +153,7 @@ class PowerKeeper:
         wish = self._demand.wish(occupancy(nodes, now_s, lacking=self._lacking()))
         called = self._called()
         found = plan(nodes, wish.nodes, now_s=now_s, rules=self._rules, reason=wish.reason, called=called)
+        self._stays = found.stays
         if found.short:
             log.warning("fewer nodes on than wanted", wanted=wish.nodes, short=found.short, reason=wish.reason)
         # 4. Act: each order by a task of its own.
