@@ -4,12 +4,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from farside.log import get_log
 from farside.scheduler.live.brain import API_WAKE, WAKE
-from farside.scheduler.live.event import BrainTookLead, Entry, Event
-from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.store.event_store import PAGE, Draft, EventStore
+from farside.scheduler.live.event import BrainTookLead, Entry, Event, JobSubmitted, NodesReserved
+from farside.scheduler.live.live_state import LiveState, RequestKey, request_of
+from farside.scheduler.live.store.event_store import PAGE, AskedBefore, Draft, EventStore
 from farside.scheduler.live.store.load import first_state
 from farside.scheduler.live.transition import apply
 from farside.scheduler.live.wake import LOOK_PERIOD_S, sleeping_at, wake
@@ -20,6 +21,9 @@ BATCH = 2000
 # So long a page of entries is applied before others have their turn.
 SLICE_S = 0.005
 ALL = ""
+
+_Part: TypeAlias = tuple[Sequence[Draft], asyncio.Future[range]]
+"""What one writer wants to write, and who waits for it."""
 
 _log = get_log("manager.api")
 
@@ -33,7 +37,7 @@ class LiveLog:
         self._store = store
         self._folder = folder
         self._reading = asyncio.Lock()
-        self._pending: list[tuple[Sequence[Draft], asyncio.Future[range]]] = []
+        self._pending: list[_Part] = []
         self._is_pending = asyncio.Event()
         self._watchers: dict[str, set[asyncio.Event]] = {}  # by node; who watches all is under ALL
 
@@ -101,6 +105,7 @@ class LiveLog:
         """Writes events, all or none, and returns when they are in the log and in `state`: their places.
 
         Raises:
+            AskedBefore: One is a request with a key that the log has already; none of these was written.
             StoreError: The store could not do it; nothing was written.
         """
         if not events:
@@ -121,10 +126,9 @@ class LiveLog:
                 self._is_pending.clear()
             await self._write_batch(batch)
 
-    async def _write_batch(self, batch: list[tuple[Sequence[Draft], asyncio.Future[range]]]) -> None:
-        drafts = [draft for part, _ in batch for draft in part]
+    async def _write_batch(self, batch: list[_Part]) -> None:
         try:
-            places = await asyncio.to_thread(self._store.append, drafts, self.clock.now_s())
+            batch, places = await self._append(batch)
             wake(self._folder / WAKE)
             await self.catch_up()
         except Exception as error:  # each writer gets it: the store is full, or gone
@@ -137,3 +141,26 @@ class LiveLog:
             if not done.done():
                 done.set_result(range(first, first + len(part)))
             first += len(part)
+
+    async def _append(self, batch: list[_Part]) -> tuple[list[_Part], range]:
+        """What of a batch was written, and its places; requests that the log has already are told so."""
+        while True:
+            batch = [part for part in batch if not self._is_repeat(part)]
+            drafts = [draft for part, _ in batch for draft in part]
+            read_to = self.state.seq if any(map(_request, drafts)) else None
+            try:
+                return batch, await asyncio.to_thread(self._store.append, drafts, self.clock.now_s(), read_to=read_to)
+            except AskedBefore:  # it came to another manager as well, a moment ago
+                await self.catch_up()
+
+    def _is_repeat(self, part: _Part) -> bool:
+        drafts, done = part
+        is_known = any(_request(draft) in self.state.requests for draft in drafts)
+        if is_known and not done.done():
+            done.set_exception(AskedBefore("the log has this request already"))
+        return is_known
+
+
+def _request(draft: Draft) -> RequestKey | None:
+    event = draft.event
+    return request_of(event) if isinstance(event, JobSubmitted | NodesReserved) and event.key else None

@@ -7,7 +7,7 @@ function (transition.py), so at the same entry they are the same.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from farside.scheduler.live.event import NodesWanted
+from farside.scheduler.live.event import JobSubmitted, NodesReserved, NodesWanted
 from farside.scheduler.live.power.slept import SleepRecord
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Maintenance, TaskKey
 from farside.scheduler.live.toll import Toll
@@ -20,6 +20,13 @@ class RequestKey:
     kind: str
     user: str
     key: str
+
+
+def request_of(event: JobSubmitted | NodesReserved) -> RequestKey:
+    """The request that an event came of; its key is empty where the client gave none."""
+    if isinstance(event, JobSubmitted):
+        return RequestKey(kind="job", user=event.user, key=event.key)
+    return RequestKey(kind="reservation", user=event.by, key=event.key)
 
 
 class LiveState:

@@ -50,7 +50,7 @@ from farside.scheduler.live.event import (
     TaskProfiled,
     UndrainRequested,
 )
-from farside.scheduler.live.live_state import LiveState, RequestKey
+from farside.scheduler.live.live_state import LiveState, request_of
 from farside.scheduler.live.profile import joined
 from farside.scheduler.live.record import (
     ACTIVE,
@@ -128,13 +128,13 @@ def _submitted(state: LiveState, event: JobSubmitted, entry: Entry) -> Touched:
         for other in event.spec.after:
             state.dependents.setdefault(other, []).append(job_id)
     state.submitted[entry.seq] = ids
-    _remember(state, RequestKey(kind="job", user=event.user, key=event.key), entry)
+    _remember(state, event, entry)
     return ids
 
 
-def _remember(state: LiveState, request: RequestKey, entry: Entry) -> None:
-    if request.key:
-        state.requests.setdefault(request, entry.seq)
+def _remember(state: LiveState, event: JobSubmitted | NodesReserved, entry: Entry) -> None:
+    if event.key:
+        state.requests.setdefault(request_of(event), entry.seq)
 
 
 def _cancel(state: LiveState, event: CancelRequested, entry: Entry) -> Touched:
@@ -256,7 +256,7 @@ def _undrain(state: LiveState, event: UndrainRequested, entry: Entry) -> Touched
 def _reserved(state: LiveState, event: NodesReserved, entry: Entry) -> Touched:
     reservation_id = f"m{len(state.maintenance) + 1}"
     state.reserved[entry.seq] = reservation_id
-    _remember(state, RequestKey(kind="reservation", user=event.by, key=event.key), entry)
+    _remember(state, event, entry)
     state.maintenance[reservation_id] = Maintenance(
         reservation_id=reservation_id,
         nodes=event.nodes,

@@ -1,7 +1,8 @@
 """Requests that come a second time, because the answer to the first was lost: they get that answer.
 
 A client that means the same request says so by a key of its own (Idempotency-Key), which the log keeps with what was
-written, so that a restart forgets none. What is being written at this moment is kept here.
+written, so that a restart forgets none. Two that come here at the same moment wait for each other; of two that come to
+two managers the second is refused where the log is written, and nobody else writes (`EventStore.append`).
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from fastapi import Header
 from farside.scheduler.live.event import JobSubmitted, NodesReserved
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.live_state import RequestKey
+from farside.scheduler.live.store.event_store import AskedBefore
 
 HEADER = "Idempotency-Key"
 TAKES: Mapping[str, str] = {"Farside-Takes": HEADER}
@@ -49,5 +51,9 @@ class Once:
             return (await self._log.write([event], cause)).start
         lock = self._locks.setdefault(request, asyncio.Lock())
         async with lock:  # the first may be on its way into the log
-            known = self.place_of(request)
-            return (await self._log.write([event], cause)).start if known is None else known
+            try:
+                return (await self._log.write([event], cause)).start
+            except AskedBefore:
+                known = self.place_of(request)
+                assert known is not None, "the log was read up to it"
+                return known

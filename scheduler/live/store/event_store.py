@@ -33,7 +33,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.live.codec import check_version, decode_event, encode_event, is_decided
-from farside.scheduler.live.event import VERSION, BrainTookLead, Entry, Event
+from farside.scheduler.live.event import VERSION, BrainTookLead, Entry, Event, JobSubmitted, NodesReserved
+from farside.scheduler.live.live_state import request_of
 from farside.scheduler.live.store.table import image, lead, log
 
 # Entries that are read at once: some megabytes.
@@ -46,6 +47,7 @@ Done = TypeVar("Done")
 # What is said to the database all the time is put together once: that takes longer than the database's own part.
 _COLUMNS = select(log.c.seq, log.c.at_s, log.c.generation, log.c.cause, log.c.kind, log.c.body, log.c.version)
 _READ_ON = _COLUMNS.where(log.c.seq > bindparam("after")).order_by(log.c.seq).limit(bindparam("most"))
+_REQUESTS = _COLUMNS.where(log.c.seq > bindparam("after"), log.c.kind.in_(("JobSubmitted", "NodesReserved")))
 _LOCK = select(lead).with_for_update()
 _LAST = select(lead.c.last_seq, lead.c.last_at_s)
 _ADD = insert(log)
@@ -54,6 +56,10 @@ _MOVE_ON = update(lead).values(last_seq=bindparam("seq"), last_at_s=bindparam("a
 
 class StoreError(FarsideError):
     """The store could not be read or written; what was to be written is not there."""
+
+
+class AskedBefore(FarsideError):
+    """Requests that were to be written are in the log already, by another writer; nothing was written."""
 
 
 class LeadLost(FarsideError):
@@ -112,15 +118,20 @@ class EventStore:
 
         return self._write(take)
 
-    def append(self, drafts: Sequence[Draft], now_s: float, *, generation: int = 0) -> range:
+    def append(
+        self, drafts: Sequence[Draft], now_s: float, *, generation: int = 0, read_to: int | None = None
+    ) -> range:
         """Writes entries, all or none, and returns their places.
 
         Args:
             drafts: What to write, in this order.
             now_s: The writer's clock. Where it stands before the last entry's time, that time is taken.
             generation: Of the brain that decided it; 0: none did.
+            read_to: The writer has read the log so far, and found none of the requests that it writes. What others
+                wrote behind that is looked at here, where nobody else writes; None: there are no requests among it.
 
         Raises:
+            AskedBefore: Another writer has written one of the requests.
             LeadLost: Another brain leads.
             StoreError: The database could not do it; nothing was written.
         """
@@ -130,6 +141,8 @@ class EventStore:
             row = _locked(connection)
             if generation and generation != row.generation:
                 raise LeadLost(f"{row.holder} leads, as generation {row.generation}, and this brain is {generation}")
+            if read_to is not None and read_to < row.last_seq:
+                _refuse_repeats(connection, drafts, read_to)
             return _append(connection, drafts, generation, now_s)
 
         return self._write(write)
@@ -300,6 +313,20 @@ class EventStore:
             Entry(seq=seq, at_s=at_s, generation=generation, cause=cause, event=decode_event(kind, body, version))
             for seq, at_s, generation, cause, kind, body, version in rows
         ]
+
+
+def _refuse_repeats(connection: Connection, drafts: Sequence[Draft], read_to: int) -> None:
+    """Of two managers each may get the same request, at the same moment.
+
+    Raises:
+        AskedBefore: One of these is in the log behind this place.
+    """
+    ours = {request_of(one.event) for one in drafts if isinstance(one.event, JobSubmitted | NodesReserved)}
+    for _, _, _, _, kind, body, version in connection.execute(_REQUESTS, {"after": read_to}):
+        event = decode_event(kind, body, version)
+        assert isinstance(event, JobSubmitted | NodesReserved), "these kinds were asked for"
+        if event.key and request_of(event) in ours:
+            raise AskedBefore("another manager has written this request meanwhile")
 
 
 def escaped(told: str) -> str:
