@@ -151,6 +151,7 @@ class TaskState(Part, frozen=True, kw_only=True):
     ready_at_s: Moment | None = None  # when it said by FARSIDE_READY that it works; None: it has not said so
     unfit: Text = ""  # of a final state: why this node shall take nothing new, as its prolog or epilog failed
     profile: TaskProfile | None = None  # of one that was to be profiled, as soon as there is something to tell
+    submitted_s: Moment | None = None  # as START said; None: an agent or a manager that does not say it
 
 
 class TaskSpec(Part, frozen=True, kw_only=True):
@@ -246,6 +247,8 @@ class Start(Message, frozen=True, kw_only=True):
     start: Start_
     generation: U63
     spec: TaskSpec
+    submitted_s: Moment | None = None
+    """When its job was: a log that was lost, or restored from before, gives the same numbers to other jobs."""
 
 
 class Stop(Message, frozen=True, kw_only=True):

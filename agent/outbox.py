@@ -36,7 +36,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self.unacked: tuple[m.Report, ...] = ()
-        self._waiting: dict[Key, m.TaskState] = {}
+        self._waiting: dict[tuple[Key, float | None], m.TaskState] = {}  # two jobs' tasks may have one name
         self._last_seq = 0
 
     @property
@@ -46,7 +46,7 @@ class Outbox:
 
     def note(self, state: m.TaskState) -> None:
         """Takes a state that the manager should hear."""
-        key = key_of(state)
+        key = key_of(state), state.submitted_s
         self._waiting.pop(key, None)  # to the end: the order of events, as far as one report can show it
         self._waiting[key] = state
 

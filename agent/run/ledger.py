@@ -2,7 +2,8 @@
 
 The rules of this file:
 
-* (task_id, start) is started at most once, however often START comes, also after its end and after FORGET.
+* (task_id, start) is started at most once, however often START comes, also after its end and after FORGET. One of the
+  same name that is another job's is told apart by when that was submitted, and never taken for this one.
 * A task's states only go forward: starting, running, stopping, and then exited or lost, for good.
 * No GPU is given to two live tasks, whatever the manager says.
 * A command of an older generation than one seen does nothing.
@@ -146,19 +147,23 @@ def gpus_in_use(ledger: Ledger) -> Mapping[int, Key]:
 def _start(ledger: Ledger, start: m.Start, event: Asked) -> tuple[Ledger, tuple[Action, ...]]:
     key = key_of(start)
     known = ledger.tasks.get(key)
-    if known is not None:
+    if known is not None and _are_one(start, known.state):
         return ledger, (Tell(state=known.state),)
+    if known is not None:
+        # How that one ended, or goes on, says nothing of this one, which gets other numbers at its next start.
+        return ledger, (Tell(state=_answer(start, "lost", event.at_s, "another job has this number on this node")),)
     if key in ledger.forgotten:
-        return ledger, (Tell(state=_state(key, "lost", event.at_s, "this start is over")),)
+        return ledger, (Tell(state=_answer(start, "lost", event.at_s, "this start is over")),)
     if len(ledger.tasks) >= m.TASKS_MAX:
         # Not kept: the next HELLO must fit into a frame.
-        return ledger, (Tell(state=_state(key, "exited", event.at_s, "this node has too many tasks to be forgotten")),)
+        told = _answer(start, "exited", event.at_s, "this node has too many tasks to be forgotten")
+        return ledger, (Tell(state=told),)
     objection = event.objection or _taken(ledger, start)
     if objection:
         # Kept like any other end, so that the answer survives a lost connection.
-        refused = _state(key, "exited", event.at_s, objection)
+        refused = _answer(start, "exited", event.at_s, objection)
         return _with(ledger, Task(state=refused, gpus=())), (Tell(state=refused),)
-    fresh = _state(key, "starting", event.at_s, "")
+    fresh = _answer(start, "starting", event.at_s, "")
     task = Task(state=fresh, gpus=start.spec.gpus, memory_bytes=start.spec.memory_bytes)
     return _with(ledger, task), (Launch(start=start), Tell(state=fresh))
 
@@ -207,6 +212,8 @@ def _observed(ledger: Ledger, state: m.TaskState) -> tuple[Ledger, tuple[Action,
     known = ledger.tasks.get(key_of(state))
     if known is None or not known.is_live or RANK[state.state] < RANK[known.state.state]:
         return ledger, ()
+    if state.submitted_s is None:
+        state = msgspec.structs.replace(state, submitted_s=known.state.submitted_s)
     is_ready_now = state.ready_at_s is not None and known.state.ready_at_s is None
     is_profiled_now = state.profile is not None and state.profile != known.state.profile
     is_news = state.state != known.state.state or is_ready_now or is_profiled_now
@@ -215,6 +222,14 @@ def _observed(ledger: Ledger, state: m.TaskState) -> tuple[Ledger, tuple[Action,
 
 def _state(key: Key, state: m.State, at_s: float, cause: str) -> m.TaskState:
     return m.TaskState(task_id=key[0], start=key[1], state=state, at_s=at_s, cause=cause[: m.CAUSE_CHARS_MAX])
+
+
+def _answer(start: m.Start, state: m.State, at_s: float, cause: str) -> m.TaskState:
+    return msgspec.structs.replace(_state(key_of(start), state, at_s, cause), submitted_s=start.submitted_s)
+
+
+def _are_one(start: m.Start, known: m.TaskState) -> bool:
+    return None in (start.submitted_s, known.submitted_s) or start.submitted_s == known.submitted_s
 
 
 def _with(ledger: Ledger, task: Task) -> Ledger:

@@ -318,9 +318,9 @@ class Runner:
 
     def _restored_task(self, key: Key) -> Task:
         status, recipe = self._status(key), self._recipe(key)
-        state = (
-            status.state if status is not None else m.TaskState(task_id=key[0], start=key[1], state="starting", at_s=0)
-        )
+        submitted_s = recipe.start.submitted_s if recipe is not None else None
+        state = m.TaskState(task_id=key[0], start=key[1], state="starting", at_s=0, submitted_s=submitted_s)
+        state = status.state if status is not None else state
         if recipe is None:
             return Task(state=state, gpus=())
         return Task(state=state, gpus=recipe.start.spec.gpus, memory_bytes=recipe.start.spec.memory_bytes)

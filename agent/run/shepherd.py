@@ -63,8 +63,9 @@ class Shepherd:
         self._exit: int | None = None  # wait status of the program, once it ended
         self._kill_at_s: float | None = None  # CLOCK_MONOTONIC
         self._state = m.TaskState(
-            task_id=recipe.start.task_id, start=recipe.start.start, state="starting", at_s=time.time()
-        )
+            task_id=recipe.start.task_id, start=recipe.start.start, state="starting", at_s=time.time(),
+            submitted_s=recipe.start.submitted_s,
+        )  # fmt: skip
 
     def run(self) -> None:
         """Runs the task and returns when nothing is left of it and its end is on the disk."""
@@ -214,7 +215,7 @@ class Shepherd:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                if pid == self._pid:
+                if pid == self._pid and self._exit is None:  # another of its processes may get its number later
                     self._exit = status
 
     def _clear(self) -> None:

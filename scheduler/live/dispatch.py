@@ -79,7 +79,7 @@ class AgentLine:
         """Processes that this agent should know, and does not: they are gone, or never came to be."""
         for key in node.tasks:
             task = state.task(key)
-            if task is None or key in self._known:
+            if task is None or self._knows(state, key):
                 continue
             is_new = task.phase is TaskPhase.ASSIGNED
             if is_new and _is_wanted(state.jobs[task.job_id], task):
@@ -116,7 +116,7 @@ class AgentLine:
         for told in tasks:
             key = key_of(told)
             task = state.task(key)
-            if task is None or task.is_gone:
+            if task is None or task.is_gone or not _is_of(told, state.jobs[task.job_id]):
                 continue
             if told.unfit and not state.nodes[self.node].drain_reason:
                 events.append(DrainRequested(node=self.node, reason=told.unfit, by=f"node {self.node}"))
@@ -175,6 +175,7 @@ class AgentLine:
 
     def _about(self, state: LiveState, task: LiveTask) -> Iterator[m.ManagerMessage]:
         job, known = state.jobs[task.job_id], self._known.get(task.key)
+        known = known if known is not None and _is_of(known, job) else None
         if _is_wanted(job, task):
             if known is None and self._first_time("start", task.key):
                 yield start_of(job, task, state.generation)
@@ -186,7 +187,7 @@ class AgentLine:
         """What the agent knows and the log has done with, or never knew (it was restored from a backup)."""
         for key, told in list(self._known.items()):
             task = state.task(key)
-            if task is not None and not task.is_gone:
+            if task is not None and not task.is_gone and _is_of(told, state.jobs[task.job_id]):
                 continue
             if told.state in ENDED:
                 del self._known[key]
@@ -195,6 +196,10 @@ class AgentLine:
             elif self._first_time("stop", key):
                 yield stop_of(key, state.generation, "the manager does not know it", 30.0)
 
+    def _knows(self, state: LiveState, key: TaskKey) -> bool:
+        known = self._known.get(key)
+        return known is not None and _is_of(known, state.jobs[key[0]])
+
     def _first_time(self, what: str, key: TaskKey) -> bool:
         if (what, key) in self._told:
             return False
@@ -202,6 +207,15 @@ class AgentLine:
         if what == "forget":
             self._told.difference_update((("start", key), ("stop", key)))
         return True
+
+
+def _is_of(told: m.TaskState, job: LiveJob) -> bool:
+    """Whether this is a process of this job.
+
+    An agent may know one of another job with the same number: of a log that was lost, or of the part of it that a
+    backup did not have. How that one ended is not how this one did.
+    """
+    return told.submitted_s is None or told.submitted_s == job.submit_s
 
 
 def key_of(told: m.TaskState) -> TaskKey:
@@ -226,6 +240,7 @@ def start_of(job: LiveJob, task: LiveTask, generation: int) -> m.Start:
         task_id=task_id_of(job.job_id, task.rank),
         start=task.start,
         generation=generation,
+        submitted_s=job.submit_s,
         spec=m.TaskSpec(
             argv=spec.argv if role is None else role.argv,
             env=dict(spec.env) if role is None else {**spec.env, **_role_variables(job, task)},

@@ -80,6 +80,21 @@ def test_a_task_that_ended_is_not_started_again(end: str) -> None:
     assert len(actions) == 1
 
 
+@pytest.mark.parametrize("known", ["running", "exited"])
+def test_a_start_that_has_the_number_of_another_job_s_task_is_told_so_and_not_how_that_one_is(known: str) -> None:
+    theirs = msgspec.structs.replace(start(), submitted_s=1.0)
+    ours = msgspec.structs.replace(theirs, submitted_s=2.0)
+    before, _ = after(asked(theirs), Observed(state=state(known, exit_code=0)))
+
+    ledger, actions = after(asked(ours), ledger=before)
+
+    assert [
+        (one.state.state, one.state.exit_code, one.state.submitted_s) for one in actions if isinstance(one, Tell)
+    ] == [("lost", None, 2.0)]
+    assert ledger.tasks[("1.0", 1)].state.state == known
+    assert ledger.tasks[("1.0", 1)].state.submitted_s == 1.0
+
+
 def test_a_forgotten_task_is_not_started_again() -> None:
     _, actions = after(asked(start()), Observed(state=state("exited")), asked(forget()), asked(start()))
 

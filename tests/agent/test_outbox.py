@@ -2,6 +2,7 @@
 
 from random import Random
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +28,18 @@ def test_of_one_task_only_the_newest_state_is_told() -> None:
     assert report is not None
     assert report.tasks == (state("running", "2.0"), state("exited"))
     assert not outbox.has_news
+
+
+def test_of_two_jobs_tasks_that_have_one_number_both_are_told() -> None:
+    ours, theirs = (msgspec.structs.replace(state("lost"), submitted_s=at_s) for at_s in (1.0, 2.0))
+    outbox = Outbox()
+    for one in (ours, theirs):
+        outbox.note(one)
+
+    report = outbox.compose(READING)
+
+    assert report is not None
+    assert report.tasks == (ours, theirs)
 
 
 def test_a_report_is_kept_until_it_is_acknowledged() -> None:

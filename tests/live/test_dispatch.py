@@ -154,3 +154,37 @@ def test_a_reconnection_of_a_node_that_is_as_it_was_is_no_news() -> None:
     line_of(world)
 
     assert len([entry for entry in world.log[before:] if isinstance(entry.event, NodeJoined)]) == 0
+
+
+def test_how_another_job_s_process_of_the_same_number_ended_is_not_how_this_one_did() -> None:
+    # The agent has it of a log that was lost; that of the job that has its number now was submitted later.
+    world = World(rules(), nodes=1)
+    other = told("exited", exit_code=0, submitted_s=1.0)
+    line = AgentLine(FakeNode("n0", tasks={("1.0", 1): other}).hello(), "127.0.0.1")
+    for event in line.joined(world.state):
+        world.does(event)
+    job = world.submit(2)
+
+    commands = line.commands(world.state)
+    assert [type(one).__name__ for one in commands] == ["Start", "Forget"]
+    assert isinstance(commands[0], m.Start)
+    assert commands[0].submitted_s == world.job(job).submit_s
+    assert line.reported(world.state, report(other)) == []
+
+    again = AgentLine(FakeNode("n0", tasks={("1.0", 1): other}).hello(), "127.0.0.1")
+    assert not [event for event in again.joined(world.state) if isinstance(event, TaskChanged)]
+    lost = told("lost", cause="another job has this number on this node", submitted_s=world.job(job).submit_s)
+    for event in again.reported(world.state, report(lost)):
+        world.does(event)
+
+    assert world.phase(job) is Phase.STARTING
+    assert world.job(job).start == 2
+
+
+def test_a_process_of_another_job_with_the_same_number_is_stopped_and_ours_is_started() -> None:
+    world = world_with_a_job()
+
+    commands = line_of(world, told("running", submitted_s=1.0)).commands(world.state)
+
+    assert [type(one).__name__ for one in commands] == ["Start", "Stop"]
+    assert world.phase("1") is Phase.STARTING
