@@ -20,6 +20,7 @@ from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
 from farside.scheduler.domain import Rules, reserve_after
 from farside.scheduler.live.accounts import tenancy_of
+from farside.scheduler.live.api.renewal import Renewal
 from farside.scheduler.live.housekeeping import keep_small
 from farside.scheduler.live.manager_parts import Part, Parts
 from farside.scheduler.live.power.setup import power_setup
@@ -28,13 +29,11 @@ from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
 from farside.scheduler.settings import named_settings
-from farside.tls import TlsFiles, load_own, server_tls
+from farside.tls import TlsFiles, server_tls
 
 SWITCH_S = 5e-4
 # A part's event loop that has not turned for so long hangs. The brain reads all of the log before its loop turns.
 HANG_S = {"brain": 600.0, "api": 60.0}
-# So often it is looked whether the certificate was renewed.
-RENEW_PERIOD_S = 20.0
 _FRAME_BYTES = 1 << 20
 MOVE_SHARE = 0.5  # of the time to empty a node: for its borrowers to move what they have
 
@@ -159,7 +158,7 @@ async def _api(config: ManagerConfig) -> None:
             group.create_task(sessions.watch_silence())
             group.create_task(power.run())
             if secure is not None:
-                group.create_task(_keep_fresh(secure, config))
+                group.create_task(Renewal(secure, _files_of(config)).run())
             if config.metrics_listen:
                 group.create_task(metrics.keep_asking())
             for kind, listeners in sockets.items():
@@ -181,18 +180,3 @@ def _tls_of(config: ManagerConfig) -> ssl.SSLContext | None:
     if not config.tls_cert.is_absolute():
         return None
     return server_tls(_files_of(config), is_required=config.tls_client_required)
-
-
-async def _keep_fresh(context: ssl.SSLContext, config: ManagerConfig) -> None:
-    """Takes up a renewed certificate for connections to come, until it is cancelled."""
-    known = None
-    while True:
-        try:
-            stamp = [os.stat(file).st_mtime_ns for file in (config.tls_cert, config.tls_key)]
-            if known is not None and stamp != known:
-                load_own(context, _files_of(config))
-                _log.info("a renewed certificate is in use", file=config.tls_cert)
-            known = stamp
-        except (OSError, ConfigError) as error:  # half written, or gone: the old one is as good as it was
-            _log.warning("the certificate can't be renewed", reason=error)
-        await asyncio.sleep(RENEW_PERIOD_S)

@@ -8,9 +8,10 @@ How it works
 
 import ssl
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from farside.errors import ConfigError, FarsideError, PeerError
 from farside.log import get_log
@@ -68,16 +69,42 @@ def server_tls(files: TlsFiles, *, is_required: bool = False) -> ssl.SSLContext:
     load_own(context, files)
     context.sslobject_class = _TellingHandshake
     if files.ca.is_absolute():
-        name = files.name("tls_client_ca")
-        text = _pem(name, files.ca, _CERTIFICATE)
-        try:
-            context.load_verify_locations(files.ca)
-        except ssl.SSLError as error:
-            raise _damaged(name, files.ca) from error
+        load_clients_ca(context, files)
         context.verify_mode = ssl.CERT_REQUIRED if is_required else ssl.CERT_OPTIONAL
-        if _REVOCATIONS in text:
-            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+        # Each connection is a handshake of its own: one that is resumed would not be asked for its certificate again.
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET
     return context
+
+
+def load_clients_ca(context: ssl.SSLContext, files: TlsFiles) -> tuple[str, ...]:
+    """Has a server's context trust the CAs of ``files.ca`` too, and heed its revocation lists, from now on.
+
+    Returns:
+        The subjects of CAs that are not in the file any more: OpenSSL takes none back, so they count as before.
+
+    Raises:
+        ConfigError: The file can't be read or is not what it should be.
+    """
+    name = files.name("tls_client_ca")
+    text = _pem(name, files.ca, _CERTIFICATE)
+    try:
+        told = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        told.load_verify_locations(files.ca)  # all of it is sound before any of it counts
+        context.load_verify_locations(files.ca)
+    except ssl.SSLError as error:
+        raise _damaged(name, files.ca) from error
+    if _REVOCATIONS in text:
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    kept = set(told.get_ca_certs(binary_form=True))
+    both = zip(context.get_ca_certs(binary_form=True), context.get_ca_certs(), strict=True)
+    return tuple(_subject(one) for code, one in both if code not in kept)
+
+
+def _subject(certificate: Mapping[str, object]) -> str:
+    """``commonName=our cluster``, as `openssl x509 -subject` says it."""
+    parts = cast("tuple[tuple[tuple[str, str], ...], ...]", certificate.get("subject", ()))
+    return ", ".join(f"{key}={value}" for part in parts for key, value in part)
 
 
 def load_own(context: ssl.SSLContext, files: TlsFiles) -> None:

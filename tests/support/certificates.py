@@ -51,8 +51,8 @@ class Authority:
         )  # fmt: skip
         return made
 
-    def revoking(self, *revoked: Made) -> Path:
-        """A file of this CA's certificate with a list of those that count no more."""
+    def revoking(self, *revoked: Made, issued: str = "") -> Path:
+        """A file of this CA's certificate with a list of those that count no more, of ``issued`` (YYYYMMDDHHMMSSZ)."""
         settings, listed = self._folder / "ca.cnf", self._folder / "crl.pem"
         settings.write_text(_SETTINGS.format(folder=self._folder))
         (self._folder / "index.txt").write_text("")
@@ -60,7 +60,8 @@ class Authority:
         signing = ("ca", "-config", settings, "-cert", self.cert, "-keyfile", self._key)
         for one in revoked:
             self._openssl(*signing, "-revoke", one.cert)
-        self._openssl(*signing, "-gencrl", "-out", listed)
+        when = ("-crl_lastupdate", issued, "-crl_nextupdate", "20991231235959Z") if issued else ()
+        self._openssl(*signing, "-gencrl", *when, "-out", listed)
         both = self._folder / "ca-and-crl.pem"
         both.write_bytes(self.cert.read_bytes() + listed.read_bytes())
         return both

@@ -1,0 +1,71 @@
+"""Certificates that change while a manager runs: its own, and the CAs and revocation lists that say who others are.
+
+They are looked at now and then and taken up for connections to come; those that stand go on. A file that is half
+written, or damaged, changes nothing until it is sound.
+"""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+from farside.errors import ConfigError
+from farside.log import get_log
+from farside.tls import TlsFiles, load_clients_ca, load_own
+
+PERIOD_S = 20.0
+
+_log = get_log("manager")
+
+
+class Renewal:
+    """The certificates of one context."""
+
+    def __init__(self, context: ssl.SSLContext, files: TlsFiles) -> None:
+        """``context`` was made of ``files`` a moment ago."""
+        self._context = context
+        self._files = files
+        self._own = (files.cert, files.key)
+        self._known: dict[tuple[Path, ...], list[int]] = {}
+        for paths in self._watched():
+            try:
+                self._known[paths] = _stamp(paths)
+            except OSError:
+                pass  # it has gone since; when it is back it is read
+
+    async def run(self) -> None:
+        """Looks until it is cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            self.look()
+
+    def look(self) -> None:
+        """Takes up what has changed."""
+        for paths, take_up in self._watched().items():
+            try:
+                stamp = _stamp(paths)
+                if self._known.get(paths) != stamp:
+                    take_up()
+                    self._known[paths] = stamp
+            except (OSError, ConfigError) as error:  # the old one is as good as it was
+                _log.warning("a certificate can't be renewed", file=paths[0], reason=error)
+
+    def _watched(self) -> dict[tuple[Path, ...], Callable[[], None]]:
+        watched: dict[tuple[Path, ...], Callable[[], None]] = {self._own: self._take_own}
+        return watched | ({(self._files.ca,): self._take_cas} if self._files.ca.is_absolute() else {})
+
+    def _take_own(self) -> None:
+        load_own(self._context, self._files)
+        _log.info("a renewed certificate is in use", file=self._files.cert)
+
+    def _take_cas(self) -> None:
+        gone = load_clients_ca(self._context, self._files)
+        _log.info("the CAs of tls_client_ca, and their revocation lists, are in use", file=self._files.ca)
+        if gone:
+            hint = "systemctl restart farside-manager; jobs run on"
+            _log.warning("a CA left tls_client_ca, and counts until a restart", ca="; ".join(gone), hint=hint)
+
+
+def _stamp(paths: tuple[Path, ...]) -> list[int]:
+    return [os.stat(path).st_mtime_ns for path in paths]
