@@ -2,13 +2,14 @@
 
 import contextlib
 import json
+import select
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
@@ -101,6 +102,37 @@ def _is_bound(port: int) -> bool:
 
 
 @contextlib.contextmanager
+def slow_relay(port: int, *, wakes_in_s: float) -> Iterator[int]:
+    """A UDP port before another one whose first answers come late: a BMC that comes to itself."""
+    near, far = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+    near.bind(("127.0.0.1", 0))
+    far.connect(("127.0.0.1", port))
+    ended = Event()
+
+    def relay() -> None:
+        client, is_awake = None, False
+        while not ended.is_set():
+            for one in select.select((near, far), (), (), 0.05)[0]:
+                data, sender = one.recvfrom(4096)
+                if one is near:
+                    client = sender
+                    far.send(data)
+                elif client is not None:
+                    is_awake = is_awake or ended.wait(wakes_in_s) or True
+                    near.sendto(data, client)
+
+    thread = Thread(target=relay)
+    thread.start()
+    try:
+        yield int(near.getsockname()[1])
+    finally:
+        ended.set()
+        thread.join()
+        near.close()
+        far.close()
+
+
+@contextlib.contextmanager
 def redfish_emulator(folder: Path, *, is_on: bool = True) -> Iterator[str]:
     """The emulator's address; its only system is a fake one that changes state within seconds."""
     program = Path(sys.executable).with_name("sushy-emulator")
@@ -142,11 +174,18 @@ _TREE: dict[str, object] = {
 
 
 @contextlib.contextmanager
-def small_redfish(orders: list[str]) -> Iterator[str]:
-    """A BMC that measures power, is powering on, knows no graceful shutdown, and notes what it is told."""
+def small_redfish(orders: list[str], *, wakes_in_s: float = 0.0) -> Iterator[str]:
+    """A BMC that measures power, is powering on, knows no graceful shutdown, and notes what it is told.
+
+    Its first answer takes ``wakes_in_s``.
+    """
+    asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if not asked:
+                asked.append(self.path)
+                Event().wait(wakes_in_s)
             found = _TREE.get(self.path) or _TREE.get(self.path + "/")
             self._send(200 if found else 404, found or {"error": {"message": "no such resource"}})
 

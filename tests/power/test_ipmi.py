@@ -9,11 +9,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from farside.errors import ConfigError, PeerError
-from farside.scheduler.energy.power.drive.ipmi import IpmiDriver
+from farside.scheduler.energy.power.drive.ipmi import SENDS, IpmiDriver, first_wait_s
 from farside.scheduler.energy.power.state import Power
-from tests.power.bmc import PASSWORD, USER, free_port, ipmi_sim, password_file
+from tests.power.bmc import PASSWORD, USER, free_port, ipmi_sim, password_file, slow_relay
 from tests.support.programs import need
 
 
@@ -96,3 +98,19 @@ def test_a_password_file_must_be_there_and_ours_alone(tmp_path: Path, mode: int 
 
     with pytest.raises(ConfigError, match=reason):
         asyncio.run(bmc.on())
+
+
+@given(st.floats(12.0, 120.0))
+@example(20.0)
+def test_ipmitool_waits_for_a_slow_bmc_for_most_of_the_limit_and_no_longer(limit_s: float) -> None:
+    waits_s = sum(first_wait_s(limit_s) + again for again in range(SENDS))
+
+    assert limit_s / 2 <= waits_s <= limit_s
+    assert limit_s != 20.0 or waits_s == 18
+
+
+def test_a_bmc_that_takes_its_time_for_its_first_answer_is_waited_for(tmp_path: Path) -> None:
+    with ipmi_sim(tmp_path) as (port, _), slow_relay(port, wakes_in_s=4.5) as slow:
+        bmc = dataclasses.replace(driver(tmp_path, slow), limit_s=12.0)
+
+        assert asyncio.run(bmc.status()) is Power.ON

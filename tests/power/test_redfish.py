@@ -73,6 +73,16 @@ def test_a_silent_bmc_is_given_up_in_time(tmp_path: Path) -> None:
             asyncio.run(bmc.on())
 
 
+def test_a_bmc_that_is_slow_at_its_first_answer_is_waited_for(tmp_path: Path) -> None:
+    orders: list[str] = []
+    with small_redfish(orders, wakes_in_s=1.5) as url:
+        bmc = dataclasses.replace(driver(tmp_path, url), limit_s=5.0)  # a fifth of it is less than that
+
+        asyncio.run(bmc.on())
+
+    assert orders == ["On"]
+
+
 def test_no_log_line_holds_the_password(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     orders: list[str] = []

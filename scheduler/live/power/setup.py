@@ -17,6 +17,10 @@ from farside.scheduler.tenancy import Tenancy
 
 # Between two turns, at most: jobs that wait for nodes should not wait for us.
 EVERY_S = 5.0
+LIMIT_MAX_S = 120.0
+"""Of a driver's call: a BMC that takes longer is of no use to jobs that wait for a node."""
+ANSWER_MARGIN_S = 5.0
+"""An order is waited for so much longer than its driver may take: it has ended by then, whatever became of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +58,16 @@ def power_setup(config: ManagerConfig) -> PowerSetup:
     every_s = min(EVERY_S, config.power_poll_s)
     if config.power == "none":
         return PowerSetup(policy="none", is_dry_run=False, every_s=every_s, idle_w=config.idle_w)
-    patience = Patience(
-        drain_s=config.power_drain_s, soft_off_s=config.power_off_s, boot_s=config.power_boot_s,
-        poll_s=config.power_poll_s,
-    )  # fmt: skip
     drivers = read_drivers(config.power_drivers)
     for name, driver in drivers.items():
-        if driver.limit_s >= patience.answer_s:
-            hint = f"less than {patience.answer_s:g} s, which is how long an order is waited for"
+        if not 0 < driver.limit_s <= LIMIT_MAX_S:
+            hint = f"seconds, above 0 and at most {LIMIT_MAX_S:g}"
             raise ConfigError(f"{config.power_drivers}, node {name}: limit_s is {driver.limit_s:g}", hint=hint)
+    slowest_s = max((driver.limit_s for driver in drivers.values()), default=0.0)
+    patience = Patience(
+        answer_s=max(Patience().answer_s, slowest_s + ANSWER_MARGIN_S), drain_s=config.power_drain_s,
+        soft_off_s=config.power_off_s, boot_s=config.power_boot_s, poll_s=config.power_poll_s,
+    )  # fmt: skip
     unknown = sorted(set(names_in(config.always_on)) - set(drivers))
     if unknown:
         raise ConfigError(

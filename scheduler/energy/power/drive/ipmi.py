@@ -4,6 +4,7 @@ The cipher suite is named (``-C``): without it ipmitool 1.8.19 asks the BMC for 
 that ignore the question. The password goes in a file (``-f``), so that no process list shows it.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from farside.scheduler.energy.power.state import Power
 
 _READING = re.compile(r"Instantaneous power reading\s*:\s*(\d+(?:\.\d+)?)\s*Watts", re.IGNORECASE)
 _STATUS = re.compile(r"Chassis Power is (on|off)", re.IGNORECASE)
+SENDS = 4
+"""Of each message to a BMC: UDP loses some."""
+LIMIT_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,5 +83,15 @@ class IpmiDriver:
     def _argv(self, *command: str) -> list[str]:
         return [
             "ipmitool", "-I", "lanplus", "-C", str(self.cipher), "-H", self.host, "-p", str(self.port),
-            "-U", self.user, "-f", str(self.password_file), "-N", "2", "-R", "3", *command,
+            "-U", self.user, "-f", str(self.password_file), "-N", str(first_wait_s(self.limit_s)), "-R", str(SENDS),
+            *command,
         ]  # fmt: skip
+
+
+def first_wait_s(limit_s: float) -> int:
+    """How long ipmitool waits for a reply before it asks again, and each time a second longer.
+
+    `SENDS` of these are nearly the limit: a BMC that takes ten seconds to come to itself is not one that failed, and of
+    one that says nothing ipmitool should tell by itself before it is ended.
+    """
+    return max(1, math.floor(limit_s * LIMIT_SHARE / SENDS - (SENDS - 1) / 2))

@@ -1,7 +1,7 @@
 """Redfish, by sushy, which is needed by those alone who use it and so is imported when it is.
 
-sushy blocks, so each call has a thread. A thread cannot be killed; instead every request has a limit of its own, and an
-order whose time is over is not sent.
+sushy blocks, so each call has a thread. A thread cannot be killed; instead every request has a limit, which is that of
+the whole call, as a slow BMC is slow at its first answer; and an order is sent only while there is time for its answer.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class RedfishDriver:
             allowed = system.get_allowed_reset_system_values()
             wanted = [getattr(sushy, name) for name in names]
             chosen = next((one for one in wanted if one in allowed), wanted[0])
-            if time.monotonic() > deadline_s:
+            if time.monotonic() > deadline_s - self.limit_s / _REQUESTS:
                 raise TimeoutError
             system.reset_system(chosen)
 
@@ -98,10 +98,9 @@ class RedfishDriver:
 
     def _connect(self, sushy: Any) -> Any:
         verify: bool | str = str(self.ca_file) if self.ca_file and self.verify else self.verify
-        request_s = self.limit_s / _REQUESTS
         root = sushy.Sushy(
             self.url, verify=verify, auth=sushy.auth.BasicAuth(self.user, read_secret(self.password_file)),
-            server_side_retries=0, read_timeout=request_s, connect_timeout=request_s,
+            server_side_retries=0, read_timeout=self.limit_s, connect_timeout=self.limit_s / _REQUESTS,
         )  # fmt: skip
         return root.get_system(self.system or None)
 
