@@ -281,7 +281,12 @@ class Agent:
 
     def _running_tasks(self) -> tuple[RunningTask, ...]:
         return tuple(
-            RunningTask(name=folder_name(key), shepherd_pid=pid, limit_bytes=self.runner.ledger.tasks[key].memory_bytes)
+            RunningTask(
+                name=folder_name(key),
+                shepherd_pid=pid,
+                limit_bytes=self.runner.ledger.tasks[key].memory_bytes,
+                cgroup=self.runner.cgroup_of(key),
+            )
             for key, pid in self.runner.shepherd_pids().items()
         )
 

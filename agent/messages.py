@@ -114,6 +114,7 @@ class Swap(Part, frozen=True, kw_only=True):
 
     size_bytes: U63
     used_bytes: U63 = 0
+    own_bytes: U63 = 0  # of what is used: by what is no task of ours
 
 
 class TaskProfile(Part, frozen=True, kw_only=True):

@@ -99,6 +99,7 @@ class Runner:
         self._socket = folder / "agent.notify"
         self._nursery = nursery
         self._pids: dict[Key, int] = {}  # of shepherds that we started, for as long as they have said nothing
+        self._cgroups: dict[Key, Path | None] = {}  # of tasks that were asked for
         self._children: set[int] = set()  # to be waited for
         self._tasks_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ledger = self._restored()
@@ -151,6 +152,15 @@ class Runner:
         statuses = {key: self._status(key) for key, task in self.ledger.tasks.items() if task.is_live}
         return {key: status.shepherd_pid for key, status in statuses.items() if status is not None}
 
+    def cgroup_of(self, key: Key) -> Path | None:
+        """The cgroup of a live task's own; None: it has none."""
+        if key not in self._cgroups:
+            recipe = self._recipe(key)
+            if recipe is None:
+                return None
+            self._cgroups[key] = Path(recipe.cgroup) if recipe.cgroup else None
+        return self._cgroups[key]
+
     # ---- decisions
 
     def _judged(self, start: m.Start) -> tuple[str, Account | None]:
@@ -181,6 +191,7 @@ class Runner:
                     self._order_stop(key, files.StopOrder(cause=cause, grace_s=grace_s))
                 case rules.Remove(key=key):
                     self._pids.pop(key, None)
+                    self._cgroups.pop(key, None)
                     shutil.rmtree(self._at(key), ignore_errors=True)
                 case rules.Tell(state=state):
                     self._tell(state)

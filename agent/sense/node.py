@@ -32,6 +32,7 @@ class RunningTask:
     name: str
     shepherd_pid: int
     limit_bytes: int
+    cgroup: Path | None = None  # its own; None: it has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +104,14 @@ class NodeSense:
             loans=lent.loans,
             donor=lent.donor,
             drained=lent.drained,
-            swap=read_farside_swap(self._proc_root.parent) if self._may_give_swap else None,
+            swap=self._read_swap(tasks),
         )
         return NodeReading(reading=reading, usage=usage)
+
+    def _read_swap(self, tasks: tuple[RunningTask, ...]) -> m.Swap | None:
+        if not self._may_give_swap:
+            return None
+        return read_farside_swap(self._proc_root.parent, tasks=(task.cgroup for task in tasks if task.cgroup))
 
 
 def cpus() -> int:

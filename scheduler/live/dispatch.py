@@ -29,6 +29,7 @@ from farside.scheduler.live.role import Standing, rendezvous
 
 # Headroom moves all the time; only so large a share of a node's memory is worth an entry in the log.
 HEADROOM_STEP = 1 / 8
+SWAP_STEP = 1 / 16  # the same of its Farside swap, and what its own programs use of that
 ENDED = ("exited", "lost")
 DONORS = "donors"
 """What an agent ``can`` that keeps a peers file."""
@@ -67,6 +68,7 @@ class AgentLine:
             headroom_bytes=hello.headroom_bytes,
             donor=self._donor(hello.donor),
             swap_bytes=_swap_bytes(hello.swap),
+            swap_own_bytes=_swap_own_bytes(hello.swap),
         )
         node = state.nodes.get(hello.node)
         events: list[Event] = [event] if node is None or _is_news(node, event) else []
@@ -99,11 +101,13 @@ class AgentLine:
             donor, swap_bytes = self._donor(report.donor), _swap_bytes(report.swap)
             moved = abs(report.headroom_bytes - node.headroom_bytes)
             is_same = _are_same(node.gpus, report.gpus) and (donor, swap_bytes) == (node.donor, node.swap_bytes)
+            own_bytes = _swap_own_bytes(report.swap)
+            is_same = is_same and abs(own_bytes - node.swap_own_bytes) <= SWAP_STEP * node.swap_bytes
             if not is_same or moved > HEADROOM_STEP * node.memory_bytes:
                 events.append(
                     NodeChanged(
                         node=self.node, gpus=_gpus(report.gpus), headroom_bytes=report.headroom_bytes, donor=donor,
-                        swap_bytes=swap_bytes,
+                        swap_bytes=swap_bytes, swap_own_bytes=own_bytes,
                     )
                 )  # fmt: skip
         return events
@@ -324,6 +328,10 @@ def _are_same(known: Sequence[Gpu], told: Sequence[m.Gpu]) -> bool:
 
 def _swap_bytes(told: m.Swap | None) -> int:
     return 0 if told is None else told.size_bytes
+
+
+def _swap_own_bytes(told: m.Swap | None) -> int:
+    return 0 if told is None else min(told.own_bytes, told.size_bytes)
 
 
 def _is_news(node: LiveNode, event: NodeJoined) -> bool:

@@ -153,6 +153,7 @@ class NodeJoined:
     headroom_bytes: int = 0
     donor: Donor | None = None
     swap_bytes: int = 0  # of Farside swap
+    swap_own_bytes: int = 0  # of that: used by what is no job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +165,7 @@ class NodeChanged:
     headroom_bytes: int
     donor: Donor | None = None
     swap_bytes: int = 0
+    swap_own_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,7 +198,8 @@ class LiveNode:
 
     ``holds`` says which process has which GPU: from the moment that it was decided to start it until the node has told
     that it is gone, however long the node is away. ``others`` are the processes without a GPU, for as long.
-    ``donor`` lends this node's memory to other nodes, and ``swap_bytes`` is what this node can have of theirs for jobs.
+    ``donor`` lends this node's memory to other nodes, and ``swap_bytes`` is what this node can have of theirs, of
+    which its own programs use ``swap_own_bytes`` and jobs may have the rest.
     ``power``: what is kept of its power; None: it has always been on. ``closed_by``: the DRAIN after which no job
     starts there, as the brain has said; 0: one may.
     """
@@ -213,6 +214,7 @@ class LiveNode:
     headroom_bytes: int = 0
     donor: Donor | None = None
     swap_bytes: int = 0
+    swap_own_bytes: int = 0
     is_up: bool = True
     joined_s: float = 0.0
     drain_reason: str = ""

@@ -63,7 +63,8 @@ def node_of(node: LiveNode, promised: Booked = NOTHING) -> Node:
     """A live node as the cycle knows nodes.
 
     Its memory is what jobs there have been promised and what the agent would give besides: what other programs use is
-    not there to be given. It has no fewer GPUs and no less swap than are booked, however much it lost meanwhile.
+    not there to be given, nor the swap that they use. It has no fewer GPUs and no less swap than are booked, however
+    much it lost meanwhile.
     """
     memory = math.inf
     if node.memory_bytes:
@@ -74,7 +75,7 @@ def node_of(node: LiveNode, promised: Booked = NOTHING) -> Node:
         gpus=max(len(node.gpus), promised.gpus),
         cpus=node.cpus or math.inf,
         memory_bytes=max(memory, promised.memory_bytes),
-        swap_bytes=max(float(node.swap_bytes), promised.swap_bytes),
+        swap_bytes=max(float(node.swap_bytes - node.swap_own_bytes), promised.swap_bytes),
         gpu_model=models[0] if len(models) == 1 else "",
     )
 

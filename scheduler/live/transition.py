@@ -199,6 +199,7 @@ def _joined(state: LiveState, event: NodeJoined, entry: Entry) -> Touched:
         headroom_bytes=event.headroom_bytes,
         donor=event.donor,
         swap_bytes=event.swap_bytes,
+        swap_own_bytes=event.swap_own_bytes,
         joined_s=entry.at_s,
         drain_reason=before.drain_reason if before is not None else "",
         holds=before.holds if before is not None else {},
@@ -225,8 +226,9 @@ def _changed(state: LiveState, event: NodeChanged, entry: Entry) -> Touched:
     if node is not None:
         state.donors_version += node.donor != event.donor
         state.nodes[node.name] = replace(
-            node, gpus=event.gpus, headroom_bytes=event.headroom_bytes, donor=event.donor, swap_bytes=event.swap_bytes
-        )
+            node, gpus=event.gpus, headroom_bytes=event.headroom_bytes, donor=event.donor, swap_bytes=event.swap_bytes,
+            swap_own_bytes=event.swap_own_bytes,
+        )  # fmt: skip
     return ()
 
 

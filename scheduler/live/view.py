@@ -89,6 +89,7 @@ def show_node(node: LiveNode) -> Shown:
         "memory_bytes": node.memory_bytes,
         "headroom_bytes": node.headroom_bytes,
         "swap_bytes": node.swap_bytes,
+        "swap_own_bytes": node.swap_own_bytes,
         "donor": None if node.donor is None else node.donor.control,
         "gpus": [
             {

@@ -303,7 +303,22 @@ def machine(root: Path, *, backend: str = "farside:swap0", device: str = "/dev/n
 
 
 def test_swap_on_a_farside_device_is_told_and_other_swap_is_not(tmp_path: Path) -> None:
-    assert read_farside_swap(machine(tmp_path)) == m.Swap(size_bytes=1 << 30, used_bytes=2 << 20)
+    assert read_farside_swap(machine(tmp_path)) == m.Swap(size_bytes=1 << 30, used_bytes=2 << 20, own_bytes=2 << 20)
+
+
+def test_of_the_swap_that_is_used_what_no_task_has_swapped_out_is_the_nodes_own(tmp_path: Path) -> None:
+    plain, scope, ended, whole = (tmp_path / name for name in ("a", "b.scope/task", "gone", "c"))
+    for folder, swapped in ((plain, 1 << 20), (scope.parent, 512 << 10), (whole, 5 << 20)):
+        folder.mkdir()
+        (folder / "memory.swap.current").write_text(f"{swapped}\n")
+    root = machine(tmp_path)
+
+    some, all_of_it = read_farside_swap(root, [plain, scope, ended]), read_farside_swap(root, [whole])
+
+    assert some is not None
+    assert all_of_it is not None
+    assert (some.used_bytes, some.own_bytes) == (2 << 20, 512 << 10)
+    assert all_of_it.own_bytes == 0
 
 
 @pytest.mark.parametrize("other", [{"backend": ""}, {"backend": "somebody"}, {"device": "/dev/zram0"}])

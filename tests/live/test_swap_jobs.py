@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from farside.agent import messages as m
 from farside.job_file import job_body
 from farside.scheduler.live.api.jobs import cluster_problems
 from farside.scheduler.live.api.schema import JobBody
-from farside.scheduler.live.dispatch import start_of
+from farside.scheduler.live.dispatch import AgentLine, start_of
 from farside.scheduler.live.event import Gpu, NodeChanged, NodeJoined
 from farside.scheduler.live.record import Phase
 from farside.scheduler.live.spec import JobSpec, spec_problems
+from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
 
 GIB = 1 << 30
@@ -82,6 +84,45 @@ def test_a_job_starts_when_a_node_gets_swap_and_keeps_running_when_it_goes() -> 
 
     assert (before, started, world.phase(job)) == (Phase.WAITING, Phase.STARTING, Phase.RUNNING)
     assert world.phase(submit(world)) is Phase.WAITING
+
+
+def test_swap_that_the_nodes_own_programs_use_is_not_given_to_jobs() -> None:
+    world = a_world(n0=16)
+    node = world.state.nodes["n0"]
+
+    def own(used_gib: int) -> None:
+        event = NodeChanged(node="n0", gpus=node.gpus, headroom_bytes=node.headroom_bytes, swap_bytes=16 * GIB)
+        world.does(replace(event, swap_own_bytes=used_gib * GIB))
+
+    own(4)
+    first, second = submit(world), submit(world)
+    before = [world.phase(job) for job in (first, second)]
+    own(12)  # what runs there has its 8 GiB all the same
+    then = [world.phase(job) for job in (first, second)]
+    own(0)
+
+    assert before == then == [Phase.STARTING, Phase.WAITING]
+    assert world.phase(second) is Phase.STARTING
+    assert cluster_problems(SPEC, world.state) == []
+
+
+def test_what_a_nodes_own_programs_swap_is_news_when_it_moves_by_a_sixteenth() -> None:
+    world = World(rules(), nodes=1)
+    node = FakeNode("n0", swap=m.Swap(size_bytes=16 * GIB, own_bytes=4 * GIB))
+    line = AgentLine(node.hello(), "127.0.0.1")
+    for event in line.joined(world.state):
+        world.does(event)
+
+    def told(own_bytes: int) -> list[int]:
+        report = m.Report(
+            seq=1, at_s=1.0, headroom_bytes=1 << 36, psi=m.Psi(), gpus=node.declared(), tasks=(),
+            swap=m.Swap(size_bytes=16 * GIB, own_bytes=own_bytes),
+        )  # fmt: skip
+        return [event.swap_own_bytes for event in line.reported(world.state, report) if isinstance(event, NodeChanged)]
+
+    assert world.state.nodes["n0"].swap_own_bytes == 4 * GIB
+    assert told(5 * GIB) == []
+    assert told(5 * GIB + 1) == [5 * GIB + 1]
 
 
 def test_each_process_gets_the_swap_of_its_gpus() -> None:

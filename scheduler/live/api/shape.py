@@ -136,6 +136,7 @@ class Node(BaseModel):
     memory_bytes: int
     headroom_bytes: int
     swap_bytes: int
+    swap_own_bytes: int
     donor: str | None
     gpus: list[NodeGpu]
     free_gpus: int
