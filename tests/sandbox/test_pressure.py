@@ -38,6 +38,12 @@ def test_what_the_donor_lends_is_not_available_either(tmp_path: Path) -> None:
     os.close(fd)
 
 
+def test_what_jobs_use_is_not_available_either(tmp_path: Path) -> None:
+    pressure.refresh(tmp_path, "d1", total_bytes=512 * MIB, pid=0, jobs_bytes=112 * MIB)
+
+    assert MemorySense(proc_root=pressure.proc_folder(tmp_path, "d1")).read().available_bytes == 400 * MIB
+
+
 def test_programs_that_want_more_than_there_is_stall(tmp_path: Path) -> None:
     pressure.donor_folder(tmp_path, "d1").mkdir(parents=True)
 

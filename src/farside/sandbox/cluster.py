@@ -24,6 +24,7 @@ from farside.errors import ConfigError, PeerError
 from farside.sandbox import process, settings
 from farside.sandbox.crew import Crew, Post, post_in
 from farside.sandbox.files import free_port
+from farside.sandbox.jobs_memory import jobs_bytes
 from farside.sandbox.layout import ClusterRecord, Shape
 from farside.sandbox.pressure import donor_folder
 
@@ -135,6 +136,11 @@ class Cluster:
         self._crew.refuse_running(MANAGER, "the manager")
         await self._crew.start(MANAGER)
         await self._crew.until(MANAGER, self._manager_answers, "to answer", limit_s=START_LIMIT_S)
+
+    def jobs_bytes(self, donor: str) -> int:
+        """What the jobs use on the node whose donor this is; 0 where it is no node's. Blocks for a moment."""
+        name = f"n{donor.removeprefix('d')}"
+        return jobs_bytes(agent_folder(self.state, name) / "state") if name in self.names else 0
 
     async def end(self) -> None:
         """Ends the agents with their tasks, and then the manager."""

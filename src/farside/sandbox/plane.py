@@ -24,6 +24,7 @@ from farside.sandbox.layout import BORROWER, Plan, SandboxRecord
 # A process that ended is noticed at once; this is for one that hangs.
 START_LIMIT_S = 30.0 * settings.PATIENCE
 MEMINFO_EVERY_S = 0.1
+JOBS_EVERY_S = 0.5
 
 
 class Plane:
@@ -37,6 +38,7 @@ class Plane:
         posts[BORROWER] = post_in(state / "blockdev", "blockdev")
         self._crew = Crew(posts, changed=self._write_record, ended=self._on_end)
         self.cluster = Cluster(plan.cluster, state, self._write_record) if plan.cluster is not None else None
+        self._jobs_bytes: dict[str, int] = {}  # by donor: what jobs of its node use
         self._ending = False
 
     # --- files
@@ -89,6 +91,8 @@ class Plane:
         """
         self._crew.watch_in(tasks)
         tasks.create_task(self._keep_meminfo())
+        if self.cluster is not None:
+            tasks.create_task(self._keep_jobs_bytes(self.cluster))
         for name in self.names:
             await self._crew.start(name)
         for name in self.names:
@@ -135,9 +139,18 @@ class Plane:
     async def _keep_meminfo(self) -> None:
         while not self._ending:
             for name in self.names:
-                pid = self._crew.pid(name)
-                pressure.refresh(self.state, name, total_bytes=self.plan.donor_memory_bytes, pid=pid)
+                pid, jobs = self._crew.pid(name), self._jobs_bytes.get(name, 0)
+                pressure.refresh(
+                    self.state, name, total_bytes=self.plan.donor_memory_bytes, pid=pid, jobs_bytes=jobs
+                )  # fmt: skip
             await asyncio.sleep(MEMINFO_EVERY_S)
+
+    async def _keep_jobs_bytes(self, cluster: Cluster) -> None:
+        """Finding a job's processes takes longer than the rest, and so has its own time."""
+        while not self._ending:
+            for name in self.names:
+                self._jobs_bytes[name] = await asyncio.to_thread(cluster.jobs_bytes, name)
+            await asyncio.sleep(JOBS_EVERY_S)
 
     async def _until_answering(self, name: str) -> None:
         async def answers() -> bool:

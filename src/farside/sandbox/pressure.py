@@ -2,12 +2,13 @@
 
 A donor of a sandbox shares this computer with everything else, so its real /proc/meminfo says nothing about the machine
 it is meant to be. Each donor therefore reads a meminfo of its own, DIR/donors/dN/proc/meminfo, that the sandbox keeps
-as a kernel would on a machine with `donor_memory` bytes on which only two things run:
+as a kernel would on a machine with `donor_memory` bytes on which only these things run:
 
-    MemAvailable = MemTotal - what the donor's own programs use - what the donor lends
+    MemAvailable = MemTotal - what the donor's own programs use - what its node's jobs use - what the donor lends
 
-The middle term is simulated: `squeeze` sets it, and nothing really uses that memory. The last term is real, counted
-from the donor's memfds. When both together are more than the machine has, pressure/memory says that programs stall
+The first of these is simulated: `squeeze` sets it, and nothing really uses that memory. The others are real: the memory
+of the processes of jobs on the node beside the donor, where there is a cluster, and what is counted from the donor's
+memfds. When both together are more than the machine has, pressure/memory says that programs stall
 half of the time, as they would. What the donor does about it (its HeadRoom rule, eviction, migration) is its real code.
 """
 
@@ -78,9 +79,9 @@ def lent_bytes(pid: int) -> int:
     return total
 
 
-def refresh(state: Path, name: str, *, total_bytes: int, pid: int) -> None:
-    """Brings the donor's meminfo and pressure up to date."""
-    used, lent = used_bytes(state, name), lent_bytes(pid)
+def refresh(state: Path, name: str, *, total_bytes: int, pid: int, jobs_bytes: int = 0) -> None:
+    """Brings the donor's meminfo and pressure up to date; ``jobs_bytes`` are what its node's jobs really use."""
+    used, lent = used_bytes(state, name) + jobs_bytes, lent_bytes(pid)
     folder = proc_folder(state, name)
     (folder / "pressure").mkdir(parents=True, exist_ok=True)
     meminfo = meminfo_text(total_bytes=total_bytes, used_bytes=used, lent_bytes=lent)

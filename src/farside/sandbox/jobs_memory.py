@@ -1,0 +1,22 @@
+"""What the jobs of a sandbox's node use: for the pretended machine of its donor they are its own programs."""
+
+from pathlib import Path
+
+LIVE = ("starting", "running", "stopping")
+
+
+def jobs_bytes(agent_state: Path) -> int:
+    """Memory of all processes of the tasks that run in an agent's state folder; shared pages count in each."""
+    from farside.agent.run.task_folder import read_status  # late: a sandbox without a cluster needs none of it
+    from farside.agent.sense.usage import usage_below
+    from farside.errors import FarsideError
+
+    total = 0
+    for folder in agent_state.glob("tasks/*"):
+        try:
+            status = read_status(folder)
+        except (FarsideError, OSError):
+            continue  # it is just being taken away
+        if status is not None and status.state.state in LIVE:
+            total += usage_below(status.shepherd_pid).rss_bytes
+    return total
