@@ -22,6 +22,7 @@ from farside.agent import messages as m
 from farside.agent.metrics import serving_metrics
 from farside.agent.outbox import Reading
 from farside.agent.peers_file import PeersFile
+from farside.agent.power_off import power_off, why_not
 from farside.agent.run.containment import cgroup_home
 from farside.agent.run.hook import hooks_of
 from farside.agent.run.ledger import gpus_in_use
@@ -172,10 +173,24 @@ class Agent:
             gpus=latest.reading.gpus,
             headroom_bytes=latest.reading.headroom_bytes,
             tasks=self.runner.states[: m.TASKS_MAX],
-            can=("probe", "lending") if self._peers is None else ("probe", "lending", "donors"),
+            can=self._can(),
             donor=latest.reading.donor,
             swap=latest.reading.swap,
         )
+
+    def _can(self) -> tuple[str, ...]:
+        maybe = {"donors": self._peers is not None, "power-off": bool(self._config.power_off)}
+        return ("probe", "lending", *(what for what, is_so in maybe.items() if is_so))
+
+    async def _power_off(self, order: m.PowerOff) -> None:
+        drained = self.sense.latest.reading.drained
+        closed_by = 0 if drained is None or drained.slabs else drained.number
+        objection = why_not(order, closed_by=closed_by, has_tasks=self.runner.has_live_tasks)
+        if objection or not self._config.power_off:
+            _log.warning("this node is not shut down", why=objection or "power_off is empty")
+            return
+        _log.info("the manager lets this node sleep: it is shut down", program=self._config.power_off)
+        await power_off(self._config.power_off)
 
     async def _read(self) -> Reading:
         return (await self.sense.read()).reading
@@ -315,6 +330,7 @@ class Agent:
                 probe=self._probe,
                 donors=self._take_donors,
                 lending=self._donor.obey,
+                power_off=self._power_off,
                 seen_generation=lambda: self.runner.ledger.generation,
             ),
             clock=self._clock,

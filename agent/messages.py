@@ -195,7 +195,8 @@ class Hello(Message, frozen=True, kw_only=True):
     headroom_bytes: U63  # memory that jobs may still get
     tasks: Annotated[tuple[TaskState, ...], Meta(max_length=TASKS_MAX)]
     can: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
-    """What later versions added that an agent must know before it is asked: ``probe``, ``donors``, ``lending``."""
+    """What later versions added that an agent must know before it is asked: ``probe``, ``donors``, ``lending``,
+    ``power-off``."""
     donor: Donor | None = None
     swap: Swap | None = None
 
@@ -312,5 +313,15 @@ class Lending(Message, frozen=True, kw_only=True):
     deadline_s: Annotated[float, Meta(ge=0, le=86_400)]
 
 
+class PowerOff(Message, frozen=True, kw_only=True):
+    """Shut the node down, if it is closed by the `Lending` of this number and has no task. Only to who ``can``.
+
+    Not answered: that it goes off is seen by its silence.
+    """
+
+    closed_by: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    generation: U63
+
+
 AgentMessage: TypeAlias = Hello | Report | Probed
-ManagerMessage: TypeAlias = Welcome | Ack | Start | Stop | Forget | Probe | Donors | Lending
+ManagerMessage: TypeAlias = Welcome | Ack | Start | Stop | Forget | Probe | Donors | Lending | PowerOff

@@ -7,10 +7,11 @@ Tasks run on while there is no manager.
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -63,6 +64,7 @@ class Node:
     probe: Callable[[m.Probe], Awaitable[m.Probed]]
     donors: Callable[[tuple[m.DonorAddress, ...]], None]
     lending: Callable[[m.Lending], None]
+    power_off: Callable[[m.PowerOff], Coroutine[Any, Any, None]]
     seen_generation: Callable[[], int]
 
 
@@ -169,6 +171,8 @@ class Session:
             elif isinstance(message, m.Lending):
                 self._node.lending(message)
                 self._news.set()  # the next report carries it out and says what came of it
+            elif isinstance(message, m.PowerOff):
+                group.create_task(self._node.power_off(message))
             elif not isinstance(message, m.Welcome):
                 self._node.take(message)
 

@@ -158,5 +158,6 @@ manager_messages = st.one_of(
         m.Donors,
         donors=st.lists(st.builds(m.DonorAddress, node=names, control=names), max_size=m.DONORS_MAX).map(tuple),
     ),
+    st.builds(m.PowerOff, closed_by=st.integers(1, 2**63 - 1), generation=u63),
     st.builds(m.Lending, closed_by=u63, generation=u63, deadline_s=st.floats(0, 86_400)),
 )

@@ -293,3 +293,32 @@ def test_what_the_donor_of_a_node_says_is_in_hello_and_in_reports(tmp_path: Path
         assert told is not None
         assert (told.node, told.control, told.lends) == ("d1", "tcp:10.9.0.7:1", True)
     assert manager.hellos[0].can == ("probe", "lending")  # it keeps no peers file
+
+
+def test_a_node_is_shut_down_by_the_order_that_closed_it_and_not_while_it_has_a_task(
+    tmp_path: Path, manager: FakeManager
+) -> None:
+    off = tmp_path / "off"
+
+    def closed_by() -> int:
+        reports = manager.reports
+        return reports[-1].drained.number if reports and reports[-1].drained else 0
+
+    with agent(write_config(tmp_path, manager.url, power_off=f"touch {off}")):
+        manager.until_hellos(1)
+        start(manager, tmp_path, "sleep 600")
+        manager.until_state("running")
+        manager.send(m.Lending(closed_by=5, generation=1, deadline_s=10.0))
+        until(lambda: closed_by() == 5, what="a closed node", deadline_s=30)
+        manager.send(m.PowerOff(closed_by=5, generation=1))  # it has a task
+        manager.send(m.Stop(task_id="1.0", start=1, generation=1, cause="test", grace_s=0))
+        manager.until_state("exited")
+        manager.send(m.PowerOff(closed_by=4, generation=1))  # it comes late
+        manager.send(m.Lending(closed_by=6, generation=1, deadline_s=10.0))
+        until(lambda: closed_by() == 6, what="a node that has done what came before", deadline_s=30)
+        assert not off.exists()
+
+        manager.send(m.PowerOff(closed_by=6, generation=1))
+
+        until(off.exists, what="a node that is shut down", deadline_s=30)
+    assert "power-off" in manager.hellos[0].can

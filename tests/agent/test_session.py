@@ -36,6 +36,9 @@ def session(folder: Path, manager: FakeManager) -> Session:
     async def no_probe(probe: m.Probe) -> m.Probed:
         return m.Probed(probe_id=probe.probe_id)
 
+    async def no_power_off(order: m.PowerOff) -> None:
+        raise AssertionError(order)
+
     return Session(
         ManagerAddress(url=manager.url, token_file=token, tls=TlsFiles()),
         Node(
@@ -45,6 +48,7 @@ def session(folder: Path, manager: FakeManager) -> Session:
             probe=no_probe,
             donors=lambda _: None,
             lending=lambda _: None,
+            power_off=no_power_off,
             seen_generation=lambda: 0,
         ),
         clock=Hurried(),

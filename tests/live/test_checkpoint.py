@@ -45,6 +45,7 @@ def asked(**nodes: Answer) -> str:
 
         def answer(name: str, how: Answer) -> None:
             for probe in askers[name].unsent():
+                assert isinstance(probe, m.Probe)
                 if how is None:
                     askers[name].close()
                 else:

@@ -69,6 +69,9 @@ class Plant:
     def sensed(self) -> Mapping[str, Sensed]:
         return {name: self._sensed(name) for name in self.beats()}
 
+    async def power_off(self, node: str) -> None:
+        await self.bmcs[node].soft_off()
+
     def _sensed(self, name: str) -> Sensed:
         """As its agent would tell: the donor is closed a moment after the manager wants it."""
         note = self.live.state.nodes[name].power if name in self.live.state.nodes else None

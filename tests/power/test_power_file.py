@@ -59,6 +59,8 @@ def test_every_node_gets_its_driver(tmp_path: Path) -> None:
         ("[node.a]\ndriver = 'ipmi'\nhots = 'x'\n", "node a: no setting 'hots'; it takes host"),
         ("[node.a]\ndriver = 'ipmi'\nhost = 'x'\n", "node a: .*user"),
         ("[node.a]\ndriver = 'command'\nprogram = 'strip'\n", "node a: .*program"),
+        ("[node.a]\ndriver = 'wake-on-lan'\nmac = '52:54'\naddress = 'a:22'\n", "node a: .*not like 52:54:00:12:34:56"),
+        ("[node.a]\ndriver = 'wake-on-lan'\nmac = '52:54:00:12:34:56'\naddress = 'a'\n", "node a: .*not HOST:PORT"),
         ("[node.a]\ndriver = 'dry-run'\nlimit_s = 3\n", "node a: no setting 'limit_s'; it takes nothing"),
         ("[node.a\n", "is not TOML"),
     ],

@@ -216,7 +216,7 @@ def _stopping_tick(node: NodePower, event: Tick, patience: Patience) -> Step:
     if node.pending is not None:
         return node, ()
     if now_s - node.forced_s >= patience.force_off_s:
-        return _fail(node, now_s, "does not go off, its power was cut", is_pinned=True)
+        return _fail(node, now_s, "does not go off, its power was to be cut", is_pinned=True)
     if node.forced_s == math.inf and now_s - node.stop_s >= patience.soft_off_s:
         if patience.may_force and _is_ready(node):
             return _order(replace(node, forced_s=now_s), Command.FORCE_OFF, now_s, "did not shut down in time")

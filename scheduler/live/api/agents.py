@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from farside.agent import messages as m
 from farside.agent import protocol
-from farside.errors import FarsideError, LocalProtocolError, RemoteProtocolError
+from farside.errors import FarsideError, LocalProtocolError, PeerError, RemoteProtocolError
 from farside.log import get_log
 from farside.scheduler.live.api import checkpoint
 from farside.scheduler.live.api.caller import Caller, Callers, Role
@@ -25,6 +25,8 @@ from farside.scheduler.live.overview import Sensed
 from farside.scheduler.live.store.presence import tell
 from farside.units import format_seconds
 
+POWER_OFF = "power-off"
+"""What an agent ``can`` whose operator lets it shut its node down."""
 # Close codes of RFC 6455 §7.4.1.
 GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR = 1001, 1008, 1011
 HELLO_LIMIT_S = 10.0
@@ -143,6 +145,21 @@ class AgentSessions:
     async def checkpoint_problem(self, user: str, path: str) -> str:
         """Why this user can't keep checkpoints in this folder; empty: no node that is connected speaks against it."""
         return await checkpoint.folder_problem(dict(self._askers), user, path)
+
+    async def power_off(self, node: str) -> None:
+        """Has an agent shut its node down, which was closed by the order that is in force.
+
+        Raises:
+            PeerError: It is not connected here, or can't.
+        """
+        asker, connected = self._askers.get(node), self._connected.get(node)
+        if asker is None or connected is None:
+            raise PeerError(f"{node}: its agent is not connected here")
+        if POWER_OFF not in connected[0].can:
+            hint = 'power_off = "systemctl poweroff" in its agent.toml'
+            raise PeerError(f"{node}: its agent may not shut it down", hint=hint)
+        state = self._log.state
+        asker.tell(m.PowerOff(closed_by=state.nodes[node].closed_by, generation=state.generation))
 
     # ------------------------------------------------------------------ one session
 

@@ -28,11 +28,16 @@ class Asker:
     def __init__(self, call: Callable[[], None]) -> None:
         """``call`` is called when there is something to send."""
         self._call = call
-        self._unsent: list[m.Probe] = []
+        self._unsent: list[m.Probe | m.PowerOff] = []
         self._open: dict[str, asyncio.Future[m.Probed]] = {}
         self._is_closed = False
 
-    def unsent(self) -> list[m.Probe]:
+    def tell(self, order: m.PowerOff) -> None:
+        """Something that nobody waits for an answer to."""
+        self._unsent.append(order)
+        self._call()
+
+    def unsent(self) -> list[m.Probe | m.PowerOff]:
         """What is to be sent now; it is not told again."""
         found, self._unsent = self._unsent, []
         return found

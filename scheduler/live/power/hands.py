@@ -37,6 +37,14 @@ class Agents(Protocol):
         """What each agent that is connected here told last."""
         ...
 
+    async def power_off(self, node: str) -> None:
+        """Has an agent shut its node down.
+
+        Raises:
+            PeerError: It is not connected here, or can't.
+        """
+        ...
+
 
 class Wishes:
     """A demand, and what it wished last."""

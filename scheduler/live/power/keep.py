@@ -18,9 +18,11 @@ from farside import admin
 from farside.errors import FarsideError
 from farside.log import get_log
 from farside.scheduler.energy.power.demand import PolicyDemand, Wish
+from farside.scheduler.energy.power.drive.by_agent import ByAgent
 from farside.scheduler.energy.power.drive.driver import PowerDriver
 from farside.scheduler.energy.power.drive.dry_run import DryRunDriver
 from farside.scheduler.energy.power.drive.keeper import PowerKeeper
+from farside.scheduler.energy.power.drive.wake_on_lan import WakeOnLanDriver
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.event import Event, PowerChanged
 from farside.scheduler.live.follow import LiveLog
@@ -85,7 +87,7 @@ class LivePower:
         """Keeps these nodes until another brain leads, or there are others."""
         setup, state, now_s = self.setup, self._live.state, self._live.now_s()
         demand = Wishes(await self._demand(names, now_s))
-        drivers: Mapping[str, PowerDriver] = {name: setup.drivers[name] for name in sorted(names)}
+        drivers: Mapping[str, PowerDriver] = {name: self._driver(name) for name in sorted(names)}
         if setup.is_dry_run:
             dry = {name: DryRunDriver(name) for name in sorted(names)}
             hands: Hands = DryHands(self._live, self._agents, dry)
@@ -111,6 +113,12 @@ class LivePower:
                 running.cancel()
         finally:
             self.keeper = None
+
+    def _driver(self, name: str) -> PowerDriver:
+        driver = self.setup.drivers[name]
+        if isinstance(driver, WakeOnLanDriver) and not driver.program:
+            return ByAgent(name, driver, self._agents.power_off)
+        return driver
 
     async def _demand(self, names: frozenset[str], now_s: float) -> PolicyDemand:
         setup, jobs = self.setup, list(self._live.state.jobs.values())

@@ -10,6 +10,13 @@ from farside.scheduler.live.power.slept import saved_kwh
 from farside.scheduler.live.record import LiveNode
 
 Shown = Mapping[str, object]
+_WORDS = {
+    "IpmiDriver": "ipmi",
+    "RedfishDriver": "redfish",
+    "CommandDriver": "command",
+    "WakeOnLanDriver": "wake-on-lan",
+    "DryRunDriver": "dry-run",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,5 +86,4 @@ def show_power(node: LiveNode, driver: str, power: NodePower | None, stays_on: s
 
 def driver_names(drivers: Mapping[str, object], names: Iterable[str]) -> Mapping[str, str]:
     """What switches each of these nodes, by the name of its driver; empty: nothing, it is always on."""
-    words = {"IpmiDriver": "ipmi", "RedfishDriver": "redfish", "CommandDriver": "command", "DryRunDriver": "dry-run"}
-    return {name: words.get(type(drivers[name]).__name__, "") if name in drivers else "" for name in names}
+    return {name: _WORDS.get(type(drivers[name]).__name__, "") if name in drivers else "" for name in names}

@@ -79,6 +79,13 @@ class AgentConfig:
         default=60.0,
         metadata=about(Kind.SECONDS, "A prolog or epilog that takes longer has failed", low=0.1, high=3600),
     )
+    power_off: str = field(
+        default="",
+        metadata=about(
+            Kind.TEXT,
+            "Program with arguments that shuts this node down when the manager lets it sleep; empty: none does",
+        ),
+    )
     declared_gpus: int = field(
         default=-1,
         metadata=about(Kind.COUNT, "GPUs that this node is said to have; -1: those that NVML finds", low=-1, high=64),

@@ -1,7 +1,7 @@
 """The drivers of a cluster's nodes, from a TOML file: a table ``[node.NAME]`` for each.
 
     [node.gpu7]
-    driver = "ipmi"            # ipmi, redfish, command, dry-run
+    driver = "ipmi"            # ipmi, redfish, command, wake-on-lan, dry-run
     host = "10.1.0.7"
     user = "farside"
     password_file = "/etc/farside/bmc.password"
@@ -22,12 +22,14 @@ from farside.scheduler.energy.power.drive.driver import PowerDriver
 from farside.scheduler.energy.power.drive.dry_run import DryRunDriver
 from farside.scheduler.energy.power.drive.ipmi import IpmiDriver
 from farside.scheduler.energy.power.drive.redfish import RedfishDriver
+from farside.scheduler.energy.power.drive.wake_on_lan import WakeOnLanDriver
 from farside.scheduler.settings import chosen
 
 DRIVERS: Mapping[str, type[Any]] = {
     "ipmi": IpmiDriver,
     "redfish": RedfishDriver,
     "command": CommandDriver,
+    "wake-on-lan": WakeOnLanDriver,
     "dry-run": DryRunDriver,
 }
 

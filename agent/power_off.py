@@ -1,0 +1,35 @@
+"""Shuts this node down when the manager lets it sleep, where its operator allows that: for nodes without a BMC.
+
+Only a node that was closed by the same order and has no task is shut down: an order that comes late does nothing.
+"""
+
+import asyncio
+import shlex
+
+from farside.agent import messages as m
+from farside.log import get_log
+
+_log = get_log("agent.power")
+
+
+def why_not(order: m.PowerOff, *, closed_by: int, has_tasks: bool) -> str:
+    """Why this node does not obey; empty: it does. ``closed_by``: the LENDING that closed its donor; 0: none."""
+    if not closed_by or order.closed_by != closed_by:
+        return f"it is closed by {closed_by}, and not by {order.closed_by}"
+    return "it has tasks" if has_tasks else ""
+
+
+async def power_off(program: str) -> None:
+    """Runs the operator's program, which shuts the machine down; a fault is logged, as nobody waits for it."""
+    argv = shlex.split(program)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+        )
+        _, said = await process.communicate()
+    except OSError as error:
+        _log.error("this node can't be shut down", program=argv[0], why=error.strerror)
+        return
+    if process.returncode:
+        lines = said.decode(errors="replace").strip().splitlines()
+        _log.error("this node can't be shut down", program=argv[0], why=lines[-1] if lines else process.returncode)

@@ -1,0 +1,37 @@
+"""A node without a BMC, which its agent shuts down."""
+
+from collections.abc import Awaitable, Callable
+
+from farside.scheduler.energy.power.drive.driver import PowerDriver
+from farside.scheduler.energy.power.state import Power
+
+ShutDown = Callable[[str], Awaitable[None]]
+"""Has the agent of a node shut it down; raises PeerError where it can't be told."""
+
+
+class ByAgent:
+    """A driver whose soft way off is the agent's; the rest is the driver's own."""
+
+    def __init__(self, node: str, driver: PowerDriver, shut_down: ShutDown) -> None:
+        self.limit_s = driver.limit_s
+        self._node, self._driver, self._shut_down = node, driver, shut_down
+
+    async def on(self) -> None:
+        """As the driver."""
+        await self._driver.on()
+
+    async def soft_off(self) -> None:
+        """By the agent. Whether it went off is seen by its status and its silence."""
+        await self._shut_down(self._node)
+
+    async def off(self) -> None:
+        """As the driver."""
+        await self._driver.off()
+
+    async def status(self) -> Power:
+        """As the driver."""
+        return await self._driver.status()
+
+    async def reading_w(self) -> float | None:
+        """As the driver."""
+        return await self._driver.reading_w()
