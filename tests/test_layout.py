@@ -53,7 +53,7 @@ PURE = (
     "farside.agent.peering",
     *(
         f"farside.agent.profile.{name}"
-        for name in ("any_order", "in_order", "iteration", "message", "ring", "summarise", "task")
+        for name in "any_order chain in_order iteration message pause ring summarise task window".split()
     ),
     "farside.agent.run.environment",
     "farside.agent.run.ledger",
