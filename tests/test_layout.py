@@ -53,7 +53,18 @@ PURE = (
     "farside.agent.peering",
     *(
         f"farside.agent.profile.{name}"
-        for name in "any_order chain in_order iteration message pause ring summarise task window".split()
+        for name in [
+            "any_order",
+            "chain",
+            "in_order",
+            "iteration",
+            "message",
+            "pause",
+            "ring",
+            "summarise",
+            "task",
+            "window",
+        ]
     ),
     "farside.agent.run.environment",
     "farside.agent.run.ledger",
