@@ -1,6 +1,7 @@
 """A donor that lends no more because its node is to sleep: told by the agent, a real donor, on its admin socket."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -88,11 +89,11 @@ def test_a_node_without_a_donor_is_closed_at_once_and_one_whose_donor_does_not_a
     async def story() -> None:
         clock = VirtualClock()
         dead, silent = tmp_path / "dead.sock", tmp_path / "silent.sock"
-        server = await asyncio.start_unix_server(lambda *_: None, dead)
-        server.close()
-        dead.touch()
-        senses = [DonorSense(path, control="", clock=clock) for path in (None, tmp_path / "none", dead, silent)]
-        async with await asyncio.start_unix_server(lambda *_: asyncio.sleep(60), silent):
+        with socket.socket(socket.AF_UNIX) as gone, socket.socket(socket.AF_UNIX) as listener:
+            gone.bind(str(dead))  # a donor that was killed leaves its socket's file
+            listener.bind(str(silent))
+            listener.listen()
+            senses = [DonorSense(path, control="", clock=clock) for path in (None, tmp_path / "none", dead, silent)]
             for sense in senses:
                 sense.obey(closed_by(5))
             found = [(await sense.read()).drained for sense in senses]
