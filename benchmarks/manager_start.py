@@ -33,9 +33,10 @@ from farside.scheduler.live.image import encode_state
 from farside.scheduler.live.spec import JobSpec
 from farside.scheduler.live.store.archive import Archive
 from farside.scheduler.live.store.compact import compact
-from farside.scheduler.live.store.event_store import PAGE, Draft, EventStore
+from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.load import first_state, read_on
 from farside.scheduler.live.store.migrate import upgrade
+from farside.scheduler.live.store.turn import PAGE, Draft
 
 NODES, GPUS = 100, 8
 PER_JOB = 6

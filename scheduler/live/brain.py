@@ -1,23 +1,31 @@
 """The brain: a process that reads the log, decides, and writes what it decided. It talks to nobody but the log.
 
 One page: lead, read all, then read on, decide, write, wake the API, sleep until there is news or it is time.
+
+What follows from a decision is decided in the same transaction: the end of a job, the place that another gets, its
+start. While the database waits for its disk the event loop turns, so that who asks why a job waits is not kept waiting.
 """
 
+import asyncio
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from farside import admin
 from farside.errors import FarsideError
 from farside.log import get_log
 from farside.scheduler.domain import Rules
 from farside.scheduler.live.decide import Mind
+from farside.scheduler.live.event import Event
 from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.store.event_store import PAGE, Draft, EventStore
+from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.leadership import leading
 from farside.scheduler.live.store.load import first_state, read_on
+from farside.scheduler.live.store.turn import PAGE, Draft
 from farside.scheduler.live.wake import sleeping_at, wake
 from farside.scheduler.live.wall_clock import WallClock
 from farside.units import format_moment
@@ -28,8 +36,12 @@ SLOW_S = 1.0
 NOBODY_KNOWS = "nobody knows when it will start: not all before it have a time limit"
 # Upper bounds of what cycles are counted by; one more has the rest.
 CYCLE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# A transaction keeps the API's from being written; after so long nothing more is decided in it.
+HOLD_S = 0.05
 # So long at a time is spent on saying why many jobs wait.
 WHYS_LIMIT_S = 0.05
+
+Entered = TypeVar("Entered")
 
 _log = get_log("manager.brain")
 
@@ -61,8 +73,8 @@ class Brain:
                 handlers = {"explain": self._on_explain, "whys": self._on_whys, "status": self._on_status}
                 async with await admin.serve(self._folder / ASK, handlers):
                     while True:
-                        self._decide()
-                        await sleeper.sleep(self._mind.next_wake_s() - self._clock.now_s())
+                        if not await self._decide():
+                            await sleeper.sleep(self._mind.next_wake_s() - self._clock.now_s())
 
     def _lead(self) -> None:
         state = first_state(self._store)
@@ -75,16 +87,13 @@ class Brain:
     def _now_s(self, state: LiveState) -> float:
         return max(self._clock.now_s(), state.at_s)
 
-    def _decide(self) -> None:
-        """Reads on and decides until there is nothing to decide."""
+    async def _decide(self) -> bool:
+        """Reads on, decides, and writes that; False: there was nothing to decide."""
         begun_s, mind = time.monotonic(), self._mind
-        while True:
-            self._read()
-            events = mind.next_events(self._now_s(mind.state))
-            if not events:
-                break
-            drafts = [Draft(event=event, cause="cycle") for event in events]
-            self._store.append(drafts, self._clock.now_s(), generation=self._generation)
+        self._read()
+        events = mind.next_events(self._now_s(mind.state))
+        if events:
+            await self._write(events)
             self._cycles += 1
             wake(self._folder / API_WAKE)
         spent_s = time.monotonic() - begun_s
@@ -93,6 +102,21 @@ class Brain:
         self._by_bucket[bisect_left(CYCLE_BUCKETS_S, spent_s)] += 1
         if spent_s > SLOW_S:
             _log.warning("a slow cycle", seconds=spent_s, unfinished=len(mind.state.unfinished))
+        return bool(events)
+
+    async def _write(self, events: Sequence[Event]) -> None:
+        """Writes what was decided, and what follows from it."""
+        mind = self._mind
+        async with _in_threads(self._store.turn(self._generation, mind.state.seq)) as turn:
+            begun_s = time.monotonic()
+            for entry in turn.unread:
+                mind.hear(entry)
+            while events:
+                drafts = [Draft(event=event, cause="cycle") for event in events]
+                for entry in turn.add(drafts, self._clock.now_s()):
+                    mind.hear(entry)
+                is_long = time.monotonic() - begun_s > HOLD_S
+                events = () if is_long else mind.next_events(self._now_s(mind.state))
 
     def _read(self) -> None:
         while True:
@@ -142,3 +166,15 @@ class Brain:
             "policy": self._rules.order.name,
             "placement": self._rules.placement.name,
         }
+
+
+@asynccontextmanager
+async def _in_threads(context: AbstractContextManager[Entered]) -> AsyncIterator[Entered]:
+    """A context whose beginning and end block; both in threads, and what is done in it is done here."""
+    entered = await asyncio.to_thread(context.__enter__)
+    try:
+        yield entered
+    except BaseException as error:
+        await asyncio.to_thread(context.__exit__, type(error), error, error.__traceback__)
+        raise
+    await asyncio.to_thread(context.__exit__, None, None, None)

@@ -8,10 +8,11 @@ from typing import TypeAlias
 
 from farside.log import get_log
 from farside.scheduler.live.brain import API_WAKE, WAKE
-from farside.scheduler.live.event import BrainTookLead, Entry, Event, JobSubmitted, NodesReserved
-from farside.scheduler.live.live_state import LiveState, RequestKey, request_of
-from farside.scheduler.live.store.event_store import PAGE, AskedBefore, Draft, EventStore
+from farside.scheduler.live.event import BrainTookLead, Entry, Event
+from farside.scheduler.live.live_state import LiveState, keyed_request_of
+from farside.scheduler.live.store.event_store import AskedBefore, EventStore
 from farside.scheduler.live.store.load import first_state
+from farside.scheduler.live.store.turn import PAGE, Draft
 from farside.scheduler.live.transition import apply
 from farside.scheduler.live.wake import LOOK_PERIOD_S, sleeping_at, wake
 from farside.scheduler.live.wall_clock import WallClock
@@ -72,6 +73,14 @@ class LiveLog:
                 if len(entries) < PAGE:
                     return
 
+    async def _catch_up_with(self, written: Sequence[Entry]) -> None:
+        """The same where the last are known: read are those of others before them."""
+        async with self._reading:
+            if written and self.state.seq == written[0].seq - 1:
+                await self._follow(written)
+                return
+        await self.catch_up()
+
     async def _follow(self, entries: Sequence[Entry]) -> None:
         """Applies entries, and lets others have the loop now and then: a page of them takes a tenth of a second."""
         since_s = time.perf_counter()
@@ -128,26 +137,26 @@ class LiveLog:
 
     async def _write_batch(self, batch: list[_Part]) -> None:
         try:
-            batch, places = await self._append(batch)
+            batch, entries = await self._append(batch)
             wake(self._folder / WAKE)
-            await self.catch_up()
+            await self._catch_up_with(entries)
         except Exception as error:  # each writer gets it: the store is full, or gone
             for _, done in batch:
                 if not done.done():
                     done.set_exception(error)
             return
-        first = places.start
+        first = entries[0].seq if entries else 0
         for part, done in batch:
             if not done.done():
                 done.set_result(range(first, first + len(part)))
             first += len(part)
 
-    async def _append(self, batch: list[_Part]) -> tuple[list[_Part], range]:
-        """What of a batch was written, and its places; requests that the log has already are told so."""
+    async def _append(self, batch: list[_Part]) -> tuple[list[_Part], list[Entry]]:
+        """What of a batch was written, and as what; requests that the log has already are told so."""
         while True:
             batch = [part for part in batch if not self._is_repeat(part)]
             drafts = [draft for part, _ in batch for draft in part]
-            read_to = self.state.seq if any(map(_request, drafts)) else None
+            read_to = self.state.seq if any(keyed_request_of(draft.event) for draft in drafts) else None
             try:
                 return batch, await asyncio.to_thread(self._store.append, drafts, self.clock.now_s(), read_to=read_to)
             except AskedBefore:  # it came to another manager as well, a moment ago
@@ -155,12 +164,7 @@ class LiveLog:
 
     def _is_repeat(self, part: _Part) -> bool:
         drafts, done = part
-        is_known = any(_request(draft) in self.state.requests for draft in drafts)
+        is_known = any(keyed_request_of(draft.event) in self.state.requests for draft in drafts)
         if is_known and not done.done():
             done.set_exception(AskedBefore("the log has this request already"))
         return is_known
-
-
-def _request(draft: Draft) -> RequestKey | None:
-    event = draft.event
-    return request_of(event) if isinstance(event, JobSubmitted | NodesReserved) and event.key else None

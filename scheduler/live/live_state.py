@@ -7,7 +7,7 @@ function (transition.py), so at the same entry they are the same.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from farside.scheduler.live.event import JobSubmitted, NodesReserved, NodesWanted
+from farside.scheduler.live.event import Event, JobSubmitted, NodesReserved, NodesWanted
 from farside.scheduler.live.power.slept import SleepRecord
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Maintenance, TaskKey
 from farside.scheduler.live.toll import Toll
@@ -27,6 +27,11 @@ def request_of(event: JobSubmitted | NodesReserved) -> RequestKey:
     if isinstance(event, JobSubmitted):
         return RequestKey(kind="job", user=event.user, key=event.key)
     return RequestKey(kind="reservation", user=event.by, key=event.key)
+
+
+def keyed_request_of(event: Event) -> RequestKey | None:
+    """The same of any event; None: it came of no request, or the client gave no key."""
+    return request_of(event) if isinstance(event, JobSubmitted | NodesReserved) and event.key else None
 
 
 class LiveState:

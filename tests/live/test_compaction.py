@@ -19,9 +19,10 @@ from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.store import compact as compaction
 from farside.scheduler.live.store.archive import Archive
 from farside.scheduler.live.store.compact import compact, is_due, whole_log
-from farside.scheduler.live.store.event_store import Draft, EventStore, Extent
+from farside.scheduler.live.store.event_store import EventStore, Extent
 from farside.scheduler.live.store.load import first_state, read_on
 from farside.scheduler.live.store.migrate import backup, restore, upgrade
+from farside.scheduler.live.store.turn import Draft
 from farside.scheduler.live.transition import apply
 from tests.live.world import World, rules
 
@@ -241,7 +242,8 @@ def test_a_compaction_that_is_killed_at_any_step_loses_nothing_and_the_next_one_
         return walk
 
     with monkeypatch.context() as patch:
-        patch.setattr(EventStore, "_write", mortal(EventStore._write))
+        for name in ("append", "keep_image", "drop"):
+            patch.setattr(EventStore, name, mortal(getattr(EventStore, name)))
         patch.setattr(os, "fsync", mortal(os.fsync))
         patch.setattr(Path, "replace", mortal(Path.replace))
         try:

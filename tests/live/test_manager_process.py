@@ -13,7 +13,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from farside.scheduler.live.event import VERSION, CancelRequested, NodeLost
 from farside.scheduler.live.invariant import violations
 from farside.scheduler.live.store import table
-from farside.scheduler.live.store.event_store import Draft, EventStore
+from farside.scheduler.live.store.event_store import EventStore
+from farside.scheduler.live.store.turn import Draft
 from tests.live.fake_agent import FakeNode, FakeSession
 from tests.live.manager import Manager, running_manager
 from tests.live.postgres import a_database

@@ -12,8 +12,9 @@ from farside.scheduler.live.event import JobSubmitted, NodesReserved, ReleaseReq
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.live_state import request_of
 from farside.scheduler.live.spec import JobSpec
-from farside.scheduler.live.store.event_store import AskedBefore, Draft, EventStore
+from farside.scheduler.live.store.event_store import AskedBefore, EventStore
 from farside.scheduler.live.store.migrate import upgrade
+from farside.scheduler.live.store.turn import Draft
 from tests.live.postgres import a_database
 
 

@@ -12,8 +12,9 @@ from farside.errors import ConfigError, FarsideError
 from farside.scheduler.live.codec import LaterVersion
 from farside.scheduler.live.event import VERSION, CancelRequested, DrainRequested, JobPromoted
 from farside.scheduler.live.store import table
-from farside.scheduler.live.store.event_store import Draft, EventStore, LeadLost, StoreError
+from farside.scheduler.live.store.event_store import EventStore, StoreError
 from farside.scheduler.live.store.migrate import backup, restore, upgrade
+from farside.scheduler.live.store.turn import Draft, LeadLost
 from tests.live.postgres import a_database
 
 
@@ -42,12 +43,12 @@ def decided(job_id: str) -> Draft:
 
 def test_entries_come_back_in_order_with_what_they_were_given(store: EventStore) -> None:
     generation = store.take_lead("brain", 5.0)
-    places = store.append([told("1"), told("2")], 10.0)
-    store.append([decided("1")], 11.0, generation=generation)
+    written = store.append([told("1"), told("2")], 10.0)
+    written += store.append([decided("1")], 11.0, generation=generation)
 
     entries = store.read(1)
 
-    assert list(places) == [2, 3]
+    assert entries == written
     assert [(entry.seq, entry.at_s, entry.generation, entry.cause) for entry in entries] == [
         (2, 10.0, 0, "user ann"),
         (3, 10.0, 0, "user ann"),
@@ -176,7 +177,7 @@ def test_a_restored_backup_goes_on_where_it_was_and_its_brain_is_obeyed(store: E
     assert (kept, brought) == (2, 2)
     assert fresh.read(0) == store.read(0)[:2]
     assert fresh.take_lead("two", 4.0) > 1_000_000
-    assert list(fresh.append([told("3")], 5.0)) == [4]
+    assert [entry.seq for entry in fresh.append([told("3")], 5.0)] == [4]
     assert list(tmp_path.glob(".copy*")) == []
 
 
@@ -201,3 +202,30 @@ def test_a_full_disk_is_one_clear_line_and_nothing_is_written(tmp_path: Path) ->
 
     seqs = [entry.seq for entry in store.read(0)]
     assert seqs == list(range(1, len(seqs) + 1))
+
+
+def test_a_turn_that_fails_leaves_nothing(store: EventStore) -> None:
+    def fail() -> None:
+        with store.turn() as turn:
+            turn.add([told("1")], 1.0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+
+    assert store.read(0) == []
+
+
+def test_a_turn_begins_with_what_others_wrote_and_what_it_adds_has_the_next_places(store: EventStore) -> None:
+    generation = store.take_lead("brain", 1.0)
+    before = store.append([told("1"), told("2")], 2.0)
+
+    with store.turn(generation, after=2) as turn:
+        unread = turn.unread
+        added = turn.add([decided("1")], 3.0) + turn.add([decided("2")], 2.5)
+        is_hidden = store.read(3) == []
+
+    assert unread == before[1:]
+    assert is_hidden
+    assert [(entry.seq, entry.at_s, entry.generation) for entry in added] == [(4, 3.0, 1), (5, 3.0, 1)]
+    assert store.read(3) == added

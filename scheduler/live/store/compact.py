@@ -23,8 +23,9 @@ from farside.scheduler.live.event import Entry, HistoryForgotten
 from farside.scheduler.live.image import encode_state
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.store.archive import Archive
-from farside.scheduler.live.store.event_store import PAGE, Draft, EventStore, Extent
+from farside.scheduler.live.store.event_store import EventStore, Extent
 from farside.scheduler.live.store.load import first_state, read_on
+from farside.scheduler.live.store.turn import PAGE, Draft
 
 # A start reads no more than about so many entries.
 DUE_ENTRIES = 50_000

@@ -9,15 +9,16 @@ How it works
   Entries are written many at once where many wait, as a commit costs the same for one and for a thousand.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import (
     Connection,
     Engine,
-    bindparam,
     create_engine,
     delete,
     event,
@@ -32,26 +33,15 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from farside.errors import ConfigError, FarsideError
-from farside.scheduler.live.codec import check_version, decode_event, encode_event, is_decided
-from farside.scheduler.live.event import VERSION, BrainTookLead, Entry, Event, JobSubmitted, NodesReserved
-from farside.scheduler.live.live_state import request_of
+from farside.scheduler.live.codec import check_version
+from farside.scheduler.live.event import VERSION, BrainTookLead, Entry
+from farside.scheduler.live.live_state import keyed_request_of
+from farside.scheduler.live.store.entry_row import COLUMNS, READ_ON, entry_of
 from farside.scheduler.live.store.table import image, lead, log
+from farside.scheduler.live.store.turn import PAGE, Draft, Turn, lock
 
-# Entries that are read at once: some megabytes.
-PAGE = 5000
 # How long SQLite waits for another writer; a commit takes milliseconds.
 BUSY_S = 30.0
-
-Done = TypeVar("Done")
-
-# What is said to the database all the time is put together once: that takes longer than the database's own part.
-_COLUMNS = select(log.c.seq, log.c.at_s, log.c.generation, log.c.cause, log.c.kind, log.c.body, log.c.version)
-_READ_ON = _COLUMNS.where(log.c.seq > bindparam("after")).order_by(log.c.seq).limit(bindparam("most"))
-_REQUESTS = _COLUMNS.where(log.c.seq > bindparam("after"), log.c.kind.in_(("JobSubmitted", "NodesReserved")))
-_LOCK = select(lead).with_for_update()
-_LAST = select(lead.c.last_seq, lead.c.last_at_s)
-_ADD = insert(log)
-_MOVE_ON = update(lead).values(last_seq=bindparam("seq"), last_at_s=bindparam("at_s"))
 
 
 class StoreError(FarsideError):
@@ -60,18 +50,6 @@ class StoreError(FarsideError):
 
 class AskedBefore(FarsideError):
     """Requests that were to be written are in the log already, by another writer; nothing was written."""
-
-
-class LeadLost(FarsideError):
-    """Another brain has taken the lead: this one must not decide any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """An entry that has no place yet."""
-
-    event: Event
-    cause: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,20 +86,35 @@ class EventStore:
 
     def take_lead(self, holder: str, now_s: float) -> int:
         """The generation of a brain that leads from now on; all before it can't write decisions any more."""
-
-        def take(connection: Connection) -> int:
-            generation = int(_locked(connection).generation) + 1
+        with self._writing() as connection:
+            generation = int(lock(connection).generation) + 1
             connection.execute(update(lead).values(generation=generation, holder=holder))
-            _append(connection, [Draft(event=BrainTookLead(generation=generation, holder=holder), cause=holder)],
-                    generation, now_s)  # fmt: skip
-            return generation
+            turn = Turn(connection, generation)
+            turn.add([Draft(event=BrainTookLead(generation=generation, holder=holder), cause=holder)], now_s)
+            turn.write()
+        return generation
 
-        return self._write(take)
+    @contextmanager
+    def turn(self, generation: int = 0, after: float = math.inf) -> Iterator[Turn]:
+        """One transaction, committed at the end of the block; see turn.py.
+
+        Args:
+            generation: Of the brain that decides; 0: none does.
+            after: What stands behind this place is read first.
+
+        Raises:
+            LeadLost: Another brain leads.
+            StoreError: The database could not do it; nothing was written.
+        """
+        with self._writing() as connection:
+            turn = Turn(connection, generation, after)
+            yield turn
+            turn.write()
 
     def append(
         self, drafts: Sequence[Draft], now_s: float, *, generation: int = 0, read_to: int | None = None
-    ) -> range:
-        """Writes entries, all or none, and returns their places.
+    ) -> list[Entry]:
+        """Writes entries, all or none, and returns what they have become.
 
         Args:
             drafts: What to write, in this order.
@@ -135,22 +128,15 @@ class EventStore:
             LeadLost: Another brain leads.
             StoreError: The database could not do it; nothing was written.
         """
-        assert generation or not any(is_decided(draft.event) for draft in drafts), "only a brain decides"
+        with self.turn(generation, math.inf if read_to is None else read_to) as turn:
+            _refuse_repeats(turn.unread, drafts)
+            return turn.add(drafts, now_s)
 
-        def write(connection: Connection) -> range:
-            row = _locked(connection)
-            if generation and generation != row.generation:
-                raise LeadLost(f"{row.holder} leads, as generation {row.generation}, and this brain is {generation}")
-            if read_to is not None and read_to < row.last_seq:
-                _refuse_repeats(connection, drafts, read_to)
-            return _append(connection, drafts, generation, now_s)
-
-        return self._write(write)
-
-    def _write(self, work: Callable[[Connection], Done]) -> Done:
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
         try:
             with self.engine.begin() as connection:
-                return work(connection)
+                yield connection
         except SQLAlchemyError as error:
             raise broken(self.url, error) from error
 
@@ -160,16 +146,13 @@ class EventStore:
         Raises:
             StoreError: The database could not do it; the old one is as it was.
         """
-
-        def write(connection: Connection) -> bool:
-            _locked(connection)
+        with self._writing() as connection:
+            lock(connection)
             if (connection.execute(select(image.c.seq)).scalar() or 0) >= seq:
                 return False
             connection.execute(delete(image))
             connection.execute(insert(image), [{"seq": seq, "at_s": at_s, "version": VERSION, "body": body}])
             return True
-
-        return self._write(write)
 
     def drop(self, up_to: int, *, limit: int = PAGE) -> int:
         """Takes the oldest entries away, at most ``limit``, none behind ``up_to`` or the image; returns how many.
@@ -177,9 +160,8 @@ class EventStore:
         Raises:
             StoreError: The database could not do it; they are all there.
         """
-
-        def write(connection: Connection) -> int:
-            _locked(connection)
+        with self._writing() as connection:
+            lock(connection)
             last = min(up_to, connection.execute(select(image.c.seq)).scalar() or 0)
             first = connection.execute(select(func.min(log.c.seq))).scalar()
             if first is None or first > last:
@@ -187,8 +169,6 @@ class EventStore:
             last = min(last, first + limit - 1)
             connection.execute(delete(log).where(log.c.seq <= last))
             return int(last - first + 1)
-
-        return self._write(write)
 
     # ------------------------------------------------------------------ reading
 
@@ -256,7 +236,7 @@ class EventStore:
             StoreError: The database could not do it.
             RemoteProtocolError: An entry is damaged, or of a later version.
         """
-        return self._entries(_READ_ON, {"after": after, "most": limit})
+        return self._entries(READ_ON, {"after": after, "most": limit})
 
     def read_all(self) -> Iterator[Entry]:
         """All entries that are not in an archive, page by page."""
@@ -267,7 +247,7 @@ class EventStore:
 
     def history(self, subject: str, *, at: int = 0, limit: int = PAGE) -> list[Entry]:
         """The entries about one job or node, and that at one place, the oldest first."""
-        query = _COLUMNS.where((log.c.subject == subject) | (log.c.seq == at)).order_by(log.c.seq).limit(limit)
+        query = COLUMNS.where((log.c.subject == subject) | (log.c.seq == at)).order_by(log.c.seq).limit(limit)
         return self._entries(query)
 
     def newest_version(self) -> int:
@@ -300,7 +280,7 @@ class EventStore:
         patterns = [p for name in names for p in (name, f"{name}, %")] or ["user %", "operator %"]
         by_people = or_(*(log.c.cause.like(pattern, escape="\\") for pattern in patterns))
         by_people = or_(by_people, log.c.kind == "AccessNoted") if not actor else by_people
-        query = _COLUMNS.where(by_people).order_by(log.c.seq.desc()).limit(limit)
+        query = COLUMNS.where(by_people).order_by(log.c.seq.desc()).limit(limit)
         return self._entries(query if before is None else query.where(log.c.seq < before))
 
     def _entries(self, query: Any, values: Mapping[str, int] | None = None) -> list[Entry]:
@@ -309,57 +289,23 @@ class EventStore:
                 rows: Sequence[Any] = connection.execute(query, values).all()
         except SQLAlchemyError as error:
             raise broken(self.url, error) from error
-        return [
-            Entry(seq=seq, at_s=at_s, generation=generation, cause=cause, event=decode_event(kind, body, version))
-            for seq, at_s, generation, cause, kind, body, version in rows
-        ]
+        return [entry_of(row) for row in rows]
 
 
-def _refuse_repeats(connection: Connection, drafts: Sequence[Draft], read_to: int) -> None:
+def _refuse_repeats(unread: Sequence[Entry], drafts: Sequence[Draft]) -> None:
     """Of two managers each may get the same request, at the same moment.
 
     Raises:
-        AskedBefore: One of these is in the log behind this place.
+        AskedBefore: One of these drafts is among what others have written.
     """
-    ours = {request_of(one.event) for one in drafts if isinstance(one.event, JobSubmitted | NodesReserved)}
-    for _, _, _, _, kind, body, version in connection.execute(_REQUESTS, {"after": read_to}):
-        event = decode_event(kind, body, version)
-        assert isinstance(event, JobSubmitted | NodesReserved), "these kinds were asked for"
-        if event.key and request_of(event) in ours:
-            raise AskedBefore("another manager has written this request meanwhile")
+    theirs = {keyed_request_of(entry.event) for entry in unread} - {None}
+    if theirs and any(keyed_request_of(draft.event) in theirs for draft in drafts):
+        raise AskedBefore("another manager has written this request meanwhile")
 
 
 def escaped(told: str) -> str:
     """A text that LIKE takes as it is."""
     return told.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-
-
-def subject_of(event: Event) -> str:
-    """What an event is about: a job, a node; empty: all of it, or a job that has no id yet."""
-    return str(getattr(event, "job_id", "") or getattr(event, "node", ""))
-
-
-def _locked(connection: Connection) -> Any:
-    return connection.execute(_LOCK).one()
-
-
-def _append(connection: Connection, drafts: Sequence[Draft], generation: int, now_s: float) -> range:
-    row = connection.execute(_LAST).one()
-    at_s = max(now_s, row.last_at_s)
-    first = row.last_seq + 1
-    values = []
-    for seq, draft in enumerate(drafts, first):
-        kind, body = encode_event(draft.event)
-        values.append(
-            {
-                "seq": seq, "at_s": at_s, "generation": generation, "cause": draft.cause[:200], "version": VERSION,
-                "kind": kind, "subject": subject_of(draft.event)[:100], "body": body,
-            }
-        )  # fmt: skip
-    if values:
-        connection.execute(_ADD, values)
-        connection.execute(_MOVE_ON, {"seq": first + len(values) - 1, "at_s": at_s})
-    return range(first, first + len(values))
 
 
 def open_engine(url: str) -> Engine:
