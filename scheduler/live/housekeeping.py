@@ -1,9 +1,13 @@
-"""Has the manager's log made smaller when it is time, in a process of its own that holds up nobody."""
+"""What the store needs besides: its log made smaller when it is time, its pages put where they belong.
+
+The first is done in a process of its own, the second in a thread of this one. Neither holds up who reads or writes.
+"""
 
 import asyncio
 import multiprocessing
 import os
 import time
+from contextlib import suppress
 
 from farside.config import ManagerConfig
 from farside.errors import FarsideError
@@ -13,14 +17,30 @@ from farside.scheduler.live.store.event_store import EventStore
 
 # How often it is looked.
 LOOK_S = 60.0
+# How often SQLite's pages are moved: some hundreds by then, and each page once, however often it was written.
+CHECKPOINT_S = 1.0
 # Jobs' starts go before it.
 NICE = 10
 _log = get_log("manager")
 
 
-async def keep_small(config: ManagerConfig) -> None:
-    """Looks now and then, where the brain leads, until it is cancelled."""
+async def keep_house(config: ManagerConfig) -> None:
+    """Does both until it is cancelled."""
     store = EventStore(config.store_url)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_keep_level(store))
+        group.create_task(_keep_short(store, config))
+
+
+async def _keep_level(store: EventStore) -> None:
+    while True:
+        await asyncio.sleep(CHECKPOINT_S)
+        with suppress(FarsideError):  # a full disk: who writes says so
+            await asyncio.to_thread(store.checkpoint)
+
+
+async def _keep_short(store: EventStore, config: ManagerConfig) -> None:
+    """Looks now and then, where the brain leads."""
     while True:
         await asyncio.sleep(LOOK_S)
         try:

@@ -21,7 +21,7 @@ from farside.notify import notify_systemd
 from farside.scheduler.domain import Rules, reserve_after
 from farside.scheduler.live.accounts import tenancy_of
 from farside.scheduler.live.api.renewal import Renewal
-from farside.scheduler.live.housekeeping import keep_small
+from farside.scheduler.live.housekeeping import keep_house
 from farside.scheduler.live.manager_parts import Part, Parts
 from farside.scheduler.live.power.setup import power_setup
 from farside.scheduler.live.store.event_store import EventStore
@@ -57,7 +57,7 @@ def run(config: ManagerConfig) -> int:
     store.close()
     works = {"brain": _brain, "api": _api}
     parts = {name: Part(work=work, hang_s=HANG_S[name]) for name, work in works.items()}
-    return asyncio.run(Parts(config, parts).run(beside=keep_small(config)))
+    return asyncio.run(Parts(config, parts).run(beside=keep_house(config)))
 
 
 def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:

@@ -1,5 +1,6 @@
 """The store: order, fencing, crashes, copies; the same behaviours on SQLite and PostgreSQL."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,3 +230,14 @@ def test_a_turn_begins_with_what_others_wrote_and_what_it_adds_has_the_next_plac
     assert is_hidden
     assert [(entry.seq, entry.at_s, entry.generation) for entry in added] == [(4, 3.0, 1), (5, 3.0, 1)]
     assert store.read(3) == added
+
+
+def test_a_checkpoint_moves_what_was_written_into_the_database_itself(tmp_path: Path) -> None:
+    store = EventStore(f"sqlite:///{tmp_path}/manager.db")
+    upgrade(store)
+    written = store.append([told("1")], 1.0)
+
+    store.checkpoint()
+
+    shutil.copy(tmp_path / "manager.db", tmp_path / "alone.db")  # without what is beside it
+    assert EventStore(f"sqlite:///{tmp_path}/alone.db").read(0) == written
