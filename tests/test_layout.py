@@ -30,6 +30,7 @@ SCHEDULER_SHELL = (
     "farside.scheduler.live.api",
     "farside.scheduler.live.brain",
     "farside.scheduler.live.follow",
+    "farside.scheduler.live.garbage",
     "farside.scheduler.live.housekeeping",
     "farside.scheduler.live.manager",
     "farside.scheduler.live.power.hands",

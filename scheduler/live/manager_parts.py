@@ -25,6 +25,7 @@ from farside.ending import on_end_signals
 from farside.errors import ConfigError, FarsideError
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
+from farside.scheduler.live.garbage import keep_aside
 from farside.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -181,9 +182,9 @@ async def _until_told(work: Coroutine[None, None, None], beat: Beat) -> None:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(work)
             stopping = group.create_task(stop.wait())
-            beating = group.create_task(_keep_beating(beat))
+            beside = [group.create_task(_keep_beating(beat)), group.create_task(keep_aside())]
             await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-            for task in (running, stopping, beating):
+            for task in (running, stopping, *beside):
                 task.cancel()
 
 
