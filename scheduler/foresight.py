@@ -30,9 +30,10 @@ def expected_start_s(domain: Domain, row: int, now_s: float) -> float:
     if row not in domain.waiting:
         return math.inf
     (rank,) = domain.ranks([row], now_s)
-    ahead = sorted((one, other) for other, one in domain.waiting.ranked() if one < rank)
+    ahead = [(one, other) for other, one in domain.waiting.ranked() if one < rank]
     if len(ahead) > AHEAD_MAX:
         return math.inf
+    ahead.sort()
     play = _Play(domain, row, now_s)
     try:
         for _, other in ahead:

@@ -93,7 +93,7 @@ def job_routes(
         kept = [job for job in found if mine is None or job.user == mine]
         if any(job.user != caller.name for job in kept):
             await trail_of(request).looked(caller, request, f"jobs of {user or 'all'}")
-        return answer({"jobs": [rows.row(job.job_id, job) for job in kept[-limit:]]})
+        return await rows.answer("jobs", [(job.job_id, job) for job in kept[-limit:]])
 
     @router.get("/{job_id}", summary="One job with its processes", responses=says(JobInFull, 404))
     async def show(job: OwnJob) -> Response:
@@ -145,12 +145,14 @@ def _refuse_over(job: LiveJob) -> None:
 def cluster_problems(spec: JobSpec, state: LiveState) -> list[str]:
     """What makes a job impossible on this cluster, however long it waits."""
     problems = []
-    there = [gpu for node in state.nodes.values() for gpu in node.gpus]
     wanted = {one.strip().casefold() for one in spec.gpu_model.split("|") if one.strip()}
-    fitting = [gpu for gpu in there if not wanted or gpu.model.casefold() in wanted]
-    if spec.gpus > len(fitting):
+    fitting = sum(
+        sum(gpu.model.casefold() in wanted for gpu in node.gpus) if wanted else len(node.gpus)
+        for node in state.nodes.values()
+    )
+    if spec.gpus > fitting:
         of_model = f" of model {spec.gpu_model}" if wanted else ""
-        has = f"the cluster has {gpus_text(len(fitting))}{of_model}"
+        has = f"the cluster has {gpus_text(fitting)}{of_model}"
         problems.append(f"gpus: {gpus_text(spec.gpus)} are more than {has}; ask for fewer")
     nodes = [node for node in state.nodes.values() if node.gpus]
     if nodes and not any(

@@ -20,7 +20,7 @@ def node_routes(log: LiveLog) -> APIRouter:
 
     @router.get("", summary="All nodes that ever joined", responses=says(NodeList))
     async def nodes(_: Person) -> Response:
-        return answer({"nodes": [rows.row(name, node) for name, node in sorted(log.state.nodes.items())]})
+        return await rows.answer("nodes", sorted(log.state.nodes.items()))
 
     @router.get("/{name}", summary="One node", responses=says(Node, 404))
     async def show(_: Person, node: NodeNamed) -> Response:
