@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from farside.manager_client import ManagerAddress, ManagerClient
+from farside.sandbox.settings import PATIENCE
 from farside.scheduler.live.api.caller import Role, add_token
 from farside.scheduler.live.event import Entry
 from farside.scheduler.live.store.event_store import EventStore
 from tests.support.waiting import until
 
-START_LIMIT_S = 60.0
+START_LIMIT_S = 60.0 * PATIENCE
 
 
 class Manager:
