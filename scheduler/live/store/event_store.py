@@ -11,6 +11,7 @@ How it works
 
 import math
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -41,8 +42,9 @@ from farside.scheduler.live.store.entry_row import COLUMNS, READ_ON, entry_of
 from farside.scheduler.live.store.table import image, lead, log
 from farside.scheduler.live.store.turn import PAGE, Draft, Turn, lock
 
-# How long SQLite waits for another writer; a commit takes milliseconds.
-BUSY_S = 30.0
+# How long one waits in SQLite for another writer, and how often it looks; a commit takes milliseconds.
+BUSY_S, LOOK_S = 30.0, 0.0005
+_BEGIN_WRITING = "BEGIN IMMEDIATE"
 # A commit that finds so many pages in SQLite's write-ahead log moves them into the database itself, which takes ten
 # times as long as the commit. A manager sees to it that none does, see `EventStore.checkpoint`.
 CHECKPOINT_PAGES = 8000
@@ -364,11 +366,36 @@ def _open_sqlite(parsed: Any) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        # IMMEDIATE takes the place of the row lock that SQLite has not; readers need none.
-        options = connection.get_execution_options()
-        connection.exec_driver_sql("BEGIN" if options.get("is_reading") else "BEGIN IMMEDIATE")
+        if connection.get_execution_options().get("is_reading"):
+            connection.exec_driver_sql("BEGIN")
+        else:
+            _begin_writing(connection)
 
     return engine
+
+
+def _begin_writing(connection: Connection) -> None:
+    """Begins with the lock: IMMEDIATE takes the place of the row lock that SQLite has not. Readers need none.
+
+    SQLite itself would look for it less and less often, in the end ten times a second: where two write without a pause,
+    who has waited longest has the least chance.
+    """
+    cursor, end_s = connection.connection.cursor(), time.monotonic() + BUSY_S
+    cursor.execute("PRAGMA busy_timeout=0")
+    try:
+        while time.monotonic() < end_s:
+            try:
+                cursor.execute(_BEGIN_WRITING)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    break
+                time.sleep(LOOK_S)
+            else:
+                return
+        connection.exec_driver_sql(_BEGIN_WRITING)  # again, as the errors that callers know are this one's
+    finally:
+        cursor.execute(f"PRAGMA busy_timeout={BUSY_S * 1e3:.0f}")
+        cursor.close()
 
 
 def broken(url: str, error: SQLAlchemyError | sqlite3.Error) -> StoreError:
