@@ -108,7 +108,7 @@ def _cycles(brain: Mapping[str, Any]) -> Iterator[Metric]:
     bounds = (*map(str, CYCLE_BUCKETS_S), "+Inf")
     yield HistogramMetricFamily(
         "farside_manager_cycle_seconds",
-        "How long the brain read and decided, each time that it woke.",
+        "How long the brain read, decided and wrote, each time.",
         buckets=list(zip(bounds, accumulate(brain["cycles_by_bucket"]), strict=True)),
         sum_value=brain["spent_s"],
     )
