@@ -2,8 +2,9 @@
 
 One page: lead, read all, then read on, decide, write, wake the API, sleep until there is news or it is time.
 
-What follows from a decision is decided in the same transaction: the end of a job, the place that another gets, its
-start. While the database waits for its disk the event loop turns, so that who asks why a job waits is not kept waiting.
+What follows from a decision at once is written with it, such as the starts of jobs that were given a place; the cycle
+is run between transactions, so that nobody who writes waits for it. While the database waits for its disk the event
+loop turns, so that who asks why a job waits is not kept waiting.
 """
 
 import asyncio
@@ -116,7 +117,7 @@ class Brain:
                 for entry in turn.add(drafts, self._clock.now_s()):
                     mind.hear(entry)
                 is_long = time.monotonic() - begun_s > HOLD_S
-                events = () if is_long else mind.next_events(self._now_s(mind.state))
+                events = () if is_long else mind.next_events(self._now_s(mind.state), may_plan=False)
 
     def _read(self) -> None:
         while True:

@@ -52,19 +52,19 @@ class Mind:
         if at_s is not None:
             heapq.heappush(self._limits, (at_s, job.job_id))
 
-    def next_events(self, now_s: float) -> tuple[Event, ...]:
-        """What to write into the log next; nothing when all is as it should be."""
+    def next_events(self, now_s: float, *, may_plan: bool = True) -> tuple[Event, ...]:
+        """What to write into the log next; nothing when all is as it should be.
+
+        ``may_plan``: False: nothing, too, when the cycle is to be run first, which may take long.
+        """
         while self._limits and self._limits[0][0] <= now_s:
             self._touched[heapq.heappop(self._limits)[1]] = None
         # Without those that were over and forgotten meanwhile.
         touched, self._touched = [job_id for job_id in self._touched if job_id in self.state.jobs], {}
-        return (
-            consequences(self.state, touched, now_s)
-            or tuple(late_places(self.state, now_s))
-            or self._closings()
-            or self._planner.plan(now_s)
-            or tuple(launches(self.state, self._is_profiled))
-        )
+        followed = consequences(self.state, touched, now_s) or tuple(late_places(self.state, now_s)) or self._closings()
+        if followed or (not may_plan and self._planner.is_due(now_s)):
+            return followed
+        return self._planner.plan(now_s) or tuple(launches(self.state, self._is_profiled))
 
     def _booting(self) -> tuple[str, ...]:
         names = sorted(node.name for node in self.state.nodes.values() if node.state == "booting")

@@ -133,10 +133,17 @@ class Planner:
         """When `plan` should be asked again though nothing has happened; infinite: never."""
         return self._wakes[0][0] if self._wakes else math.inf
 
+    def is_due(self, now_s: float) -> bool:
+        """Whether there is reason to run the cycle."""
+        return self._is_touched or self._is_to_be_built() or self.next_wake_s() <= now_s + EDGE_S
+
+    def _is_to_be_built(self) -> bool:
+        is_sparse = self._next_row > 2 * len(self.domain.jobs) + SPARE_ROWS
+        return self._is_stale or (is_sparse and not self._ahead and not self._deferred)
+
     def plan(self, now_s: float) -> tuple[Event, ...]:
         """Runs the cycle if there is reason to. The domain has what it answers at once; the log must get it next."""
-        is_sparse = self._next_row > 2 * len(self.domain.jobs) + SPARE_ROWS
-        if self._is_stale or (is_sparse and not self._ahead and not self._deferred):
+        if self._is_to_be_built():
             self._build(now_s)
         self._wake_up(now_s)
         events = self._placed_at_last()

@@ -92,7 +92,7 @@ def play(story: Callable[[Led], Awaitable[None]], folder: Path) -> None:
 EXITED = TaskChanged(node="n0", job_id="1", start=1, rank=0, phase=TaskPhase.EXITED, exit_code=0)
 
 
-def test_the_end_of_a_job_and_the_start_of_the_next_are_one_commit(tmp_path: Path) -> None:
+def test_the_place_of_a_job_and_its_start_are_one_commit(tmp_path: Path) -> None:
     async def story(one: Led) -> None:
         one.tell(NODE, JOB, JOB)
         await one.until(lambda: one.has(JobStarted, "1"))
@@ -103,7 +103,7 @@ def test_the_end_of_a_job_and_the_start_of_the_next_are_one_commit(tmp_path: Pat
         await one.until(lambda: one.has(JobStarted, "2"))
 
         assert [type(event) for event in one.events()[-3:]] == [JobEnded, JobPlaced, JobStarted]
-        assert len(commits) == 2  # what was told, what was decided
+        assert len(commits) == 3  # what was told, what followed, and what the cycle gave
 
     play(story, tmp_path)
 

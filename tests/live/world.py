@@ -71,8 +71,11 @@ class World:
             events = self.mind.next_events(self.now_s)
             if not events:
                 return
-            for event in events:
-                self.tell(event)
+            while events:
+                for event in events:
+                    self.tell(event)
+                self.read()
+                events = self.mind.next_events(self.now_s, may_plan=False)
         raise AssertionError(f"the brain never comes to an end: {[entry.event for entry in self.log[-6:]]}")
 
     def read(self) -> None:
