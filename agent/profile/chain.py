@@ -23,7 +23,7 @@ AS_LONG = 0.5
 """A pause is about as long as another if it is at least so much of it."""
 MOST = 0.7
 """Least share of the windows before which there is such a pause."""
-FEW = 2
+FEW = 6
 """So many such pauses there may be for each window: where all pauses are about as long, they say nothing."""
 
 
