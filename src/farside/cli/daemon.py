@@ -79,7 +79,8 @@ def _how_far(socket: Path) -> dict[str, Any]:
 
 def _others(told: dict[str, Any]) -> str:
     hints = {"manager": "manager, which lets this node sleep: `farside power` says why"}
-    return ", ".join(hints.get(one, one) for one in told["drained_by"])
+    names: list[str] = told["drained_by"]
+    return ", ".join(hints.get(one, one) for one in names)
 
 
 def _lent(told: dict[str, Any]) -> str:
