@@ -294,16 +294,25 @@ static bool is_overdue(const struct worker *w, const struct act *act, uint64_t n
 	       (elapsed_ns(now, w->heard_ns[act->donor]) >= deadline_ns || age >= 8 * deadline_ns);
 }
 
+/* The age at which act_timers() first looks at an operation: hedging may be later than the deadline, or never. */
+uint64_t act_patience_ns(const struct ne_params *p)
+{
+	uint64_t hedge_ns = (uint64_t)p->hedge_us * 1000, deadline_ns = (uint64_t)p->deadline_ms * 1000000;
+
+	return hedge_ns < deadline_ns ? hedge_ns : deadline_ns;
+}
+
 /* Hedges reads that are slow, and gives up donors that owe an answer for longer than the deadline. */
 void act_timers(struct worker *w, uint64_t now)
 {
 	const struct ne_params *p = &w->dev->params;
+	uint64_t hedge_ns = (uint64_t)p->hedge_us * 1000, patience_ns = act_patience_ns(p);
 	struct act *act = w->act_old;
 
 	while (act) {
 		uint64_t age = elapsed_ns(now, act->io.posted_ns);
 
-		if (age < (uint64_t)p->hedge_us * 1000)
+		if (age < patience_ns)
 			break;
 		if (is_overdue(w, act, now) && act->waiting) {
 			act->waiting = false;
@@ -319,7 +328,7 @@ void act_timers(struct worker *w, uint64_t now)
 				link->ops->kill(link, ETIMEDOUT);
 			}
 			act = act->next;
-		} else if (act->kind == ACT_READ && !act->rio->hedged) {
+		} else if (age >= hedge_ns && act->kind == ACT_READ && !act->rio->hedged) {
 			page_hedge(w, act->rio);
 			act = w->act_old; /* each read is hedged once, so this ends */
 		} else {

@@ -294,6 +294,7 @@ struct worker {
 	uint32_t link_list[NE_DONORS_MAX], link_n;
 	struct ne_link *_Atomic link_mail[NE_DONORS_MAX];
 	_Atomic uint64_t mail_bits[NE_DONORS_MAX / 64];
+	_Atomic uint64_t failed_bits[NE_DONORS_MAX / 64]; /* donors given up, whose links are to go */
 	uint64_t dirty[NE_DONORS_MAX / 64]; /* links with posts not submitted */
 	struct ne_disk *disk;
 	_Atomic uint32_t *inflight;	/* slab * 2 + phase: operations of ours on it */
@@ -526,6 +527,7 @@ struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, 
 bool act_post(struct worker *w, struct act *act);
 bool act_poll(struct worker *w);
 void act_link_drop(struct worker *w, uint32_t donor);
+uint64_t act_patience_ns(const struct ne_params *p);
 void act_timers(struct worker *w, uint64_t now);
 bool slab_is_in_reach(struct worker *w, uint32_t slab, uint8_t **base);
 uint8_t *direct_base(const struct ne_device *dev, uint32_t slab);

@@ -378,6 +378,17 @@ int ne_conn_forget(struct ne_device *dev, uint32_t worker)
 
 /* ------------------------------------------------------------------ donors and links */
 
+/* What is in flight to a donor that is given up ends now, and goes elsewhere, whatever its deadline. */
+static void links_cut(struct ne_device *dev, uint32_t donor)
+{
+	for (uint32_t i = 0; i < THREADS; i++) {
+		if (!dev->worker[i])
+			continue;
+		atomic_fetch_or(&dev->worker[i]->failed_bits[donor / 64], 1ull << donor % 64);
+		worker_kick(dev->worker[i]);
+	}
+}
+
 int ne_donor_set(struct ne_device *dev, uint32_t donor, uint32_t state)
 {
 	if (donor >= NE_DONORS_MAX || state > NE_DONOR_FAILED)
@@ -385,6 +396,8 @@ int ne_donor_set(struct ne_device *dev, uint32_t donor, uint32_t state)
 	atomic_store(&dev->head->donor_state[donor], state);
 	if (state == NE_DONOR_UP)
 		worker_kick(dev->worker[NE_MOVER]); /* it may have missed writes */
+	if (state == NE_DONOR_FAILED)
+		links_cut(dev, donor);
 	return 0;
 }
 

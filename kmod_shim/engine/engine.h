@@ -112,7 +112,8 @@ enum ne_donor_state {
 	NE_DONOR_NONE = 0,
 	NE_DONOR_UP = 1,
 	NE_DONOR_SUSPECT = 2,		/* missed its deadline: writes go round it, reads prefer other copies */
-	NE_DONOR_FAILED = 3,		/* fenced for good: nothing is read or written there again under these leases */
+	NE_DONOR_FAILED = 3,		/* fenced for good: nothing is read or written there again under these leases, and
+					 * its links end */
 };
 
 int ne_donor_set(struct ne_device *dev, uint32_t donor, uint32_t state);

@@ -25,12 +25,18 @@
 
 /* ------------------------------------------------------------------ mail from the control thread */
 
+/* Nobody waits for the donor's answers on that link any more. */
+static void link_cut(struct worker *w, uint32_t donor)
+{
+	if (w->links[donor])
+		act_link_drop(w, donor);
+}
+
 static void link_take(struct worker *w, uint32_t donor, struct ne_link *link)
 {
 	bool listed = false;
 
-	if (w->links[donor])
-		act_link_drop(w, donor);
+	link_cut(w, donor);
 	w->links[donor] = link;
 	for (uint32_t i = 0; i < w->link_n; i++)
 		listed |= w->link_list[i] == donor;
@@ -47,7 +53,10 @@ void worker_take_mail(struct worker *w)
 	sock = atomic_exchange(&w->sock_mail, SOCK_NONE); /* first: links posted before it are then seen too */
 	for (uint32_t k = 0; k < NE_DONORS_MAX / 64; k++) {
 		uint64_t bits = atomic_exchange(&w->mail_bits[k], 0);
+		uint64_t failed = atomic_exchange(&w->failed_bits[k], 0); /* second: a link made since then stays */
 
+		for (; failed; failed &= failed - 1)
+			link_cut(w, k * 64 + (uint32_t)__builtin_ctzll(failed));
 		while (bits) {
 			uint32_t donor = k * 64 + (uint32_t)__builtin_ctzll(bits);
 			struct ne_link *link = atomic_exchange(&w->link_mail[donor], NULL);
@@ -111,15 +120,15 @@ static bool may_run_deferred(const struct worker *w)
 	return w->deferred && (w->sock >= 0 || w->hup);
 }
 
-/* Until act_timers() has something to do: the oldest read is to be hedged, or, once it is, somebody may be overdue. */
+/* Until act_timers() has something to do: the oldest read is to be hedged, or somebody may be overdue. */
 static uint64_t timers_ns(const struct worker *w)
 {
-	uint64_t hedge_ns = (uint64_t)w->dev->params.hedge_us * 1000, age;
+	uint64_t patience_ns = act_patience_ns(&w->dev->params), age;
 
 	if (!w->act_old)
 		return UINT64_MAX;
 	age = elapsed_ns(now_ns(), w->act_old->io.posted_ns);
-	return age < hedge_ns ? hedge_ns - age + LOOK_NS : OVERDUE_LOOK_NS;
+	return age < patience_ns ? patience_ns - age + LOOK_NS : OVERDUE_LOOK_NS;
 }
 
 static uint64_t sleep_limit_ns(const struct worker *w)

@@ -4,6 +4,9 @@ import errno
 import random
 import time
 
+import pytest
+
+from farside.blockdev.params import NEVER_US
 from farside.kmod_shim.engine.binding import DonorState, EventKind, Fault, Protection
 from tests.fault.conftest import MakeRig
 from tests.support.nbd_client import Command
@@ -31,6 +34,41 @@ def test_a_hanging_donor_is_suspected_after_its_deadline(rig: Rig) -> None:
 
     assert rig.device.donor_get(0) == DonorState.SUSPECT
     assert time.monotonic() - started_s < 2.0
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_hanging_donor_is_suspected_after_its_deadline_where_nothing_is_hedged(
+    make_rig: MakeRig, transport: str
+) -> None:
+    rig = make_rig(transport=transport, hedge_us=NEVER_US)
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    client.write(0, data := stamped_pages(RNG, 4))
+    _on_disk_too(rig)
+
+    rig.device.fault_set(0, Fault.HANG, 1, 0)
+    started_s = time.monotonic()
+    assert client.read(0, len(data)) == data
+    rig.wait_event(EventKind.DONOR_SUSPECT, a=0)
+
+    assert time.monotonic() - started_s < 2.0
+    assert rig.device.stats().reads_hedged == 0
+
+
+def test_what_a_donor_owes_is_waited_for_no_longer_once_it_is_given_up(make_rig: MakeRig) -> None:
+    rig = make_rig(transport="tcp", deadline_ms=60_000, hedge_us=NEVER_US)
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    client.write(0, data := stamped_pages(RNG, 4))
+    _on_disk_too(rig)
+    rig.device.fault_set(0, Fault.HANG, 1, 0)
+    hits = rig.device.fault_hits(0)
+    cookie = client.send(Command.READ, 0, len(data))
+    until(lambda: rig.device.fault_hits(0) > hits, what="the donor to be asked")
+
+    rig.lose_donor(0)
+
+    assert client.wait(cookie).data == data
 
 
 def test_writes_go_round_a_suspected_donor(rig: Rig) -> None:
