@@ -34,6 +34,7 @@ class Context:
     slab_rates: dict[int, float] = field(default_factory=dict)  # device.py, once a second
     wanted: set[int] = field(default_factory=set)  # clusters the engine said WANT for; mapper.py takes them out
     disk_refused_s: float = -math.inf  # device.py: when the backup disk last failed a request
+    disk_wrote_s: float = -math.inf  # device.py: it has written a page since then
     deficient: set[int] = field(default_factory=set)  # commit.py: clusters that may have too few homes
     slab_drains: dict[int, float] = field(default_factory=dict)  # recall.py: slabs the engine empties, and until when
     cluster_drains: set[tuple[int, int]] = field(default_factory=set)  # mapper.py: (cluster, slab) likewise
@@ -56,8 +57,14 @@ class Context:
 
     @property
     def is_disk_well(self) -> bool:
-        """False without a disk, and for a while after it has failed a request: nothing may be left to it alone."""
-        return self.protection is Protection.DISK and self.clock.now_s() - self.disk_refused_s > DISK_TRUSTED_S
+        """False without a disk, and after it has failed a request: nothing may be left to it alone.
+
+        It is trusted again when nothing has failed for a while and it has written a page since: one that nobody asks
+        does not fail either.
+        """
+        has_written = self.disk_wrote_s >= self.disk_refused_s
+        is_quiet = self.clock.now_s() - self.disk_refused_s > DISK_TRUSTED_S
+        return self.protection is Protection.DISK and has_written and is_quiet
 
     def range_of(self, cluster: int) -> int:
         """The range that a cluster belongs to."""

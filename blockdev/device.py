@@ -97,6 +97,7 @@ class BlockDevice:
         self._totals_before = dict(table.totals)
         self._is_unsaved = False
         self._is_lifting = False
+        self._pages_written = 0  # to the disk, by this process
 
     # ------------------------------------------------------------------ start
 
@@ -178,6 +179,7 @@ class BlockDevice:
         context = self.context
         # 1. observe
         now_s = context.clock.now_s()
+        self._see_disk_write()
         elapsed_s, self._ticked_s = max(0.001, now_s - self._ticked_s), now_s
         last = context.activity
         context.activity = next_activity(last, context.engine.activity(), context.law, elapsed_s=elapsed_s)
@@ -201,6 +203,12 @@ class BlockDevice:
         # 4. record
         if self.totals() != context.table.totals or max(context.table.range_rates, default=0.0) >= SETTLED_PAGES_PER_S:
             self.save()
+
+    def _see_disk_write(self) -> None:
+        # What the disk has written since the last look, it has written after that look.
+        written = self.context.engine.stats().pages_out_disk
+        if written > self._pages_written:
+            self._pages_written, self.context.disk_wrote_s = written, self._ticked_s
 
     def _lift_what_the_disk_alone_has(self) -> None:
         # To donors: where they are to hold all, and for as long as a disk that has begun to fail can be read.

@@ -2,8 +2,8 @@
 
 How it works. MIGRATE: mark the slabs as draining, plan with the extents there are, lease more where that is not enough,
 tell the engine the new homes, then let it drain the slab until the deadline. EVICT: the deadline is too short to ask
-anybody; with a disk the slab is drained at once. SLAB_DRAINED comes back to ``drained`` in any case, and the donor
-hears DONE. [infiniswap §2.4.4; ours moves first, see docs/papers.md]
+anybody; with a disk that is well the slab is drained at once, unless donors are to hold all. SLAB_DRAINED comes back to
+``drained`` in any case, and the donor hears DONE. [infiniswap §2.4.4; ours moves first, see docs/papers.md]
 
 A slab's number is used again as soon as its donor has it back. So what waits for anybody holds the ``Slab`` itself, and
 asks ``is_ours`` after each wait: the slab may have gone meanwhile, and another have come under its number.
@@ -43,9 +43,12 @@ class Recaller:
         await self._move_and_drain(donor, self._start(donor, leases, at_once=False), deadline_s)
 
     async def evict(self, donor: int, leases: Sequence[int], deadline_s: float) -> None:
-        """EVICT from a donor: drops the slabs to disk at once; where no disk is well it is done as in ``migrate``."""
+        """EVICT from a donor: drops the slabs to disk at once.
+
+        Where no disk is well, or donors are to hold all, other donors come first, as in ``migrate``.
+        """
         slabs = self._start(donor, leases, at_once=True)
-        if self._context.is_disk_well:
+        if self._context.is_disk_well and not self._context.is_committed:
             for slab in slabs:
                 self.drain(slab, deadline_s=0.0)
         else:

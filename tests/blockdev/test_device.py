@@ -13,7 +13,7 @@ from farside.blockdev.device import BlockDevice
 from farside.blockdev.task import Tasks
 from farside.clock import RealClock
 from farside.daemon.keys import KeyRing
-from farside.kmod_shim.engine.binding import Fault
+from farside.kmod_shim.engine.binding import EngineEvent, EventKind, Fault
 from tests.blockdev.world import PAGE, World, page
 from tests.support.nbd_client import Command
 
@@ -143,5 +143,23 @@ def test_a_disk_that_has_been_well_for_a_while_is_trusted_again(world: World, mo
         world.engine.disk_fault_set(Fault.ERROR, 0, 0)
         monkeypatch.setattr(context_module, "DISK_TRUSTED_S", 0.05)
         await world.until(lambda: not device._is_lifting)
+
+    play(world, body)
+
+
+def test_a_disk_that_nobody_asks_is_not_trusted_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_module, "DISK_TRUSTED_S", 0.05)
+
+    async def body(device: BlockDevice) -> None:
+        client = world.connect()
+        client.write(0, page(1))
+        await world.until(lambda: world.engine.stats().pages_out_disk == 1 and device._pages_written == 1)
+        device._on_disk_error(EngineEvent(kind=EventKind.DISK_ERROR, a=5))
+        refused_s, seen = device.context.disk_refused_s, device._ticked_s
+        await world.until(lambda: device.context.clock.now_s() - refused_s > 0.1 and device._ticked_s > seen)
+        assert not device.context.is_disk_well
+
+        client.write(PAGE, page(2))
+        await world.until(lambda: device.context.is_disk_well)
 
     play(world, body)

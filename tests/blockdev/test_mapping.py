@@ -649,6 +649,25 @@ def test_an_evicted_slab_moves_to_another_donor_where_the_disk_fails(world: Worl
     assert is_intact(client, 1)
 
 
+def test_an_evicted_slab_moves_to_another_donor_where_donors_hold_all(safe: World) -> None:
+    first = safe.add_donor()
+    client = safe.connect()
+
+    async def body() -> None:
+        await safe.committer.restore()
+        fill(client, 1)
+        client.flush()
+        safe.add_donor()
+        slab, _ = safe.homes(1)[0]
+        await safe.recaller.evict(first, (safe.table.slabs[slab].lease,), 5.0)
+        await safe.drained(slab)
+
+    asyncio.run(body())
+
+    assert safe.engine.pages_disk_alone() == 0
+    assert is_intact(client, 1)
+
+
 def test_a_donor_that_left_is_emptied_only_into_other_donors_where_the_disk_fails(world: World) -> None:
     first = world.add_donor()
     client = world.connect()
