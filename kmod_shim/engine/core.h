@@ -248,7 +248,8 @@ struct lift {
 	bool ended;			/* the disk has answered */
 	uint32_t cursor;		/* the page to look at next */
 	uint32_t single_until;		/* up to there one page at a time: a run of these could not be read */
-	uint32_t failures;		/* reads that failed, one after the other */
+	uint32_t failures;		/* reads that failed, one after the other; a few at most are counted */
+	uint32_t resume;		/* page of each cluster to go on at, in this round, where these were a few */
 	uint32_t sequence[LIFT_PAGES];	/* of the contents that the disk was asked for */
 	uint64_t begun_ns, rest_until_ns;
 };

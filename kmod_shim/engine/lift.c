@@ -8,11 +8,13 @@
  *   A disk may take seconds for a read, and a claim holds up whoever writes the page. So none is held while the disk
  *   reads: each page's sequence is noted before, and what has another by then, or another source, is left alone.
  *
- *   A run that can't be read is read again page by page, so that one bad sector costs one page. After a page that can't
- *   be read comes a rest, twice as long each time, a second at most: a disk that reads nothing at all is asked once a
- *   second. What could not be copied is tried again in the next round over the device.
+ *   A run that can't be read is read again page by page, so that one bad sector costs one page. After a few failures in
+ *   a row, what is left of the cluster waits but for one page of it, which is another in each round over the device; the
+ *   first page that can be read ends that. So what is good behind a bad area does not wait for all of it, and what is
+ *   good within is found in time. What could not be copied is tried again in the next round.
  *
- * At most half of the time goes into this; links, disk and cores are the clients' first.
+ * Links, disk and cores are the clients' first: after a run comes a rest as long as it took, REST_MAX_NS at most. After
+ * a failure it is twice as long each time, up to 64 ms, and as long as the disk took to fail, FAILED_MAX_NS at most.
  */
 #include "mover.h"
 
@@ -21,6 +23,8 @@
 #define REST_MAX_NS   100000000ull
 #define FAILED_MAX_NS 1000000000ull
 #define MILLISECOND   1000000ull
+#define FAILURES_FEW  6u
+#define RESUME_STEP   197u /* odd, so that in time each page of a cluster has its turn; neighbours far from each other */
 
 _Static_assert(LIFT_AT + LIFT_PAGES <= NE_CLUSTER_PAGES, "ne_device_prefault()'s part of the stage");
 
@@ -39,7 +43,8 @@ static bool is_ripe(const struct ne_device *dev, uint32_t page, uint64_t *a)
 static uint32_t run_note(struct worker *w, uint32_t page, uint32_t end)
 {
 	struct lift *l = &w->lift;
-	uint32_t most = page < l->single_until ? 1 : LIFT_PAGES, n = 0;
+	bool singly = page < l->single_until || l->failures >= FAILURES_FEW;
+	uint32_t most = singly ? 1 : LIFT_PAGES, n = 0;
 	uint64_t a;
 
 	while (n < most && page + n < end && is_ripe(w->dev, page + n, &a))
@@ -95,6 +100,7 @@ static void run_begin(struct worker *w)
 		if (cluster_lift(w))
 			return;
 	l->cursor = l->single_until = 0;
+	l->resume = (l->resume + RESUME_STEP) % NE_CLUSTER_PAGES;
 	l->rest_until_ns = now_ns() + ROUND_NS;
 }
 
@@ -148,30 +154,43 @@ static void run_land(struct worker *w)
 	}
 }
 
+/* Where to go on after a run that could not be read. */
+static void run_failed(struct worker *w)
+{
+	struct lift *l = &w->lift;
+	uint32_t cluster = l->first / NE_CLUSTER_PAGES * NE_CLUSTER_PAGES, resume = cluster + l->resume;
+
+	w->stats.disk_errors++;
+	dev_event(w->dev, NE_EVENT_DISK_ERROR, (uint32_t)-l->dio.status, l->first, 0, 0);
+	if (l->failures < FAILURES_FEW)
+		l->failures++;
+	if (l->failures == FAILURES_FEW)
+		l->cursor = l->first < resume ? resume : cluster + NE_CLUSTER_PAGES;
+	else if (l->n > 1)
+		l->single_until = l->first + l->n;
+	else
+		l->cursor = l->first + 1;
+}
+
 /* The disk has answered. */
 static void run_end(struct worker *w)
 {
 	struct lift *l = &w->lift;
-	uint64_t now, rest;
+	uint64_t least = 0, most = REST_MAX_NS, now, rest;
 
-	if (!l->dio.status) {
+	if (l->dio.status) {
+		run_failed(w);
+		least = MILLISECOND << l->failures;
+		most = FAILED_MAX_NS;
+	} else {
 		l->failures = 0;
 		run_land(w);
-		now = now_ns();
-		rest = elapsed_ns(now, l->begun_ns);
-		rest = rest < REST_MAX_NS ? rest : REST_MAX_NS;
-	} else {
-		w->stats.disk_errors++;
-		dev_event(w->dev, NE_EVENT_DISK_ERROR, (uint32_t)-l->dio.status, l->first, 0, 0);
-		now = now_ns();
-		rest = MILLISECOND << (l->failures < 10 ? l->failures++ : 10);
-		rest = rest < FAILED_MAX_NS ? rest : FAILED_MAX_NS;
-	}
-	l->rest_until_ns = now + rest;
-	if (l->dio.status && l->n > 1)
-		l->single_until = l->first + l->n;
-	else
 		l->cursor = l->first + l->n;
+	}
+	now = now_ns();
+	rest = elapsed_ns(now, l->begun_ns);
+	rest = rest < least ? least : rest;
+	l->rest_until_ns = now + (rest < most ? rest : most);
 	l->n = 0;
 }
 

@@ -15,6 +15,7 @@ from tests.support.waiting import until
 
 RNG = random.Random(23)
 PAGES = 700  # of two clusters
+CLUSTER_PAGES = CLUSTER_BYTES // PAGE_BYTES
 
 
 def write_to_disk(rig: Rig, pages: int = PAGES) -> tuple[NbdClient, bytes]:
@@ -32,6 +33,16 @@ def map_clusters(rig: Rig, clusters: int = 2) -> None:
 
 def until_lifted(rig: Rig) -> None:
     until(lambda: rig.device.pages_disk_alone() == 0, what="every page to be at a donor")
+
+
+def failed_pages(rig: Rig) -> set[int]:
+    """Pages that the disk has failed to read."""
+    return {event.b for event in rig.events() if event.kind == EventKind.DISK_ERROR}
+
+
+def failed_clusters(rig: Rig) -> set[int]:
+    """Their clusters."""
+    return {page // CLUSTER_PAGES for page in failed_pages(rig)}
 
 
 def break_reads(rig: Rig, pages: int = 0) -> None:
@@ -154,6 +165,31 @@ def test_a_page_that_cant_be_read_keeps_no_other_from_being_lifted(rig: Rig) -> 
 
     assert client.read(0, 20 * PAGE_BYTES) == data[: 20 * PAGE_BYTES]
     assert client.error_of(Command.READ, 20 * PAGE_BYTES, PAGE_BYTES) == errno.EIO
+
+
+def test_a_bad_area_does_not_hold_up_what_is_behind_it(rig: Rig) -> None:
+    client, data = write_to_disk(rig, 4 * CLUSTER_PAGES)
+    map_clusters(rig, 4)
+    break_reads(rig)
+
+    rig.device.lift_set(True)
+    until(lambda: failed_clusters(rig) == {0, 1, 2, 3}, what="the disk to be asked for each cluster")
+    with open(f"/proc/self/fd/{rig.disk_fd}", "r+b") as disk:  # it was the cable
+        disk.write(data)
+    until_lifted(rig)
+    break_reads(rig)
+
+    assert client.read(0, len(data)) == data
+
+
+def test_a_bad_cluster_is_tried_in_other_places_each_round(rig: Rig) -> None:
+    write_to_disk(rig, CLUSTER_PAGES)
+    map_clusters(rig, 1)
+    break_reads(rig)
+
+    rig.device.lift_set(True)
+
+    until(lambda: sum(page > 16 for page in failed_pages(rig)) >= 2, what="two places further on to be tried")
 
 
 def test_a_page_that_is_damaged_on_the_disk_goes_to_no_donor(rig: Rig) -> None:
