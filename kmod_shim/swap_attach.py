@@ -74,7 +74,7 @@ def attach(wish: Wish, root: Path, tell: Callable[[str], None]) -> Result:
             raise Refused(left)
         # 3. connect
         attached = _connected(root, wish, served, before)
-        undo.callback(_take_back, root, attached)  # before the record, which may find no room
+        undo.callback(_take_back, root, attached, tell)  # before the record, which may find no room
         save_record(root, attached)
         # 4. prepare
         sysfs.tune_queue(root, attached.index)
@@ -141,8 +141,15 @@ def _connected(root: Path, wish: Wish, served: Served, before: Before) -> Attach
     )
 
 
-def _take_back(root: Path, attached: Attached) -> None:
-    if find_area(read_swaps(root), attached.device) is None:  # else it may hold pages already, and must stay
+def _take_back(root: Path, attached: Attached, tell: Callable[[str], None]) -> None:
+    # What may hold pages already must stay. /proc/swaps alone does not say: it may be unreadable.
+    if find_area(read_swaps(root), attached.device) is None:
+        try:
+            sysfs.hold_exclusively(attached.device)
+        except FarsideError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):  # nobody can use what has no device file
+                tell(f"it stays attached, because somebody may use it; see `farside swap status`: {error}")
+                return
         disconnect(attached)
         forget_record(root, attached.index)
 

@@ -248,6 +248,17 @@ def test_a_file_system_is_not_overwritten_unasked(world: World) -> None:
     assert "mkswap" in world.log
 
 
+def test_a_device_that_may_be_swap_is_not_taken_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farside.kmod_shim.swap_attach.read_swaps", lambda root: ())  # it can't be read
+    world.fails_at = "look for users"
+
+    with pytest.raises(FarsideError, match="not in /proc/swaps after swapon"):
+        world.attach()
+
+    assert "disconnect" not in world.log
+    assert [record.device for record in read_records(world.root)] == ["/dev/nbd0"]
+
+
 def test_swap_stays_on_where_memory_would_not_hold_it(world: World) -> None:
     world.attach()
     world.out(GIB)
