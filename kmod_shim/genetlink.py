@@ -35,6 +35,10 @@ class NetlinkRefusal(FarsideError):
         self.errno = number
 
 
+class Unheard(FarsideError):
+    """The kernel said more than the socket had room for: some of it is lost."""
+
+
 class Socket(Protocol):
     """What is used of a netlink socket; tests give one without a kernel behind it."""
 
@@ -146,15 +150,19 @@ class GenericNetlink:
         self._socket.setsockopt(_SOL_NETLINK, ADD_MEMBERSHIP, group)
 
     def heard(self, timeout_s: float | None) -> bytes | None:
-        """The next message of a group, or None when nothing came in time. None waits for ever."""
+        """The next message of a group, or None when nothing came in time. None waits for ever.
+
+        Raises:
+            Unheard: Messages were lost; those that come after it are heard again.
+        """
         self._socket.settimeout(timeout_s)
         try:
             return self._socket.recv(ANSWER_BYTES_MAX)
         except (TimeoutError, BlockingIOError):
             return None
         except OSError as error:
-            if error.errno == errno.ENOBUFS:  # more was said than we had room for: some of it is lost
-                return None
+            if error.errno == errno.ENOBUFS:
+                raise Unheard("the kernel said more than there was room for") from error
             raise FarsideError(f"listening to the kernel: {error}") from error
         finally:
             self._socket.settimeout(ANSWER_LIMIT_S)

@@ -81,7 +81,11 @@ class NbdNetlink:
         self._netlink.join(dict(self._family.groups)[nbd_message.GROUP])
 
     def dead_links(self, timeout_s: float | None) -> Iterator[int]:
-        """The device of each socket that was lost; ends when nothing came for so long. After `watch`."""
+        """The device of each socket that was lost; ends when nothing came for so long. After `watch`.
+
+        Raises:
+            Unheard: Some are not told of.
+        """
         while (data := self._netlink.heard(timeout_s)) is not None:
             index = nbd_message.read_dead_link(data)
             if index is not None:

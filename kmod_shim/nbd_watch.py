@@ -4,14 +4,15 @@ A socket dies when a request on it was not answered within the kernel's timeout,
 by a planned or unplanned restart of the server alone, which keeps the very sockets. While others live, the kernel sends
 its requests there. With none left, everything that needs a page waits for this, and fails in the end.
 
-The kernel tells of a death when it happens, and never again: what died before we listened is seen by the server having
-fewer clients than the kernel was given sockets.
+The kernel tells of a death when it happens, and never again: what died before we listened, or while more died than we
+could hear of, is seen by the server having fewer clients than the kernel was given sockets.
 """
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from farside.errors import FarsideError
+from farside.kmod_shim.genetlink import Unheard
 from farside.kmod_shim.nbd_dial import dial, hang_up
 from farside.kmod_shim.nbd_message import Connection
 from farside.kmod_shim.nbd_netlink import NbdNetlink
@@ -45,9 +46,14 @@ def heal(attached: Attached, netlink: NbdNetlink) -> None:
 def watch(root: Path, tell: Callable[[str], None], *, listener: NbdNetlink, netlink: NbdNetlink) -> Iterator[int]:
     """Heals for ever; yields the index of each device that got a socket. ``listener`` is heard, ``netlink`` asked."""
     listener.watch()
-    lacking = {record.index: missing for record in live_records(root) if (missing := _missing(record)) > 0}
+    lacking: dict[int, int] = {}
+    unheard = True  # of what happened before
     while True:
         records = {record.index: record for record in live_records(root)}
+        if unheard:
+            for index, record in records.items():
+                lacking[index] = max(lacking.get(index, 0), _missing(record))
+        unheard = False
         # What is not ours, or is disconnected, needs nothing.
         lacking = {index: count for index, count in lacking.items() if index in records and count}
         for index in lacking:
@@ -58,10 +64,14 @@ def watch(root: Path, tell: Callable[[str], None], *, listener: NbdNetlink, netl
                     yield index
             except FarsideError as error:
                 tell(f"/dev/nbd{index}: {error}")
-        for index in listener.dead_links(RETRY_S):
-            tell(f"/dev/nbd{index} has lost a socket")
-            lacking[index] = lacking.get(index, 0) + 1
-            break  # others that died wait in the queue
+        try:
+            for index in listener.dead_links(RETRY_S):
+                tell(f"/dev/nbd{index} has lost a socket")
+                lacking[index] = lacking.get(index, 0) + 1
+                break  # others that died wait in the queue
+        except Unheard as error:
+            tell(f"{error}; asking the servers how many sockets they have")
+            unheard = True
 
 
 def _missing(attached: Attached) -> int:

@@ -1,5 +1,6 @@
 """Sockets that died are dialled again, one for each, until the server is there."""
 
+import errno
 import socket
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,26 @@ def test_what_died_before_the_watch_is_seen_by_the_server(world: World) -> None:
     world.clients = 1
 
     assert next(world.watch()) == 1
+    assert len(world.kernel.devices[1].sockets) == 2
+
+
+def test_what_died_unheard_is_seen_by_the_server(world: World) -> None:
+    watching = world.watch()
+    quiet_after(world, 1)
+    world.kernel.kill_socket(1)
+    assert next(watching) == 1
+    hear, lost = world.kernel.recv, [OSError(errno.ENOBUFS, "No buffer space available")]
+
+    def recv(size: int) -> bytes:
+        if lost:
+            world.kernel.devices[1].sockets.pop()
+            world.clients = 1
+            raise lost.pop()
+        return hear(size)
+
+    world.kernel.recv = recv  # type: ignore[method-assign]
+
+    assert next(watching) == 1
     assert len(world.kernel.devices[1].sockets) == 2
 
 
