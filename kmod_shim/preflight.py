@@ -49,8 +49,8 @@ class Disk:
     size_bytes: int
 
 
-def preflight(root: Path, *, key_files: tuple[Path, ...], disk: Disk | None) -> tuple[Check, ...]:
-    """All checks in the order in which one would mend things. No key files: nothing is set up here yet."""
+def preflight(root: Path, *, keys: tuple[Check, ...], disk: Disk | None) -> tuple[Check, ...]:
+    """All checks in the order in which one would mend things; ``keys`` were made by who knows what a key is."""
     return (
         engine_check(),
         io_uring_check(),
@@ -59,7 +59,7 @@ def preflight(root: Path, *, key_files: tuple[Path, ...], disk: Disk | None) -> 
         huge_page_check(root),
         memlock_check(root),
         min_free_check(root),
-        *(key_check(key_file) for key_file in key_files or (None,)),
+        *keys,
         disk_check(disk),
         nbd_check(root),
         rdma_check(root),
@@ -163,21 +163,6 @@ def wanted_min_free_bytes(total_bytes: int) -> int:
     That is how the kernel is told: a reserve that has just been set must not be found too small by a fraction of one.
     """
     return min(MIN_FREE_MOST_BYTES, total_bytes // 64) // KIB * KIB
-
-
-def key_check(key_file: Path | None) -> Check:
-    """The key file is there, and for its owner's eyes only."""
-    if key_file is None:
-        return _warning("key", "no settings in /etc/farside yet", "`farside keygen`, then copy the key to every node")
-    try:
-        status = key_file.stat()
-    except OSError as error:
-        return _failed(
-            "key", f"{key_file}: {error.strerror}", f"farside keygen {key_file}, or copy it from another node"
-        )
-    if status.st_mode & 0o077:
-        return _failed("key", f"{key_file}: mode {status.st_mode & 0o777:04o}", f"chmod 0600 {key_file}")
-    return _ok("key", str(key_file))
 
 
 def disk_check(disk: Disk | None) -> Check:

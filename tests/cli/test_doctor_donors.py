@@ -55,7 +55,7 @@ def test_a_wrong_key_is_one_line_with_the_way_out(tmp_path: Path, donor: Path) -
 
     check = examined(tmp_path, key_file=str(key))["donor"]
 
-    assert check["outcome"] == "warning"
+    assert check["outcome"] == "failed"
     assert "knows none of our keys" in check["found"]
     assert "copy" in check["advice"]
 
@@ -63,6 +63,7 @@ def test_a_wrong_key_is_one_line_with_the_way_out(tmp_path: Path, donor: Path) -
 def test_slabs_of_another_size_are_told(tmp_path: Path, donor: Path) -> None:
     check = examined(tmp_path, slab_bytes="4MiB")["donor"]
 
+    assert check["outcome"] == "failed"
     assert "has slabs of 2 MiB, ours have 4 MiB" in check["found"]
 
 

@@ -204,6 +204,18 @@ def test_doctor_fails_for_a_key_that_others_may_read(tmp_path: Path) -> None:
     assert f"chmod 0600 {key}" in done.stdout
 
 
+def test_doctor_is_told_whose_settings_a_file_has(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(f'key_file = "{tmp_path}/key"\n')
+
+    asked = farside("doctor", "--config", str(path))
+    told = farside("doctor", "--config", str(path), "--for", "daemon")
+
+    assert (asked.returncode, asked.stderr.count("\n")) == (2, 1)
+    assert "say --for daemon" in asked.stderr
+    assert f"{tmp_path}/key: No such file or directory" in told.stdout
+
+
 def test_doctor_reads_the_peers_file(tmp_path: Path) -> None:
     (tmp_path / "blockdev.toml").write_text(f'peers_file = "{tmp_path}/peers.toml"\nprotection = "replica"\n')
     command = ("doctor", "--json", "--config", str(tmp_path / "blockdev.toml"))

@@ -103,13 +103,6 @@ def test_rdma_devices_are_named(
     assert preflight.rdma_check(tmp_path / "none").outcome is Outcome.WARNING
 
 
-def test_a_key_that_is_missing_fails_with_the_command_that_makes_it(tmp_path: Path) -> None:
-    check = preflight.key_check(tmp_path / "key")
-
-    assert check.outcome is Outcome.FAILED
-    assert check.advice.startswith(f"farside keygen {tmp_path}/key")
-
-
 def test_a_disk_that_is_too_small_fails(tmp_path: Path) -> None:
     path = tmp_path / "disk"
     path.touch()
@@ -133,13 +126,12 @@ def test_a_disk_that_is_not_there_is_made_where_there_is_room(tmp_path: Path) ->
     assert not (tmp_path / "disk").exists()
 
 
-def test_no_settings_no_disk_and_no_key_are_no_failures() -> None:
-    assert preflight.key_check(None).outcome is Outcome.WARNING
+def test_no_disk_is_no_failure() -> None:
     assert preflight.disk_check(None).outcome is Outcome.OK
 
 
 def test_this_machine_can_be_checked() -> None:
-    checks = preflight.preflight(Path("/"), key_files=(), disk=None)
+    checks = preflight.preflight(Path("/"), keys=(), disk=None)
 
-    assert len({check.name for check in checks}) == len(checks) == 11
+    assert len({check.name for check in checks}) == len(checks) == 10
     assert all(check.advice for check in checks if check.outcome is not Outcome.OK)

@@ -13,7 +13,7 @@ import typer
 from farside.cli import options
 from farside.cli.cluster import cluster_commands
 from farside.cli.cluster_admin import admin_commands
-from farside.cli.config import config_app
+from farside.cli.config import Whose, config_app
 from farside.cli.daemon import daemon_app
 from farside.cli.energy import energy_app
 from farside.cli.manager import manager_commands
@@ -264,6 +264,7 @@ def demo(
 @app.command()
 def doctor(
     config: options.ConfigFiles = None,
+    program: Whose = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Check what this machine has and lacks.
@@ -272,7 +273,7 @@ def doctor(
     """
     from farside.cli.doctor import run
 
-    raise typer.Exit(run(config or (), as_json=as_json))
+    raise typer.Exit(run(config or (), program, as_json=as_json))
 
 
 @app.command()

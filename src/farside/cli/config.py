@@ -35,13 +35,13 @@ class Program(StrEnum):
     SLURM = "slurm"
 
 
-_Whose = Annotated[Program | None, typer.Option("--for", help="Whose settings, where the file's name does not say.")]
+Whose = Annotated[Program | None, typer.Option("--for", help="Whose settings, where the file's name does not say.")]
 
 
 @config_app.command()
 def check(
     files: Annotated[list[Path] | None, typer.Argument(help="Files; none: those in /etc/farside.")] = None,
-    program: _Whose = None,
+    program: Whose = None,
 ) -> None:
     """Check settings; every problem is one line. Exit code 2 when there is one.
 

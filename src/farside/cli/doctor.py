@@ -9,6 +9,7 @@ import msgspec
 from farside.blockdev.peerfile import read_peers
 from farside.cli.config import Program, effective, groups
 from farside.cli.doctor_donors import donor_checks, transport_check
+from farside.cli.doctor_key import key_checks
 from farside.config import AgentConfig, BlockdevConfig, DaemonConfig
 from farside.config.load import ConfigProblems, standard_files
 from farside.errors import ConfigError, FarsideError
@@ -23,10 +24,13 @@ ROOT = Path("/")
 _MARK = {Outcome.OK: "ok  ", Outcome.WARNING: "note", Outcome.FAILED: "FAIL"}
 
 
-def run(files: Sequence[Path], *, as_json: bool) -> int:
-    """Prints every check; 1 when one that is needed failed, else 0. ``files``: settings instead of /etc/farside."""
-    configs, wrong = _settings(files)
-    machine = preflight(ROOT, key_files=_key_files(configs), disk=_disk(configs))
+def run(files: Sequence[Path], program: Program | None = None, *, as_json: bool) -> int:
+    """Prints every check; 1 when one that is needed failed, else 0.
+
+    ``files``: settings instead of /etc/farside. ``program``: whose they are, where their names do not say.
+    """
+    configs, wrong = _settings(files, program)
+    machine = preflight(ROOT, keys=key_checks(_key_files(configs)), disk=_disk(configs))
     checks = (
         *wrong,
         *machine,
@@ -51,10 +55,10 @@ def _print(checks: Sequence[Check]) -> None:
             print(f"      {'':{width}}  -> {check.advice}")
 
 
-def _settings(files: Sequence[Path]) -> tuple[list[AnyConfig], list[Check]]:
+def _settings(files: Sequence[Path], whose: Program | None) -> tuple[list[AnyConfig], list[Check]]:
     configs: list[AnyConfig] = []
     wrong: list[Check] = []
-    for program, paths in groups(files, None) if files else _standard():
+    for program, paths in groups(files, whose) if files or whose else _standard():
         try:
             config = effective(program, paths).config
             configs += [config] if isinstance(config, AnyConfig) else []

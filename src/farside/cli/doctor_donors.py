@@ -50,7 +50,8 @@ async def _ask(config: BlockdevConfig, keys: tuple[bytes, ...], address: PeerAdd
         channel.close()
     except PeerError as error:
         if "key" in str(error):
-            return _lack(f"{where} knows none of our keys", f"copy {config.key_file} of one machine to the other")
+            advice = f"copy {config.key_file} of one machine to the other"
+            return _wrong(f"{where} knows none of our keys", advice)
         return _lack(f"{where}: {error}", "look at its log")
     except (OSError, TimeoutError) as error:
         reason = getattr(error, "strerror", None) or f"no answer within {LIMIT_S:g} s"
@@ -59,10 +60,15 @@ async def _ask(config: BlockdevConfig, keys: tuple[bytes, ...], address: PeerAdd
         return _lack(f"{where}: {error}", "is it a Farside donor of a version that fits?")
     if welcome.slab_bytes != config.slab_bytes:
         sizes = f"{format_bytes(welcome.slab_bytes)}, ours have {format_bytes(config.slab_bytes)}"
-        return _lack(f"{where} has slabs of {sizes}", "set slab_bytes to the same on all machines")
+        return _wrong(f"{where} has slabs of {sizes}", "set slab_bytes to the same on all machines")
     return Check(name="donor", outcome=Outcome.OK, found=f"{where} answers, and knows our key")
 
 
+def _wrong(found: str, advice: str) -> Check:
+    # Settings that do not fit: it is there, and will never lend us anything as it is.
+    return Check(name="donor", outcome=Outcome.FAILED, found=found, advice=advice)
+
+
 def _lack(found: str, advice: str) -> Check:
-    # A borrower does without a donor, so that none of this ends a start.
+    # It may come back, and a borrower does without.
     return Check(name="donor", outcome=Outcome.WARNING, found=found, advice=advice)
