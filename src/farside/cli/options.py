@@ -66,6 +66,17 @@ def byte_count(text: str) -> int:
         raise typer.BadParameter(str(error)) from error
 
 
+def number_within(text: str, low: float, high: float) -> float:
+    """The number of an option's text, both bounds included, never nan; typer shows the error."""
+    try:
+        number = float(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"'{text}' is no number") from error
+    if not low <= number <= high:
+        raise typer.BadParameter(f"{text} is not between {low:g} and {high:g}")
+    return number
+
+
 def value_of(option: str, text: str, parse: Callable[[str], float]) -> float:
     """The value of an option's text.
 

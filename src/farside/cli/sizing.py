@@ -17,6 +17,13 @@ def _bytes(text: str) -> Any:
     return typer.Option(parser=options.byte_count, metavar="BYTES", help=text)
 
 
+def _number(text: str, *, low: float = 0.0, high: float = 1e6) -> Any:
+    def read(given: object) -> float:
+        return options.number_within(str(given), low, high)
+
+    return typer.Option(parser=read, metavar=f"{low:g}..{high:g}", help=text)
+
+
 def sizing(
     memory: Annotated[int, _bytes("Memory of a donor; 0: this machine's.")] = 0,
     used: Annotated[int, _bytes("What its own programs use at their busiest; 0: what they use now.")] = 0,
@@ -24,21 +31,19 @@ def sizing(
     slab: Annotated[int, _bytes("slab_bytes.")] = 64 * MIB,
     size: Annotated[int, _bytes("Size of the device to be swapped to.")] = 16 * GIB,
     replicas: Annotated[int, typer.Option(min=1, max=2, help="2: a second donor instead of the backup disk.")] = 1,
-    page_outs: Annotated[float, typer.Option(min=0.0, help="Pages swapped out a second, at the busiest.")] = 5000.0,
+    page_outs: Annotated[float, _number("Pages swapped out a second, at the busiest.", high=1e9)] = 5000.0,
     workers: Annotated[int, typer.Option(min=1, max=16, help="workers of the device.")] = 4,
     pending: Annotated[int, _bytes("pending_bytes of the device.")] = 64 * MIB,
-    price: Annotated[
-        float, typer.Option(min=0.0, help="Dollars that a GiB of memory earns a month; 0: earnings are not told.")
-    ] = 0.0,
+    price: Annotated[float, _number("Dollars that a GiB of memory earns a month; 0: earnings are not told.")] = 0.0,
     discount: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="How much less lent memory earns: a preemptible machine's discount.")
+        float, _number("How much less lent memory earns: a preemptible machine's discount.", high=1.0)
     ] = 0.0,
-    opex: Annotated[float, typer.Option(min=0.0, help="Dollars a watt costs the datacenter a month.")] = 0.04,
-    electricity: Annotated[float, typer.Option(min=0.0, help="Dollars a kWh.")] = 0.067,
-    nic_watts: Annotated[float, typer.Option(min=0.0, help="RDMA adapter.")] = 8.41,
-    switch_watts: Annotated[float, typer.Option(min=0.0, help="Switch.")] = 231.0,
-    switch_ports: Annotated[int, typer.Option(min=1, help="Its ports.")] = 36,
-    pue: Annotated[float, typer.Option(min=1.0, help="Power usage effectiveness.")] = 1.1,
+    opex: Annotated[float, _number("Dollars a watt costs the datacenter a month.")] = 0.04,
+    electricity: Annotated[float, _number("Dollars a kWh.")] = 0.067,
+    nic_watts: Annotated[float, _number("RDMA adapter.")] = 8.41,
+    switch_watts: Annotated[float, _number("Switch.")] = 231.0,
+    switch_ports: Annotated[int, typer.Option(min=1, max=65536, help="Its ports.")] = 36,
+    pue: Annotated[float, _number("Power usage effectiveness.", low=1.0, high=100.0)] = 1.1,
     as_json: options.AsJson = False,
 ) -> None:
     """Size donors and a borrower, and what lending costs and earns.
@@ -50,6 +55,9 @@ def sizing(
 
     from farside.sizing import CostModel, benefit, borrower_size, donor_size
 
+    _hold_to_settings(
+        memory=memory, used=used, headroom=headroom, size=size, slab=slab, pending=pending, replicas=replicas
+    )
     total, now_used = _machine() if not (memory and used) else (memory, used)
     model = CostModel(
         opex_per_watt_month=opex,
@@ -84,6 +92,34 @@ def sizing(
         print(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
     else:
         _print(donor, borrower, model, worth)
+
+
+def _hold_to_settings(
+    *, memory: int, used: int, headroom: int, size: int, slab: int, pending: int, replicas: int
+) -> None:
+    """Raises ConfigError for what no donor and no borrower could be set to."""
+    from farside.config import BlockdevConfig, DaemonConfig
+    from farside.config.check import blockdev_problems
+    from farside.config.convert import convert
+    from farside.config.settings import settings_of
+
+    lent, borrowed = settings_of(DaemonConfig), settings_of(BlockdevConfig)
+    total = lent["memory_total_bytes"]
+    ranges = (("--memory", total, memory), ("--used", total, used), ("--headroom", lent["headroom_bytes"], headroom))
+    named = {"size_bytes": ("--size", size), "slab_bytes": ("--slab", slab), "pending_bytes": ("--pending", pending)}
+    for option, setting, value in (
+        *ranges,
+        *((option, borrowed[name], told) for name, (option, told) in named.items()),
+    ):
+        try:
+            convert(setting, value)
+        except ValueError as error:
+            raise ConfigError(f"{option}: {error}") from error
+    protection = "replica" if replicas > 1 else "disk"
+    device = BlockdevConfig(size_bytes=size, slab_bytes=slab, pending_bytes=pending, protection=protection)
+    for name, text in blockdev_problems(device):
+        if name in named:
+            raise ConfigError(f"{named[name][0]}: {text}")
 
 
 def _machine() -> tuple[int, int]:
