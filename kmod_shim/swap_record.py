@@ -58,8 +58,9 @@ def save_record(root: Path, attached: Attached) -> None:
 
 
 def forget_record(root: Path, index: int) -> None:
-    """Removes it; nothing happens where there is none."""
-    _path(root, index).unlink(missing_ok=True)
+    """Removes it; nothing happens where there is none, or where this user may not: root's next command does then."""
+    with suppress(PermissionError):
+        _path(root, index).unlink(missing_ok=True)
 
 
 def read_records(root: Path) -> tuple[Attached, ...]:

@@ -28,6 +28,33 @@ def standard_output() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # What is still in the buffer would fail once more when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise FarsideError(f"standard output: {error.strerror or error}", hint="it is not whole") from error
+        _give_up_output()
+        raise _lost(error) from error
+
+
+def flush_output() -> None:
+    """Writes out what was printed.
+
+    Raises:
+        BrokenPipeError: The reader is gone.
+        FarsideError: It can't be written, as where a disk is full.
+    """
+    if sys.stdout is None:  # it was closed before we started
+        return
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _give_up_output()
+        raise
+    except OSError as error:
+        _give_up_output()
+        raise _lost(error) from error
+
+
+def _give_up_output() -> None:
+    # What is still in the buffer would fail once more when Python ends.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _lost(error: OSError) -> FarsideError:
+    return FarsideError(f"standard output: {error.strerror or error}", hint="it is not whole")

@@ -228,6 +228,37 @@ def test_doctor_reads_the_peers_file(tmp_path: Path) -> None:
     assert [check["found"] for check in there if check["name"] == "peers"] == [f"{tmp_path}/peers.toml: 1 donor"]
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "command", [("sizing",), ("doctor", "--json"), ("swap", "status", "--json"), ("config", "show", "daemon")]
+)
+def test_a_full_standard_output_is_one_line(command: tuple[str, ...], unbuffered: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "farside", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No space left on device" in done.stderr
+    assert "not whole" in done.stderr
+
+
+def test_a_reader_that_is_gone_is_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as gone:
+        command = [sys.executable, "-m", "farside", "config", "show", "daemon"]
+        environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+        done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_a_running_process_is_asked_by_status(tmp_path: Path) -> None:
     done = farside("status", "--state", str(tmp_path))
 

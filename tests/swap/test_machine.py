@@ -1,5 +1,6 @@
 """What is read of the machine, and what is written to it: swap areas, disks, queues, settings, hibernation."""
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -19,6 +20,7 @@ from farside.kmod_shim.hibernation import (
     read_hibernation,
 )
 from farside.kmod_shim.preflight import Outcome, min_free_check
+from farside.kmod_shim.swap_attach import live_records
 from farside.kmod_shim.swap_record import Attached, forget_record, read_record, read_records, save_record
 from farside.kmod_shim.swap_sysctl import Before, leave_machine, restore_machine, tune_machine
 from farside.kmod_shim.swap_table import SwapArea, find_area, parse_swaps, read_room, read_swaps
@@ -329,6 +331,17 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     forget_record(tmp_path, 3)
     forget_record(tmp_path, 3)
     assert read_record(tmp_path, 3) is None
+
+
+def test_a_stale_record_that_this_user_may_not_remove_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    save_record(tmp_path, record(3))
+    monkeypatch.setattr(Path, "unlink", refuse)
+
+    assert live_records(tmp_path) == ()
+    assert read_records(tmp_path) == (record(3),)
 
 
 # --- hibernation

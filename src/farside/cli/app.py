@@ -3,6 +3,7 @@
 Help must come at once (0.2 s of CPU), so a command imports what does its work inside its own body.
 """
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ from farside.cli.trace import trace_app
 from farside.cli.unit import unit_app
 from farside.demo.part import ScenePart
 from farside.errors import FarsideError
-from farside.terminal import printable
+from farside.terminal import flush_output, printable
 from farside.units import MIB
 
 DEBUG = "FARSIDE_DEBUG"
@@ -62,11 +63,17 @@ app.add_typer(unit_app, name="unit", hidden=True)
 def main() -> None:
     """Runs the command line: exit code 0, 1 for a failure, 2 for wrong arguments or settings."""
     try:
-        app()
+        _run()
     except FarsideError as error:
         if os.environ.get(DEBUG):
             raise
         _end(error)
+    except BrokenPipeError:
+        sys.exit(1)
+    except OSError as error:
+        if os.environ.get(DEBUG):
+            raise
+        _end(_of_system(error))
     except ExceptionGroup as group:
         # Tasks of one scope fail together; the first to fail says why.
         ours, others = group.split(FarsideError)
@@ -75,6 +82,21 @@ def main() -> None:
         _end(_first(ours))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _run() -> None:
+    try:
+        app()
+    finally:
+        flush_output()  # Python would find out after us, with lines of its own and exit code 120
+
+
+def _of_system(error: OSError) -> FarsideError:
+    # Of a file that could not be had, where nobody said more about it; or of printing without a buffer.
+    where = f"{error.filename}: " if error.filename else ""
+    is_full = error.errno == errno.ENOSPC and not where
+    hint = "standard output is not whole" if is_full else "`farside --debug ...` shows where"
+    return FarsideError(f"{where}{error.strerror or error}", hint=hint)
 
 
 def _end(error: FarsideError) -> NoReturn:
