@@ -99,13 +99,13 @@ def test_a_setting_on_the_command_line_needs_an_equals_sign() -> None:
 def test_config_check_tells_every_problem_and_what_is_well(tmp_path: Path) -> None:
     good, bad = tmp_path / "daemon.toml", tmp_path / "blockdev.toml"
     good.write_text('node = "d1"\n')
-    bad.write_text("workers = 0\nspin_us = -1\n")
+    bad.write_text("workers = 0\nspin_us = -1\n")  # and nothing of a disk
 
     done = farside("config", "check", str(good), str(bad))
 
     assert done.returncode == 2
     assert done.stdout == f"daemon: {good}: ok\n"
-    assert [line.split(": ")[2] for line in done.stderr.splitlines()] == ["workers", "spin_us"]
+    assert [line.split(": ")[2] for line in done.stderr.splitlines()] == ["workers", "spin_us", "disk_path"]
 
 
 def test_config_check_tells_a_file_that_is_well_from_one_that_is_not_there(

@@ -5,7 +5,10 @@ says; the last word on a setting wins, and where it came from is remembered. Dro
 beside it, as systemd does it, so that a package, a site and a machine each have a file of their own.
 """
 
+import os
+import re
 import socket
+import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +25,7 @@ from farside.config.check import (
     manager_problems,
     slurm_problems,
 )
-from farside.config.convert import convert, unknown
+from farside.config.convert import convert, nearest, unknown
 from farside.config.daemon import DaemonConfig
 from farside.config.manager import ManagerConfig
 from farside.config.settings import Setting, settings_of
@@ -33,6 +36,7 @@ ETC = Path("/etc/farside")
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 _FILE_BYTES_MAX = 1 << 20
+_WORD = re.compile(r"\w+")
 
 ConfigT = TypeVar("ConfigT", DaemonConfig, BlockdevConfig, AgentConfig, ManagerConfig, SlurmConfig)
 
@@ -153,6 +157,7 @@ def _load(
     values: dict[str, Any] = {}
     sources = dict.fromkeys(known, DEFAULT)
     problems: list[str] = []
+    wrong: set[str] = set()  # settings whose value is not known
     for source, told in [*((str(file), _read(file)) for file in files), (COMMAND_LINE, overrides)]:
         for name, value in told.items():
             try:
@@ -160,12 +165,15 @@ def _load(
                 sources[name] = source
             except ValueError as error:
                 problems.append(f"{source}: {name}: {error}")
-    if problems:
-        raise ConfigProblems(problems)
+                wrong.add(name if name in known else nearest(name, known))
     config = _with_node(kind(**values))
     # A default is at fault only because no file says otherwise: name the file that should.
     silent = {DEFAULT: str(next(iter(files), blamed))}
-    problems = [f"{silent.get(sources[name], sources[name])}: {name}: {text}" for name, text in problems_of(config)]
+    problems += [
+        f"{silent.get(sources[name], sources[name])}: {name}: {text}"
+        for name, text in problems_of(config)
+        if not wrong.intersection(_WORD.findall(f"{name} {text}"))  # that one was held to a default
+    ]
     if problems:
         raise ConfigProblems(problems)
     return Effective(config=config, sources=sources)
@@ -195,7 +203,10 @@ def _drop_ins(path: Path) -> tuple[Path, ...]:
 
 def _read(file: Path) -> dict[str, object]:
     try:
-        with file.open("rb") as stream:
+        # Without O_NONBLOCK a fifo would hang us before we could see that it is one.
+        with open(os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as stream:
+            if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+                raise ConfigProblems([f"{file}: is a fifo; name a regular file"])
             data = stream.read(_FILE_BYTES_MAX + 1)
         if len(data) > _FILE_BYTES_MAX:
             raise ConfigProblems([f"{file}: is larger than 1 MiB; this is no settings file"])
