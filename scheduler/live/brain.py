@@ -21,7 +21,8 @@ from farside.errors import FarsideError
 from farside.log import get_log
 from farside.scheduler.domain import Rules
 from farside.scheduler.live.decide import Mind
-from farside.scheduler.live.event import Event
+from farside.scheduler.live.event import Event, JobUnplaced
+from farside.scheduler.live.launch import CANT_START
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.leadership import leading
@@ -116,6 +117,7 @@ class Brain:
                 drafts = [Draft(event=event, cause="cycle") for event in events]
                 for entry in turn.add(drafts, self._clock.now_s()):
                     mind.hear(entry)
+                    _tell_of(entry.event)
                 is_long = time.monotonic() - begun_s > HOLD_S
                 events = () if is_long else mind.next_events(self._now_s(mind.state), may_plan=False)
 
@@ -167,6 +169,11 @@ class Brain:
             "policy": self._rules.order.name,
             "placement": self._rules.placement.name,
         }
+
+
+def _tell_of(event: Event) -> None:
+    if isinstance(event, JobUnplaced) and event.reason.startswith(CANT_START):
+        _log.error("a job is held", job=event.job_id, reason=event.reason, hint=f"farside release {event.job_id}")
 
 
 @asynccontextmanager

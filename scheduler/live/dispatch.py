@@ -7,6 +7,7 @@ How it works
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from farside.agent import messages as m
 from farside.scheduler.live.donors import DonorRing, donor_at
@@ -37,6 +38,14 @@ LENDING = "lending"
 """What an agent ``can`` that tells its node's donor to lend no more."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the processes of a job find each other: the first of each role, and the variables that name all hosts."""
+
+    masters: Mapping[str, LiveTask]
+    hosts: Mapping[str, str]
+
+
 class AgentLine:
     """One connection of an agent: what it knows, and what it has been told on it."""
 
@@ -51,6 +60,7 @@ class AgentLine:
         self._donors: tuple[Donor, ...] | None = None
         self._move_s = move_s  # borrowers get so long to move what they have
         self._closed_by: int | None = None  # as told; None: nothing was, and nobody knows what the donor does
+        self._meetings: dict[tuple[str, int], Meeting] = {}  # by job and start, while commands are looked for
 
     # ------------------------------------------------------------------ agent to log
 
@@ -153,6 +163,7 @@ class AgentLine:
             if task is not None:
                 found += self._about(state, task)
         found += self._leftovers(state)
+        self._meetings.clear()
         return found
 
     def awaits_donors(self, ring: DonorRing) -> bool:
@@ -182,10 +193,17 @@ class AgentLine:
         known = known if known is not None and _is_of(known, job) else None
         if _is_wanted(job, task):
             if known is None and self._first_time("start", task.key):
-                yield start_of(job, task, state.generation)
+                yield start_of(job, task, state.generation, self._meeting(job))
         elif (known is None or known.state not in ENDED) and self._first_time("stop", task.key):
             cause = job.stop_cause.value if job.stop_cause is not None and job.start == task.start else "an old start"
             yield stop_of(task.key, state.generation, cause, job.spec.grace_s)
+
+    def _meeting(self, job: LiveJob) -> Meeting:
+        """Made once for all processes of a job that this node gets."""
+        key = job.job_id, job.start
+        if key not in self._meetings:
+            self._meetings[key] = meeting_of(job)
+        return self._meetings[key]
 
     def _leftovers(self, state: LiveState) -> Iterator[m.ManagerMessage]:
         """What the agent knows and the log has done with, or never knew (it was restored from a backup)."""
@@ -233,12 +251,23 @@ def task_id_of(job_id: str, rank: int) -> str:
     return f"{job_id}.{rank}"
 
 
-def start_of(job: LiveJob, task: LiveTask, generation: int) -> m.Start:
-    """The command that starts a process."""
+def meeting_of(job: LiveJob) -> Meeting:
+    """That of its latest start."""
+    masters: dict[str, LiveTask] = {}
+    for task in job.tasks:
+        masters.setdefault(task.role, task)
+    there = (Standing(role=one.role, rank=one.role_rank, address=one.address, port=one.port) for one in job.tasks)
+    return Meeting(masters=masters, hosts=rendezvous(there) if job.spec.roles else {})
+
+
+def start_of(job: LiveJob, task: LiveTask, generation: int, meeting: Meeting | None = None) -> m.Start:
+    """The command that starts a process. ``meeting``: its job's, where that was made already."""
+    meeting = meeting or meeting_of(job)
     spec, role = job.spec, job.spec.role(task.role)
     cpus, memory_bytes = spec.cpus_per_gpu * len(task.gpus), spec.memory_bytes_per_gpu * len(task.gpus)
     swap_bytes = spec.swap_bytes_per_gpu * len(task.gpus)
-    first = next((one for one in job.tasks if one.role == task.role), task)  # the master of its role
+    first = meeting.masters.get(task.role, task)
+    role_variables = {"FARSIDE_ROLE": task.role, "FARSIDE_RANK": str(task.rank), **meeting.hosts}
     limit_s = max(1.0, spec.time_limit_s - job.held_s) if spec.time_limit_s else 0.0
     return m.Start(
         task_id=task_id_of(job.job_id, task.rank),
@@ -247,7 +276,7 @@ def start_of(job: LiveJob, task: LiveTask, generation: int) -> m.Start:
         submitted_s=job.submit_s,
         spec=m.TaskSpec(
             argv=spec.argv if role is None else role.argv,
-            env=dict(spec.env) if role is None else {**spec.env, **_role_variables(job, task)},
+            env=dict(spec.env) if role is None else {**spec.env, **role_variables},
             cwd=spec.cwd,
             user=job.user,
             gpus=task.gpus,
@@ -266,11 +295,6 @@ def start_of(job: LiveJob, task: LiveTask, generation: int) -> m.Start:
             profile=job.is_profiled,
         ),
     )
-
-
-def _role_variables(job: LiveJob, task: LiveTask) -> Mapping[str, str]:
-    there = (Standing(role=one.role, rank=one.role_rank, address=one.address, port=one.port) for one in job.tasks)
-    return {"FARSIDE_ROLE": task.role, "FARSIDE_RANK": str(task.rank), **rendezvous(there)}
 
 
 def stop_of(key: TaskKey, generation: int, cause: str, grace_s: float) -> m.Stop:

@@ -1,14 +1,20 @@
 """Which placed jobs can start now, and on which GPUs. PURE.
 
 The cycle decides as if who loses GPUs were gone at once; on real nodes that takes until the last process has written
-its checkpoint. So a job that was placed waits here until each of its nodes has enough GPUs that nobody holds.
+its checkpoint. So a job that was placed waits here until each of its nodes has enough GPUs that nobody holds, room for
+its processes, and a port for each.
+
+A job that can't be started as it is, for whatever fault, is held with the reason: it may not keep all others waiting.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from farside.scheduler.live.event import JobStarted, TaskPlace
+from farside.agent.messages import TASKS_MAX
+from farside.errors import FarsideError
+from farside.scheduler.live.event import HoldRequested, JobStarted, JobUnplaced, TaskPlace
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import LiveJob
 from farside.scheduler.live.spec import Ranks
@@ -16,36 +22,104 @@ from farside.scheduler.placement.servers import servers_beside
 
 # Where the processes of a job meet. Outside Linux's range for outgoing connections, 32768 and up.
 FIRST_PORT, PORTS = 20_000, 10_000
+BRAIN = "the manager"
+"""Who holds a job that can't be started."""
+CANT_START = "it can't be started: "
+REASON_CHARS = 400
 
 
-def launches(state: LiveState, is_profiled: Callable[[LiveJob], bool]) -> Iterator[JobStarted]:
+def launches(
+    state: LiveState, is_profiled: Callable[[LiveJob], bool]
+) -> Iterator[JobStarted | HoldRequested | JobUnplaced]:
     """The starts that are possible, the first placed first; no two with the same GPU or the same port of a node.
 
-    ``is_profiled``: whether what a job sends is to be noted.
+    And what is to be written of those that are held instead. ``is_profiled``: whether what a job sends is to be noted.
     """
     if not state.placed:
         return
-    free: dict[str, tuple[int, ...]] = {}
-    taken_ports = {meeting for meetings in state.meetings.values() for meeting in meetings}
+    room = _Room(state)
     for job_id in state.placed:
         job = state.jobs[job_id]
-        for place in job.places:
-            free.setdefault(place.node, state.nodes[place.node].free_gpus)
-        if any(len(free[place.node]) < place.gpus or not state.nodes[place.node].is_taking for place in job.places):
+        try:
+            start = room.start(job, is_profiled(job)) if room.has_gpus(job) else None
+        except Exception as error:  # what is wrong with one job must not keep the others from starting
+            told = str(error) if isinstance(error, FarsideError) else f"{error!r:.200}; report this"
+            yield HoldRequested(job_id=job_id, by=BRAIN)
+            yield JobUnplaced(job_id=job_id, reason=f"{CANT_START}{told}"[:REASON_CHARS])
             continue
-        tasks = tuple(_tasks(job, free))
-        address = state.nodes[tasks[0].node].address
-        port = _free_port(job, address, taken_ports)
-        if job.spec.roles:
-            tasks = tuple(_reachable(state, job, tasks, taken_ports))
-        yield JobStarted(
-            job_id=job_id,
+        if start is not None:
+            yield start
+
+
+class _Room:
+    """What nobody has, or is about to get, on the nodes; looked at as jobs need it."""
+
+    def __init__(self, state: LiveState) -> None:
+        self._state = state
+        self._gpus: dict[str, tuple[int, ...]] = {}
+        self._tasks: dict[str, int] = {}
+        self._taken_ports = {meeting for meetings in state.meetings.values() for meeting in meetings}
+
+    def has_gpus(self, job: LiveJob) -> bool:
+        """Whether nobody has the GPUs of its places, and jobs may start there."""
+        for place in job.places:
+            node = self._state.nodes[place.node]
+            if not node.is_taking or len(self._gpus.setdefault(node.name, node.free_gpus)) < place.gpus:
+                return False
+        return True
+
+    def start(self, job: LiveJob, is_profiled: bool) -> JobStarted | None:
+        """Its start; None: the processes or ports that others have there are too many, and it waits for them to go.
+
+        Raises:
+            FarsideError: It can't be started as long as it is what it is.
+        """
+        gpus = {place.node: self._gpus[place.node] for place in job.places}
+        tasks = tuple(_tasks(job, gpus))
+        counts = self._counts(job, tasks)
+        ports: dict[str, Iterator[int]] = {}
+        met = [self._meeting(job, task, ports) for task in (tasks[0], *(tasks if job.spec.roles else ()))]
+        if counts is None or not all(port for _, port in met):
+            return None
+        (address, port), *others = met
+        if others:  # each process of a job with roles has a port of its own
+            tasks = tuple(replace(task, address=at, port=one) for task, (at, one) in zip(tasks, others, strict=True))
+        self._gpus.update(gpus)
+        self._tasks.update(counts)
+        self._taken_ports.update(met)
+        return JobStarted(
+            job_id=job.job_id,
             start=job.start + 1,
             tasks=tasks,
             master_addr=address,
             master_port=port,
-            is_profiled=is_profiled(job),
+            is_profiled=is_profiled,
         )
+
+    def _counts(self, job: LiveJob, tasks: Sequence[TaskPlace]) -> dict[str, int] | None:
+        """How many processes each of its nodes has with it; None: more than an agent takes, until others have gone."""
+        own = Counter(task.node for task in tasks)
+        node, most = own.most_common(1)[0]
+        if most > TASKS_MAX:
+            raise FarsideError(f"{most:,} of its processes would stand on {node}, and a node takes {TASKS_MAX}")
+        before = {node: self._tasks.get(node, len(self._state.nodes[node].tasks)) for node in own}
+        counts = {node: before[node] + count for node, count in own.items()}
+        return counts if max(counts.values()) <= TASKS_MAX else None
+
+    def _meeting(self, job: LiveJob, task: TaskPlace, ports: dict[str, Iterator[int]]) -> tuple[str, int]:
+        """Address and port; 0: there is none that nobody has."""
+        address = self._state.nodes[task.node].address
+        if address not in ports:
+            ports[address] = self._free_ports(job, address)
+        return address, next(ports[address], 0)
+
+    def _free_ports(self, job: LiveJob, address: str) -> Iterator[int]:
+        """Those that nobody has there. Not first those of the start before, which may linger."""
+        first = job.sequence + job.start * 101
+        for more in range(PORTS):
+            port = FIRST_PORT + (first + more) % PORTS
+            if (address, port) not in self._taken_ports:
+                yield port
 
 
 def _tasks(job: LiveJob, free: dict[str, tuple[int, ...]]) -> Iterator[TaskPlace]:
@@ -77,21 +151,3 @@ def _by_role(job: LiveJob, slots: list[tuple[str, int]]) -> Iterator[TaskPlace]:
         for role_rank, (node, gpus) in enumerate(places):
             yield TaskPlace(rank=rank, node=node, gpus=gpus, role=role.name, role_rank=role_rank)
             rank += 1
-
-
-def _reachable(
-    state: LiveState, job: LiveJob, tasks: Iterable[TaskPlace], taken: set[tuple[str, int]]
-) -> Iterator[TaskPlace]:
-    """Each process of a job with roles has a port of its own."""
-    for task in tasks:
-        address = state.nodes[task.node].address
-        yield replace(task, address=address, port=_free_port(job, address, taken))
-
-
-def _free_port(job: LiveJob, address: str, taken: set[tuple[str, int]]) -> int:
-    """One that nobody has there, and that is taken from now on. Not that of the start before, which may linger."""
-    first = job.sequence + job.start * 101
-    ports = (FIRST_PORT + (first + more) % PORTS for more in range(PORTS))
-    port = next(port for port in ports if (address, port) not in taken)
-    taken.add((address, port))
-    return port

@@ -15,7 +15,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-MAX_PROCESSES = 100_000
+# Of all roles: each process is told in its environment where all are, and execve(2) takes 128 KiB a variable.
+MAX_PROCESSES = 4096
 MAX_ROLES = 16
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}\Z")
 
@@ -69,6 +70,15 @@ def per_gpu(roles: Sequence[Role], what: str) -> float:
     return own + beside
 
 
+def most_on_a_node(roles: Sequence[Role], gpus: int) -> int:
+    """How many processes a node may get, of which the job gets at most so many GPUs."""
+    total = gpus_of(roles)
+    there = min(gpus, total)
+    if not there:
+        return 0
+    return there + sum(math.ceil(there * role.count / total) for role in roles if not role.gpus)
+
+
 def rendezvous(standings: Iterable[Standing]) -> Mapping[str, str]:
     """FARSIDE_HOSTS_WORKER and the like: HOST:PORT of each process of a role, by rank, with commas between.
 
@@ -84,6 +94,9 @@ def role_problems(roles: Sequence[Role]) -> Iterator[str]:
     """What is wrong with the roles of a job; each line names the role, the key and what to do."""
     if len(roles) > MAX_ROLES:
         yield f"roles: at most {MAX_ROLES}, not {len(roles)}"
+    count = sum(role.count for role in roles if role.count > 0)
+    if count > MAX_PROCESSES:
+        yield f"roles: {count:,} processes in all; a job with roles has at most {MAX_PROCESSES:,}; lower their count"
     names = [role.name for role in roles]
     for role in roles:
         where = f"role {role.name:.40}"
@@ -93,7 +106,7 @@ def role_problems(roles: Sequence[Role]) -> Iterator[str]:
             yield f"{where}: there are two of that name"
         if not role.argv or not role.argv[0]:
             yield f"{where}: argv: is empty; name the program to run"
-        if not 1 <= role.count <= MAX_PROCESSES:
+        if role.count < 1:
             yield f"{where}: count: must be 1 to {MAX_PROCESSES}, is {role.count}"
         if role.gpus not in (0, 1):
             yield f"{where}: gpus: a process of a role has 1 or 0, not {role.gpus}; raise count instead"

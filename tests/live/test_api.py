@@ -129,6 +129,17 @@ def test_a_wrong_token_is_one_clear_line(tmp_path: Path) -> None:
     api_test(test, tmp_path)
 
 
+def roles(**counts: int) -> dict[str, object]:
+    """A job of a worker with a GPU, or of as many as told, and of so many processes of roles without."""
+    counts = {"worker": 1, **counts}
+    return {
+        "roles": [
+            {"name": name, "argv": ["true"], "count": count, "gpus": int(name == "worker")}
+            for name, count in counts.items()
+        ]
+    }
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -144,6 +155,10 @@ def test_a_wrong_token_is_one_clear_line(tmp_path: Path) -> None:
         ({"argv": ["true"], "env": {"A-B": "1"}}, "env"),
         ({"argv": ["true"], "memory_bytes_per_gpu": 1e12}, "no node has that much"),
         ({"argv": ["x" * 200_000]}, "argv"),
+        (roles(ps=10_050), "roles: 10,051 processes in all; a job with roles has at most 4,096; lower their count"),
+        (roles(ps=512), "roles: 513 processes would stand on one node, which takes 512; lower their count"),
+        (roles(ps=100_000, worker=100_000), "roles: 200,000 processes in all"),
+        ({"roles": [{"name": "ps", "argv": ["s"], "gpus": 0}]}, "roles: none has GPUs"),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -1,15 +1,18 @@
 """Jobs whose processes are not alike: where they stand, what they are told, and how such a job ends."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from farside.agent.messages import Hello
 from farside.job_file import job_body
+from farside.scheduler.live import dispatch, launch
 from farside.scheduler.live.api.schema import JobBody
-from farside.scheduler.live.dispatch import start_of
-from farside.scheduler.live.event import JobStarted, TaskPhase
-from farside.scheduler.live.record import LiveTask, Phase
+from farside.scheduler.live.dispatch import AgentLine, meeting_of, start_of
+from farside.scheduler.live.event import JobStarted, ReleaseRequested, TaskPhase, TaskPlace
+from farside.scheduler.live.record import LiveJob, LiveTask, Phase
 from farside.scheduler.live.role import Role, per_gpu
 from farside.scheduler.live.spec import JobSpec, spec_problems
 from tests.live.world import World, rules
@@ -177,3 +180,69 @@ def test_roles_that_make_no_job_are_one_clear_line(roles: tuple[Role, ...], more
 
     assert any(says in line for line in problems)
     assert all("\n" not in line for line in problems)
+
+
+MANY = replace(PS, cpus=0.0)
+
+
+def test_a_job_with_more_processes_than_a_node_takes_is_held_with_the_reason_and_all_others_start() -> None:
+    world = World(rules(), nodes=1, gpus=4)
+    for count in (10_050, 600):
+        job = submitted(world, replace(MANY, count=count), replace(WORKER, count=1))
+
+        assert world.phase(job) is Phase.HELD
+        assert "it can't be started: " in world.job(job).reason
+        assert "processes would stand on n0, and a node takes 512" in world.job(job).reason
+
+    assert world.phase(world.submit(4)) is Phase.STARTING
+
+
+def test_a_fault_in_starting_one_job_holds_that_job_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(rules(), nodes=1, gpus=4)
+    tasks = launch._tasks
+
+    def broken(job: LiveJob, free: dict[str, tuple[int, ...]]) -> Iterator[TaskPlace]:
+        if job.spec.gpus == 3:
+            raise StopIteration
+        return tasks(job, free)
+
+    monkeypatch.setattr(launch, "_tasks", broken)
+    bad, good = world.submit(3), world.submit(4)
+
+    assert (world.phase(bad), world.phase(good)) == (Phase.HELD, Phase.STARTING)
+    assert world.job(bad).reason == "held by the manager; it can't be started: StopIteration(); report this"
+    world.does(ReleaseRequested(job_id=bad, by="root"))
+    world.exits(good)
+    assert world.phase(bad) is Phase.HELD
+
+
+def test_a_job_waits_with_its_place_while_others_have_all_the_processes_that_a_node_takes() -> None:
+    world = World(rules(), nodes=1, gpus=4)
+    first = submitted(world, replace(MANY, count=500), replace(WORKER, count=1))
+
+    second = submitted(world, replace(MANY, count=20), replace(WORKER, count=1))
+
+    assert (world.phase(first), world.phase(second)) == (Phase.STARTING, Phase.PLACED)
+    ends(world, first, "worker")
+    ends(world, first, "ps", 143, cause="work_done")
+    assert world.phase(second) is Phase.STARTING
+
+
+def test_the_hosts_of_a_large_job_are_put_together_once_for_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(rules(), nodes=1, gpus=4)
+    submitted(world, replace(MANY, count=500), replace(WORKER, count=4))
+    hello = Hello(
+        node="n0", boot_id="boot-1", incarnation="1", version="1", cpus=1, memory_bytes=1, gpus=(), headroom_bytes=0,
+        tasks=(),
+    )  # fmt: skip
+    made: list[str] = []
+
+    def counted(job: LiveJob) -> dispatch.Meeting:
+        made.append(job.job_id)
+        return meeting_of(job)
+
+    monkeypatch.setattr(dispatch, "meeting_of", counted)
+
+    commands = AgentLine(hello, "h").commands(world.state)
+
+    assert (len(commands), len(made)) == (504, 1)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 
 from farside import admin
 from farside.agent import protocol
+from farside.agent.messages import TASKS_MAX
 from farside.errors import FarsideError, LocalProtocolError
 from farside.scheduler.live.accounts import charged, quota_problems
 from farside.scheduler.live.api.answer import Rows, answer
@@ -18,11 +20,13 @@ from farside.scheduler.live.api.once import Key, Once
 from farside.scheduler.live.api.schema import JobBody
 from farside.scheduler.live.api.shape import Explanation, History, Job, JobInFull, JobList, Submitted, says
 from farside.scheduler.live.brain import ASK
-from farside.scheduler.live.dispatch import start_of
+from farside.scheduler.live.dispatch import meeting_of, start_of
 from farside.scheduler.live.event import CancelRequested, HoldRequested, JobSubmitted, ReleaseRequested
 from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.launch import FIRST_PORT
 from farside.scheduler.live.live_state import LiveState, RequestKey
 from farside.scheduler.live.record import ACTIVE, LiveJob, LiveTask, Phase
+from farside.scheduler.live.role import most_on_a_node
 from farside.scheduler.live.spec import JobSpec, gpus_text, spec_problems
 from farside.scheduler.live.view import show_entry, show_job, show_job_in_full
 from farside.scheduler.tenancy import Tenancy
@@ -68,8 +72,9 @@ def job_routes(
             *spec_problems(spec),
             *cluster_problems(spec, log.state),
             *quota_problems(spec, caller.name, tenancy),
-            *command_problems(spec, caller),
+            *room_problems(spec, log.state),
         ]
+        problems = problems or command_problems(spec, caller, log.state)
         if not problems and spec.checkpoint_dir:
             problems = list(filter(None, [await checkpoint_problem(caller.name, spec.checkpoint_dir)]))
         if problems:
@@ -169,15 +174,33 @@ def cluster_problems(spec: JobSpec, state: LiveState) -> list[str]:
     return problems
 
 
-def command_problems(spec: JobSpec, caller: Caller) -> list[str]:
+def room_problems(spec: JobSpec, state: LiveState) -> list[str]:
+    """Processes without GPUs stand beside the others: whether they are too many for a node that gives all it has."""
+    most = most_on_a_node(spec.roles, max((len(node.gpus) for node in state.nodes.values()), default=0))
+    if most <= TASKS_MAX:
+        return []
+    return [f"roles: {most:,} processes would stand on one node, which takes {TASKS_MAX}; lower their count"]
+
+
+def command_problems(spec: JobSpec, caller: Caller, state: LiveState) -> list[str]:
     """What would keep a node from being told to start it: found now, and not when it is its turn."""
-    task = LiveTask(job_id="1", start=1, rank=0, node="n", gpus=(0,))
     job = LiveJob(
         job_id="1", sequence=0, spec=spec, user=caller.name, uid=caller.uid, submit_s=0.0, phase=Phase.STARTING,
-        since_s=0.0, tasks=(task,),
+        since_s=0.0, tasks=_foreseen(spec, state),
     )  # fmt: skip
+    meeting = meeting_of(job)
     try:
-        protocol.encode(start_of(job, task, 1))
+        for task in meeting.masters.values():
+            protocol.encode(start_of(job, task, 1, meeting))
     except LocalProtocolError as error:
-        return [str(error).removeprefix("START cannot be sent: ")]
+        told = str(error).removeprefix("START cannot be sent: ").removeprefix("no frame of this protocol: ")
+        return [f"a node can't be told to start it, which puts all that it needs into one message: {told}"]
     return []
+
+
+def _foreseen(spec: JobSpec, state: LiveState) -> tuple[LiveTask, ...]:
+    """Its processes, as long as they can get: all at the node with the longest address."""
+    address = max((node.address for node in state.nodes.values()), key=len, default="")
+    one = LiveTask(job_id="1", start=1, rank=0, node="n", gpus=(0,), address=address, port=FIRST_PORT)
+    standing = (replace(one, role=role.name, role_rank=at) for role in spec.roles for at in range(role.count))
+    return tuple(standing) or (one,)
