@@ -21,7 +21,8 @@ Where a file does not say, a job runs in the folder and with the environment of 
 """
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, time
 from pathlib import Path
 
 from farside.errors import ConfigError
@@ -55,13 +56,14 @@ def job_body(
     """
     body: dict[str, object] = {}
     if len(command) == 1 and command[0].endswith(".toml"):
-        body = _read(Path(command[0]))
         where = command[0]
+        body = _read(Path(where))
     else:
         where = "command line"
         if command:
             body["argv"] = list(command)
     body = {**body, **told}
+    _refuse_moments(where, body)
     if "command" in body:
         body["argv"] = body.pop("command")
     for spoken, (key, parse) in _SPOKEN.items():
@@ -126,3 +128,18 @@ def _read(path: Path) -> dict[str, object]:
         raise ConfigError(f"{path}: {error.strerror}", hint="name a file that can be read") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}", hint="mend the TOML there") from error
+    except RecursionError:
+        raise ConfigError(f"{path}: has brackets within brackets without end", hint="mend the TOML there") from None
+
+
+def _refuse_moments(where: str, value: object, key: str = "") -> None:
+    """TOML has dates and times, JSON and the manager have none."""
+    if isinstance(value, date | time):  # a datetime is a date
+        raise ConfigError(f"{where}: {key}: {value} is a date or time", hint=f'write it in quotes: "{value}"')
+    parts: Iterable[tuple[str, object]] = ()
+    if isinstance(value, Mapping):
+        parts = ((f"{key}.{name}" if key else str(name), part) for name, part in value.items())
+    elif isinstance(value, list):
+        parts = ((key, part) for part in value)
+    for name, part in parts:
+        _refuse_moments(where, part, name)

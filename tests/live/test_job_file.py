@@ -56,3 +56,23 @@ def test_a_wrong_job_file_is_one_clear_line(text: str, says: str, tmp_path: Path
 def test_a_job_file_that_is_not_there_is_one_clear_line() -> None:
     with pytest.raises(ConfigError, match=r"no/such\.toml: No such file"):
         job_body(["/no/such.toml"], {}, "/", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('command = ["true"]\nenv = { A = 2020-01-01 }\n', "env.A: 2020-01-01 is a date or time"),
+        ('command = ["true"]\nmodel = 2020-01-01T10:00:00\n', "model: 2020-01-01 10:00:00 is a date or time"),
+        ('[[role]]\nname = "a"\ncommand = ["true", 10:00:00]\n', "role.command: 10:00:00 is a date or time"),
+        ('command = ["true"]\nenv = ' + "[" * 5000 + "\n", "brackets within brackets"),
+    ],
+    ids=["date", "datetime", "time", "deep"],
+)
+def test_toml_that_json_has_no_words_for_is_one_clear_line(text: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(text)
+
+    with pytest.raises(ConfigError, match=says) as caught:
+        job_body([str(file)], {}, "/", {})
+
+    assert str(caught.value).startswith(str(file))

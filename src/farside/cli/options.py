@@ -107,5 +107,5 @@ def overrides(settings: Sequence[str] | None) -> Mapping[str, object]:
 def _value(text: str) -> object:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+    except (tomllib.TOMLDecodeError, KeyError, RecursionError):
         return text
