@@ -22,6 +22,9 @@ from farside.scheduler.live.snapshot import is_ready
 from farside.scheduler.live.transition import apply
 from farside.scheduler.live.why_place import is_to_be_profiled, why_there
 
+# So many of the jobs that a job waits for are named to who asks.
+AFTER_SHOWN = 20
+
 
 class Mind:
     """Decides for one state, from the first entry of the log or from wherever ``state`` is."""
@@ -102,7 +105,9 @@ class Mind:
 
     def _why(self, job: LiveJob, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:
         if job.phase is Phase.WAITING and not is_ready(self.state, job):
-            return (f"waits for the end of job {', '.join(job.spec.after)}",)
+            after, most = job.spec.after, AFTER_SHOWN
+            more = f" and {len(after) - most:,} others" if len(after) > most else ""
+            return (f"waits for the end of job {', '.join(after[:most])}{more}",)
         row = self._planner.row(job.job_id)
         if row >= 0 and job.phase is Phase.WAITING:
             return (*explain(self.domain, row, now_s, clock), *self._booting())

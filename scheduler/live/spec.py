@@ -1,9 +1,11 @@
 """What a user asks for: one job, as it is submitted and kept in the log. PURE."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from farside.agent.messages import ARGUMENT_CHARS_MAX, ARGUMENTS_MAX, VARIABLES_MAX
 from farside.scheduler.live.role import Role, gpus_of, per_gpu, role_problems
 from farside.units import format_count
 
@@ -16,6 +18,11 @@ MAX_NAME = 128
 MAX_PATH = 4096
 MAX_RETRIES = 1000
 MAX_GRACE_S = 3600.0
+MAX_TIME_LIMIT_S = 4e9  # 126 years, as much as agents take
+MAX_AFTER = 1000
+# Of a job times its count: each of the jobs is told of each that ends.
+MAX_AFTER_IN_ALL = 100_000
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
 
 
 class Ranks(StrEnum):
@@ -100,13 +107,22 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
         yield "argv: is empty; name the program to run"
     elif sum(len(one.encode(errors="replace")) for one in _all_arguments(spec)) > MAX_ARGUMENT_BYTES:
         yield f"argv: is longer than {MAX_ARGUMENT_BYTES} bytes; put it in a file"
+    elif any(len(one.encode(errors="replace")) > ARGUMENT_CHARS_MAX for one in _all_arguments(spec)):
+        yield f"argv: one argument is longer than the {ARGUMENT_CHARS_MAX} bytes that Linux takes; put it in a file"
+    if any(len(argv) > ARGUMENTS_MAX for argv in (spec.argv, *(role.argv for role in spec.roles))):
+        yield f"argv: has more than {ARGUMENTS_MAX} arguments; put them in a file"
     if not 1 <= spec.gpus <= MAX_GPUS:
         yield f"gpus: must be 1 to {MAX_GPUS}, is {spec.gpus}"
     if sum(len(f"{name}={value}".encode(errors="replace")) for name, value in spec.env.items()) > MAX_ENVIRONMENT_BYTES:
         yield f"env: is longer than {MAX_ENVIRONMENT_BYTES} bytes; put it in a file"
+    elif any(len(f"{name}={value}".encode(errors="replace")) > ARGUMENT_CHARS_MAX for name, value in spec.env.items()):
+        yield f"env: one variable is longer than the {ARGUMENT_CHARS_MAX} bytes that Linux takes; put it in a file"
+    if len(spec.env) > VARIABLES_MAX:
+        yield f"env: has more than {VARIABLES_MAX} variables; put them in a file"
     for name in spec.env:
-        if not name or "=" in name:
-            yield f"env: '{name:.60}' is no name of a variable"
+        if not _VARIABLE.match(name):
+            yield f"env: {name[:60]!r} is no name of a variable; they are letters, digits and _, no digit first"
+            break
     for text in (*_all_arguments(spec), *spec.env, *spec.env.values(), spec.cwd, spec.output, spec.checkpoint_dir):
         if "\0" in text:
             yield "a text contains a zero byte, which no program can be given"
@@ -122,15 +138,19 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
         yield f"cwd: must be an absolute path, is '{spec.cwd:.60}'"
     if spec.checkpoint_dir and not spec.checkpoint_dir.startswith("/"):
         yield f"checkpoint_dir: must be an absolute path, is '{spec.checkpoint_dir:.60}'"
-    for key in ("cpus_per_gpu", "memory_bytes_per_gpu", "swap_bytes_per_gpu", "time_limit_s"):
+    for key in ("cpus_per_gpu", "memory_bytes_per_gpu", "swap_bytes_per_gpu"):
         if not 0 <= getattr(spec, key) < 1e18:
             yield f"{key}: must be 0 or more, is {getattr(spec, key)}"
     if spec.swap_bytes_per_gpu and not spec.memory_bytes_per_gpu:
         yield "swap: a job swaps what goes beyond its memory; say how much that is, by memory_per_gpu"
+    if not 0 <= spec.time_limit_s <= MAX_TIME_LIMIT_S:
+        yield f"time_limit_s: must be 0 to {MAX_TIME_LIMIT_S:g} seconds, is {spec.time_limit_s:g}; 0 is none"
     if not 0 <= spec.grace_s <= MAX_GRACE_S:
         yield f"grace_s: must be 0 to {MAX_GRACE_S:g} seconds, is {spec.grace_s:g}"
     if not 0 <= spec.retries <= MAX_RETRIES:
         yield f"retries: must be 0 to {MAX_RETRIES}, is {spec.retries}"
+    if len(spec.after) > MAX_AFTER:
+        yield f"after: at most {MAX_AFTER:,} jobs, not {len(spec.after):,}; wait for one that waits for them"
     if spec.roles:
         yield from role_problems(spec.roles)
         if spec.argv != spec.roles[0].argv:
@@ -147,6 +167,14 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
 
 def _all_arguments(spec: JobSpec) -> tuple[str, ...]:
     return (*spec.argv, *(word for role in spec.roles[1:] for word in role.argv))
+
+
+def array_problems(spec: JobSpec, count: int) -> Iterator[str]:
+    """What is wrong with so many of a job, though one alone may be right."""
+    waits = len(spec.after) * count
+    if waits > MAX_AFTER_IN_ALL:
+        each = f"{format_count(len(spec.after), 'job')} for each of {count:,}"
+        yield f"after: {each} are more than {MAX_AFTER_IN_ALL:,} in all; wait for one that waits for them"
 
 
 def gpus_text(gpus: int) -> str:

@@ -143,7 +143,7 @@ def roles(**counts: int) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({"argv": ["true"], "gpus": 9}, "gpus: 9 GPUs are more than the cluster has 8 GPUs; ask for fewer"),
+        ({"argv": ["true"], "gpus": 9}, "gpus: it asks for 9, and the cluster has 8; ask for fewer"),
         ({"argv": ["true"], "gpus": 0}, "gpus: must be 1 to 100000, is 0"),
         ({"argv": ["true"], "gpu_model": "B200"}, "of model B200"),
         ({"argv": []}, "argv: "),
@@ -172,6 +172,70 @@ def test_a_job_that_can_never_run_is_refused_at_once_in_one_line(
         assert says in answer.json()["detail"]
         assert "\n" not in answer.json()["detail"]
         assert (await api.as_uid(0).get("/v1/jobs?all=true")).json() == {"jobs": []}
+
+    api_test(test, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"env": {"1x": "1"}}, "env: '1x' is no name of a variable; they are letters, digits and _, no digit first"),
+        ({"env": {"A=B": "1"}}, "env: 'A=B' is no name of a variable; they are letters, digits and _, no digit first"),
+        (
+            {"env": {"A": "x" * 140_000}},
+            "env: one variable is longer than the 131071 bytes that Linux takes; put it in a file",
+        ),
+        ({"env": {f"A{at}": "" for at in range(1025)}}, "env: has more than 1024 variables; put them in a file"),
+        (
+            {"argv": ["x" * 140_000]},
+            "argv: one argument is longer than the 131071 bytes that Linux takes; put it in a file",
+        ),
+        ({"argv": ["x"] * 4097}, "argv: has more than 4096 arguments; put them in a file"),
+        ({"argv": ["a\0"]}, "a text contains a zero byte, which no program can be given"),
+        ({"time_limit_s": 5e9}, "time_limit_s: must be 0 to 4e+09 seconds, is 5e+09; 0 is none"),
+        ({"cwd": "rel"}, "cwd: must be an absolute path, is 'rel'"),
+        ({"gpu_model": "B200"}, "gpus: it asks for 1, and the cluster has none of model B200; ask for others"),
+        (
+            {"after": [str(at) for at in range(1001)]},
+            "after: at most 1,000 jobs, not 1,001; wait for one that waits for them",
+        ),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_a_job_may_not_ask_is_said_once_and_in_words_of_its_own(
+    body: dict[str, object], says: str, tmp_path: Path
+) -> None:
+    async def test(api: Api) -> None:
+        detail = (await api.as_uid(0).post("/v1/jobs", json={"argv": ["true"], **body})).json()["detail"]
+
+        assert detail.split("; after: ")[0] == says
+
+    api_test(test, tmp_path)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity"])
+def test_a_number_that_is_none_is_said_once(number: str, tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        body = b'{"argv": ["true"], "time_limit_s": %b}' % number.encode()
+        headers = {"Content-Type": "application/json"}
+        detail = (await api.as_uid(0).post("/v1/jobs", content=body, headers=headers)).json()["detail"]
+
+        assert detail.count("time_limit_s") == 1
+        assert "protocol" not in detail
+
+    api_test(test, tmp_path)
+
+
+def test_jobs_to_wait_for_count_once_and_not_without_end_in_an_array(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        client = api.as_uid(0)
+        ids = (await client.post("/v1/jobs", json={"argv": ["true"], "count": 60})).json()["ids"]
+
+        same = (await client.post("/v1/jobs", json={"argv": ["true"], "after": ids[:1] * 20_000, "count": 2000})).json()
+        many = (await client.post("/v1/jobs", json={"argv": ["true"], "after": ids, "count": 2000})).json()["detail"]
+
+        assert api.log.state.jobs[same["ids"][0]].spec.after == (ids[0],)
+        assert many == "after: 60 jobs for each of 2,000 are more than 100,000 in all; wait for one that waits for them"
 
     api_test(test, tmp_path)
 

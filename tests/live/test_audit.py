@@ -46,7 +46,7 @@ def test_what_people_do_is_told_with_who_they_are_and_what_came_of_it(tmp_path: 
             ("operator carl", "token", "cancel", "job 1_1", "done"),
             (me, f"uid {UID}", "submit", "", told[-1][4]),
         ]
-        assert told[-1][4].startswith("422: gpus: 99 GPUs are more than the cluster has")
+        assert told[-1][4].startswith("422: gpus: it asks for 99, and the cluster has")
 
     asyncio.run(run())
 

@@ -27,7 +27,7 @@ from farside.scheduler.live.launch import FIRST_PORT
 from farside.scheduler.live.live_state import LiveState, RequestKey
 from farside.scheduler.live.record import ACTIVE, LiveJob, LiveTask, Phase
 from farside.scheduler.live.role import most_on_a_node
-from farside.scheduler.live.spec import JobSpec, gpus_text, spec_problems
+from farside.scheduler.live.spec import JobSpec, array_problems, spec_problems
 from farside.scheduler.live.view import show_entry, show_job, show_job_in_full
 from farside.scheduler.tenancy import Tenancy
 from farside.units import format_bytes
@@ -70,6 +70,7 @@ def job_routes(
         spec = charged(body.spec(), caller.name, tenancy)
         problems = [
             *spec_problems(spec),
+            *array_problems(spec, body.count),
             *cluster_problems(spec, log.state),
             *quota_problems(spec, caller.name, tenancy),
             *room_problems(spec, log.state),
@@ -157,8 +158,8 @@ def cluster_problems(spec: JobSpec, state: LiveState) -> list[str]:
     )
     if spec.gpus > fitting:
         of_model = f" of model {spec.gpu_model}" if wanted else ""
-        has = f"the cluster has {gpus_text(fitting)}{of_model}"
-        problems.append(f"gpus: {gpus_text(spec.gpus)} are more than {has}; ask for fewer")
+        has = f"the cluster has {fitting:,}{of_model}" if fitting else f"the cluster has none{of_model}"
+        problems.append(f"gpus: it asks for {spec.gpus:,}, and {has}; ask for {'fewer' if fitting else 'others'}")
     nodes = [node for node in state.nodes.values() if node.gpus]
     if nodes and not any(
         node.cpus >= spec.cpus_per_gpu and node.memory_bytes >= spec.memory_bytes_per_gpu for node in nodes
@@ -168,9 +169,10 @@ def cluster_problems(spec: JobSpec, state: LiveState) -> list[str]:
         most = max((node.swap_bytes for node in nodes), default=0)
         has = f"the largest is {format_bytes(most)}" if most else "none has any"
         problems.append(f"swap: no node has {format_bytes(int(spec.swap_bytes_per_gpu))} of Farside swap; {has}")
-    for other in spec.after:
-        if other not in state.jobs:
-            problems.append(f"after: there is no job {other:.60}")
+    unknown = [other for other in spec.after if other not in state.jobs]
+    if unknown:
+        more = f", and {len(unknown) - 1:,} others are not there" if len(unknown) > 1 else ""
+        problems.append(f"after: there is no job {unknown[0]:.60}{more}")
     return problems
 
 

@@ -85,6 +85,7 @@ class JobBody(_Body):
             }
             told.update({name: value for name, value in follows.items() if name not in self.model_fields_set})
             told["roles"] = roles
+        told["after"] = tuple(dict.fromkeys(self.after))
         told["preemptible"] = bool(self.checkpoint_dir) if self.preemptible is None else self.preemptible
         return JobSpec(**told)
 
