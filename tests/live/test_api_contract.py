@@ -3,12 +3,12 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from farside.scheduler.live.api.app import BODY_BYTES_MAX
+from farside.scheduler.live.api.body_limit import BODY_BYTES_MAX, TOO_LARGE
 from farside.scheduler.live.api.caller import Role, add_token
 from tests.live.fake_agent import FakeNode
 from tests.live.manager import Manager, running_manager
@@ -102,8 +102,13 @@ def test_a_body_that_is_no_json_is_one_clear_line(body: bytes, tmp_path: Path) -
 
 def test_a_body_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
     async def test(api: Api) -> None:
-        answer = await api.as_uid(OTHER.pw_uid).post("/v1/jobs", content=b" " * (BODY_BYTES_MAX + 1))
+        async def parts() -> AsyncIterator[bytes]:
+            for _ in range(BODY_BYTES_MAX // 1024 + 1):
+                yield b" " * 1024
 
-        assert answer.status_code == 413
+        for body in (b" " * (BODY_BYTES_MAX + 1), parts()):
+            answer = await api.as_uid(OTHER.pw_uid).post("/v1/jobs", content=body)
+
+            assert (answer.status_code, answer.json()) == (413, {"detail": TOO_LARGE})
 
     api_test(test, tmp_path)

@@ -11,6 +11,7 @@ from starlette.routing import Match
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.live.api.agents import AgentSessions
 from farside.scheduler.live.api.answer import answer
+from farside.scheduler.live.api.body_limit import BodyLimit
 from farside.scheduler.live.api.caller import Callers
 from farside.scheduler.live.api.depends import Anyone
 from farside.scheduler.live.api.donors import donor_routes
@@ -30,8 +31,6 @@ from farside.scheduler.tenancy import Tenancy
 
 # What an H200 SXM may draw, by its maker; for those who do not say (`gpu_power_w`).
 GPU_POWER_W = 700.0
-# A body is read before anybody is asked who sends it. The largest that makes sense reserves a hundred thousand nodes.
-BODY_BYTES_MAX = 16 << 20
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -54,9 +53,9 @@ def make_app(
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=_operation_id,
-        max_body_size=BODY_BYTES_MAX,
         description='Errors are `{"detail": TEXT}`, one line that says what is wrong and what to do.',
     )
+    app.add_middleware(BodyLimit)
     app.state.log, app.state.callers = log, callers
     app.state.trail = trail = Trail(log, callers)
     app.include_router(

@@ -340,7 +340,7 @@ def refusals(*statuses: int) -> Refusals:
     # A thing that is named in the path: the framework documents a shape of its own for it, unless told.
     also = {422} if 404 in statuses else set()
     told = sorted({401, 403, 503, *statuses} | also)
-    return {status: _TOO_LARGE if status == 413 else {"model": Refusal, "description": _WHY[status]} for status in told}
+    return {status: {"model": Refusal, "description": _WHY[status]} for status in told}
 
 
 def says(shape: type[BaseModel], *statuses: int, links: Mapping[str, Any] | None = None, status: int = 200) -> Refusals:
@@ -356,11 +356,7 @@ _WHY: Mapping[int, str] = {
     403: "The caller may not",
     404: "The caller has, or sees, no such thing",
     409: "Not in the state that it is in",
+    413: "The body is larger than 16 MiB",
     422: "The request is wrong, or asks for what can never be",
     503: "The store or the brain does not answer, or too many ask; come again",
-}
-# The framework's own, before it knows what is asked.
-_TOO_LARGE: dict[str, Any] = {
-    "description": "The body is larger than 16 MiB",
-    "content": {"text/plain": {"schema": {"type": "string"}}},
 }
