@@ -162,6 +162,8 @@ class ManagerClient:
         return self._ask("POST", path, {}, body)
 
     def _ask(self, method: str, path: tuple[str, ...], query: Mapping[str, str], body: object) -> Any:
+        if not all(path):
+            raise ConfigError("a name is empty, and nothing is called that", hint="`farside queue` lists jobs")
         where = "/v1/" + "/".join(quote(part, safe="") for part in path)
         headers = {"Authorization": f"Bearer {self._address.token}"} if self._address.token else {}
         payload = None

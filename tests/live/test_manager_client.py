@@ -127,3 +127,11 @@ def test_a_manager_that_takes_no_more_says_so_in_words(monkeypatch: pytest.Monke
 
         with pytest.raises(ConfigError, match="more than the manager takes at once; put it into a file"):
             client.post("jobs", body={})
+
+
+def test_an_empty_name_is_one_clear_line_and_nobody_is_asked() -> None:
+    server = Server()
+    with serving(server) as client:
+        with pytest.raises(ConfigError, match="a name is empty"):
+            client.get("jobs", "")
+        assert server.asked == []

@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -188,6 +188,34 @@ def test_a_backup_is_never_restored_over_entries(store: EventStore, tmp_path: Pa
 
     with pytest.raises(ConfigError, match="has entries; stop the manager and move its store away first"):
         restore(tmp_path / "copy.db", store)
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def _spoil(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:4096] + b"x" * (file.stat().st_size - 4096))
+
+
+@pytest.mark.parametrize("harm", [_cut, _spoil, lambda file: file.write_bytes(b""), lambda file: file.write_text("no")])
+def test_a_backup_that_is_damaged_is_one_clear_line_and_nothing_is_written(
+    harm: Callable[[Path], object], tmp_path: Path
+) -> None:
+    whole, empty = EventStore(f"sqlite:///{tmp_path}/whole.db"), EventStore(f"sqlite:///{tmp_path}/empty.db")
+    upgrade(whole)
+    whole.append([told(str(at)) for at in range(100)], 2.0)
+    file = tmp_path / "copy.db"
+    backup(whole, file)
+    harm(file)
+
+    with pytest.raises(ConfigError) as caught:
+        restore(file, empty)
+
+    assert str(caught.value).startswith(f"{file}: is damaged, cut short, or no backup of a store; nothing was written")
+    assert not (tmp_path / "empty.db").exists()
+    for store in (whole, empty):
+        store.close()
 
 
 def test_a_full_disk_is_one_clear_line_and_nothing_is_written(tmp_path: Path) -> None:

@@ -84,10 +84,13 @@ def restore(source: Path, store: EventStore) -> int:
         The entries in it.
 
     Raises:
-        ConfigError: There is no such file, or the store has entries.
+        ConfigError: There is no such file, it is no whole backup, or the store has entries.
     """
     if not source.is_file():
         raise ConfigError(f"{source}: no such file", hint="name what `farside store backup` has written")
+    if not _is_whole(source):
+        hint = "nothing was written; name another that `farside store backup` has written"
+        raise ConfigError(f"{source}: is damaged, cut short, or no backup of a store", hint=hint)
     upgrade(store)
     if store.extent().last_seq:
         where = make_url(store.url).render_as_string()
@@ -96,6 +99,16 @@ def restore(source: Path, store: EventStore) -> int:
     with store.engine.begin() as connection:
         connection.execute(update(lead).values(generation=lead.c.generation + GENERATIONS_SKIPPED))
     return count
+
+
+def _is_whole(source: Path) -> bool:
+    """Whether a file is a store of SQLite, and no page of it is damaged or missing."""
+    try:
+        with closing(sqlite3.connect(source)) as connection:
+            connection.execute("SELECT last_seq FROM lead").fetchone()
+            return bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
+    except sqlite3.Error:
+        return False
 
 
 # More than any cluster's managers take the lead between a backup and its return.
