@@ -9,7 +9,7 @@
  *   reads: each page's sequence is noted before, and what has another by then, or another source, is left alone.
  *
  *   A run that can't be read is read again page by page, so that one bad sector costs one page. After a few failures in
- *   a row, what is left of the cluster waits but for one page of it, which is another in each round over the device; the
+ *   a row, what is left of the cluster waits but for one page of it, another one in each round over the device; the
  *   first page that can be read ends that. So what is good behind a bad area does not wait for all of it, and what is
  *   good within is found in time. What could not be copied is tried again in the next round.
  *
@@ -24,7 +24,7 @@
 #define FAILED_MAX_NS 1000000000ull
 #define MILLISECOND   1000000ull
 #define FAILURES_FEW  6u
-#define RESUME_STEP   197u /* odd, so that in time each page of a cluster has its turn; neighbours far from each other */
+#define RESUME_STEP   197u /* odd, so that in time each page of a cluster has its turn */
 
 _Static_assert(LIFT_AT + LIFT_PAGES <= NE_CLUSTER_PAGES, "ne_device_prefault()'s part of the stage");
 
