@@ -169,6 +169,9 @@ def disk_check(disk: Disk | None) -> Check:
     """The backup disk takes O_DIRECT and is large enough; a file that is not there can be made at the first start."""
     if disk is None:
         return _ok("backup disk", "the settings name none")
+    if os.path.exists(disk.path) and not (disk.path.is_file() or disk.path.is_block_device()):
+        found = f"{disk.path}: neither a file nor a block device"
+        return _failed("backup disk", found, "name one of these in disk_path")
     try:
         size = probes.direct_size_bytes(disk.path)
     except FileNotFoundError:

@@ -108,6 +108,19 @@ def test_config_check_tells_every_problem_and_what_is_well(tmp_path: Path) -> No
     assert [line.split(": ")[2] for line in done.stderr.splitlines()] == ["workers", "spin_us", "disk_path"]
 
 
+@pytest.mark.parametrize("disk", ["/dev/null", "/"])
+def test_config_check_refuses_a_disk_that_is_none(tmp_path: Path, disk: str) -> None:
+    path = tmp_path / "blockdev.toml"
+    path.write_text(f'disk_path = "{disk}"\n')
+
+    done = farside("config", "check", str(path))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"farside: {path}: disk_path: {disk} is neither a file nor a block device; name one of these\n"
+    )
+
+
 def test_config_check_tells_a_file_that_is_well_from_one_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,13 @@ def test_a_disk_that_is_too_small_fails(tmp_path: Path) -> None:
     assert f"truncate -s {GIB} {path}" in check.advice
 
 
+def test_a_disk_that_is_no_disk_fails() -> None:
+    check = preflight.disk_check(Disk(path=Path("/dev/null"), size_bytes=0))
+
+    assert check.outcome is Outcome.FAILED
+    assert "neither a file nor a block device" in check.found
+
+
 def test_a_disk_that_is_not_there_is_made_where_there_is_room(tmp_path: Path) -> None:
     roomy = preflight.disk_check(Disk(path=tmp_path / "disk", size_bytes=MIB))
     full = preflight.disk_check(Disk(path=tmp_path / "disk", size_bytes=1 << 60))

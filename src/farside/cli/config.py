@@ -1,6 +1,7 @@
 """`farside config`: check files before they count, and show what counts."""
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -54,7 +55,7 @@ def check(
         read = paths or standard_files(whose)
         try:
             if read or program:
-                effective(whose, paths)
+                _hold_to_machine(effective(whose, paths))
         except ConfigProblems as error:
             problems += error.problems
         else:
@@ -82,6 +83,19 @@ def show(
         print(f"{row['name']:<{width}} = {row['shown'] or '(empty)'}   [{row['source']}]")
         told = "; ".join(filter(None, (row["doc"], row["allowed"], f"default {row['default'] or '(empty)'}")))
         print(f"{'':{width}}   # {told}")
+
+
+def _hold_to_machine(loaded: "AnyEffective") -> None:
+    """Raises ConfigProblems for a disk that the program would refuse; one that is not there is made at its start."""
+    from farside.config import BlockdevConfig
+    from farside.config.load import ConfigProblems
+
+    config = loaded.config
+    if not isinstance(config, BlockdevConfig) or config.protection != "disk":
+        return
+    path, source = config.disk_path, loaded.sources["disk_path"]
+    if os.path.exists(path) and not (path.is_file() or path.is_block_device()):
+        raise ConfigProblems([f"{source}: disk_path: {path} is neither a file nor a block device; name one of these"])
 
 
 def groups(files: Sequence[Path], program: Program | None) -> list[tuple[Program, list[Path]]]:

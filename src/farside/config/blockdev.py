@@ -40,7 +40,12 @@ class BlockdevConfig:
     )
     size_bytes: int = field(
         default=GIB,
-        metadata=about(Kind.BYTES, "Size of the device; a multiple of 2 MiB", low=CLUSTER_BYTES, high=16 * TIB),
+        metadata=about(
+            Kind.BYTES,
+            "Size of the device; a multiple of 2 MiB, and of slab_bytes where `farside swap attach` is to take it",
+            low=CLUSTER_BYTES,
+            high=16 * TIB,
+        ),
     )
     slab_bytes: int = field(
         default=64 * MIB,
