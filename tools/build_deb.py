@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
@@ -51,9 +51,19 @@ def main() -> int:
         _describe(staging, told.version)
         path = told.out / f"farside_{told.version}_{architecture()}.deb"
         how = ("-Zgzip", "-z1") if told.fast else ("-Zxz",)
-        _run("dpkg-deb", "--root-owner-group", *how, "--build", str(staging), str(path))
+        _pack(staging, path, how)
     print(path)
     return 0
+
+
+def _pack(staging: Path, path: Path, how: Sequence[str]) -> None:
+    # Beside it, so that a build that is interrupted leaves no torn package under its name.
+    fresh = path.with_suffix(".new")
+    try:
+        _run("dpkg-deb", "--root-owner-group", *how, "--build", str(staging), str(fresh))
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def own_version() -> str:

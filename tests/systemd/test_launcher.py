@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.live.manager import Manager
 
 BUILDER = Path(__file__).parents[2] / "tools/build_deb.py"
@@ -24,3 +26,19 @@ def test_a_manager_that_the_package_s_launcher_starts_gets_ready(tmp_path: Path)
         assert "RuntimeError" not in manager.log()
     finally:
         manager.stop()
+
+
+def test_an_interrupted_build_leaves_the_package_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin/dpkg-deb"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nfor last; do :; done\nprintf torn >"$last"\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    package = tmp_path / "out/farside.deb"
+    package.parent.mkdir()
+    package.write_text("whole")
+
+    with pytest.raises(SystemExit, match="dpkg-deb ended with 1"):
+        runpy.run_path(str(BUILDER))["_pack"](tmp_path, package, ("-Zgzip",))
+
+    assert [(one.name, one.read_text()) for one in package.parent.iterdir()] == [("farside.deb", "whole")]
