@@ -47,14 +47,6 @@ def detach_by_client(index: int) -> None:
     _run(["nbd-client", "-d", device_path(index)])
 
 
-def nbdtab_line(export: str, endpoint: str, *, index: int, connections: int, is_swap: bool) -> str:
-    """The line of /etc/nbdtab by which nbd@nbdX.service attaches the export at boot; see nbdtab(5)."""
-    where = parse_endpoint(endpoint)
-    host, options = (where, ["unix"]) if isinstance(where, str) else (where[0], [f"port={where[1]}"])
-    options += [f"bs={BLOCK_BYTES}", f"timeout={TIMEOUT_S}", f"conns={connections}"]
-    return f"nbd{index} {host} {export} {','.join([*options, *(['swap'] if is_swap else [])])}"
-
-
 def _run(command: Sequence[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)

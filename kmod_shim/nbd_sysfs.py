@@ -53,8 +53,8 @@ def load_module(root: Path = Path("/")) -> None:
 def device_index(device: str) -> int:
     """X of /dev/nbdX. Raises ConfigError when it is another path."""
     number = device.removeprefix("/dev/").removeprefix("nbd")
-    if not number.isdigit():
-        raise ConfigError(f"{device} is no nbd device", hint="name one as /dev/nbd0, or leave --device out")
+    if not (number.isascii() and number.isdigit()):
+        raise ConfigError(f"'{device}' is no nbd device", hint="name one as /dev/nbd0, or leave --device out")
     return int(number)
 
 

@@ -47,5 +47,7 @@ def socket_path(path: str) -> str:
         ValueError: it is too long.
     """
     if len(path.encode(errors="surrogateescape")) > UNIX_PATH_BYTES_MAX:
-        raise ValueError(f"'{path}' is longer than the {UNIX_PATH_BYTES_MAX} bytes of a unix socket's path")
+        raise ValueError(
+            f"'{path}' is longer than the {UNIX_PATH_BYTES_MAX} bytes of a unix socket's path; name a shorter one"
+        )
     return path

@@ -142,7 +142,7 @@ def test_all_that_is_wrong_in_a_file_is_told_at_once(tmp_path: Path) -> None:
         ('listen = "unix:nbd.sock"', "listen: 'unix:nbd.sock' must be a path from the root"),
         (
             f'listen = "unix:/{"s" * 107}"',
-            f"listen: '/{'s' * 107}' is longer than the 107 bytes of a unix socket's path",
+            f"listen: '/{'s' * 107}' is longer than the 107 bytes of a unix socket's path; name a shorter one",
         ),
         ('[[fault]]\nkind = "delay"', "fault: table 1: needs 'donor'"),
         ('[[fault]]\ndonor = "d1"\nkin = "delay"', "fault: table 1: 'kin': no such setting; did you mean 'kind'?"),

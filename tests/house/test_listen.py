@@ -70,7 +70,9 @@ def test_a_path_too_long_for_a_unix_socket_is_one_clear_line(tmp_path: Path) -> 
     longest = f"{tmp_path}/".ljust(UNIX_PATH_BYTES_MAX, "x")
     open_listener(f"unix:{longest}").close()
 
-    with pytest.raises(ConfigError, match=r"^listen unix:.*is longer than the 107 bytes of a unix socket's path$"):
+    with pytest.raises(
+        ConfigError, match=r"^listen unix:.*is longer than the 107 bytes of a unix socket's path; name a shorter one$"
+    ):
         open_listener(f"unix:{longest}x")
 
 

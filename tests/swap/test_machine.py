@@ -218,7 +218,7 @@ def test_a_device_may_be_named_in_short(name: str, index: int) -> None:
 
 
 def test_what_is_no_nbd_device_is_told() -> None:
-    with pytest.raises(ConfigError, match="/dev/sda is no nbd device"):
+    with pytest.raises(ConfigError, match="'/dev/sda' is no nbd device"):
         nbd_sysfs.device_index("/dev/sda")
 
 
@@ -398,10 +398,10 @@ def test_nbd_client_is_told_everything_in_its_words() -> None:
     ]
 
 
-def test_the_line_of_nbdtab_is_what_nbd_client_reads() -> None:
-    line = nbd_client.nbdtab_line("swap0", "unix:/run/farside/nbd.sock", index=0, connections=2, is_swap=True)
-
-    assert line == "nbd0 /run/farside/nbd.sock swap0 unix,bs=4096,timeout=30,conns=2,swap"
+@pytest.mark.parametrize("name", ["", "nbd", "/dev/sda", "/dev/nbd\u00b2"])
+def test_what_is_no_nbd_device_is_quoted(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^'{name}' is no nbd device"):
+        nbd_sysfs.device_index(name)
 
 
 def test_hibernation_is_noted_only_where_swap_is_served(tmp_path: Path) -> None:

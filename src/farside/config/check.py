@@ -132,7 +132,7 @@ def manager_problems(config: ManagerConfig) -> Iterator[Problem]:
         try:
             socket_path(f"{config.state_dir}/brain.sock")
         except ValueError as error:
-            yield "state_dir", f"{error}; name a shorter one"
+            yield "state_dir", str(error)
 
 
 def _manager_tls_problems(config: ManagerConfig) -> Iterator[Problem]:
@@ -201,7 +201,7 @@ def _identity_problems(config: DaemonConfig | BlockdevConfig | AgentConfig | Slu
     try:
         socket_path(str(config.admin_socket))
     except ValueError as error:
-        yield "admin_socket", f"{error}; name a shorter one"
+        yield "admin_socket", str(error)
 
 
 def _is_ip_address(text: str) -> bool:
