@@ -123,6 +123,7 @@ async def _api(config: ManagerConfig) -> None:
     power = LivePower(setup, log, sessions, config.state_dir)
     app = make_app(
         log, callers, config.state_dir, sessions, may_tokens_submit=config.token_submit,
+        only_uid=os.geteuid() if config.run_as == "starter" else None,
         tenancy=tenancy_of(config), gpu_power_w=config.gpu_power_w, power=power,
     )  # fmt: skip
 
@@ -144,7 +145,7 @@ async def _api(config: ManagerConfig) -> None:
             listener = open_listener(endpoint)
             stack.callback(close_listener, listener)
             where = parse_endpoint(endpoint)
-            if isinstance(where, str):
+            if isinstance(where, str) and config.run_as == "submitter":
                 os.chmod(where, 0o666)  # noqa: S103 - anybody may connect: the kernel says who it is
             sockets[endpoint.partition(":")[0]].append(listener)
         metrics = ManagerCollector(log, sessions, app.state.glance, config.state_dir)

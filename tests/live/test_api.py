@@ -57,7 +57,7 @@ class Api:
 
 
 @asynccontextmanager
-async def an_api(folder: Path, tenancy: Tenancy | None = None) -> AsyncIterator[Api]:
+async def an_api(folder: Path, tenancy: Tenancy | None = None, *, only_uid: int | None = None) -> AsyncIterator[Api]:
     store = EventStore(f"sqlite:///{folder}/manager.db")
     upgrade(store)
     tokens = folder / "tokens.toml"
@@ -65,7 +65,7 @@ async def an_api(folder: Path, tenancy: Tenancy | None = None) -> AsyncIterator[
     log = LiveLog(store, folder)
     callers = Callers(tokens, frozenset(), os.geteuid(), WebSessions(session_key(folder)))
     sessions = AgentSessions(log, callers, 60.0)
-    app = make_app(log, callers, folder, sessions, may_tokens_submit=False, tenancy=tenancy)
+    app = make_app(log, callers, folder, sessions, may_tokens_submit=False, only_uid=only_uid, tenancy=tenancy)
     ready = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(log.run(ready.set))
@@ -117,6 +117,20 @@ def test_a_job_belongs_to_whom_the_kernel_says_and_not_to_a_name_in_the_body(tmp
         assert (await client.get(f"/v1/jobs/{job}")).json()["user"] == OTHER.pw_name
 
     api_test(test, tmp_path)
+
+
+def test_where_all_jobs_run_as_one_user_only_he_submits(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with an_api(tmp_path, only_uid=OTHER.pw_uid) as api:
+            taken = await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json={"argv": ["true"]})
+            refused = [await api.as_uid(uid).post("/v1/jobs", json={"argv": ["true"]}) for uid in (THIRD.pw_uid, 0)]
+
+            assert taken.status_code == 201
+            assert [answer.status_code for answer in refused] == [403, 403]
+            assert refused[0].json()["detail"].startswith(f"all jobs here run as uid {OTHER.pw_uid}, who started")
+            assert len((await api.as_uid(0).get("/v1/jobs?all=true")).json()["jobs"]) == 1
+
+    asyncio.run(run())
 
 
 def test_a_wrong_token_is_one_clear_line(tmp_path: Path) -> None:

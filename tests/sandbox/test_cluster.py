@@ -44,6 +44,11 @@ def test_a_job_over_two_nodes_runs_with_what_it_asked_for(sandbox: Session, tmp_
     assert (job["exit_code"], job["starts"], job["preemptions"]) == (0, 1, 0)
 
 
+def test_no_other_user_reaches_the_manager_as_whose_starter_all_jobs_run(sandbox: Session) -> None:
+    assert (sandbox.state / "manager.sock").stat().st_mode & 0o777 == 0o600
+    assert sandbox.state.stat().st_mode & 0o777 == 0o700
+
+
 def test_a_job_s_exit_code_is_kept(sandbox: Session, tmp_path: Path) -> None:
     job = submit(sandbox, tmp_path / "out", "exit 3", "--gpus", "1")
 

@@ -1,8 +1,10 @@
 """Whose folder it is: what a sandbox takes, what it leaves alone, and what it removes."""
 
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,6 +16,8 @@ from farside.sandbox.folder import check_length, claimed
 from farside.sandbox.layout import ProcessRecord, SandboxRecord, write_record
 from farside.sandbox.main import run
 from farside.units import MIB
+
+NOBODY = 65534
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -67,6 +71,19 @@ def sleeper(word: str) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
+
+
+def connected_as(uid: int, path: Path) -> str:
+    """Why this user can't connect to the socket; empty: it can."""
+    program = f"""
+import os, socket
+os.setgroups([]); os.setresgid({uid}, {uid}, {uid}); os.setresuid({uid}, {uid}, {uid})
+try:
+    socket.socket(socket.AF_UNIX).connect({str(path)!r})
+except OSError as error:
+    print(error.strerror)
+"""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_a_folder_that_is_not_there_is_made_with_its_parents_and_goes_again(tmp_path: Path) -> None:
@@ -132,6 +149,52 @@ def test_the_listeners_that_a_killed_sandbox_left_are_removed_but_not_one_that_i
     with listening(served), claimed(state):
         assert not stale.exists()
         assert served.exists()
+
+
+def test_an_empty_folder_that_others_may_enter_is_closed_to_them_meanwhile(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+
+    with claimed(tmp_path):
+        during = tmp_path.stat().st_mode & 0o777
+
+    assert (during, tmp_path.stat().st_mode & 0o777) == (0o700, 0o755)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_no_other_user_reaches_a_socket_in_the_folder() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        state = Path(name) / "state"
+        state.mkdir(mode=0o755)
+        with claimed(state), listening(state / "manager.sock"):
+            (state / "manager.sock").chmod(0o666)
+
+            said = connected_as(NOBODY, state / "manager.sock")
+
+    assert said == "Permission denied"
+
+
+def test_a_folder_with_files_where_others_may_write_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    left_behind(tmp_path)
+    tmp_path.chmod(0o777)
+    before = tree(tmp_path)
+
+    with pytest.raises(ConfigError, match=f"others may write there; .*chmod 700 {tmp_path}"), claimed(tmp_path):
+        pass
+
+    assert (tree(tmp_path), tmp_path.stat().st_mode & 0o777) == (before, 0o777)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder away")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    os.chown(state, NOBODY, NOBODY)
+
+    with pytest.raises(ConfigError, match=r"belongs to .*; name a folder of your own"), claimed(state):
+        pass
+
+    assert list(state.iterdir()) == []
 
 
 def test_two_sandboxes_do_not_share_a_folder(tmp_path: Path) -> None:

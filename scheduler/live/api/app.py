@@ -41,11 +41,12 @@ def make_app(
     sessions: AgentSessions,
     *,
     may_tokens_submit: bool,
+    only_uid: int | None = None,
     tenancy: Tenancy | None = None,
     gpu_power_w: float = GPU_POWER_W,
     power: LivePower | None = None,
 ) -> FastAPI:
-    """The API over one log."""
+    """The API over one log. ``only_uid``: nobody else may submit, since all jobs run as this user; None: everybody."""
     app = FastAPI(
         title="Farside manager",
         version="1",
@@ -59,7 +60,9 @@ def make_app(
     app.state.log, app.state.callers = log, callers
     app.state.trail = trail = Trail(log, callers)
     app.include_router(
-        job_routes(log, folder, sessions.checkpoint_problem, tenancy, may_tokens_submit=may_tokens_submit)
+        job_routes(
+            log, folder, sessions.checkpoint_problem, tenancy, may_tokens_submit=may_tokens_submit, only_uid=only_uid
+        )
     )
     app.include_router(node_routes(log))
     app.include_router(donor_routes(log, lambda: sessions.ring, sessions.sensed))

@@ -50,8 +50,13 @@ def job_routes(
     tenancy: Tenancy | None = None,
     *,
     may_tokens_submit: bool,
+    only_uid: int | None = None,
 ) -> APIRouter:
-    """The routes about jobs. ``checkpoint_problem``: why a user can't keep checkpoints in a folder; empty: he can."""
+    """The routes about jobs.
+
+    ``checkpoint_problem``: why a user can't keep checkpoints in a folder; empty: he can. ``only_uid``: of all users,
+    only this one may submit, since all jobs run as him.
+    """
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     rows = Rows(show_job)
     once = Once(log)
@@ -63,6 +68,9 @@ def job_routes(
     async def submit(body: JobBody, caller: Person, key: Key = "") -> Response:
         if caller.uid < 0 and not may_tokens_submit:
             raise HTTPException(403, "a token does not prove who you are: submit through the manager's unix socket")
+        if only_uid is not None and caller.uid >= 0 and caller.uid != only_uid:
+            whose = f"all jobs here run as uid {only_uid}, who started this manager, and only he submits"
+            raise HTTPException(403, f"{whose}; start a sandbox of your own")
         request = RequestKey(kind="job", user=caller.name, key=key)
         known = once.place_of(request)
         if known is not None:

@@ -83,6 +83,14 @@ class ManagerConfig:
             Kind.FLAG, "Jobs may be submitted by token; only where all jobs run as one user, as in a sandbox"
         ),
     )
+    run_as: str = field(
+        default="submitter",
+        metadata=about(
+            Kind.CHOICE,
+            "As agents' run_as. starter: only the manager's own user reaches the socket and submits there (sandbox)",
+            choices=("submitter", "starter"),
+        ),
+    )
     auth: str = field(
         default="token",
         metadata=about(

@@ -177,6 +177,7 @@ class Cluster:
             "tokens_file": os.fspath(folder / "tokens.toml"),
             "store_url": f"sqlite:///{folder / 'store.db'}",
             "state_dir": os.fspath(folder / "run"),
+            "run_as": "starter",
             "policy_settings": POLICY_SETTINGS,
             "min_run_s": MIN_RUN_S,
             "node_timeout_s": NODE_TIMEOUT_S,

@@ -3,13 +3,17 @@
 A sandbox takes a folder that is not there yet, an empty one, or one that a sandbox left behind when it was killed; the
 lock file tells the last of these apart, and whether one is at work in it. So whatever bears one of our names in a
 claimed folder is ours to remove, and a folder with anybody else's files is never touched.
+
+Nobody else may enter it meanwhile: who reaches the sockets in it has programs run as whoever started the sandbox.
 """
 
 import fcntl
 import os
+import pwd
 import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from farside.endpoint import socket_path
@@ -29,25 +33,64 @@ def claimed(state: Path) -> Iterator[None]:
     What a killed sandbox left there, processes and files, goes first.
 
     Raises:
-        ConfigError: it can't be made, is somebody else's, or a sandbox runs in it.
+        ConfigError: it can't be made or closed to others, is somebody else's, or a sandbox runs in it.
     """
+    with ExitStack() as stack:
+        try:
+            made = [folder for folder in (state, *state.parents) if not folder.exists()]
+            with suppress(FileExistsError):
+                state.mkdir(mode=0o700, parents=True)
+            stack.callback(_remove_empty, made)
+            stack.enter_context(_closed(state))
+            lock = _lock(state)
+        except OSError as error:
+            raise ConfigError(f"--state {state}: {error.strerror}", hint="name a folder that can be made") from error
+        try:
+            _clear(state)
+            yield
+        finally:
+            _clear(state)
+            (state / LOCK_NAME).unlink(missing_ok=True)
+            os.close(lock)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # somebody has put something there meanwhile
+            folder.rmdir()
+
+
+@contextmanager
+def _closed(state: Path) -> Iterator[None]:
+    """Nobody else can enter the folder during the body; what others could have put in before is not trusted."""
+    fd = os.open(state, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        made = [folder for folder in (state, *state.parents) if not folder.exists()]
-        with suppress(FileExistsError):
-            state.mkdir(mode=0o700, parents=True)
-        lock = _lock(state)
-    except OSError as error:
-        raise ConfigError(f"--state {state}: {error.strerror}", hint="name a folder that can be made") from error
-    try:
-        _clear(state)
-        yield
+        found = os.fstat(fd)
+        mode = stat.S_IMODE(found.st_mode)
+        if found.st_uid != os.geteuid():
+            raise ConfigError(
+                f"--state {state}: belongs to {_user(found.st_uid)}, who could have programs run as you",
+                hint="name a folder of your own, or one that is not there",
+            )
+        os.fchmod(fd, 0o700)
+        try:
+            if mode & 0o022 and any(state.iterdir()):
+                raise ConfigError(
+                    f"--state {state}: holds files, and others may write there",
+                    hint=f"empty it, or see to its files and then: chmod 700 {state}",
+                )
+            yield
+        finally:
+            os.fchmod(fd, mode)
     finally:
-        _clear(state)
-        (state / LOCK_NAME).unlink(missing_ok=True)
-        os.close(lock)
-        for folder in made:
-            with suppress(OSError):  # somebody has put something there meanwhile
-                folder.rmdir()
+        os.close(fd)
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"uid {uid}"
 
 
 def check_length(state: Path) -> None:
