@@ -11,7 +11,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
@@ -51,6 +51,7 @@ PUBLISH_EVERY_S = 1.0
 """How old the picture may be that Prometheus gets."""
 END_GRACE_S = 2.0
 END_LIMIT_S = 6.0
+IDENTITY_BYTES_MAX = 64
 
 _log = get_log("agent")
 
@@ -85,6 +86,7 @@ class Agent:
         self._gpus = open_gpus(declared=config.declared_gpus, model=config.gpu_model)
         self._cgroup = cgroup_home(config.cgroup)
         self._lock = self._claim_state()
+        self._identity = _identity_in(self._lock)
         self._nursery = Nursery()
         self.runner = self._open_runner()
         self._donor = DonorSense(_given(config.daemon_socket), control=config.donor_control, clock=clock)
@@ -176,6 +178,7 @@ class Agent:
             can=self._can(),
             donor=latest.reading.donor,
             swap=latest.reading.swap,
+            agent=self._identity,
         )
 
     def _can(self) -> tuple[str, ...]:
@@ -338,6 +341,17 @@ class Agent:
             period_s=config.report_period_s,
             reconnect_s=config.reconnect_s,
         )
+
+
+def _identity_in(lock: int) -> str:
+    """What tells this state folder's agents from others of the same name; made when there is none yet."""
+    kept = os.pread(lock, IDENTITY_BYTES_MAX, 0).decode(errors="replace").strip()
+    if kept:
+        return kept
+    made = secrets.token_hex(8)
+    with suppress(OSError):  # the disk is full: the next agent makes another one, and waits until we are forgotten
+        os.pwrite(lock, made.encode(), 0)
+    return made
 
 
 def _given(path: Path) -> Path | None:

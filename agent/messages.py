@@ -199,6 +199,8 @@ class Hello(Message, frozen=True, kw_only=True):
     ``power-off``."""
     donor: Donor | None = None
     swap: Swap | None = None
+    agent: Annotated[str, Meta(max_length=64)] = ""
+    """Kept in its state folder, by chance: another one of the same name knows nothing of this one's tasks."""
 
 
 class Report(Message, frozen=True, kw_only=True):

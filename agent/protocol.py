@@ -51,7 +51,7 @@ class CloseCode(IntEnum):
 
     MALFORMED = 4400  # no frame of this protocol, or not its turn
     FORBIDDEN = 4403  # the token is not this node's
-    NAME_TAKEN = 4409  # another machine is connected under this name
+    NAME_TAKEN = 4409  # another machine, or another agent of the same, has this name
     FENCED = 4412  # a manager of an older generation
     VERSION = 4426  # no common version
 

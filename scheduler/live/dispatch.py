@@ -79,6 +79,7 @@ class AgentLine:
             donor=self._donor(hello.donor),
             swap_bytes=_swap_bytes(hello.swap),
             swap_own_bytes=_swap_own_bytes(hello.swap),
+            agent=hello.agent,
         )
         node = state.nodes.get(hello.node)
         events: list[Event] = [event] if node is None or _is_news(node, event) else []
@@ -360,9 +361,12 @@ def _swap_own_bytes(told: m.Swap | None) -> int:
 
 def _is_news(node: LiveNode, event: NodeJoined) -> bool:
     return not node.is_up or (
-        (node.boot_id, node.address, node.version, node.cpus, node.memory_bytes, node.gpus, node.donor, node.swap_bytes)
+        (
+            node.boot_id, node.agent, node.address, node.version, node.cpus, node.memory_bytes, node.gpus, node.donor,
+            node.swap_bytes,
+        )
         != (
-            event.boot_id, event.address, event.version, event.cpus, event.memory_bytes, event.gpus, event.donor,
-            event.swap_bytes,
+            event.boot_id, event.agent, event.address, event.version, event.cpus, event.memory_bytes, event.gpus,
+            event.donor, event.swap_bytes,
         )
     )  # fmt: skip

@@ -154,6 +154,7 @@ class NodeJoined:
     donor: Donor | None = None
     swap_bytes: int = 0  # of Farside swap
     swap_own_bytes: int = 0  # of that: used by what is no job
+    agent: str = ""  # which agent of the node it is: another one knows nothing of this one's processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

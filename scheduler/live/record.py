@@ -223,6 +223,7 @@ class LiveNode:
     others: tuple[TaskKey, ...] = ()
     power: PowerNote | None = None
     closed_by: int = 0
+    agent: str = ""
 
     @property
     def tasks(self) -> tuple[TaskKey, ...]:

@@ -200,6 +200,7 @@ def _joined(state: LiveState, event: NodeJoined, entry: Entry) -> Touched:
         donor=event.donor,
         swap_bytes=event.swap_bytes,
         swap_own_bytes=event.swap_own_bytes,
+        agent=event.agent,
         joined_s=entry.at_s,
         drain_reason=before.drain_reason if before is not None else "",
         holds=before.holds if before is not None else {},

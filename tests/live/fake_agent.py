@@ -24,6 +24,7 @@ class FakeNode:
     name: str
     gpus: int = 4
     boot_id: str = "boot-1"
+    agent: str = ""  # which agent; empty: an older one, which does not say
     is_honest: bool = True  # else a task that is told to stop goes on
     loans: tuple[m.Loan, ...] = ()
     donor: m.Donor | None = None
@@ -89,7 +90,7 @@ class FakeNode:
         return m.Hello(
             node=self.name, boot_id=self.boot_id, incarnation="one", version="0", cpus=16, memory_bytes=1 << 36,
             gpus=self.declared(), headroom_bytes=1 << 36, tasks=tuple(self.tasks.values()), donor=self.donor,
-            swap=self.swap,
+            swap=self.swap, agent=self.agent,
         )  # fmt: skip
 
     def declared(self) -> tuple[m.Gpu, ...]:

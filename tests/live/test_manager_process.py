@@ -249,6 +249,31 @@ def test_who_may_not_speak_for_a_node_is_told_so_in_one_line(tmp_path: Path) -> 
         asyncio.run(act())
 
 
+def test_another_agent_of_the_same_name_waits_until_the_first_is_lost_and_nothing_runs_twice(tmp_path: Path) -> None:
+    with running_manager(tmp_path, node_timeout_s=3) as manager:
+        first, second = FakeNode("n0", agent="first"), FakeNode("n0", agent="second")
+
+        async def act() -> None:
+            refusal = "an agent with another state_dir is n0 here; end it, or give one of them another name"
+            async with first.connected(manager.url, manager.node_token):
+                await asyncio.to_thread(manager.submit, "sleep", "60")
+                await eventually(lambda: states(manager) == ["running"], "a running job")
+                assert await session_error(second, manager.url, manager.node_token) == refusal
+            # It has lost its connection, and may come back; so does a new process with the same state folder.
+            assert await session_error(second, manager.url, manager.node_token) == refusal
+            manager.kill("api")
+            await eventually(manager.is_ready, "the API again")
+            assert await session_error(second, manager.url, manager.node_token) == refusal
+            async with first.connected(manager.url, manager.node_token):
+                assert states(manager) == ["running"]
+            await eventually(lambda: manager.get("nodes")["nodes"][0]["state"] == "lost", "the node lost")
+            async with second.connected(manager.url, manager.node_token):
+                await eventually(lambda: len(second.starts) == 1, "the job, once more")
+
+        asyncio.run(act())
+        assert (len(first.starts), len(second.starts)) == (1, 1)
+
+
 async def says_version(session: FakeSession) -> None:
     """A frame of a version that nobody speaks yet is refused, and the node that sent it told which are spoken."""
     await session.socket.send('{"v":99,"type":"report"}')

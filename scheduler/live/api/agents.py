@@ -191,10 +191,25 @@ class AgentSessions:
         if caller.role is Role.USER or (caller.role is Role.NODE and caller.name not in ("", hello.node)):
             text = f"{caller.role} {caller.name or '(any)'} may not speak for node {hello.node}"
             raise RemoteProtocolError(text, code=protocol.CloseCode.FORBIDDEN)
-        other = self._connected.get(hello.node)
-        if other is not None and other[0].boot_id != hello.boot_id:
-            text = f"another machine is connected as {hello.node}; give one of them another name"
-            raise RemoteProtocolError(text, code=protocol.CloseCode.NAME_TAKEN)
+        rival = self._rival_of(hello)
+        if rival:
+            raise RemoteProtocolError(rival, code=protocol.CloseCode.NAME_TAKEN)
+
+    def _rival_of(self, hello: m.Hello) -> str:
+        """Who else has this name, and what to do; empty: nobody.
+
+        An agent with another state folder knows nothing of the first one's tasks. Were it let in while that one may
+        come back, these would be called lost, and start again on the same GPUs.
+        """
+        connected, node = self._connected.get(hello.node), self._log.state.nodes.get(hello.node)
+        if connected is not None and connected[0].boot_id != hello.boot_id:
+            return f"another machine is connected as {hello.node}; give one of them another name"
+        known = [connected[0].agent] if connected is not None else []
+        if node is not None and node.is_up and node.boot_id == hello.boot_id:
+            known.append(node.agent)  # until it is called lost it may come back, or talk to another manager
+        if hello.agent and any(agent not in ("", hello.agent) for agent in known):
+            return f"an agent with another state_dir is {hello.node:.40} here; end it, or give one of them another name"
+        return ""
 
     async def _wait_for_lead(self) -> None:
         """Commands bear the generation of a brain; the first may not have taken the lead yet."""
