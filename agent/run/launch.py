@@ -6,9 +6,13 @@ so that the user's own permissions decide about them.
 
 import ctypes
 import errno
+import fcntl
 import os
+import select
 import signal
-from collections.abc import Mapping
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +24,7 @@ from farside.agent.run.environment import environment, with_library
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 FAULT_BYTES_MAX = 512
+LOOK_EVERY_S = 0.1  # whether to go on waiting; most programs start in less
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -45,11 +50,13 @@ def launch(
     *,
     mark: str,
     ready_fd: int,
+    given_up: Callable[[], str],
     profiled_by: Preload | None = None,
 ) -> tuple[int, str]:
     """Starts the task's program; returns its process id and an empty text, or 0 and why it did not start.
 
-    ``ready_fd`` is what the program finds as FARSIDE_READY; it is closed here.
+    ``ready_fd`` is what the program finds as FARSIDE_READY; it is closed here. ``given_up`` is asked again and again
+    while the user's files and folders keep us waiting, and says why to end that; empty: go on.
     """
     ours, childs = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
@@ -58,7 +65,13 @@ def launch(
     os.close(childs)
     os.close(ready_fd)
     with os.fdopen(ours, "rb") as said:
-        fault = said.read(FAULT_BYTES_MAX).decode(errors="replace")
+        fault = ""
+        while not fault and not select.select([said], [], [], LOOK_EVERY_S)[0]:
+            fault = given_up()
+        if fault:
+            os.kill(pid, signal.SIGKILL)
+        else:
+            fault = said.read(FAULT_BYTES_MAX).decode(errors="replace")
     if not fault:
         return pid, ""
     os.waitpid(pid, 0)
@@ -127,7 +140,20 @@ def _connect_output(spec: m.TaskSpec) -> None:
 
 def _open_output(path: str) -> int:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    with suppress(FileNotFoundError):
+        _check_kind(os.stat(path), path)
+    # A pipe that was put there just now must not keep us waiting for its reader, nor a terminal become the task's.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    fd = os.open(path, flags, 0o644)
+    _check_kind(os.fstat(fd), path)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_NONBLOCK)
+    return fd
+
+
+def _check_kind(found: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISCHR(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, socket or disk"
+        raise OSError(errno.EINVAL, f"is {kind}, and output goes into a file", path)
 
 
 def _plain_signals() -> None:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.02  # while waiting for what was killed
 FOREVER_S = 3600.0
+LAUNCH_LIMIT_S = 60.0
+"""For the user's files and folders to be there: an automounter needs seconds, a server that is gone never answers."""
 PROLOG = "prolog: "
 """How the cause begins of a task that its node could not be prepared for."""
 _READY_BYTES = 4096
@@ -56,7 +58,8 @@ class Shepherd:
         self._recipe = recipe
         self._held = containment(recipe.cgroup)
         self._pid = 0
-        self._given_up = ""  # why the prolog was
+        self._given_up = ""  # why the prolog was, or the start
+        self._is_known = False  # its state has been written
         self._used_s = 0.0  # by the prolog
         self._ready = -1  # where the program says that it is ready
         self._profiler: Profiler | None = None  # of a task that is to be profiled
@@ -75,15 +78,18 @@ class Shepherd:
             return
         self._ready, ready_fd = _ready_pipe()
         self._profiler = self._make_profiler()
+        begun_s = time.monotonic()
         self._pid, fault = launch(
             self._recipe.start,
             self._recipe.account,
             self._held,
             mark=self._recipe.mark,
             ready_fd=ready_fd,
+            given_up=lambda: self._why_give_up(time.monotonic() - begun_s),
             profiled_by=self._profiler.preload if self._profiler is not None else None,
         )
         if fault:
+            self._clear()  # it may have begun just before it was given up
             self._end_profile(self._state)
             self._finish(msgspec.structs.replace(self._state, state="exited", cause=_clipped(fault)))
             return
@@ -129,6 +135,20 @@ class Shepherd:
         if order is not None:
             self._given_up = order.cause or "stopped"
         return bool(self._given_up)
+
+    def _why_give_up(self, waited_s: float) -> str:
+        """Why not to wait any longer for the program's start; empty: wait."""
+        if not self._is_known:
+            with suppress(OSError):
+                self._write()  # the next agent has to know whom to tell of a stop
+        limit_s = self._recipe.start.spec.time_limit_s
+        if self._is_given_up(0):
+            return self._given_up
+        if limit_s and waited_s >= limit_s:
+            return f"time limit of {limit_s:g} s"
+        if waited_s >= LAUNCH_LIMIT_S:
+            return f"not started within {LAUNCH_LIMIT_S:g} s: its folder, output or program does not answer"
+        return ""
 
     def _after_epilog(self, end: m.TaskState) -> m.TaskState:
         """How it ended, and why the node is unfit now, if it is. Its GPUs are its own until the epilog has ended."""
@@ -268,6 +288,7 @@ class Shepherd:
 
     def _write(self) -> None:
         files.write_status(self._folder, Status(state=self._state, shepherd_pid=os.getpid(), program_pid=self._pid))
+        self._is_known = True
 
 
 def _until_signal(limit_s: float) -> bool:

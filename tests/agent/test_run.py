@@ -1,5 +1,6 @@
 """Tasks as real processes: what they find, how they end, and that nothing is left of them."""
 
+import fcntl
 import os
 import pwd
 import shutil
@@ -14,10 +15,12 @@ import psutil
 import pytest
 
 from farside.agent import messages as m
+from farside.agent.run.account import account_of
 from farside.agent.run.containment import Cgroup, CgroupHome, cgroup_home, make_cgroup, place_of
 from farside.agent.run.nursery import Nursery
-from farside.agent.run.shepherd import keep
-from farside.agent.run.task_folder import read_recipe
+from farside.agent.run.shepherd import LAUNCH_LIMIT_S, Shepherd, keep
+from farside.agent.run.task_folder import Recipe, read_recipe, read_status
+from tests.agent.frames import SPEC
 from tests.agent.node import ME, Node, node, processes_with, remove_cgroups
 from tests.support.waiting import until
 
@@ -51,6 +54,22 @@ def held(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
             yield made
     finally:
         remove_cgroups(own)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[Path]:
+    """A program that execve(2) waits for: its file is leased, and the holder does not give it back (F_SETLEASE)."""
+    program = tmp_path / "hanging"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o755)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    fd = os.open(program, os.O_RDWR)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        yield program
+    finally:
+        os.close(fd)
+        signal.signal(signal.SIGIO, before)
 
 
 def test_a_task_s_exit_code_is_kept(held: Node) -> None:
@@ -123,6 +142,48 @@ def test_a_checkpoint_folder_that_is_not_there_is_the_cause(held: Node) -> None:
     held.start("true", checkpoint_dir="/no/such/folder")
 
     assert held.ended().cause == "/no/such/folder: No such file or directory"
+
+
+def test_a_pipe_is_no_output_and_keeps_nobody_waiting(held: Node, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+
+    held.start("echo ran", stdout=str(tmp_path / "pipe"))
+
+    assert held.ended().cause == f"{tmp_path}/pipe: is a pipe, socket or disk, and output goes into a file"
+
+
+def test_output_may_go_to_a_device(held: Node) -> None:
+    held.start("echo nowhere", stdout="/dev/null")
+
+    assert held.ended().exit_code == 0
+
+
+def test_a_stop_ends_a_task_whose_start_hangs(held: Node, hanging: Path) -> None:
+    held.start("", argv=(str(hanging),))
+    until(held.runner.shepherd_pids, what="a shepherd that says that it waits")
+
+    held.stop(grace_s=600)
+
+    end = held.ended()
+    assert (end.exit_code, end.signal, end.cause) == (None, None, "preempted")
+
+
+def test_a_time_limit_ends_a_task_whose_start_hangs(held: Node, hanging: Path) -> None:
+    held.start("", argv=(str(hanging),), time_limit_s=0.5, grace_s=600)
+
+    end = held.ended()
+
+    assert (end.exit_code, end.signal, end.cause) == (None, None, "time limit of 0.5 s")
+
+
+def test_a_start_that_hangs_is_given_up(tmp_path: Path) -> None:
+    start = m.Start(task_id="1.0", start=1, generation=1, spec=SPEC)
+    account = account_of(ME, run_as="starter", allowed=())
+    shepherd = Shepherd(tmp_path, Recipe(start=start, account=account, cgroup="", mark="m", notify=""))
+
+    assert shepherd._why_give_up(LAUNCH_LIMIT_S - 1) == ""
+    assert shepherd._why_give_up(LAUNCH_LIMIT_S).startswith("not started within 60 s")
+    assert read_status(tmp_path) is not None
 
 
 def test_a_stop_is_a_sigterm_to_all_and_waits_for_the_checkpoint(held: Node) -> None:
