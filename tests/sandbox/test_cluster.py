@@ -13,8 +13,10 @@ from farside.errors import ConfigError
 from farside.sandbox import control
 from farside.sandbox.cluster import parse_shape
 from farside.sandbox.layout import Shape
-from farside.sandbox.process import command
+from farside.sandbox.process import END_LIMIT_S, command
 from farside.sandbox.session import Session, open_sandbox
+from farside.sandbox.settings import PATIENCE
+from farside.scheduler.live import manager_parts
 from tests.agent.node import processes_with
 from tests.support.job_commands import farside, until_job
 from tests.support.waiting import until
@@ -29,6 +31,10 @@ def sandbox() -> Iterator[Session]:
 def submit(session: Session, out: Path, script: str, *options: str) -> str:
     """The new job's id; every rank writes to files of its own beside ``out``."""
     return farside(session, "submit", "--quiet", "--output", f"{out}.%r", *options, "--", "sh", "-c", script)
+
+
+def test_a_manager_has_time_to_kill_a_part_that_does_not_end() -> None:
+    assert manager_parts.END_LIMIT_S + 1 < END_LIMIT_S / PATIENCE
 
 
 def test_a_job_over_two_nodes_runs_with_what_it_asked_for(sandbox: Session, tmp_path: Path) -> None:
