@@ -12,7 +12,7 @@ from rich.console import Console
 from farside import admin
 from farside.errors import FarsideError
 from farside.status.gather import ProcessStatus, gather
-from farside.status.main import as_json
+from farside.status.main import as_json, run
 from farside.status.table import tables
 from tests.support.programs import outcome
 from tests.support.sandbox import farside
@@ -88,6 +88,15 @@ def test_nobody_at_the_socket_is_an_error_of_one_line(tmp_path: Path) -> None:
     assert done.status == 1
     assert len(done.stderr.strip().splitlines()) == 1
     assert done.stdout == ""
+
+
+def test_the_sandbox_of_the_environment_is_asked_as_by_other_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARSIDE_STATE", str(tmp_path / "plane"))
+
+    with pytest.raises(FarsideError, match=f"{tmp_path}/plane"):
+        run(json_output=True)
 
 
 def test_an_agent_shows_its_gpus_and_tasks() -> None:

@@ -1,5 +1,6 @@
 """`farside status`: one look at the memory plane, as tables for people or JSON for programs."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,10 +14,13 @@ from farside.status.table import tables
 def run(*, json_output: bool = False, state: Path | None = None, socket: Path | None = None) -> int:
     """Prints what the processes say and returns the exit code: 0, or 1 when some of them do not answer.
 
+    FARSIDE_STATE is the sandbox's folder where neither that nor a socket is named.
+
     Raises:
         FarsideError: none of them answers.
     """
-    processes = gather(state=state, socket=socket)
+    told = os.environ.get("FARSIDE_STATE", "")
+    processes = gather(state=state or (Path(told) if told and socket is None else None), socket=socket)
     if json_output:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(as_json(processes)), indent=2).decode() + "\n")
     else:
