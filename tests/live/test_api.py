@@ -22,6 +22,7 @@ from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.tenancy import Tenancy
+from tests.live.store_end import close_after_calls
 
 OTHER = next(entry for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid()))
 THIRD = next(entry for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid(), OTHER.pw_uid))
@@ -78,7 +79,7 @@ async def an_api(folder: Path, tenancy: Tenancy | None = None, *, only_uid: int 
             yield Api(app, made, sessions, tokens)
         finally:
             running.cancel()
-    store.close()
+    await close_after_calls(store)
 
 
 def api_test(test: Callable[[Api], Awaitable[None]], folder: Path) -> None:
@@ -337,18 +338,19 @@ def test_a_submission_that_comes_again_under_its_key_is_the_same_one_also_after_
         ids: list[str] = answer.json()["ids"]
         return ids
 
-    async def test() -> None:
-        async with an_api(tmp_path) as api:
-            first, again = await asyncio.gather(submit(api, 0, "a"), submit(api, 0, "a"))
-            assert first == again == ["1_0", "1_1"]
-            assert await submit(api, OTHER.pw_uid, "a") == ["2_0", "2_1"]  # another's keys are another's
-            assert await submit(api, 0, "b") == ["3_0", "3_1"]
-            assert (await submit(api, 0, ""))[0] == "4_0"
-        async with an_api(tmp_path) as api:
-            assert await submit(api, 0, "a") == first
-            assert (await submit(api, 0, ""))[0] == "5_0"
+    async def before(api: Api) -> None:
+        first, again = await asyncio.gather(submit(api, 0, "a"), submit(api, 0, "a"))
+        assert first == again == ["1_0", "1_1"]
+        assert await submit(api, OTHER.pw_uid, "a") == ["2_0", "2_1"]  # another's keys are another's
+        assert await submit(api, 0, "b") == ["3_0", "3_1"]
+        assert (await submit(api, 0, ""))[0] == "4_0"
 
-    asyncio.run(test())
+    async def after(api: Api) -> None:
+        assert await submit(api, 0, "a") == ["1_0", "1_1"]
+        assert (await submit(api, 0, ""))[0] == "5_0"
+
+    api_test(before, tmp_path)
+    api_test(after, tmp_path)
 
 
 def test_a_reservation_that_comes_again_under_its_key_is_made_once(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from farside.scheduler.live.power.setup import PowerSetup
 from farside.scheduler.live.spec import JobSpec
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
+from tests.live.store_end import close_after_calls
 from tests.live.world import rules
 from tests.power.cluster import FakeBmc
 
@@ -153,7 +154,7 @@ async def a_plant(folder: Path, *, nodes: int, is_dry_run: bool = False) -> Asyn
         finally:
             for task in tasks:
                 task.cancel()
-    store.close()
+    await close_after_calls(store)
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from farside.scheduler.live.store.event_store import AskedBefore, EventStore
 from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.live.store.turn import Draft
 from tests.live.postgres import a_database
+from tests.live.store_end import close_after_calls
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -46,8 +47,7 @@ async def two_logs(url: str, folder: Path) -> AsyncIterator[tuple[LiveLog, LiveL
         finally:
             for task in tasks:
                 task.cancel()
-    for store in stores:
-        store.close()
+    await close_after_calls(*stores)
 
 
 def job(key: str, user: str = "ann") -> JobSubmitted:
