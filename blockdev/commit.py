@@ -22,13 +22,8 @@ class Committer:
         self._context = context
         self._mapper = mapper
         self._told = 0  # clusters without a home when the log last said so
-        if self.needed:
+        if context.is_committed:
             context.deficient.update(range(len(context.activity.counters)))
-
-    @property
-    def needed(self) -> bool:
-        """True when each cluster of this device is to have its homes, used or not."""
-        return self._context.is_committed
 
     @property
     def complete(self) -> bool:

@@ -193,7 +193,7 @@ class BlockDevice:
         self.rates = sum(context.activity.touched.values()) / elapsed_s
         # 2. act
         self._map_soon.set()
-        if not self._committer.needed:
+        if not self.context.is_committed:
             self._mapper.unmap_cold(last)
             self._sweep()
         self._give_empty_back(now_s)
@@ -242,7 +242,7 @@ class BlockDevice:
                 log.error("unexpected fault", work="mapping", cause=error)
 
     async def _map_now(self) -> None:
-        if not self._committer.needed:
+        if not self.context.is_committed:
             await self._mapper.map_hot()
             return
         if self.context.deficient:
@@ -281,13 +281,13 @@ class BlockDevice:
             self.context.table.save()
 
     def _on_want(self, event: EngineEvent) -> None:
-        if not self._committer.needed:
+        if not self.context.is_committed:
             self.context.wanted.add(event.a)
             self._map_soon.set()
 
     def _on_cluster_free(self, event: EngineEvent) -> None:
         self.context.wanted.discard(event.a)
-        if not self._committer.needed:
+        if not self.context.is_committed:
             self._mapper.unmap(event.a)
 
     def _on_link_down(self, event: EngineEvent) -> None:
@@ -365,7 +365,7 @@ class BlockDevice:
         """The memory of these slabs is gone."""
         for slab in slabs:
             slab.draining = slab.failed = True
-            if self._committer.needed:
+            if self.context.is_committed:
                 self.context.deficient.update(self.context.table.residents(slab.slab))
         self.context.table.save()
         self._map_soon.set()

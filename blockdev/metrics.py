@@ -22,7 +22,7 @@ _PAGES_OUT = ("remote", "replica", "disk", "zero")
 _REQUESTS = ("read", "write", "flush", "trim", "zero", "other")
 _PLAIN = {
     "requests_error": "Requests answered with an error.",
-    "pages_lost": "Reads answered with an error because no copy of the page was left, or none could be read.",
+    "pages_lost": "Pages of reads answered with an error because no copy was left, or none could be read.",
     "pages_moved": "Pages copied from donor to donor.",
     "checksum_errors": "Copies of pages found damaged and dropped.",
     "disk_errors": "Requests that the backup disk failed.",

@@ -397,11 +397,16 @@ static void dop_free(struct worker *w, struct dop *d)
 	w->disk_writes--;
 }
 
-static void dop_park(struct worker *w, struct dop *d)
+static void dop_append(struct dop ***end, struct dop *d)
 {
 	d->next = NULL;
-	*w->dop_wait_end = d;
-	w->dop_wait_end = &d->next;
+	**end = d;
+	*end = &d->next;
+}
+
+static void dop_park(struct worker *w, struct dop *d)
+{
+	dop_append(&w->dop_wait_end, d);
 }
 
 /* Splits off what lies behind the first n pages. */
@@ -482,6 +487,48 @@ static void dop_try(struct worker *w, struct dop *d)
 	}
 }
 
+#define KEPT_NS    50000000ull
+#define KEPT_PAGES 256u
+
+/*
+ * A write that nobody waits for is kept back for a moment: what comes after it goes to the disk in the same call,
+ * beside it there for the most part, and content that is replaced meanwhile never goes. It is in memory that outlives
+ * us.
+ */
+static void dop_keep(struct worker *w, struct dop *d)
+{
+	if (!w->dop_kept)
+		w->kept_ns = now_ns();
+	dop_append(&w->dop_kept_end, d);
+	w->kept_pages += d->n;
+	if (w->kept_pages >= KEPT_PAGES)
+		dop_hurry(w);
+}
+
+/* What is kept back goes now. */
+void dop_hurry(struct worker *w)
+{
+	struct dop *d = w->dop_kept, *next;
+
+	w->dop_kept = NULL;
+	w->dop_kept_end = &w->dop_kept;
+	w->kept_pages = 0;
+	for (; d; d = next) {
+		next = d->next;
+		dop_try(w, d);
+	}
+}
+
+/* Until what is kept back has to go; UINT64_MAX where there is nothing. */
+uint64_t dop_kept_left_ns(const struct worker *w, uint64_t now)
+{
+	uint64_t age = elapsed_ns(now, w->kept_ns);
+
+	if (!w->dop_kept)
+		return UINT64_MAX;
+	return age < KEPT_NS ? KEPT_NS - age : 0;
+}
+
 void dop_make(struct worker *w, struct req *rq, uint32_t first, uint32_t n, uint64_t slot_pos)
 {
 	struct dop *d = w->dop_free;
@@ -498,6 +545,11 @@ void dop_make(struct worker *w, struct req *rq, uint32_t first, uint32_t n, uint
 		ring_hold(&w->slots, slot_pos + i, d->hold);
 	if (rq)
 		rq->disk_left++;
+	if (rq && !rq->need_disk) {
+		dop_keep(w, d);
+		return;
+	}
+	w->disk_awaited = true;
 	dop_try(w, d);
 }
 

@@ -278,6 +278,8 @@ struct worker {
 	uint64_t last_rx_ns;
 	/* Sockets that had no more when they were last asked. Only the poll knows of more; asking again would cost a call. */
 	bool rx_drained;
+	bool trickles;			/* of the request at the end of the stream a small part has come */
+	uint64_t nap_ns;		/* until when the rest of it is not looked for; 0: not begun */
 	uint64_t fresh[NE_DONORS_MAX / 64]; /* had nothing outstanding before what was posted last */
 	uint64_t link_quiet[NE_DONORS_MAX / 64];
 	uint32_t turns; /* since the last poll */
@@ -311,6 +313,11 @@ struct worker {
 	uint64_t heard_ns[NE_DONORS_MAX]; /* when the donor last answered, or was first asked anew */
 	struct dop *dops, *dop_free;
 	struct dop *dop_wait, **dop_wait_end; /* parked behind another write of the page, or for a retry */
+	struct dop *dop_kept, **dop_kept_end; /* nobody waits for them: they go to the disk with what else comes soon */
+	uint32_t kept_pages;
+	uint64_t kept_ns;		/* since when the first of them waits */
+	_Atomic uint32_t hurry;		/* somebody else waits for what we have for the disk */
+	bool disk_awaited;		/* something waits for what the disk does now */
 	uint32_t disk_writes;		/* dops in existence */
 	bool disk_dirty;
 	uint8_t *bounce;
@@ -490,6 +497,7 @@ void worker_stop(struct worker *w);
 void worker_kick(struct worker *w);
 void worker_take_mail(struct worker *w);
 bool worker_disk_turn(struct worker *w);
+void worker_hurry(struct worker *w);
 void worker_disk_ended(struct worker *w, struct ne_dio *dio);
 int worker_recover_slot(struct worker *w, uint32_t page, uint32_t slot);
 void worker_recover_done(struct worker *w);
@@ -537,6 +545,8 @@ uint8_t *direct_base(const struct ne_device *dev, uint32_t slab);
 void dop_make(struct worker *w, struct req *rq, uint32_t first, uint32_t n, uint64_t slot_pos);
 void dop_done(struct worker *w, struct ne_dio *dio);
 bool dop_retry(struct worker *w, uint64_t now);
+void dop_hurry(struct worker *w);
+uint64_t dop_kept_left_ns(const struct worker *w, uint64_t now);
 
 /* page.c, called by act.c when an operation ends */
 void page_read_ended(struct worker *w, struct rio *rio, int status);

@@ -325,6 +325,12 @@ uint32_t ne_disk_outstanding(const struct ne_disk *disk)
 	return disk->outstanding;
 }
 
+/* True when operations wait for the end of others, which poll() has to see. */
+bool ne_disk_queued(const struct ne_disk *disk)
+{
+	return disk->first != NULL;
+}
+
 bool ne_disk_unsubmitted(const struct ne_disk *disk)
 {
 	return io_uring_sq_ready(&disk->ring) > 0;

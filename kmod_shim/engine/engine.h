@@ -236,7 +236,7 @@ struct ne_stats {
 	uint64_t requests_error;	/* answered with an error */
 	uint64_t pages_in_remote, pages_in_replica, pages_in_disk, pages_in_pending, pages_in_zero; /* page-ins by source */
 	uint64_t pages_out_remote, pages_out_replica, pages_out_disk, pages_out_zero;
-	uint64_t pages_lost;		/* reads answered EIO: no copy was left, or none could be read */
+	uint64_t pages_lost;		/* of reads answered EIO: no copy was left, or none could be read */
 	uint64_t pages_moved;		/* copied from donor to donor by the mover */
 	uint64_t checksum_errors, disk_errors, link_errors, reads_hedged, reads_retried, writes_round;
 	uint64_t writes_fenced;		/* dropped because their connection was dead */

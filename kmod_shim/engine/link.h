@@ -117,6 +117,7 @@ void ne_disk_post(struct ne_disk *disk, struct ne_dio *dio);	/* always takes it 
 void ne_disk_submit(struct ne_disk *disk);
 int ne_disk_poll(struct ne_disk *disk, struct ne_dio **done, int max);
 uint32_t ne_disk_outstanding(const struct ne_disk *disk);
+bool ne_disk_queued(const struct ne_disk *disk);	/* something waits until poll() has seen the end of others */
 bool ne_disk_unsubmitted(const struct ne_disk *disk);	/* the kernel has not taken all of it: submit again, soon */
 int ne_disk_wait_fd(const struct ne_disk *disk);	/* readable when poll() has something (POLLIN) */
 

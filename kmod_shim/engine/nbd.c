@@ -41,6 +41,7 @@ struct nbd_reply {
 #define REPLY_BYTES   ((uint32_t)sizeof(struct nbd_reply))
 #define BATCH_BYTES   (64u << 10)    /* received at once: the client sends on while these are served */
 #define GATHER_BYTES  (32u << 10)    /* larger payloads go from the socket straight to their slots */
+#define TRICKLE_BYTES (8u << 10)     /* what the kernel's driver sends at once of a write: its header, or one page */
 #define STALE_NS      500000000ull   /* a request held up longer is served only if its connection still lives */
 #define HOMELESS_NS   10000000000ull /* a write that no donor takes, and no disk, waits at least this long */
 
@@ -284,8 +285,17 @@ static bool flush_is_done(struct worker *w, struct req *rq)
 
 static void flush_begin(struct worker *w, struct req *rq)
 {
-	for (uint32_t i = 0; i < THREADS; i++)
-		rq->flush_takes[i] = w->dev->worker[i]->slots.takes;
+	for (uint32_t i = 0; i < THREADS; i++) {
+		struct worker *other = w->dev->worker[i];
+
+		rq->flush_takes[i] = other->slots.takes;
+		if (other == w) {
+			worker_hurry(w);
+		} else if (other->slots.used && i != NE_MOVER) {
+			atomic_store(&other->hurry, 1);
+			worker_kick(other);
+		}
+	}
 }
 
 /* Starts a request, or goes on with one. 0: it goes by itself; else it is to be looked at again. */
@@ -441,6 +451,7 @@ static bool pending_is_exhausted(struct worker *w, uint64_t now)
 		w->stats.waits_pending++;
 	}
 	w->is_full = true;
+	worker_hurry(w);
 	return elapsed_ns(now, w->short_since_ns) > (uint64_t)w->dev->params.flush_wait_ms * 1000000;
 }
 
@@ -674,6 +685,8 @@ static bool receive(struct worker *w, uint64_t now)
 		return true;
 	}
 	w->rx_tail = transfer_end(t);
+	w->trickles = t->hdr.msg_len <= TRICKLE_BYTES;
+	w->nap_ns = 0;
 	if (w->receiving) {
 		w->rx_parsed = w->rx_tail;
 		if (w->rx_tail == w->receiving->log->rx_pos + REQUEST_BYTES + w->receiving->log->length)
@@ -700,6 +713,7 @@ void conn_begin(struct worker *w, int sock)
 	w->closing = w->cs->live && w->cs->goodbye_pos && w->cs->goodbye_pos <= w->rx_parsed;
 	w->close_error = 0;
 	w->short_since_ns = 0;
+	w->trickles = false;
 	w->is_full = false;
 	w->last_rx_ns = w->parsed_ns = now_ns();
 	if (w->cs->live) { /* resumed: log_recover() has set the positions; patience begins now */
@@ -767,6 +781,8 @@ bool conn_turn(struct worker *w, uint64_t now)
 			w->parsed_ns = now;
 			any = true;
 		}
+		if (!w->receiving && w->rx_tail == w->rx_parsed)
+			w->trickles = false; /* nothing is missing */
 	}
 	if (w->hup) {
 		if (conn_drop(w))

@@ -183,6 +183,7 @@ static void wop_end(struct worker *w, struct wop *wop)
 		w->stats.writes_round += wop->n;
 		rq->need_disk = true;
 		rq->again |= !disk;
+		worker_hurry(w);
 	}
 	rq->ops--;
 	wop->next = w->wop_free;
@@ -266,10 +267,11 @@ static int write_cluster(struct worker *w, struct req *rq, uint32_t n, const uin
 		targets_leave(w, t, targets);
 		return -EBUSY;
 	}
-	if (!targets)
+	if (!targets) {
 		rq->need_disk = true;
-	if (disk && !targets)
+		worker_hurry(w); /* its first part may be kept back */
 		page_tell_wanted(w, cluster);
+	}
 	while (i < n) {
 		uint32_t at = rq->cursor, run = 0;
 
@@ -557,6 +559,13 @@ static bool source_copy(struct worker *w, uint32_t page, const struct source *s,
 	return false;
 }
 
+/* Counts the pages of a read that fails because of them: those that have no copy but in places not to be asked. */
+static void count_lost(struct worker *w, uint32_t first, uint32_t n, uint8_t avoid)
+{
+	for (uint32_t i = 0; i < n; i++)
+		w->stats.pages_lost += source_find(w, first + i, avoid).from == FROM_LOST;
+}
+
 int page_read_now(struct worker *w, struct req *rq, uint8_t *dst)
 {
 	uint32_t first = req_first(rq);
@@ -568,7 +577,7 @@ int page_read_now(struct worker *w, struct req *rq, uint8_t *dst)
 		do {
 			s = source_find(w, first + i, 0);
 			if (s.from == FROM_LOST) {
-				w->stats.pages_lost++;
+				count_lost(w, first, rq->pages, 0);
 				return -EIO;
 			}
 			if (s.from > FROM_MEMORY || ++tries > 64)
@@ -693,6 +702,7 @@ static uint32_t read_post(struct worker *w, struct req *rq, uint32_t i, const st
 					   .posted_ns = rio->posted_ns};
 		ne_disk_post(w->disk, &rio->dio);
 		w->disk_dirty = true;
+		w->disk_awaited = true;
 	} else {
 		struct act *act = act_make(w, NE_IO_READ, (uint8_t)s->home, s->word, rio->first % NE_CLUSTER_PAGES, n,
 					   ring_at(&w->stage, rio->stage_pos), entered);
@@ -748,7 +758,7 @@ int page_read(struct worker *w, struct req *rq)
 			i += n ? n : 1;
 		} else if (s.from == FROM_LOST && !rq->avoid) {
 			rq->error = EIO;
-			w->stats.pages_lost++;
+			count_lost(w, first, rq->pages, 0);
 		} else {
 			if (s.from == FROM_LOST)
 				rq->avoid = 0;
@@ -840,7 +850,10 @@ static void disk_read_failed(struct worker *w, struct req *rq, const struct rio 
 	lost = left == FROM_LOST || (left == FROM_MEMORY && elapsed_ns(now_ns(), rq->start_ns) > long_ns);
 	if (often && lost && !rq->error) {
 		rq->error = EIO;
-		w->stats.pages_lost++;
+		if (left == FROM_LOST)
+			count_lost(w, rio->first, rio->n, 1 << HOME_DISK);
+		else
+			w->stats.pages_lost += rio->n; /* what donors have of them can't be had either */
 	}
 }
 

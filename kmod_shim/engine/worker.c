@@ -18,8 +18,10 @@
 #include "thread.h"
 
 #define TURNS_MAX	  16u
-#define LOOK_NS		  200000ull  /* how soon what waits without an event is looked at again */
-#define OVERDUE_LOOK_NS	  1000000ull /* the same for what is late already, or seldom so */
+#define LOOK_NS		  200000ull   /* how soon what waits without an event is looked at again */
+#define OVERDUE_LOOK_NS	  1000000ull  /* the same for what is late already, or seldom so */
+#define DISK_LOOK_NS	  10000000ull /* how soon it is looked whether the disk has written what nobody waits for */
+#define NAP_NS		  100000ull   /* how long the kernel is left alone to send the rest of a request */
 
 #define STACK_TOUCH_BYTES (64u << 10)
 
@@ -94,6 +96,13 @@ void worker_disk_ended(struct worker *w, struct ne_dio *dio)
 		page_read_ended(w, dio->owner, dio->status);
 }
 
+/* What we have for the disk is waited for from now on. */
+void worker_hurry(struct worker *w)
+{
+	w->disk_awaited = true;
+	dop_hurry(w);
+}
+
 /* Posts what waits for the disk and ends what it has done. True: something has ended. */
 bool worker_disk_turn(struct worker *w)
 {
@@ -106,8 +115,11 @@ bool worker_disk_turn(struct worker *w)
 		w->disk_dirty = false;
 		ne_disk_submit(w->disk);
 	}
-	if (!ne_disk_outstanding(w->disk))
+	if (!ne_disk_outstanding(w->disk)) {
+		if (!w->dop_wait)
+			w->disk_awaited = false;
 		return false;
+	}
 	n = ne_disk_poll(w->disk, done, 64);
 	for (int i = 0; i < n; i++)
 		worker_disk_ended(w, done[i]);
@@ -121,20 +133,24 @@ static bool may_run_deferred(const struct worker *w)
 }
 
 /* Until act_timers() has something to do: the oldest read is to be hedged, or somebody may be overdue. */
-static uint64_t timers_ns(const struct worker *w)
+static uint64_t timers_ns(const struct worker *w, uint64_t now)
 {
 	uint64_t patience_ns = act_patience_ns(&w->dev->params), age;
 
 	if (!w->act_old)
 		return UINT64_MAX;
-	age = elapsed_ns(now_ns(), w->act_old->io.posted_ns);
+	age = elapsed_ns(now, w->act_old->io.posted_ns);
 	return age < patience_ns ? patience_ns - age + LOOK_NS : OVERDUE_LOOK_NS;
 }
 
-static uint64_t sleep_limit_ns(const struct worker *w)
+static uint64_t sleep_limit_ns(const struct worker *w, uint64_t now)
 {
-	uint64_t limit = timers_ns(w);
+	uint64_t limit = timers_ns(w, now), kept_ns = dop_kept_left_ns(w, now);
 
+	if (kept_ns < limit)
+		limit = kept_ns;
+	if (limit > DISK_LOOK_NS && w->disk && ne_disk_outstanding(w->disk))
+		limit = DISK_LOOK_NS;
 	if (may_run_deferred(w) || w->dop_wait || w->act_waiting)
 		return LOOK_NS;
 	if (limit > OVERDUE_LOOK_NS && (w->is_full || atomic_load_explicit(&w->stop, memory_order_relaxed) ||
@@ -151,16 +167,30 @@ static void ask_all(struct worker *w)
 	w->turns = 0;
 }
 
+/*
+ * The kernel's driver sends a write by its header and then page by page, and each part would wake us: on the processor
+ * that it runs on, since we come before it, with two switches a page. After the first part it is left alone for a
+ * moment, in which it sends the rest, and often the next writes too.
+ */
+static uint64_t nap_left_ns(struct worker *w, uint64_t now)
+{
+	if (!w->trickles)
+		return 0;
+	if (!w->nap_ns)
+		w->nap_ns = now + NAP_NS;
+	return elapsed_ns(w->nap_ns, now);
+}
+
 static void sleep_until_something(struct worker *w)
 {
 	struct pollfd p[NE_DONORS_MAX + 3] = {{.fd = w->kick_fd, .events = POLLIN}};
 	uint32_t donor_of[NE_DONORS_MAX + 3], n = 1, first_link, sock_at = 0;
-	uint64_t limit = sleep_limit_ns(w), drained;
+	uint64_t now = now_ns(), limit = sleep_limit_ns(w, now), drained, nap_ns = nap_left_ns(w, now);
 	struct timespec ts;
-	bool want_rx = w->sock >= 0 && !w->closing && !w->is_full && w->tx_tail - w->tx_head <= TX_SOFT_BYTES &&
-		       w->active < LOG_DEPTH - 1;
+	bool want_rx = w->sock >= 0 && !nap_ns && !w->closing && !w->is_full &&
+		       w->tx_tail - w->tx_head <= TX_SOFT_BYTES && w->active < LOG_DEPTH - 1;
 
-	if (w->disk && ne_disk_outstanding(w->disk))
+	if (w->disk && ne_disk_outstanding(w->disk) && (w->disk_awaited || ne_disk_queued(w->disk)))
 		p[n++] = (struct pollfd){.fd = ne_disk_wait_fd(w->disk), .events = POLLIN};
 	if (w->sock >= 0)
 		sock_at = n;
@@ -181,6 +211,8 @@ static void sleep_until_something(struct worker *w)
 		donor_of[n] = w->link_list[i];
 		p[n++] = (struct pollfd){.fd = fd, .events = events};
 	}
+	if (nap_ns && nap_ns < limit)
+		limit = nap_ns;
 	ts = (struct timespec){.tv_sec = (time_t)(limit / 1000000000), .tv_nsec = (long)(limit % 1000000000)};
 	w->stats.sleeps++;
 	w->turns = 0;
@@ -193,8 +225,12 @@ static void sleep_until_something(struct worker *w)
 		if (p[sock_at].revents)
 			w->rx_drained = false;
 	}
-	if (sock_at && !want_rx && p[sock_at].revents & (POLLHUP | POLLERR))
-		w->hup = true;
+	if (sock_at && !want_rx && p[sock_at].revents & (POLLHUP | POLLERR)) {
+		if (nap_ns) /* first what it has sent */
+			w->trickles = w->rx_drained = false;
+		else
+			w->hup = true;
+	}
 	if (p[0].revents && read(w->kick_fd, &drained, sizeof(drained)) < 0)
 		return;
 	for (uint32_t i = first_link; i < n; i++) { /* an idle link has nothing to say but its end */
@@ -244,6 +280,15 @@ static void busy(struct worker *w, uint64_t now)
 	}
 }
 
+/* What is kept back from the disk goes when it is time, or somebody asks. */
+static void kept_turn(struct worker *w, uint64_t now)
+{
+	if (atomic_load_explicit(&w->hurry, memory_order_relaxed) && atomic_exchange(&w->hurry, 0))
+		worker_hurry(w);
+	else if (!dop_kept_left_ns(w, now) || (w->dop_kept && atomic_load_explicit(&w->stop, memory_order_relaxed)))
+		dop_hurry(w);
+}
+
 static void turn(struct worker *w)
 {
 	uint64_t now = now_ns();
@@ -267,6 +312,7 @@ static void turn(struct worker *w)
 			act_timers(w, now);
 	}
 	any |= act_poll(w);
+	kept_turn(w, now);
 	if (w->disk_dirty)
 		worker_disk_turn(w);
 	if (w->sock >= 0) {
@@ -463,6 +509,7 @@ int worker_create(struct ne_device *dev, uint32_t idx, struct worker **ret)
 	w->stage.pages = STAGING_BYTES / NE_PAGE_BYTES;
 	w->deferred_end = &w->deferred;
 	w->dop_wait_end = &w->dop_wait;
+	w->dop_kept_end = &w->dop_kept;
 	atomic_store(&w->sock_mail, -1);
 	w->kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	w->pool_bytes = pool_bytes(w) + 16 * 64;

@@ -15,6 +15,32 @@ from tests.support.waiting import until
 RNG = random.Random(11)
 
 
+def test_what_is_replaced_at_once_goes_to_the_disk_once(rig: Rig) -> None:
+    slabs = rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    versions = [stamped_pages(RNG, 8) for _ in range(30)]
+
+    cookies = [client.send(Command.WRITE, 0, data=data) for data in versions]
+    for cookie in cookies:
+        client.wait(cookie)
+    rig.until_on_disk()
+
+    assert 8 <= rig.device.stats().pages_out_disk < 8 * len(versions)
+    rig.lose_donor(slabs[0].donor)
+    assert client.read(0, 8 * PAGE_BYTES) == versions[-1]
+
+
+def test_a_flush_waits_for_what_another_connection_wrote_last(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=1)
+    writer, flusher = rig.connect(0), rig.connect(1)
+
+    for n in range(20):
+        writer.write(n * 8 * PAGE_BYTES, stamped_pages(RNG, 8))
+        flusher.flush()
+        assert rig.device.pending_bytes() == 0
+        assert rig.device.stats().pages_out_disk == (n + 1) * 8
+
+
 def test_a_disk_write_error_does_not_reach_a_page_that_a_donor_holds(rig: Rig) -> None:
     rig.donors_with_slabs(1, clusters=1)
     client = rig.connect()
@@ -87,7 +113,7 @@ def test_writes_wait_at_the_pending_bound_and_then_fail_while_reads_never_do(mak
     rig.donors_with_slabs(2, clusters=16)
     client, reader = rig.connect(0), rig.connect(1)
     reader.write(30 * MIB, seen := stamped_pages(RNG, 16))
-    until(lambda: rig.device.pending_bytes() == 0, what="the disk to have the first pages")
+    rig.until_on_disk()
     rig.device.disk_fault_set(Fault.DELAY, 1, 2_000_000)
     data = stamped_pages(RNG, 256)
 
@@ -141,7 +167,7 @@ def test_a_corrupted_disk_page_is_an_error_and_not_wrong_data(rig: Rig) -> None:
     client = rig.connect()
     client.write(0, stamped_pages(RNG, 1))
     client.flush()
-    until(lambda: rig.device.pending_bytes() == 0, what="the page to be on disk only")
+    rig.until_on_disk()
     with open(f"/proc/self/fd/{rig.disk_fd}", "r+b") as disk:
         disk.write(b"rot")
 
@@ -153,7 +179,7 @@ def test_a_page_that_the_disk_cannot_read_is_an_error_and_counts_as_lost(rig: Ri
     client = rig.connect()
     client.write(0, stamped_pages(RNG, 1))
     client.flush()
-    until(lambda: rig.device.pending_bytes() == 0, what="the page to be on disk only")
+    rig.until_on_disk()
     os.ftruncate(rig.disk_fd, 0)
 
     assert client.error_of(Command.READ, 0, PAGE_BYTES) == errno.EIO
@@ -175,7 +201,7 @@ def test_a_donor_that_is_slow_still_serves_what_the_disk_can_not_be_read_for(rig
     rig.donors_with_slabs(1, clusters=4)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 1500))
-    until(lambda: rig.device.pending_bytes() == 0, what="the pages to be on disk too")
+    rig.until_on_disk()
     os.ftruncate(rig.disk_fd, 0)
     rig.device.fault_set(0, Fault.DELAY, 1, 60_000)  # far longer than a read waits before it asks the disk
 
@@ -193,7 +219,7 @@ def test_a_donor_that_is_suspect_is_waited_for_where_the_disk_can_not_be_read(ri
     rig.donors_with_slabs(1, clusters=1)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 8))
-    until(lambda: rig.device.pending_bytes() == 0, what="the pages to be on disk too")
+    rig.until_on_disk()
     os.ftruncate(rig.disk_fd, 0)
     rig.device.fault_set(0, Fault.DISCONNECT, 1, 0)
 
@@ -209,7 +235,7 @@ def test_pages_that_neither_the_disk_nor_a_donor_gives_are_lost_when_the_donor_i
     rig.donors_with_slabs(1, clusters=1)
     client = rig.connect()
     client.write(0, stamped_pages(RNG, 8))
-    until(lambda: rig.device.pending_bytes() == 0, what="the pages to be on disk too")
+    rig.until_on_disk()
     os.ftruncate(rig.disk_fd, 0)
     rig.device.fault_set(0, Fault.DISCONNECT, 1, 0)
 
@@ -224,7 +250,7 @@ def test_a_donor_that_only_refuses_does_not_hold_a_read_for_ever_where_the_disk_
     rig.donors_with_slabs(1, clusters=1)
     client = rig.connect()
     client.write(0, stamped_pages(RNG, 8))
-    until(lambda: rig.device.pending_bytes() == 0, what="the pages to be on disk too")
+    rig.until_on_disk()
     os.ftruncate(rig.disk_fd, 0)
     rig.device.fault_set(0, Fault.ERROR, 1, 0)
 

@@ -91,7 +91,8 @@ def test_pages_are_counted_as_they_come_to_the_disk_and_leave_it(rig: Rig) -> No
     client = rig.connect()
     client.write(0, stamped_pages(RNG, 8))
     client.write(CLUSTER_BYTES, stamped_pages(RNG, 8) + bytes(PAGE_BYTES))
-    until(lambda: rig.device.pages_disk_alone() == 8, what="the disk to have them")
+    rig.until_on_disk()
+    assert rig.device.pages_disk_alone() == 8
 
     client.trim(CLUSTER_BYTES, 3 * PAGE_BYTES)
     assert rig.device.pages_disk_alone() == 5
@@ -117,7 +118,7 @@ def test_what_came_back_from_a_lost_donor_goes_to_the_next_one(rig: Rig) -> None
     map_clusters(rig)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, PAGES))
-    until(lambda: rig.device.pending_bytes() == 0, what="the disk to have them")
+    rig.until_on_disk()
     rig.device.lift_set(True)
 
     rig.lose_donor(0)

@@ -96,6 +96,22 @@ def test_unprotected_pages_of_a_lost_donor_are_an_error_and_never_zeros_or_old_d
     assert rig.device.stats().pages_lost > 0
 
 
+def test_each_page_that_a_failed_read_found_lost_is_counted(make_rig: MakeRig) -> None:
+    rig = make_rig(protection=Protection.NONE)
+    slabs = rig.donors_with_slabs(2, clusters=2)
+    client = rig.connect()
+    for cluster in range(2):
+        client.write(cluster * CLUSTER_BYTES, stamped_pages(RNG, 8))
+    rig.lose_donor(slabs[0].donor)
+    (lost,) = [cluster for cluster in range(2) if client.error_of(Command.READ, cluster * CLUSTER_BYTES, 4096)]
+    before = rig.device.stats().pages_lost
+
+    at = CLUSTER_BYTES - 3 * 4096 if lost else 0  # three zero pages of the cluster before, or eight lost ones
+    assert client.error_of(Command.READ, at, 8 * 4096) == errno.EIO
+
+    assert rig.device.stats().pages_lost - before == (5 if lost else 8)
+
+
 def test_a_lost_page_that_is_written_anew_is_well_again(make_rig: MakeRig) -> None:
     rig = make_rig(protection=Protection.NONE)
     rig.donors_with_slabs(2, clusters=2)
@@ -107,6 +123,25 @@ def test_a_lost_page_that_is_written_anew_is_well_again(make_rig: MakeRig) -> No
     client.write(0, data := stamped_pages(RNG, 1))
 
     assert client.read(0, 4096) == data
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("protection", [Protection.NONE, Protection.REPLICA])
+def test_a_device_without_a_disk_is_flushed_and_taken_over(
+    make_rig: MakeRig, transport: str, protection: Protection
+) -> None:
+    rig = make_rig(transport=transport, protection=protection)
+    rig.donors_with_slabs(1, clusters=1)
+    client, other = rig.connect(0), rig.connect(1)
+    client.write(0, data := stamped_pages(RNG, 8))
+    other.flush()
+
+    client.flush()
+    rig.take_over()
+    client.flush()
+    other.flush()
+
+    assert client.read(0, len(data)) == other.read(0, len(data)) == data
 
 
 def test_a_replica_serves_when_its_twin_is_lost(make_rig: MakeRig) -> None:

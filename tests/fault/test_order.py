@@ -6,7 +6,6 @@ from farside.kmod_shim.engine.binding import EventKind, Fault
 from tests.support.nbd_client import Command
 from tests.support.rig import PAGE_BYTES, Rig
 from tests.support.shadow import stamped_pages
-from tests.support.waiting import until
 
 RNG = random.Random(5)
 
@@ -66,7 +65,7 @@ def test_overlapping_writes_reach_the_disk_in_order(rig: Rig) -> None:
     for n, data in enumerate(versions):  # one after the other: of writes in flight together NBD promises no order
         client.write((n % 2) * PAGE_BYTES, data)
     client.flush()
-    until(lambda: rig.device.pending_bytes() == 0, what="the pending payload to reach the disk")
+    rig.until_on_disk()
     rig.lose_donor(0)
 
     assert client.read(0, PAGE_BYTES) == versions[-2][:PAGE_BYTES]

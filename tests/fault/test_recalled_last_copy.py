@@ -27,7 +27,7 @@ def written_to_a_donor_alone(rig: Rig, client: NbdClient, seed: int) -> bytes:
     rig.device.disk_fault_set(Fault.ERROR, 1, 0)
     client.write(0, data)
     until(lambda: rig.device.pages_exposed() == PAGES, what="a disk that has refused every page")
-    until(lambda: rig.device.pending_bytes() == 0, what="a borrower that keeps none of them")
+    rig.until_on_disk()
     return data
 
 
@@ -54,7 +54,7 @@ def test_what_was_kept_reaches_the_disk_when_it_works_again(rig: Rig) -> None:
     rig.drain(slab, deadline_ms=0)
 
     rig.device.disk_fault_set(Fault.ERROR, 0, 0)
-    until(lambda: rig.device.pending_bytes() == 0, what="the disk to have all of it")
+    rig.until_on_disk()
 
     before = rig.device.stats().pages_in_disk
     assert client.read(0, len(data)) == data
@@ -88,7 +88,7 @@ def test_a_newer_write_of_a_kept_page_frees_its_place(rig: Rig) -> None:
 
     client.trim(0, 2 * CLUSTER_BYTES)
 
-    until(lambda: rig.device.pending_bytes() == 0, what="the places of trimmed pages")
+    rig.until_on_disk()
     assert client.read(0, 2 * CLUSTER_BYTES) == bytes(2 * CLUSTER_BYTES)
 
 
@@ -102,7 +102,7 @@ def test_a_successor_goes_on_with_what_was_kept(rig: Rig) -> None:
     rig.take_over()
 
     assert client.read(0, len(data)) == data
-    until(lambda: rig.device.pending_bytes() == 0, what="the successor's disk to have all of it")
+    rig.until_on_disk()
     assert client.read(0, len(data)) == data
 
 
@@ -115,7 +115,7 @@ def test_more_than_there_is_room_for_is_lost_and_counted(make_rig: MakeRig) -> N
     for begin in range(0, len(data), MIB):
         client.write(begin, data[begin : begin + MIB])
     until(lambda: rig.device.pages_exposed() == len(data) // PAGE_BYTES, what="a disk that has refused every page")
-    until(lambda: rig.device.pending_bytes() == 0, what="a borrower that keeps none of them")
+    rig.until_on_disk()
 
     lost = sum(rig.drain(slab, deadline_ms=0).d for slab in slabs)
 
@@ -156,7 +156,7 @@ def test_without_a_disk_the_last_copy_waits_in_memory_for_a_donor_with_room(bare
     for cluster in range(4):
         bare.map(cluster, target)
 
-    until(lambda: bare.device.pending_bytes() == 0, what="the donor to have all of it")
+    bare.until_on_disk()
     before = bare.device.stats().pages_in_remote
     assert client.read(0, len(data)) == data
     assert bare.device.stats().pages_in_remote - before == PAGES
@@ -186,5 +186,5 @@ def test_what_was_kept_is_dropped_when_a_donor_has_newer_content(rig: Rig) -> No
     client.write(0, newer := stamped_pages(random.Random(10), PAGES))
 
     assert client.read(0, len(newer)) == newer
-    until(lambda: rig.device.pending_bytes() == 0, what="the places of older pages")
+    rig.until_on_disk()
     assert client.read(0, len(newer)) == newer

@@ -18,7 +18,7 @@ RNG = random.Random(13)
 
 
 def _on_disk_too(rig: Rig) -> None:
-    until(lambda: rig.device.pending_bytes() == 0, what="the disk to have every page")
+    rig.until_on_disk()
 
 
 def test_a_hanging_donor_is_suspected_after_its_deadline(rig: Rig) -> None:

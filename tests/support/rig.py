@@ -212,6 +212,10 @@ class Rig:
             self.told.append(event)
         return self.told
 
+    def until_on_disk(self) -> None:
+        """Returns when nothing is kept for the disk any more: it, or donors, have it."""
+        until(lambda: self.device.pending_bytes() == 0, what="a borrower that keeps none of it for the disk")
+
     def wait_event(self, kind: EventKind, *, a: int | None = None, deadline_s: float = 10.0) -> EngineEvent:
         """The first event of that kind (about `a`), which is then taken out of `told`."""
 
