@@ -5,7 +5,6 @@ is asked of the kernel each time; the record has what only we know. A device wit
 device, are both told and handled.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import msgspec
 
 from farside.errors import ConfigError
 from farside.kmod_shim.nbd_sysfs import device_path
+from farside.whole_file import write_whole
 
 FOLDER = Path("run/farside")
 _PREFIX, _SUFFIX = "attached-nbd", ".json"
@@ -48,11 +48,9 @@ class Attached:
 def save_record(root: Path, attached: Attached) -> None:
     """Writes it, or not at all. Raises ConfigError."""
     path = _path(root, attached.index)
-    fresh = path.with_suffix(".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_bytes(msgspec.json.encode(attached) + b"\n")
-        os.replace(fresh, path)
+        write_whole(path, msgspec.json.encode(attached) + b"\n", mode=0o666)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="/run/farside must be writable") from error
 

@@ -1,6 +1,8 @@
 """The machine-wide settings that swapping to a process wants, and putting back what was there.
 
-page-cluster 0: a page-in brings one page and not eight, because remote memory has no seek that readahead would save.
+page-cluster 5: a page-in may bring up to 32 pages, the most that the kernel knows. It takes that many only where a
+program goes through its memory in order (it counts which of them were used), and one round trip for all costs little
+more than for one.
 min_free_kbytes: the reserve from which network and interrupts, and we ourselves (guard.py), allocate while everything
 else waits for us.
 watermark_boost_factor 0: else the kernel adds to that reserve by itself, up to one and a half times as much again, when
@@ -14,6 +16,8 @@ from farside.kmod_shim.nbd_sysfs import MIN_FREE, PAGE_CLUSTER, WATERMARK_BOOST,
 from farside.kmod_shim.preflight import read_meminfo, wanted_min_free_bytes
 from farside.kmod_shim.swap_record import Attached, save_record
 from farside.units import KIB
+
+READAHEAD = 5  # vm.page-cluster, a power of two; SWAP_RA_ORDER_CEILING is the kernel's own limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +38,8 @@ def tune_machine(root: Path) -> Before:
         if free_kib is not None and free_kib < wanted_kib:
             write_number(root, MIN_FREE, wanted_kib)
             before = replace(before, min_free_kbytes=free_kib)
-        if cluster:
-            write_number(root, PAGE_CLUSTER, 0)
+        if cluster not in (None, READAHEAD):
+            write_number(root, PAGE_CLUSTER, READAHEAD)
             before = replace(before, page_cluster=cluster)
         if boost := read_number(root, WATERMARK_BOOST):
             write_number(root, WATERMARK_BOOST, 0)
@@ -71,8 +75,12 @@ def leave_machine(root: Path, gone: Attached, others: tuple[Attached, ...]) -> N
             root,
             replace(
                 heir,
-                page_cluster_before=heir.page_cluster_before or before.page_cluster,
-                min_free_kbytes_before=heir.min_free_kbytes_before or before.min_free_kbytes,
-                watermark_boost_before=heir.watermark_boost_before or before.watermark_boost,
+                page_cluster_before=_either(heir.page_cluster_before, before.page_cluster),
+                min_free_kbytes_before=_either(heir.min_free_kbytes_before, before.min_free_kbytes),
+                watermark_boost_before=_either(heir.watermark_boost_before, before.watermark_boost),
             ),
         )
+
+
+def _either(first: int | None, second: int | None) -> int | None:
+    return second if first is None else first

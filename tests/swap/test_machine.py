@@ -278,7 +278,7 @@ def test_the_machine_is_tuned_and_put_back(tmp_path: Path) -> None:
 
     before = tune_machine(root)
 
-    assert settings(root) == ("0", str(8 * GIB // 64 // 1024), "0")
+    assert settings(root) == ("5", str(8 * GIB // 64 // 1024), "0")
     restore_machine(root, before)
     assert settings(root) == ("3", "67584", "15000")
 
@@ -314,7 +314,7 @@ def test_the_last_device_puts_back_what_the_first_one_found(tmp_path: Path) -> N
     save_record(root, second)
 
     leave_machine(root, first, (second,))
-    assert settings(root)[0] == "0"
+    assert settings(root)[0] == "5"
     heir = read_record(root, 1)
     assert heir is not None
     leave_machine(root, heir, ())

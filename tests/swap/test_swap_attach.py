@@ -138,7 +138,7 @@ def test_everything_is_done_in_its_order(world: World) -> None:
 
     assert world.log == ["guard", "dial unix:/run/farside/nbd.sock 2", "connect", "mkswap", "swapon /dev/nbd0 100"]
     assert (result.attached.device, result.overruled) == ("/dev/nbd0", ())
-    assert world.settings() == ("0", "131072")
+    assert world.settings() == ("5", "131072")
     assert (world.root / "sys/block/nbd0/queue/scheduler").read_text() == "none"
     assert world.kernel.devices[0].backend == "farside:swap0"
 
