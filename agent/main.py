@@ -23,6 +23,7 @@ from farside.agent.metrics import serving_metrics
 from farside.agent.outbox import Reading
 from farside.agent.peers_file import PeersFile
 from farside.agent.power_off import power_off, why_not
+from farside.agent.run.account import users_here
 from farside.agent.run.containment import cgroup_home
 from farside.agent.run.hook import hooks_of
 from farside.agent.run.ledger import gpus_in_use
@@ -164,7 +165,8 @@ class Agent:
     # ---- what the session asks
 
     def _hello(self) -> m.Hello:
-        latest = self.sense.latest
+        latest, policy = self.sense.latest, self.runner.policy
+        users = users_here(run_as=policy.run_as, allowed=policy.users)
         return m.Hello(
             node=self.node,
             boot_id=boot_id(self._config.proc_root),
@@ -179,11 +181,12 @@ class Agent:
             donor=latest.reading.donor,
             swap=latest.reading.swap,
             agent=self._identity,
+            users=users if len(users) <= m.USERS_MAX else (),  # this node refuses the others itself
         )
 
     def _can(self) -> tuple[str, ...]:
-        maybe = {"donors": self._peers is not None, "power-off": bool(self._config.power_off)}
-        return ("probe", "lending", *(what for what, is_so in maybe.items() if is_so))
+        maybe = {m.CAN_DONORS: self._peers is not None, m.CAN_POWER_OFF: bool(self._config.power_off)}
+        return (m.CAN_PROBE, m.CAN_LENDING, *(what for what, is_so in maybe.items() if is_so))
 
     async def _power_off(self, order: m.PowerOff) -> None:
         drained = self.sense.latest.reading.drained
@@ -290,6 +293,7 @@ class Agent:
             cgroup=self._cgroup,
             gpus=lambda: healthy(self.sense.latest.reading.gpus),
             has_swap=lambda: self.sense.latest.reading.swap is not None,
+            processes=config.task_processes,
             hooks=self._hooks,
         )
         try:

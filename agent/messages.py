@@ -20,6 +20,12 @@ LOANS_MAX = 64
 """Borrowers in one report, those with the most."""
 DONORS_MAX = 64
 """Donors that one borrower is told of: each costs it a connection a worker, and power of two choices needs no more."""
+# What an agent can besides running tasks, as its HELLO says.
+CAN_PROBE = "probe"  # it answers whether a folder is there
+CAN_DONORS = "donors"  # it keeps a peers file
+CAN_LENDING = "lending"  # it tells its node's donor to lend no more
+CAN_POWER_OFF = "power-off"  # its operator lets it shut its node down
+USERS_MAX = 1024
 ARGUMENTS_MAX = 4096
 VARIABLES_MAX = 1024
 ARGUMENT_CHARS_MAX = 131_071  # the kernel takes 128 KiB a string with its zero (MAX_ARG_STRLEN, linux/binfmts.h)
@@ -195,12 +201,13 @@ class Hello(Message, frozen=True, kw_only=True):
     headroom_bytes: U63  # memory that jobs may still get
     tasks: Annotated[tuple[TaskState, ...], Meta(max_length=TASKS_MAX)]
     can: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
-    """What later versions added that an agent must know before it is asked: ``probe``, ``donors``, ``lending``,
-    ``power-off``."""
+    """What later versions added that an agent must know before it is asked: `CAN_PROBE` and its like."""
     donor: Donor | None = None
     swap: Swap | None = None
     agent: Annotated[str, Meta(max_length=64)] = ""
     """Kept in its state folder, by chance: another one of the same name knows nothing of this one's tasks."""
+    users: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=USERS_MAX)] = ()
+    """Whose tasks run here; empty: everybody's but root's."""
 
 
 class Report(Message, frozen=True, kw_only=True):

@@ -253,6 +253,8 @@ def need(domain: Domain, demand: Demand) -> str:
     gpus = gpus_of(demand)
     if demand.swap_bytes_per_gpu:
         gpus += f" with {format_bytes(int(demand.swap_bytes_per_gpu))} of Farside swap each"
+    if demand.runs_as:
+        gpus += f" that {demand.runs_as} may use"
     size = max(domain.ledger.capacity, default=0)
     if domain.ledger.is_pooled or not demand.is_consolidated or demand.gpus == 1 or not size:
         return gpus

@@ -40,8 +40,8 @@ class Ledger:
             self.buckets[gpus] = mask
 
     def fitting(self, demand: Demand, need_gpus: int) -> int:
-        """Nodes of the right model with CPUs, memory and swap for ``need_gpus``; not whether those are free."""
-        mask = self.sets.of_model(demand.gpu_model)
+        """Nodes of its model, open to its user, with CPUs, memory, swap for ``need_gpus``; whether free or not."""
+        mask = self.sets.suitable(demand)
         if mask and self.sets.counts(demand):
             cpus, memory_bytes = demand.cpus_per_gpu * need_gpus, demand.memory_bytes_per_gpu * need_gpus
             is_fitting = self.free_cpus >= cpus - EDGE_CPUS
@@ -64,7 +64,7 @@ class Ledger:
 
     def rooms(self, demand: Demand) -> list[int]:
         """The nodes by how many more GPUs of a demand fit there, as masks; the first, of those that are full, is 0."""
-        if not demand.gpu_model and not self.sets.counts(demand):
+        if self.sets.all_suit(demand):
             return [0, *self.buckets[1:]]
         rooms = [0] * len(self.buckets)
         more = have = 0

@@ -22,11 +22,17 @@ Capacities = tuple[tuple[int, int], ...]
 
 
 class NodeSets:
-    """Masks of nodes by size, GPU model, rack and RDMA domain. A node's bit is its place among ``nodes``."""
+    """Masks of nodes by size, GPU model, user, rack and RDMA domain. A node's bit is its place among ``nodes``."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._models = dict(_grouped(nodes, lambda node: node.gpu_model.casefold()))
         self._wanted: dict[str, int] = {"": -1}
+        self._users: dict[str, int] = {"": -1}
+        lists = _grouped(nodes, lambda node: node.users)
+        self._open = sum(mask for users, mask in lists if not users)
+        for users, mask in lists:
+            for user in users:
+                self._users[user] = self._users.get(user, self._open) | mask
         sizes = _grouped(nodes, lambda node: node.gpus)
         self.by_size: Capacities = tuple(sorted((size for size in sizes if size[0] > 0), reverse=True))
         self.racks = tuple(mask for _, mask in _grouped(nodes, lambda node: node.rack))
@@ -39,7 +45,7 @@ class NodeSets:
         self.is_counting_more = any(
             node.cpus < math.inf or node.memory_bytes < math.inf or node.swap_bytes > 0 for node in nodes
         )
-        self._remembered: dict[tuple[float, float, float, str], Capacities] = {}
+        self._remembered: dict[tuple[float, float, float, str, str], Capacities] = {}
 
     def of_model(self, wanted: str) -> int:
         """The nodes with a GPU model that will do: ``wanted``, or one of several with bars between; -1 (all) for none.
@@ -55,6 +61,14 @@ class NodeSets:
             self._wanted[wanted] = found
         return found
 
+    def suitable(self, demand: Demand) -> int:
+        """The nodes with a GPU model that will do, which run jobs of this user; -1 for all."""
+        return self.of_model(demand.gpu_model) & self._users.get(demand.runs_as, self._open)
+
+    def all_suit(self, demand: Demand) -> bool:
+        """Whether a demand is met by GPUs alone, whosever they are."""
+        return not demand.gpu_model and not demand.runs_as and not self.counts(demand)
+
     def counts(self, demand: Demand) -> bool:
         """Whether CPUs, memory or swap of this demand may be what a node lacks."""
         if demand.swap_bytes_per_gpu > 0:
@@ -63,9 +77,12 @@ class NodeSets:
 
     def capacities(self, demand: Demand) -> Capacities:
         """How many GPUs of a demand fit on the nodes when they are empty; nodes where none does are left out."""
-        if not demand.gpu_model and not self.counts(demand):
+        if self.all_suit(demand):
             return self.by_size
-        key = (demand.cpus_per_gpu, demand.memory_bytes_per_gpu, demand.swap_bytes_per_gpu, demand.gpu_model)
+        key = (
+            demand.cpus_per_gpu, demand.memory_bytes_per_gpu, demand.swap_bytes_per_gpu, demand.gpu_model,
+            demand.runs_as,
+        )  # fmt: skip
         found = self._remembered.get(key)
         if found is None:
             if len(self._remembered) >= REMEMBERED:
@@ -74,7 +91,7 @@ class NodeSets:
         return found
 
     def _capacities(self, demand: Demand) -> Capacities:
-        model = self.of_model(demand.gpu_model)
+        suitable = self.suitable(demand)
         room = self._gpus.copy()
         if demand.cpus_per_gpu > 0:
             np.minimum(room, np.floor((self._cpus + EDGE_CPUS) / demand.cpus_per_gpu), out=room)
@@ -82,7 +99,7 @@ class NodeSets:
             np.minimum(room, np.floor((self._memory_bytes + EDGE_BYTES) / demand.memory_bytes_per_gpu), out=room)
         if demand.swap_bytes_per_gpu > 0:
             np.minimum(room, np.floor((self._swap_bytes + EDGE_BYTES) / demand.swap_bytes_per_gpu), out=room)
-        sets = ((int(gpus), mask_of(room == gpus) & model) for gpus in np.unique(room)[::-1] if gpus > 0)
+        sets = ((int(gpus), mask_of(room == gpus) & suitable) for gpus in np.unique(room)[::-1] if gpus > 0)
         return tuple((gpus, mask) for gpus, mask in sets if mask)
 
     def cells(self, demand: Demand) -> tuple[int, ...]:

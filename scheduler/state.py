@@ -15,7 +15,10 @@ Allocation = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine. What is infinite is not counted when jobs are placed. ``swap_bytes``: in other nodes' memory."""
+    """A machine. What is infinite is not counted when jobs are placed.
+
+    ``swap_bytes``: in other nodes' memory. ``users``: whose jobs may run there; empty: everybody's.
+    """
 
     name: str
     gpus: int
@@ -25,6 +28,7 @@ class Node:
     gpu_model: str = ""
     rack: str = ""
     rdma_domain: str = ""
+    users: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,8 @@ class Job:
 
     ``sequence`` breaks ties between jobs submitted in the same second; it is unique. ``skew`` is S_J, the share of the
     largest tensor in the model [tiresias §3.3.3.1]; 0 where nobody has measured it. ``account`` and ``qos`` are names
-    (tenancy.py), empty where it has none.
+    (tenancy.py), empty where it has none. ``runs_as``: whose job it is to nodes that run some users' only; empty where
+    no node does, so that all users' demands are alike.
     """
 
     job_id: str
@@ -88,6 +93,7 @@ class Job:
     memory_bytes_per_gpu: float = 0.0
     swap_bytes_per_gpu: float = 0.0
     gpu_model: str = ""
+    runs_as: str = ""
     model: str = ""
     model_bytes: int = 0
     skew: float = 0.0
@@ -113,6 +119,7 @@ class Demand:
     memory_bytes_per_gpu: float = 0.0
     swap_bytes_per_gpu: float = 0.0
     gpu_model: str = ""
+    runs_as: str = ""
     parameter_servers: int = 0
     model_bytes: int = 0
     skew: float = 0.0

@@ -49,6 +49,18 @@ def account_of(user: str, *, run_as: str, allowed: Collection[str]) -> Account:
     return _account(found, becomes=ours == 0)
 
 
+def users_here(*, run_as: str, allowed: Collection[str]) -> tuple[str, ...]:
+    """Whose tasks this agent runs, by name; empty: everybody's but uid 0's, or nobody can say."""
+    if run_as == "starter":
+        return ()
+    if allowed or not os.geteuid():
+        return tuple(sorted(allowed))
+    try:
+        return (pwd.getpwuid(os.geteuid()).pw_name,)
+    except KeyError:
+        return ()
+
+
 def become(account: Account) -> None:
     """Makes this process the account's, for good. Between fork and exec only.
 

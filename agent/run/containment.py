@@ -19,6 +19,7 @@ from farside.log import get_log
 CPU_PERIOD_US = 100_000  # the kernel's default for cpu.max
 SLICE = "farside.slice"
 SWAP_LIMIT = "memory.swap.max"
+PROCESS_LIMIT = "pids.max"
 _SYSTEMD_RUN = "/usr/bin/systemd-run"
 _MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
@@ -187,20 +188,25 @@ def cgroup_home(setting: str) -> CgroupHome | None:
     return CgroupHome(folder=base, limits_swap=limits_swap) if has_kernel_files else None
 
 
-def place_of(home: CgroupHome, name: str, *, cpus: float, memory_bytes: int, swap_bytes: int = 0) -> Place:
+def place_of(
+    home: CgroupHome, name: str, *, cpus: float, memory_bytes: int, swap_bytes: int = 0, processes: int = 0
+) -> Place:
     """The cgroup for a task of this name, which no other had, with its limits.
 
-    CPUs and memory of 0 have no limit; of swap it gets no more than it asked for, 0 included: what one job has swapped
-    out, another waits for.
+    CPUs, memory and processes of 0 have no limit; of swap it gets no more than it asked for, 0 included: what one job
+    has swapped out, another waits for.
 
     Raises:
         OSError: it cannot be made.
     """
     if not home.by_systemd:
-        made = make_cgroup(home.folder, name, cpus=cpus, memory_bytes=memory_bytes, swap_bytes=swap_bytes)
+        made = make_cgroup(
+            home.folder, name, cpus=cpus, memory_bytes=memory_bytes, swap_bytes=swap_bytes, processes=processes
+        )
         return Place(folder=made)
     limits = [f"MemorySwapMax={swap_bytes}", *([f"MemoryMax={memory_bytes}"] if memory_bytes else [])]
     limits += [f"CPUQuota={max(1, round(cpus * 100))}%"] if cpus else []
+    limits += [f"TasksMax={processes}"] if processes else []
     properties = [f"--property={one}" for one in ("Delegate=yes", *limits)]
     # The shepherd stays in the scope itself, so that killing the task does not kill it.
     return Place(
@@ -218,10 +224,13 @@ def place_of(home: CgroupHome, name: str, *, cpus: float, memory_bytes: int, swa
     )
 
 
-def make_cgroup(base: Path, name: str, *, cpus: float, memory_bytes: int, swap_bytes: int = 0) -> Path:
+def make_cgroup(
+    base: Path, name: str, *, cpus: float, memory_bytes: int, swap_bytes: int = 0, processes: int = 0
+) -> Path:
     """A fresh cgroup with the task's limits, where the kernel has the controllers; else a warning is logged.
 
-    Without a limit on memory no swap is missed where it can't be limited: most such kernels swap to nothing.
+    Without a limit on memory no swap is missed where it can't be limited: most such kernels swap to nothing. That on
+    processes is the node's, and no job has asked for it.
 
     Raises:
         OSError: it cannot be made.
@@ -232,9 +241,11 @@ def make_cgroup(base: Path, name: str, *, cpus: float, memory_bytes: int, swap_b
         ("memory", "memory.max", str(memory_bytes) if memory_bytes else ""),
         ("memory", SWAP_LIMIT, str(swap_bytes)),
         ("cpu", "cpu.max", f"{max(1000, int(cpus * CPU_PERIOD_US))} {CPU_PERIOD_US}" if cpus else ""),
+        ("pids", PROCESS_LIMIT, str(processes) if processes else ""),
     ]
+    unmissed = (PROCESS_LIMIT,) if memory_bytes else (PROCESS_LIMIT, SWAP_LIMIT)
     for controller, file, value in limits:
-        if value and not _limit(base, controller, folder / file, value) and (file != SWAP_LIMIT or memory_bytes):
+        if value and not _limit(base, controller, folder / file, value) and file not in unmissed:
             _log.warning("a limit is not enforced: this cgroup has no such file", limit=file, task=name)
     return folder
 

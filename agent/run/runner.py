@@ -51,6 +51,7 @@ class Policy:
         cgroup: Where tasks' cgroups are made; None: process trees.
         gpus: Indexes of the healthy GPUs now.
         has_swap: Whether tasks may have Farside swap now.
+        processes: The most of one task, threads among them; 0: any number.
         hooks: What is run before and after each task.
     """
 
@@ -59,6 +60,7 @@ class Policy:
     cgroup: CgroupHome | None
     gpus: Callable[[], Collection[int]]
     has_swap: Callable[[], bool] = lambda: False
+    processes: int = 0
     hooks: Hooks = NO_HOOKS
 
 
@@ -248,8 +250,14 @@ class Runner:
         # Several agents may share a home, and each has a task 1.0.
         name = f"farside-{files.folder_name(rules.key_of(start))}-{secrets.token_hex(4)}"
         spec = start.spec
-        limits = {"memory_bytes": spec.memory_bytes, "swap_bytes": spec.swap_bytes}
-        return place_of(self.policy.cgroup, name, cpus=spec.cpus, **limits)
+        return place_of(
+            self.policy.cgroup,
+            name,
+            cpus=spec.cpus,
+            memory_bytes=spec.memory_bytes,
+            swap_bytes=spec.swap_bytes,
+            processes=self.policy.processes,
+        )
 
     def _look_at(self, key: Key, task: Task) -> None:
         lives = files.is_locked(self._at(key))  # before the status: the last one is written before the lock goes

@@ -32,10 +32,6 @@ from farside.scheduler.live.role import Standing, rendezvous
 HEADROOM_STEP = 1 / 8
 SWAP_STEP = 1 / 16  # the same of its Farside swap, and what its own programs use of that
 ENDED = ("exited", "lost")
-DONORS = "donors"
-"""What an agent ``can`` that keeps a peers file."""
-LENDING = "lending"
-"""What an agent ``can`` that tells its node's donor to lend no more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +76,7 @@ class AgentLine:
             swap_bytes=_swap_bytes(hello.swap),
             swap_own_bytes=_swap_own_bytes(hello.swap),
             agent=hello.agent,
+            users=hello.users,
         )
         node = state.nodes.get(hello.node)
         events: list[Event] = [event] if node is None or _is_news(node, event) else []
@@ -169,7 +166,7 @@ class AgentLine:
 
     def awaits_donors(self, ring: DonorRing) -> bool:
         """Whether `donors` would look: there may be others than this node was told of."""
-        return DONORS in self.hello.can and ring.version != self._ring_version
+        return m.CAN_DONORS in self.hello.can and ring.version != self._ring_version
 
     def donors(self, state: LiveState, ring: DonorRing) -> Iterator[m.Donors]:
         """The donors that this node may borrow from, when they are others than it was told on this connection."""
@@ -185,7 +182,7 @@ class AgentLine:
         """Whether its donor may lend, when that is other than it was told on this connection."""
         node = state.nodes.get(self.node)
         closed_by = 0 if node is None or node.power is None else node.power.drain_number
-        if LENDING in self.hello.can and closed_by != self._closed_by:
+        if m.CAN_LENDING in self.hello.can and closed_by != self._closed_by:
             self._closed_by = closed_by
             yield m.Lending(closed_by=closed_by, generation=state.generation, deadline_s=self._move_s)
 
@@ -363,10 +360,10 @@ def _is_news(node: LiveNode, event: NodeJoined) -> bool:
     return not node.is_up or (
         (
             node.boot_id, node.agent, node.address, node.version, node.cpus, node.memory_bytes, node.gpus, node.donor,
-            node.swap_bytes,
+            node.swap_bytes, node.users,
         )
         != (
             event.boot_id, event.agent, event.address, event.version, event.cpus, event.memory_bytes, event.gpus,
-            event.donor, event.swap_bytes,
+            event.donor, event.swap_bytes, event.users,
         )
     )  # fmt: skip

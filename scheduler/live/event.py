@@ -155,6 +155,7 @@ class NodeJoined:
     swap_bytes: int = 0  # of Farside swap
     swap_own_bytes: int = 0  # of that: used by what is no job
     agent: str = ""  # which agent of the node it is: another one knows nothing of this one's processes
+    users: tuple[str, ...] = ()  # whose jobs run there; empty: everybody's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ from farside.scheduler.live.past_use import fair_share_of
 from farside.scheduler.live.record import ACTIVE, LiveJob, Phase
 from farside.scheduler.live.snapshot import NOTHING, allocation_of, booked, is_holding, is_ready, job_of, node_of
 from farside.scheduler.live.toll import MeasuredCost
-from farside.scheduler.state import Allocation, Preempt, Promote, Start
+from farside.scheduler.state import Allocation, Job, Preempt, Promote, Start
 from farside.scheduler.table import JobTable
 
 EDGE_S = 1e-6
@@ -83,6 +83,7 @@ class Planner:
         self._is_touched = True
         self._is_stale = False  # the domain is built anew before it is asked again; until then nothing is kept in step
         self._taking: frozenset[str] | None = None  # None: the ledger has not been told yet
+        self._asks_users = False  # some node runs jobs of some users only
         self._fair_share: FairShare | None = fair_share_of(rules.tenancy, state, now_s)
         self._compare_s = -math.inf  # when accounts will be compared; noted in `_wakes`
         self._build(now_s)
@@ -279,8 +280,11 @@ class Planner:
         """What its profile tells matters for its next place, which it may be waiting for already."""
         row = self.row(job.job_id)
         if row >= 0:
-            self.domain.know(row, job_of(job))
+            self.domain.know(row, self._job_of(job))
             self._is_touched = True
+
+    def _job_of(self, job: LiveJob) -> Job:
+        return job_of(job, asks_users=self._asks_users)
 
     def _may_wait(self, job: LiveJob) -> bool:
         is_leaving = job.phase is Phase.STOPPING and job.stop_cause is StopCause.PREEMPTED and not job.cancelled_by
@@ -317,7 +321,7 @@ class Planner:
         # looks at it would never come to an end.
         remaining_s = job.spec.time_limit_s - job.held_s if job.spec.time_limit_s else math.inf
         since_s = max(job.since_s, job.submit_s)
-        self.domain.submit(row, job_of(job), remaining_s=remaining_s, predicted_gpu_s=math.nan, since_s=since_s)
+        self.domain.submit(row, self._job_of(job), remaining_s=remaining_s, predicted_gpu_s=math.nan, since_s=since_s)
         ran_s = now_s - job.since_s if job.phase in ACTIVE else 0.0
         table = self.domain.table
         table.executed_s[row], table.waited_s[row] = job.executed_s + ran_s, job.waited_s
@@ -339,8 +343,8 @@ class Planner:
             return True
         promised = booked(self._state).get(name, NOTHING)
         now, then = node_of(self._state.nodes[name], promised), self.domain.ledger.nodes[at]
-        if (now.gpus, now.cpus, now.gpu_model, now.swap_bytes) != (
-            then.gpus, then.cpus, then.gpu_model, then.swap_bytes,
+        if (now.gpus, now.cpus, now.gpu_model, now.swap_bytes, now.users) != (
+            then.gpus, then.cpus, then.gpu_model, then.swap_bytes, then.users,
         ):  # fmt: skip
             return True
         return abs(now.memory_bytes - then.memory_bytes) > then.memory_bytes / 8
@@ -372,6 +376,7 @@ class Planner:
         for at, node in enumerate(state.nodes.values()):
             nodes.append(node_of(node, promised.get(node.name, NOTHING)))
             self._node_index[node.name] = at
+        self._asks_users = any(node.users for node in nodes)
         self._rows.clear()
         self._ids.clear()
         self._next_row = 0

@@ -201,7 +201,7 @@ class LiveNode:
     ``donor`` lends this node's memory to other nodes, and ``swap_bytes`` is what this node can have of theirs, of
     which its own programs use ``swap_own_bytes`` and jobs may have the rest.
     ``power``: what is kept of its power; None: it has always been on. ``closed_by``: the DRAIN after which no job
-    starts there, as the brain has said; 0: one may.
+    starts there, as the brain has said; 0: one may. ``users``: whose jobs run there; empty: everybody's.
     """
 
     name: str
@@ -224,6 +224,7 @@ class LiveNode:
     power: PowerNote | None = None
     closed_by: int = 0
     agent: str = ""
+    users: tuple[str, ...] = ()
 
     @property
     def tasks(self) -> tuple[TaskKey, ...]:

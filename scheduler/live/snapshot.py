@@ -22,8 +22,8 @@ def is_holding(job: LiveJob) -> bool:
     return job.phase in (Phase.PLACED, Phase.STARTING, Phase.RUNNING)
 
 
-def job_of(job: LiveJob) -> Job:
-    """A live job as the cycle knows jobs."""
+def job_of(job: LiveJob, *, asks_users: bool = False) -> Job:
+    """A live job as the cycle knows jobs. ``asks_users``: some node runs jobs of some users only."""
     spec = job.spec
     return Job(
         job_id=job.job_id,
@@ -38,6 +38,7 @@ def job_of(job: LiveJob) -> Job:
         memory_bytes_per_gpu=spec.memory_bytes_per_gpu,
         swap_bytes_per_gpu=spec.swap_bytes_per_gpu,
         gpu_model=spec.gpu_model,
+        runs_as=job.user if asks_users else "",
         preemptible=spec.preemptible,
         limit_s=spec.time_limit_s or math.inf,
         parameter_servers=sum(role.count for role in spec.roles if not role.gpus),
@@ -77,6 +78,7 @@ def node_of(node: LiveNode, promised: Booked = NOTHING) -> Node:
         memory_bytes=max(memory, promised.memory_bytes),
         swap_bytes=max(float(node.swap_bytes - node.swap_own_bytes), promised.swap_bytes),
         gpu_model=models[0] if len(models) == 1 else "",
+        users=node.users,
     )
 
 

@@ -201,6 +201,7 @@ def _joined(state: LiveState, event: NodeJoined, entry: Entry) -> Touched:
         swap_bytes=event.swap_bytes,
         swap_own_bytes=event.swap_own_bytes,
         agent=event.agent,
+        users=event.users,
         joined_s=entry.at_s,
         drain_reason=before.drain_reason if before is not None else "",
         holds=before.holds if before is not None else {},

@@ -90,6 +90,7 @@ def show_node(node: LiveNode) -> Shown:
         "headroom_bytes": node.headroom_bytes,
         "swap_bytes": node.swap_bytes,
         "swap_own_bytes": node.swap_own_bytes,
+        "users": list(node.users),
         "donor": None if node.donor is None else node.donor.control,
         "gpus": [
             {

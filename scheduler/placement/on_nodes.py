@@ -16,6 +16,7 @@ def demand_of(job: Job, *, is_consolidated: bool) -> Demand:
         memory_bytes_per_gpu=job.memory_bytes_per_gpu,
         swap_bytes_per_gpu=job.swap_bytes_per_gpu,
         gpu_model=job.gpu_model,
+        runs_as=job.runs_as,
         is_consolidated=is_consolidated,
     )
 

@@ -25,6 +25,7 @@ import msgspec
 
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.predict.service import ModelRecord
+from farside.whole_file import write_whole
 
 FORMAT = 2  # 1: trees of run times themselves, without what the rolling estimate knows
 KEPT = 3  # texts of a service, the newest; who reads the manifest now still finds the text that it named
@@ -73,8 +74,9 @@ class ModelStore:
                 features=record.features, trained_from_s=record.trained_from_s, trained_to_s=record.trained_to_s,
                 trained_on=record.trained_on, params=record.params, tables=record.tables, metrics=record.metrics,
             )  # fmt: skip
-            _write(self.folder / name, text)
-            _write(self._manifest(record.service), msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+            told = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+            write_whole(self.folder / name, text, mode=0o666)
+            write_whole(self._manifest(record.service), told, mode=0o666)
             self._remove_old(record.service, version)
         except OSError as error:
             raise FarsideError(f"{self.folder}: {error.strerror}", hint="the model was not kept") from error
@@ -194,21 +196,3 @@ def _check_owner(path: Path, found: os.stat_result) -> None:
         raise ConfigError(f"{path}: belongs to another user", hint="models are read from who runs this, and from root")
     if found.st_mode & stat.S_IWOTH:
         raise ConfigError(f"{path}: everybody may write it", hint=f"chmod o-w {path}, when you know what is in it")
-
-
-def _write(path: Path, content: bytes) -> None:
-    """The whole content or what was there before, even if the machine fails."""
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)  # a disk that is full has no room for halves
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

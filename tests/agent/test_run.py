@@ -506,22 +506,24 @@ def test_a_cgroup_goes_with_its_task(tmp_path: Path) -> None:
 def test_limits_are_written_where_the_controllers_are(tmp_path: Path) -> None:
     # A tree of plain files stands for a kernel that has the controllers; a guest of tests/vm has the real ones.
     (tmp_path / "cgroup.subtree_control").touch()
-    folder = make_cgroup(tmp_path, "1.0-1", cpus=1.5, memory_bytes=1 << 20)
+    folder = make_cgroup(tmp_path, "1.0-1", cpus=1.5, memory_bytes=1 << 20, processes=300)
 
     assert (folder / "memory.max").read_text() == "1048576"
     assert (folder / "memory.swap.max").read_text() == "0"
     assert (folder / "cpu.max").read_text() == "150000 100000"
-    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
+    assert (folder / "pids.max").read_text() == "300"
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+pids"
 
 
 def test_a_task_may_swap_as_much_as_it_asked_for(tmp_path: Path) -> None:
     (tmp_path / "cgroup.subtree_control").touch()
     made = place_of(CgroupHome(folder=tmp_path), "1.0-1", cpus=0, memory_bytes=1 << 20, swap_bytes=3 << 20)
-    scope = place_of(CgroupHome(folder=tmp_path, by_systemd=True), "1.0-1", cpus=0, memory_bytes=0, swap_bytes=3 << 20)
+    systemds = CgroupHome(folder=tmp_path, by_systemd=True)
+    scope = place_of(systemds, "1.0-1", cpus=0, memory_bytes=0, swap_bytes=3 << 20, processes=300)
     none = place_of(CgroupHome(folder=tmp_path, by_systemd=True), "1.0-1", cpus=0, memory_bytes=0)
 
     assert (made.folder / "memory.swap.max").read_text() == "3145728"
-    assert "--property=MemorySwapMax=3145728" in scope.prefix
+    assert {"--property=MemorySwapMax=3145728", "--property=TasksMax=300"} <= set(scope.prefix)
     assert "--property=MemorySwapMax=0" in none.prefix
 
 

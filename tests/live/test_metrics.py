@@ -43,7 +43,8 @@ def test_a_running_manager_tells_of_its_cycles_jobs_and_store(tmp_path: Path) ->
 
         def told() -> Samples | None:
             now = scraped(port)
-            return now if now.get("farside_manager_cycle_seconds_count") else None
+            is_whole = now.get("farside_manager_cycle_seconds_count") and "farside_manager_store_bytes" in now
+            return now if is_whole else None
 
         found = until(told, what="metrics of the brain", deadline_s=60, every_s=0.2)
 

@@ -16,7 +16,7 @@ from farside.errors import FarsideError, LocalProtocolError, PeerError, RemotePr
 from farside.log import get_log
 from farside.scheduler.live.api import checkpoint
 from farside.scheduler.live.api.caller import Caller, Callers, Role
-from farside.scheduler.live.dispatch import LENDING, AgentLine
+from farside.scheduler.live.dispatch import AgentLine
 from farside.scheduler.live.donors import DonorRing
 from farside.scheduler.live.elsewhere import Elsewhere
 from farside.scheduler.live.event import Event, NodeLost
@@ -25,8 +25,6 @@ from farside.scheduler.live.overview import Sensed
 from farside.scheduler.live.store.presence import tell
 from farside.units import format_seconds
 
-POWER_OFF = "power-off"
-"""What an agent ``can`` whose operator lets it shut its node down."""
 # Close codes of RFC 6455 §7.4.1.
 GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR = 1001, 1008, 1011
 HELLO_LIMIT_S = 10.0
@@ -155,7 +153,7 @@ class AgentSessions:
         asker, connected = self._askers.get(node), self._connected.get(node)
         if asker is None or connected is None:
             raise PeerError(f"{node}: its agent is not connected here")
-        if POWER_OFF not in connected[0].can:
+        if m.CAN_POWER_OFF not in connected[0].can:
             hint = 'power_off = "systemctl poweroff" in its agent.toml'
             raise PeerError(f"{node}: its agent may not shut it down", hint=hint)
         state = self._log.state
@@ -229,7 +227,7 @@ class AgentSessions:
         changed = asyncio.Event()
         self._log.watch(changed, line.node)
         asker = checkpoint.Asker(changed.set)
-        if checkpoint.CAN in line.hello.can:
+        if m.CAN_PROBE in line.hello.can:
             self._askers[line.node] = asker
         try:
             async with asyncio.TaskGroup() as group:
@@ -260,7 +258,7 @@ class AgentSessions:
                 asker.answered(report)
                 continue
             assert isinstance(report, m.Report)
-            self._sensed[line.node] = sensed_of(report, can_close=LENDING in line.hello.can)
+            self._sensed[line.node] = sensed_of(report, can_close=m.CAN_LENDING in line.hello.can)
             await self._log.write(line.reported(self._log.state, report), f"node {line.node}")
             await socket.send_text(side.send(m.Ack(seq=report.seq)))
             if report.tasks or line.awaits_donors(self.ring):

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from farside.agent import messages as m
 from farside.errors import PeerError
 
-CAN = "probe"
 # An agent gives up by itself before that.
 LIMIT_S = 15.0
 

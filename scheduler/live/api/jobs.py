@@ -79,7 +79,7 @@ def job_routes(
         problems = [
             *spec_problems(spec),
             *array_problems(spec, body.count),
-            *cluster_problems(spec, log.state),
+            *cluster_problems(spec, log.state, user=caller.name),
             *quota_problems(spec, caller.name, tenancy),
             *room_problems(spec, log.state),
         ]
@@ -156,19 +156,20 @@ def _refuse_over(job: LiveJob) -> None:
         raise HTTPException(409, f"job {job.job_id} is over: {job.phase}")
 
 
-def cluster_problems(spec: JobSpec, state: LiveState) -> list[str]:
-    """What makes a job impossible on this cluster, however long it waits."""
+def cluster_problems(spec: JobSpec, state: LiveState, *, user: str = "") -> list[str]:
+    """What makes a job of this user impossible on this cluster, however long it waits."""
     problems = []
+    there = [node for node in state.nodes.values() if not node.users or user in node.users]
+    whose = f" that {user} may use" if len(there) < len(state.nodes) else ""
     wanted = {one.strip().casefold() for one in spec.gpu_model.split("|") if one.strip()}
     fitting = sum(
-        sum(gpu.model.casefold() in wanted for gpu in node.gpus) if wanted else len(node.gpus)
-        for node in state.nodes.values()
+        sum(gpu.model.casefold() in wanted for gpu in node.gpus) if wanted else len(node.gpus) for node in there
     )
     if spec.gpus > fitting:
-        of_model = f" of model {spec.gpu_model}" if wanted else ""
-        has = f"the cluster has {fitting:,}{of_model}" if fitting else f"the cluster has none{of_model}"
+        which = (f" of model {spec.gpu_model}" if wanted else "") + whose
+        has = f"the cluster has {fitting:,}{which}" if fitting else f"the cluster has none{which}"
         problems.append(f"gpus: it asks for {spec.gpus:,}, and {has}; ask for {'fewer' if fitting else 'others'}")
-    nodes = [node for node in state.nodes.values() if node.gpus]
+    nodes = [node for node in there if node.gpus]
     if nodes and not any(
         node.cpus >= spec.cpus_per_gpu and node.memory_bytes >= spec.memory_bytes_per_gpu for node in nodes
     ):

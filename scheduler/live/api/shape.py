@@ -137,6 +137,7 @@ class Node(BaseModel):
     headroom_bytes: int
     swap_bytes: int
     swap_own_bytes: int
+    users: list[str]
     donor: str | None
     gpus: list[NodeGpu]
     free_gpus: int

@@ -57,6 +57,15 @@ class AgentConfig:
             "Folder of cgroup v2 for tasks' own; auto: below the agent's own; off: process trees without limits",
         ),
     )
+    task_processes: int = field(
+        default=32_768,
+        metadata=about(
+            Kind.COUNT,
+            "The most processes and threads of one task, where it has a cgroup; 0: any number",
+            low=0,
+            high=4_194_304,
+        ),
+    )
     on_stop: str = field(
         default="keep",
         metadata=about(

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-LIVE = ("starting", "running", "stopping")
-
 
 def jobs_bytes(agent_state: Path) -> int:
     """Memory of all processes of the tasks that run in an agent's state folder; shared pages count in each."""
-    from farside.agent.run.task_folder import read_status  # late: a sandbox without a cluster needs none of it
+    # Late: a sandbox without a cluster needs none of it.
+    from farside.agent.run.ledger import FINAL, RANK
+    from farside.agent.run.task_folder import read_status
     from farside.agent.sense.usage import usage_below
     from farside.errors import FarsideError
 
@@ -17,6 +17,6 @@ def jobs_bytes(agent_state: Path) -> int:
             status = read_status(folder)
         except (FarsideError, OSError):
             continue  # it is just being taken away
-        if status is not None and status.state.state in LIVE:
+        if status is not None and RANK[status.state.state] < FINAL:
             total += usage_below(status.shepherd_pid).rss_bytes
     return total

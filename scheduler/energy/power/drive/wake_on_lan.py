@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from farside.endpoint import parse_address
 from farside.errors import PeerError
-from farside.scheduler.energy.power.drive.program import run_program
+from farside.scheduler.energy.power.drive.command import CommandDriver
 from farside.scheduler.energy.power.state import Power
 
 COPIES = 3
@@ -68,10 +68,7 @@ class WakeOnLanDriver:
         """Calls the program, where there is one; the agent is asked by who has a connection to it."""
         if not self.program:
             raise PeerError(f"{self.node}: nobody shuts it down", hint="its agent does under a manager; or set program")
-        argv = [*self.program, "soft-off", self.node]
-        done = await run_program(argv, limit_s=self.limit_s)
-        if done.status:
-            raise PeerError(f"{self.node}: {self.program[0]} soft-off failed: {done.complaint()}")
+        await CommandDriver(node=self.node, program=self.program, limit_s=self.limit_s).soft_off()
 
     async def off(self) -> None:
         """Nothing can.

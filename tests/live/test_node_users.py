@@ -1,0 +1,100 @@
+"""A node that runs jobs of some users only gets no others', and a job that no such node would take is refused."""
+
+import os
+
+import pytest
+from msgspec import structs
+
+from farside.agent.run.account import users_here
+from farside.scheduler.live.api.jobs import cluster_problems
+from farside.scheduler.live.dispatch import AgentLine
+from farside.scheduler.live.event import Gpu, NodeJoined
+from farside.scheduler.live.record import Phase
+from farside.scheduler.live.spec import JobSpec
+from tests.live.fake_agent import FakeNode
+from tests.live.world import World, rules
+
+
+def join(world: World, name: str, *users: str) -> None:
+    gpus = tuple(Gpu(index=at, model="H200") for at in range(4))
+    world.does(
+        NodeJoined(
+            node=name, boot_id="boot-1", address=name, cpus=16, memory_bytes=1 << 36, gpus=gpus,
+            headroom_bytes=1 << 36, users=users,
+        )
+    )  # fmt: skip
+
+
+def a_world(**users: tuple[str, ...]) -> World:
+    world = World(rules(), nodes=0)
+    for name, names in users.items():
+        join(world, name, *names)
+    return world
+
+
+def test_a_job_goes_only_where_its_user_may_run() -> None:
+    world = a_world(n0=("ann", "bob"), n1=())
+
+    first, second, third = (world.submit(4, user=user) for user in ("eve", "bob", "eve"))
+
+    assert (world.job(first).nodes, world.job(second).nodes) == (("n1",), ("n0",))
+    assert world.phase(third) is Phase.WAITING
+
+
+def test_a_gang_is_not_spread_over_a_node_that_its_user_may_not_use() -> None:
+    world = a_world(n0=(), n1=("ann",), n2=())
+
+    theirs, ours = world.submit(8, user="eve"), world.submit(4, user="ann")
+
+    assert (world.job(theirs).nodes, world.job(ours).nodes) == (("n0", "n2"), ("n1",))
+
+
+def test_a_job_that_waits_starts_when_its_user_is_let_in() -> None:
+    world = a_world(n0=("ann",))
+    job = world.submit(1, user="eve")
+    before = world.phase(job)
+
+    join(world, "n0", "ann", "eve")
+
+    assert (before, world.phase(job)) == (Phase.WAITING, Phase.STARTING)
+
+
+def test_a_restarted_brain_knows_it_too() -> None:
+    world = a_world(n0=("ann",))
+    job = world.submit(1, user="eve")
+
+    world.lead()
+
+    assert world.phase(job) is Phase.WAITING
+
+
+def test_what_its_user_may_use_nowhere_is_refused_in_one_line() -> None:
+    state = a_world(n0=("ann",), n1=("ann", "eve")).state
+
+    assert cluster_problems(JobSpec(argv=("true",), gpus=8), state, user="ann") == []
+    assert cluster_problems(JobSpec(argv=("true",), gpus=8), state, user="eve") == [
+        "gpus: it asks for 8, and the cluster has 4 that eve may use; ask for fewer"
+    ]
+    assert cluster_problems(JobSpec(argv=("true",), gpus=1), state, user="bob") == [
+        "gpus: it asks for 1, and the cluster has none that bob may use; ask for others"
+    ]
+
+
+def test_an_agent_tells_whose_tasks_it_runs() -> None:
+    world = World(rules(), nodes=0)
+    hello = FakeNode("n0").hello()
+
+    for users in ((), ("ann",), ("ann", "bob")):
+        told = structs.replace(hello, users=users)
+        for event in AgentLine(told, "n0").joined(world.state):
+            world.does(event)
+        assert world.state.nodes["n0"].users == users
+
+
+def test_a_sandboxs_agent_names_nobody_and_an_agent_that_is_not_root_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert users_here(run_as="starter", allowed={"ann"}) == ()
+    assert users_here(run_as="submitter", allowed={"bob", "ann"}) == ("ann", "bob")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert users_here(run_as="submitter", allowed=()) == ()
+    monkeypatch.setattr(os, "geteuid", lambda: 1)  # daemon's, on Debian
+    assert users_here(run_as="submitter", allowed=()) == ("daemon",)
