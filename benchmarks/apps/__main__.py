@@ -82,16 +82,17 @@ def _measure(options: argparse.Namespace) -> None:
             if time.monotonic() > end_s:
                 print(f"the time is up; the next call goes on with {task}", flush=True)
                 return
-            for found in _done(shop, task, end_s):
+            for found in _done(shop, task, end_s, results):
                 results = _with(results, found)
                 save(results, options.output)
 
 
-def _done(shop: Workshop, task: Task, end_s: float) -> Iterator[Cell | Upsets | Retreat]:
+def _done(shop: Workshop, task: Task, end_s: float, before: Results) -> Iterator[Cell | Upsets | Retreat]:
     """What the task finds, part by part."""
     match task:
         case CellTask():
-            yield from _cells(shop, task, end_s)
+            sizes = {cell.workload: cell.working_set_bytes for cell in before.cells.values()}
+            yield from _cells(shop, task, end_s, sizes)
         case UpsetTask():
             with stage(shop, ()) as guests:
                 yield upsets(guests)
@@ -113,7 +114,7 @@ def _with(results: Results, found: Cell | Upsets | Retreat) -> Results:
             return replace(results, retreats={**results.retreats, found.key: found})
 
 
-def _cells(shop: Workshop, task: CellTask, end_s: float) -> Iterator[Cell]:
+def _cells(shop: Workshop, task: CellTask, end_s: float, sizes: dict[Workload, int]) -> Iterator[Cell]:
     waiting = list(task.workloads)
     while waiting and time.monotonic() < end_s:
         with stage(shop, waiting) as guests:
@@ -125,7 +126,9 @@ def _cells(shop: Workshop, task: CellTask, end_s: float) -> Iterator[Cell]:
                 yield from (Cell(workload=w, back_end=task.back_end, date=now(), trouble=reason) for w in waiting)
                 return
             while waiting and time.monotonic() < end_s:
-                made = cell(guests, waiting.pop(0), task.back_end, serving_pid=pid)
+                workload = waiting.pop(0)
+                size = sizes.get(workload, 0)
+                made = cell(guests, workload, task.back_end, serving_pid=pid, working_set_bytes=size)
                 yield made
                 if made.trouble:  # these guests may be in any state now
                     break

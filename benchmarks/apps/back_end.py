@@ -3,7 +3,8 @@
 import secrets
 
 from benchmarks.apps.result import BackEnd
-from benchmarks.apps.size import DISK_BYTES_PER_S, DISK_IOPS, PAGE_CLUSTER, SWAP_MIB
+from benchmarks.apps.size import DISK_BYTES_PER_S, DISK_IOPS, SWAP_MIB
+from farside.kmod_shim.swap_sysctl import READAHEAD
 from tests.vm.harness.guest import Guest
 
 START_S = 400.0  # Python programs under emulation, on a host that may be busy
@@ -40,13 +41,6 @@ def set_up(back_end: BackEnd, borrower: Guest, donor: Guest) -> int:
     Raises:
         HarnessError: A command failed; says which, and what it said.
     """
-    pid = _swap_on(back_end, borrower, donor)
-    # Also after `farside swap attach`, which sets it to 0: readahead is to be the same for all.
-    borrower.run(f"echo {PAGE_CLUSTER} >/proc/sys/vm/page-cluster")
-    return pid
-
-
-def _swap_on(back_end: BackEnd, borrower: Guest, donor: Guest) -> int:
     address = donor.address
     match back_end:
         case BackEnd.DISK:
@@ -54,7 +48,9 @@ def _swap_on(back_end: BackEnd, borrower: Guest, donor: Guest) -> int:
             make = f"dd if=/dev/zero of=/swap bs=1M count={SWAP_MIB} status=none && chmod 600 /swap && sync"
             borrower.run(f"{make} && {_SWAPON.format('/swap')}", limit_s=START_S)
             return 0
-        case BackEnd.NBDKIT:
+        case BackEnd.NBDKIT | BackEnd.AHEAD:
+            if back_end is BackEnd.AHEAD:
+                borrower.run(f"echo {READAHEAD} >/proc/sys/vm/page-cluster")
             pid = int(donor.run(_NBDKIT.format(address=address, mib=SWAP_MIB), limit_s=START_S))
             borrower.run(_NBD_CLIENT.format(address=address), limit_s=START_S)
             return pid

@@ -3,11 +3,12 @@
  *
  *   cache_load PORT SCRIPT CONNECTIONS
  *
- * Stores every key first and says "ready". Then each line "run MILLISECONDS" of standard input is answered with one
- * line of JSON. Ends with its input. The script is what benchmarks/apps/mix.py packs.
+ * Stores every key first and says "ready". Then each line "run MILLISECONDS" or "count REQUESTS" of standard input
+ * is answered with one line of JSON. Ends with its input. The script is what benchmarks/apps/mix.py packs.
  */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <limits.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -36,6 +37,7 @@ static struct {
 } script;
 
 static atomic_uint next_request, next_key;
+static atomic_long requests_left;
 static int64_t end_ns;
 static int is_storing;
 
@@ -177,7 +179,8 @@ static void *play(void *argument)
 	int64_t began_ns = now_ns();
 
 	/* At least once: a window in which nothing was answered has a latency too. */
-	while ((!self->count || began_ns < end_ns) && self->count < MAX_SAMPLES) {
+	while ((!self->count || (began_ns < end_ns && atomic_fetch_sub(&requests_left, 1) > 0)) &&
+	       self->count < MAX_SAMPLES) {
 		uint32_t key = is_storing ? atomic_fetch_add(&next_key, 1) : 0;
 
 		if (is_storing && key >= script.keys)
@@ -199,13 +202,15 @@ static int by_size(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static void run(struct player *players, int count, int64_t milliseconds)
+static void run(struct player *players, int count, int64_t milliseconds, int64_t requests)
 {
 	int64_t began_ns = now_ns();
 	size_t total = 0, missed = 0;
 	float *all;
 
-	end_ns = is_storing ? INT64_MAX : began_ns + milliseconds * 1000000;
+	/* The first request of each connection is made in any case. */
+	atomic_store(&requests_left, requests ? requests - count : LONG_MAX);
+	end_ns = milliseconds >= 0 ? began_ns + milliseconds * 1000000 : INT64_MAX;
 	for (int i = 0; i < count; i++) {
 		players[i].count = players[i].missed = 0;
 		if (pthread_create(&players[i].thread, NULL, play, &players[i]))
@@ -258,11 +263,12 @@ int main(int argc, char **argv)
 	puts("ready");
 	fflush(stdout);
 	while (fgets(line, sizeof(line), stdin)) {
-		long milliseconds = 0;
+		long milliseconds = -1, requests = 0;
 
 		is_storing = !strcmp(line, "store\n");
-		if (is_storing || sscanf(line, "run %ld", &milliseconds) == 1)
-			run(players, count, milliseconds);
+		if (is_storing || sscanf(line, "run %ld", &milliseconds) == 1 ||
+		    sscanf(line, "count %ld", &requests) == 1)
+			run(players, count, milliseconds, requests);
 	}
 	return 0;
 }

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from benchmarks.apps.back_end import throttle
 from benchmarks.apps.meter import Meter
-from benchmarks.apps.plan import LEVELS_PCT, SETTLE_S, SLOW_DISKS, WINDOW_S, WINDOWS
+from benchmarks.apps.plan import LEVELS_PCT, OPERATIONS, SLOW_DISKS, WINDOWS
 from benchmarks.apps.result import BackEnd, Cell, Level, Window, Workload
 from benchmarks.apps.stage import Stage, Worker
 from benchmarks.load import BenchmarkError
@@ -14,11 +14,13 @@ from tests.vm.harness.program import HarnessError
 OVERTIME_S = 240.0  # an operation that waits for a slow disk ends long after its window
 
 
-def cell(stage: Stage, workload: Workload, back_end: BackEnd, *, serving_pid: int) -> Cell:
-    """The cell; with the levels that were measured, and the reason, where it broke off."""
+def cell(stage: Stage, workload: Workload, back_end: BackEnd, *, serving_pid: int, working_set_bytes: int = 0) -> Cell:
+    """The cell; with the levels that were measured, and the reason, where it broke off.
+
+    ``working_set_bytes`` is the workload's where another back end's cell has told it: so that all have the same limits.
+    """
     levels: list[Level] = []
     date = now()
-    working_set_bytes = 0
     trouble = ""
     try:
         with (
@@ -32,9 +34,9 @@ def cell(stage: Stage, workload: Workload, back_end: BackEnd, *, serving_pid: in
                     if limit_bytes:
                         throttle(stage.borrower, is_on=back_end in SLOW_DISKS)
                         worker.limit(limit_bytes)
-                    run(worker, here, there, SETTLE_S)
-                    windows = tuple(run(worker, here, there, WINDOW_S) for _ in range(WINDOWS))
-                    levels.append(Level(percent=percent, limit_bytes=limit_bytes, windows=windows))
+                    count = f"count {OPERATIONS[workload][percent]}"
+                    _settling, *windows = [run(worker, here, there, command=count) for _ in range(1 + WINDOWS)]
+                    levels.append(Level(percent=percent, limit_bytes=limit_bytes, windows=tuple(windows)))
                     working_set_bytes = working_set_bytes or worker.memory_bytes()
             except BenchmarkError as error:
                 raise BenchmarkError(worker.trouble() or str(error)) from error
@@ -50,8 +52,8 @@ def cell(stage: Stage, workload: Workload, back_end: BackEnd, *, serving_pid: in
     )
 
 
-def run(worker: Worker, here: Meter, there: Meter, seconds: float, *, command: str = "") -> Window:
-    """One window, with what both machines counted meanwhile."""
+def run(worker: Worker, here: Meter, there: Meter, seconds: float = 0.0, *, command: str = "") -> Window:
+    """One window of so many seconds, or of a command, with what both machines counted meanwhile."""
     before, donor_before = here.read(), there.read()
     told = worker.talk.ask_json(command or f"run {seconds * 1e3:.0f}", seconds + OVERTIME_S)
     after, donor_after = here.read(), there.read()

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from benchmarks.apps import paper
-from benchmarks.apps.plan import LEVELS_PCT, RETREATING, WINDOW_S, WINDOWS
+from benchmarks.apps.plan import LEVELS_PCT, RETREATING, WINDOWS
 from benchmarks.apps.result import BackEnd, Results, Retreat, Workload, cell_key, retreat_key
-from benchmarks.apps.size import DISK_BYTES_PER_S, DISK_IOPS, DONORS, GUEST_MIB, PAGE_CLUSTER, RETREAT_MIB, SLAB_MIB
+from benchmarks.apps.size import DISK_BYTES_PER_S, DISK_IOPS, DONORS, GUEST_MIB, RETREAT_MIB, SLAB_MIB
 from benchmarks.apps.summary import (
     Summary,
     above_idle,
@@ -17,6 +17,7 @@ from benchmarks.apps.summary import (
     summary,
     throughput_gain,
 )
+from farside.kmod_shim.swap_sysctl import READAHEAD
 
 MISSING = "not measured"
 TITLES = {
@@ -28,6 +29,7 @@ TITLES = {
 BACK_ENDS = {
     BackEnd.DISK: "(a) disk",
     BackEnd.NBDKIT: "(b) nbd-client, nbdkit memory",
+    BackEnd.AHEAD: "(b) with Farside's readahead",
     BackEnd.NVME: "(c) NVMe over TCP, brd",
     BackEnd.TCP: "(d) Farside by TCP",
     BackEnd.RXE: "(d) Farside by soft RDMA",
@@ -52,10 +54,14 @@ figures (thesis §2.7.3 and §2.7.4) stand beside ours: they are plots, and what
 * (c) is the kernel's NVMe over TCP, with a RAM disk (`brd`) behind the donor's `nvmet`.
 * (d) is `farside swap attach` with one donor; every slab is leased before the workload starts. Second copies go to the
   borrower's virtio disk, which is not held back there; one more row has it as slow as (a).
-* All have the kernel's own readahead (`vm.page-cluster` {PAGE_CLUSTER}), one connection, and no I/O scheduler where the
-  network is. The programs' files are locked in memory: what pages is data.
-* A figure is the median of {WINDOWS} windows of {WINDOW_S:g} s, one after another, in one run of the workload.
-  All of it takes about fifty minutes: two calls, of which each begins nothing after forty.
+* (a) to (c) have the kernel's own readahead (`vm.page-cluster` 3); `farside swap attach` sets {READAHEAD}, and one
+  row shows (b) with that too. All have one connection, and no I/O scheduler where the network is.
+* The programs' files are locked in memory: what pages is data. Pages are small ones
+  (`transparent_hugepage` `never`): what lies in huge ones depends on when the kernel's collector came by.
+* Every back end serves the same operations, on the same data and within the same limits: the random choices are the
+  same, a window has a fixed number of operations, and the working set is the one that the first back end showed.
+* A figure is the median of {WINDOWS} windows, one after another, in one run of the workload.
+  All of it takes about an hour: two calls, of which each begins nothing after forty minutes.
 """
 _DISTORTION = """## What emulation does to these figures
 
@@ -66,10 +72,17 @@ the host's: a page by TCP takes milliseconds, where a real network takes tens of
 emulated CPU of both kernels. The disk is throttled in real time, and so is 10 to 20 times *faster*, measured in
 instructions, than the paper's disk was: (a) looks better here than it is, and what remote memory gains over it smaller.
 
-Where Farside stands to (b) and (c) is a matter of CPU a page, which emulation multiplies alike. It does more for one
-than they: on the borrower a process stands between the kernel's device and the network, where they stay in the kernel
-(and a guest with one processor has to switch to it and back), and each page that is swapped out goes to a second place
-as well. They keep one copy, so that all is lost with their server; see [survival](survival.md) for what that buys.
+Where Farside stands to (b) and (c) is a matter of the borrower's CPU a request. A process stands there between the
+kernel's device and the network, where they stay in the kernel, and the guest has one processor, which has to switch to
+it and back, twice a page-in. A switch between address spaces empties the emulator's table of translations, and costs
+some 0.1 ms with what follows. In a trace of order entry a page-in took 2.0 ms, of which the processor waited 0.7 for
+the donor; 1.0 was the borrower's process and the switches, which (b) does not have. So Farside is behind where each
+fault brings a page or two by chance, and level or ahead where it brings many. Each page that is swapped out goes to a
+second place as well; (b) and (c) keep one copy, so that all is lost with their server; see [survival](survival.md) for
+what that buys.
+
+How fast the host is changes by the minute: the same cell at 100 %, which pages nothing, varied by half in one run, and
+one at 50 % by as much again. A row's own "slower" is freer of that than one row's figures over another's.
 
 Soft RDMA (rxe) makes every packet in the kernel of both guests, with a checksum over each: work that a real NIC does
 without a processor. It can lose to TCP here, whose segments are large and whose checksums the emulated NIC leaves out.
@@ -168,7 +181,12 @@ def _details(half: Summary | None, full: Summary | None) -> Iterator[str]:
 def _gains(results: Results) -> str:
     rows = []
     for workload in Workload:
-        for theirs, name in ((BackEnd.DISK, "disk"), (BackEnd.NBDKIT, "nbdX"), (BackEnd.NVME, "")):
+        for theirs, name in (
+            (BackEnd.DISK, "disk"),
+            (BackEnd.NBDKIT, "nbdX"),
+            (BackEnd.AHEAD, ""),
+            (BackEnd.NVME, ""),
+        ):
             papers = paper.THROUGHPUT_GAIN.get((workload, name)), paper.P99_GAIN.get((workload, name))
             row = [TITLES[workload], BACK_ENDS[theirs]]
             for ours in (BackEnd.TCP, BackEnd.RXE):

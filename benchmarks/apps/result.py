@@ -25,6 +25,7 @@ class BackEnd(StrEnum):
 
     DISK = "disk"
     NBDKIT = "nbdkit"
+    AHEAD = "nbdkit-ahead"  # the same with Farside's readahead
     NVME = "nvme-tcp"
     TCP = "farside-tcp"
     RXE = "farside-rxe"

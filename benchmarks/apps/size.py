@@ -14,4 +14,3 @@ CONNECTIONS = 4  # of the cache's client, and threads of the cache
 # A hard disk. [infiniswap §2.7 has one; the figures are the benchmark's]
 DISK_IOPS = 120
 DISK_BYTES_PER_S = 150_000_000
-PAGE_CLUSTER = 3  # the kernel's own readahead, the same for every back end

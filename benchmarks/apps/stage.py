@@ -22,6 +22,9 @@ CGROUPS = "/sys/fs/cgroup"
 START_S = 400.0
 RECLAIM_S = 240.0
 CACHES = {Workload.ETC: "etc", Workload.SYS: "sys"}
+# How much of a program lies in huge pages depends on when the kernel's collector came by, and what lies in them is not
+# swapped out page by page.
+_SMALL_PAGES = "echo never >/sys/kernel/mm/transparent_hugepage/enabled"
 _MODULES = {Workload.ORDERS: "transactions", Workload.PAGERANK: "page_rank"}
 
 
@@ -37,6 +40,8 @@ class Stage:
 def stage(shop: Workshop, workloads: Sequence[Workload], *, caches_at: int = 1) -> Iterator[Stage]:
     """Two woken guests; the scripts of the caches among ``workloads`` lie in guest ``caches_at``."""
     with network(shop, 2, memory_mib=GUEST_MIB) as guests:
+        for number in (1, 2):
+            guests[number].run(_SMALL_PAGES)
         _bring(guests[caches_at], workloads)
         talk = Talk(guests[caches_at], f"{MODULE}.pin $(command -v memcached) 2>/root/pin.err")
         try:

@@ -14,7 +14,7 @@ from benchmarks.apps.measure import now, run
 from benchmarks.apps.meter import Meter
 from benchmarks.apps.plan import SETTLE_S, WINDOW_S, WINDOWS
 from benchmarks.apps.result import Upset, Upsets, Window, Workload
-from benchmarks.apps.size import DONORS, PAGE_CLUSTER
+from benchmarks.apps.size import DONORS
 from benchmarks.apps.stage import Stage, Worker
 from benchmarks.apps.talk import Talk
 from benchmarks.load import BenchmarkError
@@ -68,7 +68,6 @@ def upsets(stage: Stage) -> Upsets:
     date, trouble = now(), ""
     try:
         farside(stage.borrower, stage.donor, "borrow {} {} {} tcp", donors=DONORS)
-        stage.borrower.run(f"echo {PAGE_CLUSTER} >/proc/sys/vm/page-cluster")
         with (
             closing(Worker(stage.borrower, Workload.ORDERS)) as worker,
             closing(Meter(stage.borrower)) as here,

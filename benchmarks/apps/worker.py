@@ -1,10 +1,12 @@
-"""A workload that works when told to: ``run MILLISECONDS`` on standard input, one line of JSON on standard output.
+"""A workload that works when told to: ``run MILLISECONDS`` or ``count OPERATIONS`` on standard input, one line of JSON
+on standard output.
 
 Runs inside a guest, in the cgroup whose memory is limited, and so imports little: what it imports is part of its
 working set.
 """
 
 import json
+import math
 import sys
 import time
 from array import array
@@ -12,20 +14,22 @@ from collections.abc import Callable
 
 
 def serve(operate: Callable[[], bool]) -> None:
-    """Says ``ready``, then answers each ``run`` until its input ends; ``operate`` returns False when it failed."""
+    """Says ``ready``, then answers each line until its input ends; ``operate`` returns False when it failed."""
     print("ready", flush=True)
     for line in sys.stdin:
         word, _, number = line.partition(" ")
         if word == "run":
-            print(json.dumps(run(operate, int(number) / 1e3)), flush=True)
+            print(json.dumps(run(operate, seconds=int(number) / 1e3)), flush=True)
+        elif word == "count":
+            print(json.dumps(run(operate, operations=int(number))), flush=True)
 
 
-def run(operate: Callable[[], bool], seconds: float) -> dict[str, float]:
-    """Operates until the time is up, at least once; how many, how long, and how long each took."""
+def run(operate: Callable[[], bool], *, seconds: float = math.inf, operations: float = math.inf) -> dict[str, float]:
+    """Operates until the time is up or so many are done, at least once; how many, how long, how long each took."""
     latencies_us = array("f")
     failed = 0
     began_s = last_s = time.monotonic()
-    while not latencies_us or last_s - began_s < seconds:
+    while not latencies_us or (last_s - began_s < seconds and len(latencies_us) < operations):
         failed += not operate()
         now_s = time.monotonic()
         latencies_us.append((now_s - last_s) * 1e6)

@@ -41,8 +41,8 @@ def one(shop: Shop, query: str) -> int:
 def test_a_run_counts_what_was_operated_and_what_failed() -> None:
     said = iter([True, False, True])
 
-    told = run(lambda: next(said), 0.0)
-    again = run(lambda: next(said), 0.0)
+    told = run(lambda: next(said), seconds=0.0)
+    again = run(lambda: next(said), seconds=0.0)
 
     assert (told["operations"], told["failed"]) == (1, 0)
     assert (again["operations"], again["failed"]) == (1, 1)
@@ -52,13 +52,13 @@ def test_a_run_counts_what_was_operated_and_what_failed() -> None:
 def test_a_worker_answers_each_run_until_its_input_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("run 0\nrun 0\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("run 0\nrun 0\ncount 7\n"))
 
     serve(lambda: True)
 
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == "ready"
-    assert [json.loads(line)["operations"] for line in rest] == [1, 1]
+    assert [json.loads(line)["operations"] for line in rest] == [1, 1, 7]
 
 
 # --- transactions
@@ -213,6 +213,13 @@ def test_the_client_tells_what_it_played(client: Path, cache: _Server, tmp_path:
     assert told["seconds"] >= 0.2
     assert 0 < told["p50_us"] <= told["p99_us"] <= told["max_us"]
     assert told["failed"] == 0
+
+
+def test_the_client_plays_as_many_requests_as_it_is_told(client: Path, cache: _Server, tmp_path: Path) -> None:
+    _, few, many = played(client, cache, tmp_path, "count 1\ncount 250\n")
+
+    assert json.loads(few)["operations"] == 3  # one of each connection
+    assert json.loads(many)["operations"] == 250
 
 
 def test_an_empty_cache_is_stored_key_by_key_when_told_to(client: Path, cache: _Server, tmp_path: Path) -> None:
