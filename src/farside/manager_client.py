@@ -21,6 +21,7 @@ from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 from farside.errors import ConfigError, FarsideError, PeerError
+from farside.state_folder import state_told
 from farside.tls import TlsFiles, client_tls, tls_problem
 
 STANDARD = "unix:/run/farside/manager.sock"
@@ -49,7 +50,7 @@ def find_manager(endpoint: str | None = None, state: Path | None = None) -> Mana
         ConfigError: The token's file can't be read, or the endpoint is none.
     """
     told = endpoint or os.environ.get("FARSIDE_MANAGER", "")
-    folder = state or (Path(os.environ["FARSIDE_STATE"]) if os.environ.get("FARSIDE_STATE") else None)
+    folder = state_told(state)
     if not told:
         told = f"unix:{folder / SOCKET_IN_STATE}" if folder is not None else STANDARD
     if not told.startswith(("unix:/", "http://", "https://")):

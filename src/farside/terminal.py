@@ -24,12 +24,12 @@ def standard_output() -> Iterator[None]:
     """
     try:
         yield
-        sys.stdout.flush()
     except BrokenPipeError:
         raise
     except OSError as error:
         _give_up_output()
         raise _lost(error) from error
+    flush_output()
 
 
 def flush_output() -> None:

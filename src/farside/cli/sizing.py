@@ -105,11 +105,14 @@ def _hold_to_settings(
 
     lent, borrowed = settings_of(DaemonConfig), settings_of(BlockdevConfig)
     total = lent["memory_total_bytes"]
-    ranges = (("--memory", total, memory), ("--used", total, used), ("--headroom", lent["headroom_bytes"], headroom))
-    named = {"size_bytes": ("--size", size), "slab_bytes": ("--slab", slab), "pending_bytes": ("--pending", pending)}
+    options = {"size_bytes": "--size", "slab_bytes": "--slab", "pending_bytes": "--pending"}
     for option, setting, value in (
-        *ranges,
-        *((option, borrowed[name], told) for name, (option, told) in named.items()),
+        ("--memory", total, memory),
+        ("--used", total, used),
+        ("--headroom", lent["headroom_bytes"], headroom),
+        (options["size_bytes"], borrowed["size_bytes"], size),
+        (options["slab_bytes"], borrowed["slab_bytes"], slab),
+        (options["pending_bytes"], borrowed["pending_bytes"], pending),
     ):
         try:
             convert(setting, value)
@@ -118,8 +121,8 @@ def _hold_to_settings(
     protection = "replica" if replicas > 1 else "disk"
     device = BlockdevConfig(size_bytes=size, slab_bytes=slab, pending_bytes=pending, protection=protection)
     for name, text in blockdev_problems(device):
-        if name in named:
-            raise ConfigError(f"{named[name][0]}: {text}")
+        if name in options:
+            raise ConfigError(f"{options[name]}: {text}")
 
 
 def _machine() -> tuple[int, int]:

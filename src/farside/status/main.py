@@ -1,12 +1,12 @@
 """`farside status`: one look at the memory plane, as tables for people or JSON for programs."""
 
-import os
 import sys
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
+from farside.state_folder import state_told
 from farside.status.gather import ProcessStatus, gather
 from farside.status.table import tables
 
@@ -19,8 +19,7 @@ def run(*, json_output: bool = False, state: Path | None = None, socket: Path | 
     Raises:
         FarsideError: none of them answers.
     """
-    told = os.environ.get("FARSIDE_STATE", "")
-    processes = gather(state=state or (Path(told) if told and socket is None else None), socket=socket)
+    processes = gather(state=state if socket is not None else state_told(state), socket=socket)
     if json_output:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(as_json(processes)), indent=2).decode() + "\n")
     else:
