@@ -487,7 +487,7 @@ static void dop_try(struct worker *w, struct dop *d)
 	}
 }
 
-#define KEPT_NS    50000000ull
+#define KEPT_NS	   50000000ull
 #define KEPT_PAGES 256u
 
 /*
