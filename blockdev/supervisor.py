@@ -170,12 +170,13 @@ class Supervisor:
             times.append(time.monotonic() + self._watchdog_s)
         until_s = min(times, default=NEVER_S)
         timeout_s = None if until_s == NEVER_S else max(0.0, until_s - time.monotonic())
-        # Signals last: what was said before one came, "keep" above all, counts for it.
-        for key, _ in sorted(self._selector.select(timeout_s), key=lambda ready: ready[0].data is None):
-            if key.data is None:
-                self._on_signals(os.read(self._signals, 64))
-            else:
-                self._on_message(key.data)
+        ready = [key.data for key, _ in self._selector.select(timeout_s)]
+        numbers = os.read(self._signals, 64) if None in ready else b""
+        for server in [key.data for key in self._selector.get_map().values()] if numbers else ready:
+            # All that was said before a signal came, "keep" above all, counts for it.
+            while server is not None and self._hears(server):
+                pass
+        self._on_signals(numbers)
         for server in (self._current, self._successor):
             if server is not None and time.monotonic() >= server.kill_at_s:
                 log.error("the server does not end, killing it", pid=server.process.pid)
@@ -309,16 +310,21 @@ class Supervisor:
 
     # ---------------------------------------------------------------- messages
 
-    def _on_message(self, server: Server) -> None:
+    def _hears(self, server: Server) -> bool:
+        """Acts on the next message of a server; False: there is none."""
         if server.end.fileno() < 0:
-            return  # dismissed a moment ago
+            return False  # dismissed a moment ago
         try:
             message = fdpass.receive(server.end)
         except BlockingIOError:
-            return
+            return False
         if message is None:
             self._on_end(server)
-            return
+            return False
+        self._on_message(server, message)
+        return True
+
+    def _on_message(self, server: Server, message: fdpass.Message) -> None:
         match message.op:
             case "loaded":
                 server.loaded = True

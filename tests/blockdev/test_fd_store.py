@@ -134,6 +134,24 @@ def test_pages_are_served_while_there_is_no_supervisor(service: Service) -> None
     assert client.read(0, PAGE) == b"x" * PAGE
 
 
+def test_keep_counts_for_a_signal_that_comes_with_it_and_with_news_before_it(service: Service) -> None:
+    service.start()
+    service.process.status()
+    main = service.main_pid
+    os.kill(main, signal.SIGSTOP)
+    try:
+        client = service.process.client()
+        client.write(0, b"x" * PAGE)
+        admin.call(service.process.admin, "keep")
+        os.kill(main, signal.SIGTERM)
+    finally:
+        os.kill(main, signal.SIGCONT)
+
+    assert service.process.child is not None
+    assert service.process.child.wait(20) == 0
+    assert client.read(0, PAGE) == b"x" * PAGE
+
+
 def test_restarts_in_a_row_lose_no_connection(service: Service) -> None:
     service.start()
     load = Load(service.process.client())
