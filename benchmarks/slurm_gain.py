@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.machine import this_commit, this_machine
 from farside import admin
-from farside.config import SlurmConfig, load_slurm
+from farside.config import SlurmConfig, load_config
 from farside.errors import FarsideError, PeerError
 from farside.sandbox.process import command
 from farside.scheduler.live.manager import rules_of
@@ -73,7 +73,7 @@ def play(
             "slurm_conf": str(folder / "slurm.conf"), "state_dir": str(folder / "notes"),
             "admin_socket": str(folder / "slurm.sock"),
         }  # fmt: skip
-        config = load_slurm((), {**told, "turn_s": 1, "min_run_s": 0, "preempt": preempt == "true"})
+        config = load_config(SlurmConfig, (), {**told, "turn_s": 1, "min_run_s": 0, "preempt": preempt == "true"})
         settings = [word for name, value in told.items() for word in ("--set", f"{name}={value}")]
         with (folder / "log").open("wb") as log:
             engine = subprocess.Popen(command("slurm", mode, *settings), stderr=log)

@@ -9,19 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.blockdev.params import make_memory
-from farside.config import (
-    BlockdevConfig,
-    DaemonConfig,
-    FaultRule,
-    load,
-    load_agent,
-    load_blockdev,
-    load_daemon,
-    load_manager,
-)
+from farside.config import AgentConfig, BlockdevConfig, DaemonConfig, FaultRule, ManagerConfig, load, load_config
 from farside.config.check import NAME_BYTES_MAX, NODE
 from farside.config.convert import convert, shown
-from farside.config.load import ConfigProblems, effective_daemon
+from farside.config.load import ConfigProblems, effective_config
 from farside.config.settings import Setting, settings_of
 from farside.daemon import messages
 from farside.units import GIB, MIB
@@ -37,7 +28,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 def blockdev_problems(folder: Path, text: str) -> tuple[str, ...]:
     path = written(folder, "blockdev.toml", text)
     with pytest.raises(ConfigProblems) as caught:
-        load_blockdev([path])
+        load_config(BlockdevConfig, [path])
     return tuple(problem.removeprefix(f"{path}: ") for problem in caught.value.problems)
 
 
@@ -57,7 +48,7 @@ def test_a_file_is_read_in_human_units(tmp_path: Path) -> None:
         """,
     )
 
-    config = load_blockdev([path])
+    config = load_config(BlockdevConfig, [path])
 
     assert (config.size_bytes, config.pending_bytes) == (2 * GIB, 32 * MIB)
     assert (config.deadline_s, config.hedge_s, config.spin_us, config.ewma_alpha) == (0.5, 0.25, 1000, 0.25)
@@ -89,7 +80,7 @@ def test_a_fifo_is_refused_and_hangs_nobody(tmp_path: Path) -> None:
     os.mkfifo(path)
 
     with pytest.raises(ConfigProblems, match="is a fifo"):
-        load_blockdev([path])
+        load_config(BlockdevConfig, [path])
 
 
 def test_drop_ins_go_before_the_file_and_the_command_line_before_both(tmp_path: Path) -> None:
@@ -98,7 +89,7 @@ def test_drop_ins_go_before_the_file_and_the_command_line_before_both(tmp_path: 
     last = written(tmp_path / "daemon.d", "30-machine.toml", "evict_extra = 2\nmax_slabs = 4\n")
     written(tmp_path / "daemon.d", "10-package.toml", "max_slabs = 2\n")
 
-    effective = effective_daemon([path], {"max_slabs": 5})
+    effective = effective_config(DaemonConfig, [path], {"max_slabs": 5})
 
     assert (effective.config.node, effective.config.evict_extra, effective.config.max_slabs) == ("file", 2, 5)
     assert [effective.sources[name] for name in ("node", "evict_extra", "max_slabs", "cgroup")] == [
@@ -110,8 +101,8 @@ def test_drop_ins_go_before_the_file_and_the_command_line_before_both(tmp_path: 
 
 
 def test_without_files_every_setting_has_its_default() -> None:
-    assert load_daemon().slab_bytes == DaemonConfig().slab_bytes == 64 * MIB
-    assert load_daemon().node != ""
+    assert load_config(DaemonConfig).slab_bytes == DaemonConfig().slab_bytes == 64 * MIB
+    assert load_config(DaemonConfig).node != ""
 
 
 def test_a_wrong_name_is_told_the_nearest_right_one(tmp_path: Path) -> None:
@@ -163,7 +154,7 @@ def test_fault_rules_are_tables(tmp_path: Path) -> None:
         'protection = "replica"\n[[fault]]\ndonor = "d1"\nkind = "delay"\nevery = 10\ndelay_s = "20ms"\n',
     )
 
-    assert load_blockdev([path]).fault == (FaultRule(donor="d1", kind="delay", every=10, delay_s=0.02),)
+    assert load_config(BlockdevConfig, [path]).fault == (FaultRule(donor="d1", kind="delay", every=10, delay_s=0.02),)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +204,7 @@ def test_a_donors_settings_are_checked_together_too(tmp_path: Path) -> None:
     )
 
     with pytest.raises(ConfigProblems) as caught:
-        load_daemon([path])
+        load_config(DaemonConfig, [path])
 
     assert [problem.split(": ")[1] for problem in caught.value.problems] == [
         "listen",
@@ -246,7 +237,7 @@ def test_a_problem_with_no_file_at_all_names_the_file_that_is_missing(
     monkeypatch.setattr(load, "ETC", tmp_path)
 
     with pytest.raises(ConfigProblems, match=f"^{tmp_path}/blockdev.toml: disk_path: is empty"):
-        load_blockdev()
+        load_config(BlockdevConfig)
 
 
 def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
@@ -254,11 +245,11 @@ def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
 
     with pytest.raises(ConfigProblems, match=r"none.toml: No such file or directory; name a file"):
-        load_daemon([tmp_path / "none.toml"])
+        load_config(DaemonConfig, [tmp_path / "none.toml"])
     with pytest.raises(ConfigProblems, match=r"broken.toml: Invalid value \(at line 1, column 8\); mend"):
-        load_daemon([broken])
+        load_config(DaemonConfig, [broken])
     with pytest.raises(ConfigProblems, match=r"binary.toml: is not UTF-8"):
-        load_daemon([tmp_path / "binary.toml"])
+        load_config(DaemonConfig, [tmp_path / "binary.toml"])
 
 
 ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers() | st.text())
@@ -301,7 +292,7 @@ def test_a_manager_that_would_send_tokens_in_the_clear_or_half_secured_is_refuse
     settings: dict[str, object], problem: str
 ) -> None:
     with pytest.raises(ConfigProblems) as caught:
-        load_manager([Path("/dev/null")], settings)
+        load_config(ManagerConfig, [Path("/dev/null")], settings)
 
     assert caught.value.problems[0].partition(": ")[2].startswith(problem)
 
@@ -315,7 +306,7 @@ def test_a_manager_that_would_send_tokens_in_the_clear_or_half_secured_is_refuse
     ],
 )
 def test_a_manager_listens_to_others_with_tls_or_where_plain_http_is_meant(settings: dict[str, object]) -> None:
-    assert load_manager([Path("/dev/null")], settings).listen
+    assert load_config(ManagerConfig, [Path("/dev/null")], settings).listen
 
 
 @pytest.mark.parametrize(
@@ -328,6 +319,6 @@ def test_a_manager_listens_to_others_with_tls_or_where_plain_http_is_meant(setti
 )
 def test_an_agent_that_nobody_could_know_is_refused(settings: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigProblems) as caught:
-        load_agent([Path("/dev/null")], settings)
+        load_config(AgentConfig, [Path("/dev/null")], settings)
 
     assert caught.value.problems[0].partition(": ")[2].startswith(problem)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farside.config import load_blockdev, load_daemon
+from farside.config import BlockdevConfig, DaemonConfig, load_config
 from farside.errors import ConfigError
 from farside.peers_text import peers_text
 from farside.sandbox import settings
@@ -76,8 +76,8 @@ def test_the_written_settings_are_ones_that_farside_reads(tmp_path: Path, protec
     donor.write_text(settings.toml_text(settings.donor_settings(made, tmp_path, name="d1", listen="tcp:127.0.0.1:1")))
     borrower.write_text(settings.toml_text(settings.blockdev_settings(made, tmp_path)))
 
-    assert load_daemon((donor,)).node == "d1"
-    assert load_blockdev((borrower,)).protection == protection
+    assert load_config(DaemonConfig, (donor,)).node == "d1"
+    assert load_config(BlockdevConfig, (borrower,)).protection == protection
 
 
 def test_the_peers_file_names_every_donor() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from farside.config import SlurmConfig, load_slurm
+from farside.config import SlurmConfig, load_config
 from farside.errors import ConfigError
 from farside.scheduler.live.slurm import notebook
 from farside.scheduler.live.slurm.action import Hold, PowerDown, Requeue, SetPriority
@@ -28,7 +28,7 @@ def config(tmp_path: Path) -> Callable[..., SlurmConfig]:
             "partitions": "gpu", "state_dir": str(tmp_path / "state"), "admin_socket": str(tmp_path / "s.sock"),
             "policy": "las", "policy_settings": "limits_gpu_s=1000", "min_run_s": 0, "turn_s": 0.1,
         }  # fmt: skip
-        return load_slurm((), {**given, **told})
+        return load_config(SlurmConfig, (), {**given, **told})
 
     return make
 

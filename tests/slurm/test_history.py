@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.config import SlurmConfig, load_slurm
+from farside.config import SlurmConfig, load_config
 from farside.scheduler.live.slurm.engine import Engine, Mode
 from farside.scheduler.live.slurm.foretell import Foreteller, foretold_gpu_s
 from farside.scheduler.live.slurm.notebook import Notebook
@@ -86,7 +86,7 @@ def config(tmp_path: Path) -> Callable[..., SlurmConfig]:
             "partitions": "gpu", "state_dir": str(tmp_path / "state"), "admin_socket": str(tmp_path / "s.sock"),
             "policy": "qssf", "min_run_s": 0, "turn_s": 0.1,
         }  # fmt: skip
-        return load_slurm((), {**given, **told})
+        return load_config(SlurmConfig, (), {**given, **told})
 
     return make
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.config import load_slurm
+from farside.config import SlurmConfig, load_config
 from farside.errors import ConfigError
 from farside.scheduler.live.slurm.action import SetNice
 from farside.scheduler.live.slurm.decide import decide
@@ -77,7 +77,7 @@ def test_nice_goes_with_neither_gate_nor_preempt(other: str, tmp_path: Path) -> 
     }  # fmt: skip
 
     with pytest.raises(ConfigError, match="nice goes with neither gate nor preempt"):
-        Engine(load_slurm((), told), Mode.RUN, FakeSlurm(snapshot()))
+        Engine(load_config(SlurmConfig, (), told), Mode.RUN, FakeSlurm(snapshot()))
 
 
 def test_an_engine_by_nice_leaves_the_priorities_of_those_in_front_alone(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_an_engine_by_nice_leaves_the_priorities_of_those_in_front_alone(tmp_pat
     slurm = FakeSlurm(
         snapshot(*FULL, waiting(3, 4, limit_s=3600, priority=1000), waiting(4, 4, limit_s=60, priority=1000))
     )
-    engine = Engine(load_slurm((), told), Mode.RUN, slurm, now_s=lambda: slurm.seen.at_s)
+    engine = Engine(load_config(SlurmConfig, (), told), Mode.RUN, slurm, now_s=lambda: slurm.seen.at_s)
 
     asyncio.run(engine.turn())
     first = {job.job_id: job.priority for job in slurm.seen.jobs}

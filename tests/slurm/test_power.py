@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.config import SlurmConfig, load_slurm
+from farside.config import SlurmConfig, load_config
 from farside.errors import ConfigError
 from farside.scheduler.energy.power.state import NodePower, Phase
 from farside.scheduler.live.slurm.action import PowerAction, PowerDown, PowerUp
@@ -20,7 +20,7 @@ def config(tmp_path: Path, **told: object) -> SlurmConfig:
         "partitions": "gpu", "state_dir": str(tmp_path), "power": "rule", "power_settings": "buffer_nodes=0; keep_s=60",
         "power_step_s": 60, "power_min_on_s": 0,
     }  # fmt: skip
-    return load_slurm((), {**given, **told})
+    return load_config(SlurmConfig, (), {**given, **told})
 
 
 def after(sleeper: Sleeper, *turns: tuple[float, list[SlurmNode]]) -> tuple[PowerAction, ...]:

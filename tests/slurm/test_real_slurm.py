@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from farside import admin
-from farside.config import SlurmConfig, load_slurm
+from farside.config import SlurmConfig, load_config
 from farside.errors import ConfigError, PeerError
 from farside.scheduler.live.slurm import read_text
 from farside.scheduler.live.slurm.commands import SlurmCommands
@@ -52,7 +52,7 @@ def config(slurm: SlurmCluster, tmp_path: Path) -> Callable[..., SlurmConfig]:
             "partitions": "gpu", "slurm_conf": str(slurm.folder / "slurm.conf"), "state_dir": str(tmp_path / "state"),
             "admin_socket": str(tmp_path / "slurm.sock"), "turn_s": 0.2, "min_run_s": 0, "policy": "srsf",
         }  # fmt: skip
-        return load_slurm((), {**given, **told})
+        return load_config(SlurmConfig, (), {**given, **told})
 
     return make
 

@@ -144,14 +144,14 @@ def blockdev(
 
     Speaks NBD; runs until SIGTERM.
     """
-    from farside.config import load_blockdev
+    from farside.config import BlockdevConfig, load_config
 
     told = options.overrides(settings)
     if fd_store:
         from farside.blockdev.main import run_as_service
 
-        raise typer.Exit(run_as_service(lambda: load_blockdev(config or (), told)))
-    loaded = load_blockdev(config or (), told)
+        raise typer.Exit(run_as_service(lambda: load_config(BlockdevConfig, config or (), told)))
+    loaded = load_config(BlockdevConfig, config or (), told)
     from farside.blockdev.main import run
 
     raise typer.Exit(run(loaded, stdio=stdio))
@@ -163,9 +163,9 @@ def agent(config: options.ConfigFiles = None, settings: options.Overrides = None
 
     Reports what this node has and does; runs until SIGTERM. Jobs run on without it.
     """
-    from farside.config import load_agent
+    from farside.config import AgentConfig, load_config
 
-    loaded = load_agent(config or (), options.overrides(settings))
+    loaded = load_config(AgentConfig, config or (), options.overrides(settings))
     from farside.agent.main import run
 
     raise typer.Exit(run(loaded))

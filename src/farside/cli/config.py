@@ -117,19 +117,17 @@ def _whose(file: Path) -> Program:
 
 def effective(whose: Program, paths: Sequence[Path]) -> "AnyEffective":
     """The settings of a program that count, with their sources."""
-    from farside.config import load
+    from farside import config
+    from farside.config.load import effective_config
 
-    match whose:
-        case Program.DAEMON:
-            return load.effective_daemon(paths)
-        case Program.BLOCKDEV:
-            return load.effective_blockdev(paths)
-        case Program.AGENT:
-            return load.effective_agent(paths)
-        case Program.MANAGER:
-            return load.effective_manager(paths)
-        case Program.SLURM:
-            return load.effective_slurm(paths)
+    kinds = {
+        Program.DAEMON: config.DaemonConfig,
+        Program.BLOCKDEV: config.BlockdevConfig,
+        Program.AGENT: config.AgentConfig,
+        Program.MANAGER: config.ManagerConfig,
+        Program.SLURM: config.SlurmConfig,
+    }
+    return effective_config(kinds[whose], paths)
 
 
 def _rows(loaded: "AnyEffective") -> list[dict[str, Any]]:

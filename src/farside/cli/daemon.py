@@ -25,9 +25,9 @@ def daemon(context: typer.Context, config: options.ConfigFiles = None, settings:
     """
     if context.invoked_subcommand is not None:
         return
-    from farside.config import load_daemon
+    from farside.config import DaemonConfig, load_config
 
-    loaded = load_daemon(config or (), options.overrides(settings))
+    loaded = load_config(DaemonConfig, config or (), options.overrides(settings))
     from farside.daemon.main import run
 
     raise typer.Exit(run(loaded))

@@ -32,9 +32,9 @@ def manager(config: options.ConfigFiles = None, settings: options.Overrides = No
 
     Runs until SIGTERM. All that it knows is in its store.
     """
-    from farside.config import load_manager
+    from farside.config import ManagerConfig, load_config
 
-    loaded = load_manager(config or (), options.overrides(settings))
+    loaded = load_config(ManagerConfig, config or (), options.overrides(settings))
     from farside.scheduler.live.manager import run
 
     raise typer.Exit(run(loaded))
@@ -61,11 +61,11 @@ def backup(
     settings: options.Overrides = None,
 ) -> None:
     """Copy the store into one file, while the manager runs."""
-    from farside.config import load_manager
+    from farside.config import ManagerConfig, load_config
     from farside.scheduler.live.store.event_store import EventStore
     from farside.scheduler.live.store.migrate import backup as copy
 
-    store = EventStore(load_manager(config or (), options.overrides(settings)).store_url)
+    store = EventStore(load_config(ManagerConfig, config or (), options.overrides(settings)).store_url)
     print(f"{to}: {copy(store, to)} entries")
 
 
@@ -76,22 +76,22 @@ def restore(
     settings: options.Overrides = None,
 ) -> None:
     """Write a backup into a store that is empty; the manager must not run."""
-    from farside.config import load_manager
+    from farside.config import ManagerConfig, load_config
     from farside.scheduler.live.store.event_store import EventStore
     from farside.scheduler.live.store.migrate import restore as copy
 
-    store = EventStore(load_manager(config or (), options.overrides(settings)).store_url)
+    store = EventStore(load_config(ManagerConfig, config or (), options.overrides(settings)).store_url)
     print(f"{source}: {copy(source, store)} entries restored")
 
 
 @store_app.command()
 def upgrade(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
     """Make the store, or bring that of an older Farside up to date; the manager does so itself when it starts."""
-    from farside.config import load_manager
+    from farside.config import ManagerConfig, load_config
     from farside.scheduler.live.store.event_store import EventStore
     from farside.scheduler.live.store.migrate import upgrade as bring
 
-    bring(EventStore(load_manager(config or (), options.overrides(settings)).store_url))
+    bring(EventStore(load_config(ManagerConfig, config or (), options.overrides(settings)).store_url))
     print("the store is up to date")
 
 
@@ -105,12 +105,12 @@ def check(
 
     What has left the log is read from the archive.
     """
-    from farside.config import load_manager
+    from farside.config import ManagerConfig, load_config
     from farside.scheduler.live.invariant import violations
     from farside.scheduler.live.store.compact import archive_of, whole_log
     from farside.scheduler.live.store.event_store import EventStore
 
-    loaded = load_manager(config or (), options.overrides(settings))
+    loaded = load_config(ManagerConfig, config or (), options.overrides(settings))
     entries = whole_log(EventStore(loaded.store_url), archive_of(loaded.store_url, loaded.archive_dir))
     found = list(violations(entries, is_complete=is_complete))
     for line in found:
@@ -126,13 +126,13 @@ def compact(config: options.ConfigFiles = None, settings: options.Overrides = No
 
     An image of what is known lets it start fast; entries older than keep_history_s move into the archive.
     """
-    from farside.config import load_manager
+    from farside.config import ManagerConfig, load_config
     from farside.scheduler.live.store.compact import archive_of
     from farside.scheduler.live.store.compact import compact as make_smaller
     from farside.scheduler.live.store.event_store import EventStore
     from farside.scheduler.live.store.migrate import upgrade as bring
 
-    loaded = load_manager(config or (), options.overrides(settings))
+    loaded = load_config(ManagerConfig, config or (), options.overrides(settings))
     store = EventStore(loaded.store_url)
     bring(store)
     archive = archive_of(loaded.store_url, loaded.archive_dir)

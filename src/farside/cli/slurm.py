@@ -37,9 +37,9 @@ def shadow(config: options.ConfigFiles = None, settings: options.Overrides = Non
 
 
 def _run(mode: str, config: options.ConfigFiles, settings: options.Overrides) -> None:
-    from farside.config import load_slurm
+    from farside.config import SlurmConfig, load_config
 
-    loaded = load_slurm(config or (), options.overrides(settings))
+    loaded = load_config(SlurmConfig, config or (), options.overrides(settings))
     from farside.scheduler.live.slurm.engine import Mode
     from farside.scheduler.live.slurm.engine import run as run_engine
 
@@ -64,11 +64,11 @@ def release(config: options.ConfigFiles = None, settings: options.Overrides = No
 
     For when the engine is to run no more; while it runs it would order them again.
     """
-    from farside.config import load_slurm
+    from farside.config import SlurmConfig, load_config
     from farside.scheduler.live.slurm.engine import give_back
     from farside.units import format_count
 
-    count = give_back(load_slurm(config or (), options.overrides(settings)))
+    count = give_back(load_config(SlurmConfig, config or (), options.overrides(settings)))
     print(f"{format_count(count, 'job')} given back to Slurm")
 
 

@@ -14,7 +14,7 @@ check.py     what must hold between settings
 from farside.config.agent import AgentConfig
 from farside.config.blockdev import BlockdevConfig, FaultRule
 from farside.config.daemon import DaemonConfig
-from farside.config.load import Effective, load_agent, load_blockdev, load_daemon, load_manager, load_slurm
+from farside.config.load import Effective, load_config
 from farside.config.manager import ManagerConfig
 from farside.config.slurm import SlurmConfig
 
@@ -26,9 +26,5 @@ __all__ = [
     "FaultRule",
     "ManagerConfig",
     "SlurmConfig",
-    "load_agent",
-    "load_blockdev",
-    "load_daemon",
-    "load_manager",
-    "load_slurm",
+    "load_config",
 ]

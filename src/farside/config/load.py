@@ -40,6 +40,15 @@ _WORD = re.compile(r"\w+")
 
 ConfigT = TypeVar("ConfigT", DaemonConfig, BlockdevConfig, AgentConfig, ManagerConfig, SlurmConfig)
 
+# The program, whose files are named after it, and what its settings must fulfil together.
+_PROGRAMS: Mapping[type[Any], tuple[str, Callable[[Any], Iterator[Problem]]]] = {
+    DaemonConfig: ("daemon", daemon_problems),
+    BlockdevConfig: ("blockdev", blockdev_problems),
+    AgentConfig: ("agent", agent_problems),
+    ManagerConfig: ("manager", manager_problems),
+    SlurmConfig: ("slurm", slurm_problems),
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effective(Generic[ConfigT]):
@@ -63,86 +72,23 @@ def standard_files(program: str) -> tuple[Path, ...]:
     return ((standard,) if standard.exists() else ()) + _drop_ins(standard)
 
 
-def load_daemon(paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None) -> DaemonConfig:
-    """The donor's settings from these files (none: /etc/farside/daemon.toml) with their drop-ins.
+def load_config(
+    kind: type[ConfigT], paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
+) -> ConfigT:
+    """A program's settings from these files (none: those of /etc/farside) with their drop-ins.
 
     Raises:
         ConfigProblems: Something is wrong; one line each.
     """
-    return effective_daemon(paths, overrides).config
+    return effective_config(kind, paths, overrides).config
 
 
-def load_blockdev(paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None) -> BlockdevConfig:
-    """The borrower's settings from these files (none: /etc/farside/blockdev.toml) with their drop-ins.
-
-    Raises:
-        ConfigProblems: Something is wrong; one line each.
-    """
-    return effective_blockdev(paths, overrides).config
-
-
-def load_agent(paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None) -> AgentConfig:
-    """The node agent's settings from these files (none: /etc/farside/agent.toml) with their drop-ins.
-
-    Raises:
-        ConfigProblems: Something is wrong; one line each.
-    """
-    return effective_agent(paths, overrides).config
-
-
-def effective_agent(
-    paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
-) -> Effective[AgentConfig]:
-    """As `load_agent`, with the source of each value."""
-    return _load(AgentConfig, agent_problems, _files(paths, "agent"), overrides or {}, blamed=ETC / "agent.toml")
-
-
-def load_manager(paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None) -> ManagerConfig:
-    """The manager's settings from these files (none: /etc/farside/manager.toml) with their drop-ins.
-
-    Raises:
-        ConfigProblems: Something is wrong; one line each.
-    """
-    return effective_manager(paths, overrides).config
-
-
-def effective_manager(
-    paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
-) -> Effective[ManagerConfig]:
-    """As `load_manager`, with the source of each value."""
-    files = _files(paths, "manager")
-    return _load(ManagerConfig, manager_problems, files, overrides or {}, blamed=ETC / "manager.toml")
-
-
-def load_slurm(paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None) -> SlurmConfig:
-    """The settings of the engine over Slurm from these files (none: /etc/farside/slurm.toml) with their drop-ins.
-
-    Raises:
-        ConfigProblems: Something is wrong; one line each.
-    """
-    return effective_slurm(paths, overrides).config
-
-
-def effective_slurm(
-    paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
-) -> Effective[SlurmConfig]:
-    """As `load_slurm`, with the source of each value."""
-    return _load(SlurmConfig, slurm_problems, _files(paths, "slurm"), overrides or {}, blamed=ETC / "slurm.toml")
-
-
-def effective_daemon(
-    paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
-) -> Effective[DaemonConfig]:
-    """As `load_daemon`, with the source of each value."""
-    return _load(DaemonConfig, daemon_problems, _files(paths, "daemon"), overrides or {}, blamed=ETC / "daemon.toml")
-
-
-def effective_blockdev(
-    paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
-) -> Effective[BlockdevConfig]:
-    """As `load_blockdev`, with the source of each value."""
-    files = _files(paths, "blockdev")
-    return _load(BlockdevConfig, blockdev_problems, files, overrides or {}, blamed=ETC / "blockdev.toml")
+def effective_config(
+    kind: type[ConfigT], paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
+) -> Effective[ConfigT]:
+    """As `load_config`, with the source of each value."""
+    program, problems_of = _PROGRAMS[kind]
+    return _load(kind, problems_of, _files(paths, program), overrides or {}, blamed=ETC / f"{program}.toml")
 
 
 def _load(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from farside.config import load_manager
+from farside.config import ManagerConfig, load_config
 from farside.demo import cluster_jobs
 from farside.demo.show import Show
 from farside.errors import PeerError
@@ -88,7 +88,7 @@ def _round(state: Path, policy: str, jobs: Sequence[TraceJob], places: Path) -> 
             return all(states[job_id] in ("done", "failed", "cancelled", "timed_out") for job_id in ids)
 
         _until(are_over, f"the jobs under {policy} to end")
-    replayed = replay(load_manager((sandbox_config(state),)), ids)
+    replayed = replay(load_config(ManagerConfig, (sandbox_config(state),)), ids)
     done = sum(states[job_id] == "done" for job_id in ids)
     return Round(policy=policy, fidelity=replayed.fidelity, done=done)
 
@@ -147,7 +147,7 @@ def _until(look: Callable[[], bool], what: str) -> None:
 
 
 def _entries(state: Path) -> list[Entry]:
-    store = EventStore(load_manager((sandbox_config(state),)).store_url)
+    store = EventStore(load_config(ManagerConfig, (sandbox_config(state),)).store_url)
     try:
         return list(store.read_all())
     finally:

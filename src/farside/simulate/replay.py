@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from farside.config import ManagerConfig, load_manager
+from farside.config import ManagerConfig, load_config
 from farside.errors import ConfigError
 from farside.scheduler.live.manager import rules_of
 from farside.scheduler.live.replay import (
@@ -74,7 +74,7 @@ def replay(config: ManagerConfig, only: Sequence[str] | None = None) -> Replayed
 
 def run(configs: Sequence[Path], overrides: Mapping[str, object], *, trace: Path | None, as_json: bool) -> int:
     """Prints it, and writes the trace where one was asked for. Returns the exit code."""
-    replayed = replay(load_manager(configs, overrides))
+    replayed = replay(load_config(ManagerConfig, configs, overrides))
     if trace is not None:
         write_trace(Trace(jobs=tuple(one.traced for one in replayed.found.jobs)), trace)
     with standard_output():
