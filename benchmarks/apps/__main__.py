@@ -74,7 +74,7 @@ def _measure(options: argparse.Namespace) -> None:
         print("everything is measured; --fresh measures it anew")
         return
     end_s = time.monotonic() + options.minutes * 60
-    with workshop(also=("numpy",)) as shop:
+    with workshop() as shop:
         results = replace(
             results, commit=this_commit(), machine=this_machine(), accelerator=shop.accelerator.name.lower()
         )

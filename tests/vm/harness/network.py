@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +61,8 @@ class Network:
 
 
 @contextmanager
-def workshop(*, also: Collection[str] = ()) -> Iterator[Workshop]:
-    """Image, payload (with the packages `also`, see payload.py) and a folder for one test session.
+def workshop() -> Iterator[Workshop]:
+    """Image, payload and a folder for one test session.
 
     Raises:
         Unavailable: This machine cannot build or run guests; says what it lacks.
@@ -71,7 +71,7 @@ def workshop(*, also: Collection[str] = ()) -> Iterator[Workshop]:
     image = ready_image()
     with place.scratch_folder() as folder, place.in_use(image.folder):
         chosen = accelerator.choose(image)
-        yield Workshop(image=image, payload=payload.build(folder, also=also), folder=folder, accelerator=chosen)
+        yield Workshop(image=image, payload=payload.build(folder), folder=folder, accelerator=chosen)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import importlib.metadata
 import platform
 import shutil
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
@@ -25,15 +25,15 @@ from tests.vm.harness.program import run
 ROOT = Path(__file__).parents[3]
 # Fixed: a woken guest does not look at the disk's size again.
 DISK_BYTES = 256 << 20
-# Only the scheduler and some benchmarks want these, and they are 400 MB.
-_LEFT_OUT = {"numpy", "scipy", "matplotlib", "pyarrow"}
+# What no daemon imports as it starts, and is 300 MB.
+_LEFT_OUT = {"scipy", "matplotlib", "pyarrow"}
 _FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis")
 _GUEST_LIBC = (2, 36)
 _LAUNCHER = "#!/usr/bin/python3\nfrom farside.cli import main\n\nmain()\n"
 
 
-def build(folder: Path, *, also: Collection[str] = ()) -> Path:
-    """Makes the disk in `folder`, which must exist; returns its path. `also` names packages that are left out else.
+def build(folder: Path) -> Path:
+    """Makes the disk in `folder`, which must exist; returns its path.
 
     Raises:
         Unavailable: What was compiled for this machine's Python does not fit the guest's.
@@ -41,7 +41,7 @@ def build(folder: Path, *, also: Collection[str] = ()) -> Path:
     _check_fits()
     staging = folder / "payload"
     site, tree = staging / "site", staging / "tree"
-    for name in sorted(_closure(_LEFT_OUT.difference(also))):
+    for name in sorted(_closure()):
         _copy_distribution(name, site)
     ignore = shutil.ignore_patterns("__pycache__", "*.o", ".vagrant")
     shutil.copytree(ROOT / "src/farside", site / "farside", ignore=ignore)
@@ -76,12 +76,12 @@ def _check_fits() -> None:
         raise Unavailable(f"what is compiled here ({here}) does not fit Debian 12's Python 3.11", hint="use Debian 12")
 
 
-def _closure(left_out: Collection[str]) -> set[str]:
+def _closure() -> set[str]:
     found: set[str] = set()
     waiting = ["farside", *_FOR_TESTS]
     while waiting:
         name = waiting.pop()
-        if name in found or name in left_out:
+        if name in found or name in _LEFT_OUT:
             continue
         found.add(name)
         waiting += [one.name.lower() for one in _requirements(name)]
