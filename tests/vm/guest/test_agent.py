@@ -12,6 +12,7 @@ from tests.agent.node import Node, node
 from tests.support.waiting import until
 
 FOLDER = Path("/sys/fs/cgroup/farside-test")
+PROCESSES = 64
 EAT = "python3 -c 'a = bytearray(200 << 20); print(len(a))'"
 
 
@@ -24,7 +25,7 @@ def held(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
         by_systemd=request.param == "scope",
         limits_swap=True,
     )
-    with node(tmp_path, cgroup=home, has_swap=lambda: True) as made:
+    with node(tmp_path, cgroup=home, has_swap=lambda: True, processes=PROCESSES) as made:
         yield made
 
 
@@ -66,6 +67,13 @@ def test_a_task_may_swap_as_much_as_it_asked_for(held: Node, swap_bytes: int) ->
     folder = cgroup_of(held)
     limits = [file.read_text().strip() for one in (folder, folder.parent) if (file := one / "memory.swap.max").exists()]
     assert str(swap_bytes) in limits
+
+
+def test_a_task_has_no_more_processes_than_its_node_allows(held: Node) -> None:
+    held.start(f"for n in $(seq {PROCESSES}); do sleep 600 & done")
+
+    assert held.ended().exit_code == 2
+    assert "Cannot fork" in held.output()
 
 
 def test_exit_codes_and_grace_are_as_elsewhere(held: Node) -> None:
