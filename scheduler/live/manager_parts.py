@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from farside.config import ManagerConfig
 from farside.ending import on_end_signals
@@ -40,6 +40,7 @@ LONG_ENOUGH_S = 10.0
 END_LIMIT_S = 6.0
 BEAT_PERIOD_S = 1.0
 
+ErrorT = TypeVar("ErrorT", bound=Exception)
 Beat: TypeAlias = "Synchronized[float]"
 Work: TypeAlias = Callable[[ManagerConfig], Coroutine[None, None, None]]
 
@@ -165,9 +166,12 @@ def _part(name: str, work: Work, config: ManagerConfig, beat: Beat) -> None:
         error = _first(several)
         _log.error("ends", part=name, reason=error)
         os._exit(error.exit_code)
+    except* Exception as several:
+        _log.error("unexpected fault", part=name, cause=_first(several))
+        os._exit(1)
 
 
-def _first(group: BaseExceptionGroup[FarsideError]) -> FarsideError:
+def _first(group: BaseExceptionGroup[ErrorT]) -> ErrorT:
     found = group.exceptions[0]
     return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
