@@ -29,7 +29,8 @@ DISK_BYTES = 256 << 20
 _LEFT_OUT = {"scipy", "matplotlib", "pyarrow"}
 _FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis")
 _GUEST_LIBC = (2, 36)
-_LAUNCHER = "#!/usr/bin/python3\nfrom farside.cli import main\n\nmain()\n"
+# As pip writes it: a manager's parts import it anew.
+_LAUNCHER = '#!/usr/bin/python3\nfrom farside.cli import main\n\nif __name__ == "__main__":\n    main()\n'
 
 
 def build(folder: Path) -> Path:
