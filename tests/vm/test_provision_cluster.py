@@ -18,7 +18,10 @@ GPUS = 4
 JOB = """#!/bin/sh
 trap "echo saved; exit 0" TERM
 echo $RANK of $WORLD_SIZE as $(id -un) on $(uname -n)
-while :; do sleep 0.2; done
+while :; do
+	sleep 0.2 &
+	wait $! 2>/dev/null  # the shell would tell that the sleep is terminated, too
+done
 """
 # As the Vagrantfile has it: "these also after each reboot", the role before the manager, the agent last.
 ROLES = {
