@@ -11,6 +11,7 @@ How it works
 
 import math
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -44,6 +45,7 @@ from farside.scheduler.live.store.turn import PAGE, Draft, Turn, lock
 
 # How long one waits in SQLite for another writer, and how often it looks; a commit takes milliseconds.
 BUSY_S, LOOK_S = 30.0, 0.0005
+_NEVER = threading.Event()  # waited for instead of time.sleep, which fails where libfaketime makes a clock jump
 _BEGIN_WRITING = "BEGIN IMMEDIATE"
 # A commit that finds so many pages in SQLite's write-ahead log moves them into the database itself, which takes ten
 # times as long as the commit. A manager sees to it that none does, see `EventStore.checkpoint`.
@@ -389,7 +391,7 @@ def _begin_writing(connection: Connection) -> None:
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
                     break
-                time.sleep(LOOK_S)
+                _NEVER.wait(LOOK_S)
             else:
                 return
         connection.exec_driver_sql(_BEGIN_WRITING)  # again, as the errors that callers know are this one's
