@@ -26,6 +26,7 @@ from farside.scheduler.live.spec import JobSpec
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
 from tests.live.store_end import close_after_calls
+from tests.live.stores import KINDS, store_url
 from tests.live.world import rules
 from tests.power.cluster import FakeBmc
 
@@ -136,8 +137,8 @@ class Plant:
 
 
 @asynccontextmanager
-async def a_plant(folder: Path, *, nodes: int, is_dry_run: bool = False) -> AsyncIterator[Plant]:
-    store = EventStore(f"sqlite:///{folder}/manager.db")
+async def a_plant(folder: Path, url: str, *, nodes: int, is_dry_run: bool = False) -> AsyncIterator[Plant]:
+    store = EventStore(url)
     upgrade(store)
     live = LiveLog(store, folder)
     plant = Plant(live, folder, nodes=nodes, is_dry_run=is_dry_run)
@@ -168,15 +169,20 @@ async def keeping(plant: Plant) -> AsyncIterator[None]:
             await running
 
 
-def play(story: Callable[[Plant], Awaitable[None]], folder: Path, *, nodes: int = 2, is_dry_run: bool = False) -> None:
-    async def main() -> None:
-        async with a_plant(folder, nodes=nodes, is_dry_run=is_dry_run) as plant:
+def play(
+    story: Callable[[Plant], Awaitable[None]], folder: Path, *, nodes: int = 2, is_dry_run: bool = False,
+    kind: str = "sqlite",
+) -> None:  # fmt: skip
+    async def main(url: str) -> None:
+        async with a_plant(folder, url, nodes=nodes, is_dry_run=is_dry_run) as plant:
             await story(plant)
 
-    asyncio.run(main())
+    with store_url(kind, folder) as url:
+        asyncio.run(main(url))
 
 
-def test_idle_nodes_go_off_and_a_job_that_waits_brings_them_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_idle_nodes_go_off_and_a_job_that_waits_brings_them_back(kind: str, tmp_path: Path) -> None:
     async def story(plant: Plant) -> None:
         async with keeping(plant):
             await plant.until(lambda: plant.states() == ["asleep", "asleep", "idle"], "two are asleep")
@@ -188,7 +194,7 @@ def test_idle_nodes_go_off_and_a_job_that_waits_brings_them_back(tmp_path: Path)
             assert sum(event.note.command == "soft-off" for event in notes) == 2
             assert plant.live.state.slept.node_s(0.0, plant.live.now_s()) > 0
 
-    play(story, tmp_path, nodes=3)
+    play(story, tmp_path, nodes=3, kind=kind)
 
 
 def test_a_node_with_a_job_or_memory_of_others_that_its_agent_can_not_ask_back_stays_on(tmp_path: Path) -> None:
@@ -263,9 +269,10 @@ def test_a_node_whose_donor_does_not_say_that_it_is_closed_is_not_told_to_stop(t
     play(story, tmp_path, nodes=2)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("moment", ["closing", "booting"])
 def test_who_keeps_the_power_is_ended_in_the_middle_of_a_switch_and_the_next_neither_forgets_nor_repeats_it(
-    moment: str, tmp_path: Path
+    moment: str, kind: str, tmp_path: Path
 ) -> None:
     async def story(plant: Plant) -> None:
         sleeper = "n0"
@@ -300,7 +307,7 @@ def test_who_keeps_the_power_is_ended_in_the_middle_of_a_switch_and_the_next_nei
         assert power is not None
         assert len(power.stops_s) == 1
 
-    play(story, tmp_path)
+    play(story, tmp_path, kind=kind)
 
 
 def test_a_node_that_does_not_boot_is_marked_with_the_reason_and_another_is_woken(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.turn import Draft
 from tests.live.fake_agent import FakeNode, FakeSession
 from tests.live.manager import Manager, running_manager
-from tests.live.postgres import a_database
+from tests.live.stores import KINDS, store_url
 from tests.support.programs import run
 
 LIMIT_S = 60.0
@@ -281,10 +281,10 @@ async def says_version(session: FakeSession) -> None:
     assert "protocol version 99 is not spoken here" in str(session.socket.close_reason)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_of_two_managers_the_second_takes_over_when_the_first_is_killed(kind: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        url = stack.enter_context(a_database()) if kind == "postgresql" else f"sqlite:///{tmp_path}/shared.db"
+        url = stack.enter_context(store_url(kind, tmp_path))
         first = stack.enter_context(running_manager(tmp_path / "a", store_url=url))
         second = stack.enter_context(running_manager(tmp_path / "b", store_url=url))
         node = FakeNode("n0", ends_after_s=0.05)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,14 +15,13 @@ from farside.scheduler.live.spec import JobSpec
 from farside.scheduler.live.store.event_store import AskedBefore, EventStore
 from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.live.store.turn import Draft
-from tests.live.postgres import a_database
 from tests.live.store_end import close_after_calls
+from tests.live.stores import KINDS, store_url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    with ExitStack() as stack:
-        made = stack.enter_context(a_database()) if request.param == "postgresql" else f"sqlite:///{tmp_path}/m.db"
+    with store_url(request.param, tmp_path) as made:
         store = EventStore(made)
         upgrade(store)
         store.close()

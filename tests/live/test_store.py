@@ -16,18 +16,12 @@ from farside.scheduler.live.store import table
 from farside.scheduler.live.store.event_store import EventStore, StoreError
 from farside.scheduler.live.store.migrate import backup, restore, upgrade
 from farside.scheduler.live.store.turn import Draft, LeadLost
-from tests.live.postgres import a_database
+from tests.live.stores import KINDS, store_url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=KINDS)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventStore]:
-    if request.param == "sqlite":
-        made = EventStore(f"sqlite:///{tmp_path}/manager.db")
-        upgrade(made)
-        yield made
-        made.close()
-        return
-    with a_database() as url:
+    with store_url(request.param, tmp_path) as url:
         made = EventStore(url)
         upgrade(made)
         yield made

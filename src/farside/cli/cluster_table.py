@@ -127,7 +127,8 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
     yield "  history"
     for entry in entries:
         told = {name: value for name, value in entry["event"].items() if name != "job_id" and value not in (None, "")}
-        words = ", ".join(f"{name} {value}" for name, value in told.items() if not isinstance(value, list))
+        # What is not one word, such as what it asked for, stands above; a user's environment is for --json only.
+        words = ", ".join(f"{name} {value}" for name, value in told.items() if not isinstance(value, list | dict))
         yield f"    {format_moment(entry['at_s'])}  {entry['type']}  {printable(words)}  [{printable(entry['cause'])}]"
 
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of our own in a temporary folder, for the tests that need one."""
+"""The stores that tests run over: SQLite, and a PostgreSQL server of our own in a temporary folder."""
 
 import os
 import pwd
@@ -10,6 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+KINDS = ("sqlite", "postgresql")
+
+
+@contextmanager
+def store_url(kind: str, folder: Path) -> Iterator[str]:
+    """The URL of an empty store, one of `KINDS`; skips where there is no PostgreSQL and it is to be that."""
+    if kind == "postgresql":
+        with a_database() as url:
+            yield url
+    else:
+        yield f"sqlite:///{folder}/manager.db"
 
 
 @contextmanager
