@@ -32,6 +32,7 @@ class Protection(IntEnum):
     DISK = lib.NE_PROTECT_DISK
     REPLICA = lib.NE_PROTECT_REPLICA
     NONE = lib.NE_PROTECT_NONE
+    BOTH = lib.NE_PROTECT_BOTH
 
 
 class DonorState(IntEnum):
@@ -358,6 +359,10 @@ class Device:
     def pages_exposed(self) -> int:
         """Pages with one copy, though the protection promises two."""
         return int(lib.ne_pages_exposed(self._device))
+
+    def pages_single(self) -> int:
+        """Pages that one donor has and no second, where two should (replica, both); else 0."""
+        return int(lib.ne_pages_single(self._device))
 
     def pages_disk_alone(self) -> int:
         """Pages that the disk alone has: one that breaks loses them."""

@@ -19,7 +19,8 @@
  *     - DBUSY: a disk write of this page is in flight, of this content or of older. The next waits: that is the order.
  *     - A page whose only source is one donor is exposed: a second copy was promised (unless protection is none) and is
  *       missing. Every change of a source goes through page_swap(), so that each cluster's count of them is exact; with
- *       replicas the mover writes the second copy again. The counts are made anew from the words at adoption.
+ *       replicas the mover writes the second copy again, at another donor, for all pages that a single donor has,
+ *       which are counted in the same way. The counts are made anew from the words at adoption.
  *     - A page whose only source is the disk is lost with it; those are counted in the same way, and the mover copies
  *       them to a donor where it is told to (lift.c).
  *     - A new sequence drops every older copy in the same store, so a stale copy cannot be found.
@@ -361,6 +362,7 @@ struct ne_device {
 	struct ne_page *page;
 	uint32_t *activity;		/* [THREADS][clusters] */
 	_Atomic int32_t *exposed;	/* [clusters]: pages with one copy only; below 0 for a moment, between two threads */
+	_Atomic int32_t *single;	/* [clusters]: with replicas, pages that one donor has and no second; likewise */
 	_Atomic int32_t *disk_alone;	/* [clusters]: pages that the disk alone has; likewise */
 	_Atomic uint32_t lifting;	/* the mover copies those to donors */
 	struct slab_live *live;
@@ -420,6 +422,16 @@ static inline bool page_claim(struct ne_page *p)
 	return !(a & P_CLAIM) && atomic_compare_exchange_strong(&p->a, &a, a | P_CLAIM);
 }
 
+static inline bool has_replicas(const struct ne_device *dev)
+{
+	return dev->params.protection == NE_PROTECT_REPLICA || dev->params.protection == NE_PROTECT_BOTH;
+}
+
+static inline bool has_disk(const struct ne_params *params)
+{
+	return params->protection == NE_PROTECT_DISK || params->protection == NE_PROTECT_BOTH;
+}
+
 static inline bool page_is_exposed(uint64_t a)
 {
 	uint64_t sources = a & P_SOURCES;
@@ -427,12 +439,15 @@ static inline bool page_is_exposed(uint64_t a)
 	return sources & P_RALL && !(sources & (sources - 1));
 }
 
+static inline bool page_is_single(uint64_t a) { return a & P_RALL && !(a & P_RALL & ((a & P_RALL) - 1)); }
+
 static inline bool page_is_on_disk_alone(uint64_t a) { return (a & P_SOURCES) == P_DISK; }
 
 /* One step of a compare-and-swap loop over a page's word: false, and the word in *a, when it was another. */
 static inline bool page_swap(struct ne_device *dev, struct ne_page *p, uint64_t *a, uint64_t to)
 {
 	int32_t exposed = page_is_exposed(to) - page_is_exposed(*a);
+	int32_t single = page_is_single(to) - page_is_single(*a);
 	int32_t alone = page_is_on_disk_alone(to) - page_is_on_disk_alone(*a);
 	uint64_t cluster = (uint64_t)(p - dev->page) / NE_CLUSTER_PAGES;
 
@@ -440,6 +455,8 @@ static inline bool page_swap(struct ne_device *dev, struct ne_page *p, uint64_t 
 		return false;
 	if (exposed && dev->params.protection != NE_PROTECT_NONE)
 		atomic_fetch_add(&dev->exposed[cluster], exposed);
+	if (single && has_replicas(dev))
+		atomic_fetch_add(&dev->single[cluster], single);
 	if (alone)
 		atomic_fetch_add(&dev->disk_alone[cluster], alone);
 	return true;

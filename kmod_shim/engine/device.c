@@ -65,7 +65,7 @@ static bool params_are_good(const struct ne_params *p)
 	return p->size_bytes && p->size_bytes % NE_CLUSTER_BYTES == 0 && p->size_bytes < 16ull << 40 &&
 	       is_power_of_two(p->slab_bytes) && p->slab_bytes >= NE_CLUSTER_BYTES && p->slab_bytes <= 1ull << 30 &&
 	       is_power_of_two(p->pending_bytes) && p->pending_bytes >= 16ull << 20 && p->pending_bytes <= 1ull << 30 &&
-	       p->workers && p->workers <= NE_WORKERS_MAX && p->protection <= NE_PROTECT_NONE && p->deadline_ms &&
+	       p->workers && p->workers <= NE_WORKERS_MAX && p->protection <= NE_PROTECT_BOTH && p->deadline_ms &&
 	       p->encrypt_disk <= 1 && !p->reserved;
 }
 
@@ -170,6 +170,7 @@ static int pages_adopt(struct ne_device *dev)
 		if (to != a)
 			atomic_store(&p->a, to);
 		dev->exposed[i / NE_CLUSTER_PAGES] += page_is_exposed(to);
+		dev->single[i / NE_CLUSTER_PAGES] += has_replicas(dev) && page_is_single(to);
 		dev->disk_alone[i / NE_CLUSTER_PAGES] += page_is_on_disk_alone(to);
 		if (to & P_PEND) {
 			uint32_t slot = (uint32_t)(atomic_load(&p->b) >> 32);
@@ -237,13 +238,14 @@ static int tables_make(struct ne_device *dev)
 	dev->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	dev->activity = table(activity_bytes(dev));
 	dev->exposed = table(dev->clusters * sizeof(*dev->exposed));
+	dev->single = table(dev->clusters * sizeof(*dev->single));
 	dev->disk_alone = table(dev->clusters * sizeof(*dev->disk_alone));
 	dev->live = table(NE_SLABS_MAX * sizeof(*dev->live));
 	dev->faults = table(NE_DONORS_MAX * sizeof(*dev->faults));
 	dev->events = table(EVENTS * sizeof(*dev->events));
 	dev->jobs = table(JOBS * sizeof(*dev->jobs));
-	if (dev->event_fd < 0 || !dev->activity || !dev->exposed || !dev->disk_alone || !dev->live || !dev->faults ||
-	    !dev->events || !dev->jobs)
+	if (dev->event_fd < 0 || !dev->activity || !dev->exposed || !dev->single || !dev->disk_alone || !dev->live ||
+	    !dev->faults || !dev->events || !dev->jobs)
 		return -ENOMEM;
 	return 0;
 }
@@ -253,7 +255,7 @@ int ne_device_create(const struct ne_params *params, int state_fd, int disk_fd, 
 	struct ne_device *dev;
 	int rc;
 
-	if (!params_are_good(params) || (params->protection == NE_PROTECT_DISK) != (disk_fd >= 0))
+	if (!params_are_good(params) || has_disk(params) != (disk_fd >= 0))
 		return -EINVAL;
 	dev = calloc(1, sizeof(*dev));
 	if (!dev)
@@ -312,6 +314,7 @@ void ne_device_destroy(struct ne_device *dev)
 			munmap(dev->live[i].base, dev->params.slab_bytes);
 	untable(dev->activity, activity_bytes(dev));
 	untable(dev->exposed, dev->clusters * sizeof(*dev->exposed));
+	untable(dev->single, dev->clusters * sizeof(*dev->single));
 	untable(dev->disk_alone, dev->clusters * sizeof(*dev->disk_alone));
 	untable(dev->live, NE_SLABS_MAX * sizeof(*dev->live));
 	untable(dev->faults, NE_DONORS_MAX * sizeof(*dev->faults));
@@ -647,7 +650,7 @@ int ne_cluster_map(struct ne_device *dev, uint32_t cluster, uint32_t slab, uint3
 		return -ENOSPC;
 	gen = atomic_fetch_add(&c->generation, 1);
 	atomic_store(&c->home[found], H_MAKE(slab, extent, gen) | H_WRITE);
-	for (int h = 0; dev->params.protection != NE_PROTECT_REPLICA && h < NE_HOMES; h++)
+	for (int h = 0; !has_replicas(dev) && h < NE_HOMES; h++)
 		if (h != found)
 			atomic_fetch_and(&c->home[h], ~H_WRITE);
 	atomic_store(&c->wanted, 0);
@@ -811,6 +814,11 @@ uint64_t ne_pages_exposed(const struct ne_device *dev)
 	return dev->params.protection == NE_PROTECT_NONE ? 0 : pages_of(dev, dev->exposed);
 }
 
+uint64_t ne_pages_single(const struct ne_device *dev)
+{
+	return pages_of(dev, dev->single);
+}
+
 uint64_t ne_pages_disk_alone(const struct ne_device *dev)
 {
 	return pages_of(dev, dev->disk_alone);
@@ -888,6 +896,8 @@ int ne_device_prefault(struct ne_device *dev)
 		rc = populate(dev->activity, activity_bytes(dev));
 	if (!rc)
 		rc = populate(dev->exposed, dev->clusters * sizeof(*dev->exposed));
+	if (!rc)
+		rc = populate(dev->single, dev->clusters * sizeof(*dev->single));
 	if (!rc)
 		rc = populate(dev->disk_alone, dev->clusters * sizeof(*dev->disk_alone));
 	if (!rc)

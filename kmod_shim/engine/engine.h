@@ -44,6 +44,7 @@ enum ne_protection {			/* what a page's second copy is */
 	NE_PROTECT_DISK = 0,		/* the backup disk; a page is acknowledged when remote, and kept until on disk */
 	NE_PROTECT_REPLICA = 1,		/* a second donor; acknowledged when both have it */
 	NE_PROTECT_NONE = 2,		/* nothing: a lost donor loses pages (reads of them fail with EIO) */
+	NE_PROTECT_BOTH = 3,		/* a second donor and the backup disk; acknowledged when both donors have it */
 };
 
 struct ne_params {
@@ -178,7 +179,7 @@ int ne_slab_remove(struct ne_device *dev, uint32_t slab);
 /*
  * Adds extent `extent` (of NE_CLUSTER_BYTES) of `slab` as a home of the cluster: new writes go to it. With protection
  * NE_PROTECT_DISK and NONE at most one such home takes writes: mapping a second makes the first a source to drain from.
- * With replicas the cluster's exposed pages (see ne_pages_exposed) are copied to it in the background.
+ * With replicas the cluster's pages that one donor has are copied to it in the background.
  * Returns the home's index (0..NE_HOMES-1), -ENOSPC when all are taken, -EBUSY while the cluster is being drained.
  */
 int ne_cluster_map(struct ne_device *dev, uint32_t cluster, uint32_t slab, uint32_t extent);
@@ -257,6 +258,8 @@ uint64_t ne_pending_bytes(const struct ne_device *dev);
  * the page does.
  */
 uint64_t ne_pages_exposed(const struct ne_device *dev);
+/* With replicas: pages that one donor has and no second, which the mover mends likewise, whatever the disk has; else 0. */
+uint64_t ne_pages_single(const struct ne_device *dev);
 /* Pages that the disk alone has: what no donor was given, and what came back from one. A disk that breaks loses them. */
 uint64_t ne_pages_disk_alone(const struct ne_device *dev);
 /*

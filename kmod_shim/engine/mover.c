@@ -437,7 +437,7 @@ uint64_t homes_in_reach(struct worker *w, uint32_t cluster, uint64_t needed)
 	return bits;
 }
 
-/* Writes the second copy of a run of exposed pages that stand in d->home, all claimed. False: some have none yet. */
+/* Writes the second copy of a run of pages that stand in d->home alone, all claimed. False: some have none yet. */
 static bool run_heal(struct drain *d, uint32_t page, uint32_t n)
 {
 	bool good[RUN_PAGES] = {false};
@@ -466,11 +466,11 @@ static void cluster_heal(struct worker *w, uint32_t cluster)
 		uint64_t a = atomic_load(&w->dev->page[page].a), copy = a & P_RALL;
 
 		n = 0;
-		if (!page_is_exposed(a) || !(from & copy) || !(to & ~copy))
+		if (!page_is_single(a) || !(from & copy) || !(to & ~copy))
 			continue;
 		d.home = copy == P_R(0) ? 0 : copy == P_R(1) ? 1 : 2;
 		d.word = atomic_load(&w->dev->cluster[cluster].home[d.home]);
-		n = run_claim(&d, page, end, P_SOURCES, copy);
+		n = run_claim(&d, page, end, P_RALL, copy);
 		if (n) /* else somebody writes it just now */
 			well = run_heal(&d, page, n);
 	}
@@ -485,12 +485,12 @@ static void heal(struct worker *w)
 {
 	struct ne_device *dev = w->dev;
 
-	if (dev->params.protection != NE_PROTECT_REPLICA)
+	if (!has_replicas(dev))
 		return;
 	for (uint32_t c = 0; c < dev->clusters && !atomic_load(&w->stop); c++) {
 		uint64_t begin_ns, spent_us;
 
-		if (atomic_load_explicit(&dev->exposed[c], memory_order_relaxed) <= 0)
+		if (atomic_load_explicit(&dev->single[c], memory_order_relaxed) <= 0)
 			continue;
 		if (atomic_load(&dev->job_head) < atomic_load(&dev->job_tail))
 			return;

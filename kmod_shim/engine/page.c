@@ -518,7 +518,7 @@ static void count_page_in(struct worker *w, int home)
 {
 	if (home == HOME_DISK)
 		w->stats.pages_in_disk++;
-	else if (home && w->dev->params.protection == NE_PROTECT_REPLICA)
+	else if (home && has_replicas(w->dev))
 		w->stats.pages_in_replica++;
 	else
 		w->stats.pages_in_remote++;

@@ -41,18 +41,19 @@ link_faults = st.sampled_from([Fault.ERROR, Fault.SHORT, Fault.DISCONNECT, Fault
 
 
 class ReplicaState(RuleBasedStateMachine):
-    """An engine without a disk, its donors, of which one may be in trouble, and a shadow copy.
+    """An engine, its donors, of which one may be in trouble, and a shadow copy.
 
     The deadline is long: on a busy machine a healthy donor would miss a short one, and be a second one in trouble.
     """
 
     transport = "shm"
+    protection = Protection.REPLICA
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="farside-property-"))
         params = default_params(
-            size_bytes=SIZE_BYTES, workers=WORKERS, protection=Protection.REPLICA, deadline_ms=5000, hedge_us=2000
+            size_bytes=SIZE_BYTES, workers=WORKERS, protection=self.protection, deadline_ms=5000, hedge_us=2000
         )
         self.rig = Rig(self.folder, params, transport=self.transport)
         self.shadow = Shadow(SIZE_BYTES)
@@ -120,7 +121,7 @@ class ReplicaState(RuleBasedStateMachine):
         self.rig.lose_donor(donor)
         for slab in [slab for slab in self.rig.slabs.values() if slab.donor == donor]:
             self.rig.forget(slab)
-        self.shadow.check(0, self.clients[0].read(0, SIZE_BYTES))
+        self._check_all()
         self.rig.add_donor(donor)
         self._lease(donor)
         self._give_homes()
@@ -155,8 +156,11 @@ class ReplicaState(RuleBasedStateMachine):
             for slab in sorted(others, key=lambda slab: -len(slab.free))[: 2 - len(homes)]:
                 self.rig.map(cluster, slab)
 
+    def _check_all(self) -> None:
+        self.shadow.check(0, self.clients[0].read(0, SIZE_BYTES))
+
     def _until_healed(self) -> None:
-        until(lambda: self.rig.device.pages_exposed() == 0, what="every page to have two copies")
+        until(lambda: self.rig.device.pages_single() == 0, what="every page to be at two donors")
 
     @invariant()
     def only_what_a_troubled_donor_missed_is_exposed(self) -> None:
@@ -167,6 +171,17 @@ class ReplicaStateOverTcp(ReplicaState):
     """The same with donors that are reached over TCP."""
 
     transport = "tcp"
+
+
+class BothState(ReplicaState):
+    """The same where the disk has each page too, and fails whenever a donor is lost."""
+
+    protection = Protection.BOTH
+
+    def _check_all(self) -> None:
+        self.rig.device.disk_fault_set(Fault.ERROR, 1, 0)
+        super()._check_all()
+        self.rig.device.disk_fault_set(Fault.ERROR, 0, 0)
 
 
 # A few examples each time, new ones each time; FARSIDE_EXAMPLES=500 looks for longer.
@@ -180,3 +195,5 @@ TestReplicaState = ReplicaState.TestCase
 TestReplicaState.settings = _thorough
 TestReplicaStateOverTcp = ReplicaStateOverTcp.TestCase
 TestReplicaStateOverTcp.settings = _thorough
+TestBothState = BothState.TestCase
+TestBothState.settings = _thorough

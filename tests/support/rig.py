@@ -82,7 +82,8 @@ class Rig:
         self.transport = transport
         self.state_fd = os.memfd_create("state", os.MFD_CLOEXEC)
         os.ftruncate(self.state_fd, Device.state_bytes(params))
-        self.disk_fd = _open_disk(folder / "disk", params.size_bytes) if params.protection == Protection.DISK else -1
+        has_disk = params.protection in (Protection.DISK, Protection.BOTH)
+        self.disk_fd = _open_disk(folder / "disk", params.size_bytes) if has_disk else -1
         self.slabs: dict[int, Slab] = {}
         self._forgotten: list[Slab] = []
         self.clients: list[NbdClient] = []
