@@ -23,6 +23,8 @@ while :; do
 	wait $! 2>/dev/null  # the shell would tell that the sleep is terminated, too
 done
 """
+# An emulated machine may take longer than a minute from the end of an agent to the next one's first word.
+PATIENT = 'node_timeout_s = "20min"\n'
 # As the Vagrantfile has it: "these also after each reboot", the role before the manager, the agent last.
 ROLES = {
     BORROWER: ("borrower.sh {name} {address} 64MiB {donor}", "manager.sh {name} {address}"),
@@ -36,6 +38,7 @@ def cluster(pair: Network) -> Network:
     key, token = secrets.token_hex(32), secrets.token_hex(32)
     for guest in pair:
         guest.run(f"{CHECKOUT} && cd /etc/farside && (umask 077 && echo {key} >key && echo {token} >agent.token)")
+        guest.run("mkdir -p /etc/farside/manager.d && cat >/etc/farside/manager.d/slow.toml", stdin=PATIENT.encode())
         guest.run("useradd --create-home --uid 1234 vagrant")
         guest.run("cat >/home/vagrant/job && chmod 755 /home/vagrant/job", stdin=JOB.encode())
     for number in (DONOR, BORROWER):
