@@ -1,7 +1,7 @@
 """Every cluster has its homes, used or not, and gets them back after a loss.
 
 Without a disk (replica, none) that is so before the device is offered: it must never promise more than donors have
-committed. With a disk it is so where donors_hold = "all" asks for it, as far as donors have room, busy clusters first:
+committed. With a disk it is so where donors_hold asks for it, as far as donors have room, busy clusters first:
 the device is offered at once, and what the disk alone has until then is copied to donors by the engine's mover.
 
 Homes of one cluster are on different donors. [infiniswap has a disk always, and maps hot slabs; see docs/papers.md]
@@ -9,7 +9,6 @@ Homes of one cluster are on different donors. [infiniswap has a disk always, and
 
 from farside.blockdev.context import Context
 from farside.blockdev.mapper import Mapper
-from farside.kmod_shim.engine.binding import Protection
 from farside.log import get_log
 
 log = get_log("blockdev.commit")
@@ -28,7 +27,7 @@ class Committer:
     @property
     def complete(self) -> bool:
         """True when the device may be offered to clients: it has a disk, or all of it has had its homes."""
-        return self._context.protection is Protection.DISK or self._context.table.committed
+        return self._context.has_disk or self._context.table.committed
 
     async def restore(self) -> None:
         """Gives clusters with too few homes new ones, as far as donors have room; the engine fills them."""

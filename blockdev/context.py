@@ -13,9 +13,15 @@ from farside.clock import Clock
 from farside.config import BlockdevConfig
 from farside.kmod_shim.engine.binding import Protection
 
-PROTECTIONS = {"disk": Protection.DISK, "replica": Protection.REPLICA, "none": Protection.NONE}
-COPIES = {Protection.DISK: 1, Protection.REPLICA: 2, Protection.NONE: 1}
+COPIES = {Protection.DISK: 1, Protection.REPLICA: 2, Protection.NONE: 1, Protection.BOTH: 2}
 DISK_TRUSTED_S = 10.0  # since it last failed a request; a page that it refuses is tried again each second
+
+
+def protection_of(config: BlockdevConfig) -> Protection:
+    """What the settings make of a page's second copy."""
+    if config.protection == "disk":
+        return Protection.BOTH if config.donors_hold == "twice" else Protection.DISK
+    return Protection.REPLICA if config.protection == "replica" else Protection.NONE
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +49,12 @@ class Context:
     @property
     def protection(self) -> Protection:
         """What a page's second copy is."""
-        return PROTECTIONS[self.config.protection]
+        return protection_of(self.config)
+
+    @property
+    def has_disk(self) -> bool:
+        """Whether each page goes to the backup disk too."""
+        return self.config.protection == "disk"
 
     @property
     def copies(self) -> int:
@@ -53,7 +64,7 @@ class Context:
     @property
     def is_committed(self) -> bool:
         """True when each cluster is to have its homes whether or not it is used: there is no disk, or it may break."""
-        return self.protection is not Protection.DISK or self.config.donors_hold == "all"
+        return not self.has_disk or self.config.donors_hold != "hot"
 
     @property
     def is_disk_well(self) -> bool:
@@ -64,7 +75,7 @@ class Context:
         """
         has_written = self.disk_wrote_s >= self.disk_refused_s
         is_quiet = self.clock.now_s() - self.disk_refused_s > DISK_TRUSTED_S
-        return self.protection is Protection.DISK and has_written and is_quiet
+        return self.has_disk and has_written and is_quiet
 
     def range_of(self, cluster: int) -> int:
         """The range that a cluster belongs to."""

@@ -32,7 +32,7 @@ from farside.clock import Clock
 from farside.config import BlockdevConfig
 from farside.daemon import messages as m
 from farside.daemon.keys import KeyRing
-from farside.kmod_shim.engine.binding import EngineEvent, EventKind, Fault, Protection, rdma_devices
+from farside.kmod_shim.engine.binding import EngineEvent, EventKind, Fault, rdma_devices
 from farside.log import get_log
 
 TICK_S = 1.0  # the paper's period of the EWMA [infiniswap §2.4.1]
@@ -398,4 +398,4 @@ class BlockDevice:
     @property
     def has_disk(self) -> bool:
         """True when a page's second copy is the backup disk."""
-        return self.context.protection is Protection.DISK
+        return self.context.has_disk

@@ -79,6 +79,11 @@ class DeviceCollector(Collector):
             value=device.context.engine.pages_exposed(),
         )
         yield GaugeMetricFamily(
+            "farside_blockdev_pages_single",
+            "Pages that one donor has and no second now, though two donors shall.",
+            value=device.context.engine.pages_single(),
+        )
+        yield GaugeMetricFamily(
             "farside_blockdev_pages_disk_alone",
             "Pages that the backup disk alone has now; one that breaks loses them.",
             value=device.context.engine.pages_disk_alone(),

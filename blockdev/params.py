@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from farside.blockdev.context import PROTECTIONS
+from farside.blockdev.context import protection_of
 from farside.blockdev.handshake import Export
 from farside.blockdev.state import StateFile, control_bytes
 from farside.blockdev.table import Table
@@ -32,7 +32,7 @@ def engine_params(config: BlockdevConfig) -> Params:
         slab_bytes=config.slab_bytes,
         pending_bytes=config.pending_bytes,
         workers=config.workers,
-        protection=PROTECTIONS[config.protection],
+        protection=protection_of(config),
         deadline_ms=max(1, int(config.deadline_s * 1000)),
         hedge_us=int(config.hedge_s * 1e6) if config.hedge_s > 0 else NEVER_US,
         spin_us=config.spin_us,

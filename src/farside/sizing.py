@@ -110,7 +110,7 @@ class BorrowerSize:
 
     Attributes:
         donors: Machines that hold all of it, and all of it still when one of them dies; 0 when none can lend.
-        disk_bytes: Backup disk; 0 with replicas.
+        disk_bytes: Backup disk; 0: none.
         disk_write_bytes_per_s: What that disk must bear.
         locked_bytes: Memory of the server process that is never swapped, once it is guarded.
     """
@@ -127,18 +127,18 @@ def borrower_size(
     *,
     size_bytes: int,
     replicas: int,
+    has_disk: bool,
     pages_out_per_s: float,
     donor: DonorSize,
     workers: int,
     pending_bytes: int,
 ) -> BorrowerSize:
-    """Of a device with a backup disk (``replicas`` 1) or a second donor for each page (2).
+    """Of a device whose pages lie at so many donors, and on a backup disk if it has one.
 
     ``pages_out_per_s``: page-outs at the busiest (`sar -W`, pswpout/s): each goes to the disk as well.
     """
     remote = size_bytes * replicas
     donors = math.ceil(remote / donor.lent_bytes) + 1 if donor.lent_bytes else 0
-    has_disk = replicas == 1
     return BorrowerSize(
         size_bytes=size_bytes,
         remote_bytes=remote,

@@ -13,7 +13,7 @@ from farside.blockdev.device import BlockDevice
 from farside.blockdev.task import Tasks
 from farside.clock import RealClock
 from farside.daemon.keys import KeyRing
-from farside.kmod_shim.engine.binding import EngineEvent, EventKind, Fault
+from farside.kmod_shim.engine.binding import DonorState, EngineEvent, EventKind, Fault
 from tests.blockdev.world import PAGE, World, page
 from tests.support.nbd_client import Command
 
@@ -82,10 +82,11 @@ def test_mapping_that_goes_wrong_is_tried_again(world: World) -> None:
     play(world, body)
 
 
-def lend(world: World, device: BlockDevice) -> None:
-    """The device's donors are the world's, of which there is one."""
-    world.add_donor()
+def lend(world: World, device: BlockDevice) -> int:
+    """The device's donors are the world's, of which there is one more; its number."""
+    donor = world.add_donor()
     device.context.donors = world.donors
+    return donor
 
 
 async def write_to_disk(world: World) -> bytes:
@@ -103,6 +104,20 @@ def test_where_donors_hold_all_no_page_stays_on_the_disk_alone(world: World) -> 
         lend(world, device)
         await world.until(lambda: world.engine.pages_disk_alone() == 0)
         os.ftruncate(world.disk_fd, 0)
+        assert world.clients[0].read(0, len(data)) == data
+
+    play(world, body)
+
+
+@pytest.mark.parametrize("world", ["twice"], indirect=True)
+def test_where_donors_hold_all_twice_what_the_disk_had_is_read_without_it_and_without_one_of_them(world: World) -> None:
+    async def body(device: BlockDevice) -> None:
+        data = await write_to_disk(world)
+        first = lend(world, device)
+        lend(world, device)
+        await world.until(lambda: world.engine.pages_disk_alone() == 0 and world.engine.pages_single() == 0)
+        os.ftruncate(world.disk_fd, 0)
+        world.engine.donor_set(first, DonorState.FAILED)
         assert world.clients[0].read(0, len(data)) == data
 
     play(world, body)

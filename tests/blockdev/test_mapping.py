@@ -565,6 +565,19 @@ def test_where_donors_hold_all_a_device_is_offered_at_once_and_every_cluster_get
     safe.check()
 
 
+def test_where_donors_hold_all_twice_every_cluster_gets_homes_at_two_donors(tmp_path: Path) -> None:
+    world = World(tmp_path, donors_hold="twice")
+    donors = {world.add_donor(), world.add_donor()}
+
+    assert world.committer.complete
+    asyncio.run(world.committer.restore())
+
+    found = [{world.table.slabs[slab].donor for slab, _ in world.homes(cluster)} for cluster in range(32)]
+    world.check()
+    world.close()
+    assert found == [donors] * 32
+
+
 def test_busy_clusters_come_first_where_donors_have_no_room_for_all(safe: World) -> None:
     safe.add_donor(room=1)
     client = safe.connect()

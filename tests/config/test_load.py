@@ -184,6 +184,11 @@ def test_fault_rules_are_tables(tmp_path: Path) -> None:
         ('disk_path = "/d"\n[[fault]]\ndonor = "d"\nkind = "delay"', "fault: table 1: kind 'delay' needs delay_s"),
         ('disk_path = "/d"\n[[fault]]\ndonor = "disk"\nkind = "hang"', "fault: table 1: the disk knows delay"),
         ('disk_path = "/d"\ncold_slab_pages_per_s_per_gib = 30', "cold_slab_pages_per_s_per_gib: is not below hot"),
+        ('protection = "replica"\ndonors_hold = "twice"', "donors_hold: is set but protection is 'replica'"),
+        (
+            'disk_path = "/d"\ndonors_hold = "twice"\nsize_bytes = "64GiB"\nslab_bytes = "2MiB"',
+            "slab_bytes: is too small for size_bytes: 60 GiB, two copies of each page, is all that 61440",
+        ),
         (
             'disk_path = "/d"\ndonors_hold = "all"\ncold_slab_pages_per_s_per_gib = 1',
             "cold_slab_pages_per_s_per_gib: is set but",

@@ -41,10 +41,13 @@ def donor(memory_bytes: int = 64 * GIB, used_bytes: int = 20 * GIB) -> DonorSize
     return donor_size(memory_bytes=memory_bytes, used_bytes=used_bytes, slab_bytes=64 * MIB)
 
 
-def device(replicas: int = 1, size_bytes: int = 64 * GIB, lender: DonorSize | None = None) -> BorrowerSize:
+def device(
+    replicas: int = 1, size_bytes: int = 64 * GIB, lender: DonorSize | None = None, has_disk: bool | None = None
+) -> BorrowerSize:
     return borrower_size(
         size_bytes=size_bytes,
         replicas=replicas,
+        has_disk=replicas == 1 if has_disk is None else has_disk,
         pages_out_per_s=1000,
         donor=lender or donor(),
         workers=2,
@@ -62,6 +65,13 @@ def test_headroom_is_never_lent(memory: int, used: float, slab: int) -> None:
 
     assert size.slabs >= 0
     assert not size.slabs or size.used_bytes + size.headroom_bytes + size.lent_bytes <= memory
+
+
+def test_two_donors_and_the_disk_take_twice_the_memory_and_the_disk() -> None:
+    size = device(2, has_disk=True)
+
+    assert (size.remote_bytes, size.disk_bytes) == (2 * size.size_bytes, size.size_bytes)
+    assert size.disk_write_bytes_per_s == device().disk_write_bytes_per_s
 
 
 def test_one_donor_may_die_and_the_rest_holds_everything() -> None:

@@ -31,6 +31,7 @@ def sizing(
     slab: Annotated[int, _bytes("slab_bytes.")] = 64 * MIB,
     size: Annotated[int, _bytes("Size of the device to be swapped to.")] = 16 * GIB,
     replicas: Annotated[int, typer.Option(min=1, max=2, help="2: a second donor instead of the backup disk.")] = 1,
+    disk: Annotated[bool, typer.Option("--disk", help="With --replicas 2: the backup disk too.")] = False,
     page_outs: Annotated[float, _number("Pages swapped out a second, at the busiest.", high=1e9)] = 5000.0,
     workers: Annotated[int, typer.Option(min=1, max=16, help="workers of the device.")] = 4,
     pending: Annotated[int, _bytes("pending_bytes of the device.")] = 64 * MIB,
@@ -58,6 +59,7 @@ def sizing(
     _hold_to_settings(
         memory=memory, used=used, headroom=headroom, size=size, slab=slab, pending=pending, replicas=replicas
     )
+    has_disk = disk or replicas == 1
     total, now_used = _machine() if not (memory and used) else (memory, used)
     model = CostModel(
         opex_per_watt_month=opex,
@@ -78,6 +80,7 @@ def sizing(
     borrower = borrower_size(
         size_bytes=size,
         replicas=replicas,
+        has_disk=has_disk,
         pages_out_per_s=page_outs,
         donor=donor,
         workers=workers,

@@ -91,8 +91,9 @@ class BlockdevConfig:
         metadata=about(
             Kind.CHOICE,
             "What donors hold besides the disk: hot: pages that are used often; all: every page, so that a disk that "
-            "breaks loses none, for as much room at donors as the device is large",
-            choices=("hot", "all"),
+            "breaks loses none, for as much room at donors as the device is large; twice: every page at two donors, so "
+            "that none is lost with two of the three, for twice that room",
+            choices=("hot", "all", "twice"),
         ),
     )
     encrypt_disk: bool = field(

@@ -213,7 +213,7 @@ def _is_ip_address(text: str) -> bool:
 
 
 def _slab_number_problems(config: BlockdevConfig) -> Iterator[Problem]:
-    copies = 2 if config.protection == "replica" else 1
+    copies = 2 if config.protection == "replica" or config.donors_hold == "twice" else 1
     most_bytes = (SLABS_MAX - SLABS_SPARE) * config.slab_bytes // copies
     if config.size_bytes <= most_bytes:
         return
@@ -248,9 +248,12 @@ def _protection_problems(config: BlockdevConfig) -> Iterator[Problem]:
                 "are killed; set it to true if that is meant"
             ),
         )
+    if config.donors_hold != "hot" and config.protection != "disk":
+        yield "donors_hold", f"is set but protection is '{config.protection}', where donors hold all; remove it"
     cold, hot = config.cold_slab_pages_per_s_per_gib, config.hot_slab_pages_per_s_per_gib
-    if cold and config.donors_hold == "all":
-        yield "cold_slab_pages_per_s_per_gib", "is set but donors_hold is 'all', where none is given back; remove one"
+    if cold and config.donors_hold != "hot":
+        problem = f"is set but donors_hold is '{config.donors_hold}', where none is given back; remove one"
+        yield "cold_slab_pages_per_s_per_gib", problem
     elif cold and cold >= hot:
         yield "cold_slab_pages_per_s_per_gib", "is not below hot_slab_pages_per_s_per_gib; slabs would come and go"
 

@@ -45,6 +45,8 @@ def traffic_table(device: Row) -> Table:
     table.add_row("mapped to donors", format_bytes(_number(device, "mapped_bytes")))
     table.add_row("waiting for the disk", format_bytes(_number(device, "pending_bytes")))
     table.add_row("pages with one copy only", f"{_number(device, 'pages_exposed'):.0f}")
+    if single := _number(device, "pages_single"):
+        table.add_row("pages that one donor has, not two", f"{single:.0f}")
     if device.get("protection") == "disk":
         table.add_row("pages on the disk alone", f"{_number(device, 'pages_disk_alone'):.0f}")
     for name, unit in (("reads_per_s", "reads"), ("writes_per_s", "writes")):

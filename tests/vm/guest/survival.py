@@ -75,7 +75,7 @@ def survived(
     lost = [name for name in (*processes, "blockdev") if not plane.is_alive(name)]
     row = Row(
         fault=fault,
-        second_copy=told["protection"],
+        second_copy=second_copy(told),
         transport=transport(told) or transport(before),
         accesses=seen.accesses,
         page_ins=vmstat("pswpin") - page_ins,
@@ -89,6 +89,11 @@ def survived(
     write(row)
     assert (row.wrong_pages, row.failed_reads, row.lost_pages, row.lost_processes) == (0, 0, 0, 0), complaints or lost
     assert row.page_ins > 500
+
+
+def second_copy(told: Any) -> str:
+    """What has a page besides its first donor, as the table says it."""
+    return "replica and disk" if told["donors_hold"] == "twice" else str(told["protection"])
 
 
 def write(row: Row) -> None:

@@ -12,7 +12,7 @@ from tests.support.programs import outcome
 from tests.support.waiting import until
 from tests.vm.guest.block_fault import FaultyDisk, faulty_disk
 from tests.vm.guest.load import Load, load
-from tests.vm.guest.survival import Row, grown, survived, swap_errors, write
+from tests.vm.guest.survival import Row, grown, second_copy, survived, swap_errors, write
 from tests.vm.guest.swap_plane import LIMIT_S, TWO, Plane, swap, swap_must, vmstat
 
 SIZE = 64 << 20
@@ -69,6 +69,28 @@ def test_the_disk_breaks_altogether_where_donors_hold_all(plane: Plane, witness:
         plane.drain("d1")
 
 
+@pytest.mark.parametrize("plane", ["twice"], indirect=True)
+def test_two_of_three_copies_go_at_once_where_two_donors_hold_all(
+    plane: Plane, witness: Load, disk: FaultyDisk
+) -> None:
+    until(
+        lambda: not plane.told()["pages_disk_alone"] and not plane.told()["pages_single"],
+        what="all at two donors", deadline_s=LIMIT_S, every_s=0.5,
+    )  # fmt: skip
+    with survived(
+        "disk fails altogether, and a donor killed at once", plane, witness, processes=("d2",), may_refuse_writes=True
+    ):
+        disk.break_down()
+        plane.kill("d1")
+
+
+@pytest.mark.parametrize("plane", ["twice"], indirect=True)
+def test_both_donors_go_at_once_where_the_disk_is_well(plane: Plane, witness: Load) -> None:
+    with survived("both donors killed at once", plane, witness, processes=()):
+        for donor in BOTH:
+            plane.kill(donor)
+
+
 def test_the_disk_breaks_bit_by_bit_where_donors_hold_what_is_hot(
     plane: Plane, witness: Load, disk: FaultyDisk
 ) -> None:
@@ -99,7 +121,7 @@ def test_what_no_copy_is_left_of_fails_and_is_never_wrong(plane: Plane, tmp_path
         told, complaints, is_alive = plane.told(), swap_errors(), witness.is_alive()
     row = Row(
         fault="disk and both donors lost: no copy is left",
-        second_copy=told["protection"],
+        second_copy=second_copy(told),
         transport="tcp",
         accesses=seen.accesses,
         page_ins=vmstat("pswpin") - page_ins,
