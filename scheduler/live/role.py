@@ -94,6 +94,7 @@ def role_problems(roles: Sequence[Role]) -> Iterator[str]:
     """What is wrong with the roles of a job; each line names the role, the key and what to do."""
     if len(roles) > MAX_ROLES:
         yield f"roles: at most {MAX_ROLES}, not {len(roles)}"
+        return
     count = sum(role.count for role in roles if role.count > 0)
     if count > MAX_PROCESSES:
         yield f"roles: {count:,} processes in all; a job with roles has at most {MAX_PROCESSES:,}; lower their count"

@@ -1,14 +1,16 @@
 """The API does what its OpenAPI document says: schemathesis against a running manager."""
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from starlette.types import Message, Scope
 
-from farside.scheduler.live.api.body_limit import BODY_BYTES_MAX, TOO_LARGE
+from farside.scheduler.live.api.body_limit import COMMON_BYTES, LARGE_MAX, LIMITS_BYTES, NOBODY_BYTES, too_large
 from farside.scheduler.live.api.caller import Role, add_token
 from tests.live.fake_agent import FakeNode
 from tests.live.manager import Manager, running_manager
@@ -30,6 +32,7 @@ few = { values = [1, 2, 4] }
 """
 EXAMPLES = 8
 LIMIT_S = 280.0
+JOBS_BYTES = LIMITS_BYTES["/v1/jobs"]
 
 
 @pytest.fixture
@@ -103,12 +106,146 @@ def test_a_body_that_is_no_json_is_one_clear_line(body: bytes, tmp_path: Path) -
 def test_a_body_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
     async def test(api: Api) -> None:
         async def parts() -> AsyncIterator[bytes]:
-            for _ in range(BODY_BYTES_MAX // 1024 + 1):
+            for _ in range(JOBS_BYTES // 1024 + 1):
                 yield b" " * 1024
 
-        for body in (b" " * (BODY_BYTES_MAX + 1), parts()):
+        for body in (b" " * (JOBS_BYTES + 1), parts()):
             answer = await api.as_uid(OTHER.pw_uid).post("/v1/jobs", content=body)
 
-            assert (answer.status_code, answer.json()) == (413, {"detail": TOO_LARGE})
+            assert (answer.status_code, answer.json()) == (413, {"detail": too_large(JOBS_BYTES)})
+
+    api_test(test, tmp_path)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_of_who_is_nobody_no_more_is_read_than_a_token_takes(is_told: bool, tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        read_bytes = 0
+
+        async def parts() -> AsyncIterator[bytes]:
+            nonlocal read_bytes
+            for _ in range(1024):
+                read_bytes += 1024
+                yield b" " * 1024
+
+        for path, status in (("/v1/jobs", 401), ("/v1/reservations", 401), ("/ui/session", 413)):
+            told = {"Content-Length": str(1 << 20)} if is_told else {}
+            scope = http_scope(path, told)
+            sent: list[Message] = []
+
+            async def send(message: Message, sent: list[Message] = sent) -> None:
+                sent.append(message)
+
+            source = parts()
+
+            async def receive(source: AsyncIterator[bytes] = source) -> Message:
+                return {"type": "http.request", "body": await anext(source), "more_body": True}
+
+            read_bytes = 0
+            await api.app(scope, receive, send)
+
+            assert sent[0]["status"] == status
+            assert read_bytes <= (0 if is_told else NOBODY_BYTES + 1024)
+
+    api_test(test, tmp_path)
+
+
+def http_scope(path: str, headers: Mapping[str, str]) -> Scope:
+    """A POST by TCP, without any proof of who calls."""
+    return {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+        "headers": [(b"host", b"manager"), *((name.lower().encode(), told.encode()) for name, told in headers.items())],
+        "client": ("192.0.2.7", 4711), "server": ("manager", 80), "http_version": "1.1", "scheme": "http",
+    }  # fmt: skip
+
+
+def test_only_operators_may_reserve_a_hundred_thousand_nodes_at_once(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        body = {"nodes": [f"node-{at}" for at in range(100_000)], "from_s": 9e9, "to_s": 9.1e9}
+
+        by_root = await api.as_uid(0).post("/v1/reservations", json=body)
+        by_user = await api.as_uid(OTHER.pw_uid).post("/v1/reservations", json=body)
+
+        assert (by_root.status_code, by_root.json()["detail"]) == (422, "nodes: there is no node node-0")
+        assert (by_user.status_code, by_user.json()["detail"]) == (413, too_large(COMMON_BYTES))
+
+    api_test(test, tmp_path)
+
+
+def test_the_largest_job_fits_however_its_letters_are_written(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        words = ["\u00e9" * 65_000] * 2  # each letter is two bytes to the node, and six in what json.dumps sends
+        body = json.dumps({"argv": ["true", *words], "env": {"A": words[0], "B": words[1]}})
+        assert len(body) > 1.5e6
+
+        told = {"Content-Type": "application/json"}
+        answer = await api.as_uid(OTHER.pw_uid).post("/v1/jobs", content=body, headers=told)
+
+        assert answer.status_code == 201
+
+    api_test(test, tmp_path)
+
+
+def test_one_caller_sends_a_few_large_bodies_at_a_time_and_others_theirs_meanwhile(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        go_on = asyncio.Event()
+        reading = 0
+
+        async def slow() -> AsyncIterator[bytes]:
+            nonlocal reading
+            yield b" " * (COMMON_BYTES + 1)
+            reading += 1
+            await go_on.wait()
+
+        body = b" " * (COMMON_BYTES + 1)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(LARGE_MAX):
+                group.create_task(api.as_uid(OTHER.pw_uid).post("/v1/jobs", content=slow()))
+            async with asyncio.timeout(LIMIT_S):
+                while reading < LARGE_MAX:
+                    await asyncio.sleep(0)
+            one_more = await api.as_uid(OTHER.pw_uid).post("/v1/jobs", content=body)
+            another = await api.as_uid(0).post("/v1/jobs", content=body)
+            go_on.set()
+        afterwards = await api.as_uid(OTHER.pw_uid).post("/v1/jobs", content=body)
+
+        assert (one_more.status_code, one_more.headers["retry-after"]) == (503, "1")
+        assert (another.status_code, afterwards.status_code) == (422, 422)
+
+    api_test(test, tmp_path)
+
+
+ROLE = {"name": "worker", "argv": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({"argv": [1] * 5000}, "argv: at most 4,096, not 5,000; put them in a file"),
+        ({"argv": [1] * 4096}, "argv.0: Input should be a valid string"),
+        ({"argv": ["x"], "after": [1] * 1000}, "after.0: Input should be a valid string"),
+        ({"argv": ["x"], "after": ["1"] * 1001}, "after: at most 1,000, not 1,001; wait for one that waits for them"),
+        ({"env": {str(at): 1 for at in range(2000)}}, "env: at most 1,024, not 2,000; put them in a file"),
+        ({"roles": [{}] * 17}, "roles: at most 16, not 17; give processes that are alike one role"),
+        ({"roles": [{**ROLE, "argv": [1] * 4096}] * 16}, "roles.0.argv.0: Input should be a valid string"),
+        ({str(at): 1 for at in range(1000)}, "body: has 1000 keys, and most are unknown"),
+    ],
+)  # fmt: skip
+def test_a_body_of_many_wrong_things_is_one_short_line(body: object, detail: str, tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        answer = await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json=body)
+
+        assert (answer.status_code, answer.json()["detail"]) == (422, detail)
+
+    api_test(test, tmp_path)
+
+
+def test_of_many_mistakes_the_first_ten_are_told(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        answer = await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json={"k" * 1000 + str(at): 1 for at in range(12)})
+
+        assert answer.json()["detail"].count("no such key") == 10
+        assert answer.json()["detail"].endswith("; and 2 more")
+        assert len(answer.text) < 2000
 
     api_test(test, tmp_path)

@@ -165,3 +165,19 @@ def test_the_command_line_is_told_to_use_munge_by_its_environment(
     with pytest.raises(FarsideError, match="does not answer; systemctl start munge"):
         ManagerClient(find_manager()).get("nodes")
     assert find_manager("unix:/run/m.sock").munge_socket is None
+
+
+@pytest.mark.parametrize("length", [5_000, 100_000])
+def test_a_long_body_is_not_looked_into_until_munge_has_said_who_sends_it(
+    length: int, manager: Manager, socket: Path
+) -> None:
+    wrong = b"[" * length
+    body = json.dumps({"argv": ["true", "x" * length]}).encode()
+
+    where = ("POST", "/v1/jobs", "")
+    refused = sent(manager, credential_of(OTHER.pw_uid, b"another", socket), *where, wrong)
+    taken = sent(manager, credential_of(OTHER.pw_uid, request_mark(*where, body), socket), *where, body)
+
+    assert refused[0] == 401
+    assert "munge" in refused[1]
+    assert taken[0] == 201, taken

@@ -13,7 +13,7 @@ from farside.scheduler.live.api.schema import JobBody
 from farside.scheduler.live.dispatch import AgentLine, meeting_of, start_of
 from farside.scheduler.live.event import JobStarted, ReleaseRequested, TaskPhase, TaskPlace
 from farside.scheduler.live.record import LiveJob, LiveTask, Phase
-from farside.scheduler.live.role import Role, per_gpu
+from farside.scheduler.live.role import Role, per_gpu, role_problems
 from farside.scheduler.live.spec import JobSpec, spec_problems
 from tests.live.world import World, rules
 
@@ -246,3 +246,9 @@ def test_the_hosts_of_a_large_job_are_put_together_once_for_all_its_processes(mo
     commands = AgentLine(hello, "h").commands(world.state)
 
     assert (len(commands), len(made)) == (504, 1)
+
+
+def test_of_too_many_roles_nothing_else_is_told() -> None:
+    problems = list(role_problems([Role(name="worker", argv=(), count=0)] * 17))
+
+    assert problems == ["roles: at most 16, not 17"]

@@ -31,6 +31,8 @@ from farside.scheduler.tenancy import Tenancy
 
 # What an H200 SXM may draw, by its maker; for those who do not say (`gpu_power_w`).
 GPU_POWER_W = 700.0
+# Of what is wrong with a body; who mends so much finds the rest.
+SAID_MAX = 10
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -56,7 +58,7 @@ def make_app(
         generate_unique_id_function=_operation_id,
         description='Errors are `{"detail": TEXT}`, one line that says what is wrong and what to do.',
     )
-    app.add_middleware(BodyLimit)
+    app.add_middleware(BodyLimit, callers=callers)
     app.state.log, app.state.callers = log, callers
     app.state.trail = trail = Trail(log, callers)
     app.include_router(
@@ -94,7 +96,9 @@ def make_app(
 
     @app.exception_handler(RequestValidationError)
     async def wrong(request: Request, error: RequestValidationError) -> Response:
-        return await no(request, 422, "; ".join(_said(one) for one in error.errors()))
+        errors = error.errors()
+        more = [f"and {len(errors) - SAID_MAX:,} more"] if len(errors) > SAID_MAX else []
+        return await no(request, 422, "; ".join([*(_said(one) for one in errors[:SAID_MAX]), *more]))
 
     @app.exception_handler(ConfigError)
     async def mistaken(request: Request, error: ConfigError) -> Response:
@@ -142,7 +146,7 @@ def _operation_id(route: APIRoute) -> str:
 def _said(error: object) -> str:
     found = msgspec.convert(error, dict[str, object], strict=False)
     where = found.get("loc")
-    names = [str(one) for one in where[1:]] if isinstance(where, tuple | list) else []
+    names = [f"{one!s:.100}" for one in where[1:]] if isinstance(where, tuple | list) else []
     if found.get("type") == "json_invalid":
         return f"body: is no JSON from character {'.'.join(names)} on"
     if found.get("type") == "extra_forbidden":

@@ -159,11 +159,16 @@ class Callers:
         Raises:
             HTTPException: 401, it proves nothing; 503, munged does not answer.
         """
-        scheme, _, credential = connection.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != SCHEME.lower() or self._munge_socket is None or not isinstance(connection, Request):
+        if self._munge_socket is None or not self.is_sealed(connection) or not isinstance(connection, Request):
             return
+        credential = connection.headers["authorization"].partition(" ")[2]
         uid = await uid_of(connection, credential.strip(), self._munge_socket)
         connection.scope[_MET] = self._of_uid(uid, Proof.MUNGE)
+
+    def is_sealed(self, connection: HTTPConnection) -> bool:
+        """Whether it has a credential of munge that counts here and was not opened yet."""
+        scheme = connection.headers.get("authorization", "").partition(" ")[0]
+        return scheme.lower() == SCHEME.lower() and self._munge_socket is not None and _MET not in connection.scope
 
     def cookie_for(self, token: str, now_s: float) -> str:
         """A cookie for a browser that has shown this token, which is known.

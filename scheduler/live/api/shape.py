@@ -357,7 +357,7 @@ _WHY: Mapping[int, str] = {
     403: "The caller may not",
     404: "The caller has, or sees, no such thing",
     409: "Not in the state that it is in",
-    413: "The body is larger than 16 MiB",
+    413: "The body is larger than this route, or this caller, may have it",
     422: "The request is wrong, or asks for what can never be",
     503: "The store or the brain does not answer, or too many ask; come again",
 }
