@@ -1,5 +1,6 @@
 """The store: order, fencing, crashes, copies; the same behaviours on SQLite and PostgreSQL."""
 
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -8,15 +9,16 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from sqlalchemy import make_url, text
 
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.live.codec import LaterVersion
 from farside.scheduler.live.event import VERSION, CancelRequested, DrainRequested, JobPromoted
 from farside.scheduler.live.store import table
-from farside.scheduler.live.store.event_store import EventStore, StoreError
+from farside.scheduler.live.store.event_store import EventStore, StoreError, alive_args
 from farside.scheduler.live.store.migrate import backup, restore, upgrade
 from farside.scheduler.live.store.turn import Draft, LeadLost
-from tests.live.stores import KINDS, store_url
+from tests.live.stores import KINDS, a_database, store_url
 
 
 @pytest.fixture(params=KINDS)
@@ -174,6 +176,57 @@ def test_a_restored_backup_goes_on_where_it_was_and_its_brain_is_obeyed(store: E
     assert fresh.take_lead("two", 4.0) > 1_000_000
     assert [entry.seq for entry in fresh.append([told("3")], 5.0)] == [4]
     assert list(tmp_path.glob(".copy*")) == []
+
+
+@pytest.mark.parametrize("umask", [0, 0o077])
+def test_a_store_and_its_backup_are_for_their_owner_only_whatever_the_umask(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        made = EventStore(f"sqlite:///{tmp_path}/manager.db")
+        upgrade(made)
+        backup(made, tmp_path / "copy")
+        made.append([told("1")], 1.0)
+        modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()}
+        made.close()
+    finally:
+        os.umask(before)
+
+    assert modes == dict.fromkeys(("manager.db", "manager.db-wal", "manager.db-shm", "copy"), 0o600)
+
+
+def test_a_store_that_others_could_read_is_tightened_when_it_is_opened(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("manager.db", "manager.db-wal", "manager.db-shm")]
+    for file in files:
+        file.touch()
+        file.chmod(0o644)
+
+    made = EventStore(f"sqlite:///{tmp_path}/manager.db")
+    upgrade(made)
+
+    assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 3
+    made.close()
+
+
+def test_a_server_of_postgresql_is_asked_to_notice_soon_that_a_manager_has_died() -> None:
+    with a_database() as url:
+        made = EventStore(url.replace("/postgres?", "/postgres?options=-c%20tcp_user_timeout%3D77&connect_timeout=9&"))
+        with made.engine.connect() as connection:
+            source = connection.execute(text("SELECT name, source FROM pg_settings WHERE name LIKE 'tcp_%'"))
+            told = {row.name: row.source for row in source}
+        made.close()
+
+    names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
+    assert told == dict.fromkeys(names, "client")
+
+
+def test_what_a_url_says_of_its_connections_comes_before_what_is_usual() -> None:
+    usual = alive_args(make_url("postgresql://host/farside"))
+    told = alive_args(make_url("postgresql://host/farside?keepalives_idle=60&options=-c tcp_user_timeout%3D7"))
+
+    assert (usual["connect_timeout"], usual["keepalives_idle"], usual["tcp_user_timeout"]) == (5, 2, 5000)
+    assert str(usual["options"]).endswith("-c tcp_keepalives_count=3 -c tcp_user_timeout=5000")
+    assert "keepalives_idle" not in told
+    assert str(told["options"]).endswith("-c tcp_user_timeout=5000 -c tcp_user_timeout=7")
 
 
 def test_a_backup_is_never_restored_over_entries(store: EventStore, tmp_path: Path) -> None:

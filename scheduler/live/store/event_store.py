@@ -10,6 +10,7 @@ How it works
 """
 
 import math
+import os
 import sqlite3
 import threading
 import time
@@ -32,7 +33,7 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from farside.errors import ConfigError, FarsideError
@@ -47,6 +48,11 @@ from farside.scheduler.live.store.turn import PAGE, Draft, Turn, lock
 BUSY_S, LOOK_S = 30.0, 0.0005
 _NEVER = threading.Event()  # waited for instead of time.sleep, which fails where libfaketime makes a clock jump
 _BEGIN_WRITING = "BEGIN IMMEDIATE"
+# A machine that does not answer is given up after two seconds and three more, or when what was sent to it stays without
+# an answer for five.
+KEEP_ALIVE_IDLE_S, KEEP_ALIVE_INTERVAL_S, KEEP_ALIVE_COUNT = 2, 1, 3
+SILENT_MAX_MS = 5000
+CONNECT_LIMIT_S = 5
 # A commit that finds so many pages in SQLite's write-ahead log moves them into the database itself, which takes ten
 # times as long as the commit. A manager sees to it that none does, see `EventStore.checkpoint`.
 CHECKPOINT_PAGES = 8000
@@ -345,9 +351,34 @@ def open_engine(url: str) -> Engine:
             parsed = parsed.set(drivername="postgresql+psycopg")
         if parsed.get_backend_name() == "sqlite":
             return _open_sqlite(parsed)
-        return create_engine(parsed, pool_pre_ping=True)
+        return create_engine(parsed, pool_pre_ping=True, connect_args=alive_args(parsed))
     except (ArgumentError, NoSuchModuleError) as error:
         raise ConfigError(f"store_url: {str(error).splitlines()[0]}", hint=hint) from error
+
+
+def alive_args(parsed: URL) -> dict[str, str | int]:
+    """How both sides of a connection to PostgreSQL notice that the other's machine has died; the URL's own win.
+
+    Without, the server keeps the session of a brain whose machine lost its power, and the lead with it, for two hours.
+    """
+    server = {
+        "tcp_keepalives_idle": KEEP_ALIVE_IDLE_S,
+        "tcp_keepalives_interval": KEEP_ALIVE_INTERVAL_S,
+        "tcp_keepalives_count": KEEP_ALIVE_COUNT,
+        "tcp_user_timeout": SILENT_MAX_MS,
+    }
+    options = [f"-c {name}={value}" for name, value in server.items()]
+    told = parsed.query.get("options", "")
+    ours: dict[str, str | int] = {
+        "connect_timeout": CONNECT_LIMIT_S,
+        "keepalives_idle": KEEP_ALIVE_IDLE_S,
+        "keepalives_interval": KEEP_ALIVE_INTERVAL_S,
+        "keepalives_count": KEEP_ALIVE_COUNT,
+        "tcp_user_timeout": SILENT_MAX_MS,
+    }
+    kept = {name: value for name, value in ours.items() if name not in parsed.query}
+    # Of two that set the same, the server takes the last.
+    return {**kept, "options": " ".join([*options, *([told] if isinstance(told, str) else told)]).strip()}
 
 
 def _open_sqlite(parsed: Any) -> Engine:
@@ -356,6 +387,10 @@ def _open_sqlite(parsed: Any) -> Engine:
     if not Path(parsed.database).parent.is_dir():
         raise ConfigError(f"store_url: {Path(parsed.database).parent}: no such folder", hint="make it")
     engine = create_engine(parsed, connect_args={"timeout": BUSY_S, "check_same_thread": False})
+
+    @event.listens_for(engine, "do_connect")
+    def _make(*_: object) -> None:
+        _keep_private(Path(parsed.database))
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _: object) -> None:
@@ -374,6 +409,17 @@ def _open_sqlite(parsed: Any) -> Engine:
             _begin_writing(connection)
 
     return engine
+
+
+def _keep_private(file: Path) -> None:
+    """Makes it for its owner only, or tightens it: jobs' environments have secrets. SQLite's files beside it follow."""
+    try:
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for one in (file, *(file.with_name(file.name + suffix) for suffix in ("-wal", "-shm"))):
+            if one.exists() and one.stat().st_mode & 0o077:
+                one.chmod(0o600)
+    except OSError:
+        pass  # SQLite says what is wrong, or this user only reads what is another's
 
 
 def _begin_writing(connection: Connection) -> None:

@@ -1,5 +1,6 @@
 """Making a store, bringing it up to date, keeping and restoring copies of it."""
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -60,12 +61,17 @@ def backup(store: EventStore, to: Path) -> int:
         ConfigError: There is a file already.
         FarsideError: The disk is full, or the store can't be read.
     """
-    if to.exists():
+    if to.exists() or to.is_symlink():
         raise ConfigError(f"{to}: is there already", hint="name another file")
     part = to.with_name(f".{to.name}.part")
     part.unlink(missing_ok=True)
+    target = EventStore(f"sqlite:///{part.absolute()}")
     try:
-        count = _copy(store, EventStore(f"sqlite:///{part.absolute()}"))
+        os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # nobody else's, nor a link
+    except OSError as error:
+        raise ConfigError(f"{to}: {error.strerror}", hint="name another file") from error
+    try:
+        count = _copy(store, target)
         with closing(sqlite3.connect(part)) as connection:
             connection.execute("PRAGMA journal_mode=DELETE")  # one file, without a write-ahead log beside it
         part.replace(to)
