@@ -7,8 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message
 
-from farside.scheduler.live.api.caller import Role
+from farside.scheduler.live.api.caller import Caller, Role
 from farside.scheduler.live.api.page import FOLDER
 from farside.scheduler.live.api.web_session import LASTS_S, WebSessions, mark_of, session_key
 from tests.live.test_api import OTHER, THIRD, Api, api_test
@@ -235,7 +236,6 @@ def test_the_stream_tells_all_and_then_what_changes_until_its_token_is_gone(tmp_
         assert change["seq"] == log.state.seq
         assert last == "over"
         await events.aclose()  # type: ignore[attr-defined]
-        assert glance.streams == 0
 
     api_test(test, tmp_path)
 
@@ -245,12 +245,40 @@ def parts(event: bytes) -> tuple[str, dict[str, Any]]:
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-def test_there_are_not_more_streams_than_the_manager_bears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_caller_follows_four_times_and_users_leave_operators_some_room(tmp_path: Path) -> None:
     async def test(api: Api) -> None:
-        api.glance.streams = 64
+        users = [Caller(name=f"u{at}", role=Role.USER) for at in range(20)]
 
-        answer = await api.as_uid(0).get("/v1/overview/stream")
+        taken = [sum(not api.glance.enter(user) for _ in range(64)) for user in users]
+        refused = await api.as_uid(OTHER.pw_uid).get("/v1/overview/stream")
 
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+        assert taken == [4] * 14 + [0] * 6
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
+        assert [api.glance.enter(api.caller(Role.OPERATOR)) for _ in range(5)] == [
+            *[""] * 4, "4 of yours follow already; close one",
+        ]  # fmt: skip
+
+    api_test(test, tmp_path)
+
+
+def test_a_stream_gives_its_place_back_though_its_reader_went_before_it_began(tmp_path: Path) -> None:
+    async def test(api: Api) -> None:
+        scope = {
+            "type": "http", "method": "GET", "path": "/v1/overview/stream", "raw_path": b"", "query_string": b"",
+            "headers": [], "client": (f"uid:{OTHER.pw_uid}", 0), "server": ("m", 80), "http_version": "1.1",
+            "root_path": "", "scheme": "http",
+        }  # fmt: skip
+        during = []
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        async def send(_: Message) -> None:
+            during.append(api.glance.streams)
+
+        async with asyncio.timeout(30):
+            await api.app(scope, receive, send)
+
+        assert (during[:1], api.glance.streams) in (([1], 0), ([], 0))
 
     api_test(test, tmp_path)

@@ -7,13 +7,16 @@ How it works
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from farside import admin
 from farside.errors import FarsideError
@@ -28,6 +31,8 @@ from farside.scheduler.live.power.show import energy_of
 from farside.scheduler.live.view import Shown, show_node
 
 STREAMS_MAX = 64
+# Of one caller; and of those who are no operators in all.
+STREAMS_A_CALLER, USERS_STREAMS_MAX = 4, 56
 PERIOD_S = 1.0
 # Without news something is sent so often: sensors have moved, and a reader that is gone is noticed.
 REFRESH_S = 5.0
@@ -48,6 +53,14 @@ class EventStream(StreamingResponse):
     """Server-sent events."""
 
     media_type = "text/event-stream"
+    leave: Callable[[], None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Leaves its place when it is over, also if its reader has gone before it began."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.leave()
 
 
 class Whys:
@@ -86,7 +99,8 @@ class Glance:
         self._whys = Whys(folder, log.clock.now_s)
         self._survey: Survey | None = None
         self._nodes = Rows(show_node)
-        self.streams = 0
+        self._follow: Counter[str] = Counter()
+        self._users_streams = 0
 
     async def of(self, caller: Caller) -> Overview:
         """What this caller sees now."""
@@ -101,11 +115,31 @@ class Glance:
         """It as JSON; see `show_overview`."""
         return show_overview(overview, self._log.now_s(), before, lambda node: self._nodes.row(node.name, node))
 
+    @property
+    def streams(self) -> int:
+        """How many follow."""
+        return self._follow.total()
+
+    def enter(self, caller: Caller) -> str:
+        """Takes a place among those who follow, until `leave`; or why there is none."""
+        if self._follow[caller.told] >= STREAMS_A_CALLER:
+            return f"{STREAMS_A_CALLER} of yours follow already; close one"
+        if self.streams >= STREAMS_MAX or (not caller.is_operator and self._users_streams >= USERS_STREAMS_MAX):
+            return f"{self.streams} follow already; come again"
+        self._follow[caller.told] += 1
+        self._users_streams += not caller.is_operator
+        return ""
+
+    def leave(self, caller: Caller) -> None:
+        """Gives it back."""
+        self._follow[caller.told] -= 1
+        self._follow += Counter()  # keeps those alone that are more than none
+        self._users_streams -= not caller.is_operator
+
     async def follow(self, caller: Caller, is_valid: Callable[[], bool]) -> AsyncIterator[bytes]:
         """Events for one reader, until it goes or is not valid any more."""
         changed = asyncio.Event()
         self._log.watch(changed)
-        self.streams += 1
         before: Overview | None = None
         try:
             while is_valid():
@@ -122,7 +156,6 @@ class Glance:
                     pass
             yield b"event: over\ndata: {}\n\n"
         finally:
-            self.streams -= 1
             self._log.unwatch(changed)
 
 
@@ -141,9 +174,6 @@ def glance_routes(glance: Glance) -> APIRouter:
         responses=_REFUSALS,
     )  # fmt: skip
     async def stream(request: Request, caller: Person) -> Response:
-        if glance.streams >= STREAMS_MAX:
-            raise HTTPException(503, f"{STREAMS_MAX} follow already; come again", headers={"Retry-After": "10"})
-
         if caller.is_operator:
             await trail_of(request).looked(caller, request, "jobs of all")
 
@@ -154,6 +184,11 @@ def glance_routes(glance: Glance) -> APIRouter:
                 return False
 
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return EventStream(glance.follow(caller, is_valid), headers=headers)
+        refusal = glance.enter(caller)
+        if refusal:
+            raise HTTPException(503, refusal, headers={"Retry-After": "10"})
+        stream = EventStream(glance.follow(caller, is_valid), headers=headers)
+        stream.leave = partial(glance.leave, caller)
+        return stream
 
     return router
