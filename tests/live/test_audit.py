@@ -30,6 +30,7 @@ def test_what_people_do_is_told_with_who_they_are_and_what_came_of_it(tmp_path: 
             await user.post("/v1/jobs/1_0/hold")
             await user.post("/v1/jobs/77/cancel")
             await user.post("/v1/nodes/n0/drain", json={})
+            await user.post("/v1/reservations/m1/cancel")
             await operator.post("/v1/nodes/n0/drain", json={"reason": "fan"})
             await api.as_role(Role.OPERATOR).post("/v1/jobs/1_1/cancel")
             await user.post("/v1/jobs", json={"argv": ["true"], "gpus": 99})
@@ -42,6 +43,7 @@ def test_what_people_do_is_told_with_who_they_are_and_what_came_of_it(tmp_path: 
             (me, f"uid {UID}", "hold", "job 1_0", "done"),
             (me, f"uid {UID}", "cancel", "77", "404: job 77: you have no such job"),
             (me, f"uid {UID}", "drain", "n0", f"403: {NAME} is no operator"),
+            (me, f"uid {UID}", "unreserve", "m1", f"403: {NAME} is no operator"),
             (root, "uid 0", "drain", "node n0", "done"),
             ("operator carl", "token", "cancel", "job 1_1", "done"),
             (me, f"uid {UID}", "submit", "", told[-1][4]),

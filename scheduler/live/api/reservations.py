@@ -15,7 +15,9 @@ from farside.scheduler.live.live_state import RequestKey
 from farside.scheduler.live.view import show_reservation
 from farside.units import format_moment
 
-_LINKS = {"cancel": {"operationId": "reservations_cancel", "parameters": {"reservation_id": "$response.body#/id"}}}
+_LINKS = {
+    "unreserve": {"operationId": "reservations_unreserve", "parameters": {"reservation_id": "$response.body#/id"}}
+}
 
 
 def reservation_routes(log: LiveLog) -> APIRouter:
@@ -62,7 +64,7 @@ def reservation_routes(log: LiveLog) -> APIRouter:
     @router.post(
         "/{reservation_id}/cancel", summary="Let jobs start there again", responses=says(Reservation, 404, 409)
     )
-    async def cancel(caller: Operator, reservation_id: str) -> Response:
+    async def unreserve(caller: Operator, reservation_id: str) -> Response:
         found = log.state.maintenance.get(reservation_id)
         if found is None:
             raise HTTPException(404, f"there is no reservation {reservation_id:.60}")
