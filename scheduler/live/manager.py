@@ -8,14 +8,16 @@ import asyncio
 import os
 import ssl
 import sys
+from asyncio import constants
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from functools import partial
 
 from farside.config import ManagerConfig, SlurmConfig
 from farside.config.check import names_in
 from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError
-from farside.listen import close_listener, open_listener
+from farside.listen import allow_many_connections, close_listener, open_listener
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
 from farside.scheduler.domain import Rules, reserve_after
@@ -96,7 +98,9 @@ async def _api(config: ManagerConfig) -> None:
     from farside.scheduler.live.api.agent_socket import AgentSocketProtocol
     from farside.scheduler.live.api.agents import AgentSessions
     from farside.scheduler.live.api.app import make_app
-    from farside.scheduler.live.api.caller import Callers, PeerProtocol
+    from farside.scheduler.live.api.caller import Callers, peer_host
+    from farside.scheduler.live.api.connection import LimitedProtocol
+    from farside.scheduler.live.api.crowd import HEADER_LIMIT_S, Crowd, say_rarely
     from farside.scheduler.live.api.metrics import ManagerCollector
     from farside.scheduler.live.api.once import TAKES
     from farside.scheduler.live.api.web_session import WebSessions, session_key
@@ -106,6 +110,10 @@ async def _api(config: ManagerConfig) -> None:
 
     # The store is read in a thread; by default that one keeps the loop waiting for 5 ms at each turn.
     sys.setswitchinterval(SWITCH_S)
+    allow_many_connections()
+    say_rarely(asyncio.get_running_loop())
+    # Of a handshake of TLS, which comes before a header; uvicorn passes no other on.
+    constants.SSL_HANDSHAKE_TIMEOUT = HEADER_LIMIT_S
 
     class Server(uvicorn.Server):
         """One that leaves signals to us."""
@@ -128,11 +136,13 @@ async def _api(config: ManagerConfig) -> None:
     )  # fmt: skip
 
     secure = _tls_of(config)
+    protocol = partial(LimitedProtocol, crowd=Crowd(frozenset({peer_host(0), peer_host(os.geteuid())})))
 
     def server(kind: str) -> uvicorn.Server:
         return Server(
             uvicorn.Config(
-                app, http=PeerProtocol, ws=AgentSocketProtocol, ws_max_size=_FRAME_BYTES, ws_ping_interval=10.0,
+                app, http=protocol,  # type: ignore[arg-type]
+                ws=AgentSocketProtocol, ws_max_size=_FRAME_BYTES, ws_ping_interval=10.0,
                 ws_ping_timeout=10.0, lifespan="off", log_config=None, access_log=False, proxy_headers=False,
                 server_header=False, timeout_graceful_shutdown=2, headers=list(TAKES.items()),
                 ssl_context_factory=None if secure is None or kind != "tcp" else _always(secure),

@@ -94,10 +94,20 @@ class PeerProtocol(HttpToolsProtocol):
         peer = self.transport.get_extra_info("socket")
         if peer is not None and peer.family == socket.AF_UNIX:
             _, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-            self.client = (f"{_PEER}{uid}", 0)
+            self.client = (peer_host(uid), 0)
         secured = self.transport.get_extra_info("ssl_object")
         if secured is not None and (certificate := secured.getpeercert()):
             self.app_state = {**self.app_state, CERTIFICATE: certificate}  # a WebSocket inherits it
+
+
+def peer_host(uid: int) -> str:
+    """What stands in the place of a client's address on a unix socket."""
+    return f"{_PEER}{uid}"
+
+
+def is_peer(host: str) -> bool:
+    """Whether it is a user of this machine, by the kernel's word."""
+    return host.startswith(_PEER)
 
 
 class Callers:

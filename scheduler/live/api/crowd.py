@@ -1,0 +1,91 @@
+"""How many connections of HTTP one user or address may have, and how long each may take over a request.
+
+How it works
+  Each connection belongs to a user, as a unix socket tells, or to an address. One that is more than its owner may have
+  takes the place of the one that has waited longest for its own client: for a header, a body, or another request.
+  So who opens many and says nothing on them loses those, and who only comes is let in. Connections that are being
+  answered stay; where all are, the new one is closed. An agent's ceases to count when it becomes a WebSocket.
+
+  Root, and the user that the manager runs as, are let in however many they are.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from farside.log import get_log
+
+# A header comes in one piece; a body of megabytes over a bad line in some.
+HEADER_LIMIT_S, BODY_LIMIT_S = 10.0, 30.0
+# httptools has no limits of its own. A credential of munge is the longest that a header has.
+HEADER_BYTES_MAX = 64 << 10
+# Of a body with what frames it: twice what the largest route takes. Beyond that nobody reads on to hear our refusal.
+BODY_BYTES_MAX = 16 << 20
+CONNECTIONS_A_USER = 256
+# All agents of a cluster may come from one address, and at once.
+CONNECTIONS_AN_ADDRESS = 4096
+# That files ran out is said so often: asyncio says it for each connection that waits, each second.
+SAY_PERIOD_S = 60.0
+
+_OUT_OF_FILES = "socket.accept() out of system resource"
+_log = get_log("manager.connections")
+
+Owner = str
+Close = Callable[[], None]
+
+
+class Crowd:
+    """Who is connected, by owner; those that wait for their client, the longest first."""
+
+    def __init__(self, unlimited: frozenset[Owner] = frozenset()) -> None:
+        self._unlimited = unlimited
+        self._counts: dict[Owner, int] = {}
+        self._waiting: dict[Owner, dict[object, Close]] = {}
+
+    def admit(self, owner: Owner, limit: int) -> bool:
+        """Whether one more may come; another may have been closed for it."""
+        if owner in self._unlimited:
+            limit = 1 << 30
+        if self._counts.get(owner, 0) >= limit:
+            waiting = self._waiting.get(owner)
+            if not waiting:
+                return False
+            one = next(iter(waiting))
+            close = waiting[one]
+            self.leave(owner, one)
+            close()
+        self._counts[owner] = self._counts.get(owner, 0) + 1
+        return True
+
+    def waits(self, owner: Owner, one: object, close: Close) -> None:
+        """It waits for its client from now on, unless it did so before."""
+        self._waiting.setdefault(owner, {}).setdefault(one, close)
+
+    def is_answered(self, owner: Owner, one: object) -> None:
+        """Its client has said all, and waits for us."""
+        waiting = self._waiting.get(owner, {})
+        waiting.pop(one, None)
+        if not waiting:
+            self._waiting.pop(owner, None)
+
+    def leave(self, owner: Owner, one: object) -> None:
+        """It counts no more."""
+        self.is_answered(owner, one)
+        self._counts[owner] -= 1
+        if not self._counts[owner]:
+            del self._counts[owner]
+
+
+def say_rarely(loop: asyncio.AbstractEventLoop) -> None:
+    """Has a loop say in one line, once in `SAY_PERIOD_S`, that it has no files left for connections."""
+    next_s = loop.time()
+
+    def handle(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        nonlocal next_s
+        if context.get("message") != _OUT_OF_FILES:
+            loop.default_exception_handler(dict(context))
+        elif loop.time() >= next_s:
+            next_s = loop.time() + SAY_PERIOD_S
+            _log.error("no more connections can be taken", reason=context.get("exception"), hint="raise LimitNOFILE")
+
+    loop.set_exception_handler(handle)
