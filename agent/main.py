@@ -11,7 +11,7 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import AsyncExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from farside import admin
 from farside.agent import messages as m
-from farside.agent.metrics import serving_metrics
+from farside.agent.metrics import registry_of
 from farside.agent.outbox import Reading
 from farside.agent.peers_file import PeersFile
 from farside.agent.power_off import power_off, why_not
@@ -46,6 +46,7 @@ from farside.endpoint import is_near
 from farside.errors import ConfigError
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
+from farside.scrape import serve_metrics
 from farside.tls import TlsFiles, client_tls
 
 PUBLISH_EVERY_S = 1.0
@@ -110,13 +111,14 @@ class Agent:
     async def run(self) -> None:
         """Works until ``stop`` is called."""
         config = self._config
-        with ExitStack() as stack:
+        async with AsyncExitStack() as stack:
             stack.callback(os.close, self._lock)
             stack.callback(self._gpus.close)
             stack.callback(self._nursery.close)
             stack.enter_context(on_end_signals(self.stop))
             if config.metrics_listen:
-                stack.enter_context(serving_metrics(config.metrics_listen, lambda: self._latest))
+                scraped = await serve_metrics(config.metrics_listen, registry_of(lambda: self._latest))
+                stack.callback(scraped.close)  # not waited for: a scraper that hangs must not hold up the end
             async with await admin.serve(config.admin_socket, {"status": self._on_status}):
                 await self._work()
 

@@ -1,25 +1,22 @@
 """The agent's Prometheus metrics, made from its status at each scrape.
 
-The scrape comes in a thread of its own; it reads the last picture that the event loop published, nothing else.
+A scrape reads the last picture that was published and asks nothing of the node, as it holds up the event loop.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import prometheus_client
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from farside.agent.status import AgentStatus
-from farside.endpoint import parse_address
-from farside.errors import ConfigError
 
 
 class AgentCollector(Collector):
     """Turns an agent's status into metrics."""
 
     def __init__(self, latest: Callable[[], AgentStatus]) -> None:
-        """``latest`` gives the newest picture, from any thread."""
+        """``latest`` gives the newest picture."""
         self._latest = latest
 
     def collect(self) -> Iterator[Metric]:
@@ -36,26 +33,12 @@ class AgentCollector(Collector):
         yield from _gpus(status)
 
 
-@contextmanager
-def serving_metrics(address: str, latest: Callable[[], AgentStatus]) -> Iterator[None]:
-    """Serves metrics at HOST:PORT.
-
-    Raises:
-        ConfigError: the address cannot be listened on.
-    """
-    host, port = parse_address(address)
+def registry_of(latest: Callable[[], AgentStatus]) -> CollectorRegistry:
+    """What a scrape of this agent collects; ``latest`` gives the newest picture."""
     registry = CollectorRegistry()
     registry.register(AgentCollector(latest))
     prometheus_client.ProcessCollector(registry=registry)
-    try:
-        server, _ = prometheus_client.start_http_server(port, addr=host, registry=registry)
-    except OSError as error:
-        raise ConfigError(f"metrics_listen {address}: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
+    return registry
 
 
 def _tasks(status: AgentStatus) -> Metric:

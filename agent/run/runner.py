@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -36,6 +37,7 @@ LOOK_EVERY_S = 1.0
 """How late the end of a task may be noticed when its shepherd's word was lost, or its shepherd was killed."""
 KILL_LIMIT_S = 5.0
 NO_HOOKS = Hooks()
+RecordT = TypeVar("RecordT")
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 _log = get_log("agent.run")
@@ -103,6 +105,7 @@ class Runner:
         self._pids: dict[Key, int] = {}  # of shepherds that we started, for as long as they have said nothing
         self._cgroups: dict[Key, Path | None] = {}  # of tasks that were asked for
         self._children: set[int] = set()  # to be waited for
+        self._unseen: set[Key] = set()  # tasks that could not be looked at, as is logged
         self._tasks_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.ledger = self._restored()
         self._kept = _worth_keeping(self.ledger)
@@ -124,8 +127,15 @@ class Runner:
     def look(self) -> None:
         """Notices what has become of the live tasks."""
         for key, task in self.ledger.tasks.items():
-            if task.is_live:
+            if not task.is_live:
+                continue
+            try:
                 self._look_at(key, task)
+                self._unseen.discard(key)
+            except OSError as error:  # no descriptor, no memory: that says nothing of the task, so look again later
+                if key not in self._unseen:
+                    _log.error("a task cannot be looked at", task=files.folder_name(key), why=error.strerror)
+                self._unseen.add(key)
         self._children = {pid for pid in self._children if os.waitpid(pid, os.WNOHANG) == (0, 0)}
 
     async def run(self) -> None:
@@ -193,6 +203,7 @@ class Runner:
                     self._order_stop(key, files.StopOrder(cause=cause, grace_s=grace_s))
                 case rules.Remove(key=key):
                     self._pids.pop(key, None)
+                    self._unseen.discard(key)
                     self._cgroups.pop(key, None)
                     shutil.rmtree(self._at(key), ignore_errors=True)
                 case rules.Tell(state=state):
@@ -261,19 +272,19 @@ class Runner:
 
     def _look_at(self, key: Key, task: Task) -> None:
         lives = files.is_locked(self._at(key))  # before the status: the last one is written before the lock goes
-        status = self._status(key)
+        status = self._read(files.read_status, key)
         if status is not None:
             self._step(rules.Observed(state=status.state))
         is_final = status is not None and RANK[status.state.state] >= FINAL
         if not lives and not is_final:
-            self._step(rules.Observed(state=self._after_its_shepherd(key)))
+            self._step(rules.Observed(state=self._after_its_shepherd(key, status)))
         elif task.state.state == "stopping" and (status is None or RANK[status.state.state] < RANK["stopping"]):
             self._signal(key)  # the first one came before its shepherd could be told, or another agent wrote the order
 
-    def _after_its_shepherd(self, key: Key) -> m.TaskState:
+    def _after_its_shepherd(self, key: Key, status: files.Status | None) -> m.TaskState:
         """Nobody waits for this task any more: no process of it may run, and how it ended nobody knows."""
-        recipe = self._recipe(key)
-        if recipe is None or self._status(key) is None:
+        recipe = self._read(files.read_recipe, key)
+        if recipe is None or status is None:
             said = files.last_words(self._at(key))
             cause = f"its shepherd did not start: {said}" if said else "the agent ended before it was started"
         else:
@@ -317,17 +328,24 @@ class Runner:
         return self._tasks_folder / files.folder_name(key)
 
     def _status(self, key: Key) -> files.Status | None:
-        try:
-            return files.read_status(self._at(key))
-        except (Damaged, OSError) as error:
-            _log.error("a task's state cannot be read", task=files.folder_name(key), why=error)
-            return None
+        return self._read_or_none(files.read_status, key)
 
     def _recipe(self, key: Key) -> files.Recipe | None:
+        return self._read_or_none(files.read_recipe, key)
+
+    def _read_or_none(self, read: Callable[[Path], RecordT | None], key: Key) -> RecordT | None:
         try:
-            return files.read_recipe(self._at(key))
-        except (Damaged, OSError) as error:
-            _log.error("a task's recipe cannot be read", task=files.folder_name(key), why=error)
+            return self._read(read, key)
+        except OSError as error:
+            _log.error("a task's record cannot be read", task=files.folder_name(key), why=error)
+            return None
+
+    def _read(self, read: Callable[[Path], RecordT | None], key: Key) -> RecordT | None:
+        """One of a task's records; a damaged one counts as none."""
+        try:
+            return read(self._at(key))
+        except Damaged as error:
+            _log.error("a task's record is damaged", task=files.folder_name(key), why=error)
             return None
 
     def _restored(self) -> Ledger:

@@ -1,8 +1,11 @@
 """`farside agent` as a process, against a manager that the test plays."""
 
+import select
 import signal
+import socket
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from farside.agent import messages as m
 from farside.agent.protocol import CloseCode
 from farside.blockdev.peerfile import read_peers
+from farside.scrape import SCRAPERS_MAX
 from tests.agent.donor import DONOR, serving
 from tests.agent.fake_manager import FakeManager, fake_manager
 from tests.agent.frames import SPEC
@@ -248,6 +252,22 @@ def test_metrics_tell_of_gpus_and_tasks(tmp_path: Path, manager: FakeManager) ->
     assert found["farside_agent_gpu_in_use", "3"] == 0
     assert found["farside_agent_manager_connected", ""] == 1
     assert found["farside_agent_headroom_bytes", ""] > 0
+
+
+def test_silent_peers_at_the_metrics_port_cost_an_agent_no_more_than_a_few_descriptors(
+    tmp_path: Path, manager: FakeManager
+) -> None:
+    port, peers = free_port(), 3 * SCRAPERS_MAX
+    with ExitStack() as stack:
+        stack.enter_context(agent(write_config(tmp_path, manager.url, metrics_listen=f"127.0.0.1:{port}")))
+        manager.until_hellos(1)
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(peers)]
+
+        until(
+            lambda: len(select.select(silent, [], [], 0)[0]) == peers - SCRAPERS_MAX,
+            what="the end of all connections but a few",
+            deadline_s=10,
+        )
 
 
 def test_an_agent_keeps_a_peers_file_as_the_manager_knows_the_donors(tmp_path: Path, manager: FakeManager) -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pwd
+import resource
 import shutil
 import signal
 import subprocess
@@ -19,9 +20,9 @@ from farside.agent.run.account import account_of
 from farside.agent.run.containment import Cgroup, CgroupHome, cgroup_home, make_cgroup, place_of
 from farside.agent.run.nursery import Nursery
 from farside.agent.run.shepherd import LAUNCH_LIMIT_S, Shepherd, keep
-from farside.agent.run.task_folder import Recipe, read_recipe, read_status
+from farside.agent.run.task_folder import Recipe, is_locked, read_recipe, read_status
 from tests.agent.frames import SPEC
-from tests.agent.node import ME, Node, node, processes_with, remove_cgroups
+from tests.agent.node import DEADLINE_S, ME, Node, node, processes_with, remove_cgroups
 from tests.support.waiting import until
 
 
@@ -393,6 +394,24 @@ def test_a_damaged_state_is_a_lost_task_and_not_a_wrong_one(held: Node) -> None:
     end = held.restarted().ended()
 
     assert end.state == "lost"
+
+
+def test_an_agent_without_descriptors_neither_ends_nor_loses_a_task_and_says_so_once(
+    held: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    held.start("exit 3")
+    folder = held.folder / "tasks" / "1.0-1"
+    until(lambda: not is_locked(folder), what="the end of its shepherd", deadline_s=DEADLINE_S)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        held.runner.look()
+        held.runner.look()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+    assert caplog.messages.count("a task cannot be looked at") == 1
+    assert (held.ended().state, held.ended().exit_code) == ("exited", 3)
 
 
 def test_what_the_manager_forgets_is_removed_and_stays_forgotten(held: Node) -> None:
