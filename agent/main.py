@@ -28,7 +28,7 @@ from farside.agent.run.containment import cgroup_home
 from farside.agent.run.hook import hooks_of
 from farside.agent.run.ledger import gpus_in_use
 from farside.agent.run.nursery import Nursery
-from farside.agent.run.probe import answer
+from farside.agent.run.probe import Prober
 from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
 from farside.agent.sense.donor import DonorSense
@@ -203,10 +203,6 @@ class Agent:
     async def _read(self) -> Reading:
         return (await self.sense.read()).reading
 
-    async def _probe(self, probe: m.Probe) -> m.Probed:
-        policy = self.runner.policy
-        return await answer(probe, run_as=policy.run_as, allowed=policy.users)
-
     def _take_donors(self, told: tuple[m.DonorAddress, ...]) -> None:
         assert self._peers is not None  # else nobody would have told us
         self._told_donors = told
@@ -336,7 +332,7 @@ class Agent:
                 hello=self._hello,
                 read=self._read,
                 take=self._take,
-                probe=self._probe,
+                probe=Prober(run_as=config.run_as, allowed=self.runner.policy.users).answer,
                 donors=self._take_donors,
                 lending=self._donor.obey,
                 power_off=self._power_off,

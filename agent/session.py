@@ -177,7 +177,12 @@ class Session:
                 self._node.take(message)
 
     async def _answer(self, connection: ClientConnection, side: AgentSide, probe: m.Probe) -> None:
-        await connection.send(side.send(await self._node.probe(probe)))
+        try:
+            frame = side.send(await self._node.probe(probe))
+        except Exception as error:  # a folder that cannot be asked about must not cost the node its connection
+            _log.error("a folder could not be looked at", folder=probe.path, cause=error)
+            frame = side.send(m.Probed(probe_id=probe.probe_id, problem="this node could not look"))
+        await connection.send(frame)
 
     async def _report(self, connection: ClientConnection, side: AgentSide) -> None:
         for old in self._outbox.unacked:

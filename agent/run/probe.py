@@ -1,29 +1,61 @@
-"""Answers the manager's question about a checkpoint folder, as the user who would run there."""
+"""Answers the manager's question about a checkpoint folder, as the user who would run there.
+
+What looks is a process of that user, who may stop it, or speak for it: it knows nothing worth having, and its answer is
+taken as a stranger's.
+"""
 
 import asyncio
 import os
 import sys
 from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+from weakref import WeakValueDictionary
 
 from farside.agent import messages as m
 from farside.agent.run import checkpoint_folder
 from farside.agent.run.account import Account, Refused, account_of
+from farside.agent.run.environment import PATH_DEFAULT
 
 LIMIT_S = 8.0
 """A mount that answers later than this holds a job's start up longer than a person waits at a prompt."""
+TURN_LIMIT_S = 5.0
+"""To wait for others of the same user: the manager waits for both, and not for ever."""
+AT_ONCE_MAX = 4
+"""Of one user; each is a process."""
+ANSWER_BYTES_MAX = 8192
+"""Two lines, one of them a path of at most 4 KiB."""
+_FAILED = "this node could not look"
 
 
-async def answer(probe: m.Probe, *, run_as: str, allowed: Collection[str]) -> m.Probed:
-    """What this user lacks in that folder on this node."""
-    try:
-        account = account_of(probe.user, run_as=run_as, allowed=allowed)
-    except Refused:
-        return m.Probed(probe_id=probe.probe_id, is_refused=True)
-    problem, made = await _tried(probe, account)
-    return m.Probed(probe_id=probe.probe_id, problem=problem[: m.CAUSE_CHARS_MAX], made=made)
+class Prober:
+    """Looks at folders, a few of each user's at a time."""
+
+    def __init__(self, *, run_as: str, allowed: Collection[str]) -> None:
+        """``run_as`` and ``allowed`` as in `account_of`."""
+        self._run_as, self._allowed = run_as, allowed
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def answer(self, probe: m.Probe) -> m.Probed:
+        """What this user lacks in that folder on this node."""
+        try:
+            account = account_of(probe.user, run_as=self._run_as, allowed=self._allowed)
+        except Refused:
+            return m.Probed(probe_id=probe.probe_id, is_refused=True)
+        turn = self._turns.setdefault(account.name, asyncio.Semaphore(AT_ONCE_MAX))
+        try:
+            async with asyncio.timeout(TURN_LIMIT_S):
+                await turn.acquire()
+        except TimeoutError:
+            return m.Probed(probe_id=probe.probe_id, problem="too many folders of this user are looked at; try again")
+        try:
+            problem, made = await _tried(probe, account)
+        except OSError as error:
+            problem, made = f"{_FAILED}: {error.strerror}", ""
+        finally:
+            turn.release()
+        return m.Probed(probe_id=probe.probe_id, problem=problem[: m.CAUSE_CHARS_MAX], made=made)
 
 
 def look(step: str, path: str, mark: str, made: str) -> list[str]:
@@ -33,27 +65,53 @@ def look(step: str, path: str, mark: str, made: str) -> list[str]:
 
 
 async def _tried(probe: m.Probe, account: Account) -> tuple[str, str]:
+    ours, childs = os.pipe2(os.O_CLOEXEC)
+    reader = asyncio.StreamReader(limit=ANSWER_BYTES_MAX)
+    # Not asyncio's own pipe, which stays open for as long as whoever has got hold of its other end likes.
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ours, "rb")
+    )
     try:
-        process = await asyncio.create_subprocess_exec(
-            *look(probe.step, probe.path, probe.mark, probe.made),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            cwd="/",
-            umask=0o022,
-            **_identity(account),
-        )
-    except OSError as error:
-        return f"this node could not look: {error.strerror}", ""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *look(probe.step, probe.path, probe.mark, probe.made),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=childs,
+                stderr=asyncio.subprocess.DEVNULL,
+                cwd="/",
+                env={"PATH": PATH_DEFAULT, "LANG": "C.UTF-8"},  # not ours: its user may read it
+                umask=0o022,
+                **_identity(account),
+            )
+        finally:
+            os.close(childs)
+        return await _answer_of(process, reader, probe.path)
+    finally:
+        pipe.close()
+
+
+async def _answer_of(process: asyncio.subprocess.Process, reader: asyncio.StreamReader, path: str) -> tuple[str, str]:
+    told = b""
     try:
         async with asyncio.timeout(LIMIT_S):
-            told, _ = await process.communicate()
+            while len(told) <= ANSWER_BYTES_MAX and (more := await reader.read(ANSWER_BYTES_MAX)):
+                told += more
+            if len(told) > ANSWER_BYTES_MAX or await process.wait() != 0:
+                return _FAILED, ""
     except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()  # and not waited for: what waits for a dead mount can't be killed
         return f"does not answer within {LIMIT_S:g} s", ""
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()  # and not waited for: what waits for a dead mount can't be killed
     problem, made, *_ = [*told.decode(errors="replace").split("\n"), "", ""]
-    return problem if process.returncode == 0 else "this node could not look", made
+    return problem, made if _is_on_the_way(made, path) else ""
+
+
+def _is_on_the_way(made: str, path: str) -> bool:
+    """Whether this is the folder, or one that it lies in."""
+    folder = PurePosixPath(os.path.normpath(path))
+    return made in map(str, (folder, *folder.parents))
 
 
 def _identity(account: Account) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class FakeManager:
     Attributes:
         hellos: One for each connection.
         reports: As they came, with repetitions.
+        probed: Answers to PROBE.
         acknowledges: False: it receives reports and says nothing.
     """
 
@@ -30,6 +31,7 @@ class FakeManager:
         self.generation, self.token = generation, token
         self.hellos: list[m.Hello] = []
         self.reports: list[m.Report] = []
+        self.probed: list[m.Probed] = []
         self.acknowledges = True
         self.closed: list[tuple[int | None, str]] = []
         self._loop = asyncio.new_event_loop()
@@ -131,6 +133,9 @@ class FakeManager:
             self.hellos.append(hello)
             async for frame in connection:
                 report = side.receive(frame)
+                if isinstance(report, m.Probed):
+                    self.probed.append(report)
+                    continue
                 assert isinstance(report, m.Report)
                 self.reports.append(report)
                 if self.acknowledges:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from farside.agent import messages as m
+from farside.agent.run import probe as probes
 from farside.agent.run.checkpoint_folder import clear_mark, see_mark, write_mark
-from farside.agent.run.probe import answer, look
+from farside.agent.run.probe import AT_ONCE_MAX, Prober, look
 from tests.agent.node import ME
 
 MARK = ".farside-probe-1"
@@ -78,7 +79,7 @@ def test_an_agent_looks_in_a_process_of_its_own(tmp_path: Path, exists: bool, pr
     (tmp_path / MARK).touch()
     probe = m.Probe(probe_id="1", step="see", user=ME, path=str(folder), mark=MARK)
 
-    found = asyncio.run(answer(probe, run_as="starter", allowed=()))
+    found = asyncio.run(Prober(run_as="starter", allowed=()).answer(probe))
 
     assert found == m.Probed(probe_id="1", problem=problem)
 
@@ -86,4 +87,65 @@ def test_an_agent_looks_in_a_process_of_its_own(tmp_path: Path, exists: bool, pr
 def test_a_node_that_runs_nothing_of_that_user_has_no_say(tmp_path: Path) -> None:
     probe = m.Probe(probe_id="1", step="see", user="root", path=str(tmp_path), mark=MARK)
 
-    assert asyncio.run(answer(probe, run_as="submitter", allowed=())).is_refused
+    assert asyncio.run(Prober(run_as="submitter", allowed=()).answer(probe)).is_refused
+
+
+def answered(monkeypatch: pytest.MonkeyPatch, script: str, *, path: str = "/a/b") -> m.Probed:
+    """What the agent makes of a process that says what its user likes."""
+    monkeypatch.setattr(probes, "look", lambda *_: ["/bin/sh", "-c", script])
+    probe = m.Probe(probe_id="1", step="write", user=ME, path=path, mark=MARK)
+    return asyncio.run(Prober(run_as="starter", allowed=()).answer(probe))
+
+
+def test_the_process_that_looks_knows_nothing_of_the_agent_s_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "of-root")
+
+    told = answered(monkeypatch, "echo $SECRET $LANG")
+
+    assert told.problem == "C.UTF-8"
+
+
+def test_other_processes_of_its_user_have_no_access_to_the_process_that_looks(tmp_path: Path) -> None:
+    *python, script, _, _, _, _ = look("see", "", MARK, "")
+    asked = f"{script}\nprint(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"  # PR_GET_DUMPABLE
+
+    told = subprocess.run([*python, asked, "see", str(tmp_path), MARK, ""], capture_output=True, text=True, check=True)
+
+    assert told.stdout.splitlines()[-1] == "0"
+
+
+def test_an_answer_without_an_end_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert answered(monkeypatch, "exec yes") == m.Probed(probe_id="1", problem="this node could not look")
+
+
+@pytest.mark.parametrize(
+    ("said", "made"),
+    [("/a", "/a"), ("/a/b", "/a/b"), ("a", ""), ("/etc", ""), ("/a/b/c", ""), ("/a/../etc", ""), ("/a\\0", "")],
+)
+def test_only_the_folder_itself_or_one_that_it_lies_in_can_have_been_made(
+    monkeypatch: pytest.MonkeyPatch, said: str, made: str
+) -> None:
+    assert answered(monkeypatch, f"printf '\\n{said}\\n'") == m.Probed(probe_id="1", made=made)
+
+
+def test_one_user_s_folders_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(probes, "TURN_LIMIT_S", 0.05)
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    monkeypatch.setattr(probes, "look", lambda *_: ["/bin/sh", "-c", f"read line < {go}"])
+
+    async def scene() -> list[str]:
+        prober = Prober(run_as="starter", allowed=())
+        probe = m.Probe(probe_id="1", step="see", user=ME, path="/a", mark=MARK)
+        asked = [asyncio.create_task(prober.answer(probe)) for _ in range(AT_ONCE_MAX + 1)]
+        done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        end = os.open(go, os.O_RDWR)
+        os.write(end, b"\n" * AT_ONCE_MAX)
+        await asyncio.wait(asked)
+        os.close(end)
+        assert len(done) == 1
+        return [task.result().problem for task in asked]
+
+    problems = asyncio.run(scene())
+
+    assert problems == [""] * AT_ONCE_MAX + ["too many folders of this user are looked at; try again"]

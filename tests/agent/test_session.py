@@ -1,6 +1,7 @@
 """The connection to the manager, in this process: it ends when it is told to, at whatever moment that is."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
 
@@ -25,16 +26,19 @@ class Hurried(RealClock):
             await super().sleep_until_s(when_s)
 
 
-def session(folder: Path, manager: FakeManager) -> Session:
+async def no_problem(probe: m.Probe) -> m.Probed:
+    return m.Probed(probe_id=probe.probe_id)
+
+
+def session(
+    folder: Path, manager: FakeManager, *, probe: Callable[[m.Probe], Awaitable[m.Probed]] = no_problem
+) -> Session:
     token = folder / "token"
     token.touch(mode=0o600)
     token.write_text(TOKEN)
 
     async def read() -> Reading:
         return Reading(at_s=1.0, headroom_bytes=0, psi=m.Psi(), gpus=())
-
-    async def no_probe(probe: m.Probe) -> m.Probed:
-        return m.Probed(probe_id=probe.probe_id)
 
     async def no_power_off(order: m.PowerOff) -> None:
         raise AssertionError(order)
@@ -45,7 +49,7 @@ def session(folder: Path, manager: FakeManager) -> Session:
             hello=lambda: HELLO,
             read=read,
             take=lambda _: None,
-            probe=no_probe,
+            probe=probe,
             donors=lambda _: None,
             lending=lambda _: None,
             power_off=no_power_off,
@@ -104,3 +108,25 @@ def test_a_manager_that_is_not_there_is_told_and_tried_again(tmp_path: Path) -> 
         problem = asyncio.run(scene(manager))
 
     assert "refused" in problem.lower() or "Connect call failed" in problem
+
+
+def test_a_folder_that_cannot_be_asked_about_costs_no_connection(tmp_path: Path) -> None:
+    async def failing(probe: m.Probe) -> m.Probed:
+        return m.Probed(probe_id=probe.probe_id, made="relative")  # which no frame may say
+
+    async def scene(manager: FakeManager) -> int:
+        running = asyncio.ensure_future(session(tmp_path, manager, probe=failing).run())
+        async with asyncio.timeout(30):
+            await asyncio.to_thread(manager.until_hellos, 1)
+            await asyncio.to_thread(manager.send, m.Probe(probe_id="7", step="see", user="a", path="/a", mark="m"))
+            while not manager.probed:
+                await asyncio.sleep(0.005)
+        hellos = len(manager.hellos)
+        running.cancel()
+        await asyncio.wait({running})
+        return hellos
+
+    with fake_manager() as manager:
+        hellos = asyncio.run(scene(manager))
+
+    assert (hellos, manager.probed) == (1, [m.Probed(probe_id="7", problem="this node could not look")])
