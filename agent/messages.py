@@ -74,6 +74,11 @@ class Gpu(Part, frozen=True, kw_only=True):
     power_w: Annotated[float, Meta(ge=0, le=1e5)] | None = None
 
 
+def _check_named_once(gpus: tuple[Gpu, ...]) -> None:
+    if len({gpu.index for gpu in gpus}) < len(gpus):
+        raise ValueError("a GPU is named twice")
+
+
 class Psi(Part, frozen=True, kw_only=True):
     """Pressure: share of the last 10 s in which programs waited; None where this kernel does not tell."""
 
@@ -209,6 +214,9 @@ class Hello(Message, frozen=True, kw_only=True):
     users: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=USERS_MAX)] = ()
     """Whose tasks run here; empty: everybody's but root's."""
 
+    def __post_init__(self) -> None:
+        _check_named_once(self.gpus)
+
 
 class Report(Message, frozen=True, kw_only=True):
     """What there is to tell since the last one. ``seq`` grows by one within an incarnation; unacknowledged reports come
@@ -225,6 +233,9 @@ class Report(Message, frozen=True, kw_only=True):
     donor: Donor | None = None
     swap: Swap | None = None
     drained: Drained | None = None  # None: the donor lends, or has not answered
+
+    def __post_init__(self) -> None:
+        _check_named_once(self.gpus)
 
 
 class Probed(Message, frozen=True, kw_only=True):

@@ -59,6 +59,7 @@ gpus = st.builds(
     memory_bytes=st.none() | u63,
     busy_pct=st.none() | st.floats(0, 100),
 )
+different_gpus = st.lists(gpus, max_size=4, unique_by=lambda gpu: gpu.index).map(tuple)
 profiles = st.builds(
     m.TaskProfile,
     processes=u32,
@@ -119,7 +120,7 @@ agent_messages = st.one_of(
         version=texts,
         cpus=st.integers(1, 65536),
         memory_bytes=u63,
-        gpus=st.lists(gpus, max_size=4).map(tuple),
+        gpus=different_gpus,
         headroom_bytes=u63,
         tasks=st.lists(states, max_size=4).map(tuple),
         donor=st.none() | donors,
@@ -131,7 +132,7 @@ agent_messages = st.one_of(
         at_s=moments,
         headroom_bytes=u63,
         psi=st.builds(m.Psi, memory_full_pct=st.none() | st.floats(0, 100)),
-        gpus=st.lists(gpus, max_size=4).map(tuple),
+        gpus=different_gpus,
         tasks=st.lists(states, max_size=4).map(tuple),
         donor=st.none() | donors,
         swap=st.none() | swaps,

@@ -132,6 +132,15 @@ def test_a_task_out_of_bounds_is_neither_sent_nor_taken(change: dict[str, Any], 
         decode_from_manager(forged)
 
 
+@pytest.mark.parametrize("message", [HELLO, report(1)], ids=["hello", "report"])
+def test_a_node_that_names_a_gpu_twice_is_refused(message: m.Hello | m.Report) -> None:
+    gpu = {"index": 0, "model": "", "healthy": True}
+    forged = msgspec.json.encode({"v": 1, **msgspec.to_builtins(message), "gpus": [gpu, gpu]})
+
+    with pytest.raises(RemoteProtocolError, match="a GPU is named twice"):
+        decode_from_agent(forged)
+
+
 @pytest.mark.parametrize("task_id", ["1", "1.", ".1", "1.x", "../1.0", "1.0\n", "a b.0"])
 def test_a_task_s_name_can_be_a_file_s_name(task_id: str) -> None:
     with pytest.raises(LocalProtocolError):
