@@ -337,13 +337,13 @@ def _profiled(node: str, key: TaskKey, told: m.TaskProfile) -> TaskProfiled:
 
 
 def _gpus(gpus: Iterable[m.Gpu]) -> tuple[Gpu, ...]:
-    return tuple(Gpu(index=gpu.index, model=gpu.model, is_healthy=gpu.healthy) for gpu in gpus)
+    return tuple(Gpu(index=gpu.index, model=gpu.model, is_healthy=gpu.healthy, reason=gpu.reason) for gpu in gpus)
 
 
 def _are_same(known: Sequence[Gpu], told: Sequence[m.Gpu]) -> bool:
     """Whether `_gpus` would say the same again. It is asked at each report, and the answer is hardly ever no."""
     return len(known) == len(told) and all(
-        one.index == other.index and one.model == other.model and one.is_healthy == other.healthy
+        (one.index, one.model, one.is_healthy, one.reason) == (other.index, other.model, other.healthy, other.reason)
         for one, other in zip(known, told, strict=True)
     )
 

@@ -57,11 +57,12 @@ class TaskPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU of a node."""
+    """One GPU of a node. ``reason``: why it is not healthy, as its agent says."""
 
     index: int
     model: str = ""
     is_healthy: bool = True
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -255,7 +255,7 @@ class LiveNode:
             return self.lost_reason
         if self.drain_reason:
             return self.drain_reason
-        return f"GPU errors: {', '.join(map(str, self.unhealthy))}" if self.unhealthy else ""
+        return ", ".join(f"GPU {gpu.index}: {gpu.reason or 'errors'}" for gpu in self.gpus if not gpu.is_healthy)
 
     @property
     def state(self) -> str:

@@ -97,6 +97,7 @@ def show_node(node: LiveNode) -> Shown:
                 "index": gpu.index,
                 "model": gpu.model,
                 "healthy": gpu.is_healthy,
+                "reason": gpu.reason,
                 "job": node.holds[gpu.index][0] if gpu.index in node.holds else None,
             }
             for gpu in node.gpus

@@ -1,10 +1,13 @@
 """What an agent is told, from the log and from what it says it knows."""
 
+import msgspec
+
 from farside.agent import messages as m
 from farside.scheduler.live.dispatch import AgentLine
 from farside.scheduler.live.event import CancelRequested, NodeChanged, NodeJoined, NodeLost, TaskChanged, TaskPhase
 from farside.scheduler.live.record import Phase
 from farside.scheduler.live.spec import Ranks
+from farside.scheduler.live.view import show_node
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
 
@@ -188,3 +191,39 @@ def test_a_process_of_another_job_with_the_same_number_is_stopped_and_ours_is_st
 
     assert [type(one).__name__ for one in commands] == ["Start", "Stop"]
     assert world.phase("1") is Phase.STARTING
+
+
+def with_a_broken_gpu() -> m.Report:
+    good, bad, *rest = FakeNode("n0").declared()
+    broken = msgspec.structs.replace(bad, healthy=False, reason="XID 79")
+    return msgspec.structs.replace(report(told("running")), gpus=(good, broken, *rest))
+
+
+def test_a_node_with_a_broken_gpu_says_which_and_why_keeps_its_jobs_and_starts_none() -> None:
+    world = world_with_a_job()
+    line = line_of(world, told("running"))
+
+    for event in line.reported(world.state, with_a_broken_gpu()):
+        world.does(event)
+    other = world.submit(1)
+    shown = show_node(world.state.nodes["n0"])
+    gpus = msgspec.convert(shown["gpus"], list[dict[str, object]])
+
+    assert (shown["state"], shown["reason"]) == ("draining", "GPU 1: XID 79")
+    assert [(gpu["healthy"], gpu["reason"]) for gpu in gpus[:2]] == [(True, ""), (False, "XID 79")]
+    assert (world.phase("1"), world.phase(other)) == (Phase.RUNNING, Phase.WAITING)
+    assert line.reported(world.state, with_a_broken_gpu()) == []
+
+
+def test_a_broken_gpu_that_gets_another_reason_is_news() -> None:
+    world = world_with_a_job()
+    line = line_of(world, told("running"))
+    for event in line.reported(world.state, with_a_broken_gpu()):
+        world.does(event)
+    before = with_a_broken_gpu()
+    gpus = tuple(msgspec.structs.replace(gpu, reason="" if gpu.healthy else "XID 48") for gpu in before.gpus)
+
+    (changed,) = line.reported(world.state, msgspec.structs.replace(before, gpus=gpus))
+
+    assert isinstance(changed, NodeChanged)
+    assert changed.gpus[1].reason == "XID 48"

@@ -121,6 +121,7 @@ class NodeGpu(BaseModel):
     index: int
     model: str
     healthy: bool
+    reason: str
     job: str | None
 
 

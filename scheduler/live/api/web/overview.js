@@ -84,7 +84,7 @@ function fillNode(card, node) {
   part(".gpus").setAttribute("aria-label", spoken(node, held));
   keep(part(".gpus"), node.gpus, (gpu) => gpu.index, () => make("i"), (square, gpu) => {
     square.className = gpu.job ? "held" : gpu.healthy ? "" : "broken";
-    square.title = `GPU ${gpu.index}${gpu.model ? ` (${gpu.model})` : ""}: ${gpu.job ? `job ${gpu.job}` : gpu.healthy ? "free" : "errors"}`;
+    square.title = `GPU ${gpu.index}${gpu.model ? ` (${gpu.model})` : ""}: ${gpu.job ? `job ${gpu.job}` : gpu.healthy ? "free" : gpu.reason || "errors"}`;
   });
   write(part(".room"), `${bytes(node.headroom_bytes)} of ${bytes(node.memory_bytes)}`);
   part(".bar > i").style.width = `${node.memory_bytes ? Math.min(100, 100 * node.headroom_bytes / node.memory_bytes) : 0}%`;
