@@ -85,6 +85,7 @@ class Agent:
         self._config, self._clock = config, clock
         self._manager = self._address()
         self._hooks = hooks_of(config.prolog, config.epilog, user=config.hook_user, limit_s=config.hook_limit_s)
+        self._users = users_here(run_as=config.run_as, allowed=names_in(config.users))
         self._gpus = open_gpus(declared=config.declared_gpus, model=config.gpu_model)
         self._cgroup = cgroup_home(config.cgroup)
         self._lock = self._claim_state()
@@ -167,8 +168,7 @@ class Agent:
     # ---- what the session asks
 
     def _hello(self) -> m.Hello:
-        latest, policy = self.sense.latest, self.runner.policy
-        users = users_here(run_as=policy.run_as, allowed=policy.users)
+        latest = self.sense.latest
         return m.Hello(
             node=self.node,
             boot_id=boot_id(self._config.proc_root),
@@ -183,7 +183,7 @@ class Agent:
             donor=latest.reading.donor,
             swap=latest.reading.swap,
             agent=self._identity,
-            users=users if len(users) <= m.USERS_MAX else (),  # this node refuses the others itself
+            users=self._users,
         )
 
     def _can(self) -> tuple[str, ...]:

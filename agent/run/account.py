@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from msgspec import Struct
 
-from farside.errors import FarsideError
+from farside.errors import ConfigError, FarsideError
 
 
 class Refused(FarsideError):
@@ -50,15 +50,25 @@ def account_of(user: str, *, run_as: str, allowed: Collection[str]) -> Account:
 
 
 def users_here(*, run_as: str, allowed: Collection[str]) -> tuple[str, ...]:
-    """Whose tasks this agent runs, by name; empty: everybody's but uid 0's, or nobody can say."""
+    """Whose tasks this agent runs, by name; empty: everybody's but uid 0's, or nobody can say.
+
+    Raises:
+        ConfigError: ``allowed`` are others than the one user whose tasks it can run.
+    """
     if run_as == "starter":
         return ()
-    if allowed or not os.geteuid():
+    if not os.geteuid():
         return tuple(sorted(allowed))
     try:
-        return (pwd.getpwuid(os.geteuid()).pw_name,)
+        own = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return ()
+    if allowed and own not in allowed:
+        raise ConfigError(
+            f"users: {own} is not among them, and an agent of that user runs no other's tasks",
+            hint=f"name {own}, or start the agent as root",
+        )
+    return (own,)
 
 
 def become(account: Account) -> None:

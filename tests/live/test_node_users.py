@@ -5,7 +5,11 @@ import os
 import pytest
 from msgspec import structs
 
+from farside.agent.messages import USERS_MAX
 from farside.agent.run.account import users_here
+from farside.config import AgentConfig
+from farside.config.check import agent_problems
+from farside.errors import ConfigError
 from farside.scheduler.live.api.jobs import cluster_problems
 from farside.scheduler.live.dispatch import AgentLine
 from farside.scheduler.live.event import Gpu, NodeJoined
@@ -93,8 +97,25 @@ def test_an_agent_tells_whose_tasks_it_runs() -> None:
 
 def test_a_sandboxs_agent_names_nobody_and_an_agent_that_is_not_root_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     assert users_here(run_as="starter", allowed={"ann"}) == ()
-    assert users_here(run_as="submitter", allowed={"bob", "ann"}) == ("ann", "bob")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert users_here(run_as="submitter", allowed={"bob", "ann"}) == ("ann", "bob")
     assert users_here(run_as="submitter", allowed=()) == ()
     monkeypatch.setattr(os, "geteuid", lambda: 1)  # daemon's, on Debian
     assert users_here(run_as="submitter", allowed=()) == ("daemon",)
+
+
+def test_an_agent_that_is_not_root_tells_of_its_list_its_own_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1)
+
+    assert users_here(run_as="submitter", allowed={"ann", "daemon"}) == ("daemon",)
+    with pytest.raises(ConfigError, match="users: daemon is not among them"):
+        users_here(run_as="submitter", allowed={"ann"})
+
+
+def test_as_many_users_may_be_named_as_a_node_can_tell() -> None:
+    def said(names: int) -> list[str]:
+        config = AgentConfig(manager="ws://h:1", users=",".join(f"u{number}" for number in range(names)))
+        return [said for setting, said in agent_problems(config) if setting == "users"]
+
+    assert said(USERS_MAX) == []
+    assert said(USERS_MAX + 1) == ["has 1025 names, and a node can tell 1024; leave it empty, so that all may run here"]

@@ -16,6 +16,7 @@ from farside.units import format_bytes
 
 NODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")  # what the control protocol lets a node be called
 USER = re.compile(r"[A-Za-z0-9_.-]{1,64}\$?")
+USERS_MAX = 1024  # what the agents' protocol lets a node tell
 # Memory files bear the device's name; memfd_create(2) takes 249 bytes, and 16 of them are ours.
 NAME_BYTES_MAX = 233
 SLABS_SPARE = 4096  # of them, for slabs that move: each stands twice for a moment
@@ -87,6 +88,9 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
     for user in filter(None, config.users.split(",")):
         if not USER.fullmatch(user.strip()):
             yield "users", f"'{user.strip():.70}' is no user's name; write them with commas between"
+    names = len(names_in(config.users))
+    if names > USERS_MAX:
+        yield "users", f"has {names} names, and a node can tell {USERS_MAX}; leave it empty, so that all may run here"
 
 
 def _is_tcp(text: str) -> bool:
