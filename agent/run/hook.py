@@ -116,17 +116,21 @@ def run_hook(
         except (OSError, KeyError, subprocess.SubprocessError) as error:
             return f"{argv[0]}: {getattr(error, 'strerror', None) or error}"
         problem = ""
-        while process.poll() is None and not problem:
+        while not problem and not _has_ended(process.pid):
             left_s = end_s - time.monotonic()
             if left_s <= 0:
                 problem = f"{argv[0]} has not ended within {hooks.limit_s:g} s"
             elif wait(min(left_s, _LOOK_S)):
                 problem = "given up"
-        # What it left behind goes too; it had its time.
+        # What it left behind goes too; it had its time. Only then is it reaped: until then no other has its number.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
     return problem or ("" if code == 0 else f"{argv[0]} {_ended(code)}{_last_words(folder)}")
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _ended(code: int) -> str:

@@ -5,9 +5,10 @@ import pwd
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
-from farside.agent.run.hook import Hooks, hooks_of
+from farside.agent.run.hook import Hooks, hooks_of, run_hook
 from farside.errors import ConfigError
 from tests.agent.node import node
 from tests.support.waiting import until
@@ -57,6 +58,22 @@ def test_a_hook_that_takes_too_long_has_failed_and_is_killed(tmp_path: Path) -> 
         made.start("echo ran")
 
         assert made.ended().unfit == "prolog: /bin/sh has not ended within 0.2 s"
+
+
+def test_a_hook_that_has_ended_keeps_its_number_until_what_it_left_behind_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners: list[str] = []
+    kill = os.killpg
+
+    def killpg(group: int, number: int) -> None:
+        owners.append(psutil.Process(group).status())
+        kill(group, number)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+
+    assert run_hook(shell("exit 0"), Hooks(), tmp_path, {}, wait=lambda _: False) == ""
+    assert owners == [psutil.STATUS_ZOMBIE]
 
 
 def test_a_hook_that_is_not_there_has_failed(tmp_path: Path) -> None:
