@@ -70,6 +70,7 @@ def run(config: AgentConfig) -> int:
         Unavailable: memory use cannot be read here.
     """
     start_logging(config.log_level)
+    _keep_inherited()
     agent = Agent(config, clock=RealClock())
     asyncio.run(agent.run())
     return 0
@@ -343,6 +344,14 @@ class Agent:
             period_s=config.report_period_s,
             reconnect_s=config.reconnect_s,
         )
+
+
+def _keep_inherited() -> None:
+    """What we have open of whoever started us, systemd or somebody's shell, must not come to be a job's."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with suppress(OSError):  # the one that listed them
+                os.set_inheritable(int(name), False)
 
 
 def _identity_in(lock: int) -> str:

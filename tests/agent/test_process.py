@@ -254,6 +254,14 @@ def test_metrics_tell_of_gpus_and_tasks(tmp_path: Path, manager: FakeManager) ->
     assert found["farside_agent_headroom_bytes", ""] > 0
 
 
+def test_a_job_has_nothing_open_that_who_started_the_agent_had(tmp_path: Path, manager: FakeManager) -> None:
+    with agent(write_config(tmp_path, manager.url), on=("/bin/sh", "-c", 'exec "$@" 9</etc/passwd', "sh")):
+        manager.until_hellos(1)
+        start(manager, tmp_path, "test ! -e /proc/$$/fd/9")
+
+        assert manager.until_state("exited").exit_code == 0
+
+
 def test_silent_peers_at_the_metrics_port_cost_an_agent_no_more_than_a_few_descriptors(
     tmp_path: Path, manager: FakeManager
 ) -> None:
