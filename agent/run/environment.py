@@ -6,6 +6,7 @@ from farside.agent import messages as m
 
 PRELOAD_VARIABLE = "LD_PRELOAD"
 PATH_DEFAULT = "/usr/local/bin:/usr/bin:/bin"
+_OF_SOME = frozenset({"FARSIDE_RESUME", "FARSIDE_ARRAY_INDEX"})
 
 
 def environment(start: m.Start, *, user: str, home: str, shell: str, ready_fd: int) -> Mapping[str, str]:
@@ -13,10 +14,12 @@ def environment(start: m.Start, *, user: str, home: str, shell: str, ready_fd: i
 
     MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE are what `torch.distributed` reads with ``env://``. A task without
     GPUs has CUDA_VISIBLE_DEVICES empty, which hides them all; indexes are those of NVML, hence the order by bus.
-    FARSIDE_RESUME is there only where an earlier start was preempted. FARSIDE_READY is a file: a program may write a
-    line to it when it has loaded all it needs and makes progress, and Farside learns how long that took.
+    FARSIDE_RESUME is there only where the job was started before, and FARSIDE_ARRAY_INDEX only in an array.
+    FARSIDE_READY is a file: a program may write a line to it when it has loaded all it needs and makes progress, and
+    Farside learns how long that took.
     """
     spec = start.spec
+    job_id = start.task_id.rpartition(".")[0]
     account = {"PATH": PATH_DEFAULT, "HOME": home, "USER": user, "LOGNAME": user, "SHELL": shell, "LANG": "C.UTF-8"}
     ours = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -25,15 +28,20 @@ def environment(start: m.Start, *, user: str, home: str, shell: str, ready_fd: i
         "MASTER_PORT": str(spec.master_port),
         "RANK": str(spec.rank),
         "WORLD_SIZE": str(spec.world_size),
-        "FARSIDE_JOB": start.task_id.rpartition(".")[0],
+        "FARSIDE_JOB": job_id,
         "FARSIDE_TASK": start.task_id,
         "FARSIDE_START": str(start.start),
         "FARSIDE_READY": f"/dev/fd/{ready_fd}",
     }
     if spec.checkpoint_dir:
         ours["FARSIDE_CHECKPOINT_DIR"] = spec.checkpoint_dir
-    job = {name: value for name, value in spec.env.items() if name != "FARSIDE_RESUME"}
-    return {**account, **job, **ours, **({"FARSIDE_RESUME": "1"} if spec.resume else {})}
+    if "_" in job_id:  # 3_0 is the first of array 3
+        ours["FARSIDE_ARRAY_INDEX"] = job_id.rpartition("_")[2]
+    if spec.resume:
+        ours["FARSIDE_RESUME"] = "1"
+    # What a job that submits others passes on of its own environment does not say so of them.
+    job = {name: value for name, value in spec.env.items() if name not in _OF_SOME}
+    return {**account, **job, **ours}
 
 
 def with_library(variables: Mapping[str, str], library: str, more: Mapping[str, str]) -> Mapping[str, str]:
