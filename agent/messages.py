@@ -31,6 +31,7 @@ VARIABLES_MAX = 1024
 ARGUMENT_CHARS_MAX = 131_071  # the kernel takes 128 KiB a string with its zero (MAX_ARG_STRLEN, linux/binfmts.h)
 CAUSE_CHARS_MAX = 256
 PROFILE_CHARS_MAX = 120
+NOT_STARTED = "could not be started: "
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -147,8 +148,9 @@ class TaskProfile(Part, frozen=True, kw_only=True):
 class TaskState(Part, frozen=True, kw_only=True):
     """All that the node knows of one task, not a difference: a later one replaces an earlier one.
 
-    ``exited`` without exit code and signal: it was never started, and ``cause`` says why. The states of one task come
-    in the order of `State`; an older one that arrives late is told by that order.
+    ``exited`` without exit code and signal: it was never started, and ``cause`` says why. One whose program cannot be
+    executed has a shell's exit code, 127 or 126, and a ``cause`` that begins with `NOT_STARTED`. The states of one task
+    come in the order of `State`; an older one that arrives late is told by that order.
     """
 
     task_id: TaskId
@@ -184,7 +186,7 @@ class TaskSpec(Part, frozen=True, kw_only=True):
     master_port: Annotated[int, Meta(ge=1, le=65535)]
     time_limit_s: Duration  # 0: none
     grace_s: Duration  # between SIGTERM and SIGKILL at the time limit
-    resume: bool = False  # an earlier start was preempted: FARSIDE_RESUME=1
+    resume: bool = False  # its job was started before: FARSIDE_RESUME=1
     checkpoint_dir: Path = ""  # FARSIDE_CHECKPOINT_DIR
     swap_bytes: U63 = 0  # of Farside swap that it may use; 0: none, and no other swap either
     profile: bool = False  # note what its processes send, and say what that tells of its model

@@ -24,6 +24,9 @@ from farside.agent.run.environment import environment, with_library
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 FAULT_BYTES_MAX = 512
+# What a shell says of a program that is not there, and of one that is and cannot be executed.
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+_FAILED = 1  # of our own process, before it came to the program
 LOOK_EVERY_S = 0.1  # whether to go on waiting; most programs start in less
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -35,6 +38,19 @@ class Preload:
 
     library: str
     variables: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """A program that runs, or why it does not; then with a shell's exit code, if it is the program's own fault."""
+
+    pid: int = 0
+    fault: str = ""
+    exit_code: int | None = None
+
+
+class _NotExecuted(OSError):
+    """execve(2) refuses the program."""
 
 
 def adopt_orphans() -> None:
@@ -52,8 +68,8 @@ def launch(
     ready_fd: int,
     given_up: Callable[[], str],
     profiled_by: Preload | None = None,
-) -> tuple[int, str]:
-    """Starts the task's program; returns its process id and an empty text, or 0 and why it did not start.
+) -> Launched:
+    """Starts the task's program.
 
     ``ready_fd`` is what the program finds as FARSIDE_READY; it is closed here. ``given_up`` is asked again and again
     while the user's files and folders keep us waiting, and says why to end that; empty: go on.
@@ -73,9 +89,9 @@ def launch(
         else:
             fault = said.read(FAULT_BYTES_MAX).decode(errors="replace")
     if not fault:
-        return pid, ""
-    os.waitpid(pid, 0)
-    return 0, fault
+        return Launched(pid=pid)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return Launched(fault=fault, exit_code=code if code in (NOT_FOUND, NOT_EXECUTABLE) else None)
 
 
 def _run(
@@ -87,12 +103,15 @@ def _run(
     ready_fd: int,
     profiled_by: Preload | None,
 ) -> None:
+    code = _FAILED
     try:
         _become_the_program(start, account, held_by, mark, ready_fd, profiled_by)
     except BaseException as error:  # whatever it was: this process must never return into the shepherd's code
+        if isinstance(error, _NotExecuted):
+            code = NOT_FOUND if error.errno == errno.ENOENT else NOT_EXECUTABLE
         os.write(report, _fault(error).encode()[:FAULT_BYTES_MAX])
     finally:
-        os._exit(127)
+        os._exit(code)
 
 
 def _become_the_program(
@@ -119,7 +138,7 @@ def _become_the_program(
     try:
         os.execvpe(spec.argv[0], list(spec.argv), {**told, "FARSIDE_MARK": mark})  # noqa: S606 - a shell is what the user may name
     except OSError as error:  # a search along PATH ends with an error that names no file
-        raise OSError(error.errno, error.strerror, spec.argv[0]) from None
+        raise _NotExecuted(error.errno, error.strerror, spec.argv[0]) from None
 
 
 def _check_checkpoint_folder(path: str) -> None:

@@ -79,7 +79,7 @@ class Shepherd:
         self._ready, ready_fd = _ready_pipe()
         self._profiler = self._make_profiler()
         begun_s = time.monotonic()
-        self._pid, fault = launch(
+        launched = launch(
             self._recipe.start,
             self._recipe.account,
             self._held,
@@ -88,10 +88,13 @@ class Shepherd:
             given_up=lambda: self._why_give_up(time.monotonic() - begun_s),
             profiled_by=self._profiler.preload if self._profiler is not None else None,
         )
-        if fault:
+        self._pid = launched.pid
+        if launched.fault:
             self._clear()  # it may have begun just before it was given up
             self._end_profile(self._state)
-            self._finish(msgspec.structs.replace(self._state, state="exited", cause=_clipped(fault)))
+            code = launched.exit_code
+            cause = launched.fault if code is None else m.NOT_STARTED + launched.fault
+            self._finish(msgspec.structs.replace(self._state, state="exited", exit_code=code, cause=_clipped(cause)))
             return
         deadline_s = time.monotonic() + spec.time_limit_s if spec.time_limit_s else None
         self._tell("running")

@@ -6,6 +6,7 @@ answer is something that happened. So it never has to think further than one ste
 
 from collections.abc import Iterable
 
+from farside.agent.messages import NOT_STARTED
 from farside.scheduler.live.event import (
     Ending,
     Event,
@@ -141,7 +142,8 @@ def _of_stopping(state: LiveState, job: LiveJob) -> Event | None:
     if job.cancelled_by:
         return _cancelled(job, code)
     if job.stop_cause is StopCause.TIME_LIMIT:
-        return JobEnded(job_id=job.job_id, ending=Ending.TIMED_OUT, reason=job.reason, exit_code=code)
+        reason = f"{job.reason}; {_killed(job)}" if _was_killed(job) else job.reason
+        return JobEnded(job_id=job.job_id, ending=Ending.TIMED_OUT, reason=reason, exit_code=code)
     if job.stop_cause is StopCause.TASK_FAILED:
         if job.failures >= job.spec.retries:
             return JobEnded(job_id=job.job_id, ending=Ending.FAILED, reason=job.reason, exit_code=code)
@@ -155,12 +157,17 @@ def _of_stopping(state: LiveState, job: LiveJob) -> Event | None:
 
 
 def _why_again(job: LiveJob) -> str:
-    if job.stop_cause is StopCause.PREEMPTED and any(task.signal == SIGKILL for task in job.tasks):
-        grace = format_seconds(job.spec.grace_s)
-        return (
-            f"{job.reason}; it did not end within {grace} and was killed: what it did since its last checkpoint is lost"
-        )
+    if job.stop_cause is StopCause.PREEMPTED and _was_killed(job):
+        return f"{job.reason}; {_killed(job)}: what it did since its last checkpoint is lost"
     return job.reason
+
+
+def _was_killed(job: LiveJob) -> bool:
+    return any(task.signal == SIGKILL for task in job.tasks)
+
+
+def _killed(job: LiveJob) -> str:
+    return f"it did not end within {format_seconds(job.spec.grace_s)} and was killed"
 
 
 def _exit_code(job: LiveJob) -> int | None:
@@ -174,6 +181,8 @@ def _exit_code(job: LiveJob) -> int | None:
 
 
 def _end_of(task: LiveTask) -> str:
+    if task.cause.startswith(NOT_STARTED):
+        return task.cause
     if task.signal is None and task.exit_code is None:
-        return f"could not be started: {task.cause}"
+        return NOT_STARTED + task.cause
     return f"was ended by signal {task.signal}" if task.signal is not None else f"ended with exit code {task.exit_code}"

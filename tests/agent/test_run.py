@@ -129,8 +129,18 @@ def test_a_program_that_is_not_there_is_the_cause(held: Node) -> None:
 
     end = held.ended()
 
-    assert (end.exit_code, end.signal) == (None, None)
-    assert end.cause == "no-such-program: No such file or directory"
+    assert (end.exit_code, end.signal) == (127, None)
+    assert end.cause == "could not be started: no-such-program: No such file or directory"
+
+
+def test_a_program_that_cannot_be_executed_is_the_cause(held: Node, tmp_path: Path) -> None:
+    (tmp_path / "text").touch(mode=0o644)
+    held.start("", argv=(str(tmp_path / "text"),))
+
+    end = held.ended()
+
+    assert (end.exit_code, end.signal) == (126, None)
+    assert end.cause == f"could not be started: {tmp_path / 'text'}: Permission denied"
 
 
 def test_a_folder_that_is_not_there_is_the_cause(held: Node) -> None:
@@ -278,7 +288,7 @@ def test_a_task_finds_its_variables(held: Node) -> None:
         world_size=4,
         master_addr="n7",
         master_port=4242,
-        env={"MINE": "a b", "RANK": "99", "FARSIDE_RESUME": "1"},
+        env={"MINE": "a b", "RANK": "99", "FARSIDE_RESUME": "1", "FARSIDE_ARRAY_INDEX": "7"},
         checkpoint_dir=str(held.folder),
     )
     held.ended("12_3.1")
@@ -292,12 +302,20 @@ def test_a_task_finds_its_variables(held: Node) -> None:
         "RANK": "1",
         "WORLD_SIZE": "4",
         "FARSIDE_JOB": "12_3",
+        "FARSIDE_ARRAY_INDEX": "3",
         "FARSIDE_START": "1",
         "FARSIDE_CHECKPOINT_DIR": str(held.folder),
         "USER": ME,
     }
     assert wanted.items() <= found.items()
     assert "FARSIDE_RESUME" not in found
+
+
+def test_only_a_task_of_an_array_has_an_index(held: Node) -> None:
+    held.start('echo "index=$FARSIDE_ARRAY_INDEX."', env={"FARSIDE_ARRAY_INDEX": "7"})
+    held.ended()
+
+    assert held.output() == "index=.\n"
 
 
 def test_a_resumed_task_is_told_so(held: Node) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from farside.agent.messages import NOT_STARTED
 from farside.errors import LocalProtocolError
 from farside.scheduler.live.event import (
     CancelRequested,
@@ -175,6 +176,31 @@ def test_a_victim_that_had_to_be_killed_is_said_to_have_lost_its_progress() -> N
     world.task(world.job(victim).tasks[0], TaskPhase.EXITED, signal=9, cause="preempted")
 
     assert "did not end within 5 s and was killed" in world.job(victim).reason
+
+
+def test_a_job_that_had_to_be_killed_at_its_time_limit_is_said_to_be() -> None:
+    world = World(rules(), nodes=1)
+    job = world.submit(4, time_limit_s=60.0, grace_s=5.0)
+    world.runs(job)
+    world.pass_s(60.0)
+
+    world.task(world.job(job).tasks[0], TaskPhase.EXITED, signal=9, cause="time_limit")
+
+    assert (world.phase(job), world.job(job).exit_code) == (Phase.TIMED_OUT, 137)
+    assert world.job(job).reason == (
+        "it has held its GPUs for its time limit of 1 min; it did not end within 5 s and was killed"
+    )
+
+
+def test_a_program_that_cannot_be_executed_is_said_to_be_that_and_not_one_that_ran() -> None:
+    world = World(rules(), nodes=1)
+    job = world.submit(4)
+
+    cause = f"{NOT_STARTED}train: No such file or directory"
+    world.task(world.job(job).tasks[0], TaskPhase.EXITED, exit_code=127, cause=cause)
+
+    assert (world.phase(job), world.job(job).exit_code) == (Phase.FAILED, 127)
+    assert world.job(job).reason == f"rank 0 on n0 {cause}"
 
 
 def test_a_victim_that_was_done_before_the_signal_reached_it_is_done() -> None:
