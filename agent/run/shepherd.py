@@ -42,11 +42,12 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.02  # while waiting for what was killed
 FOREVER_S = 3600.0
+DEAF_S = 1.0  # after what a program said by FARSIDE_READY: one that goes on writing costs a look in that time
 LAUNCH_LIMIT_S = 60.0
 """For the user's files and folders to be there: an automounter needs seconds, a server that is gone never answers."""
 PROLOG = "prolog: "
 """How the cause begins of a task that its node could not be prepared for."""
-_READY_BYTES = 4096
+_READY_BYTES = 65536  # all that a pipe holds
 _WATCHED = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGIO)
 
 
@@ -62,6 +63,7 @@ class Shepherd:
         self._is_known = False  # its state has been written
         self._used_s = 0.0  # by the prolog
         self._ready = -1  # where the program says that it is ready
+        self._deaf_until_s: float | None = None  # CLOCK_MONOTONIC; None: what it says there wakes us
         self._profiler: Profiler | None = None  # of a task that is to be profiled
         self._exit: int | None = None  # wait status of the program, once it ended
         self._kill_at_s: float | None = None  # CLOCK_MONOTONIC
@@ -196,7 +198,7 @@ class Shepherd:
     def _wait(self, deadline_s: float | None) -> None:
         now_s = time.monotonic()
         look_at_s = self._profiler.due_s if self._profiler is not None else None
-        ahead = (deadline_s, self._kill_at_s, look_at_s)
+        ahead = (deadline_s, self._kill_at_s, look_at_s, self._deaf_until_s)
         moments = [when_s for when_s in ahead if when_s is not None and when_s > now_s]
         limit_s = min(moments, default=now_s + FOREVER_S) - now_s
         if self._exit is not None or (self._kill_at_s is not None and now_s >= self._kill_at_s):
@@ -207,6 +209,12 @@ class Shepherd:
         elif got is not None and got.si_signo == signal.SIGTERM:
             self._end("the node is shutting down", self._recipe.start.spec.grace_s)
         elif got is not None and got.si_signo == signal.SIGIO:
+            _tell_of(self._ready, is_wanted=False)
+            self._deaf_until_s = time.monotonic() + DEAF_S
+            self._hear_ready()
+        if self._deaf_until_s is not None and time.monotonic() >= self._deaf_until_s:
+            self._deaf_until_s = None
+            _tell_of(self._ready, is_wanted=True)
             self._hear_ready()
 
     def _hear_ready(self) -> None:
@@ -308,8 +316,13 @@ def _ready_pipe() -> tuple[int, int]:
     """A pipe whose reader gets SIGIO when something is written, so that `Shepherd` need not wait for two things."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(reader, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    _tell_of(reader, is_wanted=True)
     return reader, writer
+
+
+def _tell_of(reader: int, *, is_wanted: bool) -> None:
+    """Whether SIGIO comes when something is written; reading never waits."""
+    fcntl.fcntl(reader, fcntl.F_SETFL, os.O_NONBLOCK | (os.O_ASYNC if is_wanted else 0))
 
 
 def keep(folder: Path, lock: int) -> None:

@@ -340,6 +340,28 @@ def test_a_program_says_when_it_is_ready(held: Node) -> None:
     assert told == [("starting", False), ("running", False), ("running", True), ("stopping", True), ("exited", True)]
 
 
+def wakes_its_shepherd(held: Node) -> bool:
+    """Whether what the task writes to FARSIDE_READY is a signal to its shepherd at this moment."""
+    folder = Path("/proc") / str(held.runner.shepherd_pids()["1.0", 1])
+    pipes = [fd.name for fd in (folder / "fd").iterdir() if os.readlink(fd).startswith("pipe:")]
+    said = [(folder / "fdinfo" / fd).read_text() for fd in pipes]
+    flags = [int(line.split()[1], 8) for one in said for line in one.splitlines() if line.startswith("flags:")]
+    return any(flag & os.O_ASYNC for flag in flags)
+
+
+def test_a_program_that_goes_on_saying_so_wakes_its_shepherd_now_and_then_only(held: Node) -> None:
+    held.start('while :; do echo ready; done >"$FARSIDE_READY"')
+    until(lambda: held.state().ready_at_s is not None, what="a ready program", deadline_s=DEADLINE_S)
+
+    until(lambda: not wakes_its_shepherd(held), what="a shepherd that does not listen", deadline_s=DEADLINE_S)
+
+
+def test_a_program_may_say_more_than_the_pipe_holds(held: Node) -> None:
+    held.start('head -c 200000 /dev/zero >"$FARSIDE_READY"; exit 3')
+
+    assert held.ended().exit_code == 3
+
+
 def test_a_program_that_never_says_so_is_never_ready(held: Node) -> None:
     held.start("exit 0")
 
