@@ -49,6 +49,7 @@ NOW_LIMIT_S = 3.0
 EXIT_LIMIT_S = 0.5  # from closing its end to being gone; a killed one is gone already
 RETRY_S = 1.0  # after a process could not be started
 KEEP_LIMIT_S = 60.0  # from "keep" to the SIGTERM that it is said for
+MESSAGES_MAX = 1024  # of a server in a turn: more than its socket holds, and one that never pauses holds up nothing
 MEMORY = ("config", "state", "control")  # what a new server looks at before anybody stops for it
 GUARDED = "guarded"  # a descriptor of nothing, whose name tells a later supervisor
 NEVER_S = float("inf")
@@ -174,8 +175,9 @@ class Supervisor:
         numbers = os.read(self._signals, 64) if None in ready else b""
         for server in [key.data for key in self._selector.get_map().values()] if numbers else ready:
             # All that was said before a signal came, "keep" above all, counts for it.
-            while server is not None and self._hears(server):
-                pass
+            for _ in range(MESSAGES_MAX):
+                if server is None or not self._hears(server):
+                    break
         self._on_signals(numbers)
         for server in (self._current, self._successor):
             if server is not None and time.monotonic() >= server.kill_at_s:
