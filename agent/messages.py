@@ -235,6 +235,7 @@ class Report(Message, frozen=True, kw_only=True):
     donor: Donor | None = None
     swap: Swap | None = None
     drained: Drained | None = None  # None: the donor lends, or has not answered
+    unfit: Text = ""  # why this node shall take nothing new; empty: nothing speaks against it
 
     def __post_init__(self) -> None:
         _check_named_once(self.gpus)

@@ -25,6 +25,7 @@ class Reading:
     donor: m.Donor | None = None
     swap: m.Swap | None = None
     drained: m.Drained | None = None
+    unfit: str = ""
 
 
 class Outbox:
@@ -66,6 +67,7 @@ class Outbox:
             donor=reading.donor,
             swap=reading.swap,
             drained=reading.drained,
+            unfit=reading.unfit,
             tasks=tuple(self._waiting.pop(key) for key in keys),
         )
         self.unacked = (*self.unacked, report)

@@ -12,6 +12,7 @@ from farside.agent.outbox import Reading
 from farside.agent.sense.donor import NOTHING_LENT, DonorSense, Lent
 from farside.agent.sense.gpu import GpuSense
 from farside.agent.sense.headroom import headroom_bytes, promised_bytes
+from farside.agent.sense.links import LinkSense
 from farside.agent.sense.pressure import read_psi
 from farside.agent.sense.swap import read_farside_swap
 from farside.agent.sense.usage import Usage, usage_below
@@ -71,6 +72,7 @@ class NodeSense:
         """
         self._gpus, self._proc_root, self._donor, self._may_give_swap = gpus, proc_root, donor, may_give_swap
         self._memory = MemorySense(proc_root=proc_root)
+        self._links = LinkSense(proc_root.parent)
         self._tasks = tasks
         self.total_bytes = total_bytes or self._memory.read().total_bytes
         self._reserve_bytes = reserve_bytes or self.total_bytes // RESERVE_SHARE
@@ -105,6 +107,7 @@ class NodeSense:
             donor=lent.donor,
             drained=lent.drained,
             swap=self._read_swap(tasks),
+            unfit=self._links.read()[: m.CAUSE_CHARS_MAX],
         )
         return NodeReading(reading=reading, usage=usage)
 

@@ -106,6 +106,9 @@ class AgentLine:
             self._meter.read((task for task in there if task is not None), report.gpus, report.at_s)
         events = self._changes(state, report.tasks)
         if node is not None:
+            drains = any(isinstance(event, DrainRequested) for event in events)
+            if report.unfit and not node.drain_reason and not drains:
+                events.append(DrainRequested(node=self.node, reason=report.unfit, by=f"node {self.node}"))
             donor, swap_bytes = self._donor(report.donor), _swap_bytes(report.swap)
             moved = abs(report.headroom_bytes - node.headroom_bytes)
             is_same = _are_same(node.gpus, report.gpus) and (donor, swap_bytes) == (node.donor, node.swap_bytes)

@@ -136,6 +136,7 @@ agent_messages = st.one_of(
         tasks=st.lists(states, max_size=4).map(tuple),
         donor=st.none() | donors,
         swap=st.none() | swaps,
+        unfit=texts,
         drained=st.none() | st.builds(m.Drained, number=u63, slabs=st.integers(0, 2**32 - 1)),
     ),
     st.builds(m.Probed, probe_id=texts, problem=texts, is_refused=st.booleans(), made=paths),

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from farside.agent import messages as m
 from farside.agent.sense.donor import GONE_S, DonorSense, lent_of
 from farside.agent.sense.gpu import DeclaredGpus, NvmlGpus, open_gpus
 from farside.agent.sense.headroom import headroom_bytes, promised_bytes
+from farside.agent.sense.links import LinkSense
 from farside.agent.sense.node import healthy
 from farside.agent.sense.pressure import read_psi
 from farside.agent.sense.swap import read_farside_swap
@@ -328,3 +330,30 @@ def test_swap_that_is_no_farside_device_is_none(tmp_path: Path, other: dict[str,
 
 def test_a_kernel_without_swap_has_none(tmp_path: Path) -> None:
     assert read_farside_swap(tmp_path) is None
+
+
+def port(root: Path, name: str, state: str) -> None:
+    adapter, _, number = name.partition("/")
+    folder = root / "sys/class/infiniband" / adapter / "ports" / number
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "state").write_text(f"{state}\n")
+
+
+def test_a_port_that_worked_and_does_no_more_is_a_broken_link_until_it_works_again(tmp_path: Path) -> None:
+    links = LinkSense(tmp_path)
+    port(tmp_path, "mlx5_0/1", "4: ACTIVE")
+    port(tmp_path, "mlx5_1/1", "4: ACTIVE")
+    port(tmp_path, "mlx5_2/1", "1: DOWN")  # nobody has plugged it in
+    before = links.read()
+
+    port(tmp_path, "mlx5_0/1", "1: DOWN")
+    shutil.rmtree(tmp_path / "sys/class/infiniband/mlx5_1")
+    broken = links.read()
+    port(tmp_path, "mlx5_0/1", "4: ACTIVE")
+    port(tmp_path, "mlx5_1/1", "4: ACTIVE")
+
+    assert (before, broken, links.read()) == ("", "port mlx5_0/1: DOWN, port mlx5_1/1: gone", "")
+
+
+def test_a_node_without_rdma_adapters_has_no_broken_link(tmp_path: Path) -> None:
+    assert LinkSense(tmp_path).read() == ""

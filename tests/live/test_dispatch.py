@@ -227,3 +227,16 @@ def test_a_broken_gpu_that_gets_another_reason_is_news() -> None:
 
     assert isinstance(changed, NodeChanged)
     assert changed.gpus[1].reason == "XID 48"
+
+
+def test_a_node_that_is_unfit_drains_itself_once_with_the_reason_and_keeps_its_jobs() -> None:
+    world = world_with_a_job()
+    line = line_of(world, told("running"))
+    unfit = msgspec.structs.replace(report(told("running")), unfit="port mlx5_0/1: DOWN")
+
+    for event in line.reported(world.state, unfit):
+        world.does(event)
+
+    node = world.state.nodes["n0"]
+    assert (node.state, node.why_not, world.phase("1")) == ("draining", "port mlx5_0/1: DOWN", Phase.RUNNING)
+    assert line.reported(world.state, unfit) == []
