@@ -96,7 +96,11 @@ async def _answer_of(process: asyncio.subprocess.Process, reader: asyncio.Stream
         async with asyncio.timeout(LIMIT_S):
             while len(told) <= ANSWER_BYTES_MAX and (more := await reader.read(ANSWER_BYTES_MAX)):
                 told += more
-            if len(told) > ANSWER_BYTES_MAX or await process.wait() != 0:
+            is_too_long = len(told) > ANSWER_BYTES_MAX
+            if is_too_long:
+                with suppress(ProcessLookupError):
+                    process.kill()
+            if await process.wait() != 0 or is_too_long:
                 return _FAILED, ""
     except TimeoutError:
         return f"does not answer within {LIMIT_S:g} s", ""
