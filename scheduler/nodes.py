@@ -55,9 +55,8 @@ class NodeSets:
         found = self._wanted.get(wanted)
         if found is None:
             found = 0
-            for model in wanted.casefold().split("|"):
-                if model.strip():
-                    found |= self._models.get(model.strip(), 0)
+            for model in models_of(wanted):
+                found |= self._models.get(model, 0)
             self._wanted[wanted] = found
         return found
 
@@ -119,6 +118,11 @@ class NodeSets:
         capacities = self.capacities(demand)
         found = (_fewest(demand.gpus, capacities, cell) for cell in self.cells(demand))
         return min((nodes for nodes in found if nodes), default=0)
+
+
+def models_of(wanted: str) -> tuple[str, ...]:
+    """The GPU models, in lower case, of which any will do: one, or several with bars between."""
+    return tuple(model.strip() for model in wanted.casefold().split("|") if model.strip())
 
 
 def _fewest(gpus: int, capacities: Capacities, within: int) -> int:

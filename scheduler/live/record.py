@@ -22,6 +22,7 @@ from farside.scheduler.live.event import Donor, Ending, Gpu, Place, StopCause, T
 from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.profile import JobProfile
 from farside.scheduler.live.spec import JobSpec
+from farside.scheduler.nodes import models_of
 
 
 class Phase(StrEnum):
@@ -230,6 +231,22 @@ class LiveNode:
     def tasks(self) -> tuple[TaskKey, ...]:
         """All processes that hold something here."""
         return (*dict.fromkeys(self.holds.values()), *self.others)
+
+    @property
+    def gpu_model(self) -> str:
+        """The model of all its GPUs; empty: they differ, or it does not say."""
+        models = {gpu.model for gpu in self.gpus}
+        return models.pop() if len(models) == 1 else ""
+
+    def runs_jobs_of(self, user: str) -> bool:
+        """Whether this user's jobs may stand there."""
+        return not self.users or user in self.users
+
+    def suits(self, spec: JobSpec, user: str) -> bool:
+        """Whether it runs jobs of this user, on GPUs of a model that will do; `NodeSets.suitable` of one node."""
+        if not self.runs_jobs_of(user):
+            return False
+        return not spec.gpu_model or self.gpu_model.casefold() in models_of(spec.gpu_model)
 
     @property
     def unhealthy(self) -> tuple[int, ...]:

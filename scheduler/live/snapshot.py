@@ -70,14 +70,13 @@ def node_of(node: LiveNode, promised: Booked = NOTHING) -> Node:
     memory = math.inf
     if node.memory_bytes:
         memory = min(float(node.memory_bytes), node.headroom_bytes + promised.memory_bytes)
-    models = sorted({gpu.model for gpu in node.gpus})
     return Node(
         name=node.name,
         gpus=max(len(node.gpus), promised.gpus),
         cpus=node.cpus or math.inf,
         memory_bytes=max(memory, promised.memory_bytes),
         swap_bytes=max(float(node.swap_bytes - node.swap_own_bytes), promised.swap_bytes),
-        gpu_model=models[0] if len(models) == 1 else "",
+        gpu_model=node.gpu_model,
         users=node.users,
     )
 

@@ -10,10 +10,11 @@ from farside.agent.run.account import users_here
 from farside.config import AgentConfig
 from farside.config.check import agent_problems
 from farside.errors import ConfigError
-from farside.scheduler.live.api.jobs import cluster_problems
+from farside.scheduler.live.api.jobs import cluster_problems, room_problems
 from farside.scheduler.live.dispatch import AgentLine
 from farside.scheduler.live.event import Gpu, NodeJoined
 from farside.scheduler.live.record import Phase
+from farside.scheduler.live.role import Role
 from farside.scheduler.live.spec import JobSpec
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
@@ -82,6 +83,21 @@ def test_what_its_user_may_use_nowhere_is_refused_in_one_line() -> None:
     assert cluster_problems(JobSpec(argv=("true",), gpus=1), state, user="bob") == [
         "gpus: it asks for 1, and the cluster has none that bob may use; ask for others"
     ]
+
+
+def test_processes_are_counted_against_the_nodes_that_their_user_may_use() -> None:
+    world = World(rules(), nodes=0)
+    for name, gpus, users in (("large", 64, ("ann",)), ("small", 1, ())):
+        world.does(
+            NodeJoined(
+                node=name, boot_id="b", address=name, gpus=tuple(Gpu(index=at) for at in range(gpus)), users=users
+            )
+        )
+    roles = (Role(name="w", argv=("w",), count=64, gpus=1), Role(name="s", argv=("s",), count=64 * 30, gpus=0))
+    spec = JobSpec(argv=("w",), gpus=64, roles=roles)
+
+    assert room_problems(spec, world.state, user="ann") != []
+    assert room_problems(spec, world.state, user="eve") == []
 
 
 def test_an_agent_tells_whose_tasks_it_runs() -> None:

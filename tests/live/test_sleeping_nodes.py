@@ -166,6 +166,34 @@ def test_a_job_calls_no_node_of_another_model_or_that_is_reserved_or_drained() -
     assert called(world) == ("n1",)
 
 
+@pytest.mark.parametrize("wanted", ["H200", "h200", "h200|a100", " A100 | H200 "])
+def test_a_job_calls_a_node_of_each_model_that_the_cycle_would_give_it(wanted: str) -> None:
+    world = World(rules(), nodes=1)
+    asleep(world, "n0")
+    world.submit(gpus=4, gpu_model=wanted)
+
+    assert called(world) == ("n0",)
+
+
+@pytest.mark.parametrize(
+    ("user", "swap_gib", "found"), [("ann", 8, ("s",)), ("eve", 8, ()), ("ann", 9, ()), ("ann", 2, ("s",))]
+)
+def test_a_job_calls_no_node_of_other_users_or_with_too_little_swap(
+    user: str, swap_gib: int, found: tuple[str, ...]
+) -> None:
+    world = World(rules(), nodes=0)
+    world.does(
+        NodeJoined(
+            node="s", boot_id="b", address="h", cpus=16, memory_bytes=1 << 36, gpus=(Gpu(index=0),), users=("ann",),
+            headroom_bytes=1 << 36, swap_bytes=8 << 30, swap_own_bytes=1 << 30,
+        )
+    )  # fmt: skip
+    asleep(world, "s")
+    world.submit(gpus=1, user=user, memory_bytes_per_gpu=1 << 30, swap_bytes_per_gpu=swap_gib << 30)
+
+    assert called(world) == found
+
+
 def test_a_job_that_its_account_holds_back_or_that_no_cluster_could_run_calls_nobody() -> None:
     world = World(rules(), nodes=2)
     tenancy = Tenancy(accounts={"ml": Account(name="ml", quota_gpus=4)})

@@ -103,7 +103,7 @@ def test_swap_that_the_nodes_own_programs_use_is_not_given_to_jobs() -> None:
 
     assert before == then == [Phase.STARTING, Phase.WAITING]
     assert world.phase(second) is Phase.STARTING
-    assert cluster_problems(SPEC, world.state) == []
+    assert cluster_problems(SPEC, world.state, user="ann") == []
 
 
 def test_what_a_nodes_own_programs_swap_is_news_when_it_moves_by_a_sixteenth() -> None:
@@ -167,7 +167,7 @@ def test_a_job_file_and_a_flag_say_it_alike() -> None:
     ],
 )
 def test_a_job_that_no_node_could_give_its_swap_is_refused_in_one_line(swap_gib: dict[str, int], said: str) -> None:
-    assert cluster_problems(SPEC, a_world(**swap_gib).state) == [said][: bool(said)]
+    assert cluster_problems(SPEC, a_world(**swap_gib).state, user="ann") == [said][: bool(said)]
 
 
 def test_swap_without_a_limit_on_memory_means_nothing_and_is_refused() -> None:

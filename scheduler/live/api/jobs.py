@@ -81,7 +81,7 @@ def job_routes(
             *array_problems(spec, body.count),
             *cluster_problems(spec, log.state, user=caller.name),
             *quota_problems(spec, caller.name, tenancy),
-            *room_problems(spec, log.state),
+            *room_problems(spec, log.state, user=caller.name),
         ]
         problems = problems or command_problems(spec, caller, log.state)
         if not problems and spec.checkpoint_dir:
@@ -156,17 +156,14 @@ def _refuse_over(job: LiveJob) -> None:
         raise HTTPException(409, f"job {job.job_id} is over: {job.phase}")
 
 
-def cluster_problems(spec: JobSpec, state: LiveState, *, user: str = "") -> list[str]:
+def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:
     """What makes a job of this user impossible on this cluster, however long it waits."""
     problems = []
-    there = [node for node in state.nodes.values() if not node.users or user in node.users]
+    there = [node for node in state.nodes.values() if node.runs_jobs_of(user)]
     whose = f" that {user} may use" if len(there) < len(state.nodes) else ""
-    wanted = {one.strip().casefold() for one in spec.gpu_model.split("|") if one.strip()}
-    fitting = sum(
-        sum(gpu.model.casefold() in wanted for gpu in node.gpus) if wanted else len(node.gpus) for node in there
-    )
+    fitting = sum(len(node.gpus) for node in there if node.suits(spec, user))
     if spec.gpus > fitting:
-        which = (f" of model {spec.gpu_model}" if wanted else "") + whose
+        which = (f" of model {spec.gpu_model}" if spec.gpu_model else "") + whose
         has = f"the cluster has {fitting:,}{which}" if fitting else f"the cluster has none{which}"
         problems.append(f"gpus: it asks for {spec.gpus:,}, and {has}; ask for {'fewer' if fitting else 'others'}")
     nodes = [node for node in there if node.gpus]
@@ -185,9 +182,10 @@ def cluster_problems(spec: JobSpec, state: LiveState, *, user: str = "") -> list
     return problems
 
 
-def room_problems(spec: JobSpec, state: LiveState) -> list[str]:
+def room_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:
     """Processes without GPUs stand beside the others: whether they are too many for a node that gives all it has."""
-    most = most_on_a_node(spec.roles, max((len(node.gpus) for node in state.nodes.values()), default=0))
+    there = (len(node.gpus) for node in state.nodes.values() if node.runs_jobs_of(user))
+    most = most_on_a_node(spec.roles, max(there, default=0))
     if most <= TASKS_MAX:
         return []
     return [f"roles: {most:,} processes would stand on one node, which takes {TASKS_MAX}; lower their count"]

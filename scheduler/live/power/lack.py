@@ -1,8 +1,8 @@
 """Which nodes the jobs that wait would fill: idle ones that must stay on, and sleeping ones that are woken. PURE.
 
 The simulator counts in whole nodes of one size [helios §4.3.2, JobArrivalCheck]; here nodes differ, so they are named,
-and a job wakes none that it could not use: of another model, reserved, too small for one of its GPUs. Nor does a job
-that its account or QOS holds back.
+and a job wakes none that it could not use: of another model or of other users, reserved, too small for one of its GPUs.
+Nor does a job that its account or QOS holds back.
 """
 
 import math
@@ -86,9 +86,7 @@ def _fill(state: LiveState, job: LiveJob, rooms: list[_Room], gpus: int, now_s: 
 def _fitting(state: LiveState, node: LiveNode, job: LiveJob, now_s: float) -> int:
     """GPUs of a job that an empty node could take; 0: none, now or ever."""
     spec = job.spec
-    if node.drain_reason or node.unhealthy:
-        return 0
-    if spec.gpu_model and any(gpu.model != spec.gpu_model for gpu in node.gpus):
+    if node.drain_reason or node.unhealthy or not node.suits(spec, job.user):
         return 0
     end_s = now_s + (spec.time_limit_s or math.inf)
     for one in state.maintenance.values():
@@ -99,7 +97,10 @@ def _fitting(state: LiveState, node: LiveNode, job: LiveJob, now_s: float) -> in
         fits = min(fits, node.cpus // spec.cpus_per_gpu)
     if spec.memory_bytes_per_gpu and node.memory_bytes:
         fits = min(fits, node.memory_bytes // spec.memory_bytes_per_gpu)
-    return int(fits)
+    if spec.swap_bytes_per_gpu:
+        own_bytes = node.swap_own_bytes if node.is_up else 0  # what ran there before it slept is gone
+        fits = min(fits, (node.swap_bytes - own_bytes) // spec.swap_bytes_per_gpu)
+    return max(0, int(fits))
 
 
 def _most_gpus(state: LiveState, job: LiveJob, now_s: float) -> int:
