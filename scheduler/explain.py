@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from farside.scheduler.domain import Domain, Held
+from farside.scheduler.foresight import AHEAD_MAX, Foresight
 from farside.scheduler.order.reason import why_first
 from farside.scheduler.state import Allocation, Demand, Job, Reservation
 from farside.scheduler.waiting import Rank
@@ -73,6 +74,20 @@ def look(domain: Domain, row: int, now_s: float, clock: Clock = format_moment) -
     if row not in domain.waiting:
         return Explanation(cause=Cause.DUE, because="came or changed just now; the next cycle looks at it")
     return _Wait(domain, row, now_s, clock).explanation()
+
+
+def nobody_knows(domain: Domain, foreseen: Foresight) -> str:
+    """Why nobody knows when a job starts."""
+    if foreseen.is_short:
+        why = "too few GPUs are in service for it or for those before it, whoever ends"
+    elif foreseen.unlimited:
+        largest = max((domain.jobs[row] for row in foreseen.unlimited), key=lambda job: job.gpus)
+        one, others = f"job {largest.job_id} ({gpus_of(largest)})", len(foreseen.unlimited) - 1
+        why = f"{one} and {others:,} more that go before it have" if others else f"{one}, which goes before it, has"
+        why += " no time limit"
+    else:
+        why = f"more than {AHEAD_MAX:,} stand before it"
+    return f"nobody knows when it will start: {why}"
 
 
 def _places(domain: Domain, allocation: Allocation) -> str:

@@ -11,6 +11,7 @@ How it works
 import heapq
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from farside.scheduler.domain import Domain
 from farside.scheduler.state import Allocation
@@ -18,28 +19,43 @@ from farside.scheduler.tally import Tally
 
 # So many who stand before a job are played through; it takes some microseconds each.
 AHEAD_MAX = 2000
+# Who has no time limit is played as leaving then, to see who is waited for.
+_NEVER_S = 1e15
 _Leaving = tuple[float, int, int, Allocation]  # when, a number that breaks ties, row, what it holds
 
 
-def expected_start_s(domain: Domain, row: int, now_s: float) -> float:
-    """When a job that waits in this domain is expected to have its GPUs; infinite: nobody knows.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foresight:
+    """When a job is expected to start; infinite: nobody knows.
 
-    Nobody knows where somebody before it has no time limit and may not be preempted for it, or where more than
-    `AHEAD_MAX` stand before it.
+    ``unlimited``: rows of jobs without a time limit that would have to end first. ``is_short``: it, or somebody before
+    it, would not start though all who run had ended. Neither: more than `AHEAD_MAX` stand before it.
     """
-    if row not in domain.waiting:
-        return math.inf
+
+    at_s: float = math.inf
+    unlimited: tuple[int, ...] = ()
+    is_short: bool = False
+
+
+def expected_start_s(domain: Domain, row: int, now_s: float) -> float:
+    """When a job that waits in this domain is expected to have its GPUs; infinite: nobody knows."""
+    return foresee(domain, row, now_s).at_s
+
+
+def foresee(domain: Domain, row: int, now_s: float) -> Foresight:
+    """The same, with what keeps it from being known."""
     (rank,) = domain.ranks([row], now_s)
     ahead = [(one, other) for other, one in domain.waiting.ranked() if one < rank]
     if len(ahead) > AHEAD_MAX:
-        return math.inf
+        return Foresight()
     ahead.sort()
     play = _Play(domain, row, now_s)
     try:
-        for _, other in ahead:
-            if not play.start(other):
-                return math.inf
-        return play.now_s if play.start(row) else math.inf
+        if not all(play.start(other) for _, other in ahead) or not play.start(row):
+            return Foresight(is_short=True)
+        if play.unlimited:
+            return Foresight(unlimited=tuple(play.unlimited))
+        return Foresight(at_s=play.now_s)
     finally:
         play.undo()
 
@@ -49,6 +65,7 @@ class _Play:
 
     def __init__(self, domain: Domain, row: int, now_s: float) -> None:
         self.now_s = now_s
+        self.unlimited: list[int] = []  # who left because it was played so
         self._domain = domain
         self._tally = Tally()
         self._undo: list[tuple[int, Allocation, int]] = []  # row, what it holds, 1: was given, -1: was taken
@@ -67,8 +84,7 @@ class _Play:
             is_behind = domain.traits.is_preemptive and domain.standing(row).may_preempt and other_rank > rank
             if is_behind and domain.jobs[other].preemptible:
                 end_s = min(end_s, held.until_s)
-            if end_s < math.inf:
-                yield max(self.now_s, end_s), other, other, held.allocation
+            yield max(self.now_s, min(end_s, _NEVER_S)), other, other, held.allocation
 
     def _ends_of_closures(self) -> Iterator[_Leaving]:
         for number, closure in enumerate(self._domain.closures, 1):
@@ -91,15 +107,16 @@ class _Play:
         domain.ledger.take(demand, allocation)
         self._tally.take(standing, demand.gpus)
         self._undo.append((row, allocation, -1))
-        end_s = self.now_s + domain.jobs[row].limit_s
-        if end_s < math.inf:
-            heapq.heappush(self._leaving, (end_s, row, row, allocation))
+        end_s = min(self.now_s + domain.jobs[row].limit_s, _NEVER_S)
+        heapq.heappush(self._leaving, (end_s, row, row, allocation))
         return True
 
     def _leave(self, leaving: _Leaving) -> None:
         self.now_s, _, row, allocation = leaving
         if row < 0:
             return
+        if self.now_s >= _NEVER_S:
+            self.unlimited.append(row)
         demand = self._domain.demands[self._domain.groups[row]]
         self._domain.ledger.give(demand, allocation)
         self._tally.give(self._domain.standing(row), demand.gpus)

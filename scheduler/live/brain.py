@@ -20,6 +20,7 @@ from farside import admin
 from farside.errors import FarsideError
 from farside.log import get_log
 from farside.scheduler.domain import Rules
+from farside.scheduler.explain import nobody_knows
 from farside.scheduler.live.decide import Mind
 from farside.scheduler.live.event import Event, JobUnplaced
 from farside.scheduler.live.launch import CANT_START
@@ -35,7 +36,6 @@ from farside.units import format_moment
 WAKE, API_WAKE, ASK = "brain.wake", "api.wake", "brain.sock"
 # A cycle that takes longer than this is told in the log of the process.
 SLOW_S = 1.0
-NOBODY_KNOWS = "nobody knows when it will start: not all before it have a time limit"
 # Upper bounds of what cycles are counted by; one more has the rest.
 CYCLE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 # A transaction keeps the API's from being written; after so long nothing more is decided in it.
@@ -136,13 +136,13 @@ class Brain:
         lines = self._mind.why(job_id, now_s, format_moment)
         if not lines:
             raise FarsideError(f"job {told.get('job_id')}: not known")
-        at_s = self._mind.expected_start_s(job_id, now_s)
-        if at_s is None:
+        foreseen = self._mind.foresee(job_id, now_s)
+        if foreseen is None:
             return {"lines": list(lines), "expected_start_s": None}
-        if at_s == math.inf:
-            return {"lines": [*lines, NOBODY_KNOWS], "expected_start_s": None}
-        when = f"expected to start by {format_moment(at_s)}, by the time limits of those before it"
-        return {"lines": [*lines, when], "expected_start_s": at_s}
+        if foreseen.at_s == math.inf:
+            return {"lines": [*lines, nobody_knows(self._mind.domain, foreseen)], "expected_start_s": None}
+        when = f"expected to start by {format_moment(foreseen.at_s)}, by the time limits of those before it"
+        return {"lines": [*lines, when], "expected_start_s": foreseen.at_s}
 
     async def _on_whys(self, told: Mapping[str, object]) -> object:
         """The first line about each job, as far as it gets in a moment: the cycle must not wait for who looks on."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.explain import explain
-from farside.scheduler.foresight import expected_start_s
+from farside.scheduler.foresight import Foresight, foresee
 from farside.scheduler.live.event import Entry, Event, JobStarted, NodeClosed
 from farside.scheduler.live.launch import launches
 from farside.scheduler.live.live_state import LiveState
@@ -20,6 +20,7 @@ from farside.scheduler.live.record import LiveJob, Phase
 from farside.scheduler.live.settle import consequences, limit_at_s
 from farside.scheduler.live.snapshot import is_ready
 from farside.scheduler.live.transition import apply
+from farside.scheduler.live.why_out import out_of_service
 from farside.scheduler.live.why_place import is_to_be_profiled, why_there
 
 # So many of the jobs that a job waits for are named to who asks.
@@ -69,10 +70,6 @@ class Mind:
             return followed
         return self._planner.plan(now_s) or tuple(launches(self.state, self._is_profiled))
 
-    def _booting(self) -> tuple[str, ...]:
-        names = sorted(node.name for node in self.state.nodes.values() if node.state == "booting")
-        return (f"being switched on: {', '.join(names)}",) if names else ()
-
     def _closings(self) -> tuple[Event, ...]:
         """Nodes that are to go off: whoever was about to start there has lost the place by now, and nobody gets one."""
         closing = ((name, self.state.nodes[name].power) for name in self.state.closing)
@@ -82,16 +79,16 @@ class Mind:
         """When to ask again though nothing has happened; infinite: never."""
         return min(self._planner.next_wake_s(), self._limits[0][0] if self._limits else math.inf)
 
-    def expected_start_s(self, job_id: str, now_s: float) -> float | None:
-        """When a job is expected to start, by the time limits of those before it; infinite: nobody knows.
+    def foresee(self, job_id: str, now_s: float) -> Foresight | None:
+        """When a job is expected to start, by the time limits of those before it.
 
-        None: it doesn't wait, or for other jobs and not for GPUs.
+        None: it doesn't wait, or for other jobs and not for GPUs, or no cycle has looked at it yet.
         """
         job = self.state.jobs.get(job_id)
         row = self._planner.row(job_id)
-        if job is None or job.phase is not Phase.WAITING or row < 0:
+        if job is None or job.phase is not Phase.WAITING or row not in self.domain.waiting:
             return None
-        return expected_start_s(self.domain, row, now_s)
+        return foresee(self.domain, row, now_s)
 
     def _is_profiled(self, job: LiveJob) -> bool:
         return is_to_be_profiled(job, self.domain.rules.placement)
@@ -110,7 +107,7 @@ class Mind:
             return (f"waits for the end of job {', '.join(after[:most])}{more}",)
         row = self._planner.row(job.job_id)
         if row >= 0 and job.phase is Phase.WAITING:
-            return (*explain(self.domain, row, now_s, clock), *self._booting())
+            return (*explain(self.domain, row, now_s, clock), *out_of_service(self.state.nodes.values(), job))
         if job.phase is Phase.PLACED:
             nodes = ", ".join(f"{place.node} ({place.gpus})" for place in job.places)
             return (f"has a place on {nodes}, and starts as soon as others have left it", job.reason)
