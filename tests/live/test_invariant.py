@@ -3,8 +3,33 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from farside.scheduler.live.event import Entry, JobEnded, JobStarted, TaskChanged, TaskPlace
+import pytest
+
+from farside.scheduler.live.event import (
+    BrainTookLead,
+    CancelRequested,
+    DrainRequested,
+    Entry,
+    Event,
+    JobEnded,
+    JobPlaced,
+    JobRequeued,
+    JobStarted,
+    JobStopping,
+    NodeJoined,
+    NodeLost,
+    NodesReserved,
+    Place,
+    ReleaseRequested,
+    StopCause,
+    TaskChanged,
+    TaskPhase,
+    TaskPlace,
+    UndrainRequested,
+)
 from farside.scheduler.live.invariant import violations
+from farside.scheduler.live.record import GONE
+from tests.live.test_versions import entries as recorded_log
 from tests.live.world import World, rules
 
 
@@ -18,12 +43,135 @@ def sound_log() -> list[Entry]:
     return world.log
 
 
+def eventful_log() -> list[Entry]:
+    """One in which brains follow each other, a node is lost under a job, and one is preempted, one cancelled."""
+    world = World(rules("srtf"), nodes=2)
+    first = world.submit(8, time_limit_s=9000.0)
+    world.runs(first)
+    world.lead()
+    world.pass_s(100.0)
+    second = world.submit(8, time_limit_s=10.0)
+    world.exits(first, 0, "preempted")
+    world.runs(second)
+    world.exits(second)
+    world.runs(first)
+    world.does(NodeLost(node="n1", reason="silent"))
+    for task in world.job(first).tasks[:1]:
+        world.task(task, TaskPhase.EXITED, exit_code=143, cause="node_lost")
+    world.join("n1", boot_id="boot-2")
+    world.runs(first)
+    world.does(CancelRequested(job_id=first, by="ann"))
+    world.exits(first, 143, "cancelled")
+    third = world.submit(4, time_limit_s=10.0)
+    world.runs(third)
+    world.exits(third)
+    return world.log
+
+
+LOGS = {"made": sound_log(), "eventful": eventful_log(), "recorded": recorded_log()}
+
+
+def carries_nothing(event: Event) -> bool:
+    """Whether a log without it might be that of a cluster where it did not happen."""
+    is_step = isinstance(event, TaskChanged) and event.phase not in GONE
+    is_end_of_services = isinstance(event, JobStopping) and event.cause is StopCause.WORK_DONE
+    asked = ReleaseRequested | DrainRequested | UndrainRequested | NodesReserved
+    return is_step or is_end_of_services or isinstance(event, asked)
+
+
+def planted(kind: type[Event], change: Event) -> list[str]:
+    """What is found where the first event of a kind is another."""
+    log = sound_log()
+    at = next(at for at, entry in enumerate(log) if isinstance(entry.event, kind))
+    log[at] = replace(log[at], event=change)
+    return [what.split(": ", 1)[1] for what in violations(log)]
+
+
 def renumbered(entries: Sequence[Entry]) -> list[Entry]:
     return [replace(entry, seq=at + 1) for at, entry in enumerate(entries)]
 
 
 def test_a_sound_log_has_no_violations() -> None:
     assert list(violations(sound_log(), is_complete=True)) == []
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_each_entry_that_is_missing_is_noticed_by_the_gap_that_it_leaves(name: str) -> None:
+    log = LOGS[name]
+
+    assert list(violations(log, is_complete=True)) == []
+    for at in range(len(log)):
+        assert list(violations([*log[:at], *log[at + 1 :]], is_complete=True)), log[at]
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_each_entry_that_is_missing_without_a_gap_is_noticed_by_what_follows_from_it(name: str) -> None:
+    log = LOGS[name]
+
+    for at, entry in enumerate(log):
+        found = list(violations(renumbered([*log[:at], *log[at + 1 :]]), is_complete=True))
+        assert bool(found) is not carries_nothing(entry.event), entry
+
+
+def test_the_eventful_log_has_what_it_is_made_for() -> None:
+    kinds = {type(entry.event) for entry in LOGS["eventful"]}
+
+    assert kinds >= {JobRequeued, JobStopping, NodeLost, CancelRequested, BrainTookLead, JobEnded}
+
+
+def test_a_log_that_begins_in_the_middle_is_told() -> None:
+    assert next(iter(violations(sound_log()[5:]))).endswith("entry 6: does not follow entry 0")
+
+
+def test_a_process_that_nobody_decided_on_is_found() -> None:
+    found = planted(
+        TaskChanged, change=TaskChanged(node="n0", job_id="1", rank=1, start=1, phase=TaskPhase.RUNNING)
+    )  # fmt: skip
+
+    assert found[0] == "node n0 tells of a process of job 1, start 1, rank 1, that was not started there"
+
+
+@pytest.mark.parametrize(
+    ("places", "says"),
+    [
+        ((Place(node="n1", gpus=4),), "job 1 was started on other GPUs than it was given"),
+        ((Place(node="n0", gpus=3),), "job 1 was started on other GPUs than it was given"),
+    ],
+)
+def test_a_start_that_is_not_where_its_place_was_is_found(places: tuple[Place, ...], says: str) -> None:
+    assert says in planted(JobPlaced, change=JobPlaced(job_id="1", places=places, reason=""))
+
+
+def test_a_start_on_a_node_that_never_joined_is_found() -> None:
+    change = NodeJoined(node="other", boot_id="b", address="h")
+
+    assert "job 1 was started on node n0, which never joined" in planted(NodeJoined, change=change)
+
+
+def test_an_end_with_a_process_that_is_not_gone_is_found() -> None:
+    log = sound_log()
+    at = next(
+        at for at, entry in enumerate(log)
+        if isinstance(entry.event, TaskChanged) and entry.event.phase is TaskPhase.EXITED
+    )  # fmt: skip
+
+    found = list(violations(renumbered([*log[:at], *log[at + 1 :]])))
+
+    assert found[0].endswith("job 1 was taken from its nodes, and its process 0 on n0 is not gone")
+
+
+def test_an_end_that_nobody_asked_for_is_found() -> None:
+    log = [entry for entry in eventful_log() if not isinstance(entry.event, CancelRequested)]
+
+    found = list(violations(renumbered(log)))
+
+    assert any(what.endswith("job 1 is cancelled, and nobody asked for it") for what in found)
+
+
+def test_a_brain_that_never_took_the_lead_is_found() -> None:
+    log = [entry for entry in eventful_log() if entry.event != BrainTookLead(generation=2, holder="test")]
+
+    assert any("was decided by generation 2 when 1 led" in what for what in violations(renumbered(log)))
 
 
 def test_a_planted_double_booking_is_found() -> None:
