@@ -7,6 +7,7 @@ How it works
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -123,6 +124,9 @@ def decode_state(body: bytes) -> LiveState:
     state.nodes = dict(image.nodes)
     state.stale = {task.key: task for task in image.stale}
     state.unfinished, state.placed = dict.fromkeys(image.unfinished), dict.fromkeys(image.placed)
+    for at, count in Counter(job.submitted_at for job in state.live_jobs()).items():
+        first = state.jobs[next(job_id for job_id in image.submitted[at] if job_id in state.unfinished)]
+        state.queued.come(at, first.user, count, first.spec.size_bytes)
     state.meetings, state.submitted = dict(image.meetings), dict(image.submitted)
     state.maintenance, state.reserved = dict(image.maintenance), dict(image.reserved)
     state.dependents = {name: list(others) for name, others in image.dependents.items()}

@@ -26,6 +26,7 @@ from farside.scheduler.live.api.renewal import Renewal
 from farside.scheduler.live.housekeeping import keep_house
 from farside.scheduler.live.manager_parts import Part, Parts
 from farside.scheduler.live.power.setup import power_setup
+from farside.scheduler.live.queued import QueueLimits
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.order.catalog import make_order
@@ -133,6 +134,7 @@ async def _api(config: ManagerConfig) -> None:
         log, callers, config.state_dir, sessions, may_tokens_submit=config.token_submit,
         only_uid=os.geteuid() if config.run_as == "starter" else None,
         tenancy=tenancy_of(config), gpu_power_w=config.gpu_power_w, power=power,
+        queue_limits=QueueLimits(jobs=config.max_queued_jobs_per_user, size_bytes=config.max_queued_bytes_per_user),
     )  # fmt: skip
 
     secure = _tls_of(config)

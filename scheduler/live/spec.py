@@ -93,6 +93,12 @@ class JobSpec:
         """Its name, or that of its program."""
         return self.name or self.argv[0].rsplit("/", 1)[-1]
 
+    @property
+    def size_bytes(self) -> int:
+        """What its texts that may be long take, wherever it is kept."""
+        texts = (*_all_arguments(self), *self.env, *self.env.values(), *self.after)
+        return sum(len(text.encode(errors="replace")) for text in texts)
+
     def output_path(self, job_id: str, rank: int) -> str:
         """Where a rank's output goes."""
         pattern = self.output or "farside-%j.%r.log"

@@ -128,6 +128,7 @@ def _submitted(state: LiveState, event: JobSubmitted, entry: Entry) -> Touched:
         for other in event.spec.after:
             state.dependents.setdefault(other, []).append(job_id)
     state.submitted[entry.seq] = ids
+    state.queued.come(entry.seq, event.user, len(ids), event.spec.size_bytes)
     _remember(state, event, entry)
     return ids
 
@@ -558,6 +559,7 @@ def _ended(state: LiveState, event: JobEnded, entry: Entry) -> Touched:
         reason=event.reason,
     )
     del state.unfinished[job.job_id]
+    state.queued.leave(job.submitted_at)
     state.take_places(job)
     state.meetings.pop(job.job_id, None)
     state.placed.pop(job.job_id, None)

@@ -13,12 +13,13 @@ import pytest
 from fastapi import FastAPI
 
 from farside.scheduler.live.api.agents import AgentSessions
-from farside.scheduler.live.api.app import make_app
+from farside.scheduler.live.api.app import NO_LIMITS, make_app
 from farside.scheduler.live.api.caller import Caller, Callers, Role, add_token
 from farside.scheduler.live.api.glance import Glance
 from farside.scheduler.live.api.web_session import WebSessions, session_key
 from farside.scheduler.live.event import Donor, Gpu, NodeJoined
 from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.queued import QueueLimits
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.tenancy import Tenancy
@@ -58,7 +59,9 @@ class Api:
 
 
 @asynccontextmanager
-async def an_api(folder: Path, tenancy: Tenancy | None = None, *, only_uid: int | None = None) -> AsyncIterator[Api]:
+async def an_api(
+    folder: Path, tenancy: Tenancy | None = None, *, only_uid: int | None = None, queue_limits: QueueLimits = NO_LIMITS
+) -> AsyncIterator[Api]:
     store = EventStore(f"sqlite:///{folder}/manager.db")
     upgrade(store)
     tokens = folder / "tokens.toml"
@@ -66,7 +69,10 @@ async def an_api(folder: Path, tenancy: Tenancy | None = None, *, only_uid: int 
     log = LiveLog(store, folder)
     callers = Callers(tokens, frozenset(), os.geteuid(), WebSessions(session_key(folder)))
     sessions = AgentSessions(log, callers, 60.0)
-    app = make_app(log, callers, folder, sessions, may_tokens_submit=False, only_uid=only_uid, tenancy=tenancy)
+    app = make_app(
+        log, callers, folder, sessions, may_tokens_submit=False, only_uid=only_uid, tenancy=tenancy,
+        queue_limits=queue_limits,
+    )  # fmt: skip
     ready = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(log.run(ready.set))

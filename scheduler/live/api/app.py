@@ -27,12 +27,14 @@ from farside.scheduler.live.api.usage import usage_routes
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.power.keep import NOBODY, LivePower
 from farside.scheduler.live.power.setup import PowerSetup
+from farside.scheduler.live.queued import QueueLimits
 from farside.scheduler.tenancy import Tenancy
 
 # What an H200 SXM may draw, by its maker; for those who do not say (`gpu_power_w`).
 GPU_POWER_W = 700.0
 # Of what is wrong with a body; who mends so much finds the rest.
 SAID_MAX = 10
+NO_LIMITS = QueueLimits()
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -47,6 +49,7 @@ def make_app(
     tenancy: Tenancy | None = None,
     gpu_power_w: float = GPU_POWER_W,
     power: LivePower | None = None,
+    queue_limits: QueueLimits = NO_LIMITS,
 ) -> FastAPI:
     """The API over one log. ``only_uid``: nobody else may submit, since all jobs run as this user; None: everybody."""
     app = FastAPI(
@@ -63,7 +66,13 @@ def make_app(
     app.state.trail = trail = Trail(log, callers)
     app.include_router(
         job_routes(
-            log, folder, sessions.checkpoint_problem, tenancy, may_tokens_submit=may_tokens_submit, only_uid=only_uid
+            log,
+            folder,
+            sessions.checkpoint_problem,
+            tenancy,
+            may_tokens_submit=may_tokens_submit,
+            only_uid=only_uid,
+            limits=queue_limits,
         )
     )
     app.include_router(node_routes(log))

@@ -25,6 +25,7 @@ from farside.scheduler.live.event import CancelRequested, HoldRequested, JobSubm
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.launch import FIRST_PORT
 from farside.scheduler.live.live_state import LiveState, RequestKey
+from farside.scheduler.live.queued import QueueGate, QueueLimits
 from farside.scheduler.live.record import ACTIVE, LiveJob, LiveTask, Phase
 from farside.scheduler.live.role import most_on_a_node
 from farside.scheduler.live.spec import JobSpec, array_problems, spec_problems
@@ -51,15 +52,18 @@ def job_routes(
     *,
     may_tokens_submit: bool,
     only_uid: int | None = None,
+    limits: QueueLimits,
 ) -> APIRouter:
     """The routes about jobs.
 
     ``checkpoint_problem``: why a user can't keep checkpoints in a folder; empty: he can. ``only_uid``: of all users,
-    only this one may submit, since all jobs run as him.
+    only this one may submit, since all jobs run as him. ``limits``: what one who is
+    no operator may have in the queue.
     """
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     rows = Rows(show_job)
     once = Once(log)
+    gate = QueueGate(limits)
 
     @router.post(
         "", status_code=201, summary="Submit a job, or several alike",
@@ -91,7 +95,9 @@ def job_routes(
         event = JobSubmitted(
             spec=spec, user=caller.name, uid=caller.uid, count=body.count, is_held=body.hold, key=key
         )  # fmt: skip
-        return answer({"ids": log.state.submitted[await once.write(event, request, caller.told)]}, 201)
+        with gate.passing(caller.name, body.count, spec.size_bytes, log.state.queued, is_free=caller.is_operator):
+            place = await once.write(event, request, caller.told)
+        return answer({"ids": log.state.submitted[place]}, 201)
 
     @router.get("", summary="Jobs, the oldest first", responses=says(JobList, 422))
     async def jobs(

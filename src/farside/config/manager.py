@@ -164,6 +164,24 @@ class ManagerConfig:
             row=QosRow,
         ),
     )
+    max_queued_jobs_per_user: int = field(
+        default=20_000,
+        metadata=about(
+            Kind.COUNT,
+            "The most jobs of one user that are not over, those of arrays too; operators may have more; 0: any number",
+            low=0,
+            high=10**8,
+        ),
+    )
+    max_queued_bytes_per_user: int = field(
+        default=64 << 20,
+        metadata=about(
+            Kind.BYTES,
+            "The same of what their arguments and environments take, once for each submission; 0: any",
+            low=0,
+            high=1 << 40,
+        ),
+    )
     default_account: str = field(
         default="", metadata=about(Kind.TEXT, "Account of users who belong to none; empty: they may not submit")
     )

@@ -1,0 +1,94 @@
+"""What one user may have in the queue, and that its count follows the log."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from farside.errors import ConfigError
+from farside.scheduler.live.event import CancelRequested
+from farside.scheduler.live.image import decode_state, encode_state
+from farside.scheduler.live.queued import QueueCounts, QueueGate, QueueLimits
+from tests.live.test_api import OTHER, THIRD, an_api
+from tests.live.world import World, rules
+
+OTHER_NAME, OTHER_UID = OTHER.pw_name, OTHER.pw_uid
+
+
+def test_the_counts_follow_the_jobs_and_an_image_has_them_too() -> None:
+    world = World(rules(), nodes=1)
+    world.submit(4, user="ann", env={"A": "12345"})
+    array = world.submit(4, user="ann", count=3, env={"B": "1"})
+    world.submit(4, user="eve")
+    size = len("true") + len("A12345")
+    world.does(CancelRequested(job_id=f"{array}_0", by="ann"))
+    counts = world.state.queued
+
+    assert (counts.jobs, counts.size_bytes) == ({"ann": 3, "eve": 1}, {"ann": size + len("trueB1"), "eve": 4})
+    assert decode_state(encode_state(world.state)).queued == counts
+    for at in (1, 2):
+        world.does(CancelRequested(job_id=f"{array}_{at}", by="ann"))
+    world.exits("1")
+    world.exits("3")
+    assert counts == QueueCounts()
+
+
+def test_what_is_on_its_way_into_the_log_counts_already_and_what_failed_does_not() -> None:
+    gate, queued = QueueGate(QueueLimits(jobs=10, size_bytes=0)), QueueCounts()
+
+    with gate.passing("ann", 6, 0, queued, is_free=False):
+        with pytest.raises(ConfigError), gate.passing("ann", 5, 0, queued, is_free=False):
+            pass
+        with gate.passing("eve", 10, 0, queued, is_free=False), gate.passing("ann", 5, 0, queued, is_free=True):
+            pass
+    with gate.passing("ann", 10, 0, queued, is_free=False):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("limits", "more", "says"),
+    [
+        (
+            QueueLimits(jobs=3),
+            {"count": 3},
+            f"count: asks for 3, and {OTHER_NAME} has 1 of at most 3 jobs that are not over "
+            "(max_queued_jobs_per_user); wait until some are over, or cancel some",
+        ),
+        (
+            QueueLimits(size_bytes=1000),
+            {"env": {"A": "b" * 1000}},
+            f"env, argv: take 1005 B, and those of {OTHER_NAME}'s jobs that are not over 4 B, of at most 1000 B "
+            "(max_queued_bytes_per_user); wait until some are over, or cancel some, or put it into files",
+        ),
+    ],
+)
+def test_who_has_too_much_in_the_queue_is_told_in_one_line_and_others_and_operators_may_go_on(
+    limits: QueueLimits, more: dict[str, object], says: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with an_api(tmp_path, queue_limits=limits) as api:
+            body = {"argv": ["true"], "hold": True}
+            assert (await api.as_uid(OTHER_UID).post("/v1/jobs", json=body)).status_code == 201
+            refused = await api.as_uid(OTHER_UID).post("/v1/jobs", json={**body, **more})
+            others = [
+                (await api.as_uid(uid).post("/v1/jobs", json=body)).status_code for uid in (OTHER_UID, THIRD.pw_uid)
+            ]
+            operator = await api.as_uid(0).post("/v1/jobs", json={**body, "count": 5, "env": {"A": "b" * 1000}})
+
+        assert (refused.status_code, " ".join(refused.json()["detail"].split())) == (422, says)
+        assert (others, operator.status_code) == ([201, 201], 201)
+
+    asyncio.run(run())
+
+
+def test_many_requests_at_once_do_not_slip_through_together(tmp_path: Path) -> None:
+    async def run() -> Counter[int]:
+        async with an_api(tmp_path, queue_limits=QueueLimits(jobs=10)) as api:
+            client = api.as_uid(OTHER_UID)
+            body = {"argv": ["true"], "hold": True, "count": 3}
+            return Counter([one.status_code for one in await asyncio.gather(
+                *(client.post("/v1/jobs", json=body) for _ in range(8))
+            )])  # fmt: skip
+
+    assert asyncio.run(run()) == {201: 3, 422: 5}
