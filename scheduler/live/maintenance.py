@@ -24,6 +24,16 @@ def closures_of(state: LiveState, node_index: Mapping[str, int], now_s: float) -
     )
 
 
+def reserved_now(state: LiveState, now_s: float) -> dict[str, str]:
+    """``reserved: new disks until ...`` of each node under a reservation that has begun."""
+    active = [one for one in state.maintenance.values() if one.is_pending(now_s) and one.begin_s <= now_s]
+    return {
+        node: f"reserved{f': {one.reason}' if one.reason else ''} until {format_moment(one.end_s)}"
+        for one in sorted(active, key=lambda one: one.end_s)
+        for node in one.nodes
+    }
+
+
 def words_of(one: Maintenance) -> str:
     """``n1, n2 reserved from ... to ... (new disks)``."""
     reason = f" ({one.reason})" if one.reason else ""

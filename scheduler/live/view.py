@@ -77,12 +77,12 @@ def _show_profile(job: LiveJob) -> Shown | None:
     }
 
 
-def show_node(node: LiveNode) -> Shown:
-    """A node, and which job has which of its GPUs."""
+def show_node(node: LiveNode, reserved: str = "") -> Shown:
+    """A node, and which job has which of its GPUs. ``reserved``: why and until when nothing starts there; empty: no."""
     return {
         "name": node.name,
         "state": node.state,
-        "reason": node.why_not,
+        "reason": node.why_not or reserved,
         "address": node.address,
         "version": node.version,
         "cpus": node.cpus,

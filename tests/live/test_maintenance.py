@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from farside.moment import parse_moment
 from farside.scheduler.closure import Closure
 from farside.scheduler.live.event import NodesReserved, ReservationCancelled
-from farside.scheduler.live.maintenance import still_there
+from farside.scheduler.live.maintenance import reserved_now, still_there
 from farside.scheduler.live.record import Phase
+from farside.units import format_moment
 from tests.live.test_api import an_api
 from tests.live.world import World, rules
 
@@ -144,6 +145,36 @@ def test_only_operators_reserve_and_mistakes_are_told_in_one_line(tmp_path: Path
         assert (gone.json()["state"], again.status_code) == ("cancelled", 409)
 
     asyncio.run(run())
+
+
+def test_a_node_under_a_reservation_says_so_while_it_lasts(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with an_api(tmp_path) as api:
+            operator = api.as_uid(0)
+
+            async def reasons() -> list[str]:
+                listed = (await operator.get("/v1/nodes")).json()["nodes"]
+                return [listed[0]["reason"], (await operator.get("/v1/nodes/n0")).json()["reason"]]
+
+            before = await reasons()
+            body = {"nodes": ["n0"], "from_s": 1.0, "to_s": 9e9, "reason": "disks"}
+            assert (await operator.post("/v1/reservations", json=body)).status_code == 201
+            during = await reasons()
+            await operator.post("/v1/reservations/m1/cancel")
+
+            assert (before, during, await reasons()) == (
+                ["", ""], [f"reserved: disks until {format_moment(9e9)}"] * 2, ["", ""],
+            )  # fmt: skip
+
+    asyncio.run(run())
+
+
+def test_of_two_reservations_the_one_that_lasts_longer_is_told_and_one_to_come_is_not() -> None:
+    world = World(rules(), nodes=2)
+    for begin_s, end_s, nodes in ((0, 5000.0, ("n0",)), (0, 2000.0, ("n0",)), (3000.0, 4000.0, ("n1",))):
+        world.does(NodesReserved(nodes=nodes, begin_s=begin_s, end_s=end_s, reason="", by="root"))
+
+    assert reserved_now(world.state, world.now_s) == {"n0": f"reserved until {format_moment(5000.0)}"}
 
 
 def test_times_are_written_from_now_on_or_in_full() -> None:

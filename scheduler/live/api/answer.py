@@ -29,9 +29,9 @@ class Rows(Generic[Record]):
         self._kept: dict[str, tuple[Record, msgspec.Raw]] = {}
 
     def row(self, name: str, record: Record) -> msgspec.Raw:
-        """A record as it is shown, to be put into an `answer`. It never changes: another one is another object."""
+        """A record as shown, to be put into an `answer`. It never changes: what is the same object is the same."""
         kept = self._kept.get(name)
-        if kept is None or kept[0] is not record:
+        if kept is None or (kept[0] is not record and kept[0] != record):
             kept = self._kept[name] = record, msgspec.Raw(_ENCODER.encode(self._show(record)))
         return kept[1]
 
