@@ -257,6 +257,8 @@ def _task(check: _Check, event: TaskChanged) -> Iterator[str]:
 
 def _free(check: _Check, process: _Process) -> None:
     place = check.processes.pop(process, None)
-    for gpu in place.gpus if place is not None else ():
+    if place is None:
+        return
+    for gpu in place.gpus:
         if check.holders.get((place.node, gpu)) == process:
             del check.holders[place.node, gpu]
