@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from farside.scheduler.energy.catalog import make_online
 from farside.scheduler.energy.policy import Seen, Target
 from farside.scheduler.energy.power.drive.driver import PowerDriver
 from farside.scheduler.energy.power.drive.keeper import PowerKeeper
@@ -25,6 +26,7 @@ from farside.scheduler.live.power.setup import PowerSetup
 from farside.scheduler.live.spec import JobSpec
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
+from farside.scheduler.live.store.turn import Draft
 from tests.live.store_end import close_after_calls
 from tests.live.stores import KINDS, store_url
 from tests.live.world import rules
@@ -137,9 +139,14 @@ class Plant:
 
 
 @asynccontextmanager
-async def a_plant(folder: Path, url: str, *, nodes: int, is_dry_run: bool = False) -> AsyncIterator[Plant]:
+async def a_plant(
+    folder: Path, url: str, *, nodes: int, is_dry_run: bool = False, old_s: float = 0.0
+) -> AsyncIterator[Plant]:
     store = EventStore(url)
     upgrade(store)
+    if old_s:  # somebody has waited all this time, and no node was busy
+        held = JobSubmitted(spec=JobSpec(argv=("true",)), user="ann", is_held=True)
+        store.append([Draft(event=held, cause="test")], time.time() - old_s)
     live = LiveLog(store, folder)
     plant = Plant(live, folder, nodes=nodes, is_dry_run=is_dry_run)
     ready = asyncio.Event()
@@ -171,10 +178,10 @@ async def keeping(plant: Plant) -> AsyncIterator[None]:
 
 def play(
     story: Callable[[Plant], Awaitable[None]], folder: Path, *, nodes: int = 2, is_dry_run: bool = False,
-    kind: str = "sqlite",
+    kind: str = "sqlite", old_s: float = 0.0,
 ) -> None:  # fmt: skip
     async def main(url: str) -> None:
-        async with a_plant(folder, url, nodes=nodes, is_dry_run=is_dry_run) as plant:
+        async with a_plant(folder, url, nodes=nodes, is_dry_run=is_dry_run, old_s=old_s) as plant:
             await story(plant)
 
     with store_url(kind, folder) as url:
@@ -195,6 +202,21 @@ def test_idle_nodes_go_off_and_a_job_that_waits_brings_them_back(kind: str, tmp_
             assert plant.live.state.slept.node_s(0.0, plant.live.now_s()) > 0
 
     play(story, tmp_path, nodes=3, kind=kind)
+
+
+def test_ces_lets_nodes_sleep_at_once_by_what_the_log_says_of_the_days_before_and_a_job_wakes_them(
+    tmp_path: Path,
+) -> None:
+    async def story(plant: Plant) -> None:
+        plant.power.setup = replace(
+            plant.setup, policy="ces", make_policy=make_online("ces", {"wakeups_per_day": "0.5"}), step_s=600.0
+        )
+        async with keeping(plant):
+            await plant.until(lambda: "asleep" in plant.states(), "one is asleep, long before an interval is over")
+            job = await plant.submit(gpus=12)
+            await plant.until(lambda: len(plant.live.state.jobs[job].nodes) == 3, "the job has all of them")
+
+    play(story, tmp_path, nodes=3, old_s=3 * 86400.0)
 
 
 def test_a_node_with_a_job_or_memory_of_others_that_its_agent_can_not_ask_back_stays_on(tmp_path: Path) -> None:

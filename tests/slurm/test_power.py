@@ -73,6 +73,17 @@ def test_an_idle_node_sleeps_after_the_rules_time_and_a_busy_one_does_not(tmp_pa
     assert [(type(one), one.node) for one in wishes] == [(PowerDown, "gn2")]
 
 
+def test_ces_lets_an_idle_node_of_a_slurm_sleep_once_it_has_seen_a_day(tmp_path: Path) -> None:
+    seen = [node("gn1", "MIXED", used=1), node("gn2"), node("gn3")]
+    sleeper = Sleeper(config(tmp_path, power="ces", power_settings="wakeups_per_day=0.5", power_step_s=3600))
+
+    early = after(sleeper, *((hour * 3600.0, seen) for hour in range(20)))
+    late = after(sleeper, *((hour * 3600.0, seen) for hour in range(20, 40)))
+
+    assert early == ()
+    assert {(type(one), one.node) for one in late} == {(PowerDown, "gn2"), (PowerDown, "gn3")}
+
+
 def test_nothing_is_switched_before_an_interval_was_seen_whole(tmp_path: Path) -> None:
     asleep = [node("gn1"), node("gn2", "IDLE", "POWERED_DOWN")]
 
