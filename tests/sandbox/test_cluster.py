@@ -1,6 +1,7 @@
 """A whole cluster plane as real processes: jobs run, are preempted, resume, and outlive agents and manager."""
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -229,6 +230,32 @@ def test_nothing_is_left_of_a_cluster_whose_agents_were_killed(tmp_path: Path) -
     until(lambda: not task.is_running(), what="the job's process has gone")
     assert processes_with(str(state)) == []
     assert not state.exists()
+
+
+@pytest.mark.parametrize("name", ["manager", "n1"])
+def test_a_sandbox_says_who_was_killed_and_the_command_that_starts_it_again(tmp_path: Path, name: str) -> None:
+    state = tmp_path / "state"
+    argv = command("sandbox", "--cluster", "1x1", "--donors", "1", "--size", "64MiB", "--state", str(state))
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as sandbox:
+        assert sandbox.stdout is not None
+        assert sandbox.stderr is not None
+        try:
+            assert [sandbox.stdout.readline().split()[0] for _ in range(2)] == ["ready"] * 2
+            if name == "manager":
+                control.kill_manager(state)
+            else:
+                control.kill_agent(state, name)
+
+            who, _, again = (
+                sandbox.stderr.readline().strip().removesuffix("`").partition("; start it again by `farside ")
+            )
+            done = subprocess.run(command(*shlex.split(again)), capture_output=True, text=True)
+        finally:
+            sandbox.terminate()
+            sandbox.communicate()
+
+    assert who == f"farside: {name} was killed by SIGKILL"
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("text", ["4", "4x", "x8", "0x8", "4x0", "99999x1", "65x1", "4x8x2", "-1x8"])

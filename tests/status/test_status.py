@@ -1,6 +1,7 @@
 """`farside status` with processes that tell much, little, or nothing."""
 
 import asyncio
+import socket as socketlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from farside import admin
 from farside.errors import FarsideError
+from farside.sandbox.layout import ClusterRecord, ProcessRecord, SandboxRecord, write_record
 from farside.status.gather import ProcessStatus, gather
 from farside.status.main import as_json, run
 from farside.status.table import tables
@@ -115,3 +117,27 @@ def test_an_agent_shows_its_gpus_and_tasks() -> None:
     assert "no answer in time" in shown
     assert "1 of 2" in shown
     assert as_json((agent,))["agents"] == [told]
+
+
+def test_a_manager_that_was_started_by_hand_in_a_sandbox_has_its_own_process_id(tmp_path: Path) -> None:
+    def known(name: str) -> ProcessRecord:
+        folder = tmp_path / name
+        (folder / "run").mkdir(parents=True)
+        socket = str(folder / "sock")
+        return ProcessRecord(name=name, pid=0, admin_socket=socket, config=str(folder / "config.toml"), log="")
+
+    manager = known("manager")
+    (tmp_path / "manager/run/manager.json").write_text('{"pids": {"manager": 77}}')
+    cluster = ClusterRecord(endpoint="", gpus_per_node=1, manager=manager, agents=())
+    record = SandboxRecord(
+        pid=1, admin_socket="", transport="tcp", protection="none", size_bytes=0, slab_bytes=0, donor_memory_bytes=0,
+        headroom_bytes=0, uris=(), donors=(), blockdev=known("blockdev"), cluster=cluster,
+    )  # fmt: skip
+    write_record(tmp_path, record)
+
+    with socketlib.socket(socketlib.AF_UNIX) as listener:
+        listener.bind(manager.admin_socket)
+        listener.listen()
+        found = gather(state=tmp_path, socket=None)
+
+    assert [(process.pid, process.error) for process in found if process.role == "manager"] == [(77, "")]

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import shlex
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from farside.sandbox import process, settings
 from farside.sandbox.crew import Crew, Post, post_in
 from farside.sandbox.files import free_port
 from farside.sandbox.jobs_memory import jobs_bytes
-from farside.sandbox.layout import ClusterRecord, Shape
+from farside.sandbox.layout import RUN_FOLDER, ClusterRecord, Shape
 from farside.sandbox.pressure import donor_folder
 
 MANAGER = "manager"
@@ -149,9 +150,13 @@ class Cluster:
         await asyncio.to_thread(end_tasks, self.state)  # of agents that had been killed before
         await self._crew.end([MANAGER])
 
-    async def _on_end(self, _name: str, _status: int) -> None:
-        if not self._ending:
-            self._changed()
+    async def _on_end(self, name: str, status: int) -> None:
+        if self._ending:
+            return
+        self._changed()
+        command = "start_manager" if name == MANAGER else f"start_agent name={name}"
+        socket_path = shlex.quote(os.fspath(self.state / "sandbox.sock"))
+        self._crew.tell_of_end(name, status, f"farside admin --socket {socket_path} {command}")
 
     async def _until_connected(self, name: str) -> None:
         async def connected() -> bool:
@@ -176,7 +181,7 @@ class Cluster:
             "listen": (self.endpoint, f"tcp:127.0.0.1:{port}"),
             "tokens_file": os.fspath(folder / "tokens.toml"),
             "store_url": f"sqlite:///{folder / 'store.db'}",
-            "state_dir": os.fspath(folder / "run"),
+            "state_dir": os.fspath(folder / RUN_FOLDER),
             "run_as": "starter",
             "policy_settings": POLICY_SETTINGS,
             "min_run_s": MIN_RUN_S,

@@ -1,7 +1,10 @@
 """The child processes of one plane: each with its folder, started, watched, asked after and ended by name."""
 
 import asyncio
+import contextlib
 import os
+import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +102,13 @@ class Crew:
             config=os.fspath(post.config),
             log=os.fspath(post.log),
         )
+
+    def tell_of_end(self, name: str, status: int, again: str) -> None:
+        """One line to whoever watches the sandbox; ``again``: the command that starts it again."""
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended: {self.said(name)}"
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            sys.stderr.write(f"farside: {name} {how}; start it again by `{again}`\n")
+            sys.stderr.flush()
 
     async def until(self, name: str, look: Callable[[], Awaitable[bool]], what: str, *, limit_s: float) -> None:
         """Waits until it does what is looked for.

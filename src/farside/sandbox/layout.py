@@ -27,6 +27,8 @@ RECORD_NAME = "sandbox.json"
 FILES = (RECORD_NAME, "sandbox.sock", "cluster.key", "peers.toml", "disk", "manager.sock")
 FOLDERS = ("donors", "blockdev", "agents", "manager")
 BORROWER = "borrower"
+RUN_FOLDER = "run"
+"""Of the manager, in its folder: its ``state_dir``."""
 
 # Small donors want small slabs, or three of them have nothing to choose from; production's default is 64 MiB.
 SLAB_BYTES_DEFAULT = 16 * MIB

@@ -1,5 +1,6 @@
 """Asking the processes: which sockets there are, and what each one answers."""
 
+import json
 import socket as socketlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from farside.config.agent import AgentConfig
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
 from farside.errors import PeerError
-from farside.sandbox.layout import ProcessRecord, read_record
+from farside.sandbox.layout import RUN_FOLDER, ProcessRecord, read_record
 
 ANSWER_LIMIT_S = 5.0
 
@@ -67,7 +68,16 @@ def _manager(record: ProcessRecord) -> ProcessStatus:
             probe.connect(record.admin_socket)
         except OSError as error:
             return ProcessStatus(**known, error=f"{record.admin_socket}: {error.strerror}")
-    return ProcessStatus(**known, status={"pid": record.pid})
+    known["pid"] = record.pid or _pid_by_hand(Path(record.config).parent)
+    return ProcessStatus(**known, status={"pid": known["pid"]})
+
+
+def _pid_by_hand(folder: Path) -> int:
+    """Of a manager that the sandbox did not start itself; 0 where it says nothing of itself yet."""
+    try:
+        return int(json.loads((folder / RUN_FOLDER / "manager.json").read_text())["pids"]["manager"])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _ask(name: str, role: str, socket: Path, *, pid: int = 0) -> ProcessStatus:
