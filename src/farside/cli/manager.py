@@ -3,11 +3,16 @@
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farside.cli import options
+
+if TYPE_CHECKING:
+    from farside.config import ManagerConfig
+
+State = Annotated[Path | None, typer.Option(help="Folder of a sandbox whose manager's store is meant.")]
 
 store_app = typer.Typer(help="The manager's store.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -54,18 +59,31 @@ def token(
     print(add_token(file, name, Role(role.value)))
 
 
+def _settings(config: list[Path] | None, settings: list[str] | None, state: Path | None) -> "ManagerConfig":
+    """Of the manager that the options mean: files that are named, a sandbox, FARSIDE_STATE's sandbox, /etc/farside."""
+    from farside.config import ManagerConfig, load_config
+    from farside.errors import ConfigError
+    from farside.state_folder import sandbox_config, state_told
+
+    if config and state is not None:
+        raise ConfigError("--config and --state both say which manager is meant", hint="keep one of them")
+    folder = None if config else state_told(state)
+    files = config or ([sandbox_config(folder)] if folder is not None else [])
+    return load_config(ManagerConfig, files, options.overrides(settings))
+
+
 @store_app.command()
 def backup(
     to: Annotated[Path, typer.Argument(help="A new file.")],
     config: options.ConfigFiles = None,
     settings: options.Overrides = None,
+    state: State = None,
 ) -> None:
     """Copy the store into one file, while the manager runs."""
-    from farside.config import ManagerConfig, load_config
     from farside.scheduler.live.store.event_store import EventStore
     from farside.scheduler.live.store.migrate import backup as copy
 
-    store = EventStore(load_config(ManagerConfig, config or (), options.overrides(settings)).store_url)
+    store = EventStore(_settings(config, settings, state).store_url)
     print(f"{to}: {copy(store, to)} entries")
 
 
@@ -74,24 +92,23 @@ def restore(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="What `farside store backup` wrote.")],
     config: options.ConfigFiles = None,
     settings: options.Overrides = None,
+    state: State = None,
 ) -> None:
     """Write a backup into a store that is empty; the manager must not run."""
-    from farside.config import ManagerConfig, load_config
     from farside.scheduler.live.store.event_store import EventStore
     from farside.scheduler.live.store.migrate import restore as copy
 
-    store = EventStore(load_config(ManagerConfig, config or (), options.overrides(settings)).store_url)
+    store = EventStore(_settings(config, settings, state).store_url)
     print(f"{source}: {copy(source, store)} entries restored")
 
 
 @store_app.command()
-def upgrade(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
+def upgrade(config: options.ConfigFiles = None, settings: options.Overrides = None, state: State = None) -> None:
     """Make the store, or bring that of an older Farside up to date; the manager does so itself when it starts."""
-    from farside.config import ManagerConfig, load_config
     from farside.scheduler.live.store.event_store import EventStore
     from farside.scheduler.live.store.migrate import upgrade as bring
 
-    bring(EventStore(load_config(ManagerConfig, config or (), options.overrides(settings)).store_url))
+    bring(EventStore(_settings(config, settings, state).store_url))
     print("the store is up to date")
 
 
@@ -100,17 +117,17 @@ def check(
     is_complete: Annotated[bool, typer.Option("--complete", help="All jobs are supposed to have ended.")] = False,
     config: options.ConfigFiles = None,
     settings: options.Overrides = None,
+    state: State = None,
 ) -> None:
     """Read the whole log and look for GPUs given twice, jobs started twice or lost. Exit code 1 when there is one.
 
     What has left the log is read from the archive.
     """
-    from farside.config import ManagerConfig, load_config
     from farside.scheduler.live.invariant import violations
     from farside.scheduler.live.store.compact import archive_of, whole_log
     from farside.scheduler.live.store.event_store import EventStore
 
-    loaded = load_config(ManagerConfig, config or (), options.overrides(settings))
+    loaded = _settings(config, settings, state)
     entries = whole_log(EventStore(loaded.store_url), archive_of(loaded.store_url, loaded.archive_dir))
     found = list(violations(entries, is_complete=is_complete))
     for line in found:
@@ -121,18 +138,17 @@ def check(
 
 
 @store_app.command()
-def compact(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
+def compact(config: options.ConfigFiles = None, settings: options.Overrides = None, state: State = None) -> None:
     """Make the log smaller now; the manager does so itself now and then, and may run meanwhile.
 
     An image of what is known lets it start fast; entries older than keep_history_s move into the archive.
     """
-    from farside.config import ManagerConfig, load_config
     from farside.scheduler.live.store.compact import archive_of
     from farside.scheduler.live.store.compact import compact as make_smaller
     from farside.scheduler.live.store.event_store import EventStore
     from farside.scheduler.live.store.migrate import upgrade as bring
 
-    loaded = load_config(ManagerConfig, config or (), options.overrides(settings))
+    loaded = _settings(config, settings, state)
     store = EventStore(loaded.store_url)
     bring(store)
     archive = archive_of(loaded.store_url, loaded.archive_dir)

@@ -285,7 +285,7 @@ def replay(
     its policy meanwhile, --set policy=NAME says which one is meant.
     """
     from farside.simulate.replay import run as simulate
-    from farside.simulate.replay import sandbox_config
+    from farside.state_folder import sandbox_config
 
     files = [*(config or ()), *([sandbox_config(state)] if state is not None else [])]
     raise typer.Exit(simulate(files, options.overrides(settings), trace=trace, as_json=as_json))

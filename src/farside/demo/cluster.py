@@ -24,7 +24,8 @@ from farside.scheduler.live.invariant import violations
 from farside.scheduler.live.replay import Fidelity
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.simulate.replay import replay, sandbox_config
+from farside.simulate.replay import replay
+from farside.state_folder import sandbox_config
 from farside.units import format_count
 
 SANDBOX = (

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from farside.config import ManagerConfig, load_config
-from farside.errors import ConfigError
 from farside.scheduler.live.manager import rules_of
 from farside.scheduler.live.replay import (
     PAPER_APART_PCT,
@@ -43,18 +42,6 @@ class Replayed:
     config: ManagerConfig
     found: Recording
     fidelity: Fidelity
-
-
-def sandbox_config(state: Path) -> Path:
-    """The settings of a sandbox's manager.
-
-    Raises:
-        ConfigError: No cluster runs in that folder.
-    """
-    config = state / "manager" / "config.toml"
-    if not config.is_file():
-        raise ConfigError(f"--state {state}: no manager's settings there", hint="start a sandbox with --cluster 4x8")
-    return config
 
 
 def replay(config: ManagerConfig, only: Sequence[str] | None = None) -> Replayed:
