@@ -1,9 +1,9 @@
 """The manager as its users reach it: HTTP over its unix socket, or over TCP with a token or a certificate.
 
-Where it is, the first of these that is told says: ``--manager``, FARSIDE_MANAGER, the sandbox of ``--state`` or
-FARSIDE_STATE, /run/farside/manager.sock. A token comes from FARSIDE_TOKEN, or the file that FARSIDE_TOKEN_FILE names, a
-certificate from FARSIDE_TLS_CERT and FARSIDE_TLS_KEY; FARSIDE_CA_FILE has those that may have signed the manager's.
-With FARSIDE_AUTH=munge the munged of this machine proves who the user is, instead of a token.
+Where it is, the first of these that is told says: ``--manager``, the sandbox of ``--state``, FARSIDE_MANAGER, the
+sandbox of FARSIDE_STATE, /run/farside/manager.sock. A token comes from FARSIDE_TOKEN, or the file that
+FARSIDE_TOKEN_FILE names, a certificate from FARSIDE_TLS_CERT and FARSIDE_TLS_KEY; FARSIDE_CA_FILE has those that may
+have signed the manager's. With FARSIDE_AUTH=munge this machine's munged proves who the user is, instead of a token.
 """
 
 import http.client
@@ -47,12 +47,19 @@ def find_manager(endpoint: str | None = None, state: Path | None = None) -> Mana
     """Where the manager is that a command shall talk to.
 
     Raises:
-        ConfigError: The token's file can't be read, or the endpoint is none.
+        ConfigError: The token's file can't be read, the endpoint is none, or both are told.
     """
-    told = endpoint or os.environ.get("FARSIDE_MANAGER", "")
+    if endpoint and state is not None:
+        raise ConfigError("--manager and --state both say which manager is meant", hint="keep one of them")
+    told = endpoint or ("" if state is not None else os.environ.get("FARSIDE_MANAGER", ""))
     folder = state_told(state)
+    if not told and folder is not None and not folder.is_dir():
+        option = "--state" if state is not None else "FARSIDE_STATE"
+        raise ConfigError(
+            f"{option} {folder}: no such folder", hint="`farside sandbox --cluster 4x8 --state` makes one"
+        )
     if not told:
-        told = f"unix:{folder / SOCKET_IN_STATE}" if folder is not None else STANDARD
+        told = f"unix:{folder.absolute() / SOCKET_IN_STATE}" if folder is not None else STANDARD
     if not told.startswith(("unix:/", "http://", "https://")):
         raise ConfigError(f"manager '{told}': is no address", hint="write unix:/PATH, http://HOST:PORT or https://...")
     tls = _tls_files() if told.startswith("https:") else TlsFiles()
