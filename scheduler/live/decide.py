@@ -111,5 +111,8 @@ class Mind:
         if job.phase is Phase.PLACED:
             nodes = ", ".join(f"{place.node} ({place.gpus})" for place in job.places)
             return (f"has a place on {nodes}, and starts as soon as others have left it", job.reason)
+        if job.phase is Phase.HELD:
+            reason = job.reason if job.reason.startswith("held") else f"held: {job.reason}"
+            return (reason, f"`farside release {job.job_id}` lets it start")
         where = f" on {', '.join(job.nodes)}" if job.nodes else ""
         return (f"{job.phase}{where}: {job.reason}",)

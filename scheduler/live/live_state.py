@@ -6,6 +6,7 @@ function (transition.py), so at the same entry they are the same.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count, takewhile
 
 from farside.scheduler.live.event import Event, JobSubmitted, NodesReserved, NodesWanted
 from farside.scheduler.live.power.slept import SleepRecord
@@ -69,6 +70,11 @@ class LiveState:
     def live_jobs(self) -> Iterator[LiveJob]:
         """Those that are not over, in the order of submission."""
         return (self.jobs[job_id] for job_id in self.unfinished)
+
+    def array(self, number: str) -> tuple[LiveJob, ...]:
+        """The tasks of an array, ``7_0`` and so on of ``7``, as far as they are known from the first on."""
+        ids = takewhile(self.jobs.__contains__, (f"{number}_{at}" for at in count()))
+        return tuple(self.jobs[job_id] for job_id in ids)
 
     def task(self, key: TaskKey) -> LiveTask | None:
         """A process that may still be there, or was in the latest start."""

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from farside.scheduler.live.event import Entry
+from farside.scheduler.live.event import Entry, StopCause
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.maintenance import still_there
-from farside.scheduler.live.record import LiveJob, LiveNode, Maintenance
+from farside.scheduler.live.record import LiveJob, LiveNode, Maintenance, Phase
 
 Shown = Mapping[str, object]
 
@@ -27,6 +27,7 @@ def show_job(job: LiveJob) -> Shown:
         "nodes": list(job.nodes),
         "submit_s": job.submit_s,
         "start_s": _or_none(job.start_s),
+        "started_s": _or_none(job.started_s),
         "end_s": _or_none(job.end_s),
         "starts": job.start,
         "preemptions": job.preemptions,
@@ -40,7 +41,7 @@ def show_job_in_full(job: LiveJob, now_s: float) -> Shown:
         **show_job(job),
         "held_s": job.held_until(now_s),
         "gpu_s": job.held_until(now_s) * job.spec.gpus,
-        "failures": job.failures,
+        "failures": job.failures + _has_failed_for_good(job),
         "pause_s": _or_none(job.pause_s),
         "resume_s": _or_none(job.resume_s),
         "profile": _show_profile(job),
@@ -60,6 +61,11 @@ def show_job_in_full(job: LiveJob, now_s: float) -> Shown:
             for task in job.tasks
         ],
     }
+
+
+def _has_failed_for_good(job: LiveJob) -> bool:
+    """By itself: `LiveJob.failures` has those that were forgiven."""
+    return job.phase is Phase.FAILED and job.stop_cause is StopCause.TASK_FAILED
 
 
 def _show_profile(job: LiveJob) -> Shown | None:

@@ -296,7 +296,7 @@ def test_a_listed_job_has_the_documented_keys(tmp_path: Path) -> None:
 
         assert list(job) == [
             "id", "name", "user", "account", "qos", "state", "exit_code", "gpus", "nodes", "submit_s", "start_s",
-            "end_s", "starts", "preemptions", "reason",
+            "started_s", "end_s", "starts", "preemptions", "reason",
         ]  # fmt: skip
         assert (job["name"], job["state"], job["start_s"]) == ("true", "waiting", None)
 

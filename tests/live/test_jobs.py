@@ -22,6 +22,7 @@ from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import Phase
 from farside.scheduler.live.spec import Ranks
 from farside.scheduler.live.transition import apply
+from farside.scheduler.live.view import show_job_in_full
 from tests.live.world import World, rules
 
 
@@ -365,3 +366,14 @@ def test_a_decision_that_does_not_fit_the_log_is_an_error() -> None:
 
     with pytest.raises(LocalProtocolError, match="does not fit: job 1 is starting"):
         apply(state, world.log[-1])
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_job_that_failed_for_good_is_shown_with_that_failure_too(retries: int) -> None:
+    world = World(rules())
+    job = world.submit(1, retries=retries)
+    for _ in range(retries + 1):
+        world.exits(job, 1)
+
+    assert world.phase(job) is Phase.FAILED
+    assert show_job_in_full(world.job(job), world.now_s)["failures"] == retries + 1

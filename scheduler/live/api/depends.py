@@ -69,9 +69,14 @@ Operator = Annotated[Caller, Depends(_operator)]
 
 
 async def _own_job(connection: HTTPConnection, job_id: str, caller: Person) -> LiveJob:
-    job = log_of(connection).state.jobs.get(job_id)
+    state = log_of(connection).state
+    job = state.jobs.get(job_id)
     # Whether others' jobs are there is none of a user's business.
     if job is None or not (caller.is_operator or job.user == caller.name):
+        tasks = state.array(job_id)
+        if tasks and (caller.is_operator or tasks[0].user == caller.name):
+            span = f"{tasks[0].job_id} to {tasks[-1].job_id}"
+            raise HTTPException(404, f"job {job_id:.60} is an array: {span}; name one of them")
         raise HTTPException(404, f"job {job_id:.60}: you have no such job")
     if job.user != caller.name and connection.scope["method"] == "GET":
         await trail_of(connection).looked(caller, connection, f"job {job.job_id}")

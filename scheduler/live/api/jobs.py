@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -79,7 +80,7 @@ def job_routes(
         known = once.place_of(request)
         if known is not None:
             return answer({"ids": log.state.submitted[known]}, 201)
-        spec = charged(body.spec(), caller.name, tenancy)
+        spec = charged(after_arrays(body.spec(), log.state), caller.name, tenancy)
         problems = [
             *spec_problems(spec),
             *array_problems(spec, body.count),
@@ -160,6 +161,15 @@ def job_routes(
 def _refuse_over(job: LiveJob) -> None:
     if job.is_over:
         raise HTTPException(409, f"job {job.job_id} is over: {job.phase}")
+
+
+def after_arrays(spec: JobSpec, state: LiveState) -> JobSpec:
+    """The job, where it waits for an array, waiting for each of its tasks."""
+    if all(other in state.jobs for other in spec.after):
+        return spec
+    # What is neither job nor array stays, and is refused by its name.
+    each = ([task.job_id for task in state.array(other)] or [other] for other in dict.fromkeys(spec.after))
+    return replace(spec, after=tuple(chain.from_iterable(each)))
 
 
 def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:

@@ -40,6 +40,7 @@ class Job(BaseModel):
     nodes: list[str]
     submit_s: float
     start_s: float | None
+    started_s: float | None
     end_s: float | None
     starts: int
     preemptions: int

@@ -124,7 +124,7 @@ function drawLoans() {
 // ---- jobs
 
 const LISTS = {
-  active: { since: (job) => job.start_s || job.submit_s, text: (job) => job.nodes.join(", ") || job.reason },
+  active: { since: (job) => job.started_s || job.submit_s, text: (job) => job.nodes.join(", ") || job.reason },
   waiting: { since: (job) => job.submit_s, text: (job) => (known.why[job.id] || job.reason).replace(/^waits: /, "") },
   ended: { since: (job) => job.end_s, tail: " ago", text: (job) => job.reason },
 };
