@@ -6,7 +6,7 @@ whole or not at all; and with FARSIDE_RESUME it goes on from there, on however m
 
     farside submit examples/train.toml --checkpoint /shared/$USER/run1
 
-Needs PyTorch (`pip install torch`); gloo carries the gradients, so no GPU is needed.
+Needs PyTorch in the python3 that PATH finds (`pip install torch`); gloo carries the gradients, so no GPU is needed.
 """
 
 import argparse
