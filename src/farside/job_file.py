@@ -17,11 +17,15 @@
     gpus = 0
     service = true                       # told to end when the others have
 
-Where a file does not say, a job runs in the folder and with the environment of who submits it.
+Where a file does not say, a job runs in the folder and with the environment of who submits it. A file, ``--set`` and
+options are each brought into the manager's keys before one goes before the other; what the manager refuses is told in
+the words that the user wrote.
 """
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
 
@@ -29,68 +33,179 @@ from farside.errors import ConfigError
 from farside.units import parse_bytes, parse_seconds
 
 _FILE_BYTES_MAX = 1 << 20
+_VARIABLE = "env."
+
+
+def _seconds(value: object) -> object:
+    return parse_seconds(str(value))
+
+
+def _bytes(value: object) -> object:
+    return parse_bytes(str(value))
+
+
+def _as_it_is(value: object) -> object:
+    return value
+
+
 # What people write, what the manager reads, and how.
-_SPOKEN: Mapping[str, tuple[str, Callable[[str], object]]] = {
-    "time_limit": ("time_limit_s", parse_seconds),
-    "grace": ("grace_s", parse_seconds),
-    "memory_per_gpu": ("memory_bytes_per_gpu", parse_bytes),
-    "swap": ("swap_bytes_per_gpu", parse_bytes),
+_SPOKEN: Mapping[str, tuple[str, Callable[[object], object]]] = {
+    "command": ("argv", _as_it_is),
+    "time_limit": ("time_limit_s", _seconds),
+    "grace": ("grace_s", _seconds),
+    "memory_per_gpu": ("memory_bytes_per_gpu", _bytes),
+    "swap": ("swap_bytes_per_gpu", _bytes),
+    "role": ("roles", _as_it_is),
 }
+_SPOKEN_OF_A_ROLE: Mapping[str, tuple[str, Callable[[object], object]]] = {
+    "command": ("argv", _as_it_is),
+    "memory": ("memory_bytes", _bytes),
+    "swap": ("swap_bytes", _bytes),
+}
+KEYS: Mapping[str, str] = {
+    **{written: key for written, (key, _) in _SPOKEN.items()},
+    **{
+        key: key
+        for key in (
+            "gpus", "name", "account", "qos", "cwd", "env", "ranks", "gpu_model", "cpus_per_gpu", "preemptible",
+            "checkpoint_dir", "output", "retries", "after", "model", "profile", "count", "hold",
+        )
+    },
+}  # fmt: skip
+"""The keys of a job file, as people write them, and what the manager calls each."""
+ROLE_KEYS: Mapping[str, str] = {
+    **{written: key for written, (key, _) in _SPOKEN_OF_A_ROLE.items()},
+    **{key: key for key in ("name", "count", "gpus", "cpus", "service")},
+}
+"""The same of a role."""
+_WRITTEN = {key: written for written, key in KEYS.items()}
+_WRITTEN_OF_A_ROLE = {key: written for written, key in ROLE_KEYS.items()}
+# `gpus: ...`, `role ps: count: ...`, `cpus_per_gpu, memory_bytes_per_gpu: ...`, where the manager begins to say
+# something of a key; and what it says of one that it does not know.
+_SAID = re.compile(r"(?:^|(?<=; ))(role \S+: )?([a-z]\w*(?:\.[^:;, ]+)*(?:, [a-z]\w*)*): (no such key)?")
 # Of one login, not of a job; and what would tell a job that it runs in a terminal.
 _NOT_PASSED_ON = ("DISPLAY", "SSH_", "XDG_", "DBUS_", "TERM", "LS_COLORS", "FARSIDE_", "_", "SHLVL", "OLDPWD", "PWD")
 
 
-def job_body(
-    command: Sequence[str], told: Mapping[str, object], cwd: str, environment: Mapping[str, str]
-) -> dict[str, object]:
-    """The body of a submission.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedJob:
+    """What a user wants to be run.
+
+    Attributes:
+        body: The body of its submission.
+        source: The job file; empty: the command line alone.
+        names: By the manager's keys, as the user wrote each, and where.
+    """
+
+    body: Mapping[str, object]
+    source: str
+    names: Mapping[str, str]
+
+    def in_own_words(self, refusal: str) -> str:
+        """What the manager says against it, with the keys and the file as its user wrote them."""
+        return _SAID.sub(self._reworded, refusal)
+
+    def _reworded(self, said: re.Match[str]) -> str:
+        role, keys, is_unknown = said[1], said[2].split(", "), bool(said[3])
+        if role:
+            source = f"{self.source}: " if self.source else ""
+            return f"{source}{role}{', '.join(_WRITTEN_OF_A_ROLE.get(key, key) for key in keys)}: "
+        keys = [KEYS.get(key, key) for key in keys]
+        told = [key for key in keys if key.partition(".")[0] in self.names]
+        if not told and not all(key in _WRITTEN for key in keys):
+            return said[0]
+        text = ", ".join(self._name(key) for key in told) or ", ".join(_WRITTEN[key] for key in keys)
+        text = text.replace(f", {self.source}: ", ", ")
+        return f"{text}: {_unknown(keys[0]) if is_unknown else ''}"
+
+    def _name(self, key: str) -> str:
+        """Of ``gpus`` or, of a part of what was told, ``env.PATH``, ``roles.0.argv``."""
+        first, *parts = key.split(".")
+        roles = self.body.get("roles")
+        if first != "roles" or len(parts) < 2 or not isinstance(roles, list):
+            return ".".join([self.names[first], *parts])
+        at, inside, *_ = parts
+        return f"{self.names[first]} {roles[int(at)].get('name', at)}: {_WRITTEN_OF_A_ROLE.get(inside, inside)}"
+
+
+def _unknown(key: str) -> str:
+    from farside.config.convert import nearest  # late: nobody needs it who wrote all keys right
+
+    keys = ROLE_KEYS if key.startswith("roles.") else KEYS
+    meant = nearest(key.rpartition(".")[2], keys)
+    return "no such key; " + (f"did you mean '{meant}'?" if meant else f"the keys are {', '.join(sorted(keys))}")
+
+
+def read_job(
+    command: Sequence[str],
+    settings: Mapping[str, object],
+    cwd: str,
+    environment: Mapping[str, str],
+    *,
+    options: Mapping[str, tuple[str, object]] | None = None,
+    is_file: bool | None = None,
+) -> WantedJob:
+    """What a command line and its job file ask for.
 
     Args:
-        command: One word that ends in ``.toml``: a job file; else program and arguments.
-        told: Keys that go before the file's.
+        command: A job file, or program and arguments.
+        settings: Keys that go before the file's, as ``--set`` told them; ``env.NAME`` is a variable more.
         cwd: Folder of who submits.
         environment: Their environment.
+        options: By the manager's keys, what goes before those: the option's name and its value.
+        is_file: Whether ``command`` is a job file; unless told, if it is one word that ends in ``.toml``.
 
     Raises:
         ConfigError: The file can't be read, or nothing says what to run.
     """
+    names: dict[str, str] = {}
     body: dict[str, object] = {}
-    if len(command) == 1 and command[0].endswith(".toml"):
-        where = command[0]
-        body = _read(Path(where))
-    else:
-        where = "command line"
-        if command:
-            body["argv"] = list(command)
-    body = {**body, **told}
-    _refuse_moments(where, body)
-    if "command" in body:
-        body["argv"] = body.pop("command")
-    for spoken, (key, parse) in _SPOKEN.items():
-        if spoken in body:
-            body[key] = _parsed(where, spoken, body.pop(spoken), parse)
-    if "role" in body:
-        body["roles"] = _roles(where, body.pop("role"))
+    source = ""
+    if is_file or (is_file is None and len(command) == 1 and command[0].endswith(".toml")):
+        source = command[0]
+        body, names = _normal(f"{source}: ", _read(Path(source)))
+    elif command:
+        body["argv"] = list(command)
+    variables = {key: value for key, value in settings.items() if key.startswith(_VARIABLE)}
+    told, told_names = _normal("--set ", {key: value for key, value in settings.items() if key not in variables})
+    body |= told | {key: value for key, (_, value) in (options or {}).items()}
+    names |= told_names | {key: option for key, (option, _) in (options or {}).items()}
     if "argv" not in body and "roles" not in body:
+        where = source or "command line"
         raise ConfigError(f"{where}: nothing to run", hint="name a job file, or a command behind `--`")
-    _refuse_text(where, body)
     body.setdefault("cwd", cwd)
-    body.setdefault("env", passed_on(environment))
-    return body
+    env = body.setdefault("env", passed_on(environment))
+    if variables and isinstance(env, Mapping):
+        body["env"] = {**env, **{key.removeprefix(_VARIABLE): value for key, value in variables.items()}}
+        names.setdefault("env", "--set env")
+    return WantedJob(body=body, source=source, names=names)
+
+
+def _normal(where: str, told: Mapping[str, object]) -> tuple[dict[str, object], dict[str, str]]:
+    """In the manager's keys, and how each was written there."""
+    _refuse_moments(where, told)
+    body: dict[str, object] = {}
+    names: dict[str, str] = {}
+    for written, value in told.items():
+        key, parse = _SPOKEN.get(written, (written, _as_it_is))
+        if key in names:
+            raise ConfigError(f"{where}{written}: is the same as {names[key]}", hint="keep one of them")
+        body[key] = _roles(where, value) if key == "roles" else _parsed(where, written, value, parse)
+        names[key] = f"{where}{written}"
+    _refuse_text(where, body)
+    return body, names
 
 
 def _roles(where: str, roles: object) -> list[dict[str, object]]:
     if not isinstance(roles, list) or not all(isinstance(role, dict) for role in roles):
-        raise ConfigError(f"{where}: role: is no table", hint="write [[role]] before the keys of each")
+        raise ConfigError(f"{where}role: is no table", hint="write [[role]] before the keys of each")
     found: list[dict[str, object]] = []
     for told in roles:
-        role: dict[str, object] = dict(told)
-        named = f"{where}: role {role.get('name', '')}"
-        if "command" in role:
-            role["argv"] = role.pop("command")
-        for spoken in ("memory", "swap"):
-            if spoken in role:
-                role[f"{spoken}_bytes"] = _parsed(named, spoken, role.pop(spoken), parse_bytes)
+        named = f"{where}role {told.get('name', '')}: "
+        role: dict[str, object] = {}
+        for written, value in told.items():
+            key, parse = _SPOKEN_OF_A_ROLE.get(written, (written, _as_it_is))
+            role[key] = _parsed(named, written, value, parse)
         _refuse_text(named, role)
         found.append(role)
     return found
@@ -98,7 +213,7 @@ def _roles(where: str, roles: object) -> list[dict[str, object]]:
 
 def _refuse_text(where: str, body: Mapping[str, object]) -> None:
     if isinstance(body.get("argv"), str):
-        raise ConfigError(f"{where}: command: must be a list of words", hint='such as ["python", "train.py"]')
+        raise ConfigError(f"{where}command: must be a list of words", hint='such as ["python", "train.py"]')
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
@@ -110,11 +225,11 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _parsed(where: str, key: str, value: object, parse: Callable[[str], object]) -> object:
+def _parsed(where: str, key: str, value: object, parse: Callable[[object], object]) -> object:
     try:
-        return parse(str(value))
+        return parse(value)
     except ValueError as error:
-        raise ConfigError(f"{where}: {key}: {error}") from error
+        raise ConfigError(f"{where}{key}: {error}") from error
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -135,7 +250,7 @@ def _read(path: Path) -> dict[str, object]:
 def _refuse_moments(where: str, value: object, key: str = "") -> None:
     """TOML has dates and times, JSON and the manager have none."""
     if isinstance(value, date | time):  # a datetime is a date
-        raise ConfigError(f"{where}: {key}: {value} is a date or time", hint=f'write it in quotes: "{value}"')
+        raise ConfigError(f"{where}{key}: {value} is a date or time", hint=f'write it in quotes: "{value}"')
     parts: Iterable[tuple[str, object]] = ()
     if isinstance(value, Mapping):
         parts = ((f"{key}.{name}" if key else str(name), part) for name, part in value.items())

@@ -47,6 +47,15 @@ def test_nodes_what_runs_and_what_waits_with_its_reason_are_on_one_screen() -> N
     assert any(line.startswith("3 ") and line.endswith("needs 4 GPUs, 0 free") for line in lines)
 
 
+def test_a_job_runs_for_as_long_as_since_its_latest_start() -> None:
+    told = overview(1)
+    jobs = [{**job, "start_s": told["at_s"] - 7200, "started_s": told["at_s"] - 60} for job in told["jobs"]]
+
+    (line,) = [line for line in drawn({**told, "jobs": jobs}) if "train0" in line]
+
+    assert "1 min" in line
+
+
 def test_what_a_screen_has_no_room_for_is_counted() -> None:
     lines = drawn(overview(jobs=9, nodes=4), Room(nodes=1, active=2, waiting=3))
 

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from pydantic import BaseModel
 
+from farside.job_file import KEYS
 from farside.scheduler.live.api import shape
+from farside.scheduler.live.api.schema import JobBody
 from farside.scheduler.live.audit import show_audit
 from farside.scheduler.live.event import CancelRequested, Entry, NodesReserved
 from farside.scheduler.live.overview import Sensed, Survey, show_overview
@@ -19,7 +21,8 @@ from farside.scheduler.live.view import show_entry, show_job, show_job_in_full, 
 from tests.live.world import World, rules
 
 ENTRY = Entry(seq=1, at_s=0.0, generation=0, cause="user ann", event=CancelRequested(job_id="1", by="ann"))
-TEXT = (Path(__file__).parents[2] / "docs/manager.md").read_text().partition("## Keys of `--json`")[2]
+MANUAL = (Path(__file__).parents[2] / "docs/manager.md").read_text()
+TEXT = MANUAL.partition("## Keys of `--json`")[2]
 
 
 def world() -> World:
@@ -61,6 +64,15 @@ def test_a_jobs_keys_are_the_documented_ones() -> None:
 
     assert set(show_job(w.job("1"))) == documented
     assert (set(full) - documented) | set(task) == keys_of("show")
+
+
+def test_every_key_of_a_job_file_is_documented_and_is_one_of_the_manager() -> None:
+    table = MANUAL.partition("| key of a job file | |\n|---|---|\n")[2].partition("\n\n")[0]
+
+    documented = [name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split("|")[1])]
+
+    assert len(documented) == len(set(documented))
+    assert {KEYS[name] for name in documented} == set(JobBody.model_fields)
 
 
 def glimpse(w: World) -> Mapping[str, object]:

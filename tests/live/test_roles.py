@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farside.agent.messages import Hello
-from farside.job_file import job_body
+from farside.job_file import read_job
 from farside.scheduler.live import dispatch, launch
 from farside.scheduler.live.api.schema import JobBody
 from farside.scheduler.live.dispatch import AgentLine, meeting_of, start_of
@@ -147,7 +147,7 @@ def test_a_job_file_names_roles_in_the_units_that_people_write(tmp_path: Path) -
         '[[role]]\nname = "ps"\ncommand = ["serve"]\ngpus = 0\nservice = true\n'
     )
 
-    spec = JobBody.model_validate(job_body([str(file)], {}, "/", {})).spec()
+    spec = JobBody.model_validate(read_job([str(file)], {}, "/", {}).body).spec()
 
     assert list(spec_problems(spec)) == []
     assert (spec.gpus, spec.argv, spec.memory_bytes_per_gpu) == (4, ("work",), 8 << 30)

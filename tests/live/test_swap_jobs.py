@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from farside.agent import messages as m
-from farside.job_file import job_body
+from farside.job_file import read_job
 from farside.scheduler.live.api.jobs import cluster_problems
 from farside.scheduler.live.api.schema import JobBody
 from farside.scheduler.live.dispatch import AgentLine, start_of
@@ -142,7 +142,7 @@ def test_a_process_of_a_role_gets_its_own() -> None:
         ]
     }
     world = a_world(n0=64)
-    spec = JobBody(**job_body((), told, "/", {})).spec()  # type: ignore[arg-type]
+    spec = JobBody(**read_job((), told, "/", {}).body).spec()  # type: ignore[arg-type]
     job = world.job(world.submit(2, **{name: getattr(spec, name) for name in SHAPE}))
 
     assert spec.swap_bytes_per_gpu == 4 * GIB
@@ -153,7 +153,7 @@ SHAPE = ("argv", "roles", "memory_bytes_per_gpu", "swap_bytes_per_gpu")
 
 
 def test_a_job_file_and_a_flag_say_it_alike() -> None:
-    body = job_body(("train",), {"swap": "8GiB", "memory_per_gpu": "4GiB"}, "/", {})
+    body = read_job(("train",), {"swap": "8GiB", "memory_per_gpu": "4GiB"}, "/", {}).body
 
     assert JobBody(**body).spec().swap_bytes_per_gpu == 8 * GIB  # type: ignore[arg-type]
 

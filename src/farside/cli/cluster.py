@@ -2,14 +2,20 @@
 
 import json
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from farside.cli import options
+from farside.errors import ConfigError, FarsideError, PeerError
+from farside.job_file import KEYS, read_job
+from farside.terminal import printable
 
 if TYPE_CHECKING:
     from farside.manager_client import ManagerClient
@@ -19,12 +25,24 @@ Manager = Annotated[
 ]
 State = Annotated[Path | None, typer.Option(help="Folder of a sandbox whose manager is meant.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Its number, as `farside submit` printed it.")]
-JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="Their numbers.")]
+JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="Their numbers; that of an array is all of it.")]
+# Of words behind `--`: how many there are.
+_BEHIND = "farside.behind"
+
+
+class _Submit(TyperCommand):
+    """It takes a program's options as words, and so has to know what stood behind `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What it would, and notes how many words stand behind `--`."""
+        ctx.meta[_BEHIND] = len(args) - args.index("--") - 1 if "--" in args else 0
+        return super().parse_args(ctx, args)
 
 
 def cluster_commands(app: typer.Typer) -> None:
     """Adds these commands."""
-    app.command(context_settings={"ignore_unknown_options": True})(submit)
+    keys = f"Keys of a job file: {', '.join(KEYS)}; docs/manager.md says what each means."
+    app.command(cls=_Submit, epilog=keys, context_settings={"ignore_unknown_options": True})(submit)
     for command in (queue, show, cancel, hold, release, explain, logs, nodes, drain, undrain):
         app.command()(command)
 
@@ -37,6 +55,7 @@ def client_of(manager: str | None, state: Path | None) -> "ManagerClient":
 
 
 def submit(
+    context: typer.Context,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[JOB.toml | -- COMMAND...]", help="A job file, or what to run.")
     ] = None,
@@ -55,7 +74,7 @@ def submit(
     output: Annotated[str | None, typer.Option("--output", "-o", help="Output file; %j the job, %r the rank.")] = None,
     retries: Annotated[int | None, typer.Option(min=0, help="Starts again so often when it fails.")] = None,
     after: Annotated[list[str] | None, typer.Option(metavar="JOB", help="Only when this one is done.")] = None,
-    count: Annotated[int, typer.Option("--array", min=1, help="So many jobs alike.")] = 1,
+    count: Annotated[int | None, typer.Option("--array", min=1, help="So many jobs alike.")] = None,
     held: Annotated[bool, typer.Option("--hold", help="Does not start until it is released.")] = False,
     settings: options.Overrides = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the id alone.")] = False,
@@ -67,18 +86,28 @@ def submit(
 
     Options go before what the job file says. It runs in this folder, with this environment if the file has no [env].
     """
-    from farside.job_file import job_body
     from farside.units import parse_bytes, parse_seconds
 
-    told: dict[str, object] = {
-        "gpus": gpus, "name": name, "account": account, "qos": qos,
-        "checkpoint_dir": None if checkpoint is None else str(checkpoint.absolute()),
-        "output": output, "retries": retries, "after": after or None, "ranks": "gpu" if per_gpu else None,
-        "swap_bytes_per_gpu": None if swap is None else options.value_of("--swap", swap, parse_bytes),
-        "time_limit_s": None if time_limit is None else options.value_of("--time", time_limit, parse_seconds),
+    words, behind = command or [], context.meta[_BEHIND]
+    _refuse_a_slip(context, words[: len(words) - behind], words)
+    told: dict[str, tuple[str, object]] = {
+        "gpus": ("--gpus", gpus), "name": ("--name", name), "account": ("--account", account), "qos": ("--qos", qos),
+        "checkpoint_dir": ("--checkpoint", None if checkpoint is None else str(checkpoint.absolute())),
+        "output": ("--output", output), "retries": ("--retries", retries), "after": ("--after", after or None),
+        "ranks": ("--per-gpu", "gpu" if per_gpu else None),
+        "swap_bytes_per_gpu": ("--swap", None if swap is None else options.value_of("--swap", swap, parse_bytes)),
+        "time_limit_s": (
+            "--time", None if time_limit is None else options.value_of("--time", time_limit, parse_seconds)
+        ),
+        "count": ("--array", count), "hold": ("--hold", True if held else None),
     }  # fmt: skip
-    body = job_body(command or (), {**options.overrides(settings), **_given(told)}, os.getcwd(), os.environ)
-    answer = client_of(manager, state).post("jobs", body={**body, "count": count, "hold": held})
+    given = {key: one for key, one in told.items() if one[1] is not None}
+    is_file = False if behind >= len(words) else None
+    job = read_job(words, _settings(settings), os.getcwd(), os.environ, options=given, is_file=is_file)
+    try:
+        answer = client_of(manager, state).post("jobs", body=job.body)
+    except ConfigError as error:
+        raise ConfigError(job.in_own_words(str(error))) from error
     ids: list[str] = answer["ids"]
     if as_json:
         print(json.dumps(answer))
@@ -86,6 +115,32 @@ def submit(
         print("\n".join(ids))
     else:
         print(f"job {ids[0]}" if len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}")
+
+
+def _refuse_a_slip(context: typer.Context, before: Sequence[str], words: Sequence[str]) -> None:
+    """``before``: the words that stand before `--`. What is no option of ours would be run, or be lost, as a word."""
+    is_file = bool(before) and before[0].endswith(".toml")
+    slips = [word for word in (before if is_file else before[:1]) if word.startswith("-") and word != "-"]
+    if slips:
+        from farside.config.convert import nearest
+
+        name = slips[0].partition("=")[0]
+        meant = nearest(name, [one for option in context.command.params for one in option.opts])
+        hint = f"did you mean {meant}" if meant else "`farside submit --help` lists them; a command goes behind `--`"
+        raise ConfigError(f"no such option {name}", hint=hint)
+    if is_file and len(words) > 1:
+        hint = "put a command behind `--`, and what the job needs into the file"
+        raise ConfigError(f"{before[0]}: more words follow the job file: {' '.join(words[1:])}", hint=hint)
+
+
+def _settings(texts: Sequence[str] | None) -> Mapping[str, object]:
+    """A variable's value is text, also one that is a number in TOML."""
+    told = dict(options.overrides(texts))
+    for text in texts or ():
+        name, _, value = text.partition("=")
+        if name.strip().startswith("env.") and not isinstance(told[name.strip()], str):
+            told[name.strip()] = value.strip()
+    return told
 
 
 def _given(told: Mapping[str, object]) -> dict[str, object]:
@@ -101,13 +156,16 @@ def queue(
 ) -> None:
     """List jobs: what runs where, what waits and why."""
     query = _given({"all": "true" if everything else None, "user": user})
-    answer = client_of(manager, state).get("jobs", **{name: str(value) for name, value in query.items()})
+    client = client_of(manager, state)
+    answer = client.get("jobs", **{name: str(value) for name, value in query.items()})
     if as_json:
         print(json.dumps(answer["jobs"], indent=2))
         return
     from farside.cli.cluster_table import job_table
 
-    print_table(job_table(answer["jobs"], time.time()))
+    does_one_wait = any(job["state"] == "waiting" for job in answer["jobs"])
+    why = client.get("overview")["why"] if does_one_wait else {}  # of the first of them: each has to be reckoned
+    print_table(job_table(answer["jobs"], why, time.time()))
 
 
 def show(job: JobId, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
@@ -140,12 +198,55 @@ def release(jobs: JobIds, as_json: options.AsJson = False, manager: Manager = No
 
 def _each(jobs: list[str], what: str, as_json: bool, manager: str | None, state: Path | None) -> None:
     client = client_of(manager, state)
-    answers = [client.post("jobs", job, what) for job in jobs]
-    if as_json:
-        print(json.dumps(answers, indent=2))
-    else:
-        for answer in answers:
-            print(f"job {answer['id']}: {answer['state']}")
+
+    def tasks_of(job: str) -> list[str]:
+        return [one["id"] for one in client.get("jobs")["jobs"] if one["id"].startswith(f"{job}_")]
+
+    def word(job: Any) -> str:
+        return f"job {job['id']}: {'told to end' if what == 'cancel' else job['state']}"
+
+    act_on_each(jobs, lambda job: client.post("jobs", job, what), word, parts_of=tasks_of, as_json=as_json)
+
+
+def act_on_each(
+    names: Iterable[str],
+    act: Callable[[str], Any],
+    word: Callable[[Any], str],
+    *,
+    parts_of: Callable[[str], Sequence[str]] = lambda _: (),
+    as_json: bool = False,
+) -> None:
+    """Prints each result as it comes, and goes on after one that was refused; then the exit code is 1.
+
+    Of what is refused the parts are tried, where it has any: an array is none but its tasks.
+
+    Raises:
+        PeerError: The manager does not answer, and the others are not tried.
+    """
+    done: list[Any] = []
+    is_refused = False
+    left = deque(names)
+    try:
+        while left:
+            name = left.popleft()
+            try:
+                done.append(act(name))
+            except PeerError:
+                raise
+            except FarsideError as error:
+                if parts := parts_of(name):
+                    left.extendleft(reversed(parts))
+                    continue
+                is_refused = True
+                print(f"farside: {printable(str(error))}", file=sys.stderr)
+            else:
+                if not as_json:
+                    print(word(done[-1]), flush=True)
+    finally:
+        if as_json:
+            print(json.dumps(done, indent=2))
+    if is_refused:
+        raise typer.Exit(1)
 
 
 def explain(job: JobId, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
@@ -192,8 +293,7 @@ def drain(
 ) -> None:
     """Start nothing new on nodes; what runs there runs on."""
     client = client_of(manager, state)
-    for name in names:
-        print(f"{name}: {client.post('nodes', name, 'drain', body={'reason': reason})['state']}")
+    act_on_each(names, lambda name: client.post("nodes", name, "drain", body={"reason": reason}), _node_word)
 
 
 def undrain(
@@ -203,8 +303,11 @@ def undrain(
 ) -> None:
     """Let jobs start on nodes again."""
     client = client_of(manager, state)
-    for name in names:
-        print(f"{name}: {client.post('nodes', name, 'undrain')['state']}")
+    act_on_each(names, lambda name: client.post("nodes", name, "undrain"), _node_word)
+
+
+def _node_word(node: Any) -> str:
+    return f"{node['name']}: {node['state']}"
 
 
 def print_table(table: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from farside.cli import options
-from farside.cli.cluster import Manager, State, client_of, print_table
+from farside.cli.cluster import Manager, State, act_on_each, client_of, print_table
 
 From = Annotated[str, typer.Option("--from", metavar="TIME", help="now, +2h, or 2026-11-22T08:00 (UTC).")]
 
@@ -84,8 +84,9 @@ def unreserve(
 ) -> None:
     """Cancel reservations."""
     client = client_of(manager, state)
-    for name in names:
-        print(f"{name}: {client.post('reservations', name, 'cancel')['state']}")
+    act_on_each(
+        names, lambda name: client.post("reservations", name, "cancel"), lambda one: f"{one['id']}: {one['state']}"
+    )
 
 
 def usage(

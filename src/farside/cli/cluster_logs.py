@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from farside.errors import FarsideError
+from farside.terminal import printable
 
 LOOK_PERIOD_S = 0.2
 ASK_PERIOD_S = 1.0
@@ -28,10 +29,14 @@ def follow_output(show: Callable[[], Mapping[str, Any]], rank: int, *, is_follow
     if rank >= len(job["tasks"]):
         raise FarsideError(f"job {job['id']}: has no rank {rank}", hint=f"its ranks are 0 to {len(job['tasks']) - 1}")
     task = job["tasks"][rank]
-    _copy(Path(task["output"]), task["node"], show if is_following else lambda: {"state": OVER[0]})
+    length = _copy(Path(task["output"]), task["node"], show if is_following else lambda: {"state": OVER[0]})
+    causes = [task["cause"] for task in show()["tasks"] if task["rank"] == rank and task["cause"]]
+    if causes and not length:  # it could not even be started
+        print(f"farside: job {job['id']}, rank {rank}: {printable(causes[0])}", file=sys.stderr)
 
 
-def _copy(path: Path, node: str, show: Callable[[], Mapping[str, Any]]) -> None:
+def _copy(path: Path, node: str, show: Callable[[], Mapping[str, Any]]) -> int:
+    """How many bytes there were."""
     offset, asked_s, is_over = 0, float("-inf"), False
     while True:
         if time.monotonic() - asked_s >= ASK_PERIOD_S:
@@ -50,5 +55,5 @@ def _copy(path: Path, node: str, show: Callable[[], Mapping[str, Any]]) -> None:
         except OSError as error:
             raise FarsideError(f"{path}: {error.strerror}") from error
         if is_over:
-            return
+            return offset
         time.sleep(LOOK_PERIOD_S)

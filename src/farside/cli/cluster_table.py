@@ -8,19 +8,32 @@ from rich.markup import escape
 from rich.table import Table
 
 from farside.terminal import printable
-from farside.units import format_bytes, format_moment, format_seconds
+from farside.units import format_bytes, format_count, format_moment, format_seconds
 
 Row = Mapping[str, Any]
 
 
-def job_table(jobs: Sequence[Row], now_s: float) -> Table:
-    """A line a job."""
+def job_table(jobs: Sequence[Row], why: Mapping[str, str], now_s: float) -> Table:
+    """A line a job; ``why``: by the id of a waiting one, what it waits for."""
     table = _table("id", "name", "user", "state", "gpus", "time", "where or why")
     for job in jobs:
-        where = ", ".join(job["nodes"]) if job["nodes"] and job["state"] != "waiting" else job["reason"]
-        spent = format_seconds(max(0.0, (job["end_s"] or now_s) - (job["start_s"] or job["submit_s"])))
+        where = why.get(job["id"], job["reason"]).removeprefix("waits: ")
+        if job["nodes"] and job["state"] != "waiting":
+            where = ", ".join(job["nodes"])
+        spent = format_seconds(max(0.0, _spent_s(job, now_s)))
         _add(table, job["id"], job["name"], job["user"], job["state"], job["gpus"], spent, where)
     return table
+
+
+def _spent_s(job: Row, now_s: float) -> float:
+    if job["end_s"]:
+        return float(job["end_s"] - (job["start_s"] or job["submit_s"]))
+    return now_s - float(job["submit_s"] if job["state"] in ("waiting", "held") else since_s(job))
+
+
+def since_s(job: Row) -> float:
+    """When the latest start of a job was, or it was submitted."""
+    return float(job.get("started_s") or job["start_s"] or job["submit_s"])
 
 
 def node_table(nodes: Iterable[Row]) -> Table:
@@ -107,10 +120,15 @@ def job_lines(job: Row, entries: Iterable[Row]) -> Iterator[str]:
     spec = job["spec"]
     yield f"job {job['id']} ({printable(job['name'])}) of {printable(job['user'])}: {job['state']}"
     yield f"  {printable(job['reason'])}"
-    yield f"  command   {printable(' '.join(spec['argv']))}"
+    if not spec.get("roles"):
+        yield f"  command   {printable(' '.join(spec['argv']))}"
+    for role in spec.get("roles", ()):
+        yield f"  role      {printable(role['name'])}, {role['count']}: {printable(' '.join(role['argv']))}"
     yield f"  folder    {printable(spec['cwd'])}"
     yield f"  GPUs      {job['gpus']}, held for {format_seconds(job['held_s'])} in all"
-    yield f"  starts    {job['starts']}, preempted {job['preemptions']} times, failed {job['failures']} times"
+    often = {"preempted": job["preemptions"], "failed": job["failures"]}
+    counts = ", ".join(f"{what} {format_count(count, 'time')}" for what, count in often.items())
+    yield f"  starts    {job['starts']}, {counts}"
     times = {"to stop": job.get("pause_s"), "to start": job.get("resume_s")}
     if took := ", ".join(f"{format_seconds(took_s)} {what}" for what, took_s in times.items() if took_s is not None):
         yield f"  took      {took}, the last time"

@@ -87,6 +87,8 @@ def _command(command: Any, path: tuple[str, ...]) -> Iterator[str]:
     yield f".SH SYNOPSIS\n.B {_plain(' '.join(path))}\n{_text(usage)}"
     yield f".SH DESCRIPTION\n{_paragraphs(command.help or '')}"
     yield from _options(command, context)
+    if command.epilog:
+        yield f".SH NOTES\n{_paragraphs(command.epilog)}"
     for name, child in sorted(getattr(command, "commands", {}).items()):
         if not child.hidden:
             yield from _subcommand(child, (*path, name))

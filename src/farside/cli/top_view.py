@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from farside.cli.cluster_table import since_s
 from farside.terminal import printable
 from farside.units import format_bytes, format_seconds
 
@@ -107,7 +108,7 @@ def _nodes(told: Row, limit: int) -> Table:
 def _active(jobs: Iterable[Row], now_s: float) -> Table:
     table = _table("job", "name", "user", "state", "GPUs", "runs for", "where")
     for job in jobs:
-        _add(table, job, now_s - (job["start_s"] or job["submit_s"]), ", ".join(job["nodes"]))
+        _add(table, job, now_s - since_s(job), ", ".join(job["nodes"]))
     return table
 
 
