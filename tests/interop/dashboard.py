@@ -1,7 +1,6 @@
-"""The fields of a Grafana dashboard that ours uses, as Grafana 10 and 11 know them; another one is an error.
+"""The fields and values that our Grafana dashboard uses, to read it by; another one is an error.
 
-After Grafana's own schema (kinds/dashboard/dashboard_kind.cue); only what is used is here, so that a misspelt field,
-which Grafana would silently skip, is found.
+That Grafana knows them is shown by its own types, in test_dashboard.py.
 """
 
 from pathlib import Path
@@ -121,7 +120,6 @@ class Variable(Part, frozen=True, kw_only=True):
     current: Empty
     options: tuple[()]
     datasource: Source | None = None
-    definition: str = ""
     allValue: str | None = None  # noqa: N815
     sort: int = 0
 
