@@ -12,6 +12,7 @@
 #   make clean      removes what the above made in this tree
 #
 #   make deb        the Debian package, in build/
+#   make test-cluster  the tests that need PyTorch, Slurm, MariaDB or PostgreSQL (1 GB), none of which may be skipped
 #   make test-vm    the tests that need a kernel of their own, in virtual machines; `make test` has the smoke of them
 #   make survival   the faults of docs/survival.md in virtual machines, and its tables made anew (two hours, emulated)
 #   make screenshots  docs/page-*.png made anew, of a sandbox's page in a headless browser
@@ -37,11 +38,15 @@ DEMO_PACKAGES := fio libnbd-bin nbdkit
 VM_PACKAGES := qemu-system-x86 qemu-utils mmdebstrap debian-archive-keyring e2fsprogs openssh-client util-linux cpio
 TEST_PACKAGES := $(DEMO_PACKAGES) $(VM_PACKAGES) nbd-client nbd-server qemu-utils clang libclang-rt-14-dev vagrant openipmi \
 	ipmitool groff-base systemd chromium faketime munge
+CLUSTER_PACKAGES := $(TEST_PACKAGES) slurmctld slurmd slurm-client slurmdbd mariadb-server-core postgresql
 CHECK_PACKAGES := clang-format shellcheck
 DEB_PACKAGES := dpkg-dev
 BENCH_PACKAGES := $(DEMO_PACKAGES) nbd-server qemu-utils
 
 VM_IMAGE = test "$${FARSIDE_VM:-}" = none || $(PYTHON) -m tests.vm.harness image
+
+CLUSTER_TESTS := tests/slurm tests/sandbox/test_examples.py tests/profile/test_torch.py tests/live/test_store.py \
+	tests/live/test_once.py tests/live/test_live_power.py tests/live/test_manager_process.py
 
 ENGINE := kmod_shim/engine
 PRELOAD := agent/profile/preload
@@ -51,9 +56,9 @@ ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(
 	$(wildcard $(PRELOAD)/*.[ch]) agent/profile/build_preload.py
 SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh vagrant/*.sh vagrant/*/*.sh)
 
-.PHONY: demo deb test test-vm check lint types bench bench-simulator bench-apps reproduce venv clean sanitize format \
-	packages-build packages-demo packages-deb packages-test packages-vm vm-image packages-check packages-bench venv-dev \
-	survival screenshots
+.PHONY: demo deb test test-cluster test-vm check lint types bench bench-simulator bench-apps reproduce venv clean sanitize format \
+	packages-build packages-demo packages-deb packages-test packages-cluster packages-vm vm-image packages-check packages-bench venv-dev \
+	survival screenshots venv-cluster
 
 demo: venv packages-demo
 	@.venv/bin/farside demo
@@ -62,6 +67,9 @@ demo: venv packages-demo
 test: venv-dev packages-test .venv/bin/promtool
 	@$(VM_IMAGE) || true
 	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+test-cluster: venv-cluster packages-cluster
+	@FARSIDE_NO_SKIP=1 $(PYTHON) -m pytest $(CLUSTER_TESTS) $(PYTEST_ARGS)
 
 # Its first run builds the guests' image and a snapshot, kept in ~/.cache/farside/vm (or FARSIDE_VM_CACHE).
 test-vm: vm-image
@@ -121,6 +129,7 @@ deb: venv packages-deb
 
 venv: .venv/.stamp-engine
 venv-dev: .venv/.stamp-dev .venv/.stamp-engine
+venv-cluster: .venv/.stamp-cluster venv-dev
 
 packages-build:
 	@tools/install_packages.sh $(BUILD_PACKAGES)
@@ -128,6 +137,8 @@ packages-demo:
 	@tools/install_packages.sh $(DEMO_PACKAGES)
 packages-test:
 	@tools/install_packages.sh $(TEST_PACKAGES)
+packages-cluster:
+	@tools/install_packages.sh $(CLUSTER_PACKAGES)
 packages-vm:
 	@tools/install_packages.sh $(VM_PACKAGES)
 packages-check:
@@ -153,6 +164,13 @@ packages-bench:
 .venv/.stamp-dev: requirements/dev.txt requirements/runtime.txt .venv/.stamp-runtime
 	@echo "farside: installing requirements/dev.txt"
 	@$(PIP) install --no-deps -r requirements/dev.txt
+	@touch $@
+
+.venv/.stamp-cluster: requirements/cluster.txt .venv/.stamp-dev
+	@echo "farside: installing requirements/cluster.txt"
+	@$(PIP) install --no-deps -r requirements/cluster.txt
+	@$(PYTHON) -W ignore -c 'import torch' 2>/dev/null \
+		|| { echo "farside: this PyTorch does not load; see the head of requirements/cluster.txt" >&2; exit 1; }
 	@touch $@
 
 # Of Debian's prometheus package, which is not installed: that would start a server.

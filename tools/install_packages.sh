@@ -1,5 +1,6 @@
 #!/bin/sh
 # Installs those of the named Debian packages that are missing. Says in one line why it cannot, where it cannot.
+# No daemon that comes with one of them is started: tests start their own, and this machine may be somebody's.
 # Usage: tools/install_packages.sh PACKAGE...
 set -eu
 
@@ -32,7 +33,16 @@ export DEBIAN_FRONTEND=noninteractive
 # shellcheck disable=SC2086 # a list of names
 apt_install() { apt-get install -qq -y --no-install-recommends -o DPkg::Lock::Timeout=300 $missing >/dev/null; }
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+made=""
+trap 'rm -f "$log" $made' EXIT
+trap 'exit 1' HUP INT TERM
+# What Debian's packages ask before they start anything; 101 is "no". One that is there already has its reasons.
+policy=${FARSIDE_POLICY_RC_D:-/usr/sbin/policy-rc.d}
+if ! [ -e "$policy" ]; then
+	made=$policy
+	printf '#!/bin/sh\nexit 101\n' >"$policy"
+	chmod 755 "$policy"
+fi
 if ! { apt-get update -qq && apt_install; } >"$log" 2>&1; then
 	tail -n 20 "$log" >&2
 	fail "apt-get could not install:$missing"
