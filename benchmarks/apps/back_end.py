@@ -3,7 +3,7 @@
 import secrets
 
 from benchmarks.apps.result import BackEnd
-from benchmarks.apps.size import DISK_BYTES_PER_S, DISK_IOPS, SWAP_MIB
+from benchmarks.apps.size import DISK_BYTES_PER_S, DISK_IOPS, PAGE_CLUSTER, SWAP_MIB
 from farside.kmod_shim.swap_sysctl import READAHEAD
 from tests.vm.harness.guest import Guest
 
@@ -42,6 +42,9 @@ def set_up(back_end: BackEnd, borrower: Guest, donor: Guest) -> int:
         HarnessError: A command failed; says which, and what it said.
     """
     address = donor.address
+    if back_end not in _TRANSPORTS:
+        cluster = READAHEAD if back_end is BackEnd.AHEAD else PAGE_CLUSTER
+        borrower.run(f"echo {cluster} >/proc/sys/vm/page-cluster")
     match back_end:
         case BackEnd.DISK:
             # Written whole: the emulator's disk file is to have all of it before it is timed.
@@ -49,8 +52,6 @@ def set_up(back_end: BackEnd, borrower: Guest, donor: Guest) -> int:
             borrower.run(f"{make} && {_SWAPON.format('/swap')}", limit_s=START_S)
             return 0
         case BackEnd.NBDKIT | BackEnd.AHEAD:
-            if back_end is BackEnd.AHEAD:
-                borrower.run(f"echo {READAHEAD} >/proc/sys/vm/page-cluster")
             pid = int(donor.run(_NBDKIT.format(address=address, mib=SWAP_MIB), limit_s=START_S))
             borrower.run(_NBD_CLIENT.format(address=address), limit_s=START_S)
             return pid

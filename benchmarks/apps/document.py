@@ -9,6 +9,7 @@ from benchmarks.figure import Line, Plot
 from benchmarks.figure_plot import save_plot
 
 DOCS = Path(__file__).parents[2] / "docs"
+REMARKS = Path(__file__).parent / "remarks.md"  # by hand
 MIB = 1 << 20
 
 
@@ -23,7 +24,7 @@ def write_document(results: Results, source: Path) -> None:
     root = DOCS.parent
     name = source.resolve().relative_to(root) if source.resolve().is_relative_to(root) else source
     target = DOCS / "benchmarks-apps.md"
-    target.write_text(document(results, source=str(name), curves=curves))
+    target.write_text(document(results, source=str(name), curves=curves, remarks=REMARKS.read_text()))
     print(f"wrote {target}")
 
 

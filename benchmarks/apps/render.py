@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.apps import paper
 from benchmarks.apps.plan import LEVELS_PCT, RETREATING, WINDOWS
 from benchmarks.apps.result import BackEnd, Results, Retreat, Workload, cell_key, retreat_key
-from benchmarks.apps.size import DISK_BYTES_PER_S, DISK_IOPS, DONORS, GUEST_MIB, RETREAT_MIB, SLAB_MIB
+from benchmarks.apps.size import DISK_BYTES_PER_S, DISK_IOPS, DONORS, GUEST_MIB, PAGE_CLUSTER, RETREAT_MIB, SLAB_MIB
 from benchmarks.apps.summary import (
     Summary,
     above_idle,
@@ -53,10 +53,10 @@ figures (thesis §2.7.3 and §2.7.4) stand beside ours: they are plots, and what
 * (b) is `nbd-client` to a `nbdkit memory` on the donor: a server's CPU serves every page, as in nbdX.
 * (c) is the kernel's NVMe over TCP, with a RAM disk (`brd`) behind the donor's `nvmet`.
 * (d) is `farside swap attach` with one donor; every slab is leased before the workload starts. Second copies go to the
-  borrower's virtio disk, which is not held back there; one more row has it as slow as (a). They
-  are encrypted, which nobody else's pages are: emulated, AES takes 0.3 ms a page, and 0.8 us on the host itself.
-* (a) to (c) have the kernel's own readahead (`vm.page-cluster` 3); `farside swap attach` sets {READAHEAD}, and one
-  row shows (b) with that too. All have one connection, and no I/O scheduler where the network is.
+  borrower's virtio disk, which is not held back there; one more row has it as slow as (a). They are encrypted, which
+  nobody else's pages are.
+* (a) to (c) have the kernel's own readahead (`vm.page-cluster` {PAGE_CLUSTER}); `farside swap attach` sets {READAHEAD},
+  and one row shows (b) with that too. All have one connection, and no I/O scheduler where the network is.
 * The programs' files are locked in memory: what pages is data. Pages are small ones
   (`transparent_hugepage` `never`): what lies in huge ones depends on when the kernel's collector came by.
 * Every back end serves the same operations, on the same data and within the same limits: the random choices are the
@@ -75,11 +75,8 @@ instructions, than the paper's disk was: (a) looks better here than it is, and w
 
 Where Farside stands to (b) and (c) is a matter of the borrower's CPU a request. A process stands there between the
 kernel's device and the network, where they stay in the kernel, and the guest has one processor, which has to switch to
-it and back, twice a page-in. A switch between address spaces empties the emulator's table of translations, and costs
-some 0.1 ms with what follows. Counted in order entry at 50 %: 8.2 switches a request where (b) has 3.3, and 2.2 ms a
-read where (b) has 1.4. So Farside is behind where each fault brings a page or two by chance, and level or ahead where
-it brings many. A second emulated processor for the borrower does not help: tried, without encryption, Farside came to
-0.78 and 0.74 of (b) in order entry at 75 and 50 %, 0.89 and 0.90 in SYS, 0.76 and 0.97 in PageRank. Each page that is
+it and back, twice a page-in. A switch between address spaces empties the emulator's table of translations. So Farside
+is behind where each fault brings a page or two by chance, and level or ahead where it brings many. Each page that is
 swapped out goes to a second place as well; (b) and (c) keep one copy, so that all is lost with their server; see
 [survival](survival.md) for what that buys.
 
@@ -96,9 +93,12 @@ and may be in their spread.
 """
 
 
-def document(results: Results, *, source: str, curves: Sequence[str]) -> str:
-    """The whole document; ``curves`` are the plots' paths, as the document links them."""
-    parts = [_INTRO, _DISTORTION.format(machine=_machine(results, source))]
+def document(results: Results, *, source: str, curves: Sequence[str], remarks: str = "") -> str:
+    """The whole document; ``curves`` are the plots' paths, as the document links them.
+
+    ``remarks``: what a person measured beside it, dated, which no later run changes.
+    """
+    parts = [_INTRO, _DISTORTION.format(machine=_machine(results, source)), *([remarks] if remarks else [])]
     parts += [_workload(results, workload) for workload in Workload]
     parts += [_gains(results), _events(results), _retreats(results, curves)]
     return "\n".join(part.rstrip("\n") + "\n" for part in parts)
@@ -145,7 +145,8 @@ def _sizes(results: Results, workload: Workload) -> str:
     unit = {Workload.ORDERS: "transactions", Workload.PAGERANK: "blocks of 65,536 edges (of 80)"}.get(
         workload, "requests, 4 at once,"
     )
-    return f"Working set {sizes[0]} to {sizes[-1]} MiB; {unit} a second."
+    working_set = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
+    return f"Working set {working_set} MiB; {unit} a second."
 
 
 def _row(results: Results, workload: Workload, back_end: BackEnd) -> Iterator[str]:

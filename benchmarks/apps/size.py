@@ -4,6 +4,7 @@ GUEST_MIB = 768
 SWAP_MIB = 96  # of every back end: the most that any workload has out, and some
 SLAB_MIB = 8
 HEADROOM_MIB = 48
+PAGE_CLUSTER = 3  # vm.page-cluster of all but Farside: the kernel's own (mm/swap.c, swap_setup)
 # In the experiment of Table 2.1: what the donor and the cache beside it may have, and the borrower's device, which is
 # larger than what is left of that, so that the donor lends all it can before the cache grows.
 RETREAT_MIB = 288

@@ -1,6 +1,7 @@
 """The applications' benchmark without its machines: mixes, plan, what is kept, figures, and the document."""
 
 import random
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.apps import counters, paper
+from benchmarks.apps.__main__ import RESULTS
 from benchmarks.apps.counters import busy_s, process_s
-from benchmarks.apps.document import memory_plot
+from benchmarks.apps.document import DOCS, REMARKS, memory_plot
 from benchmarks.apps.meter import Reading
 from benchmarks.apps.mix import ETC, MIXES, SET_BIT, SYS, Mix, packed, payload_bytes, script
 from benchmarks.apps.pin import mapped_files
@@ -298,6 +300,21 @@ def test_measured_cells_stand_beside_the_papers_figures() -> None:
 
     assert any("| (a) disk | 2,000 | 400 | 100 | 5.00x, 20.0x | 17.4x |" in row for row in rows)
     assert any("8.00x" in row and row.rstrip().endswith("| 15.1x | 61.4x |") for row in rows)
+
+
+def test_a_working_set_that_all_back_ends_have_is_one_figure() -> None:
+    same = results(cell(Workload.SYS, BackEnd.DISK, 2000, 400, 100), cell(Workload.SYS, BackEnd.TCP, 2000, 1000, 800))
+
+    assert re.search(r"^Working set \d+ MiB; requests", document(same, source="apps.json", curves=()), re.MULTILINE)
+
+
+def test_the_document_is_made_of_the_results_and_the_remarks_and_nothing_else() -> None:
+    before = (DOCS / "benchmarks-apps.md").read_text()
+    curves = re.findall(r"^!\[.*\]\((.*)\)$", before, re.MULTILINE)
+
+    made = document(load(RESULTS), source="benchmarks/results/apps.json", curves=curves, remarks=REMARKS.read_text())
+
+    assert made == before
 
 
 def test_every_workload_has_the_papers_figures() -> None:
