@@ -2,13 +2,14 @@
 
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from farside.units import format_count
 
 HEAD = "## Farside's own manager beside Slurm\n"
 WIDTH = 118
+LOAD_QUIET = 2.0  # above it something else had the cores
 REMARK = (
     "One by one Python's start is what costs: most of a call's CPU time is gone before it says a word. Who submits "
     "many jobs gives `--array`, or talks to the API over one connection."
@@ -24,6 +25,7 @@ def section(told: Mapping[str, Any]) -> str:
         [
             HEAD,
             textwrap.fill(_source(told), WIDTH),
+            *_warning(told),
             "",
             f"| | array of {first['jobs']:,}: jobs a second | its call | {first['singles']} one by one: jobs a second |"
             " one call | CPU of a call | from call to start |",
@@ -44,6 +46,11 @@ def _source(told: Mapping[str, Any]) -> str:
         f"{told['commit'] or 'unknown'}, "
         f"{machine['cpu']}, {machine['cores']} cores, load average before it {machine['load_before']}."
     )
+
+
+def _warning(told: Mapping[str, Any]) -> Iterator[str]:
+    if told["machine"]["load_before"] > LOAD_QUIET:
+        yield f"**The machine was busy (above {LOAD_QUIET:g}): compare the two, and trust neither figure alone.**"
 
 
 def _row(name: str, some: Sequence[Mapping[str, Any]]) -> str:

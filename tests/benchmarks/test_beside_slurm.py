@@ -32,6 +32,13 @@ def test_a_row_has_the_medians_of_the_repetitions() -> None:
     assert "| `sbatch` | 50.0 | 200 ms | 4.0 | 150 ms | 120 ms | 300 ms |" in lines
 
 
+@pytest.mark.parametrize(("load", "is_warned"), [(0.5, False), (2.0, False), (2.01, True)])
+def test_figures_of_a_busy_machine_are_told_to_be_so(load: float, is_warned: bool) -> None:
+    told = {**TOLD, "machine": {"cpu": "a CPU", "cores": 2, "load_before": load}}
+
+    assert ("**The machine was busy" in section(told)) is is_warned
+
+
 def test_what_stands_before_the_section_stays_as_it_is() -> None:
     made = written(f"# Title\n\ntext\n\n{HEAD}\nold figures\n", TOLD)
 
