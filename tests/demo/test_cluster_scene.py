@@ -58,6 +58,16 @@ def test_what_went_wrong_is_named() -> None:
     assert scene_faults(replace(GOOD, violations=("entry 7: a GPU is given twice",)))[0].startswith("entry 7")
 
 
+@pytest.mark.parametrize("said_s", [6.0, 0.5])
+def test_a_simulator_that_is_far_off_is_a_fault(said_s: float) -> None:
+    fifo, las = GOOD.rounds
+    off = replace(GOOD, rounds=(fifo, replace(las, fidelity=fidelity((1.0, said_s), preemptions=3), done=1)))
+
+    assert scene_faults(off) == (
+        f"the simulated mean JCT under las is off by {100 * (said_s - 1):+.1f} % (25 at most)",
+    )
+
+
 def test_the_page_has_reality_and_simulation_and_the_paper_s_figure_beside_them() -> None:
     page = io.StringIO()
 
