@@ -1,5 +1,7 @@
 """Records how this version speaks: `python -m tests.live.record_version FOLDER`, run once with each version released.
 
+FOLDER is `tests/live/recorded/` with the commit that it was, which test_versions_processes.py runs again.
+
 A manager and an agent, as processes, with a relay between them that writes down each frame; jobs that end in every way;
 then the log, and the JSON schema of every message and event. `test_versions.py` reads what the version before has left.
 """
@@ -13,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 from websockets.asyncio.client import connect
@@ -27,7 +30,7 @@ from tests.live.manager import Manager, running_manager
 from tests.support.waiting import until
 
 HOME = "/home/ann"  # stands for the folder it was recorded in
-MESSAGES = (m.Hello, m.Report, m.Probed, m.Welcome, m.Ack, m.Start, m.Stop, m.Forget, m.Probe, m.Donors)
+MESSAGES = (*get_args(m.AgentMessage), *get_args(m.ManagerMessage))
 Frames = list[dict[str, str]]
 
 

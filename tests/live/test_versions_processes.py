@@ -1,0 +1,48 @@
+"""Farside N and N-1 as processes: an agent of each recorded commit with our manager, and ours with its manager."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.agent.process import agent, until_connected, write_config
+from tests.live.manager import running_manager
+from tests.live.test_versions import RECORDED
+from tests.support.waiting import until
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=[folder.name for folder in RECORDED])
+def before(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
+    """The prefix of a command that runs it in the sources of that commit."""
+    commit = str(request.param)
+    made = subprocess.run(["git", "archive", "--format=tar", commit], cwd=ROOT, capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no commit {commit} here (a shallow clone, or no clone): git fetch --unshallow")
+    folder = tmp_path / "before"
+    folder.mkdir()
+    subprocess.run(["tar", "-x", "-C", folder], input=made.stdout, check=True)
+    return ("env", f"PYTHONPATH={folder / 'src'}")
+
+
+@pytest.mark.parametrize("which", ["manager", "agent"])
+def test_one_of_the_version_before_runs_and_ends_jobs_with_the_other_of_ours(
+    which: str, before: tuple[str, ...], tmp_path: Path
+) -> None:
+    old_manager, old_agent = (before if which == "manager" else ()), (before if which == "agent" else ())
+    with running_manager(tmp_path / "m", token_submit="true", on=old_manager) as manager:
+        (tmp_path / "a").mkdir()
+        config = write_config(tmp_path / "a", manager.url, token=manager.node_token, declared_gpus=2)
+        with agent(config, on=old_agent):
+            until_connected(tmp_path / "a")
+            well = manager.submit("sh", "-c", "exit 0", cwd=str(tmp_path))
+            badly = manager.submit("sh", "-c", "exit 3", cwd=str(tmp_path), gpus=2)
+            for job, state in ((well, "done"), (badly, "failed")):
+                until(lambda: manager.job(job)["state"] == state, what=f"job {job} {state}", deadline_s=60)  # noqa: B023
+            long = manager.submit("sleep", "600", cwd=str(tmp_path), grace_s=1)
+            until(lambda: manager.job(long)["state"] == "running", what="a job that runs", deadline_s=60)
+            manager.post("jobs", long, "cancel")
+            until(lambda: manager.job(long)["state"] == "cancelled", what="its end", deadline_s=60)
