@@ -283,6 +283,42 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page: "Page", scene: Scene)
     assert (overview, page.evaluate(wide)) == (0, 0)
 
 
+# WCAG 2.2, 2.5.8, without its exceptions: what a finger can hit. A box's label is hit in its place.
+TARGET_LEAST_PX = 24
+SMALL_TARGETS = """(least) => [...document.querySelectorAll("a, button, input, select, summary, [tabindex='0']")]
+  .filter((one) => one.checkVisibility({ visibilityProperty: true }) && !one.matches(".skip"))
+  .map((one) => [one, (one.closest("label") ?? one).getBoundingClientRect()])
+  .filter(([, box]) => box.width < least || box.height < least)
+  .map(([one, box]) => `${one.tagName} ${one.id || one.textContent}: ${box.width} x ${box.height}`)"""
+
+
+@pytest.mark.parametrize("page", [PHONE], ids=["phone"], indirect=True)
+def test_on_a_phone_everything_can_be_hit_with_a_finger(page: "Page", scene: Scene) -> None:
+    page.goto(scene.page)
+    page.get_by_label("Your token").wait_for()
+    small = page.evaluate(SMALL_TARGETS, TARGET_LEAST_PX)
+    sign_in(page, scene)
+    page.locator("#waiting a").first.wait_for()
+    small += page.evaluate(SMALL_TARGETS, TARGET_LEAST_PX)
+    page.locator("#active a").first.tap()
+    page.locator("#job .life").wait_for()
+    small += page.evaluate(SMALL_TARGETS, TARGET_LEAST_PX)
+
+    assert small == []
+
+
+@pytest.mark.parametrize("page", [PHONE], ids=["phone"], indirect=True)
+def test_on_a_phone_a_job_is_opened_and_left_by_touch(page: "Page", scene: Scene) -> None:
+    sign_in(page, scene)
+
+    page.locator("#active a").first.tap()
+    page.locator("#job .life").wait_for()
+    page.locator("#job").get_by_role("link", name="Overview").tap()
+
+    page.locator("#overview").wait_for()
+    assert not page.locator("#job .life").is_visible()
+
+
 def test_light_and_dark_follow_the_browser(page: "Page", scene: Scene) -> None:
     back = "getComputedStyle(document.body).backgroundColor"
     page.emulate_media(color_scheme="light")
