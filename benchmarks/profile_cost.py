@@ -5,6 +5,7 @@ computes, sends 32 tensors and gets the model back. Each pair is one run without
 that changes; the figure is the median of all pairs' ratios, and the middle half of them is printed beside. "One call"
 is a datagram that nobody takes, the cheapest thing that is recorded: its difference is what recording takes. Without
 is: neither LD_PRELOAD nor a file; "without a file" is the library where nobody asked, as in a program that cleared it.
+What it takes of a training's time is less than such pairs can show: profile_training.py reckons it, with its interval.
 """
 
 import argparse
@@ -19,11 +20,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.machine import this_commit, this_machine
-from benchmarks.render import table
+from benchmarks.profile_render import section, written
+from benchmarks.profile_training import an_iteration, training
 from farside.agent.profile.ring_file import FILE_VARIABLE, LIBRARY, RingFile, new_path
 from farside.errors import FarsideError
 
 SOURCE = Path(__file__).parent / "profile_load.c"
+RESULTS = Path(__file__).parent / "results" / "profile_cost.json"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "profiler.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,21 +70,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--pairs", type=int, default=15, help="runs with and without of each load; default: %(default)s"
     )
     parser.add_argument("--scale", type=float, default=1.0, help="rounds of a run, times this; default: %(default)s")
-    parser.add_argument("--output", metavar="FILE", help="write the figures there, as JSON")
+    parser.add_argument("--iterations", type=int, default=7, help="trainings, six at least; default: %(default)s")
+    parser.add_argument("--output", metavar="FILE", default=str(RESULTS), help="default: %(default)s")
     options = parser.parse_args(arguments)
+    if min(options.pairs, options.iterations) < 6:
+        parser.error("--pairs and --iterations: six at least, as fewer have no interval of 95 %")
+    machine = this_machine()
     try:
         with tempfile.TemporaryDirectory(prefix="farside-profile-") as folder:
             program = _built(Path(folder))
             costs = [_measured(program, case, options.pairs) for case in cases(options.scale)]
+            message_ns = [_a_message_ns(program, options.scale) for _ in range(options.pairs)]
+        trained = training(message_ns, [an_iteration() for _ in range(options.iterations)])
     except FarsideError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return error.exit_code
-    header = ("load", "without, us", "more time", "middle half", "more CPU", "more CPU without a file")
-    print(table(header, [_row(cost) for cost in costs]))
-    if options.output:
-        found = {"commit": this_commit(), "machine": asdict(this_machine()), "costs": [asdict(cost) for cost in costs]}
-        Path(options.output).write_text(json.dumps(found, indent=1) + "\n")
+    told = {
+        "commit": this_commit(), "machine": asdict(machine), "training": asdict(trained),
+        "costs": [asdict(cost) for cost in costs],
+    }  # fmt: skip
+    Path(options.output).write_text(json.dumps(told, indent=1) + "\n")
+    print(section(told))
+    print(f"wrote {options.output}")
+    if Path(options.output) == RESULTS:
+        DOCUMENT.write_text(written(DOCUMENT.read_text(), told))
+        print(f"wrote {DOCUMENT}")
     return 0
+
+
+def _a_message_ns(program: Path, scale: float) -> float:
+    """What recording one takes: the cheapest call that is recorded, with the library less without."""
+    alone = cases(scale)[0]
+    return _run(program, alone, "profiled")[1] - _run(program, alone, "plain")[1]
 
 
 def _built(folder: Path) -> Path:
@@ -127,17 +148,6 @@ def _run(program: Path, case: Case, kind: str) -> tuple[float, float]:
             file.close()
     wall, cpu = map(float, done.stdout.split())
     return wall, cpu
-
-
-def _row(cost: Cost) -> tuple[str, ...]:
-    shares = (cost.cpu, cost.idle_cpu)
-    return (
-        cost.case,
-        f"{cost.round_us:.1f}",
-        f"{cost.wall:+.2%}",
-        f"{cost.wall_low:+.2%} to {cost.wall_high:+.2%}",
-        *(f"{share:+.2%}" for share in shares),
-    )
 
 
 if __name__ == "__main__":
