@@ -29,6 +29,7 @@ from farside.scheduler.live.event import (
 )
 from farside.scheduler.live.invariant import violations
 from farside.scheduler.live.record import GONE
+from tests.live.test_versions import RECORDED
 from tests.live.test_versions import entries as recorded_log
 from tests.live.world import World, rules
 
@@ -68,7 +69,7 @@ def eventful_log() -> list[Entry]:
     return world.log
 
 
-LOGS = {"made": sound_log(), "eventful": eventful_log(), "recorded": recorded_log()}
+LOGS = {"made": sound_log(), "eventful": eventful_log(), **{before.name: recorded_log(before) for before in RECORDED}}
 
 
 def carries_nothing(event: Event) -> bool:
