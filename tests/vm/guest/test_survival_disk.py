@@ -18,6 +18,7 @@ from tests.vm.guest.swap_plane import LIMIT_S, TWO, Plane, swap, swap_must, vmst
 SIZE = 64 << 20
 SLOW_MS = 20
 BOTH = ("d1", "d2")
+READ_AHEAD_PAGES = 1 << 5  # vm.page-cluster
 
 
 @pytest.fixture
@@ -134,5 +135,6 @@ def test_what_no_copy_is_left_of_fails_and_is_never_wrong(plane: Plane, tmp_path
     write(row)
     assert (row.wrong_pages, row.lost_processes) == (0, 0)
     assert seen.failed > 0  # it is told EIO, by a read that may fail; a touch would be a SIGBUS
-    assert row.lost_pages >= seen.failed
+    # A page that is not lost fails with the kernel's request, of up to a window of read-ahead, that it shares with one.
+    assert row.lost_pages >= seen.failed - READ_AHEAD_PAGES
     assert complaints
