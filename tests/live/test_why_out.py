@@ -36,7 +36,7 @@ def test_drained_lost_sleeping_and_broken_nodes_are_named_with_their_reasons_and
     assert sorted(why(world, job)[-6:]) == [
         "4 GPUs are on n2: lost (silent for 60 s)",
         "4 GPUs are on n3: asleep: idle",
-        "4 GPUs are on n5: drained (GPU errors: 1)",
+        "4 GPUs are on n5: drained (GPU 1: errors)",
         "4 GPUs are on n6: draining (drained by ann); `farside undrain` gives it back",
         "8 GPUs are on n0, n1: drained (new disks); `farside undrain` gives it back",
         "being switched on: n4",
