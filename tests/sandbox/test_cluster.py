@@ -102,7 +102,7 @@ def test_a_checkpoint_folder_that_no_node_can_use_is_refused_in_one_line(sandbox
     done = subprocess.run(command("submit", "--state", str(sandbox.state), *wrong), capture_output=True, text=True)
 
     assert done.returncode != 0
-    assert "checkpoint_dir" in done.stderr
+    assert done.stderr.startswith("farside: --checkpoint: ")
     assert "on node n" in done.stderr
     assert "Not a directory" in done.stderr
     assert json.loads(farside(sandbox, "queue", "--all", "--json")) == before
