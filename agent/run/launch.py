@@ -74,11 +74,11 @@ def launch(
     ``ready_fd`` is what the program finds as FARSIDE_READY; it is closed here. ``given_up`` is asked again and again
     while the user's files and folders keep us waiting, and says why to end that; empty: go on.
     """
-    ours, childs = os.pipe2(os.O_CLOEXEC)
+    ours, theirs = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
-        _run(start, account, held_by, mark, childs, ready_fd, profiled_by)
-    os.close(childs)
+        _run(start, account, held_by, mark, theirs, ready_fd, profiled_by)
+    os.close(theirs)
     os.close(ready_fd)
     with os.fdopen(ours, "rb") as said:
         fault = ""

@@ -65,7 +65,7 @@ def look(step: str, path: str, mark: str, made: str) -> list[str]:
 
 
 async def _tried(probe: m.Probe, account: Account) -> tuple[str, str]:
-    ours, childs = os.pipe2(os.O_CLOEXEC)
+    ours, theirs = os.pipe2(os.O_CLOEXEC)
     reader = asyncio.StreamReader(limit=ANSWER_BYTES_MAX)
     # Not asyncio's own pipe, which stays open for as long as whoever has got hold of its other end likes.
     pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -76,7 +76,7 @@ async def _tried(probe: m.Probe, account: Account) -> tuple[str, str]:
             process = await asyncio.create_subprocess_exec(
                 *look(probe.step, probe.path, probe.mark, probe.made),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=childs,
+                stdout=theirs,
                 stderr=asyncio.subprocess.DEVNULL,
                 cwd="/",
                 env={"PATH": PATH_DEFAULT, "LANG": "C.UTF-8"},  # not ours: its user may read it
@@ -84,7 +84,7 @@ async def _tried(probe: m.Probe, account: Account) -> tuple[str, str]:
                 **_identity(account),
             )
         finally:
-            os.close(childs)
+            os.close(theirs)
         return await _answer_of(process, reader, probe.path)
     finally:
         pipe.close()
