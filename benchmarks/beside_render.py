@@ -62,15 +62,3 @@ def _row(name: str, some: Sequence[Mapping[str, Any]]) -> str:
     times_ms = [1000 * middle([one[key] for one in some]) for key in ("submit_s", "call_s", "cpu_s", "start_s")]
     submit, call, cpu, start = (f"{value:.0f} ms" for value in times_ms)
     return f"| {CALLS[name]} | {array:.1f} | {submit} | {singly:.1f} | {call} | {cpu} | {start} |"
-
-
-def written(document: str, told: Mapping[str, Any]) -> str:
-    """The document with this section made anew, which is its last.
-
-    Raises:
-        ValueError: It has no such section.
-    """
-    before, head, _ = document.partition(HEAD)
-    if not head:
-        raise ValueError(f"there is no '{HEAD.strip()}'")
-    return before + section(told)

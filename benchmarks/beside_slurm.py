@@ -7,7 +7,6 @@ accounting, its scheduler told to look at every submission, as Farside does.
 """
 
 import argparse
-import json
 import os
 import resource
 import statistics
@@ -21,8 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.beside_render import section, written
+from benchmarks.beside_render import HEAD, section
 from benchmarks.machine import this_commit, this_machine
+from benchmarks.section import keep
 from farside.errors import FarsideError
 from farside.manager_client import ManagerClient, find_manager
 from farside.sandbox.process import command
@@ -198,12 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"benchmarks: {error}", file=sys.stderr)
         return error.exit_code
     told = {"commit": this_commit(), "machine": asdict(machine), "figures": [asdict(one) for one in found]}
-    Path(options.output).write_text(json.dumps(told, indent=1) + "\n")
-    print(section(told))
-    print(f"wrote {options.output}")
-    if Path(options.output) == RESULTS:
-        DOCUMENT.write_text(written(DOCUMENT.read_text(), told))
-        print(f"wrote {DOCUMENT}")
+    keep(told, Path(options.output), text=section(told), head=HEAD, results=RESULTS, document=DOCUMENT)
     return 0
 
 

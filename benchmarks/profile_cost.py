@@ -9,7 +9,6 @@ What it takes of a training's time is less than such pairs can show: profile_tra
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -20,8 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.machine import this_commit, this_machine
-from benchmarks.profile_render import section, written
+from benchmarks.profile_render import HEAD, section
 from benchmarks.profile_training import an_iteration, training
+from benchmarks.section import keep
 from farside.agent.profile.ring_file import FILE_VARIABLE, LIBRARY, RingFile, new_path
 from farside.errors import FarsideError
 
@@ -89,12 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "commit": this_commit(), "machine": asdict(machine), "training": asdict(trained),
         "costs": [asdict(cost) for cost in costs],
     }  # fmt: skip
-    Path(options.output).write_text(json.dumps(told, indent=1) + "\n")
-    print(section(told))
-    print(f"wrote {options.output}")
-    if Path(options.output) == RESULTS:
-        DOCUMENT.write_text(written(DOCUMENT.read_text(), told))
-        print(f"wrote {DOCUMENT}")
+    keep(told, Path(options.output), text=section(told), head=HEAD, results=RESULTS, document=DOCUMENT)
     return 0
 
 

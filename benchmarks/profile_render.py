@@ -50,16 +50,3 @@ def _row(cost: Told) -> tuple[str, ...]:
     spread = f"{cost['wall_low']:+.2%} to {cost['wall_high']:+.2%}"
     more = (f"{cost[name]:+.2%}" for name in ("cpu", "idle_cpu"))
     return (cost["case"], f"{cost['round_us']:.1f}", f"{cost['wall']:+.2%}", spread, *more)
-
-
-def written(document: str, told: Told) -> str:
-    """The document with this section made anew.
-
-    Raises:
-        ValueError: It has no such section.
-    """
-    before, head, rest = document.partition(HEAD)
-    if not head:
-        raise ValueError(f"there is no '{HEAD.strip()}'")
-    _, after_head, after = rest.partition("\n## ")
-    return before + section(told) + after_head + after

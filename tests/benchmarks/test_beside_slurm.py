@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from benchmarks.beside_render import HEAD, section, written
+from benchmarks.beside_render import HEAD, section
 from benchmarks.beside_slurm import DOCUMENT, RESULTS
+from benchmarks.section import with_section
 
 FIGURE = {
     "jobs": 1000, "submit_s": 0.2, "array_s": 20.0, "singles": 100, "call_s": 0.15, "cpu_s": 0.12, "start_s": 0.3,
@@ -22,7 +23,7 @@ TOLD = {
 def test_the_document_has_the_figures_of_the_last_run() -> None:
     document = DOCUMENT.read_text()
 
-    assert written(document, json.loads(RESULTS.read_text())) == document
+    assert with_section(document, HEAD, section(json.loads(RESULTS.read_text()))) == document
 
 
 def test_a_row_has_the_medians_of_the_repetitions() -> None:
@@ -40,7 +41,7 @@ def test_figures_of_a_busy_machine_are_told_to_be_so(load: float, is_warned: boo
 
 
 def test_what_stands_before_the_section_stays_as_it_is() -> None:
-    made = written(f"# Title\n\ntext\n\n{HEAD}\nold figures\n", TOLD)
+    made = with_section(f"# Title\n\ntext\n\n{HEAD}\nold figures\n", HEAD, section(TOLD))
 
     assert made.startswith(f"# Title\n\ntext\n\n{HEAD}\nWritten by")
     assert "old figures" not in made
@@ -48,4 +49,4 @@ def test_what_stands_before_the_section_stays_as_it_is() -> None:
 
 def test_a_document_without_the_section_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no '## Farside's own manager"):
-        written("# Title\n", TOLD)
+        with_section("# Title\n", HEAD, section(TOLD))

@@ -3,8 +3,9 @@
 import pytest
 
 from benchmarks.profile_cost import DOCUMENT
-from benchmarks.profile_render import HEAD, section, written
+from benchmarks.profile_render import HEAD, section
 from benchmarks.profile_training import Middle, middle, training
+from benchmarks.section import with_section
 
 FIGURE = {"value": 2.0, "low": 1.0, "high": 3.0}
 TOLD = {
@@ -50,7 +51,7 @@ def test_the_interval_of_the_share_has_the_worst_that_can_come_together() -> Non
 
 
 def test_the_section_has_the_share_with_its_interval_and_the_rest_of_the_document_stays() -> None:
-    made = written(f"# Title\n\n{HEAD}\nold figures\n\n## What it does not see\n\ntext\n", TOLD)
+    made = with_section(f"# Title\n\n{HEAD}\nold figures\n\n## What it does not see\n\ntext\n", HEAD, section(TOLD))
 
     assert made == f"# Title\n\n{section(TOLD)}\n## What it does not see\n\ntext\n"
     row = next(line for line in made.splitlines() if "of the iteration" in line)
@@ -59,7 +60,7 @@ def test_the_section_has_the_share_with_its_interval_and_the_rest_of_the_documen
 
 def test_a_document_without_the_section_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no '## What it costs'"):
-        written("# Title\n", TOLD)
+        with_section("# Title\n", HEAD, section(TOLD))
 
 
 def test_the_document_has_the_section() -> None:
