@@ -13,7 +13,6 @@ from farside.clock import Clock
 from farside.config import BlockdevConfig
 from farside.kmod_shim.engine.binding import Protection
 
-COPIES = {Protection.DISK: 1, Protection.REPLICA: 2, Protection.NONE: 1, Protection.BOTH: 2}
 DISK_TRUSTED_S = 10.0  # since it last failed a request; a page that it refuses is tried again each second
 
 
@@ -59,7 +58,7 @@ class Context:
     @property
     def copies(self) -> int:
         """Homes that a cluster should have."""
-        return COPIES[self.protection]
+        return self.config.copies
 
     @property
     def is_committed(self) -> bool:

@@ -439,7 +439,12 @@ static inline bool page_is_exposed(uint64_t a)
 	return sources & P_RALL && !(sources & (sources - 1));
 }
 
-static inline bool page_is_single(uint64_t a) { return a & P_RALL && !(a & P_RALL & ((a & P_RALL) - 1)); }
+static inline bool page_is_single(uint64_t a)
+{
+	uint64_t homes = a & P_RALL;
+
+	return homes && !(homes & (homes - 1));
+}
 
 static inline bool page_is_on_disk_alone(uint64_t a) { return (a & P_SOURCES) == P_DISK; }
 

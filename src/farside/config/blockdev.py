@@ -173,3 +173,8 @@ class BlockdevConfig:
         default=(),
         metadata=about(Kind.RULES, "[[fault]] tables: operations to spoil, for tests and drills", row=FaultRule),
     )
+
+    @property
+    def copies(self) -> int:
+        """Donors that shall have each page."""
+        return 2 if self.protection == "replica" or self.donors_hold == "twice" else 1

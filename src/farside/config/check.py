@@ -217,7 +217,7 @@ def _is_ip_address(text: str) -> bool:
 
 
 def _slab_number_problems(config: BlockdevConfig) -> Iterator[Problem]:
-    copies = 2 if config.protection == "replica" or config.donors_hold == "twice" else 1
+    copies = config.copies
     most_bytes = (SLABS_MAX - SLABS_SPARE) * config.slab_bytes // copies
     if config.size_bytes <= most_bytes:
         return
