@@ -200,7 +200,7 @@ class Shepherd:
         look_at_s = self._profiler.due_s if self._profiler is not None else None
         ahead = (deadline_s, self._kill_at_s, look_at_s, self._deaf_until_s)
         moments = [when_s for when_s in ahead if when_s is not None and when_s > now_s]
-        limit_s = min(moments, default=now_s + FOREVER_S) - now_s
+        limit_s = min((FOREVER_S, *(when_s - now_s for when_s in moments)))
         if self._exit is not None or (self._kill_at_s is not None and now_s >= self._kill_at_s):
             limit_s = min(limit_s, LOOK_EVERY_S)  # not every process that we wait for is our child
         got = signal.sigtimedwait(_WATCHED, limit_s)

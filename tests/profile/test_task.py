@@ -14,7 +14,7 @@ from farside.agent.profile import profiler, ring_file
 from farside.agent.profile.ring import Process, Recorded
 from farside.agent.profile.task import SILENT, UNSEEN, task_profile
 from farside.agent.run.environment import with_library
-from tests.agent.node import Node
+from tests.agent.node import DEADLINE_S, Node
 from tests.profile.trace import MIB, Training, events_of
 from tests.profile.training import TENSORS
 from tests.support.waiting import until
@@ -63,6 +63,20 @@ def test_a_task_that_is_killed_tells_what_it_has_sent(node: Node) -> None:
     assert end.signal == 9
     assert end.profile is not None
     assert (end.profile.problem, end.profile.processes, end.profile.largest_bytes) == ("", 2, 600_000)
+
+
+def test_a_task_whose_messages_have_been_told_of_runs_on_to_its_own_end(node: Node, tmp_path: Path) -> None:
+    port, over = free_port(), tmp_path / "over"
+    both = f"{sys.executable} {PROGRAM} server {port} 12 & {sys.executable} {PROGRAM} worker {port} 12"
+    node.start(f"{both}; until [ -e {over} ]; do sleep 0.05; done; exit 7", profile=True)
+
+    until(lambda: node.state().profile, what="a profile while it runs", deadline_s=DEADLINE_S)
+    over.touch()
+    end = node.ended()
+
+    assert (end.state, end.exit_code, end.cause) == ("exited", 7, "exit code 7")
+    assert end.profile is not None
+    assert end.profile.problem == ""
 
 
 def test_a_task_that_sends_nothing_says_so(node: Node) -> None:
