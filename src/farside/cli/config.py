@@ -117,17 +117,9 @@ def _whose(file: Path) -> Program:
 
 def effective(whose: Program, paths: Sequence[Path]) -> "AnyEffective":
     """The settings of a program that count, with their sources."""
-    from farside import config
-    from farside.config.load import effective_config
+    from farside.config.load import effective_config, kind_of
 
-    kinds = {
-        Program.DAEMON: config.DaemonConfig,
-        Program.BLOCKDEV: config.BlockdevConfig,
-        Program.AGENT: config.AgentConfig,
-        Program.MANAGER: config.ManagerConfig,
-        Program.SLURM: config.SlurmConfig,
-    }
-    return effective_config(kinds[whose], paths)
+    return effective_config(kind_of(whose), paths)
 
 
 def _rows(loaded: "AnyEffective") -> list[dict[str, Any]]:

@@ -66,6 +66,11 @@ class ConfigProblems(ConfigError):
         self.problems = tuple(problems)
 
 
+def kind_of(program: str) -> type[Any]:
+    """The settings' class of a program: of `daemon`, `blockdev`, `agent`, `manager` or `slurm`."""
+    return next(kind for kind, (name, _problems_of) in _PROGRAMS.items() if name == program)
+
+
 def standard_files(program: str) -> tuple[Path, ...]:
     """/etc/farside/PROGRAM.toml and its drop-ins, as far as they are there."""
     standard = ETC / f"{program}.toml"
