@@ -64,7 +64,7 @@ SuspendProgram={folder}/suspend.sh
 ResumeProgram={folder}/resume.sh
 SuspendTime=8640000
 SuspendTimeout=2
-ResumeTimeout=30
+ResumeTimeout=120
 SlurmctldParameters=idle_on_node_suspend,cloud_reg_addrs,power_save_interval=1,power_save_min_interval=1
 {nodes}
 {partitions}
@@ -79,6 +79,7 @@ done
 _RESUME = """#!/bin/sh
 echo "resume $1" >>{folder}/power.log
 for node in $(SLURM_CONF={folder}/slurm.conf {scontrol} show hostnames "$1"); do
+	while kill -0 "$(cat {folder}/slurmd-$node.pid)" 2>/dev/null; do sleep 0.1; done # the one before has its port
 	setsid {slurmd} -f {folder}/slurm.conf -N $node -b </dev/null >/dev/null 2>&1
 done
 """
