@@ -138,6 +138,7 @@ def _manager(folder: Path, policy: str) -> Iterator[tuple[ManagerAddress, Fleet]
         "tokens_file": tokens,
         "policy": policy,
         "node_timeout_s": 60,
+        "run_as": "starter",  # else root, as whom it may be run, submits nothing
         "log_level": "warning",
     }
     settings = [part for name, value in told.items() for part in ("--set", f"{name}={value}")]

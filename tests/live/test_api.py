@@ -60,14 +60,19 @@ class Api:
 
 @asynccontextmanager
 async def an_api(
-    folder: Path, tenancy: Tenancy | None = None, *, only_uid: int | None = None, queue_limits: QueueLimits = NO_LIMITS
+    folder: Path,
+    tenancy: Tenancy | None = None,
+    *,
+    only_uid: int | None = None,
+    queue_limits: QueueLimits = NO_LIMITS,
+    operators: frozenset[str] = frozenset(),
 ) -> AsyncIterator[Api]:
     store = EventStore(f"sqlite:///{folder}/manager.db")
     upgrade(store)
     tokens = folder / "tokens.toml"
     made = {role: add_token(tokens, "carl", role) for role in Role}
     log = LiveLog(store, folder)
-    callers = Callers(tokens, frozenset(), os.geteuid(), WebSessions(session_key(folder)))
+    callers = Callers(tokens, operators, os.geteuid(), WebSessions(session_key(folder)))
     sessions = AgentSessions(log, callers, 60.0)
     app = make_app(
         log, callers, folder, sessions, may_tokens_submit=False, only_uid=only_uid, tenancy=tenancy,
@@ -124,6 +129,19 @@ def test_a_job_belongs_to_whom_the_kernel_says_and_not_to_a_name_in_the_body(tmp
         assert (await client.get(f"/v1/jobs/{job}")).json()["user"] == OTHER.pw_name
 
     api_test(test, tmp_path)
+
+
+@pytest.mark.parametrize(("only_uid", "status"), [(None, 403), (0, 201)])
+def test_root_submits_only_where_all_jobs_run_as_root(only_uid: int | None, status: int, tmp_path: Path) -> None:
+    async def run() -> httpx.Response:
+        async with an_api(tmp_path, only_uid=only_uid) as api:
+            return await api.as_uid(0).post("/v1/jobs", json={"argv": ["true"]})
+
+    answer = asyncio.run(run())
+
+    assert answer.status_code == status
+    says = "root is uid 0, and no task runs as that: submit as the user whose job it is (runuser -u USER -- farside"
+    assert status == 201 or answer.json()["detail"] == f"{says} ...)"
 
 
 def test_where_all_jobs_run_as_one_user_only_he_submits(tmp_path: Path) -> None:
@@ -187,7 +205,7 @@ def test_a_job_that_can_never_run_is_refused_at_once_in_one_line(
     body: dict[str, object], says: str, tmp_path: Path
 ) -> None:
     async def test(api: Api) -> None:
-        answer = await api.as_uid(0).post("/v1/jobs", json=body)
+        answer = await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json=body)
 
         assert answer.status_code == 422
         assert says in answer.json()["detail"]
@@ -227,7 +245,7 @@ def test_what_a_job_may_not_ask_is_said_once_and_in_words_of_its_own(
     body: dict[str, object], says: str, tmp_path: Path
 ) -> None:
     async def test(api: Api) -> None:
-        detail = (await api.as_uid(0).post("/v1/jobs", json={"argv": ["true"], **body})).json()["detail"]
+        detail = (await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json={"argv": ["true"], **body})).json()["detail"]
 
         assert detail.split("; after: ")[0] == says
 
@@ -239,7 +257,7 @@ def test_a_number_that_is_none_is_said_once(number: str, tmp_path: Path) -> None
     async def test(api: Api) -> None:
         body = b'{"argv": ["true"], "time_limit_s": %b}' % number.encode()
         headers = {"Content-Type": "application/json"}
-        detail = (await api.as_uid(0).post("/v1/jobs", content=body, headers=headers)).json()["detail"]
+        detail = (await api.as_uid(OTHER.pw_uid).post("/v1/jobs", content=body, headers=headers)).json()["detail"]
 
         assert detail.count("time_limit_s") == 1
         assert "protocol" not in detail
@@ -249,7 +267,7 @@ def test_a_number_that_is_none_is_said_once(number: str, tmp_path: Path) -> None
 
 def test_jobs_to_wait_for_count_once_and_not_without_end_in_an_array(tmp_path: Path) -> None:
     async def test(api: Api) -> None:
-        client = api.as_uid(0)
+        client = api.as_uid(OTHER.pw_uid)
         ids = (await client.post("/v1/jobs", json={"argv": ["true"], "count": 60})).json()["ids"]
 
         same = (await client.post("/v1/jobs", json={"argv": ["true"], "after": ids[:1] * 1000, "count": 2000})).json()
@@ -291,7 +309,7 @@ def test_only_an_operator_releases_what_an_operator_holds(tmp_path: Path) -> Non
 
 def test_a_listed_job_has_the_documented_keys(tmp_path: Path) -> None:
     async def test(api: Api) -> None:
-        await api.as_uid(0).post("/v1/jobs", json={"argv": ["/bin/true"], "gpus": 2})
+        await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json={"argv": ["/bin/true"], "gpus": 2})
         (job,) = (await api.as_uid(0).get("/v1/jobs")).json()["jobs"]
 
         assert list(job) == [
@@ -345,15 +363,15 @@ def test_a_submission_that_comes_again_under_its_key_is_the_same_one_also_after_
         return ids
 
     async def before(api: Api) -> None:
-        first, again = await asyncio.gather(submit(api, 0, "a"), submit(api, 0, "a"))
+        first, again = await asyncio.gather(submit(api, THIRD.pw_uid, "a"), submit(api, THIRD.pw_uid, "a"))
         assert first == again == ["1_0", "1_1"]
         assert await submit(api, OTHER.pw_uid, "a") == ["2_0", "2_1"]  # another's keys are another's
-        assert await submit(api, 0, "b") == ["3_0", "3_1"]
-        assert (await submit(api, 0, ""))[0] == "4_0"
+        assert await submit(api, THIRD.pw_uid, "b") == ["3_0", "3_1"]
+        assert (await submit(api, THIRD.pw_uid, ""))[0] == "4_0"
 
     async def after(api: Api) -> None:
-        assert await submit(api, 0, "a") == ["1_0", "1_1"]
-        assert (await submit(api, 0, ""))[0] == "5_0"
+        assert await submit(api, THIRD.pw_uid, "a") == ["1_0", "1_1"]
+        assert (await submit(api, THIRD.pw_uid, ""))[0] == "5_0"
 
     api_test(before, tmp_path)
     api_test(after, tmp_path)
@@ -374,7 +392,7 @@ def test_a_reservation_that_comes_again_under_its_key_is_made_once(tmp_path: Pat
 def test_a_key_that_no_client_makes_is_refused(tmp_path: Path) -> None:
     async def test(api: Api) -> None:
         told = {"Idempotency-Key": "x" * 65}
-        answer = await api.as_uid(0).post("/v1/jobs", json={"argv": ["true"]}, headers=told)
+        answer = await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json={"argv": ["true"]}, headers=told)
 
         assert answer.status_code == 422
         assert "Idempotency-Key" in answer.json()["detail"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from farside.scheduler.live.api.caller import Role
 from farside.scheduler.live.audit import NOTES_PER_MINUTE, REPEAT_S, AccessGate, split_cause
 from farside.scheduler.live.event import AccessNoted
-from tests.live.test_api import Api, an_api
+from tests.live.test_api import THIRD, Api, an_api
 
 USER = next(entry for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid()))
 NAME, UID = USER.pw_name, USER.pw_uid
@@ -55,12 +55,12 @@ def test_what_people_do_is_told_with_who_they_are_and_what_came_of_it(tmp_path: 
 
 def test_an_operator_who_looks_at_others_jobs_is_noted_once_and_a_user_at_their_own_never(tmp_path: Path) -> None:
     async def run() -> None:
-        async with an_api(tmp_path) as api:
+        async with an_api(tmp_path, operators=frozenset({THIRD.pw_name})) as api:
             await api.as_uid(UID).post("/v1/jobs", json={"argv": ["true"]})
-            await api.as_uid(0).post("/v1/jobs", json={"argv": ["true"]})
+            await api.as_uid(THIRD.pw_uid).post("/v1/jobs", json={"argv": ["true"]})
             for _ in range(3):
                 for path in ("/v1/jobs/1", "/v1/jobs/2", "/v1/jobs"):
-                    await api.as_uid(0).get(path)
+                    await api.as_uid(THIRD.pw_uid).get(path)
                     await api.as_uid(UID).get(path)
 
             told = await lines(api)
@@ -71,7 +71,7 @@ def test_an_operator_who_looks_at_others_jobs_is_noted_once_and_a_user_at_their_
             ("show", "job 1", "read"),
             ("jobs", "jobs of all", "read"),
         ]
-        assert {line[0] for line in told[2:]} == {"operator root"}
+        assert {line[0] for line in told[2:]} == {f"operator {THIRD.pw_name}"}
 
     asyncio.run(run())
 

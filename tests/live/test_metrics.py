@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from farside.scheduler.live.api.metrics import ManagerCollector
 from farside.scheduler.live.event import DrainRequested
 from tests.live.manager import Manager, free_port, running_manager
-from tests.live.test_api import Api, api_test
+from tests.live.test_api import OTHER, Api, api_test
 from tests.support.waiting import until
 
 Samples = dict[str, float]
@@ -77,7 +77,7 @@ def test_gpus_are_counted_by_what_may_be_done_with_them_and_no_brain_is_no_cycle
 
 def test_the_longest_wait_is_that_of_who_waits_now(tmp_path: Path) -> None:
     async def test(api: Api) -> None:
-        await api.as_uid(0).post("/v1/jobs", json={"argv": ["true"]})
+        await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json={"argv": ["true"]})
         since_s = api.log.state.jobs["1"].since_s
         collector = ManagerCollector(api.log, api.sessions, api.glance, tmp_path)
         found = {family.name: family for family in collector.collect()}

@@ -35,7 +35,8 @@ def socket() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def manager(socket: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
-    with running_manager(tmp_path_factory.mktemp("m"), auth="munge", munge_socket=socket, node_timeout_s=3600) as made:
+    told = {"auth": "munge", "munge_socket": socket, "run_as": "submitter", "node_timeout_s": 3600}
+    with running_manager(tmp_path_factory.mktemp("m"), **told) as made:
         asyncio.run(join(made))
         yield made
 
@@ -63,9 +64,10 @@ def sent(manager: Manager, credential: str, method: str, path: str, key: str, bo
         connection.close()
 
 
-def test_a_user_of_another_machine_is_proved_and_submits(manager: Manager, socket: Path) -> None:
+def test_a_user_of_another_machine_is_proved_and_submits(socket: Path, tmp_path: Path) -> None:
     name = pwd.getpwuid(os.geteuid()).pw_name
-    with client_of(manager, socket) as client:
+    with running_manager(tmp_path, auth="munge", munge_socket=socket) as manager, client_of(manager, socket) as client:
+        asyncio.run(join(manager))
         (job,) = client.post("jobs", body={"argv": ["true"]})["ids"]
 
         assert client.get("jobs", job, all="true")["user"] == name

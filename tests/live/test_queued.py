@@ -1,6 +1,8 @@
 """What one user may have in the queue, and that its count follows the log."""
 
 import asyncio
+import os
+import pwd
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from farside.scheduler.live.queued import QueueCounts, QueueGate, QueueLimits
 from tests.live.test_api import OTHER, THIRD, an_api
 from tests.live.world import World, rules
 
+FOURTH = next(one for one in pwd.getpwall() if one.pw_uid not in (0, os.geteuid(), OTHER.pw_uid, THIRD.pw_uid))
 OTHER_NAME, OTHER_UID = OTHER.pw_name, OTHER.pw_uid
 
 
@@ -67,14 +70,15 @@ def test_who_has_too_much_in_the_queue_is_told_in_one_line_and_others_and_operat
     limits: QueueLimits, more: dict[str, object], says: str, tmp_path: Path
 ) -> None:
     async def run() -> None:
-        async with an_api(tmp_path, queue_limits=limits) as api:
+        async with an_api(tmp_path, queue_limits=limits, operators=frozenset({FOURTH.pw_name})) as api:
             body = {"argv": ["true"], "hold": True}
             assert (await api.as_uid(OTHER_UID).post("/v1/jobs", json=body)).status_code == 201
             refused = await api.as_uid(OTHER_UID).post("/v1/jobs", json={**body, **more})
             others = [
                 (await api.as_uid(uid).post("/v1/jobs", json=body)).status_code for uid in (OTHER_UID, THIRD.pw_uid)
             ]
-            operator = await api.as_uid(0).post("/v1/jobs", json={**body, "count": 5, "env": {"A": "b" * 1000}})
+            more_of_it = {**body, "count": 5, "env": {"A": "b" * 1000}}
+            operator = await api.as_uid(FOURTH.pw_uid).post("/v1/jobs", json=more_of_it)
 
         assert (refused.status_code, " ".join(refused.json()["detail"].split())) == (422, says)
         assert (others, operator.status_code) == ([201, 201], 201)

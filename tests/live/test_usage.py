@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from farside.scheduler.live.record import Phase
 from farside.scheduler.live.usage import J_PER_KWH, By, show_usage, usage_of
-from tests.live.test_api import an_api
+from tests.live.test_api import THIRD, an_api
 from tests.live.world import World, rules
 
 USER = next(entry for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid()))
@@ -91,13 +91,13 @@ def test_whatever_happens_users_and_accounts_used_the_same_and_two_halves_make_t
 def test_a_user_sees_only_their_own_use_and_an_operator_all(tmp_path: Path) -> None:
     async def run() -> None:
         async with an_api(tmp_path) as api:
-            for uid in (USER.pw_uid, 0):
+            for uid in (USER.pw_uid, THIRD.pw_uid):
                 await api.as_uid(uid).post("/v1/jobs", json={"argv": ["true"]})
             own, every = [(await api.as_uid(uid).get("/v1/usage")).json() for uid in (USER.pw_uid, 0)]
             wrong = await api.as_uid(0).get("/v1/usage", params={"from_s": 9e9})
 
         assert [row["name"] for row in own["rows"]] == [USER.pw_name]
-        assert {row["name"] for row in every["rows"]} == {"root", USER.pw_name}
+        assert {row["name"] for row in every["rows"]} == {THIRD.pw_name, USER.pw_name}
         assert (wrong.status_code, wrong.json()["detail"]) == (422, "from_s: must not be later than to_s or now")
 
     asyncio.run(run())

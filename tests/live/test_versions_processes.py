@@ -33,7 +33,8 @@ def test_one_of_the_version_before_runs_and_ends_jobs_with_the_other_of_ours(
     which: str, before: tuple[str, ...], tmp_path: Path
 ) -> None:
     old_manager, old_agent = (before if which == "manager" else ()), (before if which == "agent" else ())
-    with running_manager(tmp_path / "m", token_submit="true", on=old_manager) as manager:
+    told = {"run_as": None} if old_manager else {}  # it did not know that, and refused nobody
+    with running_manager(tmp_path / "m", token_submit="true", on=old_manager, **told) as manager:
         (tmp_path / "a").mkdir()
         config = write_config(tmp_path / "a", manager.url, token=manager.node_token, declared_gpus=2)
         with agent(config, on=old_agent):

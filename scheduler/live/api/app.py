@@ -51,7 +51,7 @@ def make_app(
     power: LivePower | None = None,
     queue_limits: QueueLimits = NO_LIMITS,
 ) -> FastAPI:
-    """The API over one log. ``only_uid``: nobody else may submit, since all jobs run as this user; None: everybody."""
+    """The API over one log. ``only_uid``: nobody else may submit, as all jobs run as this user; None: all but uid 0."""
     app = FastAPI(
         title="Farside manager",
         version="1",

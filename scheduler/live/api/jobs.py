@@ -58,8 +58,8 @@ def job_routes(
     """The routes about jobs.
 
     ``checkpoint_problem``: why a user can't keep checkpoints in a folder; empty: he can. ``only_uid``: of all users,
-    only this one may submit, since all jobs run as him. ``limits``: what one who is
-    no operator may have in the queue.
+    only this one may submit, since all jobs run as him, even uid 0; None: everybody else may, as nodes run no task as
+    that. ``limits``: what one who is no operator may have in the queue.
     """
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     rows = Rows(show_job)
@@ -76,6 +76,9 @@ def job_routes(
         if only_uid is not None and caller.uid >= 0 and caller.uid != only_uid:
             whose = f"all jobs here run as uid {only_uid}, who started this manager, and only he submits"
             raise HTTPException(403, f"{whose}; start a sandbox of your own")
+        if only_uid is None and caller.uid == 0:
+            told = f"{caller.name} is uid 0, and no task runs as that: submit as the user whose job it is"
+            raise HTTPException(403, f"{told} (runuser -u USER -- farside ...)")
         request = RequestKey(kind="job", user=caller.name, key=key)
         known = once.place_of(request)
         if known is not None:
