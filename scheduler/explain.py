@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from farside.scheduler.closure import closed_gpus
 from farside.scheduler.domain import Domain, Held
 from farside.scheduler.foresight import AHEAD_MAX, Foresight
 from farside.scheduler.order.reason import why_first
@@ -197,15 +198,25 @@ class _Wait:
             leaving += [held for row, held in domain.running.items() if row not in staying]
             because = self._in_use(before)
             blocker = before[max(before)] if before else (later or never or [-1])[0]
-        more = [*self._left_alone(later, never), *self._closed(), *self._waiters()]
+        closed = self._closed()
+        if closed and (self._has_closed_gpus() or (domain.traits.is_preemptive and not before)):
+            first, closed = f"{closed[0]}; ", closed[1:]
+        else:
+            first = ""
+        more = [*self._left_alone(later, never), *closed, *self._waiters()]
         takeable = sum(held.demand.gpus for held in leaving)
         if domain.ledger.free_gpus + takeable < self.demand.gpus:
-            return self._told(Cause.FEW, blocker, because, tuple(more))
+            return self._told(Cause.FEW, blocker, first + because, tuple(more))
         reservation = domain.reservation
         if reservation is not None and reservation.row in domain.jobs and self._has_room_without(leaving):
-            return self._told(Cause.HELD, reservation.row, self._held(reservation), (because, *more))
+            return self._told(Cause.HELD, reservation.row, self._held(reservation), (first + because, *more))
         where = self._scattered(takeable)
-        return self._told(Cause.SCATTERED, blocker, where, (because, *more))
+        return self._told(Cause.SCATTERED, blocker, first + where, (because, *more))
+
+    def _has_closed_gpus(self) -> bool:
+        """Whether some of the GPUs that are free are on nodes that are reserved: it needs to be told of these first."""
+        limit_s = self.domain.jobs[self.row].limit_s
+        return bool(closed_gpus(self.domain.closures, self.domain.ledger.free, self.now_s, limit_s))
 
     def _has_room_without(self, others: list[Held]) -> bool:
         ledger = self.domain.ledger

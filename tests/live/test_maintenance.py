@@ -41,6 +41,38 @@ def test_only_what_ends_in_time_starts_on_a_reserved_node_and_the_others_say_why
     assert w.mind.why(endless, w.now_s, str)[0].endswith("it has no time limit")
 
 
+@pytest.mark.parametrize("order", ["best-effort", "las"])
+def test_the_one_line_of_a_job_that_also_waits_for_others_names_the_reservation_of_what_is_free(order: str) -> None:
+    w = World(rules(order), nodes=2)
+    first = w.submit(4)
+    w.runs(first)
+    (busy,) = w.job(first).nodes
+    (idle,) = {"n0", "n1"} - {busy}
+    job = w.submit(8, preemptible=False)
+
+    reserved(w, idle, begin_s=100, end_s=200)
+
+    line, *more = w.mind.why(job, w.now_s, str)  # the page and `farside top` have the first alone
+    assert line.startswith(
+        f"waits: needs 8 GPUs on 2 nodes, 4 free; {idle} reserved from 1100 s to 1200 s (new disks), "
+    )
+    assert "and it could still run then: it has no time limit; " in line
+    assert not any("reserved" in one for one in more)
+
+
+def test_a_reservation_of_a_node_that_is_full_anyway_is_not_the_first_reason() -> None:
+    w = World(rules("best-effort"), nodes=2)
+    for _ in range(2):
+        w.runs(w.submit(4))
+    job = w.submit(4)
+
+    reserved(w, "n0", begin_s=100, end_s=200)
+
+    line, *more = w.mind.why(job, w.now_s, str)
+    assert line == "waits: needs 4 GPUs on one node, 0 free; 2 running jobs there, and best-effort preempts nobody"
+    assert any("n0 reserved from" in one for one in more)
+
+
 def test_jobs_go_elsewhere_meanwhile_and_start_there_when_it_is_over_or_cancelled() -> None:
     w = World(rules("best-effort"), nodes=2)
     reserved(w, "n0", begin_s=0, end_s=100)
