@@ -87,7 +87,9 @@ class Agent:
         self._manager = self._address()
         self._hooks = hooks_of(config.prolog, config.epilog, user=config.hook_user, limit_s=config.hook_limit_s)
         self._users = users_here(run_as=config.run_as, allowed=names_in(config.users))
-        self._gpus = open_gpus(declared=config.declared_gpus, model=config.gpu_model)
+        self._gpus = open_gpus(
+            declared=config.declared_gpus, model=config.gpu_model, nvlink_errors_per_hour=config.nvlink_errors_per_hour
+        )
         self._cgroup = cgroup_home(config.cgroup)
         self._lock = self._claim_state()
         self._identity = _identity_in(self._lock)
@@ -97,6 +99,7 @@ class Agent:
         self.sense = NodeSense(
             gpus=self._gpus,
             proc_root=config.proc_root,
+            rdma_errors_per_hour=config.rdma_errors_per_hour,
             total_bytes=config.memory_total_bytes,
             reserve_bytes=config.memory_reserve_bytes,
             donor=self._donor,

@@ -69,6 +69,7 @@ PURE = (
     ),
     "farside.agent.run.environment",
     "farside.agent.run.ledger",
+    "farside.agent.sense.growth",
     "farside.agent.sense.headroom",
     "farside.daemon.protocol",
     "farside.daemon.messages",

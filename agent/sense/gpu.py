@@ -1,13 +1,16 @@
 """GPUs of this node: by NVML where NVIDIA's driver is, or as the settings declare them.
 
-A GPU is not healthy when NVML says that it is lost or counts uncorrectable memory errors, or when its driver reported a
-critical error (XID) that is not a program's own fault. It stays so until the agent starts anew: what is wrong with it a
-person finds out.
+A GPU is not healthy when NVML says that it is lost or counts uncorrectable memory errors, when its driver reported a
+critical error (XID) that is not a program's own fault, or when its NVLinks fail (nvlink.py). It stays so until the
+agent starts anew: what is wrong with it a person finds out.
 """
 
+import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from farside.agent import messages as m
+from farside.agent.sense.nvlink import NvLinkSense
 from farside.errors import Unavailable
 from farside.log import get_log
 
@@ -46,8 +49,10 @@ class DeclaredGpus:
 class NvmlGpus:
     """GPUs as NVIDIA's driver knows them. Calls may take tens of milliseconds: keep them off the event loop."""
 
-    def __init__(self, nvml: Any) -> None:
-        """``nvml`` is the module ``pynvml``.
+    def __init__(
+        self, nvml: Any, *, nvlink_errors_per_hour: int = 0, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``nvml`` is the module ``pynvml``; with more NVLink errors a GPU is not healthy, 0: whatever its links do.
 
         Raises:
             Unavailable: there is no driver, or no library of it.
@@ -59,6 +64,9 @@ class NvmlGpus:
             self._handles = tuple(nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count))
         except nvml.NVMLError as error:
             raise Unavailable(f"NVML: {error}", hint="set declared_gpus where there are none") from error
+        self._links = tuple(
+            NvLinkSense(nvml, handle, errors_per_hour=nvlink_errors_per_hour, now_s=now_s) for handle in self._handles
+        )
         self._broken: dict[int, str] = {}
         self._events = self._watched()
 
@@ -97,9 +105,12 @@ class NvmlGpus:
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
                 self._blame(index, "the driver lost it")
-            return
+                return
+            errors = 0  # it does not count them
         if errors:
             self._blame(index, f"{errors} uncorrectable memory errors")
+        if problem := self._links[index].read():
+            self._blame(index, problem[: m.CAUSE_CHARS_MAX])
 
     def _note_events(self) -> None:
         nvml = self._nvml
@@ -134,14 +145,14 @@ class NvmlGpus:
             return None
 
 
-def open_gpus(*, declared: int, model: str) -> GpuSense:
+def open_gpus(*, declared: int, model: str, nvlink_errors_per_hour: int = 0) -> GpuSense:
     """The declared GPUs, or with -1 those that NVML finds; none where there is no driver."""
     if declared >= 0:
         return DeclaredGpus(declared, model)
     try:
         import pynvml
 
-        return NvmlGpus(pynvml)
+        return NvmlGpus(pynvml, nvlink_errors_per_hour=nvlink_errors_per_hour)
     except ImportError:  # needed by those alone who have such GPUs
         _log.info("no GPUs found", why="the Python package nvidia-ml-py is not installed")
     except Unavailable as error:

@@ -1,33 +1,54 @@
-"""Ports of RDMA adapters: one that worked and does no more makes the node unfit for jobs that meet over it."""
+"""Ports of RDMA adapters: one that worked and does no more makes the node unfit for jobs that meet over it.
 
-from collections.abc import Mapping
+So does one whose errors are too many, or that was down for a moment between two looks, for the rest of the hour.
+"""
+
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from farside.agent.sense.growth import HourlyGrowth, problem_of
 from farside.log import get_log
 
 ACTIVE = "ACTIVE"
+DOWNED = "link_downed"
+# Of the port's counters those that tell of a bad cable, transceiver or adapter, and not of the traffic.
+ERRORS = ("symbol_error", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors")
 _log = get_log("agent.sense")
 
 
 class LinkSense:
     """Watches the ports that have worked since this was made: of the others nobody knows that they are to."""
 
-    def __init__(self, root: Path) -> None:
-        """``root`` has sys/."""
-        self._root = root
+    def __init__(self, root: Path, *, errors_per_hour: int, now_s: Callable[[], float]) -> None:
+        """``root`` has sys/; ``errors_per_hour`` 0: no counter is read."""
+        self._root, self._limit, self._now_s = root, errors_per_hour, now_s
         self._worked: set[str] = set()
+        self._growth: dict[str, HourlyGrowth] = {}
         self._problem = ""
 
     def read(self) -> str:
         """Which ports do not work any more, in one line; empty: all do."""
         states = read_ports(self._root)
         self._worked |= {port for port, state in states.items() if state == ACTIVE}
-        broken = {port: states.get(port, "gone") for port in sorted(self._worked)}
-        problem = ", ".join(f"port {port}: {state}" for port, state in broken.items() if state != ACTIVE)
+        found = [f"port {port}: {why}" for port in sorted(self._worked) if (why := self._why(port, states))]
+        problem = ", ".join(found)
         if problem and problem != self._problem:
             _log.error("a link is broken", why=problem)
         self._problem = problem
         return problem
+
+    def _why(self, port: str, states: Mapping[str, str]) -> str:
+        state = states.get(port, "gone")
+        if state != ACTIVE:
+            self._growth.pop(port, None)  # what is told now is not told again once it works
+            return state
+        if not self._limit:
+            return ""
+        counts = read_counters(self._root, port)
+        grown = dict(self._growth.setdefault(port, HourlyGrowth()).of(counts, self._now_s()))
+        if downs := grown.pop(DOWNED, 0):
+            return f"was down {'once' if downs == 1 else f'{downs:,} times'} within an hour"
+        return problem_of(grown, self._limit)
 
 
 def read_ports(root: Path) -> Mapping[str, str]:
@@ -39,4 +60,17 @@ def read_ports(root: Path) -> Mapping[str, str]:
         except OSError:  # its adapter is just being taken away
             continue
         found[f"{file.parts[-4]}/{file.parts[-2]}"] = state.partition(":")[2].strip()
+    return found
+
+
+def read_counters(root: Path, port: str) -> Mapping[str, int]:
+    """The error counters of a port, ``mlx5_0/1``, by the kernel's names; those that it has."""
+    adapter, _, number = port.partition("/")
+    folder = root / "sys/class/infiniband" / adapter / "ports" / number / "counters"
+    found = {}
+    for name in (DOWNED, *ERRORS):
+        try:
+            found[name] = int((folder / name).read_text())
+        except (OSError, ValueError):  # a soft device has none, and one says "N/A (no PMA)"
+            continue
     return found

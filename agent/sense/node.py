@@ -60,6 +60,7 @@ class NodeSense:
         total_bytes: int,
         reserve_bytes: int,
         donor: DonorSense,
+        rdma_errors_per_hour: int,
         may_give_swap: bool,
         tasks: Callable[[], tuple[RunningTask, ...]],
     ) -> None:
@@ -72,7 +73,7 @@ class NodeSense:
         """
         self._gpus, self._proc_root, self._donor, self._may_give_swap = gpus, proc_root, donor, may_give_swap
         self._memory = MemorySense(proc_root=proc_root)
-        self._links = LinkSense(proc_root.parent)
+        self._links = LinkSense(proc_root.parent, errors_per_hour=rdma_errors_per_hour, now_s=time.monotonic)
         self._tasks = tasks
         self.total_bytes = total_bytes or self._memory.read().total_bytes
         self._reserve_bytes = reserve_bytes or self.total_bytes // RESERVE_SHARE

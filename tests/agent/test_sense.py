@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from farside import admin
 from farside.agent import messages as m
 from farside.agent.sense.donor import GONE_S, DonorSense, lent_of
 from farside.agent.sense.gpu import DeclaredGpus, NvmlGpus, open_gpus
+from farside.agent.sense.growth import HourlyGrowth
 from farside.agent.sense.headroom import headroom_bytes, promised_bytes
 from farside.agent.sense.links import LinkSense
 from farside.agent.sense.node import healthy
@@ -44,8 +46,14 @@ class FakeNvml:
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
     NVML_VOLATILE_ECC = 0
     nvmlEventTypeXidCriticalError = 8  # noqa: N815 - NVIDIA's name
+    NVML_NVLINK_MAX_LINKS = 36
+    NVML_NVLINK_ERROR_DL_REPLAY = 0
+    NVML_NVLINK_ERROR_DL_RECOVERY = 1
+    NVML_NVLINK_ERROR_DL_CRC_FLIT = 2
 
     def __init__(self) -> None:
+        self.links: dict[tuple[int, int], bool] = {}  # whether it is active, by GPU and link
+        self.link_errors: dict[tuple[int, int, int], int] = {}  # by GPU, link and kind
         self.ecc: dict[int, int | FakeNvmlError] = {0: 0, 1: 0}
         self.xids: list[tuple[int, int]] = []
         self.has_power = True
@@ -85,6 +93,16 @@ class FakeNvml:
         if isinstance(found, FakeNvmlError):
             raise found
         return found
+
+    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:  # noqa: N802
+        if (handle, link) not in self.links:
+            raise FakeNvmlError(self.NVML_ERROR_NOT_SUPPORTED)
+        return int(self.links[handle, link])
+
+    def nvmlDeviceGetNvLinkErrorCounter(self, handle: int, link: int, counter: int) -> int:  # noqa: N802
+        if (handle, link, counter) not in self.link_errors:
+            raise FakeNvmlError(self.NVML_ERROR_NOT_SUPPORTED)
+        return self.link_errors[handle, link, counter]
 
     def nvmlEventSetCreate(self) -> object:  # noqa: N802
         return object()
@@ -148,6 +166,68 @@ def test_a_critical_error_is_remembered_and_a_program_s_own_is_not() -> None:
     sense.read()
 
     assert [(gpu.healthy, gpu.reason) for gpu in sense.read()] == [(True, ""), (False, "XID 79")]
+
+
+class LinkedGpus:
+    """Two GPUs with two NVLinks each, of which the second leads nowhere. There were errors before the agent started."""
+
+    def __init__(self, errors_per_hour: int = 100) -> None:
+        self.nvml, self.now_s = FakeNvml(), 0.0
+        self.nvml.links = {(gpu, link): link == 0 for gpu in (0, 1) for link in (0, 1)}
+        self.nvml.link_errors = {(gpu, 0, kind): 5000 for gpu in (0, 1) for kind in (0, 1, 2)}
+        self.sense = NvmlGpus(self.nvml, nvlink_errors_per_hour=errors_per_hour, now_s=lambda: self.now_s)
+        assert self.reasons() == ["", ""]
+
+    def reasons(self) -> list[str]:
+        self.now_s += 60.0
+        return [gpu.reason for gpu in self.sense.read()]
+
+
+def test_a_gpu_whose_nvlinks_have_too_many_errors_within_an_hour_is_not_healthy() -> None:
+    gpus = LinkedGpus()
+    gpus.nvml.link_errors[1, 0, 0] += 60
+    before = gpus.reasons()
+
+    gpus.nvml.link_errors[1, 0, 2] += 41
+
+    assert before == ["", ""]
+    assert gpus.reasons() == ["", "NVLink: 101 errors within an hour (60 replay on link 0, 41 CRC on link 0)"]
+    assert [gpu.healthy for gpu in gpus.sense.read()] == [True, False]
+
+
+def test_a_gpu_with_a_few_nvlink_errors_each_hour_is_healthy() -> None:
+    gpus = LinkedGpus()
+
+    for _ in range(5 * 60):
+        gpus.nvml.link_errors[0, 0, 0] += 1
+        assert gpus.reasons() == ["", ""]
+
+
+def test_an_nvlink_that_worked_and_is_down_makes_its_gpu_unfit_and_one_that_leads_nowhere_does_not() -> None:
+    gpus = LinkedGpus()
+
+    gpus.nvml.links[0, 0] = False
+
+    assert gpus.reasons() == ["NVLink 0: down", ""]
+
+
+@pytest.mark.parametrize("errors_per_hour", [0, 100])
+def test_nvlinks_that_nobody_watches_or_that_tell_nothing_make_no_gpu_unfit(errors_per_hour: int) -> None:
+    gpus = LinkedGpus(errors_per_hour)
+    gpus.nvml.link_errors = dict.fromkeys(gpus.nvml.link_errors, 9000) if not errors_per_hour else {}
+    gpus.nvml.links = {}
+
+    assert gpus.reasons() == ["", ""]
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1))
+def test_errors_that_are_counted_anew_are_never_fewer_than_none(counts: list[int]) -> None:
+    growth = HourlyGrowth()
+
+    for at, count in enumerate(counts):
+        grown = growth.of({"symbol_error": count}, at * 60.0)
+        assert grown.get("symbol_error", 0) <= count
+        assert all(more > 0 for more in grown.values())
 
 
 def test_no_driver_is_unavailable() -> None:
@@ -339,8 +419,60 @@ def port(root: Path, name: str, state: str) -> None:
     (folder / "state").write_text(f"{state}\n")
 
 
+def counts(root: Path, **counters: int) -> None:
+    folder = root / "sys/class/infiniband/mlx5_0/ports/1/counters"
+    folder.mkdir(exist_ok=True)
+    for name, count in counters.items():
+        (folder / name).write_text(f"{count}\n")
+
+
+def links_of(root: Path, *, errors_per_hour: int = 100, now_s: Callable[[], float] = lambda: 0.0) -> LinkSense:
+    return LinkSense(root, errors_per_hour=errors_per_hour, now_s=now_s)
+
+
+TOO_MANY = "port mlx5_0/1: 101 errors within an hour (61 symbol_error, 40 link_error_recovery)"
+
+
+@pytest.mark.parametrize(("errors_per_hour", "told"), [(100, TOO_MANY), (0, "")])
+def test_a_port_with_too_many_errors_within_an_hour_is_a_broken_link_until_the_hour_is_over(
+    errors_per_hour: int, told: str, tmp_path: Path
+) -> None:
+    now_s = 0.0
+    links = links_of(tmp_path, errors_per_hour=errors_per_hour, now_s=lambda: now_s)
+    port(tmp_path, "mlx5_0/1", "4: ACTIVE")
+    counts(tmp_path, symbol_error=7000, link_error_recovery=0)
+    seen = [links.read()]
+    counts(tmp_path, symbol_error=7061, link_error_recovery=39)
+    seen.append(links.read())
+    counts(tmp_path, link_error_recovery=40)
+
+    for later_s in (1800.0, 3600.0, 3660.0):
+        now_s = later_s
+        seen.append(links.read())
+
+    assert seen == ["", "", told, told, ""]
+
+
+def test_a_port_that_was_down_between_two_looks_is_a_broken_link_and_one_seen_down_is_none_once_it_works(
+    tmp_path: Path,
+) -> None:
+    links = links_of(tmp_path)
+    port(tmp_path, "mlx5_0/1", "4: ACTIVE")
+    counts(tmp_path, link_downed=3)
+    seen = [links.read()]
+    counts(tmp_path, link_downed=4)
+    seen.append(links.read())
+    port(tmp_path, "mlx5_0/1", "1: DOWN")
+    counts(tmp_path, link_downed=5)
+    seen.append(links.read())
+    port(tmp_path, "mlx5_0/1", "4: ACTIVE")
+    seen.append(links.read())
+
+    assert seen == ["", "port mlx5_0/1: was down once within an hour", "port mlx5_0/1: DOWN", ""]
+
+
 def test_a_port_that_worked_and_does_no_more_is_a_broken_link_until_it_works_again(tmp_path: Path) -> None:
-    links = LinkSense(tmp_path)
+    links = links_of(tmp_path)
     port(tmp_path, "mlx5_0/1", "4: ACTIVE")
     port(tmp_path, "mlx5_1/1", "4: ACTIVE")
     port(tmp_path, "mlx5_2/1", "1: DOWN")  # nobody has plugged it in
@@ -356,4 +488,4 @@ def test_a_port_that_worked_and_does_no_more_is_a_broken_link_until_it_works_aga
 
 
 def test_a_node_without_rdma_adapters_has_no_broken_link(tmp_path: Path) -> None:
-    assert LinkSense(tmp_path).read() == ""
+    assert links_of(tmp_path).read() == ""

@@ -99,6 +99,24 @@ class AgentConfig:
         default=-1,
         metadata=about(Kind.COUNT, "GPUs that this node is said to have; -1: those that NVML finds", low=-1, high=64),
     )
+    nvlink_errors_per_hour: int = field(
+        default=1000,
+        metadata=about(
+            Kind.COUNT,
+            "A GPU with more NVLink errors within an hour, or a link that is down, is not healthy; 0: whatever they do",
+            low=0,
+            high=10**9,
+        ),
+    )
+    rdma_errors_per_hour: int = field(
+        default=1000,
+        metadata=about(
+            Kind.COUNT,
+            "A node drains when an RDMA port has more errors within an hour, or was down; 0: only while one is down",
+            low=0,
+            high=10**9,
+        ),
+    )
     gpu_model: str = field(default="declared", metadata=about(Kind.TEXT, "Model of declared GPUs"))
     memory_total_bytes: int = field(
         default=0,
