@@ -5,6 +5,9 @@ One page: lead, read all, then read on, decide, write, wake the API, sleep until
 What follows from a decision at once is written with it, such as the starts of jobs that were given a place; the cycle
 is run between transactions, so that nobody who writes waits for it. While the database waits for its disk the event
 loop turns, so that who asks why a job waits is not kept waiting.
+
+A cycle that fails by a fault of ours has written nothing. It is tried again with a mind made anew from the log: half of
+what it was about to decide may stand in the old one.
 """
 
 import asyncio
@@ -25,10 +28,11 @@ from farside.scheduler.live.decide import Mind
 from farside.scheduler.live.event import Event, JobUnplaced
 from farside.scheduler.live.launch import CANT_START
 from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.store.event_store import EventStore
+from farside.scheduler.live.mishap import Mishaps
+from farside.scheduler.live.store.event_store import EventStore, StoreError
 from farside.scheduler.live.store.leadership import leading
-from farside.scheduler.live.store.load import first_state, read_on
-from farside.scheduler.live.store.turn import PAGE, Draft
+from farside.scheduler.live.store.load import whole_state
+from farside.scheduler.live.store.turn import PAGE, Draft, LeadLost
 from farside.scheduler.live.wake import sleeping_at, wake
 from farside.scheduler.live.wall_clock import WallClock
 from farside.units import format_moment
@@ -61,11 +65,17 @@ class Brain:
         self._slowest_s = 0.0
         self._spent_s = 0.0
         self._by_bucket = [0] * (len(CYCLE_BUCKETS_S) + 1)
+        self._read_state: LiveState | None = None  # what a mind is made of next; None: it has to be read
+        self._mind: Mind | None = None
+        self._is_spoilt = False  # a cycle failed in the middle of it
+        self._next_wake_s = math.inf
+        self._mishaps = Mishaps()
 
     async def run(self) -> None:
         """Leads until it is cancelled.
 
         Raises:
+            CyclesFail: Whatever it tries.
             LeadLost: Another brain leads.
             StoreError: The store can't be read or written.
         """
@@ -75,27 +85,52 @@ class Brain:
                 handlers = {"explain": self._on_explain, "whys": self._on_whys, "status": self._on_status}
                 async with await admin.serve(self._folder / ASK, handlers):
                     while True:
-                        if not await self._decide():
-                            await sleeper.sleep(self._mind.next_wake_s() - self._clock.now_s())
+                        if not await self._try_to_decide():
+                            await sleeper.sleep(self._next_wake_s - self._clock.now_s())
 
     def _lead(self) -> None:
-        state = first_state(self._store)
-        read_on(self._store, state)
+        state = whole_state(self._store)
         self._clock.not_before(state.at_s)
         self._generation = self._store.take_lead(self._holder, self._clock.now_s())
-        self._mind = Mind(self._rules, state, self._now_s(state))
+        self._read_state = state
         _log.info("leads", generation=self._generation, entries=state.seq, unfinished=len(state.unfinished))
 
     def _now_s(self, state: LiveState) -> float:
         return max(self._clock.now_s(), state.at_s)
 
+    async def _try_to_decide(self) -> bool:
+        """As `_decide`; where that fails by a fault of ours, True after a pause."""
+        mishaps = self._mishaps
+        try:
+            is_more = await self._decide()
+        except (LeadLost, StoreError):
+            raise
+        except Exception as error:  # a policy's fault, or one job that nobody has foreseen
+            self._is_spoilt = True
+            mishaps.note(error, self._clock.now_s())
+            pause_s = mishaps.pause_s
+            _log.error("a cycle failed", reason=mishaps.last, in_a_row=mishaps.in_a_row, again_in_s=pause_s)
+            _log.debug("where it failed", cause=error)
+            mishaps.refuse_more()
+            await asyncio.sleep(pause_s)
+            return True
+        mishaps.note_success()
+        return is_more
+
+    def _sound_mind(self) -> Mind:
+        if self._mind is None or self._is_spoilt:
+            state, self._read_state = self._read_state or whole_state(self._store), None
+            self._mind = Mind(self._rules, state, self._now_s(state))
+            self._is_spoilt = False
+        return self._mind
+
     async def _decide(self) -> bool:
         """Reads on, decides, and writes that; False: there was nothing to decide."""
-        begun_s, mind = time.monotonic(), self._mind
-        self._read()
+        begun_s, mind = time.monotonic(), self._sound_mind()
+        self._read(mind)
         events = mind.next_events(self._now_s(mind.state))
         if events:
-            await self._write(events)
+            await self._write(mind, events)
             self._cycles += 1
             wake(self._folder / API_WAKE)
         spent_s = time.monotonic() - begun_s
@@ -104,11 +139,11 @@ class Brain:
         self._by_bucket[bisect_left(CYCLE_BUCKETS_S, spent_s)] += 1
         if spent_s > SLOW_S:
             _log.warning("a slow cycle", seconds=spent_s, unfinished=len(mind.state.unfinished))
+        self._next_wake_s = mind.next_wake_s()
         return bool(events)
 
-    async def _write(self, events: Sequence[Event]) -> None:
+    async def _write(self, mind: Mind, events: Sequence[Event]) -> None:
         """Writes what was decided, and what follows from it."""
-        mind = self._mind
         async with _in_threads(self._store.turn(self._generation, mind.state.seq)) as turn:
             begun_s = time.monotonic()
             for entry in turn.unread:
@@ -121,47 +156,57 @@ class Brain:
                 is_long = time.monotonic() - begun_s > HOLD_S
                 events = () if is_long else mind.next_events(self._now_s(mind.state), may_plan=False)
 
-    def _read(self) -> None:
+    def _read(self, mind: Mind) -> None:
         while True:
-            entries = self._store.read(self._mind.state.seq)
+            entries = self._store.read(mind.state.seq)
             for entry in entries:
-                self._mind.hear(entry)
+                mind.hear(entry)
             if len(entries) < PAGE:
                 return
 
     # ------------------------------------------------------------------ asked by the API
 
+    def _asked_mind(self) -> Mind:
+        if self._mind is None or self._is_spoilt:
+            raise FarsideError(f"the last cycle failed, by {self._mishaps.last}; it is tried again")
+        return self._mind
+
     async def _on_explain(self, told: Mapping[str, object]) -> object:
-        job_id, now_s = str(told.get("job_id", "")), self._now_s(self._mind.state)
-        lines = self._mind.why(job_id, now_s, format_moment)
+        mind = self._asked_mind()
+        job_id, now_s = str(told.get("job_id", "")), self._now_s(mind.state)
+        lines = mind.why(job_id, now_s, format_moment)
         if not lines:
             raise FarsideError(f"job {told.get('job_id')}: not known")
-        foreseen = self._mind.foresee(job_id, now_s)
+        foreseen = mind.foresee(job_id, now_s)
         if foreseen is None:
             return {"lines": list(lines), "expected_start_s": None}
         if foreseen.at_s == math.inf:
-            return {"lines": [*lines, nobody_knows(self._mind.domain, foreseen)], "expected_start_s": None}
+            return {"lines": [*lines, nobody_knows(mind.domain, foreseen)], "expected_start_s": None}
         when = f"expected to start by {format_moment(foreseen.at_s)}, by the time limits of those before it"
         return {"lines": [*lines, when], "expected_start_s": foreseen.at_s}
 
     async def _on_whys(self, told: Mapping[str, object]) -> object:
         """The first line about each job, as far as it gets in a moment: the cycle must not wait for who looks on."""
-        found: dict[str, str] = {}
+        mind, found = self._asked_mind(), dict[str, str]()
         end_s = time.monotonic() + WHYS_LIMIT_S
         job_ids = told.get("job_ids")
         for job_id in job_ids if isinstance(job_ids, list) else ():
-            lines = self._mind.why(str(job_id), self._now_s(self._mind.state), format_moment)
+            lines = mind.why(str(job_id), self._now_s(mind.state), format_moment)
             found |= {str(job_id): lines[0]} if lines else {}
             if time.monotonic() > end_s:
                 break
         return found
 
     async def _on_status(self, _: Mapping[str, object]) -> object:
-        state = self._mind.state
+        state, mishaps = None if self._mind is None else self._mind.state, self._mishaps
         return {
             "generation": self._generation,
-            "seq": state.seq,
-            "unfinished": len(state.unfinished),
+            "seq": 0 if state is None else state.seq,
+            "unfinished": 0 if state is None else len(state.unfinished),
+            "cycle_failures": mishaps.count,
+            "cycle_failures_in_a_row": mishaps.in_a_row,
+            "cycle_failed_s": mishaps.last_s if mishaps.count else None,
+            "cycle_failure": mishaps.last,
             "cycles": self._cycles,
             "slowest_s": self._slowest_s,
             "spent_s": self._spent_s,

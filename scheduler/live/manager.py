@@ -160,7 +160,7 @@ async def _api(config: ManagerConfig) -> None:
             if isinstance(where, str) and config.run_as == "submitter":
                 os.chmod(where, 0o666)  # noqa: S103 - anybody may connect: the kernel says who it is
             sockets[endpoint.partition(":")[0]].append(listener)
-        metrics = ManagerCollector(log, sessions, app.state.glance, config.state_dir)
+        metrics = ManagerCollector(log, sessions, app.state.glance, app.state.brain)
         if config.metrics_listen:
             scraped = await serve_metrics(config.metrics_listen, metrics.registry())
             stack.callback(scraped.close)
@@ -172,6 +172,7 @@ async def _api(config: ManagerConfig) -> None:
             group.create_task(power.run())
             if secure is not None:
                 group.create_task(Renewal(secure, _files_of(config)).run())
+            group.create_task(app.state.brain.keep_asking())
             if config.metrics_listen:
                 group.create_task(metrics.keep_asking())
             for kind, listeners in sockets.items():

@@ -42,9 +42,9 @@ class Log:
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
 
-    def debug(self, message: str, **fields: object) -> None:
-        """Tells what only a developer wants to know."""
-        self._tell(logging.DEBUG, message, fields)
+    def debug(self, message: str, *, cause: BaseException | None = None, **fields: object) -> None:
+        """Tells what only a developer wants to know; with the traceback of ``cause``."""
+        self._tell(logging.DEBUG, message, fields, cause)
 
     def info(self, message: str, **fields: object) -> None:
         """Tells what an operator may want to know later."""

@@ -6,9 +6,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy.event import listen
 
 from farside import admin
+from farside.errors import FarsideError
+from farside.scheduler.cycle import run_cycle
+from farside.scheduler.domain import Domain
+from farside.scheduler.live import brain, mishap, planner
 from farside.scheduler.live.brain import ASK, WAKE, Brain
 from farside.scheduler.live.event import (
     CancelRequested,
@@ -22,11 +27,13 @@ from farside.scheduler.live.event import (
     TaskChanged,
     TaskPhase,
 )
+from farside.scheduler.live.mishap import IN_A_ROW_MAX, CyclesFail, Mishaps
 from farside.scheduler.live.spec import JobSpec
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.live.store.turn import Draft
 from farside.scheduler.live.wake import wake
+from farside.scheduler.state import Action
 from tests.live.world import rules
 
 DEADLINE_S = 30.0
@@ -66,6 +73,20 @@ class Led:
         """It decides as soon as it has read."""
         while (await self.ask("status"))["seq"] < self.store.extent().last_seq:
             await asyncio.sleep(0.01)
+
+
+class FailingCycle:
+    """The cycle, which fails so many times after it has decided, and booked that."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def __call__(self, domain: Domain, now_s: float) -> tuple[Action, ...]:
+        actions = run_cycle(domain, now_s)
+        if self.left:
+            self.left -= 1
+            raise ZeroDivisionError("a policy's\nfault")
+        return actions
 
 
 @asynccontextmanager
@@ -138,3 +159,141 @@ def test_who_asks_why_a_job_waits_is_answered_while_another_writer_has_the_store
         await one.until(lambda: one.has(JobStarted, "2"))
 
     play(story, tmp_path)
+
+
+def test_a_cycle_that_fails_is_told_in_one_line_and_tried_again_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mishap, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(planner, "run_cycle", FailingCycle(3))
+
+    async def story(one: Led) -> None:
+        one.tell(NODE, JOB, JOB)
+        await one.until(lambda: one.has(JobStarted, "1"))
+        told = await one.ask("status")
+
+        assert (told["cycle_failures"], told["cycle_failures_in_a_row"]) == (3, 0)
+        assert told["cycle_failure"] == "ZeroDivisionError: a policy's fault"
+        assert told["cycle_failed_s"] > 0
+        assert [type(event) for event in one.events()].count(JobPlaced) == 1  # there is one GPU
+        assert (await one.ask("explain", job_id="2"))["lines"]
+
+    with caplog.at_level("INFO"):
+        play(story, tmp_path)
+
+    lines = [record for record in caplog.records if record.message == "a cycle failed"]
+    assert [record.exc_info for record in lines] == [None] * 3
+    assert [getattr(record, "farside_fields")["in_a_row"] for record in lines] == [1, 2, 3]  # noqa: B009
+
+
+def test_the_traceback_of_a_cycle_that_failed_is_for_developers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(planner, "run_cycle", FailingCycle(1))
+
+    async def story(one: Led) -> None:
+        one.tell(NODE, JOB)
+        await one.until(lambda: one.has(JobStarted, "1"))
+
+    with caplog.at_level("DEBUG", logger="farside"):
+        play(story, tmp_path)
+
+    assert [record.levelname for record in caplog.records if record.exc_info] == ["DEBUG"]
+
+
+def test_what_was_decided_by_a_cycle_that_fails_as_it_is_written_was_never_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [KeyError("n0")]
+
+    def tell_of(event: Event) -> None:
+        if isinstance(event, JobPlaced) and faults:
+            raise faults.pop()
+
+    monkeypatch.setattr(brain, "_tell_of", tell_of)
+
+    async def story(one: Led) -> None:
+        one.tell(NODE, JOB)
+        await one.until(lambda: one.has(JobStarted, "1"))
+
+        assert (await one.ask("status"))["cycle_failures"] == 1
+        assert [type(event) for event in one.events()].count(JobPlaced) == 1
+
+    play(story, tmp_path)
+
+
+def test_while_a_cycle_is_tried_again_nobody_is_told_why_a_job_waits_by_half_a_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mishap, "FIRST_PAUSE_S", DEADLINE_S)
+    monkeypatch.setattr(mishap, "LONGEST_PAUSE_S", DEADLINE_S)
+    monkeypatch.setattr(planner, "run_cycle", FailingCycle(1))
+
+    async def story(one: Led) -> None:
+        one.tell(NODE, JOB)
+        await one.until((tmp_path / ASK).exists)
+        while not (await one.ask("status"))["cycle_failures"]:
+            await asyncio.sleep(0.01)
+
+        with pytest.raises(FarsideError, match="the last cycle failed, by ZeroDivisionError: a policy's fault; it is"):
+            await one.ask("explain", job_id="1")
+
+    play(story, tmp_path)
+
+
+def test_a_brain_whose_cycles_fail_one_after_another_ends_in_one_line_and_its_process_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mishap, "LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(planner, "run_cycle", FailingCycle(1000))
+    store = EventStore(f"sqlite:///{tmp_path}/manager.db")
+    upgrade(store)
+    store.append([Draft(event=event, cause="test") for event in (NODE, JOB)], 0.0)
+
+    with pytest.raises(CyclesFail) as failure:
+        asyncio.run(asyncio.wait_for(Brain(store, rules(), tmp_path, "test").run(), DEADLINE_S))
+    store.close()
+
+    assert str(failure.value).startswith(
+        f"{IN_A_ROW_MAX} cycles failed one after another, the last by ZeroDivisionError"
+    )
+    assert failure.value.exit_code == 1
+
+
+def test_a_job_that_fails_every_cycle_may_be_cancelled_and_the_others_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mishap, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(mishap, "IN_A_ROW_MAX", 1 << 30)
+
+    def cycle(domain: Domain, now_s: float) -> tuple[Action, ...]:
+        if any(job.gpus == 13 for job in domain.jobs.values()):
+            raise ValueError("13 GPUs")
+        return run_cycle(domain, now_s)
+
+    monkeypatch.setattr(planner, "run_cycle", cycle)
+
+    async def story(one: Led) -> None:
+        one.tell(NODE, JobSubmitted(spec=JobSpec(argv=("true",), gpus=13), user="eve"), JOB)
+        await one.until((tmp_path / ASK).exists)
+        while not (await one.ask("status"))["cycle_failures"]:
+            await asyncio.sleep(0.01)
+
+        one.tell(CancelRequested(job_id="1", by="eve"))
+
+        await one.until(lambda: one.has(JobStarted, "2"))
+
+    play(story, tmp_path)
+
+
+def test_pauses_between_failed_cycles_grow_up_to_the_longest_and_begin_anew() -> None:
+    mishaps = Mishaps()
+    seen = []
+    for _ in range(8):
+        mishaps.note(KeyError("n0"), 7.0)
+        seen.append(mishaps.pause_s)
+    mishaps.note_success()
+    mishaps.note(KeyError("n0"), 8.0)
+
+    assert seen == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert (mishaps.pause_s, mishaps.count, mishaps.in_a_row, mishaps.last_s) == (0.1, 9, 1, 8.0)

@@ -1,11 +1,14 @@
 """`farside status` with processes that tell much, little, or nothing."""
 
 import asyncio
+import json
 import socket as socketlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import UnixStreamServer
 
 import pytest
 from rich.console import Console
@@ -16,6 +19,7 @@ from farside.sandbox.layout import ClusterRecord, ProcessRecord, SandboxRecord, 
 from farside.status.gather import ProcessStatus, gather
 from farside.status.main import as_json, run
 from farside.status.table import tables
+from farside.units import format_moment
 from tests.support.programs import outcome
 from tests.support.sandbox import farside
 
@@ -42,6 +46,30 @@ def process_at(path: Path, status: Mapping[str, object]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+@contextmanager
+def manager_at(path: Path, health: Mapping[str, object]) -> Iterator[None]:
+    """A socket of HTTP that answers with this."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/v1/health"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(health).encode())
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - likewise
+            pass
+
+    with UnixStreamServer(str(path), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def printed(processes: tuple[ProcessStatus, ...]) -> str:
@@ -119,6 +147,34 @@ def test_an_agent_shows_its_gpus_and_tasks() -> None:
     assert as_json((agent,))["agents"] == [told]
 
 
+@pytest.mark.parametrize(
+    ("in_a_row", "says"),
+    [(0, "well; a cycle failed at 2001-09-09 03:46:40: see"), (7, "a cycle failed at 2001-09-09 03:46:40, 7 in a row")],
+)
+def test_a_manager_says_when_its_last_cycle_failed_and_how_many_have_since_one_did_not(
+    in_a_row: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {"seq": 3, "generation": 1, "cycle_failed_s": 1e9, "cycle_failures_in_a_row": in_a_row}
+    monkeypatch.setattr("farside.status.gather.STANDARD", f"unix:{tmp_path}/m.sock")
+
+    with manager_at(tmp_path / "m.sock", told):
+        found = [one for one in gather(state=None, socket=None) if one.role == "manager"]
+
+    assert says.replace("2001-09-09 03:46:40", format_moment(1e9)) in printed(tuple(found))
+    assert as_json(tuple(found))["managers"] == [{"pid": found[0].pid, **told}]
+
+
+def test_a_manager_that_answers_nothing_shows_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farside.status.gather.STANDARD", f"unix:{tmp_path}/m.sock")
+    monkeypatch.setattr("farside.status.gather.ANSWER_LIMIT_S", 0.05)
+
+    with socketlib.socket(socketlib.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/m.sock")
+        listener.listen()
+        with pytest.raises(FarsideError, match=r"m\.sock: timed out"):
+            gather(state=None, socket=None)
+
+
 def test_a_manager_that_was_started_by_hand_in_a_sandbox_has_its_own_process_id(tmp_path: Path) -> None:
     def known(name: str) -> ProcessRecord:
         folder = tmp_path / name
@@ -135,9 +191,7 @@ def test_a_manager_that_was_started_by_hand_in_a_sandbox_has_its_own_process_id(
     )  # fmt: skip
     write_record(tmp_path, record)
 
-    with socketlib.socket(socketlib.AF_UNIX) as listener:
-        listener.bind(manager.admin_socket)
-        listener.listen()
+    with manager_at(Path(manager.admin_socket), {"seq": 3}):
         found = gather(state=tmp_path, socket=None)
 
     assert [(process.pid, process.error) for process in found if process.role == "manager"] == [(77, "")]

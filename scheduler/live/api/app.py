@@ -12,6 +12,7 @@ from farside.errors import ConfigError, FarsideError
 from farside.scheduler.live.api.agents import AgentSessions
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.body_limit import BodyLimit
+from farside.scheduler.live.api.brain_watch import BrainWatch
 from farside.scheduler.live.api.caller import Callers
 from farside.scheduler.live.api.depends import Anyone
 from farside.scheduler.live.api.donors import donor_routes
@@ -80,6 +81,7 @@ def make_app(
     power = power or LivePower(PowerSetup(policy=NOBODY, is_dry_run=False), log, sessions, folder)
     idle_w = power.setup.idle_w
     app.include_router(power_routes(log, power))
+    app.state.brain = brain = BrainWatch(folder)
     app.state.glance = Glance(log, folder, sessions.sensed, idle_w)
     app.include_router(glance_routes(app.state.glance))
     app.include_router(page_routes(callers))
@@ -93,11 +95,18 @@ def make_app(
         return answer({"name": caller.name, "role": caller.role.value, "proved": caller.uid >= 0})
 
     @app.get(
-        "/v1/health", tags=["manager"], summary="Whether it answers, and up to which entry it has read",
+        "/v1/health", tags=["manager"], summary="Whether it answers, up to which entry it has read, if cycles fail",
         responses={200: {"model": Health}},
     )  # fmt: skip
     async def health() -> Response:
-        return answer({"seq": log.state.seq, "generation": log.state.generation})
+        return answer(
+            {
+                "seq": log.state.seq,
+                "generation": log.state.generation,
+                "cycle_failed_s": brain.failed_s,
+                "cycle_failures_in_a_row": brain.failures_in_a_row,
+            }
+        )
 
     async def no(request: Request, status: int, detail: str) -> Response:
         await trail.refused(request, status, detail)

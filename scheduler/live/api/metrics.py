@@ -1,38 +1,34 @@
 """The manager's Prometheus metrics, made at each scrape from what the API knows of the log.
 
-What only the brain and the database know is asked for every `ASK_PERIOD_S` beside it, so a scrape waits for nobody.
+What only the brain (brain_watch.py) and the database know is asked for beside it, so a scrape waits for nobody.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from farside import admin
 from farside.errors import FarsideError
 from farside.scheduler.live.api.agents import AgentSessions
+from farside.scheduler.live.api.brain_watch import ASK_PERIOD_S, BrainWatch
 from farside.scheduler.live.api.glance import Glance
-from farside.scheduler.live.brain import ASK, CYCLE_BUCKETS_S
+from farside.scheduler.live.brain import CYCLE_BUCKETS_S
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.record import LiveNode, Phase
 
-ASK_PERIOD_S = 5.0
-ASK_LIMIT_S = 2.0
 NODE_STATES = ("idle", "busy", "draining", "drained", "lost", "closing", "asleep", "booting")
 
 
 class ManagerCollector(Collector):
     """All that a scrape gets."""
 
-    def __init__(self, log: LiveLog, sessions: AgentSessions, glance: Glance, folder: Path) -> None:
-        self._log, self._sessions, self._glance, self._folder = log, sessions, glance, folder
-        self._brain: Mapping[str, Any] | None = None
+    def __init__(self, log: LiveLog, sessions: AgentSessions, glance: Glance, brain: BrainWatch) -> None:
+        self._log, self._sessions, self._glance, self._brain = log, sessions, glance, brain
         self._store_bytes: int | None = None
 
     def registry(self) -> CollectorRegistry:
@@ -43,17 +39,13 @@ class ManagerCollector(Collector):
         return registry
 
     async def keep_asking(self) -> None:
-        """Asks the brain and the database again and again, until it is cancelled."""
+        """Asks the database again and again, until it is cancelled."""
         while True:
             await self.ask()
             await asyncio.sleep(ASK_PERIOD_S)
 
     async def ask(self) -> None:
-        """Asks them once. Who does not answer has no metrics."""
-        try:
-            self._brain = await admin.ask(self._folder / ASK, "status", timeout_s=ASK_LIMIT_S)
-        except FarsideError:
-            self._brain = None
+        """Asks it once. Where it does not answer it has no metrics."""
         try:
             self._store_bytes = await asyncio.to_thread(self._log.store.size_bytes)
         except (FarsideError, OSError):
@@ -69,7 +61,7 @@ class ManagerCollector(Collector):
             ("agents_connected", "Agents that are connected to this manager.", self._sessions.connected),
             ("page_streams", "Pages that are open and follow.", self._glance.streams),
             ("longest_wait_seconds", "Of the jobs that wait now.", max(waiting_s, default=0.0)),
-            ("brain_answers", "1 while this manager's brain leads and answers.", int(self._brain is not None)),
+            ("brain_answers", "1 while this manager's brain leads and answers.", int(self._brain.latest is not None)),
         ):
             yield GaugeMetricFamily(f"farside_manager_{name}", text, value=value)
         yield _by_state("jobs", "Jobs by state.", Counter(job.phase.value for job in state.jobs.values()), Phase)
@@ -83,8 +75,8 @@ class ManagerCollector(Collector):
         if self._store_bytes is not None:
             text = "What the store's database takes."
             yield GaugeMetricFamily("farside_manager_store_bytes", text, value=self._store_bytes)
-        if self._brain is not None:
-            yield from _cycles(self._brain)
+        if self._brain.latest is not None:
+            yield from _cycles(self._brain.latest)
 
 
 def _by_state(name: str, text: str, counts: Counter[str], states: Iterable[str]) -> Metric:
@@ -114,3 +106,5 @@ def _cycles(brain: Mapping[str, Any]) -> Iterator[Metric]:
     )
     text = "Times that the brain had something to write."
     yield CounterMetricFamily("farside_manager_decisions", text, value=brain["cycles"])
+    text = "Cycles that failed by a fault in Farside, and were tried again."
+    yield CounterMetricFamily("farside_manager_cycle_failures", text, value=brain["cycle_failures"])

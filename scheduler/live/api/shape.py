@@ -332,10 +332,15 @@ class Whoami(BaseModel):
 
 
 class Health(BaseModel):
-    """Up to which entry of the log it has read, and which brain leads; 0: none yet."""
+    """Up to which entry of the log it has read, and which brain leads; 0: none yet.
+
+    And of this manager's own brain: when a cycle failed last, null where none has, and how many have since one did not.
+    """
 
     seq: int
     generation: int
+    cycle_failed_s: float | None
+    cycle_failures_in_a_row: int
 
 
 def refusals(*statuses: int) -> Refusals:

@@ -17,6 +17,17 @@ def first_state(store: EventStore) -> LiveState:
     return LiveState() if body is None else decode_state(body)
 
 
+def whole_state(store: EventStore) -> LiveState:
+    """The state at the end of the log.
+
+    Raises:
+        FarsideError: As of both.
+    """
+    state = first_state(store)
+    read_on(store, state)
+    return state
+
+
 def read_on(store: EventStore, state: LiveState) -> None:
     """Moves a state on to the end of the log."""
     while entries := store.read(state.seq):

@@ -1,8 +1,9 @@
 """Asking the processes: which sockets there are, and what each one answers."""
 
 import json
-import socket as socketlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from farside import admin
 from farside.config.agent import AgentConfig
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
+from farside.config.manager import ManagerConfig
 from farside.errors import PeerError
+from farside.manager_client import STANDARD, UnixConnection
 from farside.sandbox.layout import RUN_FOLDER, ProcessRecord, read_record
 
 ANSWER_LIMIT_S = 5.0
@@ -44,7 +47,7 @@ def gather(*, state: Path | None, socket: Path | None) -> tuple[ProcessStatus, .
         found = [_ask(record.blockdev.name, "blockdev", Path(record.blockdev.admin_socket), pid=record.blockdev.pid)]
         found += [_ask(donor.name, "daemon", Path(donor.admin_socket), pid=donor.pid) for donor in record.donors]
         if record.cluster is not None:
-            found += [_manager(record.cluster.manager)]
+            found += [_manager_of(record.cluster.manager)]
             found += [_ask(one.name, "agent", Path(one.admin_socket), pid=one.pid) for one in record.cluster.agents]
     else:
         places = (
@@ -53,29 +56,41 @@ def gather(*, state: Path | None, socket: Path | None) -> tuple[ProcessStatus, .
             ("agent", AgentConfig().admin_socket),
         )
         found = [_ask("", role, Path(place)) for role, place in places if Path(place).exists()]
+        manager = Path(STANDARD.removeprefix("unix:"))
+        if manager.exists():
+            found.append(_manager("manager", manager, lambda: _pid_in(ManagerConfig().state_dir)))
     if not any(process.status for process in found):
         why = found[0].error if found else "no Farside process runs on this machine"
         raise PeerError(why, hint="" if found else "name its socket with --socket, or a sandbox's folder with --state")
     return tuple(found)
 
 
-def _manager(record: ProcessRecord) -> ProcessStatus:
-    """The manager speaks HTTP, and `farside nodes`, `queue` and the others ask it; here is told whether it runs."""
-    known: dict[str, Any] = {"name": record.name, "role": "manager", "pid": record.pid, "socket": record.admin_socket}
-    with socketlib.socket(socketlib.AF_UNIX, socketlib.SOCK_STREAM) as probe:
-        probe.settimeout(ANSWER_LIMIT_S)
-        try:
-            probe.connect(record.admin_socket)
-        except OSError as error:
-            return ProcessStatus(**known, error=f"{record.admin_socket}: {error.strerror}")
-    known["pid"] = record.pid or _pid_by_hand(Path(record.config).parent)
-    return ProcessStatus(**known, status={"pid": known["pid"]})
+def _manager_of(record: ProcessRecord) -> ProcessStatus:
+    """Of a sandbox; one that the sandbox did not start itself has told its process id in its folder."""
+    folder = Path(record.config).parent / RUN_FOLDER
+    return _manager(record.name, Path(record.admin_socket), lambda: record.pid or _pid_in(folder))
 
 
-def _pid_by_hand(folder: Path) -> int:
-    """Of a manager that the sandbox did not start itself; 0 where it says nothing of itself yet."""
+def _manager(name: str, socket: Path, pid_of: Callable[[], int]) -> ProcessStatus:
+    """The manager speaks HTTP, and `farside nodes`, `queue` and the others ask it; here is told whether it is well."""
+    connection = UnixConnection(str(socket))
+    connection.timeout = ANSWER_LIMIT_S
     try:
-        return int(json.loads((folder / RUN_FOLDER / "manager.json").read_text())["pids"]["manager"])
+        connection.request("GET", "/v1/health")
+        health: dict[str, Any] = json.loads(connection.getresponse().read())
+    except (OSError, HTTPException, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error) or "no answer"
+        return ProcessStatus(name=name, role="manager", pid=pid_of(), socket=str(socket), error=f"{socket}: {why}")
+    finally:
+        connection.close()
+    pid = pid_of()
+    return ProcessStatus(name=name, role="manager", pid=pid, socket=str(socket), status={"pid": pid, **health})
+
+
+def _pid_in(folder: Path) -> int:
+    """Of the manager whose `state_dir` this is; 0 where it says nothing of itself yet."""
+    try:
+        return int(json.loads((folder / "manager.json").read_text())["pids"]["manager"])
     except (OSError, ValueError, KeyError):
         return 0
 

@@ -30,7 +30,7 @@ def run(*, json_output: bool = False, state: Path | None = None, socket: Path | 
 
 
 def as_json(processes: tuple[ProcessStatus, ...]) -> dict[str, object]:
-    """The document that `--json` prints: every process, then the borrowers', donors' and agents' own words."""
+    """The document that `--json` prints: every process, then what each has to say of itself."""
     return {
         "processes": [
             {
@@ -45,5 +45,6 @@ def as_json(processes: tuple[ProcessStatus, ...]) -> dict[str, object]:
         ],
         "blockdevs": [process.status for process in processes if process.role == "blockdev" and process.status],
         "daemons": [process.status for process in processes if process.role == "daemon" and process.status],
+        "managers": [process.status for process in processes if process.role == "manager" and process.status],
         "agents": [process.status for process in processes if process.role == "agent" and process.status],
     }

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from farside.status.gather import ProcessStatus
-from farside.units import format_bytes, format_seconds
+from farside.units import format_bytes, format_moment, format_seconds
 
 Row = Mapping[str, Any]
 
@@ -32,8 +32,18 @@ def process_table(processes: Iterable[ProcessStatus]) -> Table:
     """Which processes there are, and which of them do not answer."""
     table = _table("processes", "name", "role", "pid", "says")
     for process in processes:
-        table.add_row(process.name, process.role, str(process.pid or "-"), process.error or "well")
+        table.add_row(process.name, process.role, str(process.pid or "-"), process.error or _condition(process.status))
     return table
+
+
+def _condition(status: Row) -> str:
+    """``well``, and what went wrong before; or what does now."""
+    failed_s = status.get("cycle_failed_s")
+    if failed_s is None:
+        return "well"
+    when = f"a cycle failed at {format_moment(float(failed_s))}"
+    in_a_row = int(_number(status, "cycle_failures_in_a_row"))
+    return f"{when}, {in_a_row:,} in a row: see its log" if in_a_row else f"well; {when}: see its log"
 
 
 def traffic_table(device: Row) -> Table:
