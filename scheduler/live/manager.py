@@ -102,6 +102,7 @@ async def _api(config: ManagerConfig) -> None:
     from farside.scheduler.live.api.caller import Callers, peer_host
     from farside.scheduler.live.api.connection import LimitedProtocol
     from farside.scheduler.live.api.crowd import HEADER_LIMIT_S, Crowd, say_rarely
+    from farside.scheduler.live.api.handshake import CountedListener
     from farside.scheduler.live.api.metrics import ManagerCollector
     from farside.scheduler.live.api.once import TAKES
     from farside.scheduler.live.api.web_session import WebSessions, session_key
@@ -138,7 +139,8 @@ async def _api(config: ManagerConfig) -> None:
     )  # fmt: skip
 
     secure = _tls_of(config)
-    protocol = partial(LimitedProtocol, crowd=Crowd(frozenset({peer_host(0), peer_host(os.geteuid())})))
+    crowd = Crowd(frozenset({peer_host(0), peer_host(os.geteuid())}))
+    protocol = partial(LimitedProtocol, crowd=crowd)
 
     def server(kind: str) -> uvicorn.Server:
         return Server(
@@ -155,6 +157,8 @@ async def _api(config: ManagerConfig) -> None:
         sockets = {"unix": [], "tcp": []}  # type: dict[str, list[object]]
         for endpoint in config.listen:
             listener = open_listener(endpoint)
+            if secure is not None and endpoint.startswith("tcp:"):
+                listener = CountedListener(listener, crowd)
             stack.callback(close_listener, listener)
             where = parse_endpoint(endpoint)
             if isinstance(where, str) and config.run_as == "submitter":

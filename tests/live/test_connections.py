@@ -14,9 +14,13 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from farside.scheduler.live.api import connection
+from farside.listen import open_listener
+from farside.scheduler.live.api import connection, crowd
 from farside.scheduler.live.api.connection import LimitedProtocol
 from farside.scheduler.live.api.crowd import Crowd, say_rarely
+from farside.scheduler.live.api.handshake import CountedListener
+from farside.tls import TlsFiles, client_tls, server_tls
+from tests.support.certificates import SERVER, Authority
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LIMIT_S = 30.0
@@ -176,6 +180,115 @@ def test_a_connection_that_is_being_answered_is_taken_from_nobody(
         assert await is_answered(await opened(place, ending, REQUEST))
 
     place_test(test, tmp_path)
+
+
+class SecurePlace:
+    """A server of TLS at loopback; clients may come from any of its addresses."""
+
+    def __init__(self, authority: Authority) -> None:
+        self.client = client_tls(TlsFiles(ca=authority.cert, cert=Path(), key=Path()))
+        self.crowd = Crowd()
+        self.port = 0
+        self.state = ServerState()
+
+    async def raw(self, ending: AsyncExitStack, said: bytes = b"", address: str = "127.0.0.1") -> Connection:
+        made = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0))
+        ending.callback(made[1].close)
+        made[1].write(said)
+        return made
+
+    async def answers(self, address: str = "127.0.0.1") -> bool:
+        made = await asyncio.open_connection(
+            "127.0.0.1", self.port, ssl=self.client, server_hostname="localhost", local_addr=(address, 0)
+        )
+        made[1].write(REQUEST)
+        try:
+            return await is_answered(made)
+        finally:
+            made[1].close()
+            await made[1].wait_closed()
+
+    async def until_shaking(self, count: int) -> None:
+        while self.crowd.handshakes != count:
+            await asyncio.sleep(0)
+
+
+def secure_test(test: Callable[[SecurePlace, AsyncExitStack], Awaitable[None]], folder: Path) -> None:
+    authority = Authority(folder)
+    made = authority.make("manager", says=SERVER)
+    place = SecurePlace(authority)
+
+    async def run() -> None:
+        config = uvicorn.Config(app, log_config=None, lifespan="off")
+        make = partial(LimitedProtocol, config=config, server_state=place.state, app_state={}, crowd=place.crowd)
+        listener = CountedListener(open_listener("tcp:127.0.0.1:0"), place.crowd)
+        place.port = listener.getsockname()[1]
+        context = server_tls(TlsFiles(ca=Path(), cert=made.cert, key=made.key))
+        server = await asyncio.get_running_loop().create_server(make, sock=listener, ssl=context)
+        try:
+            async with asyncio.timeout(LIMIT_S), AsyncExitStack() as ending:
+                await test(place, ending)
+        finally:
+            server.close()
+            for task in place.state.tasks:
+                task.cancel()
+            await asyncio.gather(*place.state.tasks, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00"])
+def test_connections_that_never_speak_tls_are_those_of_their_address_and_give_way_to_new_ones(
+    said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crowd, "CONNECTIONS_AN_ADDRESS", 4)
+    monkeypatch.setattr(connection, "CONNECTIONS_AN_ADDRESS", 4)
+
+    async def test(place: SecurePlace, ending: AsyncExitStack) -> None:
+        other = await place.raw(ending, address="127.0.0.2")
+        made = [await place.raw(ending, said) for _ in range(50)]
+
+        assert all([await is_closed(one) for one in made[:46]])
+        assert place.crowd.handshakes == 5
+        assert await place.answers()
+        assert await is_closed(made[46])
+        assert not any(one[0].at_eof() for one in (*made[47:], other))
+
+    secure_test(test, tmp_path)
+
+
+def test_handshakes_of_all_addresses_together_have_a_bound_and_who_speaks_tls_gets_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crowd, "HANDSHAKES_MAX", 10)
+
+    async def test(place: SecurePlace, ending: AsyncExitStack) -> None:
+        made = [await place.raw(ending, address=f"127.0.0.{2 + at % 20}") for at in range(200)]
+
+        assert all([await is_closed(one) for one in made[:190]])
+        assert place.crowd.handshakes == 10
+        assert await place.answers()
+
+    secure_test(test, tmp_path)
+
+
+def test_who_hangs_up_during_the_handshake_or_speaks_no_tls_counts_no_more(tmp_path: Path) -> None:
+    async def test(place: SecurePlace, ending: AsyncExitStack) -> None:
+        made = [await place.raw(ending) for _ in range(20)]
+        await place.until_shaking(20)
+
+        for at, one in enumerate(made):
+            if at % 2:
+                one[1].close()
+            else:
+                one[1].write(b"GET / HTTP/1.1\r\n\r\n")
+
+        await place.until_shaking(0)
+        assert await place.answers()
+        while place.crowd.count("127.0.0.1"):
+            await asyncio.sleep(0)
+
+    secure_test(test, tmp_path)
 
 
 def test_who_is_not_limited_may_have_any_number() -> None:

@@ -32,6 +32,7 @@ class LimitedProtocol(PeerProtocol):
         """Counts it."""
         super().connection_made(transport)
         owner = self.client[0] if self.client is not None else "nobody"
+        self._crowd.shaken(transport.get_extra_info("socket").fileno())
         if not self._crowd.admit(owner, CONNECTIONS_A_USER if is_peer(owner) else CONNECTIONS_AN_ADDRESS):
             self.transport.abort()
             return

@@ -6,6 +6,10 @@ How it works
   So who opens many and says nothing on them loses those, and who only comes is let in. Connections that are being
   answered stay; where all are, the new one is closed. An agent's ceases to count when it becomes a WebSocket.
 
+  One that is to speak TLS waits for its client from when it is accepted (handshake.py), as one of its address. Of those
+  that have not yet got through the handshake there are at most `HANDSHAKES_MAX`, whatever addresses they come from: one
+  more takes the place of the one that has taken longest.
+
   Root, and the user that the manager runs as, are let in however many they are.
 """
 
@@ -24,6 +28,8 @@ BODY_BYTES_MAX = 16 << 20
 CONNECTIONS_A_USER = 256
 # All agents of a cluster may come from one address, and at once.
 CONNECTIONS_AN_ADDRESS = 4096
+# Of all addresses, where the handshake is not over: each takes 0.3 MiB of ours, and a cluster comes back at once.
+HANDSHAKES_MAX = 2048
 # That files ran out is said so often: asyncio says it for each connection that waits, each second.
 SAY_PERIOD_S = 60.0
 
@@ -41,6 +47,43 @@ class Crowd:
         self._unlimited = unlimited
         self._counts: dict[Owner, int] = {}
         self._waiting: dict[Owner, dict[object, Close]] = {}
+        self._shaking: dict[int, tuple[Owner, Close]] = {}  # by descriptor, the longest first
+
+    @property
+    def handshakes(self) -> int:
+        """How many have not got through theirs."""
+        return len(self._shaking)
+
+    def count(self, owner: Owner) -> int:
+        """How many connections somebody has."""
+        return self._counts.get(owner, 0)
+
+    def shake(self, owner: Owner, fd: int, close: Close) -> bool:
+        """Whether a connection may begin its handshake; others may have been closed for it.
+
+        It is one of its owner's until `shaken`.
+        """
+        if len(self._shaking) >= HANDSHAKES_MAX:
+            longest = next(iter(self._shaking))
+            _, close_longest = self._shaking[longest]
+            self.shaken(longest)
+            close_longest()
+        if not self.admit(owner, CONNECTIONS_AN_ADDRESS):
+            return False
+
+        def evict() -> None:
+            del self._shaking[fd]
+            close()
+
+        self._shaking[fd] = owner, close
+        self.waits(owner, fd, evict)
+        return True
+
+    def shaken(self, fd: int) -> None:
+        """Its handshake is over, or it is closed; who got through comes again by `admit`."""
+        owner, _ = self._shaking.pop(fd, ("", None))
+        if owner:
+            self.leave(owner, fd)
 
     def admit(self, owner: Owner, limit: int) -> bool:
         """Whether one more may come; another may have been closed for it."""
