@@ -9,12 +9,13 @@ How it works
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
 from farside.errors import RemoteProtocolError
 from farside.scheduler.live.event import NodesWanted
+from farside.scheduler.live.hourly import HourlyCounts
 from farside.scheduler.live.live_state import LiveState, RequestKey
 from farside.scheduler.live.power.slept import SleepPoint, SleepRecord
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Maintenance
@@ -56,6 +57,7 @@ class _Image:
     slept: tuple[SleepPoint, ...] = ()
     wanted: NodesWanted | None = None
     wanted_s: float = 0.0
+    hourly: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -100,6 +102,7 @@ def encode_state(state: LiveState) -> bytes:
         slept=tuple(state.slept.points),
         wanted=state.wanted,
         wanted_s=state.wanted_s,
+        hourly=state.hourly.steps,
     )
     return zlib.compress(_ENCODER.encode(image), _LEVEL)
 
@@ -134,6 +137,7 @@ def decode_state(body: bytes) -> LiveState:
     state.donors_version, state.requests = image.donors_version, dict(image.requests)
     state.closing, state.slept = dict.fromkeys(image.closing), SleepRecord(image.slept)
     state.wanted, state.wanted_s = image.wanted, image.wanted_s
+    state.hourly = HourlyCounts(image.hourly)
     return state
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import count, takewhile
 
 from farside.scheduler.live.event import Event, JobSubmitted, NodesReserved, NodesWanted
+from farside.scheduler.live.hourly import HourlyCounts
 from farside.scheduler.live.power.slept import SleepRecord
 from farside.scheduler.live.queued import QueueCounts
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Maintenance, TaskKey
@@ -53,6 +54,7 @@ class LiveState:
         self.stale: dict[TaskKey, LiveTask] = {}
         self.unfinished: dict[str, None] = {}  # ids, in the order of submission
         self.queued = QueueCounts()  # of these, by user
+        self.hourly = HourlyCounts()
         self.placed: dict[str, None] = {}  # of these, those that have GPUs to start on, the first to be placed first
         self.present: dict[str, dict[str, None]] = {}  # jobs that are not over and have a place, by node
         self.meetings: dict[str, tuple[tuple[str, int], ...]] = {}  # addresses and ports in use, by job

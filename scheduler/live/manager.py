@@ -135,7 +135,10 @@ async def _api(config: ManagerConfig) -> None:
         log, callers, config.state_dir, sessions, may_tokens_submit=config.token_submit,
         only_uid=os.geteuid() if config.run_as == "starter" else None,
         tenancy=tenancy_of(config), gpu_power_w=config.gpu_power_w, power=power,
-        queue_limits=QueueLimits(jobs=config.max_queued_jobs_per_user, size_bytes=config.max_queued_bytes_per_user),
+        queue_limits=QueueLimits(
+            jobs=config.max_queued_jobs_per_user, size_bytes=config.max_queued_bytes_per_user,
+            hourly_jobs=config.max_hourly_jobs_per_user,
+        ),
     )  # fmt: skip
 
     secure = _tls_of(config)

@@ -9,15 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from farside.errors import ConfigError
+from farside.scheduler.live.hourly import HourlyCounts
 from farside.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """The most that one user may have in the queue; 0: any number. Operators may have more."""
+    """The most that one user may have in the queue, and submit within an hour; 0: any number. Operators may more."""
 
     jobs: int = 0
     size_bytes: int = 0
+    hourly_jobs: int = 0
 
 
 @dataclass(slots=True)
@@ -60,16 +62,28 @@ class QueueGate:
         self._size_bytes: dict[str, int] = {}
 
     @contextmanager
-    def passing(self, user: str, jobs: int, size_bytes: int, queued: QueueCounts, *, is_free: bool) -> Iterator[None]:
+    def passing(
+        self,
+        user: str,
+        jobs: int,
+        size_bytes: int,
+        queued: QueueCounts,
+        *,
+        hourly: HourlyCounts,
+        now_s: float,
+        is_free: bool,
+    ) -> Iterator[None]:
         """While so many jobs are written. ``is_free``: whose they are has no limit.
 
         Raises:
             ConfigError: They are more than he may have.
+            TooMany: They are more than he may submit now.
         """
         has = queued.jobs.get(user, 0) + self._jobs.get(user, 0)
         has_bytes = queued.size_bytes.get(user, 0) + self._size_bytes.get(user, 0)
         if not is_free:
             self._check(user, (has, jobs), (has_bytes, size_bytes))
+            self._check_hour(user, jobs, hourly, now_s)
         _add(self._jobs, user, jobs)
         _add(self._size_bytes, user, size_bytes)
         try:
@@ -77,6 +91,16 @@ class QueueGate:
         finally:
             _add(self._jobs, user, -jobs)
             _add(self._size_bytes, user, -size_bytes)
+
+    def _check_hour(self, user: str, jobs: int, hourly: HourlyCounts, now_s: float) -> None:
+        limit = self._limits.hourly_jobs
+        if limit and jobs > limit:
+            raise ConfigError(
+                f"count: asks for {jobs:,}, and a user submits at most {limit:,} jobs within an hour "
+                "(max_hourly_jobs_per_user)", hint="ask for fewer",
+            )  # fmt: skip
+        if limit:
+            hourly.check(user, jobs, beside=self._jobs.get(user, 0), limit=limit, now_s=now_s)
 
     def _check(self, user: str, jobs: tuple[int, int], size_bytes: tuple[int, int]) -> None:
         limits, then = self._limits, "wait until some are over, or cancel some"

@@ -129,6 +129,7 @@ def _submitted(state: LiveState, event: JobSubmitted, entry: Entry) -> Touched:
             state.dependents.setdefault(other, []).append(job_id)
     state.submitted[entry.seq] = ids
     state.queued.come(entry.seq, event.user, len(ids), event.spec.size_bytes)
+    state.hourly.come(event.user, len(ids), max(entry.at_s, state.at_s))
     _remember(state, event, entry)
     return ids
 

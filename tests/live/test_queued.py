@@ -4,12 +4,14 @@ import asyncio
 import os
 import pwd
 from collections import Counter
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from farside.errors import ConfigError
 from farside.scheduler.live.event import CancelRequested
+from farside.scheduler.live.hourly import HourlyCounts, TooMany
 from farside.scheduler.live.image import decode_state, encode_state
 from farside.scheduler.live.queued import QueueCounts, QueueGate, QueueLimits
 from tests.live.test_api import OTHER, THIRD, an_api
@@ -37,16 +39,34 @@ def test_the_counts_follow_the_jobs_and_an_image_has_them_too() -> None:
     assert counts == QueueCounts()
 
 
-def test_what_is_on_its_way_into_the_log_counts_already_and_what_failed_does_not() -> None:
-    gate, queued = QueueGate(QueueLimits(jobs=10, size_bytes=0)), QueueCounts()
+def passing(
+    gate: QueueGate, user: str, jobs: int, *, is_free: bool = False, hourly: HourlyCounts | None = None
+) -> AbstractContextManager[None]:
+    hourly = hourly or HourlyCounts()
+    return gate.passing(user, jobs, 0, QueueCounts(), hourly=hourly, now_s=1000.0, is_free=is_free)
 
-    with gate.passing("ann", 6, 0, queued, is_free=False):
-        with pytest.raises(ConfigError), gate.passing("ann", 5, 0, queued, is_free=False):
+
+def test_what_is_on_its_way_into_the_log_counts_already_and_what_failed_does_not() -> None:
+    gate = QueueGate(QueueLimits(jobs=10))
+
+    with passing(gate, "ann", 6):
+        with pytest.raises(ConfigError), passing(gate, "ann", 5):
             pass
-        with gate.passing("eve", 10, 0, queued, is_free=False), gate.passing("ann", 5, 0, queued, is_free=True):
+        with passing(gate, "eve", 10), passing(gate, "ann", 5, is_free=True):
             pass
-    with gate.passing("ann", 10, 0, queued, is_free=False):
+    with passing(gate, "ann", 10):
         pass
+
+
+def test_what_is_on_its_way_counts_among_those_of_the_hour_too() -> None:
+    gate, hourly = QueueGate(QueueLimits(hourly_jobs=10)), HourlyCounts()
+    hourly.come("ann", 4, 900.0)
+
+    with passing(gate, "ann", 3, hourly=hourly):
+        with pytest.raises(TooMany, match="ann has submitted 7 jobs within the hour, of at most 10"):
+            passing(gate, "ann", 4, hourly=hourly).__enter__()
+        with passing(gate, "eve", 10, hourly=hourly), passing(gate, "ann", 50, hourly=hourly, is_free=True):
+            pass
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The application: routes, one clear line for each error, and what runs beside them."""
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,7 @@ from farside.scheduler.live.api.shape import Health, Whoami, says
 from farside.scheduler.live.api.trail import Trail, audit_routes
 from farside.scheduler.live.api.usage import usage_routes
 from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.hourly import TooMany
 from farside.scheduler.live.power.keep import NOBODY, LivePower
 from farside.scheduler.live.power.setup import PowerSetup
 from farside.scheduler.live.queued import QueueLimits
@@ -121,6 +123,12 @@ def make_app(
     @app.exception_handler(ConfigError)
     async def mistaken(request: Request, error: ConfigError) -> Response:
         return await no(request, 422, str(error))
+
+    @app.exception_handler(TooMany)
+    async def too_many(request: Request, error: TooMany) -> Response:
+        response = await no(request, 429, str(error))
+        response.headers["Retry-After"] = str(math.ceil(error.after_s))
+        return response
 
     @app.exception_handler(FarsideError)
     async def broken(_: Request, error: FarsideError) -> Response:

@@ -59,7 +59,7 @@ def job_routes(
 
     ``checkpoint_problem``: why a user can't keep checkpoints in a folder; empty: he can. ``only_uid``: of all users,
     only this one may submit, since all jobs run as him, even uid 0; None: everybody else may, as nodes run no task as
-    that. ``limits``: what one who is no operator may have in the queue.
+    that. ``limits``: what one who is no operator may have in the queue, and submit within an hour.
     """
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     rows = Rows(show_job)
@@ -68,7 +68,7 @@ def job_routes(
 
     @router.post(
         "", status_code=201, summary="Submit a job, or several alike",
-        responses=says(Submitted, 413, 422, status=201, links=_LINKS),
+        responses=says(Submitted, 413, 422, 429, status=201, links=_LINKS),
     )  # fmt: skip
     async def submit(body: JobBody, caller: Person, key: Key = "") -> Response:
         if caller.uid < 0 and not may_tokens_submit:
@@ -99,7 +99,15 @@ def job_routes(
         event = JobSubmitted(
             spec=spec, user=caller.name, uid=caller.uid, count=body.count, is_held=body.hold, key=key
         )  # fmt: skip
-        with gate.passing(caller.name, body.count, spec.size_bytes, log.state.queued, is_free=caller.is_operator):
+        with gate.passing(
+            caller.name,
+            body.count,
+            spec.size_bytes,
+            log.state.queued,
+            hourly=log.state.hourly,
+            now_s=log.now_s(),
+            is_free=caller.is_operator,
+        ):
             place = await once.write(event, request, caller.told)
         return answer({"ids": log.state.submitted[place]}, 201)
 

@@ -182,6 +182,16 @@ class ManagerConfig:
             high=1 << 40,
         ),
     )
+    max_hourly_jobs_per_user: int = field(
+        default=20_000,
+        metadata=about(
+            Kind.COUNT,
+            "The most jobs that one user submits within an hour, those of arrays and cancelled ones too; "
+            "operators may submit more; 0: any number",
+            low=0,
+            high=10**8,
+        ),
+    )
     default_account: str = field(
         default="", metadata=about(Kind.TEXT, "Account of users who belong to none; empty: they may not submit")
     )

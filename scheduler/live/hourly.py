@@ -1,0 +1,88 @@
+"""How many jobs each user has submitted lately: the limit that holds who submits and cancels without end. PURE.
+
+How it works
+  The log grows by every submission, and a job that is over is known for `keep_history_s`, so what a user has in the
+  queue (queued.py) bounds neither. Jobs are counted by steps of `STEP_S`, each of which counts until the youngest job
+  that may be among its own is an hour old: so no hour has more than the limit, whenever it begins. The counts follow
+  the log, and the store's image has them, so that a restart forgets none.
+"""
+
+from collections.abc import Mapping
+
+from farside.errors import FarsideError
+from farside.units import format_moment, format_seconds
+
+STEP_S, WINDOW_S = 300.0, 3600.0
+
+Step = tuple[float, int]
+"""When it began, and how many jobs came in it."""
+
+
+class TooMany(FarsideError):
+    """More than one may submit within an hour; in ``after_s`` there is room."""
+
+    def __init__(self, message: str, *, hint: str, after_s: float) -> None:
+        super().__init__(message, hint=hint)
+        self.after_s = after_s
+
+
+class HourlyCounts:
+    """Jobs that were submitted within the last hour, by user; the oldest step first."""
+
+    def __init__(self, steps: Mapping[str, tuple[Step, ...]] | None = None) -> None:
+        self._steps = {user: list(told) for user, told in (steps or {}).items()}
+        self._newest_s = max((told[-1][0] for told in self._steps.values()), default=0.0)
+
+    @property
+    def steps(self) -> Mapping[str, tuple[Step, ...]]:
+        """All that it knows."""
+        return {user: tuple(told) for user, told in self._steps.items()}
+
+    def come(self, user: str, jobs: int, now_s: float) -> None:
+        """So many more were submitted; ``now_s`` never goes back."""
+        begin_s = now_s - now_s % STEP_S
+        if begin_s > self._newest_s:
+            self._newest_s = begin_s
+            self._forget(now_s)
+        own = self._steps.setdefault(user, [])
+        if own and own[-1][0] == begin_s:
+            own[-1] = begin_s, own[-1][1] + jobs
+        else:
+            own.append((begin_s, jobs))
+
+    def _forget(self, now_s: float) -> None:
+        kept = {user: [one for one in told if _counts(one, now_s)] for user, told in self._steps.items()}
+        self._steps = {user: told for user, told in kept.items() if told}
+
+    def of(self, user: str, now_s: float) -> int:
+        """How many a user has submitted."""
+        return sum(one[1] for one in self._steps.get(user, ()) if _counts(one, now_s))
+
+    def check(self, user: str, jobs: int, *, beside: int, limit: int, now_s: float) -> None:
+        """Does nothing where a user may submit so many. ``beside``: those of his that are on their way into the log.
+
+        Raises:
+            TooMany: He has submitted too many, and may come again.
+        """
+        has = self.of(user, now_s) + beside
+        if has + jobs <= limit:
+            return
+        at_s = self._room_at_s(user, has + jobs - limit, now_s)
+        raise TooMany(
+            f"{user} has submitted {has:,} jobs within the hour, of at most {limit:,} (max_hourly_jobs_per_user)",
+            hint=f"there is room for {jobs:,} more in {format_seconds(at_s - now_s)}, at {format_moment(at_s)}",
+            after_s=at_s - now_s,
+        )
+
+    def _room_at_s(self, user: str, over: int, now_s: float) -> float:
+        """When so many of them have gone; those on their way count as if they had come now."""
+        for one in self._steps.get(user, ()):
+            if _counts(one, now_s):
+                over -= one[1]
+                if over <= 0:
+                    return one[0] + STEP_S + WINDOW_S
+        return now_s + STEP_S + WINDOW_S
+
+
+def _counts(step: Step, now_s: float) -> bool:
+    return now_s < step[0] + STEP_S + WINDOW_S

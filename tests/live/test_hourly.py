@@ -1,0 +1,115 @@
+"""How many jobs a user may submit within an hour, and that neither a restart nor an image forgets it."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farside.scheduler.live.event import CancelRequested
+from farside.scheduler.live.hourly import STEP_S, WINDOW_S, HourlyCounts, TooMany
+from farside.scheduler.live.image import decode_state, encode_state
+from farside.scheduler.live.queued import QueueLimits
+from tests.live.test_api import OTHER, THIRD, Api, an_api
+from tests.live.world import World, rules
+
+LIMIT = 10
+
+
+def room_in_s(counts: HourlyCounts, jobs: int, now_s: float) -> float:
+    """0: now."""
+    try:
+        counts.check("ann", jobs, beside=0, limit=LIMIT, now_s=now_s)
+    except TooMany as refusal:
+        return refusal.after_s
+    return 0.0
+
+
+@given(st.lists(st.tuples(st.integers(1, LIMIT), st.floats(0.0, 3000.0)), max_size=40))
+def test_no_hour_has_more_than_the_limit_whenever_it_begins_and_who_waits_as_told_has_room(
+    asked: list[tuple[int, float]],
+) -> None:
+    counts, now_s = HourlyCounts(), 1e9
+    taken: list[tuple[float, int]] = []
+    for jobs, pause_s in asked:
+        now_s += pause_s
+        wait_s = room_in_s(counts, jobs, now_s)
+        if wait_s:
+            assert wait_s <= WINDOW_S + STEP_S
+            assert not room_in_s(counts, jobs, now_s + wait_s)
+            continue
+        counts.come("ann", jobs, now_s)
+        taken.append((now_s, jobs))
+
+    for begin_s, _ in taken:
+        assert sum(jobs for at_s, jobs in taken if begin_s <= at_s < begin_s + WINDOW_S) <= LIMIT
+
+
+def test_cancelled_jobs_and_those_of_arrays_count_and_an_image_has_them() -> None:
+    world = World(rules(), nodes=1)
+    for _ in range(3):
+        world.does(CancelRequested(job_id=world.submit(user="ann"), by="ann"))
+    world.submit(user="ann", count=4)
+    world.submit(user="eve")
+
+    again = decode_state(encode_state(world.state))
+
+    for state in (world.state, again):
+        assert [state.hourly.of(user, world.now_s) for user in ("ann", "eve", "bob")] == [7, 1, 0]
+        assert state.hourly.of("ann", world.now_s + WINDOW_S + STEP_S) == 0
+    world.lead()
+    assert world.state.hourly.steps == again.hourly.steps
+
+
+def test_users_who_submit_no_more_are_forgotten() -> None:
+    counts = HourlyCounts()
+    for at in range(100):
+        counts.come(f"user{at}", 1, 0.0)
+
+    counts.come("ann", 1, WINDOW_S + STEP_S)
+
+    assert set(counts.steps) == {"ann"}
+
+
+async def _submit(api: Api, uid: int, **more: object) -> httpx.Response:
+    return await api.as_uid(uid).post("/v1/jobs", json={"argv": ["true"], **more})
+
+
+def test_a_loop_of_submit_and_cancel_is_told_when_to_come_again_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    refused: list[httpx.Response] = []
+
+    async def before() -> None:
+        operators = frozenset({THIRD.pw_name})
+        async with an_api(tmp_path, queue_limits=QueueLimits(hourly_jobs=3), operators=operators) as api:
+            for _ in range(3):
+                (job,) = (await _submit(api, OTHER.pw_uid)).json()["ids"]
+                assert (await api.as_uid(OTHER.pw_uid).post(f"/v1/jobs/{job}/cancel")).status_code == 200
+            refused.append(await _submit(api, OTHER.pw_uid))
+            assert (await _submit(api, THIRD.pw_uid, count=50)).status_code == 201
+
+    async def after() -> None:
+        async with an_api(tmp_path, queue_limits=QueueLimits(hourly_jobs=3)) as api:
+            refused.append(await _submit(api, OTHER.pw_uid))
+            refused.append(await _submit(api, OTHER.pw_uid, count=4))
+
+    asyncio.run(before())
+    asyncio.run(after())
+
+    assert [answer.status_code for answer in refused] == [429, 429, 422]
+    for answer in refused[:2]:
+        assert 0 < int(answer.headers["retry-after"]) <= WINDOW_S + STEP_S
+        told = answer.json()["detail"]
+        assert told.startswith(f"{OTHER.pw_name} has submitted 3 jobs within the hour, of at most 3 (max_hourly_jobs_")
+        assert "; there is room for 1 more in " in told
+    assert refused[2].json()["detail"].startswith("count: asks for 4, and a user submits at most 3 jobs within an hour")
+
+
+def test_without_a_limit_anybody_submits_any_number(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with an_api(tmp_path) as api:
+            assert (await _submit(api, OTHER.pw_uid, count=30_000)).status_code == 201
+
+    asyncio.run(run())
