@@ -59,7 +59,10 @@ def causal_row(series: NodeSeries, holidays: frozenset[int] = frozenset()) -> Fl
     row = [of_day_s / HOUR_S, weekday, float(day in holidays or weekday >= 5), now, float(series.total[-1]) - now]
     for hours in MEAN_HOURS:
         recent = active[-_steps(series, hours) :]
-        row += [now - float(recent.mean()), float(recent.std())]
+        # As `_mean_and_deviation` does it, to the last bit: trees split between nothing and next to nothing.
+        mean = float(recent.sum()) / len(recent)
+        spread = float((recent**2).sum()) / len(recent) - mean**2
+        row += [now - mean, max(0.0, spread) ** 0.5]
     for hours in EXTREME_HOURS:
         recent = active[-_steps(series, hours) :]
         row += [float(recent.max()) - now, now - float(recent.min())]

@@ -42,6 +42,7 @@ QUANTILES = (0.5, 0.8, 0.9)
 SHRINKS = np.linspace(0.0, 1.0, 11)
 # A miss moves the forecast by this share of its usual width, times what a miss is worth.
 ACI_RATE = 0.02
+WIDTH_STEPS = 1000
 # Forecasts are judged by so many of the newest horizons that are over: three days of ten minutes, half a day at least.
 RECENT, LEAST_PROOF = 432, 72
 
@@ -141,7 +142,8 @@ def forecast_max(
     for quantile, trees in zip(quantiles, _quantile_trees(features, rise, steps, train_to, quantiles), strict=True):
         predicted = np.maximum(0.0, np.asarray(trees.predict(features), dtype=float))
         columns.append(series.active + np.maximum(0.0, calibrated(predicted, rise, quantile, steps, train_to)))
-    levels = np.minimum(np.column_stack(columns), series.total[:, None])
+    # A higher quantile is never below a lower one, whatever its trees say.
+    levels = np.minimum(np.maximum.accumulate(np.column_stack(columns), axis=1), series.total[:, None])
     levels[:train_to] = np.inf
     told = levels - series.active[:, None]
     proven = _proven(told, rise, quantiles, steps, train_to)
@@ -197,7 +199,7 @@ def calibrated(predicted: Floats, came: Floats, quantile: float, steps: int, beg
 
     What came of the prediction of interval i is known at i + ``steps``.
     """
-    width = max(1.0, float(np.mean(np.abs(predicted[max(0, begin - 1000) : begin])))) if begin else 1.0
+    width = usual_width(predicted[:begin])
     moved = predicted.copy()
     offset = 0.0
     for step in range(begin, len(predicted)):
@@ -207,6 +209,11 @@ def calibrated(predicted: Floats, came: Floats, quantile: float, steps: int, beg
             offset += ACI_RATE * width * ((1.0 if is_miss else 0.0) - (1 - quantile))
         moved[step] = predicted[step] + offset
     return moved
+
+
+def usual_width(predicted: Floats) -> float:
+    """How far up predictions lately went, in nodes: what a step of the calibration is a share of."""
+    return max(1.0, float(np.mean(np.abs(predicted[-WIDTH_STEPS:])))) if len(predicted) else 1.0
 
 
 def _trainable(target: Floats, train_to: int, steps: int) -> Places:

@@ -1,13 +1,18 @@
 """Quantiles of the most that will be busy, forecast interval by interval as it is seen. PURE.
 
-What forecast.py does to a series that is there whole, with the same trees, features and calibration; here the series
-grows, and trees come when somebody has them fitted. Until then, and where trees were fitted for another length of an
-interval, nothing is expected and all levels are infinite.
+What forecast.py does to a series that is there whole, with the same trees, features and calibration, and so with the
+same levels; here the series grows, and trees come when somebody has them fitted. Until then nothing is expected and all
+levels are infinite.
+
+To fit takes up to seconds, and is a function of what was seen until then: `lesson` is that, `learned_from` may run in a
+thread while more is seen, and `use` takes what came of it.
 """
 
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,9 +26,11 @@ from farside.scheduler.energy.forecast import (
     LEAST_PROOF,
     QUANTILES,
     RECENT,
+    WIDTH_STEPS,
     least_rows,
     max_loss,
     max_trees,
+    usual_width,
 )
 from farside.scheduler.energy.series import NodeSeries
 from farside.scheduler.predict.tree_text import booster_of
@@ -37,8 +44,68 @@ KEPT_STEPS = 26_000
 _BETWEEN = "\n===== the next quantile =====\n"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What trees are fitted to: a series, and how many intervals they look ahead."""
+
+    series: NodeSeries
+    steps: int
+    holidays: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """Trees by quantile, how far up they usually go, and how good others, of the older part, were on the newer."""
+
+    trees: "tuple[lightgbm.Booster, ...]"
+    widths: Floats
+    metrics: Mapping[str, float]
+
+
+def needed_steps(steps: int) -> int:
+    """How many intervals have to be known before trees are fitted that look so many ahead, with a part to judge by."""
+    known = math.ceil((least_rows(steps) + steps) / (1 - HELD_BACK_SHARE))
+    while _cut(known) - steps < least_rows(steps):
+        known += 1
+    return known
+
+
+def learned_from(lesson: Lesson) -> Learned:
+    """Trees of all of a series, judged by others of its older part. Takes up to seconds.
+
+    Raises:
+        ValueError: There is too little to train on.
+    """
+    series, steps = lesson.series, lesson.steps
+    cut = _cut(len(series))
+    trial = max_trees(_part(series, cut), steps, holidays=lesson.holidays)
+    metrics = _metrics(trial, lesson, cut)
+    trees = tuple(max_trees(series, steps, holidays=lesson.holidays))
+    newest = causal_features(series, lesson.holidays)[-WIDTH_STEPS:]
+    widths = np.array([usual_width(_rises(one, newest)) for one in trees])
+    told = {f"width_{quantile:g}": width for quantile, width in zip(QUANTILES, widths.tolist(), strict=True)}
+    return Learned(trees=trees, widths=widths, metrics={**metrics, **told})
+
+
+def _metrics(trial: "Sequence[lightgbm.Booster]", lesson: Lesson, cut: int) -> dict[str, float]:
+    series, steps = lesson.series, lesson.steps
+    held = slice(cut, len(series) - steps)
+    came = next_max(series.active, steps)[held] - series.active[held]
+    features = causal_features(series, lesson.holidays)[held]
+    pairs = [(quantile, _rises(trees, features)) for quantile, trees in zip(QUANTILES, trial, strict=True)]
+    return {
+        "loss": float(np.mean([pinball(rise, came, quantile) for quantile, rise in pairs])),
+        "persistence_loss": float(np.mean([pinball(0 * came, came, quantile) for quantile in QUANTILES])),
+        **{f"held_{quantile:g}": float(np.mean(came <= rise)) for quantile, rise in pairs},
+    }
+
+
+def _rises(trees: "lightgbm.Booster", features: Floats) -> Floats:
+    return np.maximum(0.0, np.asarray(trees.predict(features, num_threads=1), dtype=float))
+
+
 class OnlineForecast:
-    """The forecast. ``horizon_s``: how far ahead; ``start_s``: when the first interval begins."""
+    """The forecast. ``horizon_s``: how far ahead; ``start_s``: when the first interval begins, of the calendar."""
 
     def __init__(self, *, horizon_s: float, step_s: float, holidays: frozenset[int] = frozenset()) -> None:
         self.steps = max(1, round(horizon_s / step_s))
@@ -48,12 +115,14 @@ class OnlineForecast:
         self._active: deque[float] = deque(maxlen=KEPT_STEPS)
         self._total: deque[float] = deque(maxlen=KEPT_STEPS)
         self._seen = 0
-        self._trees: list[lightgbm.Booster] = []
-        self._width = 1.0
+        self._trees: tuple[lightgbm.Booster, ...] = ()
+        self._widths = np.ones(len(QUANTILES))
         self._offset = np.zeros(len(QUANTILES))
-        self._told: deque[Floats] = deque(maxlen=self.steps + 1)  # rises, newest last
+        self._told: deque[Floats] = deque(maxlen=self.steps)  # rises as they are calibrated, newest last
+        self._shown: deque[Floats] = deque(maxlen=self.steps)  # and as they were shown
         self._row = np.full(len(QUANTILES), np.inf)
-        self._losses: deque[tuple[float, float]] = deque(maxlen=RECENT)  # ours, and persistence's
+        self._gains: deque[float] = deque(maxlen=RECENT)  # by how much its loss was below persistence's
+        self._losses: deque[float] = deque(maxlen=RECENT)  # since trees were fitted last
         self._loss_then = math.nan
 
     def __len__(self) -> int:
@@ -69,20 +138,32 @@ class OnlineForecast:
         assert step == self._seen - 1, "only the newest interval has a forecast"
         return self._row
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it has trees."""
+        return bool(self._trees)
+
+    @property
+    def judged(self) -> int:
+        """How many of its newest horizons are over, up to `RECENT`."""
+        return len(self._gains)
+
     def is_proven(self, step: int) -> bool:
-        """Whether it has lately been better than persistence."""
+        """Whether it has lately been better than persistence, whichever trees it had."""
         assert step == self._seen - 1, "only of now it is known"
-        if len(self._losses) < LEAST_PROOF:
-            return False
-        ours, persistence = np.array(self._losses).mean(axis=0)
-        return bool(ours < persistence)
+        return self.is_better
+
+    @property
+    def is_better(self) -> bool:
+        """The same."""
+        return len(self._gains) >= LEAST_PROOF and sum(self._gains) > 0
 
     @property
     def drift(self) -> float:
         """By which share its recent loss is greater than when it was fitted."""
         if len(self._losses) < RECENT or not self._loss_then > 0:
             return 0.0
-        return float(np.mean([ours for ours, _ in self._losses])) / self._loss_then - 1
+        return float(np.mean(self._losses)) / self._loss_then - 1
 
     def watch(self, active: float, total: float) -> None:
         """One more interval is over."""
@@ -91,54 +172,47 @@ class OnlineForecast:
         self._seen += 1
         if not self._trees:
             return
-        self._learn(active)
+        self._judge(active)
         row = causal_row(self._series(), self.holidays).reshape(1, -1)
-        raw = np.array([np.asarray(trees.predict(row, num_threads=1)).item() for trees in self._trees])
-        rise = np.maximum(0.0, raw) + self._offset
-        self._told.append(rise)
+        rise = np.array([_rises(trees, row).item() for trees in self._trees]) + self._offset
         # A higher quantile is never below a lower one, whatever its trees say.
         self._row = np.minimum(np.maximum.accumulate(active + np.maximum(0.0, rise)), total)
+        self._told.append(rise)
+        self._shown.append(self._row - active)
 
-    def _learn(self, active: float) -> None:
-        """A horizon that is over moves the next forecasts, as `calibrated` does."""
-        if len(self._told) < self.steps or len(self._active) <= self.steps:
+    def _judge(self, active: float) -> None:
+        """A horizon that is over moves the next forecasts, as `calibrated` does, and says how good it was."""
+        if len(self._told) < self.steps:
             return
-        told, begun = self._told[-self.steps], self._active[-1 - self.steps]
-        came = max(list(self._active)[-self.steps :]) - begun
+        told, shown = self._told[0], self._shown[0]
+        newest = list(islice(reversed(self._active), self.steps + 1))
+        came = max(newest[:-1]) - newest[-1]
         misses = np.where(came > told, 1.0, 0.0) - (1 - np.array(QUANTILES))
-        self._offset = self._offset + ACI_RATE * self._width * misses
-        both = np.stack([np.maximum(0.0, told), np.zeros(len(QUANTILES))])
-        ours, persistence = max_loss(both, np.array([came, came])).tolist()
-        self._losses.append((ours, persistence))
+        self._offset = self._offset + ACI_RATE * self._widths * misses
+        ours, persistence = max_loss(np.stack([shown, 0 * shown]), np.array([came, came])).tolist()
+        self._gains.append(persistence - ours)
+        self._losses.append(ours)
+
+    def lesson(self) -> Lesson | None:
+        """What trees would be fitted to now; None: too little was seen."""
+        if len(self._active) < needed_steps(self.steps):
+            return None
+        return Lesson(series=self._series(), steps=self.steps, holidays=self.holidays)
+
+    def use(self, learned: Learned) -> None:
+        """Forecasts by these trees from the next interval on."""
+        self._trees, self._widths = learned.trees, learned.widths
+        self._loss_then = learned.metrics.get("loss", math.nan)
+        self._losses.clear()
 
     def fit(self) -> Mapping[str, float]:
         """Fits trees to all that was seen; how good others, of its older part, were on the newer. Empty: too little."""
-        series = self._series()
-        cut = round(len(series) * (1 - HELD_BACK_SHARE))
-        if cut - self.steps < least_rows(self.steps):
+        lesson = self.lesson()
+        if lesson is None:
             return {}
-        trial = max_trees(_part(series, cut), self.steps, holidays=self.holidays)
-        metrics = self._metrics(trial, series, cut)
-        self._use(max_trees(series, self.steps, holidays=self.holidays), metrics["loss"])
-        return metrics
-
-    def _metrics(self, trial: "Sequence[lightgbm.Booster]", series: NodeSeries, cut: int) -> dict[str, float]:
-        held = slice(cut, len(series) - self.steps)
-        came = next_max(series.active, self.steps)[held] - series.active[held]
-        features = causal_features(series, self.holidays)[held]
-        self._width = max(1.0, float(np.mean(np.abs(came))))
-        told = [np.maximum(0.0, np.asarray(trees.predict(features), dtype=float)) for trees in trial]
-        pairs = list(zip(QUANTILES, told, strict=True))
-        return {
-            "loss": float(np.mean([pinball(rise, came, quantile) for quantile, rise in pairs])),
-            "persistence_loss": float(np.mean([pinball(0 * came, came, quantile) for quantile in QUANTILES])),
-            **{f"held_{quantile:g}": float(np.mean(came <= rise)) for quantile, rise in pairs},
-            "width": self._width,
-        }
-
-    def _use(self, trees: "list[lightgbm.Booster]", loss: float) -> None:
-        self._trees, self._loss_then = trees, loss
-        self._losses.clear()
+        learned = learned_from(lesson)
+        self.use(learned)
+        return learned.metrics
 
     @property
     def text(self) -> str:
@@ -154,9 +228,9 @@ class OnlineForecast:
         parts = text.split(_BETWEEN)
         if len(parts) != len(QUANTILES):
             raise ConfigError(f"the model has {len(parts)} quantiles, not {len(QUANTILES)}", hint="fit it again")
-        trees = [booster_of(part, len(CAUSAL_FEATURES)) for part in parts]
-        self._width = metrics.get("width", 1.0)
-        self._use(trees, metrics.get("loss", math.nan))
+        trees = tuple(booster_of(part, len(CAUSAL_FEATURES)) for part in parts)
+        widths = np.array([metrics.get(f"width_{quantile:g}", 1.0) for quantile in QUANTILES])
+        self.use(Learned(trees=trees, widths=widths, metrics=metrics))
 
     def _series(self) -> NodeSeries:
         active, total = np.array(self._active), np.array(self._total)
@@ -165,6 +239,11 @@ class OnlineForecast:
             start_s=self.start_s + first * self.step_s, step_s=self.step_s, active=active, total=total,
             is_gap=np.zeros(len(active), dtype=bool),
         )  # fmt: skip
+
+
+def _cut(known: int) -> int:
+    """Where the newer part begins, by which trees of the older one are judged."""
+    return round(known * (1 - HELD_BACK_SHARE))
 
 
 def _part(series: NodeSeries, end: int) -> NodeSeries:

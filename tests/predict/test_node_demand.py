@@ -10,7 +10,7 @@ import pytest
 from farside.errors import ConfigError
 from farside.scheduler.energy.ces import CesSettings
 from farside.scheduler.energy.feature import causal_features, causal_row
-from farside.scheduler.energy.forecast import calibrated
+from farside.scheduler.energy.forecast import forecast_max
 from farside.scheduler.energy.online import OnlineForecast
 from farside.scheduler.energy.series import NodeSeries
 from farside.scheduler.predict.engine import Orchestrator
@@ -57,27 +57,39 @@ def test_one_row_of_features_is_the_last_of_all_rows() -> None:
         assert np.allclose(causal_row(part), causal_features(part)[-1], equal_nan=True)
 
 
-def test_it_forecasts_online_what_the_same_trees_forecast_of_the_whole_series() -> None:
+def test_it_forecasts_online_what_is_forecast_of_the_whole_series() -> None:
     series, learned = wandering(12), 1200
     online = OnlineForecast(horizon_s=3600.0, step_s=STEP_S)
     online.start_s = series.start_s
-    rows = []
+    rows, proven = [], []
     for at, active in enumerate(series.active.tolist()):
         online.watch(active, 100.0)
         rows.append(online.row(at))
+        proven.append(online.is_proven(at))
         if at == learned - 1:
             online.fit()
-    trees, width = online._trees[2], online._width
 
-    raw = np.maximum(0.0, np.asarray(trees.predict(causal_features(series)), dtype=float))
-    came = np.array([series.active[at + 1 : at + 7].max() - series.active[at] for at in range(len(series) - 6)])
-    raw[:learned] = np.resize([width, -width], learned)  # so that it is as wide
-    moved = calibrated(raw[:-6], came, 0.9, 6, learned)
-    expected = np.minimum(100.0, series.active[:-6] + np.maximum(0.0, moved))
+    whole = forecast_max(series, 6, learned)
+
     assert np.isinf(rows[learned - 1]).all()
-    lowest = np.array(rows[learned:-6])[:, 2]
-    assert (lowest >= expected[learned:] - 1e-9).all()
-    assert np.mean(np.isclose(lowest, expected[learned:])) > 0.5  # else a lower quantile was above it
+    assert np.array_equal(np.array(rows), whole.levels)
+    assert proven == whole.proven.tolist()
+    assert any(proven)
+
+
+def test_trees_that_are_fitted_anew_do_not_begin_to_prove_themselves_anew() -> None:
+    online, series = OnlineForecast(horizon_s=3600.0, step_s=STEP_S), wandering(12)
+    online.start_s = series.start_s
+    for at, active in enumerate(series.active.tolist()):
+        online.watch(active, 100.0)
+        if at == 1200:
+            online.fit()
+    assert online.is_better
+
+    online.fit()
+
+    assert online.is_better
+    assert online.drift == 0.0
 
 
 def test_three_services_of_one_frame_hear_the_same_facts_and_answer_their_own() -> None:
