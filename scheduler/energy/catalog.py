@@ -4,20 +4,23 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from types import MappingProxyType
 
 import numpy as np
 
-from farside.errors import ConfigError
+from farside.errors import ConfigError, Unavailable
 from farside.scheduler.energy.accuracy import pinball, smape_pct
 from farside.scheduler.energy.bank import Risk
 from farside.scheduler.energy.ces import FORECAST_S, Ces, CesSettings
 from farside.scheduler.energy.feature import next_max, next_mean
 from farside.scheduler.energy.forecast import MaxForecast, forecast_artifact, forecast_max, forecast_mean
+from farside.scheduler.energy.learning import PAST_S, LearningCes
+from farside.scheduler.energy.online import KEPT_STEPS, needed_steps
 from farside.scheduler.energy.paper import Outlook, Paper, PaperSettings
 from farside.scheduler.energy.plain import AllOn, KeepRecent, RuleSettings, VanillaSettings
 from farside.scheduler.energy.policy import EnergyPolicy
-from farside.scheduler.energy.series import STEP_S, NodeSeries
+from farside.scheduler.energy.series import DAY_S, STEP_S, NodeSeries
 from farside.scheduler.energy.tune import tuned_rule
 from farside.scheduler.settings import chosen, from_settings
 from farside.scheduler.table import Floats
@@ -215,11 +218,20 @@ def _outcome(question: Question, steps: int, values: Floats, *, is_used: bool, r
     )
 
 
-def make_online(name: str, settings: Mapping[str, str], step_s: float = STEP_S) -> Callable[[int], EnergyPolicy]:
-    """What makes the policy that a user named for a cluster of so many nodes, with no past and no forecast.
+def make_online(
+    name: str, settings: Mapping[str, str], step_s: float = STEP_S, *, may_learn: bool = False
+) -> Callable[[int], EnergyPolicy]:
+    """What makes the policy that a user named for a cluster of so many nodes, with no past.
+
+    Args:
+        name: The policy.
+        settings: Its settings.
+        step_s: The length of an interval.
+        may_learn: Somebody will have the trees of a `LearningCes` fitted.
 
     Raises:
         ConfigError: The name or a setting is wrong, or the policy needs a past.
+        Unavailable: It learns, and LightGBM is not installed.
     """
     if name == "none":
         from_settings(_NoSettings, settings, of=name)
@@ -235,9 +247,30 @@ def make_online(name: str, settings: Mapping[str, str], step_s: float = STEP_S) 
     if chosen(name, POLICIES, "energy policy") is not _ces:
         raise ConfigError(f"{name} needs a past to make forecasts from", hint="take ces, rule, vanilla or none")
     ces = from_settings(CesSettings, settings, of=name)
-    if ces.forecast:
+    if not ces.forecast:
+        return lambda nodes: Ces(settings=ces, step_s=step_s, total=nodes)
+    if not may_learn:
         raise ConfigError("ces: there is no past to make forecasts from", hint="leave forecast out")
-    return lambda nodes: Ces(settings=ces, step_s=step_s, total=nodes)
+    _check_learnable(ces.forecast_s, step_s)
+    return lambda nodes: LearningCes(ces, total=nodes, step_s=step_s)
+
+
+def _check_learnable(forecast_s: float, step_s: float) -> None:
+    if find_spec("lightgbm") is None:
+        raise Unavailable("ces: forecast=true needs LightGBM", hint="pip install lightgbm, or leave forecast out")
+    if step_s > forecast_s:
+        hint = "let forecast_s be no shorter than an interval"
+        raise ConfigError(f"ces: forecast_s is {forecast_s:g} s, an interval {step_s:g} s", hint=hint)
+    needed = needed_steps(max(1, round(forecast_s / step_s)))
+    if needed * step_s > PAST_S:
+        known = f"{needed * step_s / DAY_S:.0f} days, and {PAST_S / DAY_S:.0f} are known after a start"
+        raise ConfigError(f"ces: a forecast in intervals of {step_s:g} s needs {known}", hint="take shorter ones")
+    if needed > KEPT_STEPS:
+        least_s = math.ceil(step_s * needed / KEPT_STEPS / 60) * 60
+        raise ConfigError(
+            f"ces: a forecast of {forecast_s:g} s in intervals of {step_s:g} s needs {needed:,} of them, and "
+            f"{KEPT_STEPS:,} are kept", hint=f"intervals of {least_s} s will do, or a smaller forecast_s",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

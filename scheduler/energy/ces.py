@@ -128,19 +128,24 @@ class Ces:
     def __post_init__(self) -> None:
         self._recent = RecentMax(steps=tuple(max(1, round(memory_s / self.step_s)) for memory_s in MEMORY_S))
         self._fading = FadingMax(half_lives=tuple(life_s / self.step_s for life_s in FADING_S))
-        kinds = self.forecast.kinds if self.forecast else 0
+        kinds = 0 if self.forecast is None else self.forecast.kinds
         signals = len(MEMORY_S) + len(FADING_S) + kinds
         self._bank = Bank(signals=signals, total=self.total, step_s=self.step_s, half_life_s=self.settings.half_life_s)
         self._members = np.zeros(0, dtype=np.intp)
         self._signals = np.zeros(signals)
         self._seen = Seen(step=-1, active=0, total=self.total)
 
+    @property
+    def signals(self) -> int:
+        """How many there are, forecasts among them."""
+        return self._bank.signals
+
     def watch(self, seen: Seen) -> None:
         """Plays all rules on."""
         self._recent.watch(seen.active)
         self._fading.watch(seen.active)
         parts = [self._recent.values, self._fading.values]
-        if self.forecast:
+        if self.forecast is not None:
             parts.append(self.forecast.row(seen.step))
         self._signals = np.concatenate(parts)
         self._bank.watch(seen, self._signals)

@@ -101,7 +101,8 @@ def _metrics(trial: "Sequence[lightgbm.Booster]", lesson: Lesson, cut: int) -> d
 
 
 def _rises(trees: "lightgbm.Booster", features: Floats) -> Floats:
-    return np.maximum(0.0, np.asarray(trees.predict(features, num_threads=1), dtype=float))
+    rises: Floats = np.maximum(0.0, np.asarray(trees.predict(features, num_threads=1), dtype=float))
+    return rises
 
 
 class OnlineForecast:

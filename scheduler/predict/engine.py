@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from farside.scheduler.predict.service import Advice, Fact, ModelRecord, Service
+from farside.scheduler.predict.service import Advice, Fact, ModelRecord, Service, UpdateRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +55,24 @@ class UpdateEngine:
         return made
 
     def _reason(self, now_s: float) -> str:
-        rule, known = self.service.rule, self.service.learnable
-        new = known - self._fitted_on
-        if new < rule.new_facts:
-            return ""
-        if now_s - self._fitted_s >= rule.every_s:
-            return "its time has come"
-        if new >= rule.growth * self._fitted_on:
-            return "much is new"
-        if self.service.drift > rule.drift:
-            return "its errors have grown"
+        return due(
+            self.service.rule, known=self.service.learnable, fitted_on=self._fitted_on,
+            since_fit_s=now_s - self._fitted_s, drift=self.service.drift,
+        )  # fmt: skip
+
+
+def due(rule: UpdateRule, *, known: int, fitted_on: int, since_fit_s: float, drift: float) -> str:
+    """Why a model of ``fitted_on`` facts should be fitted anew now that so many are known; empty: it should not."""
+    new = known - fitted_on
+    if new < rule.new_facts:
         return ""
+    if since_fit_s >= rule.every_s:
+        return "its time has come"
+    if new >= rule.growth * fitted_on:
+        return "much is new"
+    if drift > rule.drift:
+        return "its errors have grown"
+    return ""
 
 
 class Orchestrator:

@@ -17,6 +17,7 @@ import math
 from farside.errors import ConfigError
 from farside.scheduler.energy.ces import Ces, CesSettings
 from farside.scheduler.energy.feature import CAUSAL_FEATURES
+from farside.scheduler.energy.learning import update_rule
 from farside.scheduler.energy.online import OnlineForecast
 from farside.scheduler.energy.policy import Seen
 from farside.scheduler.energy.series import DAY_S, STEP_S
@@ -63,7 +64,7 @@ class CesService:
     @property
     def rule(self) -> UpdateRule:
         """Each week, when there is half as much again, and by drift; never before a day and a half more was seen."""
-        return UpdateRule(growth=0.5, new_facts=max(1, round(1.5 * DAY_S / self.step_s)))
+        return update_rule(self.step_s)
 
     @property
     def learnable(self) -> int:

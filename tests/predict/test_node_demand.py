@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from farside.errors import ConfigError
-from farside.scheduler.energy.ces import CesSettings
+from farside.scheduler.energy.ces import FADING_S, MEMORY_S, Ces, CesSettings
 from farside.scheduler.energy.feature import causal_features, causal_row
 from farside.scheduler.energy.forecast import forecast_max
-from farside.scheduler.energy.online import OnlineForecast
+from farside.scheduler.energy.learning import LearningCes
+from farside.scheduler.energy.online import OnlineForecast, learned_from
+from farside.scheduler.energy.policy import Seen
 from farside.scheduler.energy.series import NodeSeries
 from farside.scheduler.predict.engine import Orchestrator
 from farside.scheduler.predict.gpu_time import GpuTimeParams, GpuTimeService
@@ -126,6 +128,35 @@ def test_the_update_engine_fits_it_and_no_forecast_means_no_fit() -> None:
     assert record is not None
     assert record.metrics["loss"] > 0
     assert record.trained_to_s <= series.end_s
+
+
+def test_its_advice_is_what_the_policy_that_learns_live_decides() -> None:
+    service, series = taught()
+    policy = LearningCes(SETTINGS, total=100, step_s=STEP_S)
+    policy.begin(series.start_s)
+    for at, active in enumerate(series.active.tolist()):
+        policy.watch(Seen(step=at, active=active, total=100))
+    lesson = policy.lesson()
+    assert lesson is not None
+    policy.take(learned_from(lesson))
+    later = wandering(13)
+
+    advised = advice_on(service, facts(later, powered=100.0, start=len(series)))
+
+    decided = []
+    for at in range(len(series), len(later)):
+        policy.watch(Seen(step=at, active=float(later.active[at]), total=100))
+        decided.append(policy.target(100.0))
+    assert [(one.nodes, one.reason) for one in advised if isinstance(one, KeepNodes)] == [
+        (one.nodes, one.reason) for one in decided
+    ]
+    assert any("expected within" in one.reason for one in decided)
+
+
+def test_a_forecast_is_a_signal_among_the_rules_from_the_first_interval_on() -> None:
+    ces = Ces(settings=SETTINGS, step_s=STEP_S, total=100, forecast=OnlineForecast(horizon_s=3600.0, step_s=STEP_S))
+
+    assert ces.signals == len(MEMORY_S) + len(FADING_S) + 3
 
 
 def test_advice_does_not_depend_on_what_comes_later() -> None:

@@ -1,10 +1,13 @@
 """Where the wish for nodes comes from: an energy policy, asked once an interval with what was seen meanwhile. PURE."""
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from farside.scheduler.energy.learning import Fit, recall
+from farside.scheduler.energy.online import learned_from
 from farside.scheduler.energy.policy import EnergyPolicy, Seen, Target
 from farside.scheduler.energy.power.state import NodePower, Phase
 from farside.scheduler.predict.engine import Orchestrator
@@ -60,27 +63,58 @@ class PolicyDemand:
         step_s: The interval that it counts in.
         past: Busy nodes of the intervals before now, for it to learn from; with any it decides at once.
         first: What is wished until it has decided; None: all nodes.
+        kept: How many intervals `heard` remembers.
     """
 
     def __init__(
-        self, policy: EnergyPolicy, *, step_s: float, past: Sequence[float] = (), first: Wish | None = None
+        self,
+        policy: EnergyPolicy,
+        *,
+        step_s: float,
+        past: Sequence[float] = (),
+        first: Wish | None = None,
+        kept: int = 0,
     ) -> None:
         self._first = first
         self._policy = policy
         self._step_s = step_s
         self._past = tuple(past)
+        self._heard = deque(self._past, maxlen=kept)
+        self._is_learned = not self._past
         self._start_s = math.nan
         self._step = 0
         self._most = 0
         self._target: Target | None = None
 
+    @property
+    def heard(self) -> tuple[float, ...]:
+        """Busy nodes of the newest intervals that are over, the past's among them, the newest last."""
+        return tuple(self._heard)
+
+    @property
+    def heard_to_s(self) -> float:
+        """When the newest of them ended; NaN before the first wish."""
+        return self._start_s + (self._step - len(self._past)) * self._step_s
+
+    def learn(self, total: float, fit: Fit = learned_from) -> None:
+        """Shows the policy its past, of a cluster of so many nodes. Takes seconds; else the first wish does it."""
+        if not self._is_learned:
+            recall(self._policy, self._past, total, fit)
+            self._step = len(self._past)
+            self._is_learned = True
+
     def wish(self, now: Occupancy) -> Wish:
         """What the policy decided last, or what jobs need if that is more. [helios Algorithm 2, JobArrivalCheck]"""
         if math.isnan(self._start_s):
+            self.learn(float(now.total))
             self._start_s = now.now_s
-            self._learn(now)
-        while now.now_s >= self._start_s + (self._step + 1 - len(self._past)) * self._step_s:
-            self._policy.watch(Seen(step=self._step, active=float(max(self._most, 0)), total=float(now.total)))
+            if self._past:
+                self._most = now.needed
+                self._target = self._policy.target(float(now.powered))
+        while now.now_s >= self.heard_to_s + self._step_s:
+            active = float(max(self._most, 0))
+            self._policy.watch(Seen(step=self._step, active=active, total=float(now.total)))
+            self._heard.append(active)
             self._step += 1
             self._target = self._policy.target(float(now.powered))
             self._most = now.needed
@@ -94,15 +128,6 @@ class PolicyDemand:
         if self._target is not None:
             return Wish(nodes=math.ceil(self._target.nodes - 1e-9), reason=self._target.reason)
         return self._first or Wish(nodes=now.total, reason="the first interval is not over")
-
-    def _learn(self, now: Occupancy) -> None:
-        for active in self._past:
-            seen = Seen(step=self._step, active=min(active, float(now.total)), total=float(now.total))
-            self._policy.watch(seen)
-            self._step += 1
-        if self._past:
-            self._most = now.needed
-            self._target = self._policy.target(float(now.powered))
 
 
 class ServiceDemand:

@@ -1,0 +1,121 @@
+"""CES with a forecast that learns from what it watches: for whoever has no series to train on beforehand. PURE.
+
+How it works
+  Interval by interval it is shown what was seen, as any policy. When trees should be fitted, `lesson` has what to: at
+  first as soon as enough is known, then by the rule of the services (predict/engine.py). Whoever asks has them fitted,
+  beside all else that he does, and hands in what came of it; until then the trees before, or at first none, decide.
+
+  A past that is known from the start (`recall`) is gone through as in a replay: trees are fitted to the older four
+  fifths, and forecast the rest. So it is known at once how good they are, and the decisions that follow are the
+  replay's with its ``--train-to`` there.
+"""
+
+from collections.abc import Callable, Sequence
+
+from farside.scheduler.energy.ces import Ces, CesSettings
+from farside.scheduler.energy.forecast import HELD_BACK_SHARE, LEAST_PROOF
+from farside.scheduler.energy.online import Learned, Lesson, OnlineForecast, learned_from, needed_steps
+from farside.scheduler.energy.policy import EnergyPolicy, Seen, Target
+from farside.scheduler.energy.series import DAY_S
+from farside.scheduler.predict.engine import due
+from farside.scheduler.predict.service import UpdateRule
+
+# What policies are shown of the past at most. Longer ago counts for little: records fade by half in 14 days.
+PAST_S = 28 * DAY_S
+# Trees, or why there are none.
+Fit = Callable[[Lesson], Learned | str]
+
+
+def update_rule(step_s: float) -> UpdateRule:
+    """Each week, when there is half as much again, and by drift; never before a day and a half more was seen."""
+    return UpdateRule(growth=0.5, new_facts=max(1, round(1.5 * DAY_S / step_s)))
+
+
+class LearningCes:
+    """The policy.
+
+    Args:
+        settings: With ``forecast``.
+        total: Nodes that there are at first.
+        step_s: The length of an interval.
+        holidays: Days since 1970-01-01.
+    """
+
+    def __init__(
+        self, settings: CesSettings, *, total: float, step_s: float, holidays: frozenset[int] = frozenset()
+    ) -> None:
+        self.settings = settings
+        self.step_s = step_s
+        self.forecast = OnlineForecast(horizon_s=settings.forecast_s, step_s=step_s, holidays=holidays)
+        self.needed = needed_steps(self.forecast.steps)
+        self._ces = Ces(settings=settings, step_s=step_s, total=total, forecast=self.forecast)
+        self._fitted_on = self._tried_on = 0
+        self._problem = ""
+        self.begin(0.0)
+
+    def begin(self, start_s: float) -> None:
+        """When the first interval begins: seconds since 1970, of the cluster's local time."""
+        self.forecast.start_s = start_s
+
+    def watch(self, seen: Seen) -> None:
+        """One more interval is over."""
+        self.forecast.watch(seen.active, seen.total)
+        self._ces.watch(seen)
+
+    def target(self, powered: float) -> Target:
+        """As CES has it."""
+        return self._ces.target(powered)
+
+    def lesson(self) -> Lesson | None:
+        """What trees should be fitted to now; None: none should, or too little is known."""
+        known = len(self.forecast)
+        reason = due(
+            update_rule(self.step_s), known=known, fitted_on=self._tried_on,
+            since_fit_s=(known - self._tried_on) * self.step_s, drift=self.forecast.drift,
+        )  # fmt: skip
+        return self.forecast.lesson() if reason else None
+
+    def take(self, learned: Learned | str) -> None:
+        """What came of the last lesson. After a failure the trees before go on, and the next fit comes by the rule."""
+        self._tried_on = len(self.forecast)
+        if isinstance(learned, str):
+            self._problem = learned
+            return
+        self.forecast.use(learned)
+        self._fitted_on, self._problem = self._tried_on, ""
+
+    @property
+    def remark(self) -> str:
+        """What the forecast is worth now, and that it is not used where it is not."""
+        if not self.forecast.is_fitted:
+            return f"no forecast {self._why_none()}; rules alone decide"
+        words = f"a forecast by trees of {self._days(self._fitted_on)} days"
+        if self.forecast.judged < LEAST_PROOF:
+            words += ", of which too little is known yet to say how good it is"
+        else:
+            words += ", lately better than none" if self.forecast.is_better else ", lately no better than none"
+        if self.settings.wake_ahead and not self.forecast.is_better:
+            words += "; nobody is woken by it"
+        return words + (f"; it could not be fitted anew: {self._problem}" if self._problem else "")
+
+    def _why_none(self) -> str:
+        known = len(self.forecast)
+        if known < self.needed:
+            return f"before {self._days(self.needed)} days are known, {self._days(known)} are"
+        return f"as it could not be fitted: {self._problem}" if self._problem else "yet, as it is being fitted"
+
+    def _days(self, steps: int) -> str:
+        return f"{steps * self.step_s / DAY_S:.1f}"
+
+
+def recall(policy: EnergyPolicy, past: Sequence[float], total: float, fit: Fit = learned_from) -> None:
+    """Shows a policy what was busy in intervals before now. One that learns is fitted on the way, by ``fit``."""
+    fit_after = 0
+    if isinstance(policy, LearningCes) and len(past) >= policy.needed:
+        fit_after = max(policy.needed, round(len(past) * (1 - HELD_BACK_SHARE)))
+    for step, active in enumerate(past):
+        policy.watch(Seen(step=step, active=min(active, total), total=total))
+        if step + 1 == fit_after and isinstance(policy, LearningCes):
+            lesson = policy.forecast.lesson()
+            assert lesson is not None, "enough is known"
+            policy.take(fit(lesson))
