@@ -33,6 +33,7 @@ SCHEDULER_SHELL = (
     "farside.scheduler.live.garbage",
     "farside.scheduler.live.housekeeping",
     "farside.scheduler.live.manager",
+    "farside.scheduler.live.power.fit",
     "farside.scheduler.live.power.hands",
     "farside.scheduler.live.power.keep",
     "farside.scheduler.live.power.rules",

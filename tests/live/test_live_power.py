@@ -23,6 +23,7 @@ from farside.scheduler.live.invariant import violations
 from farside.scheduler.live.overview import Sensed
 from farside.scheduler.live.power.keep import LivePower
 from farside.scheduler.live.power.setup import PowerSetup
+from farside.scheduler.live.power.show import energy_of, show_energy
 from farside.scheduler.live.spec import JobSpec
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
@@ -217,6 +218,53 @@ def test_ces_lets_nodes_sleep_at_once_by_what_the_log_says_of_the_days_before_an
             await plant.until(lambda: len(plant.live.state.jobs[job].nodes) == 3, "the job has all of them")
 
     play(story, tmp_path, nodes=3, old_s=3 * 86400.0)
+
+
+def forecasting(setup: PowerSetup) -> PowerSetup:
+    told = {"wakeups_per_day": "0.5", "forecast": "true", "wake_ahead": "true", "forecast_s": "2h"}
+    return replace(setup, policy="ces", make_policy=make_online("ces", told, may_learn=True), step_s=600.0)
+
+
+def sleepers(plant: Plant) -> int:
+    nodes = {} if plant.power.keeper is None else plant.power.keeper.nodes
+    return sum(node.phase is PowerPhase.OFF for node in nodes.values())
+
+
+def shown(plant: Plant) -> Mapping[str, object]:
+    state, power = plant.live.state, plant.power
+    return show_energy(energy_of(state, plant.live.now_s(), 800.0, power.forecast))
+
+
+@pytest.mark.parametrize("is_dry_run", [False, True])
+def test_with_a_forecast_it_learns_from_the_log_at_each_start_and_keeps_nodes_as_before(
+    is_dry_run: bool, tmp_path: Path
+) -> None:
+    async def story(plant: Plant) -> None:
+        plant.power.setup = forecasting(plant.setup)
+        for _ in range(2):  # the second is a restart: the past is in the store
+            async with keeping(plant):
+                await plant.until(lambda: sleepers(plant) == 2, "all but the floor are off")
+                assert str(shown(plant)["forecast"]).startswith("a forecast by trees of 4.8 days")
+            assert shown(plant)["forecast"] == ""
+        if is_dry_run:
+            assert all(plant.commands(name) == [] for name in plant.bmcs)
+            return
+        async with keeping(plant):
+            job = await plant.submit(gpus=12)
+            await plant.until(lambda: len(plant.live.state.jobs[job].nodes) == 3, "the job has all of them")
+
+    play(story, tmp_path, nodes=3, old_s=6 * 86400.0, is_dry_run=is_dry_run)
+
+
+def test_before_enough_is_known_it_keeps_nodes_without_a_forecast_and_says_so(tmp_path: Path) -> None:
+    async def story(plant: Plant) -> None:
+        plant.power.setup = forecasting(plant.setup)
+        async with keeping(plant):
+            await plant.until(lambda: "asleep" in plant.states(), "one is asleep")
+
+            assert shown(plant)["forecast"] == "no forecast before 2.7 days are known, 2.0 are; rules alone decide"
+
+    play(story, tmp_path, nodes=2, old_s=2 * 86400.0 + 100.0)
 
 
 def test_a_node_with_a_job_or_memory_of_others_that_its_agent_can_not_ask_back_stays_on(tmp_path: Path) -> None:

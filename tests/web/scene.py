@@ -122,7 +122,11 @@ async def _drain() -> None:
 @contextmanager
 def a_scene(folder: Path) -> Iterator[Scene]:
     """Two nodes, one of which lends memory; a job that runs, one that waits, one that is held, one that has failed."""
-    with running_manager(folder) as manager:
+    (folder / "power.toml").write_text('[node.evening]\ndriver = "dry-run"\n')
+    with running_manager(
+        folder, power="ces", power_settings="forecast=true; wake_ahead=true", power_dry_run="true",
+        power_drivers=folder / "power.toml",
+    ) as manager:  # fmt: skip
         scene = Scene(manager)
         try:
             scene.join(FakeNode("n1", gpus=8, power_w=300.0, loans=(m.Loan(borrower="n2", bytes=3 << 30),)))

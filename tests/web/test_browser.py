@@ -1,5 +1,6 @@
 """The page in a real browser: it shows what is so, live, to who may see it, by keyboard, small, light and dark."""
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from farside.scheduler.energy.power.state import Phase as PowerPhase
 from tests.live.fake_agent import FakeNode
+from tests.support.programs import run
 from tests.web.scene import EVIL, Scene, a_scene, chromium
 
 if TYPE_CHECKING:
@@ -353,3 +355,18 @@ def test_nodes_that_sleep_what_it_saves_and_how_many_are_expected_are_seen(page:
     assert "Asleep 1 1 booting" in figures
     assert "Expected 2 nodes to stay on" in figures
     assert [one for one in figures if one.endswith("kWh, against all nodes on")]
+
+
+def test_a_forecast_that_is_not_there_yet_is_told_over_what_is_expected(page: "Page", scene: Scene) -> None:
+    sign_in(page, scene)
+    for name in ("late", "evening"):  # one has a driver
+        scene.join(FakeNode(name, gpus=4))
+    scene.sleeps("late", PowerPhase.OFF, "kept by 3 rules within the risk")
+
+    expected = page.locator("#figures > div", has_text="nodes to stay on, without a forecast")
+    expected.wait_for()
+
+    told = "no forecast before 2.9 days are known, 0.0 are; rules alone decide"
+    assert str(expected.get_attribute("title")).endswith(f"; {told}")
+    shown = run([sys.executable, "-m", "farside", "power", "--manager", f"unix:{scene.manager.folder}/manager.sock"])
+    assert told in shown.splitlines()

@@ -84,7 +84,7 @@ def make_app(
     idle_w = power.setup.idle_w
     app.include_router(power_routes(log, power))
     app.state.brain = brain = BrainWatch(folder)
-    app.state.glance = Glance(log, folder, sessions.sensed, idle_w)
+    app.state.glance = Glance(log, folder, sessions.sensed, idle_w, lambda: power.forecast)
     app.include_router(glance_routes(app.state.glance))
     app.include_router(page_routes(callers))
     app.include_router(reservation_routes(log))

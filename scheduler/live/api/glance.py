@@ -93,9 +93,14 @@ class Glance:
     """Makes overviews: one survey for each entry of the log, whoever asks."""
 
     def __init__(
-        self, log: LiveLog, folder: Path, sensed: Callable[[], Mapping[str, Sensed]], idle_w: float = 0.0
+        self,
+        log: LiveLog,
+        folder: Path,
+        sensed: Callable[[], Mapping[str, Sensed]],
+        idle_w: float = 0.0,
+        forecast: Callable[[], str] = str,
     ) -> None:
-        self._log, self._sensed, self._idle_w = log, sensed, idle_w
+        self._log, self._sensed, self._idle_w, self._forecast = log, sensed, idle_w, forecast
         self._whys = Whys(folder, log.clock.now_s)
         self._survey: Survey | None = None
         self._nodes = Rows(show_node)
@@ -108,7 +113,7 @@ class Glance:
             self._survey = Survey(self._log.state)
         overview = self._survey.overview(None if caller.is_operator else caller.name)
         why = await self._whys.of(waiting_ids(overview, WHY_MAX))
-        energy = energy_of(self._log.state, self._log.now_s(), self._idle_w)
+        energy = energy_of(self._log.state, self._log.now_s(), self._idle_w, self._forecast())
         return replace(overview, why=why, sensed=self._sensed(), energy=energy)
 
     def show(self, overview: Overview, before: Overview | None = None) -> Shown:

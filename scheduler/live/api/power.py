@@ -26,7 +26,7 @@ def power_routes(log: LiveLog, power: LivePower) -> APIRouter:
         keeper = power.keeper
         kept, stays = (keeper.nodes, keeper.stays) if keeper is not None else ({}, {})
         drivers = driver_names(setup.drivers, state.nodes)
-        energy = energy_of(state, now_s, setup.idle_w)
+        energy = energy_of(state, now_s, setup.idle_w, power.forecast)
         return answer(
             {
                 "policy": setup.policy,

@@ -216,6 +216,7 @@ class Energy(BaseModel):
     nodes_closing: int = 0
     nodes_wanted: int | None = None
     wanted_reason: str = ""
+    forecast: str = ""
     saved_kwh: float = 0.0
 
 

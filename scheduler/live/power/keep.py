@@ -17,6 +17,8 @@ from pathlib import Path
 from farside import admin
 from farside.errors import FarsideError
 from farside.log import get_log
+from farside.scheduler.energy.learning import LearningCes
+from farside.scheduler.energy.policy import EnergyPolicy
 from farside.scheduler.energy.power.demand import PolicyDemand, Wish
 from farside.scheduler.energy.power.drive.by_agent import ByAgent
 from farside.scheduler.energy.power.drive.driver import PowerDriver
@@ -26,6 +28,7 @@ from farside.scheduler.energy.power.drive.wake_on_lan import WakeOnLanDriver
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.event import Event, PowerChanged
 from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.power.fit import Fitter, local_s
 from farside.scheduler.live.power.hands import CAUSE, Agents, DryHands, Hands, RealHands, Wishes
 from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.power.past import busy_nodes, past_begin_s
@@ -54,6 +57,7 @@ class LivePower:
         self._agents = agents
         self._folder = folder
         self.keeper: PowerKeeper | None = None
+        self._fitter: Fitter | None = None
         self._told: frozenset[str] = frozenset()  # of which nodes it was said that nobody wakes them
 
     async def run(self) -> None:
@@ -70,6 +74,11 @@ class LivePower:
                 continue
             await self._keep(generation, names)
 
+    @property
+    def forecast(self) -> str:
+        """What the policy's forecast is worth now; empty where none was asked for, or another manager keeps nodes."""
+        return "" if self._fitter is None else self._fitter.remark
+
     # ------------------------------------------------------------------ while this brain leads
 
     def _known_names(self) -> frozenset[str]:
@@ -85,8 +94,18 @@ class LivePower:
 
     async def _keep(self, generation: int, names: frozenset[str]) -> None:
         """Keeps these nodes until another brain leads, or there are others."""
+        assert self.setup.make_policy is not None, "somebody decides"
+        policy = self.setup.make_policy(len(names))
+        self._fitter = fitter = Fitter(policy)
+        try:
+            demand = Wishes(await self._demand(policy, fitter, names, self._live.now_s()))
+            await self._keep_by(demand, fitter, generation, names)
+        finally:
+            fitter.close()
+            self._fitter = None
+
+    async def _keep_by(self, demand: "Wishes", fitter: Fitter, generation: int, names: frozenset[str]) -> None:
         setup, state, now_s = self.setup, self._live.state, self._live.now_s()
-        demand = Wishes(await self._demand(names, now_s))
         drivers: Mapping[str, PowerDriver] = {name: self._driver(name) for name in sorted(names)}
         if setup.is_dry_run:
             dry = {name: DryRunDriver(name) for name in sorted(names)}
@@ -105,6 +124,7 @@ class LivePower:
                 running = group.create_task(keeper.run())
                 await asyncio.sleep(0)
                 while state.generation == generation and self._known_names() == names:
+                    fitter.look()
                     for name, boot_id in hands.beats().items():
                         keeper.beat(name, boot_id)
                     if not setup.is_dry_run:
@@ -120,15 +140,19 @@ class LivePower:
             return ByAgent(name, driver, self._agents.power_off)
         return driver
 
-    async def _demand(self, names: frozenset[str], now_s: float) -> PolicyDemand:
+    async def _demand(self, policy: EnergyPolicy, fitter: Fitter, names: frozenset[str], now_s: float) -> PolicyDemand:
+        """The policy as a demand, once it has learned what the log has of the past."""
         setup, jobs = self.setup, list(self._live.state.jobs.values())
         first_s = jobs[0].submit_s if jobs else now_s
         begin_s = past_begin_s(first_s, now_s, setup.step_s)
         past = await asyncio.to_thread(busy_nodes, jobs, names, begin_s, now_s, setup.step_s)
-        assert setup.make_policy is not None, "somebody decides"
         told = self._live.state.wanted
         first = None if told is None or setup.is_dry_run else Wish(nodes=told.nodes, reason=told.reason)
-        return PolicyDemand(setup.make_policy(len(names)), step_s=setup.step_s, past=past, first=first)
+        if isinstance(policy, LearningCes):
+            policy.begin(local_s(begin_s))
+        demand = PolicyDemand(policy, step_s=setup.step_s, past=past, first=first)
+        await asyncio.wrap_future(fitter.learn(demand, float(len(names))))
+        return demand
 
     async def _tell_wish(self, demand: "Wishes") -> None:
         await self._write(demand.untold(self._live.state))

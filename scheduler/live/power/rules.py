@@ -18,11 +18,12 @@ def online_policy(config: PowerConfig) -> Callable[[int], EnergyPolicy] | None:
 
     Raises:
         ConfigError: It or its settings can't be used.
+        Unavailable: It makes forecasts, and LightGBM is not installed.
     """
     if config.power == "none":
         return None
     settings = named_settings("power_settings", config.power_settings)
-    return make_online(config.power, settings, config.power_step_s)
+    return make_online(config.power, settings, config.power_step_s, may_learn=True)
 
 
 def fleet_rules(config: PowerConfig) -> FleetRules:

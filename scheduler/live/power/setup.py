@@ -54,6 +54,7 @@ def power_setup(config: ManagerConfig) -> PowerSetup:
 
     Raises:
         ConfigError: A setting, the policy or a driver can't be used.
+        Unavailable: The policy makes forecasts, and LightGBM is not installed.
     """
     every_s = min(EVERY_S, config.power_poll_s)
     if config.power == "none":

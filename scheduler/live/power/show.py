@@ -28,6 +28,7 @@ class Energy:
         wanted: How many nodes shall be on; None: nobody decides that.
         why: Why so many.
         saved_kwh: What sleeping nodes have not drawn since the first slept, against all nodes on, without cooling.
+        forecast: What the policy's forecast is worth now; empty: none was asked for, or it is made elsewhere.
     """
 
     asleep: int
@@ -36,9 +37,10 @@ class Energy:
     wanted: int | None
     why: str
     saved_kwh: float
+    forecast: str = ""
 
 
-def energy_of(state: LiveState, now_s: float, idle_w: float) -> Energy:
+def energy_of(state: LiveState, now_s: float, idle_w: float, forecast: str = "") -> Energy:
     """The glance, by the log."""
     states = [node.state for node in state.nodes.values() if node.power is not None]
     return Energy(
@@ -48,6 +50,7 @@ def energy_of(state: LiveState, now_s: float, idle_w: float) -> Energy:
         wanted=None if state.wanted is None else state.wanted.nodes,
         why="" if state.wanted is None else state.wanted.reason,
         saved_kwh=saved_kwh(state.slept.node_s(0.0, now_s), idle_w),
+        forecast=forecast,
     )
 
 
@@ -59,6 +62,7 @@ def show_energy(energy: Energy) -> Shown:
         "nodes_closing": energy.closing,
         "nodes_wanted": energy.wanted,
         "wanted_reason": energy.why,
+        "forecast": energy.forecast,
         "saved_kwh": energy.saved_kwh,
     }
 

@@ -92,6 +92,8 @@ def power_lines(told: Row) -> Iterator[str]:
     yield ", ".join(f"{count} {what}" for what, count in counts.items()) + f"; {told['saved_kwh']:.1f} kWh saved"
     if told["nodes_wanted"] is not None:
         yield f"{told['nodes_wanted']} nodes to stay on: {printable(told['wanted_reason'])}"
+    if told.get("forecast"):
+        yield printable(told["forecast"])
 
 
 def power_table(nodes: Iterable[Row], now_s: float) -> Table:

@@ -50,7 +50,10 @@ function energy(all) {
     { label: "Asleep", value: all.nodes_asleep, more: moving.length ? moving.map(([count, what]) => `${count} ${what}`).join(", ") : all.nodes_asleep === 1 ? "node" : "nodes" },
     { label: "Energy saved", value: all.saved_kwh < 10 ? all.saved_kwh.toFixed(2) : Math.round(all.saved_kwh), more: "kWh, against all nodes on" },
   ];
-  if (isKept) figures.push({ label: "Expected", value: all.nodes_wanted, more: "nodes to stay on", title: all.wanted_reason });
+  if (isKept) {
+    const more = (all.forecast || "").startsWith("no forecast") ? "nodes to stay on, without a forecast" : "nodes to stay on";
+    figures.push({ label: "Expected", value: all.nodes_wanted, more, title: [all.wanted_reason, all.forecast].filter(Boolean).join("; ") });
+  }
   return figures;
 }
 

@@ -1,0 +1,78 @@
+"""Has the trees of a policy that learns fitted in a thread of its own, so that no turn waits for them.
+
+LightGBM lets go of Python's lock while it works. A thread that is left behind ends by itself, within seconds.
+"""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from farside.log import get_log
+from farside.scheduler.energy.learning import LearningCes
+from farside.scheduler.energy.online import Learned, Lesson, learned_from
+from farside.scheduler.energy.policy import EnergyPolicy
+from farside.scheduler.energy.power.demand import PolicyDemand
+
+log = get_log("manager.power")
+
+
+class Fitter:
+    """The fits of one policy; of one that learns nothing there are none."""
+
+    def __init__(self, policy: EnergyPolicy) -> None:
+        self._policy = policy if isinstance(policy, LearningCes) else None
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forecast")
+        self._fit: Future[Learned | str] | None = None
+        self._learning: Future[None] | None = None
+
+    def learn(self, demand: PolicyDemand, total: float) -> Future[None]:
+        """Begins to show the policy its past. Until that is over nobody else may ask the demand."""
+        self._learning = self._pool.submit(demand.learn, total, fit)
+        return self._learning
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether that goes on.
+
+        Raises:
+            Exception: What was wrong in it.
+        """
+        if self._learning is None or not self._learning.done():
+            return self._learning is not None
+        self._learning.result()
+        return False
+
+    def look(self) -> None:
+        """Takes what was fitted, and begins what should be."""
+        if self._policy is None or self.is_learning:
+            return
+        if self._fit is not None and self._fit.done():
+            self._policy.take(self._fit.result())
+            log.info("the forecast of busy nodes", now=self._policy.remark)
+            self._fit = None
+        if self._fit is None and (lesson := self._policy.lesson()) is not None:
+            self._fit = self._pool.submit(fit, lesson)
+
+    @property
+    def remark(self) -> str:
+        """What the forecast is worth now; empty where none was asked for."""
+        if self._policy is None:
+            return ""
+        return "no forecast yet, as the past is being gone through" if self.is_learning else self._policy.remark
+
+    def close(self) -> None:
+        """Begins nothing more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def fit(lesson: Lesson) -> Learned | str:
+    """Trees, or why there are none: whatever is wrong with them, nodes are switched without."""
+    try:
+        return learned_from(lesson)
+    except Exception as error:
+        log.error("the forecast of busy nodes could not be fitted, and nodes are switched without", cause=error)
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def local_s(now_s: float) -> float:
+    """An instant, by the calendar of this machine as it is now: offices keep its hours, and not UTC's."""
+    return now_s + time.localtime().tm_gmtoff
