@@ -1,18 +1,24 @@
 """Which nodes of a Slurm sleep."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from farside.config import SlurmConfig, load_config
 from farside.errors import ConfigError
 from farside.scheduler.energy.power.state import NodePower, Phase
+from farside.scheduler.live.power.past import KeptPast, continued
 from farside.scheduler.live.slurm.action import PowerAction, PowerDown, PowerUp
+from farside.scheduler.live.slurm.notebook import Notebook
 from farside.scheduler.live.slurm.power import fleet_of, lacking
 from farside.scheduler.live.slurm.sleeper import Sleeper
 from farside.scheduler.live.slurm.snapshot import SlurmNode, Traits
 from tests.slurm.made import NOW_S, TRAITS, node
+from tests.support.waiting import until
 
 
 def config(tmp_path: Path, **told: object) -> SlurmConfig:
@@ -21,6 +27,10 @@ def config(tmp_path: Path, **told: object) -> SlurmConfig:
         "power_step_s": 60, "power_min_on_s": 0,
     }  # fmt: skip
     return load_config(SlurmConfig, (), {**given, **told})
+
+
+def sleeper_of(made: SlurmConfig) -> Sleeper:
+    return Sleeper(made, Notebook(made.state_dir))
 
 
 def after(sleeper: Sleeper, *turns: tuple[float, list[SlurmNode]]) -> tuple[PowerAction, ...]:
@@ -68,14 +78,14 @@ def test_a_node_that_boots_for_a_job_is_lacking() -> None:
 def test_an_idle_node_sleeps_after_the_rules_time_and_a_busy_one_does_not(tmp_path: Path) -> None:
     seen = [node("gn1", "MIXED", used=1), node("gn2"), node("gn3", "MIXED", used=4)]
 
-    wishes = after(Sleeper(config(tmp_path)), *((at_s, seen) for at_s in (0.0, 61.0, 122.0)))
+    wishes = after(sleeper_of(config(tmp_path)), *((at_s, seen) for at_s in (0.0, 61.0, 122.0)))
 
     assert [(type(one), one.node) for one in wishes] == [(PowerDown, "gn2")]
 
 
 def test_ces_lets_an_idle_node_of_a_slurm_sleep_once_it_has_seen_a_day(tmp_path: Path) -> None:
     seen = [node("gn1", "MIXED", used=1), node("gn2"), node("gn3")]
-    sleeper = Sleeper(config(tmp_path, power="ces", power_settings="wakeups_per_day=0.5", power_step_s=3600))
+    sleeper = sleeper_of(config(tmp_path, power="ces", power_settings="wakeups_per_day=0.5", power_step_s=3600))
 
     early = after(sleeper, *((hour * 3600.0, seen) for hour in range(20)))
     late = after(sleeper, *((hour * 3600.0, seen) for hour in range(20, 40)))
@@ -84,16 +94,127 @@ def test_ces_lets_an_idle_node_of_a_slurm_sleep_once_it_has_seen_a_day(tmp_path:
     assert {(type(one), one.node) for one in late} == {(PowerDown, "gn2"), (PowerDown, "gn3")}
 
 
+def many_turns(sleeper: Sleeper, seen: list[SlurmNode], hours: range) -> None:
+    after(sleeper, *((hour * 3600.0, seen) for hour in hours))
+
+
+def first_wishes(sleeper: Sleeper, seen: list[SlurmNode], at_s: float) -> tuple[PowerAction, ...]:
+    """What is wished in the first turn in which it knows the past."""
+    found: list[tuple[PowerAction, ...]] = []
+
+    def is_decided() -> bool:
+        found.append(sleeper.wishes(seen, NOW_S + at_s))
+        return not sleeper.is_learning
+
+    until(is_decided, what="the past is gone through", deadline_s=60)
+    return found[-1]
+
+
+CES = {"power": "ces", "power_settings": "wakeups_per_day=0.5", "power_step_s": 3600}
+AHEAD = {**CES, "power_settings": "wakeups_per_day=0.5; forecast=true; wake_ahead=true; forecast_s=3h"}
+QUIET = [node("gn1", "MIXED", used=1), node("gn2"), node("gn3")]
+
+
+@pytest.mark.parametrize("told", [CES, AHEAD])
+def test_a_restart_forgets_nothing_of_what_ces_has_seen(told: Mapping[str, object], tmp_path: Path) -> None:
+    many_turns(sleeper_of(config(tmp_path, **told)), QUIET, range(40))
+    again = sleeper_of(config(tmp_path, **told))
+
+    wishes = first_wishes(again, QUIET, 41 * 3600.0)
+
+    assert {(type(one), one.node) for one in wishes} == {(PowerDown, "gn2"), (PowerDown, "gn3")}
+
+
+def test_a_forecast_over_a_slurm_says_what_it_needs_and_is_there_at_once_after_a_restart(tmp_path: Path) -> None:
+    sleeper = sleeper_of(config(tmp_path, **AHEAD))
+    many_turns(sleeper, QUIET, range(48))
+    early = sleeper.forecast
+    many_turns(sleeper, QUIET, range(48, 500))
+    again = sleeper_of(config(tmp_path, **AHEAD))
+    first_wishes(again, QUIET, 500 * 3600.0)
+
+    assert early == "no forecast before 15.8 days are known, 2.0 are; rules alone decide"
+    assert again.forecast.startswith("a forecast by trees of 16.7 days")
+    assert sleeper_of(config(tmp_path, **CES)).forecast == ""
+
+
+def test_what_was_busy_is_kept_for_four_weeks_and_no_longer(tmp_path: Path) -> None:
+    made = config(tmp_path, **CES)
+    many_turns(sleeper_of(made), QUIET, range(900))
+
+    kept = Notebook(made.state_dir).nodes()
+
+    assert kept is not None
+    assert kept.active == (1.0,) * 672
+    assert kept.end_s == NOW_S + 899 * 3600.0
+
+
+def test_what_nobody_saw_during_a_restart_is_taken_to_be_as_it_was_for_a_week_at_most() -> None:
+    past = KeptPast(of="gpu", end_s=1000.0, step_s=600.0, active=(3.0, 2.0))
+
+    assert continued(past, "gpu", 1000.0, 600.0) == (3.0, 2.0)
+    assert continued(past, "gpu", 1000.0 + 1300.0, 600.0) == (3.0, 2.0, 2.0, 2.0)
+    assert len(continued(past, "gpu", 9e8, 600.0)) == 2 + 7 * 144
+
+
+GOOD = KeptPast(of="gpu", end_s=NOW_S, step_s=3600.0, active=(1.0,) * 40)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "Input data was truncated"),
+        (b"\xc1" * 40, "MessagePack data is malformed"),
+        (b"\x00" * 1_000_000, "it is too large"),
+        (msgspec.msgpack.encode({"of": "gpu", "end_s": 1.0, "step_s": 1.0, "active": ["a"]}), "Expected `float`"),
+        (msgspec.msgpack.encode(replace(GOOD, active=(1.0, math.nan))), "its numbers of busy nodes are none"),
+        (msgspec.msgpack.encode(replace(GOOD, active=(-1.0,))), "its numbers of busy nodes are none"),
+        (msgspec.msgpack.encode(replace(GOOD, active=())), "its numbers of busy nodes are none"),
+        (msgspec.msgpack.encode(replace(GOOD, step_s=600.0)), "its intervals are of 600 s, not 3600 s"),
+        (msgspec.msgpack.encode(replace(GOOD, end_s=NOW_S + 9e6)), "it ends in the future: a clock was set back"),
+        (msgspec.msgpack.encode(replace(GOOD, end_s=math.nan)), "it ends in the future: a clock was set back"),
+        (msgspec.msgpack.encode(replace(GOOD, of="cpu")), "it is of other nodes, those of 'cpu'"),
+    ],
+)
+def test_a_past_that_makes_no_sense_is_refused_by_one_line_and_learned_anew(
+    data: bytes, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "nodes.msgpack").write_bytes(data)
+    sleeper = sleeper_of(config(tmp_path, **CES))
+
+    assert sleeper.wishes(QUIET, NOW_S) == ()
+    many_turns(sleeper, QUIET, range(40))
+
+    (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert line.message == "how many nodes were busy is forgotten, and learned anew"
+    assert reason in str(vars(line))
+    kept = Notebook(tmp_path).nodes()
+    assert kept is not None
+    assert len(kept.active) == 39
+
+
+def test_a_past_that_can_not_be_written_is_said_and_nodes_sleep_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sleeper = sleeper_of(config(tmp_path, **CES))
+    (tmp_path / "nodes.msgpack.part").mkdir()
+
+    many_turns(sleeper, QUIET, range(40))
+
+    assert "cannot write down what happens, and goes on" in caplog.messages
+    assert after(sleeper, (40 * 3600.0, QUIET))
+
+
 def test_nothing_is_switched_before_an_interval_was_seen_whole(tmp_path: Path) -> None:
     asleep = [node("gn1"), node("gn2", "IDLE", "POWERED_DOWN")]
 
-    assert after(Sleeper(config(tmp_path)), (0.0, asleep), (59.0, asleep)) == ()
+    assert after(sleeper_of(config(tmp_path)), (0.0, asleep), (59.0, asleep)) == ()
 
 
 def test_the_floor_is_woken(tmp_path: Path) -> None:
     asleep = [node("gn1"), node("gn2", "IDLE", "POWERED_DOWN")]
 
-    wishes = after(Sleeper(config(tmp_path, power_floor=2)), *((at_s, asleep) for at_s in (0.0, 61.0, 122.0)))
+    wishes = after(sleeper_of(config(tmp_path, power_floor=2)), *((at_s, asleep) for at_s in (0.0, 61.0, 122.0)))
 
     assert [(type(one), one.node) for one in wishes] == [(PowerUp, "gn2")]
 
@@ -101,13 +222,13 @@ def test_the_floor_is_woken(tmp_path: Path) -> None:
 def test_nodes_that_are_to_stay_on_do(tmp_path: Path) -> None:
     idle = [node("gn1"), node("gn2")]
 
-    wishes = after(Sleeper(config(tmp_path, always_on="gn1, gn2")), *((at_s, idle) for at_s in (0.0, 61.0, 122.0)))
+    wishes = after(sleeper_of(config(tmp_path, always_on="gn1, gn2")), *((at_s, idle) for at_s in (0.0, 61.0, 122.0)))
 
     assert wishes == ()
 
 
 def test_what_sleeps_is_counted_in_kwh(tmp_path: Path) -> None:
-    sleeper = Sleeper(config(tmp_path, idle_w=1000))
+    sleeper = sleeper_of(config(tmp_path, idle_w=1000))
     after(sleeper, *((at_s, [node("gn1"), node("gn2", "IDLE", "POWERED_DOWN")]) for at_s in (0.0, 3600.0)))
 
     assert sleeper.asleep == ("gn2",)
@@ -116,6 +237,6 @@ def test_what_sleeps_is_counted_in_kwh(tmp_path: Path) -> None:
 
 def test_a_slurm_without_power_saving_is_refused_where_it_is_needed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no SuspendProgram; give it"):
-        Sleeper(config(tmp_path)).check(Traits(version="22.05.8"))
-    Sleeper(config(tmp_path, power="none", power_settings="")).check(Traits(version="22.05.8"))
-    Sleeper(config(tmp_path)).check(TRAITS)
+        sleeper_of(config(tmp_path)).check(Traits(version="22.05.8"))
+    sleeper_of(config(tmp_path, power="none", power_settings="")).check(Traits(version="22.05.8"))
+    sleeper_of(config(tmp_path)).check(TRAITS)

@@ -143,7 +143,7 @@ class Engine:
             raise ConfigError("order_by: nice goes with neither gate nor preempt", hint=hint)
         self._notebook = Notebook(config.state_dir)
         self._memory = self._notebook.memory()
-        self._sleeper = Sleeper(config)
+        self._sleeper = Sleeper(config, self._notebook)
         self._watcher = Watcher(config, self._rules, self._notebook, now_s)
         self._traits: Traits | None = None
         self._groups: tuple[Group, ...] = ()
@@ -168,6 +168,7 @@ class Engine:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._config.turn_s):
                         await stop.wait()
+        self._sleeper.close()
         if self._mode is Mode.RUN and self._config.gate:
             await self._end_gate()
 
@@ -320,6 +321,7 @@ class Engine:
             "gain": self._watcher.gain,
             "sleeping": self._sleeper.asleep,
             "saved_kwh": round(self._sleeper.saved_kwh, 3),
+            "forecast": self._sleeper.forecast,
         }
 
 

@@ -1,7 +1,7 @@
 """What a Slurm engine writes down: its memory, the jobs that have ended, and what it did or would have done.
 
-``memory.msgpack`` is replaced whole (it has infinite values, which JSON lacks); the others are lines of JSON, in files
-that only grow, up to a limit.
+``memory.msgpack`` (it has infinite values, which JSON lacks) and ``nodes.msgpack`` are replaced whole; the others are
+lines of JSON, in files that only grow, up to a limit.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,14 +12,18 @@ import msgspec
 
 from farside.errors import ConfigError
 from farside.log import get_log
+from farside.scheduler.energy.online import KEPT_STEPS
+from farside.scheduler.live.power.past import KeptPast
 from farside.scheduler.live.slurm.past import Memory
 from farside.scheduler.live.slurm.shadow_job import Ended
 
-MEMORY, ENDED, DONE = "memory.msgpack", "ended.jsonl", "actions.jsonl"
+MEMORY, NODES, ENDED, DONE = "memory.msgpack", "nodes.msgpack", "ended.jsonl", "actions.jsonl"
 # Jobs that have ended, kept for the simulator: weeks of most clusters, seconds of simulation.
 MOST_ENDED = 20_000
 # A file of lines that is larger is set aside, in place of the one before.
 MOST_BYTES = 64 << 20
+# Nine bytes for each interval that is kept at most, and a little.
+MOST_NODES_BYTES = 16 * KEPT_STEPS
 OLD = ".1"
 
 _log = get_log("slurm")
@@ -52,11 +56,37 @@ class Notebook:
 
     def keep(self, memory: Memory) -> None:
         """Writes the memory down."""
-        part = self._folder / f"{MEMORY}.part"
+        self._keep_whole(MEMORY, memory)
+
+    def nodes(self) -> KeptPast | None:
+        """How many nodes were busy before this process began, as it was kept.
+
+        Raises:
+            ConfigError: What is there can't be read.
+        """
+        try:
+            with (self._folder / NODES).open("rb") as file:
+                data = file.read(MOST_NODES_BYTES + 1)
+            if len(data) > MOST_NODES_BYTES:
+                raise ConfigError("it is too large")
+            return msgspec.msgpack.decode(data, type=KeptPast)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigError(str(error.strerror)) from error
+        except msgspec.MsgspecError as error:
+            raise ConfigError(str(error)) from error
+
+    def keep_nodes(self, past: KeptPast) -> None:
+        """Writes that down."""
+        self._keep_whole(NODES, past)
+
+    def _keep_whole(self, name: str, what: object) -> None:
+        part = self._folder / f"{name}.part"
 
         def write() -> None:
-            part.write_bytes(msgspec.msgpack.encode(memory))
-            part.replace(self._folder / MEMORY)
+            part.write_bytes(msgspec.msgpack.encode(what))
+            part.replace(self._folder / name)
 
         self._try(write)
 

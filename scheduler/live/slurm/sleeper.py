@@ -5,30 +5,49 @@ from collections.abc import Iterable, Mapping
 
 from farside.config import SlurmConfig
 from farside.errors import ConfigError
+from farside.log import get_log
+from farside.scheduler.energy.learning import LearningCes
 from farside.scheduler.energy.power.demand import PolicyDemand, occupancy
 from farside.scheduler.energy.power.fleet import plan
 from farside.scheduler.energy.power.state import NodePower, Phase
+from farside.scheduler.live.power.fit import Fitter, local_s
+from farside.scheduler.live.power.past import KeptPast, continued, kept_steps
 from farside.scheduler.live.power.rules import fleet_rules, online_policy
 from farside.scheduler.live.slurm import power
 from farside.scheduler.live.slurm.action import PowerAction
+from farside.scheduler.live.slurm.notebook import NODES, Notebook
 from farside.scheduler.live.slurm.snapshot import SlurmNode, Traits
+
+# What was busy is written down so often at most: intervals may be of a second.
+WRITE_EVERY_S = 60.0
+
+_log = get_log("slurm")
 
 
 class Sleeper:
     """The nodes' power, as Slurm shows it, and what to change.
 
+    Args:
+        config: What is asked for.
+        notebook: Where is kept what was busy, over restarts.
+
     Raises:
         ConfigError: The policy or its settings can't be used.
+        Unavailable: The policy makes forecasts, and LightGBM is not installed.
     """
 
-    def __init__(self, config: SlurmConfig) -> None:
+    def __init__(self, config: SlurmConfig, notebook: Notebook) -> None:
         self._config = config
+        self._notebook = notebook
         self._make_policy = online_policy(config)
         self._rules = fleet_rules(config)
         self._fleet: Mapping[str, NodePower] = {}
         self._slept = power.Slept()
         self._demand: PolicyDemand | None = None
+        self._fitter: Fitter | None = None
+        self._has_past = False
         self._since_s = math.nan
+        self._kept_to_s = math.nan
 
     def check(self, traits: Traits) -> None:
         """Whether this Slurm can switch nodes.
@@ -49,14 +68,71 @@ class Sleeper:
         self._slept = power.slept(self._slept, self._fleet, now_s)
         if self._make_policy is None:
             return ()
-        if self._demand is None:
-            self._demand = PolicyDemand(self._make_policy(len(nodes)), step_s=self._config.power_step_s)
-            self._since_s = now_s
+        demand, fitter = self._demand, self._fitter
+        if demand is None or fitter is None:
+            demand, fitter = self._begin(len(nodes), now_s)
+        fitter.look()
+        if self.is_learning:
+            return ()
         fleet = tuple(self._fleet.values())
-        wish = self._demand.wish(occupancy(fleet, now_s, lacking=power.lacking(nodes)))
-        if now_s - self._since_s < self._config.power_step_s:
+        wish = demand.wish(occupancy(fleet, now_s, lacking=power.lacking(nodes)))
+        self._keep(demand)
+        if not self._has_past and now_s - self._since_s < self._config.power_step_s:
             return ()  # it has not seen a whole interval yet, and wishes all on
         return power.actions_of(plan(fleet, wish.nodes, now_s=now_s, rules=self._rules, reason=wish.reason).wishes)
+
+    def _begin(self, count: int, now_s: float) -> tuple[PolicyDemand, Fitter]:
+        """The policy, which begins to learn what is known of the past."""
+        assert self._make_policy is not None, "somebody decides"
+        step_s, past = self._config.power_step_s, self._past(now_s)
+        policy = self._make_policy(count)
+        if isinstance(policy, LearningCes):
+            policy.begin(local_s(now_s - len(past) * step_s))
+        self._demand = PolicyDemand(policy, step_s=step_s, past=past, kept=kept_steps(step_s))
+        self._fitter = Fitter(policy)
+        self._has_past = bool(past)
+        self._since_s = self._kept_to_s = now_s
+        if past:
+            self._fitter.learn(self._demand, float(count))
+            _log.info("knows how many nodes were busy before", intervals=len(past))
+        return self._demand, self._fitter
+
+    def _past(self, now_s: float) -> tuple[float, ...]:
+        """What was busy before this process began, as it was kept."""
+        try:
+            kept = self._notebook.nodes()
+            if kept is None:
+                return ()
+            return continued(kept, self._config.partitions, now_s, self._config.power_step_s)
+        except ConfigError as error:
+            _log.warning("how many nodes were busy is forgotten, and learned anew", file=NODES, reason=error)
+            return ()
+
+    def _keep(self, demand: PolicyDemand) -> None:
+        """Writes down what was busy, when another interval is over."""
+        if demand.heard and demand.heard_to_s >= self._kept_to_s + max(self._config.power_step_s, WRITE_EVERY_S):
+            self._kept_to_s = demand.heard_to_s
+            self._notebook.keep_nodes(
+                KeptPast(
+                    of=self._config.partitions, end_s=demand.heard_to_s, step_s=self._config.power_step_s,
+                    active=demand.heard,
+                )
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Fits nothing more."""
+        if self._fitter is not None:
+            self._fitter.close()
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether the past that was kept is still being gone through; until then nothing is switched."""
+        return self._fitter is not None and self._fitter.is_learning
+
+    @property
+    def forecast(self) -> str:
+        """What the policy's forecast is worth now; empty where none was asked for."""
+        return "" if self._fitter is None else self._fitter.remark
 
     @property
     def asleep(self) -> tuple[str, ...]:

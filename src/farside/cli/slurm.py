@@ -84,6 +84,8 @@ def _lines(told: Mapping[str, Any]) -> list[str]:
     ]
     if told["sleeping"]:
         lines.append(f"asleep: {' '.join(told['sleeping'])}; {told['saved_kwh']} kWh saved since the start")
+    if told.get("forecast"):
+        lines.append(told["forecast"])
     if told["gain"]:
         lines += _gain_lines(told["gain"])
     elif told["mode"] == "shadow":
