@@ -16,6 +16,7 @@ import msgspec
 from farside.errors import RemoteProtocolError
 from farside.scheduler.live.event import NodesWanted
 from farside.scheduler.live.hourly import HourlyCounts
+from farside.scheduler.live.job_table import JobTable
 from farside.scheduler.live.live_state import LiveState, RequestKey
 from farside.scheduler.live.power.slept import SleepPoint, SleepRecord
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Maintenance
@@ -121,9 +122,7 @@ def decode_state(body: bytes) -> LiveState:
     state.seq, state.at_s, state.generation = image.seq, image.at_s, image.generation
     state.next_number, state.next_sequence = image.next_number, image.next_sequence
     state.forgotten_s, state.toll = image.forgotten_s, image.toll
-    state.jobs = {
-        job.job_id: _with_spec(job, image.specs[at]) for job, at in zip(image.jobs, image.spec_of, strict=True)
-    }
+    state.jobs = JobTable(_with_spec(job, image.specs[at]) for job, at in zip(image.jobs, image.spec_of, strict=True))
     state.nodes = dict(image.nodes)
     state.stale = {task.key: task for task in image.stale}
     state.unfinished, state.placed = dict.fromkeys(image.unfinished), dict.fromkeys(image.placed)

@@ -10,6 +10,7 @@ from itertools import count, takewhile
 
 from farside.scheduler.live.event import Event, JobSubmitted, NodesReserved, NodesWanted
 from farside.scheduler.live.hourly import HourlyCounts
+from farside.scheduler.live.job_table import JobTable
 from farside.scheduler.live.power.slept import SleepRecord
 from farside.scheduler.live.queued import QueueCounts
 from farside.scheduler.live.record import LiveJob, LiveNode, LiveTask, Maintenance, TaskKey
@@ -48,7 +49,7 @@ class LiveState:
         self.next_sequence = 0
         self.forgotten_s = 0.0  # jobs that were over by then are not known any more
         self.toll = Toll()
-        self.jobs: dict[str, LiveJob] = {}
+        self.jobs = JobTable()
         self.nodes: dict[str, LiveNode] = {}
         # Processes that hold something on their node, and do not belong to the latest start of a job that is active.
         self.stale: dict[TaskKey, LiveTask] = {}

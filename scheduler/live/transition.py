@@ -312,7 +312,9 @@ def _forgotten(state: LiveState, event: HistoryForgotten, entry: Entry) -> Touch
         for job_id, job in state.jobs.items()
         if job.is_over and job.end_s < event.before_s and job_id not in named
     ]
-    places = {state.jobs.pop(job_id).submitted_at for job_id in gone}
+    places = {state.jobs[job_id].submitted_at for job_id in gone}
+    for job_id in gone:
+        del state.jobs[job_id]
     for place in places:
         if not any(job_id in state.jobs for job_id in state.submitted.get(place, ())):
             state.submitted.pop(place, None)

@@ -1,19 +1,26 @@
 """Answers: JSON by msgspec. The framework's own encoder takes far longer for a long list of jobs."""
 
 import asyncio
+import secrets
+import time
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, Protocol, TypeVar
 
 import msgspec
-from fastapi import Response
+from fastapi import Header, Response
+from starlette.types import Receive, Scope, Send
 
 from farside.scheduler.live.view import Shown
 
-# So many records are put into an answer before others have their turn: about a millisecond.
-SLICE = 500
+# So long a listing is renewed before others have their turn.
+SLICE_S = 0.002
+# What a client has of a listing, if it has one, as it was told by `ETag`.
+Known = Annotated[str, Header(alias="If-None-Match", description="The `ETag` of an earlier answer")]
 
 Record = TypeVar("Record")
 _ENCODER = msgspec.json.Encoder()
+# Marks are of this process; another one counts anew.
+_PROCESS = secrets.token_hex(6)
 
 
 def answer(value: object, status: int = 200) -> Response:
@@ -22,7 +29,7 @@ def answer(value: object, status: int = 200) -> Response:
 
 
 class Rows(Generic[Record]):
-    """Jobs or nodes as JSON, kept: ten thousand wait, and few of them are others than a moment ago."""
+    """Nodes as JSON, kept: there are thousands, and few of them are others than a moment ago."""
 
     def __init__(self, show: Callable[[Record], Shown]) -> None:
         self._show = show
@@ -35,13 +42,51 @@ class Rows(Generic[Record]):
             kept = self._kept[name] = record, msgspec.Raw(_ENCODER.encode(self._show(record)))
         return kept[1]
 
-    async def answer(self, what: str, records: Sequence[tuple[str, Record]]) -> Response:
-        """``{what: [...]}`` of these records by their names. A list of ten thousand does not keep others waiting."""
-        parts: list[bytes] = []
-        for begin in range(0, len(records), SLICE):
-            if parts:
-                await asyncio.sleep(0)
-            rows = [self.row(name, record) for name, record in records[begin : begin + SLICE]]
-            parts.append(_ENCODER.encode(rows)[1:-1])
-        body = b'{"%b":[%b]}' % (what.encode(), b",".join(parts))
-        return Response(body, media_type="application/json")
+
+class Renewable(Protocol):
+    """What is brought up to date in steps."""
+
+    def renew(self) -> bool:
+        """Takes one step; False: it is up to date."""
+        ...
+
+
+Listing = TypeVar("Listing", bound=Renewable)
+
+
+async def up_to_date(look: Callable[[], Listing]) -> Listing:
+    """A listing that shows all as it is at this moment. ``look`` takes in what there is, at the first and each turn."""
+    while True:
+        listing, end_s = look(), time.perf_counter() + SLICE_S
+        while listing.renew():
+            if time.perf_counter() >= end_s:
+                break
+        else:
+            return listing
+        await asyncio.sleep(0)
+
+
+def listed(mark: str, pieces: Callable[[], Sequence[bytes]], known: str) -> Response:
+    """A listing that its mark names in this process, or 304 for who knows it; see `Known`."""
+    tag = f'"{_PROCESS}-{mark}"'
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}  # a browser's next user may be another one
+    if tag in (one.strip().removeprefix("W/") for one in known.split(",")):
+        return Response(status_code=304, headers=headers)
+    return _Pieces(pieces(), headers)
+
+
+class _Pieces(Response):
+    """A long JSON answer: each piece goes out when the reader has taken the one before, and none of them is copied."""
+
+    media_type = "application/json"
+
+    def __init__(self, pieces: Sequence[bytes], headers: dict[str, str]) -> None:
+        super().__init__(headers={**headers, "Content-Length": str(sum(map(len, pieces)))})
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends it."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,6 +1,7 @@
 """/v1/jobs: submit, list, show, cancel, hold, release, explain, history."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from itertools import chain
@@ -14,17 +15,18 @@ from farside.agent import protocol
 from farside.agent.messages import TASKS_MAX
 from farside.errors import FarsideError, LocalProtocolError
 from farside.scheduler.live.accounts import charged, quota_problems
-from farside.scheduler.live.api.answer import Rows, answer
+from farside.scheduler.live.api.answer import Known, answer, listed, up_to_date
 from farside.scheduler.live.api.caller import Caller
 from farside.scheduler.live.api.depends import OwnJob, Person, trail_of
 from farside.scheduler.live.api.once import Key, Once
 from farside.scheduler.live.api.schema import JobBody
-from farside.scheduler.live.api.shape import Explanation, History, Job, JobInFull, JobList, Submitted, says
+from farside.scheduler.live.api.shape import Explanation, History, Job, JobInFull, JobList, Submitted, lists, says
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.dispatch import meeting_of, start_of
 from farside.scheduler.live.event import CancelRequested, HoldRequested, JobSubmitted, ReleaseRequested
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.launch import FIRST_PORT
+from farside.scheduler.live.listing import JobListing, JobListings
 from farside.scheduler.live.live_state import LiveState, RequestKey
 from farside.scheduler.live.queued import QueueGate, QueueLimits
 from farside.scheduler.live.record import ACTIVE, LiveJob, LiveTask, Phase
@@ -62,7 +64,7 @@ def job_routes(
     that. ``limits``: what one who is no operator may have in the queue, and submit within an hour.
     """
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-    rows = Rows(show_job)
+    listings = JobListings()
     once = Once(log)
     gate = QueueGate(limits)
 
@@ -111,21 +113,25 @@ def job_routes(
             place = await once.write(event, request, caller.told)
         return answer({"ids": log.state.submitted[place]}, 201)
 
-    @router.get("", summary="Jobs, the oldest first", responses=says(JobList, 422))
+    @router.get("", summary="Jobs, the oldest first", responses=lists(JobList, 422))
     async def jobs(
         request: Request,
         caller: Person,
         everything: Annotated[bool, Query(alias="all", description="Also those that are over")] = False,
         user: str | None = None,
         limit: _Limit = 100_000,
+        known: Known = "",
     ) -> Response:
-        state = log.state
-        found = state.jobs.values() if everything else [state.jobs[job_id] for job_id in state.unfinished]
-        mine = caller.name if not caller.is_operator else user
-        kept = [job for job in found if mine is None or job.user == mine]
-        if any(job.user != caller.name for job in kept):
+        whose = caller.name if not caller.is_operator else user
+
+        def look() -> JobListing:
+            return listings.of(log.state, whose, everything=everything, now_s=time.monotonic())
+
+        listing = await up_to_date(look)
+        if listing.has_others_than(caller.name):
             await trail_of(request).looked(caller, request, f"jobs of {user or 'all'}")
-        return await rows.answer("jobs", [(job.job_id, job) for job in kept[-limit:]])
+            listing = await up_to_date(look)
+        return listed(f"{listing.mark}-{limit}", lambda: listing.pieces(limit), known)
 
     @router.get("/{job_id}", summary="One job with its processes", responses=says(JobInFull, 404))
     async def show(job: OwnJob) -> Response:

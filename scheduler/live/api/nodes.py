@@ -4,31 +4,33 @@ import asyncio
 
 from fastapi import APIRouter, Response
 
-from farside.scheduler.live.api.answer import Rows, answer
+from farside.scheduler.live.api.answer import Known, answer, listed, up_to_date
 from farside.scheduler.live.api.depends import NodeNamed, Operator, Person
 from farside.scheduler.live.api.schema import DrainBody
-from farside.scheduler.live.api.shape import History, Node, NodeList, says
+from farside.scheduler.live.api.shape import History, Node, NodeList, lists, says
 from farside.scheduler.live.event import DrainRequested, UndrainRequested
 from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.listing import NodeListing
 from farside.scheduler.live.maintenance import reserved_now
-from farside.scheduler.live.record import LiveNode
 from farside.scheduler.live.view import show_entry, show_node
 
 
 def node_routes(log: LiveLog) -> APIRouter:
     """The routes about nodes. Everybody sees them; only operators change them."""
     router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
-    # What compares a pair looks first whether it is the same node, which is fast.
-    rows: Rows[tuple[LiveNode, str]] = Rows(lambda seen: show_node(*seen))
+    listing = NodeListing()
+
+    def look() -> NodeListing:
+        listing.look(log.state.nodes, reserved_now(log.state, log.now_s()))
+        return listing
 
     def shown(name: str) -> Response:
         return answer(show_node(log.state.nodes[name], reserved_now(log.state, log.now_s()).get(name, "")))
 
-    @router.get("", summary="All nodes that ever joined", responses=says(NodeList))
-    async def nodes(_: Person) -> Response:
-        reserved = reserved_now(log.state, log.now_s())
-        seen = [(name, (node, reserved.get(name, ""))) for name, node in sorted(log.state.nodes.items())]
-        return await rows.answer("nodes", seen)
+    @router.get("", summary="All nodes that ever joined", responses=lists(NodeList))
+    async def nodes(_: Person, known: Known = "") -> Response:
+        await up_to_date(look)
+        return listed(listing.mark, listing.pieces, known)
 
     @router.get("/{name}", summary="One node", responses=says(Node, 404))
     async def show(_: Person, node: NodeNamed) -> Response:

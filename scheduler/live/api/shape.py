@@ -360,6 +360,14 @@ def says(shape: type[BaseModel], *statuses: int, links: Mapping[str, Any] | None
     return {status: good, **refusals(*statuses)}
 
 
+def lists(shape: type[BaseModel], *statuses: int) -> Refusals:
+    """The same of a listing that clients may keep."""
+    tag = {"ETag": {"description": "Names this answer, for `If-None-Match`", "schema": {"type": "string"}}}
+    told = says(shape, *statuses)
+    told[200]["headers"] = tag
+    return {**told, 304: {"description": "The client has this answer already", "headers": tag}}
+
+
 _WHY: Mapping[int, str] = {
     401: "Nobody knows who calls",
     403: "The caller may not",

@@ -1,0 +1,115 @@
+"""Records as JSON, kept in blocks: a list of ten thousand costs no more than what has changed of it. PURE.
+
+How it works
+  A record has a place, by which they are ordered. Its row, the record as JSON, is made once; the rows of some hundred
+  places are kept joined as they stand in an answer. A change makes its block stale, and `renew` makes one stale block
+  anew, so that who has others waiting can stop between two. `pieces` is an answer: the blocks themselves, none of them
+  copied. Joined they were three megabytes of new memory for each answer, which took longer than all else.
+
+  `version` grows with each change, so two answers of one version are the same.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import msgspec
+
+from farside.scheduler.live.view import Shown
+
+Record = TypeVar("Record")
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(slots=True)
+class _Block(Generic[Record]):
+    records: dict[int, Record] = field(default_factory=dict)
+    rows: dict[int, bytes] = field(default_factory=dict)  # of those that are as they were
+    body: bytes = b""  # a comma before each row
+
+
+class Blocks(Generic[Record]):
+    """Records by place. Each is frozen: what is the same object is the same."""
+
+    def __init__(self, show: Callable[[Record], Shown], size: int) -> None:
+        """``size``: places of a block."""
+        self.version = 0
+        self._show, self._size = show, size
+        self._blocks: dict[int, _Block[Record]] = {}
+        self._stale: set[int] = set()
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many records there are."""
+        return self._count
+
+    def put(self, place: int, record: Record) -> bool:
+        """Puts a record into its place; whether there was none."""
+        number = place // self._size
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._blocks[number] = _Block()
+        before = block.records.get(place)
+        if before is record:
+            return False
+        block.records[place] = record
+        block.rows.pop(place, None)
+        self._count += before is None
+        self._change(number)
+        return before is None
+
+    def drop(self, place: int) -> bool:
+        """Takes what is in a place away; whether there was something."""
+        number = place // self._size
+        block = self._blocks.get(number)
+        if block is None or place not in block.records:
+            return False
+        del block.records[place]
+        block.rows.pop(place, None)
+        self._count -= 1
+        self._change(number)
+        return True
+
+    def clear(self) -> None:
+        """Takes all away."""
+        self._blocks.clear()
+        self._stale.clear()
+        self._count = 0
+        self.version += 1
+
+    def _change(self, number: int) -> None:
+        self._stale.add(number)
+        self.version += 1
+
+    def renew(self) -> bool:
+        """Makes one stale block anew; False: none was stale."""
+        if not self._stale:
+            return False
+        number = self._stale.pop()
+        block = self._blocks[number]
+        if not block.records:
+            del self._blocks[number]
+            return True
+        for place in block.records.keys() - block.rows.keys():
+            block.rows[place] = _ENCODER.encode(self._show(block.records[place]))
+        block.body = b"," + b",".join(map(block.rows.__getitem__, sorted(block.rows)))
+        return True
+
+    def pieces(self, what: str, last: int) -> tuple[bytes, ...]:
+        """``{what: [...]}`` of the last so many records, in pieces; no block may be stale."""
+        assert not self._stale
+        found: list[bytes] = []
+        for number in sorted(self._blocks, reverse=True):
+            block = self._blocks[number]
+            if len(block.rows) > last:
+                found += [b"," + block.rows[place] for place in sorted(block.rows, reverse=True)[:last]]
+                break
+            found.append(block.body)
+            last -= len(block.rows)
+        head, tail = b'{"%b":[' % what.encode(), b"]}"
+        if not found:
+            return (head + tail,)
+        found.reverse()
+        found[0] = head + found[0][1:]
+        found[-1] += tail
+        return tuple(found)
