@@ -207,7 +207,7 @@ class Planner:
         if self._deferred.pop(job.job_id, None) is not None:
             return None  # nobody has been told of that place
         reason = f"{action.reason}: job {self._ids[action.winner]}" if action.winner >= 0 else action.reason
-        if job.phase is Phase.PLACED:
+        if job.phase not in ACTIVE:  # it has a place and has not started; it may have got it in this very cycle
             return JobUnplaced(job_id=job.job_id, reason=reason)
         winner = self._ids.get(action.winner, "")
         cause = StopCause.PREEMPTED

@@ -1,17 +1,23 @@
 """A job's way through the manager, one behaviour each, with no clock and no processes."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from farside.agent.messages import NOT_STARTED
 from farside.errors import LocalProtocolError
+from farside.scheduler.cycle import run_cycle
+from farside.scheduler.domain import Domain
+from farside.scheduler.live import planner
 from farside.scheduler.live.event import (
     CancelRequested,
     DrainRequested,
     HoldRequested,
+    JobPlaced,
     JobStarted,
     JobStopping,
+    JobUnplaced,
     NodeLost,
     ReleaseRequested,
     TaskPhase,
@@ -23,6 +29,7 @@ from farside.scheduler.live.record import Phase
 from farside.scheduler.live.spec import Ranks
 from farside.scheduler.live.transition import apply
 from farside.scheduler.live.view import show_job_in_full
+from farside.scheduler.state import Action, Preempt, Start
 from tests.live.world import World, rules
 
 
@@ -377,3 +384,26 @@ def test_a_job_that_failed_for_good_is_shown_with_that_failure_too(retries: int)
 
     assert world.phase(job) is Phase.FAILED
     assert show_job_in_full(world.job(job), world.now_s)["failures"] == retries + 1
+
+
+def test_a_job_that_is_given_a_place_and_loses_it_in_the_same_cycle_waits_and_is_never_told_to_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, cycles = World(rules(), nodes=1), 0
+
+    def giving_and_taking(domain: Domain, now_s: float) -> Iterator[Action]:
+        nonlocal cycles
+        for action in run_cycle(domain, now_s):
+            yield action
+            if isinstance(action, Start) and not cycles:
+                cycles += 1
+                domain.lose(action.row, now_s)
+                yield Preempt(row=action.row, winner=-1, reason="another goes first")
+
+    monkeypatch.setattr(planner, "run_cycle", giving_and_taking)
+
+    job = world.submit(4)
+
+    events = [entry.event for entry in world.log if getattr(entry.event, "job_id", "") == job]
+    assert [type(event) for event in events] == [JobPlaced, JobUnplaced, JobPlaced, JobStarted]
+    assert world.job(job).phase is Phase.STARTING
