@@ -134,10 +134,10 @@ class AgentSessions:
 
     def _lost(self, now_s: float) -> Iterator[Event]:
         for node in list(self._log.state.nodes.values()):
-            if node.power is not None and node.power.is_expected_silent:
+            if node.name in self._connected or (node.power is not None and node.power.is_expected_silent):
                 continue
             heard_s = max(self._heard_s.get(node.name, self._begun_s), self._elsewhere.heard_s(node.name))
-            if node.is_up and node.name not in self._connected and now_s - heard_s > self._node_timeout_s:
+            if node.is_up and now_s - heard_s > self._node_timeout_s:
                 yield NodeLost(node=node.name, reason=f"not heard of for {format_seconds(self._node_timeout_s)}")
 
     async def checkpoint_problem(self, user: str, path: str) -> str:
