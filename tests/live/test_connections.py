@@ -24,7 +24,9 @@ from tests.support.certificates import SERVER, Authority
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LIMIT_S = 30.0
+PIECES, PIECE_BYTES = 64, 65_536
 REQUEST = b"GET / HTTP/1.1\r\nHost: m\r\n\r\n"
+LONG = REQUEST.replace(b"/ ", b"/long ")
 HALF_HEADER = b"GET / HTTP/1.1\r\nHo"
 HALF_BODY = b"POST / HTTP/1.1\r\nHost: m\r\nContent-Length: 10\r\n\r\nhalf"
 
@@ -32,6 +34,12 @@ HALF_BODY = b"POST / HTTP/1.1\r\nHost: m\r\nContent-Length: 10\r\n\r\nhalf"
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["path"] == "/waits":
         await asyncio.Event().wait()
+    if scope["path"] == "/long":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for at in range(PIECES + 1):
+            body = b"x" * PIECE_BYTES if at < PIECES else b""
+            await send({"type": "http.response.body", "body": body, "more_body": at < PIECES})
+        return
     body = await Request(scope, receive).body()
     await PlainTextResponse(f"{len(body)} bytes")(scope, receive, send)
 
@@ -289,6 +297,54 @@ def test_who_hangs_up_during_the_handshake_or_speaks_no_tls_counts_no_more(tmp_p
             await asyncio.sleep(0)
 
     secure_test(test, tmp_path)
+def test_who_does_not_read_a_long_answer_makes_room_for_one_more_of_his_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CONNECTIONS_A_USER", 1)
+
+    async def test(place: Place, ending: AsyncExitStack) -> None:
+        stalled = await opened(place, ending, LONG)
+
+        assert await is_answered_at_last(place, ending)  # at first that one is being answered, and one more is refused
+
+        assert len(await all_of(stalled)) < PIECE_BYTES * PIECES
+
+    place_test(test, tmp_path)
+
+
+def test_who_reads_a_long_answer_on_gets_all_of_it_and_then_waits_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CONNECTIONS_A_USER", 1)
+
+    async def test(place: Place, ending: AsyncExitStack) -> None:
+        reads = await opened(place, ending, LONG)
+        for _ in range(PIECES):
+            await reads[0].readexactly(PIECE_BYTES)
+        await reads[0].readuntil(b"\r\n0\r\n\r\n")
+
+        assert await is_answered_at_last(place, ending)
+        assert await is_closed(reads)
+
+    place_test(test, tmp_path)
+
+
+async def is_answered_at_last(place: Place, ending: AsyncExitStack) -> bool:
+    while True:
+        try:
+            return await is_answered(await opened(place, ending, REQUEST))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            continue
+
+
+async def all_of(made: Connection) -> bytes:
+    found = b""
+    try:
+        while part := await made[0].read(PIECE_BYTES):
+            found += part
+    except ConnectionError:
+        pass
+    return found
 
 
 def test_who_is_not_limited_may_have_any_number() -> None:

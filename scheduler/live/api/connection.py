@@ -77,6 +77,18 @@ class LimitedProtocol(PeerProtocol):
         if self._owner and not self.pipeline:
             self._crowd.waits(self._owner, self, self._evict)
 
+    def pause_writing(self) -> None:
+        """Its client does not read what it is sent: a long answer waits for it."""
+        super().pause_writing()
+        if self._owner:
+            self._crowd.waits(self._owner, self, self._evict)
+
+    def resume_writing(self) -> None:
+        """It has read on."""
+        super().resume_writing()
+        if self._owner and self.cycle is not None and not self.cycle.response_complete:
+            self._crowd.is_answered(self._owner, self)
+
     def handle_websocket_upgrade(self) -> None:
         """An agent's session has its own limits."""
         self._leave()
