@@ -297,6 +297,8 @@ def test_who_hangs_up_during_the_handshake_or_speaks_no_tls_counts_no_more(tmp_p
             await asyncio.sleep(0)
 
     secure_test(test, tmp_path)
+
+
 def test_who_does_not_read_a_long_answer_makes_room_for_one_more_of_his_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
