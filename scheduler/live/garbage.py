@@ -7,7 +7,7 @@ How it works
   only at what has come since the one before, a few hundredths of a second at most.
 
   What was put aside and becomes a circle later is not found by that. There is little of it, as connections and requests
-  break theirs when they end; now and then all is looked at.
+  break theirs when they end (of handshakes that fail api/handshake.py does it); now and then all is looked at.
 """
 
 import asyncio

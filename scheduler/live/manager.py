@@ -102,7 +102,7 @@ async def _api(config: ManagerConfig) -> None:
     from farside.scheduler.live.api.caller import Callers, peer_host
     from farside.scheduler.live.api.connection import LimitedProtocol
     from farside.scheduler.live.api.crowd import HEADER_LIMIT_S, Crowd, say_rarely
-    from farside.scheduler.live.api.handshake import CountedListener
+    from farside.scheduler.live.api.handshake import CountedListener, forget_failed
     from farside.scheduler.live.api.metrics import ManagerCollector
     from farside.scheduler.live.api.once import TAKES
     from farside.scheduler.live.api.web_session import WebSessions, session_key
@@ -114,6 +114,7 @@ async def _api(config: ManagerConfig) -> None:
     sys.setswitchinterval(SWITCH_S)
     allow_many_connections()
     say_rarely(asyncio.get_running_loop())
+    forget_failed(asyncio.get_running_loop())
     # Of a handshake of TLS, which comes before a header; uvicorn passes no other on.
     constants.SSL_HANDSHAKE_TIMEOUT = HEADER_LIMIT_S
 
