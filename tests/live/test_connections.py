@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import gc
+from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -16,9 +18,10 @@ from uvicorn.server import ServerState
 
 from farside.listen import open_listener
 from farside.scheduler.live.api import connection, crowd
+from farside.scheduler.live.api.answer import listed
 from farside.scheduler.live.api.connection import LimitedProtocol
 from farside.scheduler.live.api.crowd import Crowd, say_rarely
-from farside.scheduler.live.api.handshake import CountedListener
+from farside.scheduler.live.api.handshake import CountedListener, forget_failed
 from farside.tls import TlsFiles, client_tls, server_tls
 from tests.support.certificates import SERVER, Authority
 
@@ -27,6 +30,7 @@ LIMIT_S = 30.0
 PIECES, PIECE_BYTES = 64, 65_536
 REQUEST = b"GET / HTTP/1.1\r\nHost: m\r\n\r\n"
 LONG = REQUEST.replace(b"/ ", b"/long ")
+LISTING = REQUEST.replace(b"/ ", b"/listing ")
 HALF_HEADER = b"GET / HTTP/1.1\r\nHo"
 HALF_BODY = b"POST / HTTP/1.1\r\nHost: m\r\nContent-Length: 10\r\n\r\nhalf"
 
@@ -39,6 +43,9 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for at in range(PIECES + 1):
             body = b"x" * PIECE_BYTES if at < PIECES else b""
             await send({"type": "http.response.body", "body": body, "more_body": at < PIECES})
+        return
+    if scope["path"] == "/listing":
+        await listed("1", lambda: [b"x" * PIECE_BYTES] * PIECES, None)(scope, receive, send)
         return
     body = await Request(scope, receive).body()
     await PlainTextResponse(f"{len(body)} bytes")(scope, receive, send)
@@ -245,6 +252,34 @@ def secure_test(test: Callable[[SecurePlace, AsyncExitStack], Awaitable[None]], 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00", REQUEST])
+def test_nothing_stays_of_a_handshake_that_failed(said: bytes, tmp_path: Path) -> None:
+    def kept() -> int:
+        return sum(isinstance(one, SSLProtocol) for one in gc.get_objects())
+
+    async def test(place: SecurePlace, ending: AsyncExitStack) -> None:
+        forget_failed(asyncio.get_running_loop())
+        before = kept()
+        made = [await place.raw(ending, said) for _ in range(20)]
+        if said != REQUEST:  # who speaks no TLS is hung up on
+            await place.until_shaking(20)
+        for one in made:
+            one[1].close()
+        await place.until_shaking(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+        assert kept() == before
+        assert await place.answers()
+
+    gc.collect()
+    gc.disable()
+    try:
+        secure_test(test, tmp_path)
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00"])
 def test_connections_that_never_speak_tls_are_those_of_their_address_and_give_way_to_new_ones(
     said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -312,6 +347,49 @@ def test_who_does_not_read_a_long_answer_makes_room_for_one_more_of_his_own(
         assert len(await all_of(stalled)) < PIECE_BYTES * PIECES
 
     place_test(test, tmp_path)
+
+
+def test_who_does_not_read_a_long_answer_does_so_no_less_when_he_asks_for_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CONNECTIONS_A_USER", 1)
+
+    async def test(place: Place, ending: AsyncExitStack) -> None:
+        stalled = await opened(place, ending, LONG)
+        assert isinstance(stalled[1].transport, asyncio.Transport)
+        stalled[1].transport.pause_reading()  # it reads nothing ahead either
+        while not place.state.connections:
+            await asyncio.sleep(0)
+        (server,) = place.state.connections
+        assert isinstance(server, LimitedProtocol)
+        paused = 0
+        while paused < 100:  # what the kernel takes at first is over
+            paused = paused + 1 if server.flow.write_paused else 0
+            await asyncio.sleep(0)
+        stalled[1].write(REQUEST)
+        while not server.pipeline:
+            await asyncio.sleep(0)
+
+        assert await is_answered_at_last(place, ending)
+        stalled[1].transport.resume_reading()
+        assert len(await all_of(stalled)) < PIECE_BYTES * PIECES
+
+    place_test(test, tmp_path)
+
+
+def test_who_goes_before_his_listing_has_come_leaves_no_lines_in_the_journal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(place: Place, _ending: AsyncExitStack) -> None:
+        for _ in range(10):
+            _reader, writer = await place.connect(LISTING)
+            writer.transport.abort()
+        while place.state.connections or place.state.tasks:
+            await asyncio.sleep(0)
+
+    place_test(test, tmp_path)
+
+    assert not caplog.records
 
 
 def test_who_reads_a_long_answer_on_gets_all_of_it_and_then_waits_like_others(

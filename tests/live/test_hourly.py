@@ -89,6 +89,8 @@ def test_a_loop_of_submit_and_cancel_is_told_when_to_come_again_also_after_a_res
                 assert (await api.as_uid(OTHER.pw_uid).post(f"/v1/jobs/{job}/cancel")).status_code == 200
             refused.append(await _submit(api, OTHER.pw_uid))
             assert (await _submit(api, THIRD.pw_uid, count=50)).status_code == 201
+            notes = (await api.as_uid(THIRD.pw_uid).get("/v1/audit")).json()["entries"]
+            assert sum("429: more than max_hourly_jobs_per_user" in str(note) for note in notes) == 1
 
     async def after() -> None:
         async with an_api(tmp_path, queue_limits=QueueLimits(hourly_jobs=3)) as api:

@@ -110,8 +110,8 @@ def make_app(
             }
         )
 
-    async def no(request: Request, status: int, detail: str) -> Response:
-        await trail.refused(request, status, detail)
+    async def no(request: Request, status: int, detail: str, *, noted: str = "") -> Response:
+        await trail.refused(request, status, noted or detail)
         return answer({"detail": detail}, status)
 
     @app.exception_handler(RequestValidationError)
@@ -126,7 +126,8 @@ def make_app(
 
     @app.exception_handler(TooMany)
     async def too_many(request: Request, error: TooMany) -> Response:
-        response = await no(request, 429, str(error))
+        # The note has no times, so it is always the same, and written down once in ten minutes.
+        response = await no(request, 429, str(error), noted="more than max_hourly_jobs_per_user")
         response.headers["Retry-After"] = str(math.ceil(error.after_s))
         return response
 

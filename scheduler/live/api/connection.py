@@ -69,7 +69,8 @@ class LimitedProtocol(PeerProtocol):
         """All of a request is here."""
         super().on_message_complete()
         self._expect_nothing()
-        self._crowd.is_answered(self._owner, self)
+        if not self.flow.write_paused:  # else we wait for its client, whatever else he asks for
+            self._crowd.is_answered(self._owner, self)
 
     def on_response_complete(self) -> None:
         """Another request may follow, or not."""

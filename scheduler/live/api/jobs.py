@@ -60,8 +60,8 @@ def job_routes(
     """The routes about jobs.
 
     ``checkpoint_problem``: why a user can't keep checkpoints in a folder; empty: he can. ``only_uid``: of all users,
-    only this one may submit, since all jobs run as him, even uid 0; None: everybody else may, as nodes run no task as
-    that. ``limits``: what one who is no operator may have in the queue, and submit within an hour.
+    only this one may submit, since all jobs run as him, even where he is root; None: all may but root, as nodes run no
+    task as root. ``limits``: what one who is no operator may have in the queue, and submit within an hour.
     """
     router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     listings = JobListings()
@@ -120,7 +120,7 @@ def job_routes(
         everything: Annotated[bool, Query(alias="all", description="Also those that are over")] = False,
         user: str | None = None,
         limit: _Limit = 100_000,
-        known: Known = "",
+        known: Known = None,
     ) -> Response:
         whose = caller.name if not caller.is_operator else user
 
