@@ -73,7 +73,7 @@ def read_record(root: Path, index: int) -> Attached | None:
 
 def _records(root: Path) -> Iterator[Attached]:
     for path in (root / FOLDER).glob(f"{_PREFIX}*{_SUFFIX}"):
-        with suppress(OSError, msgspec.MsgspecError):
+        with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
             yield msgspec.json.decode(path.read_bytes(), type=Attached)
 
 

@@ -61,6 +61,6 @@ def decode_event(kind: str, body: str | bytes, version: int = VERSION) -> Event:
         raise RemoteProtocolError(f"an event of the unknown type '{kind:.60}'", hint="run the manager that wrote it")
     try:
         event: Event = decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"{kind}: {error}", hint="the store is damaged; restore a backup") from error
     return event

@@ -116,7 +116,7 @@ def decode_state(body: bytes) -> LiveState:
     """
     try:
         image = _DECODER.decode(zlib.decompress(body))
-    except (zlib.error, msgspec.MsgspecError, RecursionError) as error:
+    except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"the store's image of jobs and nodes: {error}", hint="restore a backup") from error
     state = LiveState()
     state.seq, state.at_s, state.generation = image.seq, image.at_s, image.generation

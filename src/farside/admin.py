@@ -138,7 +138,7 @@ async def _converse(
 async def _answer(line: bytes, handlers: Mapping[str, Handler]) -> bytes:
     try:
         request = msgspec.json.decode(line, type=dict[str, object])
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return _failure(f"not a JSON object: {error}")
     command = request.pop("command", None)
     handler = handlers.get(command) if isinstance(command, str) else None
@@ -194,7 +194,7 @@ def _result(line: bytes, path: Path) -> Any:
         if answer["ok"] is True:
             return answer["result"]
         raise PeerError(str(answer["error"]))
-    except (msgspec.MsgspecError, KeyError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
         raise PeerError(f"{path}: the process there ended, or is no Farside process") from error
 
 

@@ -90,7 +90,7 @@ def test_the_asynchronous_client_says_the_same(tmp_path: Path) -> None:
     assert asyncio.run(both()) == {"got": {"number": 1}}
 
 
-NONSENSE = (b"", b"no json", b"[]", b'{"command": 3}', b"\xff", b"{" * 100_000, b'{"a":' * 20_000)
+NONSENSE = (b"", b"no json", b"[]", b'{"command": 3}', b"\xff", b'{"a": "\xff"}', b"{" * 100_000, b'{"a":' * 20_000)
 
 
 @pytest.mark.parametrize("line", [part + b"\n" for part in NONSENSE])
@@ -106,6 +106,7 @@ def test_nonsense_is_answered_and_survived(tmp_path: Path, line: bytes) -> None:
     said, afterwards = asyncio.run(talk())
 
     assert b'"ok":false' in said
+    assert b"of at most" not in said
     assert afterwards == {"got": {}}
 
 
@@ -168,6 +169,19 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
 def test_nobody_there_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(PeerError, match="no process answers there; is it running"):
         admin.call(tmp_path / "none.sock", "status")
+
+
+def test_an_answer_whose_text_is_no_utf8_is_refused_in_one_line(tmp_path: Path) -> None:
+    async def talk() -> None:
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b'{"ok": true, "result": "\xff\xfe"}\n')
+            writer.close()
+
+        async with await asyncio.start_unix_server(answer, tmp_path / "a.sock"):
+            await asyncio.to_thread(admin.call, tmp_path / "a.sock", "status")
+
+    with pytest.raises(PeerError, match="is no Farside process"):
+        asyncio.run(talk())
 
 
 def test_a_process_that_never_answers_is_given_up(tmp_path: Path) -> None:

@@ -62,6 +62,13 @@ def test_a_field_that_a_later_version_adds_is_skipped() -> None:
     assert decode_event(kind, more) == decode_event(kind, body)
 
 
+def test_text_that_is_no_utf8_is_one_clear_error() -> None:
+    kind, body = encode_event(JobStopping(job_id="job", start=1, cause=StopCause.CANCELLED, reason=""))
+
+    with pytest.raises(RemoteProtocolError, match="restore a backup"):
+        decode_event(kind, body.encode().replace(b'"job"', b'"\xff\xfe"'))
+
+
 @given(st.sampled_from([*TYPES, "Nonsense"]), st.binary(max_size=200))
 def test_random_bytes_are_an_event_or_one_clear_error(kind: str, body: bytes) -> None:
     try:

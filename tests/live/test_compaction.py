@@ -1,17 +1,19 @@
 """The log stays small: images of the state, forgotten jobs, the archive; whoever is killed anywhere loses nothing."""
 
+import gzip
 import os
 import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 
-from farside.errors import ConfigError, FarsideError, LocalProtocolError
+from farside.errors import ConfigError, FarsideError, LocalProtocolError, RemoteProtocolError
 from farside.scheduler.live.event import BrainTookLead, Entry, HistoryForgotten, TaskPhase
 from farside.scheduler.live.image import decode_state, encode_state
 from farside.scheduler.live.invariant import violations
@@ -166,6 +168,15 @@ def test_old_entries_are_in_the_archive_new_ones_in_the_log_and_all_of_them_in_t
     assert same(state, state_of(whole))
     assert "1_0" not in state.jobs
     assert compacted(store, tmp_path, world).archived == 0
+
+
+def test_an_archive_or_image_whose_text_is_no_utf8_is_said_to_be_damaged(tmp_path: Path) -> None:
+    (tmp_path / "log-1-2.jsonl.gz").write_bytes(gzip.compress(b'{"seq": 1, "cause": "\xff\xfe"}\n'))
+
+    with pytest.raises(RemoteProtocolError, match="the file is damaged; take it from a backup"):
+        list(Archive(tmp_path).entries())
+    with pytest.raises(RemoteProtocolError, match="restore a backup"):
+        decode_state(zlib.compress(b"\x81\xaaunfinished\x91\xa2\xff\xfe"))
 
 
 def test_without_a_place_for_them_old_entries_stay(tmp_path: Path) -> None:

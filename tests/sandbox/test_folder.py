@@ -13,7 +13,7 @@ import pytest
 
 from farside.errors import ConfigError
 from farside.sandbox.folder import check_length, claimed
-from farside.sandbox.layout import ProcessRecord, SandboxRecord, write_record
+from farside.sandbox.layout import ProcessRecord, SandboxRecord, read_record, write_record
 from farside.sandbox.main import run
 from farside.units import MIB
 
@@ -242,3 +242,12 @@ def test_a_listener_in_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> 
         run(state=tmp_path / "state", listen=(f"unix:{tmp_path}/deep/er/x.sock",))
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_with_text_that_is_no_utf8_is_said_to_be_damaged(tmp_path: Path) -> None:
+    write_record(tmp_path, record(tmp_path, pid=1))
+    (file,) = (path for path in tmp_path.iterdir() if path.is_file())
+    file.write_bytes(file.read_bytes().replace(b"tcp", b"\xff\xfe"))
+
+    with pytest.raises(ConfigError, match="is damaged"):
+        read_record(tmp_path)

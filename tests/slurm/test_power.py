@@ -165,6 +165,7 @@ GOOD = KeptPast(of="gpu", end_s=NOW_S, step_s=3600.0, active=(1.0,) * 40)
     [
         (b"", "Input data was truncated"),
         (b"\xc1" * 40, "MessagePack data is malformed"),
+        (b"\x81\xa2of\xa2\xff\xfe", "codec can't decode byte 0xff"),
         (b"\x00" * 1_000_000, "it is too large"),
         (msgspec.msgpack.encode({"of": "gpu", "end_s": 1.0, "step_s": 1.0, "active": ["a"]}), "Expected `float`"),
         (msgspec.msgpack.encode(replace(GOOD, active=(1.0, math.nan))), "its numbers of busy nodes are none"),
@@ -191,6 +192,18 @@ def test_a_past_that_makes_no_sense_is_refused_by_one_line_and_learned_anew(
     kept = Notebook(tmp_path).nodes()
     assert kept is not None
     assert len(kept.active) == 39
+
+
+def test_a_memory_and_ended_jobs_with_text_that_is_no_utf8_are_forgotten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "memory.msgpack").write_bytes(b"\x81\xa4jobs\x81\xa2\xff\xfe\x01")
+    (tmp_path / "ended.jsonl").write_bytes(b'{"job_id": "\xff\xfe"}\n')
+    notebook = Notebook(tmp_path)
+
+    assert notebook.memory().jobs == {}
+    assert notebook.ended() == {}
+    assert caplog.messages == ["the memory can't be read: what jobs were served before is forgotten"]
 
 
 def test_a_past_that_can_not_be_written_is_said_and_nodes_sleep_all_the_same(

@@ -326,6 +326,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     save_record(tmp_path, record(3))
     save_record(tmp_path, record(1, is_swap=False))
     tree.write(tmp_path, {"run/farside/attached-nbd2.json": "{", "run/farside/blockdev.json": "{}"})
+    (tmp_path / "run/farside/attached-nbd4.json").write_bytes(b'{"export": "\xff\xfe"}')
 
     assert read_records(tmp_path) == (record(1, is_swap=False), record(3))
     forget_record(tmp_path, 3)

@@ -25,6 +25,8 @@ MOST_BYTES = 64 << 20
 # Nine bytes for each interval that is kept at most, and a little.
 MOST_NODES_BYTES = 16 * KEPT_STEPS
 OLD = ".1"
+# What msgspec raises for damaged bytes; text that is no UTF-8 is none of its own errors.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
 
 _log = get_log("slurm")
 
@@ -50,7 +52,7 @@ class Notebook:
             return msgspec.msgpack.decode((self._folder / MEMORY).read_bytes(), type=Memory)
         except FileNotFoundError:
             return Memory()
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *UNREADABLE) as error:
             _log.warning("the memory can't be read: what jobs were served before is forgotten", reason=error)
             return Memory()
 
@@ -74,7 +76,7 @@ class Notebook:
             return None
         except OSError as error:
             raise ConfigError(str(error.strerror)) from error
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise ConfigError(str(error)) from error
 
     def keep_nodes(self, past: KeptPast) -> None:
@@ -98,7 +100,7 @@ class Notebook:
             with suppress(OSError):
                 lines += path.read_bytes().splitlines()
         for line in lines[-MOST_ENDED:]:
-            with suppress(msgspec.MsgspecError):
+            with suppress(*UNREADABLE):
                 one = msgspec.json.decode(line, type=Ended)
                 found[one.job_id] = one
         return found

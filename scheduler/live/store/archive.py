@@ -111,5 +111,5 @@ def _lines(path: Path) -> Iterator[_Line]:
         with gzip.open(path, "rb") as packed:
             for text in packed:
                 yield _DECODER.decode(text)
-    except (OSError, EOFError, msgspec.MsgspecError) as error:
+    except (OSError, EOFError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RemoteProtocolError(f"{path}: {error}", hint="the file is damaged; take it from a backup") from error

@@ -165,7 +165,7 @@ def read_record(state: Path) -> SandboxRecord:
         raise ConfigError(f"no sandbox runs in {state}", hint="start one with `farside sandbox --state`") from None
     except OSError as error:
         raise ConfigError(f"{state / RECORD_NAME}: {error.strerror}", hint="ask as the user who started it") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{state / RECORD_NAME}: is damaged ({error})", hint="end that sandbox, start another"
         ) from None
