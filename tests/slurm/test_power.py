@@ -149,12 +149,14 @@ def test_what_was_busy_is_kept_for_four_weeks_and_no_longer(tmp_path: Path) -> N
     assert kept.end_s == NOW_S + 899 * 3600.0
 
 
-def test_what_nobody_saw_during_a_restart_is_taken_to_be_as_it_was_for_a_week_at_most() -> None:
+def test_what_nobody_saw_during_a_restart_is_taken_to_be_as_it_was_for_a_week_and_then_forgotten() -> None:
     past = KeptPast(of="gpu", end_s=1000.0, step_s=600.0, active=(3.0, 2.0))
 
     assert continued(past, "gpu", 1000.0, 600.0) == (3.0, 2.0)
     assert continued(past, "gpu", 1000.0 + 1300.0, 600.0) == (3.0, 2.0, 2.0, 2.0)
-    assert len(continued(past, "gpu", 9e8, 600.0)) == 2 + 7 * 144
+    assert len(continued(past, "gpu", 1000.0 + 7 * 86400.0, 600.0)) == 2 + 7 * 144
+    with pytest.raises(ConfigError, match="it ended more than 7 days ago"):
+        continued(past, "gpu", 1000.0 + 7 * 86400.0 + 1.0, 600.0)
 
 
 GOOD = KeptPast(of="gpu", end_s=NOW_S, step_s=3600.0, active=(1.0,) * 40)
@@ -174,6 +176,7 @@ GOOD = KeptPast(of="gpu", end_s=NOW_S, step_s=3600.0, active=(1.0,) * 40)
         (msgspec.msgpack.encode(replace(GOOD, step_s=600.0)), "its intervals are of 600 s, not 3600 s"),
         (msgspec.msgpack.encode(replace(GOOD, end_s=NOW_S + 9e6)), "it ends in the future: a clock was set back"),
         (msgspec.msgpack.encode(replace(GOOD, end_s=math.nan)), "it ends in the future: a clock was set back"),
+        (msgspec.msgpack.encode(replace(GOOD, end_s=NOW_S - 8 * 86400.0)), "it ended more than 7 days ago"),
         (msgspec.msgpack.encode(replace(GOOD, of="cpu")), "it is of other nodes, those of 'cpu'"),
     ],
 )

@@ -14,7 +14,7 @@ from farside.scheduler.energy.learning import PAST_S
 from farside.scheduler.energy.online import KEPT_STEPS
 from farside.scheduler.live.record import LiveJob
 
-# What nobody saw is taken to be as it was, up to a week.
+# What nobody saw is taken to be as it was, up to a week; a past before a longer silence tells nothing of the hours now.
 LONGEST_SILENCE_S = 7 * 86400.0
 
 
@@ -37,7 +37,7 @@ def continued(past: KeptPast, of: str, now_s: float, step_s: float) -> tuple[flo
     """A past that was kept, as it goes on until now: what nobody saw meanwhile is taken to be as it was.
 
     Raises:
-        ConfigError: It makes no sense, or is not of these nodes and such intervals.
+        ConfigError: It makes no sense, is not of these nodes and such intervals, or ended more than a week ago.
     """
     if past.of != of:
         raise ConfigError(f"it is of other nodes, those of {past.of!r}")
@@ -47,8 +47,9 @@ def continued(past: KeptPast, of: str, now_s: float, step_s: float) -> tuple[flo
         raise ConfigError(f"its intervals are of {past.step_s:g} s, not {step_s:g} s")
     if not past.end_s <= now_s + step_s:
         raise ConfigError("it ends in the future: a clock was set back")
-    missed_s = min(max(0.0, now_s - past.end_s), LONGEST_SILENCE_S)
-    missed = math.floor(missed_s / step_s)
+    if now_s - past.end_s > LONGEST_SILENCE_S:
+        raise ConfigError(f"it ended more than {LONGEST_SILENCE_S / 86400:g} days ago")
+    missed = math.floor(max(0.0, now_s - past.end_s) / step_s)
     return (past.active + past.active[-1:] * missed)[-kept_steps(step_s) :]
 
 
