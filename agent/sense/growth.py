@@ -1,30 +1,34 @@
-"""By how much error counters have grown within an hour: links that are well have some errors too. PURE."""
+"""By how much error counters have grown within the last hour: links that are well have some errors too. PURE."""
 
 import math
+from collections import Counter, deque
 from collections.abc import Mapping
 
-PERIOD_S = 3600.0
+STEP_S = 300.0
+STEPS = 12
 
 
 class HourlyGrowth:
-    """Counters by name, each counted from the first time that it was seen, and anew every hour.
+    """Counters by name, each counted from the first time that it was seen; what is older than an hour is forgotten.
 
-    One that stands lower than before was set back by somebody, and counts from there.
+    It slides by five minutes. A counter that stands lower than before was set back by somebody, and counts from there.
     """
 
     def __init__(self) -> None:
-        self._begun_s = math.inf
-        self._base: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+        self._steps: deque[tuple[int, Counter[str]]] = deque()
 
     def of(self, counts: Mapping[str, int], now_s: float) -> Mapping[str, int]:
         """By how much each of these is more than it was; those that are not are left out."""
-        for name, count in counts.items():
-            self._base[name] = min(count, self._base.get(name, count))
-        grown = {name: count - self._base[name] for name, count in counts.items() if count > self._base[name]}
-        self._begun_s = min(now_s, self._begun_s)
-        if now_s - self._begun_s >= PERIOD_S:
-            self._begun_s, self._base = now_s, dict(counts)
-        return grown
+        more = Counter({name: count - self._last.get(name, count) for name, count in counts.items()})
+        self._last.update(counts)
+        step = math.floor(now_s / STEP_S)
+        while self._steps and self._steps[0][0] <= step - STEPS:
+            self._steps.popleft()
+        if not self._steps or self._steps[-1][0] != step:
+            self._steps.append((step, Counter()))
+        self._steps[-1][1].update(+more)
+        return sum((grown for _, grown in self._steps), Counter())
 
 
 def problem_of(grown: Mapping[str, int], limit: int) -> str:

@@ -1,6 +1,8 @@
 """Ports of RDMA adapters: one that worked and does no more makes the node unfit for jobs that meet over it.
 
-So does one whose errors are too many, or that was down for a moment between two looks, for the rest of the hour.
+So does one that was down for a moment between two looks, for an hour. One whose errors were too many within an hour, or
+that was down too often, does until the agent starts anew: a node that is drained has no traffic, so no errors tell of
+it any more, and what is wrong with it a person finds out.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,6 +13,8 @@ from farside.log import get_log
 
 ACTIVE = "ACTIVE"
 DOWNED = "link_downed"
+# Somebody who plugs a cable in anew makes one or two; a port that is down more often within an hour is broken.
+MOST_DOWNS = 2
 # Of the port's counters those that tell of a bad cable, transceiver or adapter, and not of the traffic.
 ERRORS = ("symbol_error", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors")
 _log = get_log("agent.sense")
@@ -24,6 +28,8 @@ class LinkSense:
         self._root, self._limit, self._now_s = root, errors_per_hour, now_s
         self._worked: set[str] = set()
         self._growth: dict[str, HourlyGrowth] = {}
+        self._downs: dict[str, HourlyGrowth] = {}  # these count when the port was seen down, too
+        self._broken: dict[str, str] = {}  # why, by port: it stays so
         self._problem = ""
 
     def read(self) -> str:
@@ -44,11 +50,21 @@ class LinkSense:
             return state
         if not self._limit:
             return ""
-        counts = read_counters(self._root, port)
-        grown = dict(self._growth.setdefault(port, HourlyGrowth()).of(counts, self._now_s()))
-        if downs := grown.pop(DOWNED, 0):
-            return f"was down {'once' if downs == 1 else f'{downs:,} times'} within an hour"
-        return problem_of(grown, self._limit)
+        counts, now_s = read_counters(self._root, port), self._now_s()
+        grown = dict(self._growth.setdefault(port, HourlyGrowth()).of(counts, now_s))
+        unseen, errors = grown.pop(DOWNED, 0), problem_of(grown, self._limit)
+        downs = self._downs.setdefault(port, HourlyGrowth()).of(counts, now_s).get(DOWNED, 0)
+        broken = _times_down(downs) if downs > MOST_DOWNS else errors
+        if broken and port not in self._broken:
+            _log.error("a port counts as broken until the agent starts anew", port=port, why=broken)
+            self._broken[port] = broken
+        return self._broken.get(port) or _times_down(unseen)
+
+
+def _times_down(count: int) -> str:
+    if not count:
+        return ""
+    return f"was down {'once' if count == 1 else f'{count:,} times'} within an hour"
 
 
 def read_ports(root: Path) -> Mapping[str, str]:

@@ -226,8 +226,19 @@ def test_errors_that_are_counted_anew_are_never_fewer_than_none(counts: list[int
 
     for at, count in enumerate(counts):
         grown = growth.of({"symbol_error": count}, at * 60.0)
-        assert grown.get("symbol_error", 0) <= count
+        assert grown.get("symbol_error", 0) <= sum(counts[: at + 1])
         assert all(more > 0 for more in grown.values())
+
+
+@pytest.mark.parametrize("begin_s", [0.0, 200.0, 3599.0])
+def test_errors_are_counted_over_the_hour_before_whenever_it_begins(begin_s: float) -> None:
+    growth = HourlyGrowth()
+
+    counted = [dict(growth.of({"symbol_error": at * 10}, begin_s + at * 300.0)) for at in range(40)]
+
+    assert counted[:3] == [{}, {"symbol_error": 10}, {"symbol_error": 20}]
+    assert counted[12:] == [{"symbol_error": 120}] * 28
+    assert growth.of({"symbol_error": 390}, begin_s + 40 * 300.0 + 3600.0) == {}
 
 
 def test_no_driver_is_unavailable() -> None:
@@ -434,7 +445,7 @@ TOO_MANY = "port mlx5_0/1: 101 errors within an hour (61 symbol_error, 40 link_e
 
 
 @pytest.mark.parametrize(("errors_per_hour", "told"), [(100, TOO_MANY), (0, "")])
-def test_a_port_with_too_many_errors_within_an_hour_is_a_broken_link_until_the_hour_is_over(
+def test_a_port_that_had_too_many_errors_within_an_hour_is_a_broken_link_until_the_agent_starts_anew(
     errors_per_hour: int, told: str, tmp_path: Path
 ) -> None:
     now_s = 0.0
@@ -446,11 +457,30 @@ def test_a_port_with_too_many_errors_within_an_hour_is_a_broken_link_until_the_h
     seen.append(links.read())
     counts(tmp_path, link_error_recovery=40)
 
-    for later_s in (1800.0, 3600.0, 3660.0):
+    for later_s in (1800.0, 3600.0, 9000.0):  # a node that is drained has no traffic, and so no more errors
         now_s = later_s
         seen.append(links.read())
+    port(tmp_path, "mlx5_0/1", "1: DOWN")
+    seen.append(links.read())
+    port(tmp_path, "mlx5_0/1", "4: ACTIVE")
+    seen.append(links.read())
 
-    assert seen == ["", "", told, told, ""]
+    assert seen == ["", "", told, told, told, "port mlx5_0/1: DOWN", told]
+    assert links_of(tmp_path, errors_per_hour=errors_per_hour).read() == ""
+
+
+def test_errors_on_both_sides_of_a_full_hour_count_together(tmp_path: Path) -> None:
+    now_s = 0.0
+    links = links_of(tmp_path, now_s=lambda: now_s)
+    port(tmp_path, "mlx5_0/1", "4: ACTIVE")
+    counts(tmp_path, symbol_error=0)
+    links.read()
+    for later_s, errors in ((3500.0, 60), (3600.0, 60), (3700.0, 101)):
+        now_s = later_s
+        counts(tmp_path, symbol_error=errors)
+        told = links.read()
+
+    assert told == "port mlx5_0/1: 101 errors within an hour (101 symbol_error)"
 
 
 def test_a_port_that_was_down_between_two_looks_is_a_broken_link_and_one_seen_down_is_none_once_it_works(
@@ -469,6 +499,44 @@ def test_a_port_that_was_down_between_two_looks_is_a_broken_link_and_one_seen_do
     seen.append(links.read())
 
     assert seen == ["", "port mlx5_0/1: was down once within an hour", "port mlx5_0/1: DOWN", ""]
+
+
+@pytest.mark.parametrize(
+    ("downs", "told", "later"),
+    [
+        (2, "port mlx5_0/1: was down 2 times within an hour", ""),
+        (3, "port mlx5_0/1: was down 3 times within an hour", "port mlx5_0/1: was down 3 times within an hour"),
+    ],
+)
+def test_a_port_that_was_down_twice_works_again_after_an_hour_and_one_that_was_more_often_does_not(
+    downs: int, told: str, later: str, tmp_path: Path
+) -> None:
+    now_s = 0.0
+    links = links_of(tmp_path, now_s=lambda: now_s)
+    port(tmp_path, "mlx5_0/1", "4: ACTIVE")
+    seen = []
+    for at in range(downs + 1):
+        now_s = at * 900.0
+        counts(tmp_path, link_downed=at)
+        seen.append(links.read())
+    for _ in range(2):
+        now_s += 3600.0
+        seen.append(links.read())
+
+    assert seen[downs:] == [told, later, later]
+
+
+def test_a_port_that_comes_and_goes_is_a_broken_link_though_each_time_was_seen(tmp_path: Path) -> None:
+    links = links_of(tmp_path)
+    seen = []
+    for downs in range(4):
+        for state in ("1: DOWN", "4: ACTIVE") if downs else ("4: ACTIVE",):
+            port(tmp_path, "mlx5_0/1", state)
+            counts(tmp_path, link_downed=downs)
+            seen.append(links.read())
+
+    assert seen[:5] == ["", "port mlx5_0/1: DOWN", "", "port mlx5_0/1: DOWN", ""]
+    assert seen[5:] == ["port mlx5_0/1: DOWN", "port mlx5_0/1: was down 3 times within an hour"]
 
 
 def test_a_port_that_worked_and_does_no_more_is_a_broken_link_until_it_works_again(tmp_path: Path) -> None:
