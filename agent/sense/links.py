@@ -17,6 +17,11 @@ DOWNED = "link_downed"
 MOST_DOWNS = 2
 # Of the port's counters those that tell of a bad cable, transceiver or adapter, and not of the traffic.
 ERRORS = ("symbol_error", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors")
+# Where they stop: InfiniBand's PortCounters has so many bits for them, and so has the kernel (PORT_PMA_ATTR).
+MAXIMUM = {
+    "symbol_error": 0xFFFF, "link_error_recovery": 0xFF, DOWNED: 0xFF, "port_rcv_errors": 0xFFFF,
+    "local_link_integrity_errors": 0xF,
+}  # fmt: skip
 _log = get_log("agent.sense")
 
 
@@ -30,6 +35,7 @@ class LinkSense:
         self._growth: dict[str, HourlyGrowth] = {}
         self._downs: dict[str, HourlyGrowth] = {}  # these count when the port was seen down, too
         self._broken: dict[str, str] = {}  # why, by port: it stays so
+        self._full: dict[str, set[str]] = {}  # counters at their maximum, by port
         self._problem = ""
 
     def read(self) -> str:
@@ -51,6 +57,7 @@ class LinkSense:
         if not self._limit:
             return ""
         counts, now_s = read_counters(self._root, port), self._now_s()
+        self._note_full(port, counts)
         grown = dict(self._growth.setdefault(port, HourlyGrowth()).of(counts, now_s))
         unseen, errors = grown.pop(DOWNED, 0), problem_of(grown, self._limit)
         downs = self._downs.setdefault(port, HourlyGrowth()).of(counts, now_s).get(DOWNED, 0)
@@ -59,6 +66,16 @@ class LinkSense:
             _log.error("a port counts as broken until the agent starts anew", port=port, why=broken)
             self._broken[port] = broken
         return self._broken.get(port) or _times_down(unseen)
+
+    def _note_full(self, port: str, counts: Mapping[str, int]) -> None:
+        full = {name for name, count in counts.items() if count == MAXIMUM[name]}
+        adapter, _, number = port.partition("/")
+        for name in sorted(full - self._full.get(port, set())):
+            _log.warning(
+                "a port's error counter stands at its maximum, and tells of no more errors",
+                port=port, counter=name, hint=f"set it back: perfquery -R -C {adapter} -P {number}",
+            )  # fmt: skip
+        self._full[port] = full
 
 
 def _times_down(count: int) -> str:

@@ -469,6 +469,38 @@ def test_a_port_that_had_too_many_errors_within_an_hour_is_a_broken_link_until_t
     assert links_of(tmp_path, errors_per_hour=errors_per_hour).read() == ""
 
 
+def test_a_counter_that_stands_at_its_maximum_is_said_once_until_it_is_set_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    links = links_of(tmp_path, errors_per_hour=10**6)
+    port(tmp_path, "mlx5_0/1", "4: ACTIVE")
+    full = {
+        "symbol_error": 65535, "port_rcv_errors": 65535, "link_error_recovery": 255, "local_link_integrity_errors": 15,
+        "link_downed": 255,
+    }  # fmt: skip
+    said = []
+    for found in ({**full, "symbol_error": 65534}, full, full, dict.fromkeys(full, 0), full):
+        counts(tmp_path, **found)
+        links.read()
+        at_maximum = [record for record in caplog.records if "at its maximum" in record.message]
+        said.append(sorted(vars(record)["farside_fields"]["counter"] for record in at_maximum))
+        caplog.clear()
+
+    assert said == [sorted(full.keys() - {"symbol_error"}), ["symbol_error"], [], [], sorted(full)]
+
+
+def test_how_to_set_back_a_counter_at_its_maximum_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    port(tmp_path, "mlx5_0/1", "4: ACTIVE")
+    counts(tmp_path, symbol_error=65535)
+
+    links_of(tmp_path).read()
+
+    (line,) = caplog.records
+    assert line.levelname == "WARNING"
+    assert line.message == "a port's error counter stands at its maximum, and tells of no more errors"
+    assert "perfquery -R -C mlx5_0 -P 1" in str(vars(line))
+
+
 def test_errors_on_both_sides_of_a_full_hour_count_together(tmp_path: Path) -> None:
     now_s = 0.0
     links = links_of(tmp_path, now_s=lambda: now_s)
