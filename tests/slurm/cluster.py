@@ -170,11 +170,20 @@ class SlurmCluster:
         until(registers, what="slurmdbd knows the cluster", deadline_s=START_LIMIT_S, every_s=0.2)
 
     def stop(self) -> None:
+        if "slurmctld" in self._running:
+            self._cancel_all()
         for pid_file in self.folder.glob("slurmd-*.pid"):
             with contextlib.suppress(ValueError, ProcessLookupError):
                 os.kill(int(pid_file.read_text()), signal.SIGTERM)
         for process in reversed(self._running.values()):
             self._end(process)
+
+    def _cancel_all(self) -> None:
+        """A job that outlives its slurmd leaves a slurmstepd for good."""
+        jobs = self.say("squeue", "--noheader", "--format=%A").split()
+        if jobs:
+            self.say("scancel", *jobs)
+        until(lambda: not self.say("squeue", "--noheader"), what="no job is left", deadline_s=60.0, every_s=0.1)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
