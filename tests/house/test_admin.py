@@ -173,7 +173,8 @@ def test_nobody_there_is_said_in_one_line(tmp_path: Path) -> None:
 
 def test_an_answer_whose_text_is_no_utf8_is_refused_in_one_line(tmp_path: Path) -> None:
     async def talk() -> None:
-        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readline()
             writer.write(b'{"ok": true, "result": "\xff\xfe"}\n')
             writer.close()
 

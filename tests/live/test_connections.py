@@ -45,7 +45,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "http.response.body", "body": body, "more_body": at < PIECES})
         return
     if scope["path"] == "/listing":
-        await listed("1", lambda: [b"x" * PIECE_BYTES] * PIECES, None)(scope, receive, send)
+        await listed("1", lambda: [b"x" * PIECE_BYTES] * PIECES, "")(scope, receive, send)
         return
     body = await Request(scope, receive).body()
     await PlainTextResponse(f"{len(body)} bytes")(scope, receive, send)

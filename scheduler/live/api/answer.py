@@ -15,9 +15,7 @@ from farside.scheduler.live.view import Shown
 # So long a listing is renewed before others have their turn.
 SLICE_S = 0.002
 # What a client has of a listing, if it has one, as it was told by `ETag`.
-Known = Annotated[
-    list[str] | None, Header(alias="If-None-Match", description="The `ETag` of an earlier answer, or `*`")
-]
+Known = Annotated[str, Header(alias="If-None-Match", description="The `ETag` of an earlier answer, or `*`")]
 
 Record = TypeVar("Record")
 _ENCODER = msgspec.json.Encoder()
@@ -68,12 +66,11 @@ async def up_to_date(look: Callable[[], Listing]) -> Listing:
         await asyncio.sleep(0)
 
 
-def listed(mark: str, pieces: Callable[[], Sequence[bytes]], known: Sequence[str] | None) -> Response:
+def listed(mark: str, pieces: Callable[[], Sequence[bytes]], known: str) -> Response:
     """A listing that its mark names in this process, or 304 for who knows it; see `Known`."""
     tag = f'"{_PROCESS}-{mark}"'
     headers = {"ETag": tag, "Cache-Control": "private, no-cache"}  # a browser's next user may be another one
-    told = {one.strip().removeprefix("W/") for header in known or () for one in header.split(",")}
-    if told & {tag, "*"}:
+    if {one.strip().removeprefix("W/") for one in known.split(",")} & {tag, "*"}:
         return Response(status_code=304, headers=headers)
     return _Pieces(pieces(), headers)
 

@@ -120,7 +120,7 @@ def job_routes(
         everything: Annotated[bool, Query(alias="all", description="Also those that are over")] = False,
         user: str | None = None,
         limit: _Limit = 100_000,
-        known: Known = None,
+        known: Known = "",
     ) -> Response:
         whose = caller.name if not caller.is_operator else user
 

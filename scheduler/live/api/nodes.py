@@ -28,7 +28,7 @@ def node_routes(log: LiveLog) -> APIRouter:
         return answer(show_node(log.state.nodes[name], reserved_now(log.state, log.now_s()).get(name, "")))
 
     @router.get("", summary="All nodes that ever joined", responses=lists(NodeList))
-    async def nodes(_: Person, known: Known = None) -> Response:
+    async def nodes(_: Person, known: Known = "") -> Response:
         await up_to_date(look)
         return listed(listing.mark, listing.pieces, known)
 
