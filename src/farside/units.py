@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import pairwise
 from types import MappingProxyType
 
 KIB = 1024
@@ -30,6 +31,9 @@ SECOND_UNITS: Mapping[str, float] = MappingProxyType(
         "d": 86400.0,
     }
 )  # fmt: skip
+
+# What durations are written in for people, each until the next is reached.
+_DURATIONS = (("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0))
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*([a-zµ%]*)\s*", re.IGNORECASE)
 
@@ -96,18 +100,19 @@ def format_count(count: int, what: str) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for people: ``0 s``, ``250 us``, ``12.5 ms``, ``3.2 s``, ``4 min``, ``2.5 h``."""
+    """A duration for people: ``0 s``, ``250 us``, ``12.5 ms``, ``3.2 s``, ``4 min``, ``2.5 h``.
+
+    One duration has one text: what would round to 60 min is written as 1 h.
+    """
     if not seconds:
         return "0 s"
     sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
-    if seconds >= 3600:
-        return f"{sign}{_short(seconds / 3600)} h"
-    if seconds >= 60:
-        return f"{sign}{_short(seconds / 60)} min"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{sign}{_short(seconds / size)} {unit}"
-    return f"{sign}{_short(seconds * 1e9)} ns"
+    for (unit, size), (_, larger) in pairwise(_DURATIONS):
+        number = _short(seconds / size)
+        if float(number) * size < larger:
+            return f"{sign}{number} {unit}"
+        seconds = max(seconds, larger)
+    return f"{sign}{_short(seconds / 3600)} h"
 
 
 # A time line that begins later than this counts seconds since 1970, and so has hours of day and days of week: nobody's

@@ -51,6 +51,12 @@ def test_durations_for_people_are_short() -> None:
     ]  # fmt: skip
 
 
+def test_a_duration_that_rounds_to_the_next_unit_is_written_in_it() -> None:
+    assert [format_seconds(value) for value in (9.996e-7, 0.0009996, 0.9996, 59.97, 3599)] == [
+        "1 us", "1 ms", "1 s", "1 min", "1 h",
+    ]  # fmt: skip
+
+
 @given(st.integers(min_value=0, max_value=1 << 60))
 def test_printed_bytes_read_back_within_their_three_digits(count: int) -> None:
     number, unit = format_bytes(count).split()

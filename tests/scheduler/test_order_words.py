@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from farside.scheduler.order.catalog import ORDERS, make_order
@@ -107,6 +107,17 @@ def test_what_is_said_of_any_two_jobs_is_so(name: str, one: JobColumns, other: J
     assert shares is None or float(shares[1]) > float(shares[2])
 
 
+NEARLY_AN_HOUR, AN_HOUR = (
+    JobColumns(**(dict.fromkeys(JobColumns._fields, np.zeros(1)) | {
+        "gpus": np.ones(1), "executed_s": np.array([seconds]), "remaining_s": np.array([seconds]),
+        "predicted_gpu_s": np.array([seconds]),
+    }))
+    for seconds in (3599.0, 3600.0)
+)  # fmt: skip
+
+
+@example("qssf", NEARLY_AN_HOUR, AN_HOUR)
+@example("las without queues", NEARLY_AN_HOUR, AN_HOUR)
 @given(st.sampled_from(["sjf", "srtf", "las without queues", "qssf"]), jobs(0), jobs(1))
 def test_two_figures_that_differ_are_told_as_two(name: str, one: JobColumns, other: JobColumns) -> None:
     order = POLICIES[name]
