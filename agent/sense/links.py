@@ -15,9 +15,8 @@ ACTIVE = "ACTIVE"
 DOWNED = "link_downed"
 # Somebody who plugs a cable in anew makes one or two; a port that is down more often within an hour is broken.
 MOST_DOWNS = 2
-# Of the port's counters those that tell of a bad cable, transceiver or adapter, and not of the traffic.
-ERRORS = ("symbol_error", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors")
-# Where they stop: InfiniBand's PortCounters has so many bits for them, and so has the kernel (PORT_PMA_ATTR).
+# Of the port's counters those that tell of a bad cable, transceiver or adapter, and not of the traffic; and where they
+# stop: InfiniBand's PortCounters has so many bits for them, and so has the kernel (PORT_PMA_ATTR).
 MAXIMUM = {
     "symbol_error": 0xFFFF, "link_error_recovery": 0xFF, DOWNED: 0xFF, "port_rcv_errors": 0xFFFF,
     "local_link_integrity_errors": 0xF,
@@ -101,7 +100,7 @@ def read_counters(root: Path, port: str) -> Mapping[str, int]:
     adapter, _, number = port.partition("/")
     folder = root / "sys/class/infiniband" / adapter / "ports" / number / "counters"
     found = {}
-    for name in (DOWNED, *ERRORS):
+    for name in MAXIMUM:
         try:
             found[name] = int((folder / name).read_text())
         except (OSError, ValueError):  # a soft device has none, and one says "N/A (no PMA)"
