@@ -99,6 +99,7 @@ async def _api(config: ManagerConfig) -> None:
     from farside.scheduler.live.api.agent_socket import AgentSocketProtocol
     from farside.scheduler.live.api.agents import AgentSessions
     from farside.scheduler.live.api.app import make_app
+    from farside.scheduler.live.api.brain_watch import keep_asking
     from farside.scheduler.live.api.caller import Callers, peer_host
     from farside.scheduler.live.api.connection import LimitedProtocol
     from farside.scheduler.live.api.crowd import HEADER_LIMIT_S, Crowd, say_rarely
@@ -180,9 +181,9 @@ async def _api(config: ManagerConfig) -> None:
             group.create_task(power.run())
             if secure is not None:
                 group.create_task(Renewal(secure, _files_of(config)).run())
-            group.create_task(app.state.brain.keep_asking())
+            group.create_task(keep_asking(app.state.brain.ask))
             if config.metrics_listen:
-                group.create_task(metrics.keep_asking())
+                group.create_task(keep_asking(metrics.ask))
             for kind, listeners in sockets.items():
                 if listeners:
                     group.create_task(server(kind).serve(sockets=listeners))  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """What this manager's brain says of itself, asked for every `ASK_PERIOD_S`: who wants to know it waits for nobody."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,6 @@ class BrainWatch:
         """Cycles that have failed since the last that has not; 0 where no brain answers."""
         return int((self.latest or {}).get("cycle_failures_in_a_row", 0))
 
-    async def keep_asking(self) -> None:
-        """Asks again and again, until it is cancelled."""
-        while True:
-            await self.ask()
-            await asyncio.sleep(ASK_PERIOD_S)
-
     async def ask(self) -> None:
         """Asks once."""
         try:
@@ -45,3 +39,10 @@ class BrainWatch:
             self.latest = None
             return
         self.latest, self.failed_s = told, told.get("cycle_failed_s") or self.failed_s
+
+
+async def keep_asking(ask: Callable[[], Awaitable[None]]) -> None:
+    """Asks again and again, until it is cancelled."""
+    while True:
+        await ask()
+        await asyncio.sleep(ASK_PERIOD_S)

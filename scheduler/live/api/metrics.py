@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from farside.errors import FarsideError
 from farside.scheduler.live.api.agents import AgentSessions
-from farside.scheduler.live.api.brain_watch import ASK_PERIOD_S, BrainWatch
+from farside.scheduler.live.api.brain_watch import BrainWatch
 from farside.scheduler.live.api.glance import Glance
 from farside.scheduler.live.brain import CYCLE_BUCKETS_S
 from farside.scheduler.live.follow import LiveLog
@@ -37,12 +37,6 @@ class ManagerCollector(Collector):
         registry.register(self)
         prometheus_client.ProcessCollector(registry=registry)
         return registry
-
-    async def keep_asking(self) -> None:
-        """Asks the database again and again, until it is cancelled."""
-        while True:
-            await self.ask()
-            await asyncio.sleep(ASK_PERIOD_S)
 
     async def ask(self) -> None:
         """Asks it once. Where it does not answer it has no metrics."""
