@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Protocol
 
-from farside.blockdev.carrier import Carrier, Ways, is_shared, wants_rdma, ways
+from farside.blockdev.carrier.choice import Carrier, Ways, is_shared, wants_rdma, ways
 from farside.blockdev.dial import open_control, open_data
 from farside.blockdev.donor_port import Grant
 from farside.blockdev.engine_port import Engine

@@ -9,7 +9,7 @@ on with such donors where it finds slabs of theirs in the table.
 from collections.abc import Iterable
 from pathlib import Path
 
-from farside.blockdev.carrier import is_shared
+from farside.blockdev.carrier.choice import is_shared
 from farside.blockdev.donor_port import Grant
 from farside.blockdev.peer import Peer, PeerParts, PeerState
 from farside.blockdev.peerfile import PeerAddress, read_peers

@@ -80,7 +80,7 @@ PURE = (
     "farside.blockdev.handshake",
     "farside.blockdev.slab",
     "farside.blockdev.placement",
-    "farside.blockdev.carrier",
+    "farside.blockdev.carrier.choice",
     "farside.blockdev.migration",
     "farside.config.check",
     "farside.kmod_shim.nbd_message",

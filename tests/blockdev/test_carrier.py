@@ -2,7 +2,7 @@
 
 import pytest
 
-from farside.blockdev.carrier import Carrier, ways
+from farside.blockdev.carrier.choice import Carrier, ways
 
 REMOTE, LOCAL = "tcp:10.0.0.7:7677", "unix:/run/farside/donor.sock"
 SHM, RDMA, TCP = Carrier.SHM, Carrier.RDMA, Carrier.TCP

@@ -1,0 +1,1 @@
+"""How pages travel to a donor: one protocol, a file for each carrier."""
