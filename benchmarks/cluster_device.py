@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from farside.blockdev.migration import Recall, Resident, plan_recall
-from farside.blockdev.slab import (
+from farside.blockdev.mapping.activity import (
     Assignment,
     SlabView,
     activity_law,
@@ -21,6 +20,7 @@ from farside.blockdev.slab import (
     slabs_needed,
     wanting_clusters,
 )
+from farside.blockdev.mapping.migration import Recall, Resident, plan_recall
 
 GRANULE_BYTES = 256 << 20
 GRANULE_PAGES = GRANULE_BYTES // 4096

@@ -101,7 +101,7 @@ def placement(scales: Sequence[Scale], *, skewed: Scale) -> Figure:
             "The paper gives no numbers for this comparison. Fullest lender: the most used machine that lent a slab, "
             "at any moment; HeadRoom starts at 87.5 %, and what is above it is recalled.",
             "Moved: share of recalled pages that went to another donor in time. A full slab of 1 GiB takes a little "
-            "more than the 5 s of a recall at the 50,000 pages/s that farside.blockdev.migration plans with.",
+            "more than the 5 s of a recall at the 50,000 pages/s that farside.blockdev.mapping.migration plans with.",
             "Traces behind Figure 2.2 are not public: these machines are a generator of ours with the paper's ratio.",
         ),
     )

@@ -2,8 +2,8 @@
 
 How it works. Every machine lends and borrows. A second has two steps: each donor's HeadRoom decision, and the recall
 that may follow from it (farside.daemon.headroom, farside.daemon.eviction); then each device's activity and leases
-(``cluster_device``; farside.blockdev.placement chooses the donor). These are the functions that ``farside daemon`` and
-``farside blockdev`` call; only who feeds them and the clock differ.
+(``cluster_device``; farside.blockdev.mapping.placement chooses the donor). These are the functions that ``farside
+daemon`` and ``farside blockdev`` call; only who feeds them and the clock differ.
 
 What is simpler than life: a message takes no time, a recall ends within its second or is cut by its deadline, and a
 program that pages keeps its speed. [infiniswap §2.7.5]
@@ -16,7 +16,7 @@ from statistics import fmean, median, pstdev
 
 from benchmarks.cluster_device import Device, Layout, Moved
 from benchmarks.cluster_load import GIB, Load, MachineLoad
-from farside.blockdev.placement import DonorView, Verdict, global_best, two_choices, uniform_random
+from farside.blockdev.mapping.placement import DonorView, Verdict, global_best, two_choices, uniform_random
 from farside.daemon.eviction import MappedSlab, candidates, choose
 from farside.daemon.headroom import (
     Grow,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.load import BenchmarkError
 from benchmarks.sandbox import Sandbox
-from farside.blockdev.dial import open_control
+from farside.blockdev.donor.dial import open_control
 from farside.daemon import messages as m
 from farside.daemon.channel import Channel
 from farside.daemon.keys import read_keys

@@ -4,10 +4,10 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from farside.blockdev.donor_port import Donors
+from farside.blockdev.donor.port import Donors
 from farside.blockdev.engine_port import Engine
-from farside.blockdev.slab import Activity, ActivityLaw
-from farside.blockdev.table import Table
+from farside.blockdev.mapping.activity import Activity, ActivityLaw
+from farside.blockdev.mapping.table import Table
 from farside.blockdev.task import Tasks
 from farside.clock import Clock
 from farside.config import BlockdevConfig
@@ -37,13 +37,15 @@ class Context:
     law: ActivityLaw
     activity: Activity  # device.py, once a second
     slab_rates: dict[int, float] = field(default_factory=dict)  # device.py, once a second
-    wanted: set[int] = field(default_factory=set)  # clusters the engine said WANT for; mapper.py takes them out
+    wanted: set[int] = field(default_factory=set)  # clusters the engine said WANT for; mapping/mapper.py takes them out
     disk_refused_s: float = -math.inf  # device.py: when the backup disk last failed a request
     disk_wrote_s: float = -math.inf  # device.py: it has written a page since then
-    deficient: set[int] = field(default_factory=set)  # commit.py: clusters that may have too few homes
-    slab_drains: dict[int, float] = field(default_factory=dict)  # recall.py: slabs the engine empties, and until when
-    cluster_drains: set[tuple[int, int]] = field(default_factory=set)  # mapper.py: (cluster, slab) likewise
-    recalled: set[int] = field(default_factory=set)  # recall.py: slabs whose move is being planned
+    deficient: set[int] = field(default_factory=set)  # mapping/commit.py: clusters that may have too few homes
+    slab_drains: dict[int, float] = field(
+        default_factory=dict
+    )  # mapping/recall.py: slabs the engine empties, and until when
+    cluster_drains: set[tuple[int, int]] = field(default_factory=set)  # mapping/mapper.py: (cluster, slab) likewise
+    recalled: set[int] = field(default_factory=set)  # mapping/recall.py: slabs whose move is being planned
 
     @property
     def protection(self) -> Protection:

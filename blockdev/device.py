@@ -4,9 +4,9 @@ How it works. The engine serves pages by itself. Here a tick a second turns its 
 become hot and gives back what is empty; its events and the donors' messages each start one errand (a task), and every
 errand ends in the table. No page ever waits for anything in this file.
 
-    tick      activity -> EWMA -> hot ranges -> extents -> cluster_map                       slab.py mapper.py leaser.py
+    tick      activity -> EWMA -> hot ranges -> extents -> cluster_map                       mapping/, donor/lease.py
     engine    WANT, CLUSTER_FREE, *_DRAINED, LINK_DOWN, DONOR_SUSPECT, CONN_CLOSED ...       _EVENTS below
-    donors    MIGRATE, EVICT, CHECK_ACTIVITY, sessions lost                                  peer.py recall.py
+    donors    MIGRATE, EVICT, CHECK_ACTIVITY, sessions lost                                  donor/, mapping/recall.py
 """
 
 import asyncio
@@ -14,18 +14,18 @@ import random
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from farside.blockdev.commit import Committer
 from farside.blockdev.context import Context
+from farside.blockdev.donor.donor import PeerParts
+from farside.blockdev.donor.donors import Peers
+from farside.blockdev.donor.lease import Leaser
+from farside.blockdev.donor.links import all_but_one
 from farside.blockdev.engine_port import Engine
-from farside.blockdev.leaser import Leaser
-from farside.blockdev.links import all_but_one
-from farside.blockdev.mapper import Mapper
-from farside.blockdev.peer import PeerParts
-from farside.blockdev.peers import Peers
-from farside.blockdev.recall import Recaller
-from farside.blockdev.reconcile import reconcile
-from farside.blockdev.slab import activity_law, first_activity, next_activity, next_slab_rates
-from farside.blockdev.table import Slab, Table
+from farside.blockdev.mapping.activity import activity_law, first_activity, next_activity, next_slab_rates
+from farside.blockdev.mapping.commit import Committer
+from farside.blockdev.mapping.mapper import Mapper
+from farside.blockdev.mapping.recall import Recaller
+from farside.blockdev.mapping.reconcile import reconcile
+from farside.blockdev.mapping.table import Slab, Table
 from farside.blockdev.task import Tasks
 from farside.blockdev.total import add_stats
 from farside.clock import Clock

@@ -8,8 +8,8 @@ from contextlib import suppress
 import msgspec
 
 from farside.blockdev.disk import open_disk
+from farside.blockdev.donor.peers_file import read_peers
 from farside.blockdev.params import decode_config, make_memory
-from farside.blockdev.peerfile import read_peers
 from farside.blockdev.supervisor import Supervisor
 from farside.config import BlockdevConfig
 from farside.daemon.keys import read_keys
@@ -63,7 +63,7 @@ def _begin(config: BlockdevConfig, listening: list[int], *, stdio: bool = False,
     if config.protection == "disk":
         fds["disk"] = open_disk(config.disk_path, config.size_bytes)
     if stdio:
-        from farside.blockdev.stdio import serve_stdio
+        from farside.blockdev.client.stdio import serve_stdio
 
         return serve_stdio(config, fds)
     _add_listeners(config, fds, listening)

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from farside.blockdev.peer import PeerState
+from farside.blockdev.donor.donor import PeerState
 from farside.blockdev.status import Reporter, slab_state
 from farside.blockdev.total import LONGEST, latency_buckets
 

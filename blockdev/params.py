@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from farside.blockdev.client.handshake import Export
 from farside.blockdev.context import protection_of
-from farside.blockdev.handshake import Export
+from farside.blockdev.mapping.table import Table
 from farside.blockdev.state import StateFile, control_bytes
-from farside.blockdev.table import Table
 from farside.config import BlockdevConfig
 from farside.errors import ConfigError, EngineError, Unavailable
 from farside.kmod_shim.engine.binding import CLUSTER_BYTES, Device, Params

@@ -17,13 +17,13 @@ from contextlib import AsyncExitStack, suppress
 
 from farside import admin
 from farside.blockdev import fdpass
+from farside.blockdev.client.listener import Clients, Listener
 from farside.blockdev.device import BlockDevice
-from farside.blockdev.listener import Clients, Listener
+from farside.blockdev.mapping.table import Table
 from farside.blockdev.metrics import registry_of
 from farside.blockdev.params import check_memory, decode_config, engine_params, export_of, extents_per_slab
 from farside.blockdev.state import StateFile
 from farside.blockdev.status import Reporter
-from farside.blockdev.table import Table
 from farside.blockdev.task import Tasks, first_of
 from farside.clock import RealClock
 from farside.config import BlockdevConfig

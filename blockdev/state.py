@@ -15,7 +15,7 @@ from farside.geometry import SLABS_MAX
 _MAGIC = 0x4C54434544495346  # "FSIDECTL"
 _HEADER = struct.Struct("<QQQI")
 _HEADER_BYTES = 4096  # a page of its own, so that payloads are page-aligned
-# Upper bounds of what table.py's records take. The file is sparse: what is not needed costs nothing.
+# Upper bounds of what mapping/table.py's records take. The file is sparse: what is not needed costs nothing.
 _SLAB_BYTES = 192
 _EXTENT_BYTES = 5
 _REST_BYTES = 4 << 20  # donors, counters, the peers file

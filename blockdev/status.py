@@ -9,11 +9,11 @@ from itertools import islice
 
 import msgspec
 
+from farside.blockdev.client.listener import Clients
 from farside.blockdev.device import BlockDevice
+from farside.blockdev.donor.donor import Peer
 from farside.blockdev.engine_port import Engine
-from farside.blockdev.listener import Clients
-from farside.blockdev.peer import Peer
-from farside.blockdev.table import Slab
+from farside.blockdev.mapping.table import Slab
 from farside.blockdev.total import LONGEST
 from farside.config import FaultRule
 from farside.errors import ConfigError

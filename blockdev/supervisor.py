@@ -16,7 +16,7 @@ descriptors, ends nothing: what serves goes on serving, and another attempt foll
     second SIGTERM              server: now
     the first server "failed"   nobody uses the device yet: the end, with its reason
     "keep", then SIGTERM        the end, and the server serves on: a service manager keeps what we hold, and starts
-                                our successor, which goes on with all of it (kept.py), and replaces the server
+                                our successor, which goes on with all of it (inherited.py), and replaces the server
 
 A server that ends CRASHES_MAX times within CRASH_WINDOW_S is started again after a growing pause; once the device has
 served, it is never given up.
@@ -35,7 +35,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from farside.blockdev import fdpass
-from farside.blockdev.kept import Process, link_name, take_server
+from farside.blockdev.inherited import Process, link_name, take_server
 from farside.errors import ConfigError, FarsideError
 from farside.kmod_shim.guard import Failure, forbid_hibernation, guard_family, guard_memory
 from farside.log import get_log, write_behind

@@ -1,7 +1,7 @@
 """How pages may travel to a donor, and what is tried first. PURE.
 
 A donor at a unix: address is on this host, and its memory can be mapped here; to any other there are RDMA and TCP. What
-is tried first and then given up for the next is a fallback: it is logged, counted, and tried again later (peer.py).
+is tried first and then given up for the next is a fallback: it is logged, counted, and tried again later (donor/links.py).
 """
 
 from collections.abc import Sequence

@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from farside.blockdev.slab import Assignment, pack
+from farside.blockdev.mapping.activity import Assignment, pack
+from farside.blockdev.mapping.table import Table
 from farside.blockdev.state import StateFile
-from farside.blockdev.table import Table
 
 EXTENTS = 3
 CLUSTERS = 12

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.blockdev import handshake as h
-from farside.blockdev.handshake import Export, Handshake, Info, Next, Option, Rep, Step
+from farside.blockdev.client import handshake as h
+from farside.blockdev.client.handshake import Export, Handshake, Info, Next, Option, Rep, Step
 
 EXPORT = Export(name="swap0", description="remote memory", size_bytes=64 << 20)
 

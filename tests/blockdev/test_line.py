@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from farside.blockdev.line import ASKS_MAX, Line
+from farside.blockdev.donor.control_connection import ASKS_MAX, Line
 from farside.daemon import messages as m
 from farside.daemon.channel import Channel
 from farside.errors import LocalProtocolError, PeerError

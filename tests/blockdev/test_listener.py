@@ -10,10 +10,10 @@ from typing import cast
 
 import pytest
 
-from farside.blockdev import listener as subject
+from farside.blockdev.client import listener as subject
+from farside.blockdev.client.handshake import Export
+from farside.blockdev.client.listener import Clients, Listener
 from farside.blockdev.engine_port import Engine
-from farside.blockdev.handshake import Export
-from farside.blockdev.listener import Clients, Listener
 from farside.blockdev.task import Tasks
 from farside.errors import EngineError
 from farside.listen import open_listener

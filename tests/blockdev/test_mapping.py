@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from farside.blockdev import mapper as mapper_module
-from farside.blockdev.donor_port import Grant
-from farside.blockdev.reconcile import reconcile
-from farside.blockdev.table import Slab
+from farside.blockdev.donor.port import Grant
+from farside.blockdev.mapping import mapper as mapper_module
+from farside.blockdev.mapping.reconcile import reconcile
+from farside.blockdev.mapping.table import Slab
 from farside.errors import Unavailable
 from farside.kmod_shim.engine.binding import DonorState, EventKind, Fault
 from tests.blockdev.world import CLUSTER_BYTES, PAGE, World, page

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.blockdev.migration import Recall, Resident, Why, plan_recall
-from farside.blockdev.slab import SlabView
+from farside.blockdev.mapping.activity import SlabView
+from farside.blockdev.mapping.migration import Recall, Resident, Why, plan_recall
 
 
 def resident(

@@ -14,12 +14,12 @@ from typing import cast
 import msgspec
 import pytest
 
-from farside.blockdev import peer as peer_module
+from farside.blockdev.donor import donor as peer_module
+from farside.blockdev.donor.donor import Peer, PeerParts, PeerState
+from farside.blockdev.donor.peers_file import PeerAddress
 from farside.blockdev.engine_port import Engine
-from farside.blockdev.peer import Peer, PeerParts, PeerState
-from farside.blockdev.peerfile import PeerAddress
+from farside.blockdev.mapping.table import Slab, Table
 from farside.blockdev.state import StateFile
-from farside.blockdev.table import Slab, Table
 from farside.clock import RealClock
 from farside.config import BlockdevConfig
 from farside.daemon import messages as m

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from farside.blockdev import peers as peers_module
-from farside.blockdev.peerfile import PeerAddress, read_peers
-from farside.blockdev.peers import Peers
+from farside.blockdev.donor import donors as peers_module
+from farside.blockdev.donor.donors import Peers
+from farside.blockdev.donor.peers_file import PeerAddress, read_peers
 from farside.blockdev.task import Tasks
 from farside.errors import ConfigError
 from tests.blockdev.test_peer import Scene, until

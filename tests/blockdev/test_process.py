@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from farside import admin
-from farside.blockdev.handshake import Export, Handshake
+from farside.blockdev.client.handshake import Export, Handshake
 from farside.errors import PeerError
 from tests.support.nbd_client import NbdClient
 from tests.support.sandbox import free_port

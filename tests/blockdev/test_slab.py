@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.blockdev.slab import (
+from farside.blockdev.mapping.activity import (
     Activity,
     ActivityLaw,
     RangeState,

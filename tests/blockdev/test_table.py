@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from farside.blockdev.slab import Assignment
+from farside.blockdev.mapping.activity import Assignment
+from farside.blockdev.mapping.table import Slab, Table
 from farside.blockdev.state import StateFile, control_bytes
-from farside.blockdev.table import Slab, Table
 from farside.errors import Unavailable
 from farside.geometry import SLABS_MAX
 

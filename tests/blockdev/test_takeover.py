@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from farside.blockdev.device import BlockDevice
-from farside.blockdev.slab import RangeState
+from farside.blockdev.mapping.activity import RangeState
 from farside.clock import VirtualClock
 from farside.daemon.keys import KeyRing
 from farside.keygen import make_key

@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from farside.blockdev.commit import Committer
 from farside.blockdev.context import Context
 from farside.blockdev.disk import open_disk
-from farside.blockdev.donor_port import Grant
-from farside.blockdev.leaser import Leaser
-from farside.blockdev.mapper import Mapper
+from farside.blockdev.donor.lease import Leaser
+from farside.blockdev.donor.port import Grant
+from farside.blockdev.mapping.activity import activity_law, first_activity, next_activity
+from farside.blockdev.mapping.commit import Committer
+from farside.blockdev.mapping.mapper import Mapper
+from farside.blockdev.mapping.placement import DonorView
+from farside.blockdev.mapping.recall import Recaller
+from farside.blockdev.mapping.table import Table
 from farside.blockdev.params import engine_params, extents_per_slab
-from farside.blockdev.placement import DonorView
-from farside.blockdev.recall import Recaller
-from farside.blockdev.slab import activity_law, first_activity, next_activity
 from farside.blockdev.state import StateFile, control_bytes
-from farside.blockdev.table import Table
 from farside.blockdev.task import Tasks
 from farside.clock import RealClock
 from farside.config import BlockdevConfig

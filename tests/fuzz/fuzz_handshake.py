@@ -10,7 +10,7 @@ import atheris
 from atheris.import_hook import instrument_imports
 
 with instrument_imports(include=["farside"], enable_loader_override=False):
-    from farside.blockdev.handshake import OPTION_MAX_BYTES, REPLY_MAGIC, Export, Handshake, Next, Step
+    from farside.blockdev.client.handshake import OPTION_MAX_BYTES, REPLY_MAGIC, Export, Handshake, Next, Step
 
 EXPORT = Export(name="swap0", description="remote memory", size_bytes=64 << 20)
 REPLY = struct.Struct(">QIII")

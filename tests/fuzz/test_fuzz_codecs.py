@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from farside.blockdev.handshake import IHAVEOPT, Option
+from farside.blockdev.client.handshake import IHAVEOPT, Option
 from farside.daemon import messages as m
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from farside.blockdev import handshake
-from farside.blockdev.handshake import Export, Handshake, Next
+from farside.blockdev.client import handshake
+from farside.blockdev.client.handshake import Export, Handshake, Next
 from farside.errors import FarsideError, PeerError, RemoteProtocolError
 from farside.kmod_shim import nbd_dial
 from farside.kmod_shim.nbd_dial import Offer, dial, hang_up

@@ -13,10 +13,10 @@ import math
 from collections.abc import Sequence
 
 from farside.blockdev.context import Context
-from farside.blockdev.leaser import Leaser
-from farside.blockdev.mapper import apply_assignments
-from farside.blockdev.migration import Plan, Recall, Resident, plan_recall
-from farside.blockdev.table import Slab
+from farside.blockdev.donor.lease import Leaser
+from farside.blockdev.mapping.mapper import apply_assignments
+from farside.blockdev.mapping.migration import Plan, Recall, Resident, plan_recall
+from farside.blockdev.mapping.table import Slab
 from farside.errors import EngineError, FarsideError, PeerError
 from farside.kmod_shim.engine.binding import SlabState
 from farside.log import get_log
@@ -208,7 +208,7 @@ class Recaller:
     async def give_back(self, slab: Slab, *, moved_pages: int = 0, dropped_pages: int = 0) -> None:
         """Tells the donor that it has its slab back, then forgets it.
 
-        Without an answer the slab stays; peer.py has it said again with each KEEPALIVE that the donor answers.
+        Without an answer the slab stays; donor/donor.py has it said again with each KEEPALIVE that the donor answers.
         """
         table = self._context.table
         if slab.slab in self._telling or table.slabs.get(slab.slab) is not slab:

@@ -10,11 +10,11 @@ import stat
 import sys
 from os import fstat
 
+from farside.blockdev.client.listener import Clients, Listener
 from farside.blockdev.device import BlockDevice
-from farside.blockdev.listener import Clients, Listener
+from farside.blockdev.mapping.table import Table
 from farside.blockdev.params import engine_params, export_of, extents_per_slab
 from farside.blockdev.state import StateFile
-from farside.blockdev.table import Table
 from farside.blockdev.task import Tasks, first_of
 from farside.clock import RealClock
 from farside.config import BlockdevConfig

@@ -5,9 +5,9 @@ everything the engine holds is in the table, and each difference below has one r
 """
 
 from farside.blockdev.context import Context
-from farside.blockdev.mapper import start_cluster_drain
-from farside.blockdev.recall import Recaller
-from farside.blockdev.table import FREE, Slab
+from farside.blockdev.mapping.mapper import start_cluster_drain
+from farside.blockdev.mapping.recall import Recaller
+from farside.blockdev.mapping.table import FREE, Slab
 from farside.errors import EngineError
 from farside.kmod_shim.engine.binding import SlabState
 from farside.log import get_log

@@ -1,6 +1,6 @@
 """Leases one slab: draws donors, asks them, takes the least used, and goes on where one refuses.
 
-The rule itself is ``placement.py``; here is only the talking in between. [infiniswap §2.4.2]
+The rule itself is ``mapping/placement.py``; here is only the talking in between. [infiniswap §2.4.2]
 """
 
 import asyncio
@@ -8,9 +8,9 @@ import os
 from collections.abc import Mapping
 
 from farside.blockdev.context import Context
-from farside.blockdev.donor_port import Grant
-from farside.blockdev.placement import choose, draw
-from farside.blockdev.table import Slab
+from farside.blockdev.donor.port import Grant
+from farside.blockdev.mapping.placement import choose, draw
+from farside.blockdev.mapping.table import Slab
 from farside.errors import EngineError, PeerError, Unavailable
 from farside.kmod_shim.engine.binding import SlabInfo
 from farside.log import get_log
@@ -107,7 +107,7 @@ class Leaser:
         try:
             await self._context.donors.release(donor, (lease,))
         except PeerError:
-            return  # it is in the table as returned: peer.py says so once the donor answers again
+            return  # it is in the table as returned: donor.py says so once the donor answers again
         table = self._context.table
         if slab is not None and table.slabs.get(slab.slab) is slab:
             table.drop_slab(slab.slab)

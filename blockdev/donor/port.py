@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from farside.blockdev.placement import DonorView
+from farside.blockdev.mapping.placement import DonorView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

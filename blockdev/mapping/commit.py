@@ -8,7 +8,7 @@ Homes of one cluster are on different donors. [infiniswap has a disk always, and
 """
 
 from farside.blockdev.context import Context
-from farside.blockdev.mapper import Mapper
+from farside.blockdev.mapping.mapper import Mapper
 from farside.log import get_log
 
 log = get_log("blockdev.commit")

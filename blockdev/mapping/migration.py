@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from farside.blockdev.slab import Assignment, SlabView, pack
+from farside.blockdev.mapping.activity import Assignment, SlabView, pack
 
 # What a mover is expected to copy; it bounds what is worth starting. Measured: 1.2 million over shm, see benchmarks.
 COPY_PAGES_PER_S = 250_000.0

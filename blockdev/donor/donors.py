@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from farside.blockdev.carrier.choice import is_shared
-from farside.blockdev.donor_port import Grant
-from farside.blockdev.peer import Peer, PeerParts, PeerState
-from farside.blockdev.peerfile import PeerAddress, read_peers
-from farside.blockdev.placement import DonorView
+from farside.blockdev.donor.donor import Peer, PeerParts, PeerState
+from farside.blockdev.donor.peers_file import PeerAddress, read_peers
+from farside.blockdev.donor.port import Grant
+from farside.blockdev.mapping.placement import DonorView
 from farside.blockdev.task import Tasks
 from farside.errors import ConfigError, FarsideError, PeerError
 from farside.log import get_log

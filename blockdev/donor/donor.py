@@ -24,14 +24,14 @@ from itertools import zip_longest
 from typing import Protocol
 
 from farside.blockdev.carrier.choice import Carrier, Ways, is_shared, wants_rdma, ways
-from farside.blockdev.dial import open_control, open_data
-from farside.blockdev.donor_port import Grant
+from farside.blockdev.donor.control_connection import Answer, Line
+from farside.blockdev.donor.dial import open_control, open_data
+from farside.blockdev.donor.links import attach_all, attach_pairs, make_pair, open_all
+from farside.blockdev.donor.peers_file import PeerAddress
+from farside.blockdev.donor.port import Grant
 from farside.blockdev.engine_port import Engine
-from farside.blockdev.line import Answer, Line
-from farside.blockdev.links import attach_all, attach_pairs, make_pair, open_all
-from farside.blockdev.peerfile import PeerAddress
-from farside.blockdev.placement import DonorView
-from farside.blockdev.table import Slab, Table
+from farside.blockdev.mapping.placement import DonorView
+from farside.blockdev.mapping.table import Slab, Table
 from farside.clock import Clock
 from farside.config import BlockdevConfig
 from farside.daemon import messages as m
@@ -117,7 +117,7 @@ class Peer:
         self.state = PeerState.DOWN
         self.figures: m.FreeMem | None = None
         self.retired = False
-        self.task: asyncio.Task[None] | None = None  # peers.py's
+        self.task: asyncio.Task[None] | None = None  # donors.py's
         self.reason = "not connected yet"
         self.linked = asyncio.Event()  # its pages can be reached
         self._parts = parts

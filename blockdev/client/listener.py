@@ -10,8 +10,8 @@ import os
 import socket
 from collections.abc import Callable
 
+from farside.blockdev.client.handshake import Export, Handshake, Next, Step
 from farside.blockdev.engine_port import Engine
-from farside.blockdev.handshake import Export, Handshake, Next, Step
 from farside.blockdev.task import Tasks
 from farside.errors import EngineError
 from farside.log import get_log

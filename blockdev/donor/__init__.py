@@ -1,0 +1,1 @@
+"""Donors as the borrower sees them: control connections, data connections, leases."""
