@@ -5,20 +5,19 @@ become hot and gives back what is empty; its events and the donors' messages eac
 errand ends in the table. No page ever waits for anything in this file.
 
     tick      activity -> EWMA -> hot ranges -> extents -> cluster_map                       mapping/, donor/lease.py
-    engine    WANT, CLUSTER_FREE, *_DRAINED, LINK_DOWN, DONOR_SUSPECT, CONN_CLOSED ...       _EVENTS below
+    engine    WANT, CLUSTER_FREE, *_DRAINED, LINK_DOWN, DONOR_SUSPECT, CONN_CLOSED ...       engine_events.py
     donors    MIGRATE, EVICT, CHECK_ACTIVITY, sessions lost                                  donor/, mapping/recall.py
 """
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 from farside.blockdev.context import Context
-from farside.blockdev.donor.donor import PeerParts
-from farside.blockdev.donor.donors import Peers
+from farside.blockdev.donor.donors import DonorList
 from farside.blockdev.donor.lease import Leaser
-from farside.blockdev.donor.links import all_but_one
+from farside.blockdev.donor.parts import DonorParts
+from farside.blockdev.engine_events import EngineEvents
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.mapping.activity import activity_law, first_activity, next_activity, next_slab_rates
 from farside.blockdev.mapping.commit import Committer
@@ -26,13 +25,13 @@ from farside.blockdev.mapping.mapper import Mapper
 from farside.blockdev.mapping.recall import Recaller
 from farside.blockdev.mapping.reconcile import reconcile
 from farside.blockdev.mapping.table import Slab, Table
-from farside.blockdev.task import Tasks
+from farside.blockdev.task import Tasks, all_but_one
 from farside.blockdev.total import add_stats
 from farside.clock import Clock
 from farside.config import BlockdevConfig
 from farside.daemon import messages as m
 from farside.daemon.keys import KeyRing
-from farside.kmod_shim.engine.binding import EngineEvent, EventKind, Fault, rdma_devices
+from farside.kmod_shim.engine.binding import Fault
 from farside.log import get_log
 
 TICK_S = 1.0  # the paper's period of the EWMA [infiniswap §2.4.1]
@@ -51,10 +50,10 @@ class BlockDevice:
 
     Attributes:
         context: What its parts share.
-        peers: Its donors.
+        donors: Its donors.
         offered: Set once clients may be let in.
         rates: Page I/O a second over the last tick.
-        on_conn_closed: Called with the worker and errno when the engine has ended a client's connection.
+        events: What the engine tells, and what follows.
     """
 
     def __init__(
@@ -66,15 +65,13 @@ class BlockDevice:
             hot_pages_per_s_per_gib=config.hot_slab_pages_per_s_per_gib,
             cold_pages_per_s_per_gib=config.cold_slab_pages_per_s_per_gib,
         )
-        parts = PeerParts(
-            config=config, keys=keys, engine=engine, table=table, clock=clock, hooks=self, has_rdma=rdma_devices() > 0
-        )
-        self.peers = Peers(parts, tasks)
+        parts = DonorParts(config=config, keys=keys, engine=engine, table=table, clock=clock, hooks=self)
+        self.donors = DonorList(parts, tasks)
         self.context = Context(
             config=config,
             engine=engine,
             table=table,
-            donors=self.peers,
+            donors=self.donors,
             clock=clock,
             tasks=tasks,
             rng=random.Random(),
@@ -84,7 +81,6 @@ class BlockDevice:
         )
         self.offered = asyncio.Event()
         self.rates = 0.0
-        self.on_conn_closed: Callable[[int, int], None] = lambda worker, error: None
         leaser = Leaser(self.context)
         self._mapper = Mapper(self.context, leaser)
         self._committer = Committer(self.context, self._mapper)
@@ -92,10 +88,9 @@ class BlockDevice:
         self._empty_since_s: dict[int, float] = {}
         self._ticked_s = clock.now_s()
         self._map_soon = asyncio.Event()
+        self.events = EngineEvents(self.context, self.donors, self._mapper, self._recaller, map_soon=self._map_soon)
         self._unswept: list[int] = []
-        self._told_s: dict[str, float] = {}
         self._totals_before = dict(table.totals)
-        self._is_unsaved = False
         self._is_lifting = False
         self._pages_written = 0  # to the disk, by this process
 
@@ -113,7 +108,7 @@ class BlockDevice:
             if emptying:
                 context.tasks.spawn(self._resume_emptying(emptying), name="emptying slabs resumed")
         asyncio.get_running_loop().add_reader(context.engine.event_fd, self.pump_events)
-        self.peers.start()
+        self.donors.start()
         if self._committer.complete:
             self.offered.set()
         self._lift_what_the_disk_alone_has()
@@ -130,7 +125,7 @@ class BlockDevice:
 
         ``last_s`` is how long to wait when one of them only is missing; None: as long as for more.
         """
-        linked = [peer.linked for peer in self.peers.all() if peer.view().slabs]
+        linked = [donor.linked for donor in self.donors.all() if donor.view().slabs]
         if not await all_but_one(linked, limit_s=limit_s, last_s=limit_s if last_s is None else last_s):
             log.warning("some donors are not back yet; their pages come from elsewhere")
 
@@ -160,7 +155,7 @@ class BlockDevice:
 
     async def _release_all(self, donor: int, leases: Sequence[int]) -> None:
         for start in range(0, len(leases), m.LEASES_MAX):
-            await self.peers.release(donor, leases[start : start + m.LEASES_MAX])
+            await self.donors.release(donor, leases[start : start + m.LEASES_MAX])
 
     # ------------------------------------------------------------------- tick
 
@@ -268,79 +263,9 @@ class BlockDevice:
                 log.info("slab is empty and goes back", slab=number, donor=table.node(table.slabs[number].donor))
                 self._recaller.drain(table.slabs[number], deadline_s=0.0)
 
-    # ----------------------------------------------------------------- events
-
     def pump_events(self) -> None:
         """Handles everything the engine has to tell."""
-        while (event := self.context.engine.event_next()) is not None:
-            handler = self._EVENTS.get(EventKind(event.kind))
-            if handler is not None:
-                handler(self, event)
-        if self._is_unsaved:  # once for a crowd: what comes free may be saved late
-            self._is_unsaved = False
-            self.context.table.save()
-
-    def _on_want(self, event: EngineEvent) -> None:
-        if not self.context.is_committed:
-            self.context.wanted.add(event.a)
-            self._map_soon.set()
-
-    def _on_cluster_free(self, event: EngineEvent) -> None:
-        self.context.wanted.discard(event.a)
-        if not self.context.is_committed:
-            self._mapper.unmap(event.a)
-
-    def _on_link_down(self, event: EngineEvent) -> None:
-        self.peers.links_broke(event.a, event.c)  # of DONOR_SUSPECT it is 0
-
-    def _on_slab_drained(self, event: EngineEvent) -> None:
-        work = self._recaller.drained(event.a, moved_pages=event.b, dropped_pages=event.c, lost_pages=event.d)
-        self.context.tasks.spawn(work, name="slab drained")
-        self._map_soon.set()
-
-    def _on_cluster_drained(self, event: EngineEvent) -> None:
-        table = self.context.table
-        self.context.cluster_drains.discard((event.a, event.b))
-        if event.b in table.slabs and not table.slabs[event.b].draining:
-            table.give(event.a, event.b)
-            self._is_unsaved = True
-        if event.a in self.context.wanted:
-            self._map_soon.set()
-
-    def _on_conn_closed(self, event: EngineEvent) -> None:
-        self.on_conn_closed(event.a, event.b)
-
-    def _on_disk_error(self, event: EngineEvent) -> None:
-        self.context.disk_refused_s = self.context.clock.now_s()
-        self._map_soon.set()
-        if self._may_tell("disk"):
-            alone = self.context.engine.pages_disk_alone()
-            log.error("the backup disk failed a request", errno=event.a, page=event.b, pages_it_alone_has=alone)
-
-    def _on_checksum(self, event: EngineEvent) -> None:
-        source = "disk" if event.a == 0xFFFFFFFF else self.context.table.node(event.a)
-        if self._may_tell(source):
-            log.error("a copy of a page was damaged and is dropped", source=source, page=event.b)
-
-    def _may_tell(self, what: str) -> bool:
-        # A bad disk or donor tells thousands a second; the counters have them all, the log one a second.
-        now_s = self.context.clock.now_s()
-        may = now_s - self._told_s.get(what, -TICK_S) >= TICK_S
-        if may:
-            self._told_s[what] = now_s
-        return may
-
-    _EVENTS: ClassVar = {
-        EventKind.WANT: _on_want,
-        EventKind.CLUSTER_FREE: _on_cluster_free,
-        EventKind.LINK_DOWN: _on_link_down,
-        EventKind.DONOR_SUSPECT: _on_link_down,
-        EventKind.SLAB_DRAINED: _on_slab_drained,
-        EventKind.CLUSTER_DRAINED: _on_cluster_drained,
-        EventKind.CONN_CLOSED: _on_conn_closed,
-        EventKind.DISK_ERROR: _on_disk_error,
-        EventKind.CHECKSUM: _on_checksum,
-    }
+        self.events.pump()
 
     # ------------------------------------------------------ what donors lead to
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from farside.blockdev.donor.donor import PeerState
+from farside.blockdev.donor.donor import DonorHealth
 from farside.blockdev.status import Reporter, slab_state
 from farside.blockdev.total import LONGEST, latency_buckets
 
@@ -96,8 +96,8 @@ class DeviceCollector(Collector):
             slabs.add_metric([donor, state], count)
         yield slabs
         donors = GaugeMetricFamily("farside_blockdev_donors", "Donors by state.", labels=["state"])
-        states = Tally(peer.state for peer in device.peers.all())
-        for state in PeerState:
+        states = Tally(donor.health for donor in device.donors.all())
+        for state in DonorHealth:
             donors.add_metric([state.value], states[state])
         yield donors
         counters = asdict(table.counters)

@@ -151,7 +151,7 @@ class Server:
                 hold=lambda worker, fd: self._tell("conn", number=worker, fd=fd),
                 forget=lambda worker: self._tell("forget", number=worker),
             )
-            device.on_conn_closed = clients.closed
+            device.events.on_conn_closed = clients.closed
             device.start()
             await self._resume_clients(device, clients)
             reporter = Reporter(device, clients, engine)

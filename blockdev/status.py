@@ -11,7 +11,7 @@ import msgspec
 
 from farside.blockdev.client.listener import Clients
 from farside.blockdev.device import BlockDevice
-from farside.blockdev.donor.donor import Peer
+from farside.blockdev.donor.donor import Donor
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.mapping.table import Slab
 from farside.blockdev.total import LONGEST
@@ -79,7 +79,7 @@ class Reporter:
             "counters": asdict(table.counters) | {"lost_reads": totals["pages_lost"]},
             "errors": {name: totals[f"{name}_errors"] for name in ("checksum", "disk", "link")}
             | {"requests": totals["requests_error"], "pages_lost": totals["pages_lost"]},
-            "donors": [self._donor(peer) for peer in self._device.peers.all()],
+            "donors": [self._donor(donor) for donor in self._device.donors.all()],
             "slabs": [self._slab(slab) for slab in islice(table.slabs.values(), SLABS_MAX)],
             "slabs_omitted": max(0, len(table.slabs) - SLABS_MAX),
             "engine": asdict(stats),
@@ -93,7 +93,7 @@ class Reporter:
         except (msgspec.ValidationError, KeyError) as error:
             kinds = ", ".join(kind.name.lower() for kind in Fault)
             raise ConfigError(f"no such fault rule: {error}", hint=f"kinds are {kinds}") from error
-        if rule.donor != "disk" and rule.donor not in {peer.address.node for peer in self._device.peers.all()}:
+        if rule.donor != "disk" and rule.donor not in {donor.address.node for donor in self._device.donors.all()}:
             raise ConfigError(f"no donor {rule.donor!r} in the peers file")
         self._device.set_fault(rule.donor, rule.kind, rule.every, rule.delay_s)
         return {}
@@ -111,20 +111,20 @@ class Reporter:
             "pages_per_s": self._device.rates,
         }
 
-    def _donor(self, peer: Peer) -> Mapping[str, object]:
-        figures = peer.figures
+    def _donor(self, donor: Donor) -> Mapping[str, object]:
+        figures = donor.figures
         return {
-            "node": peer.address.node,
-            "control": peer.address.control,
-            "state": peer.state.value,
-            "reason": peer.reason,
-            "transport": peer.transport,
+            "node": donor.address.node,
+            "control": donor.address.control,
+            "state": donor.health.value,
+            "reason": donor.reason,
+            "transport": donor.transport,
             "free_slabs": figures.free_slabs if figures else 0,
             "used_bytes": figures.used_bytes if figures else 0,
             "total_bytes": figures.total_bytes if figures else 0,
             "headroom_bytes": figures.headroom_bytes if figures else 0,
-            "slabs": peer.view().slabs,
-            "faults_hit": self._engine.fault_hits(peer.donor),
+            "slabs": donor.view().slabs,
+            "faults_hit": self._engine.fault_hits(donor.number),
         }
 
     def _slab(self, slab: Slab) -> Mapping[str, object]:

@@ -1,7 +1,7 @@
 """The tasks of one device: none outlives it, and a fault in one is recorded and ends that one only."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from types import TracebackType
 from typing import Self
 
@@ -51,3 +51,22 @@ async def _guarded(work: Coroutine[object, object, None], name: str) -> None:
         await work
     except Exception as error:  # the top of a task: a device goes on serving pages whatever one of its errands met
         log.error("a task failed", task=name, cause=error)
+
+
+async def all_but_one(events: Iterable[asyncio.Event], *, limit_s: float, last_s: float) -> bool:
+    """Waits for all events; False where some have not come.
+
+    Up to ``limit_s`` while two or more are missing, and no longer than ``last_s`` in all for the last one.
+    """
+    begin_s = asyncio.get_running_loop().time()
+    waiting = {asyncio.ensure_future(event.wait()) for event in events}
+    try:
+        while waiting:
+            left_s = (limit_s if len(waiting) > 1 else last_s) - (asyncio.get_running_loop().time() - begin_s)
+            done, waiting = await asyncio.wait(waiting, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                return False
+        return True
+    finally:
+        for future in waiting:
+            future.cancel()

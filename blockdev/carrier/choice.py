@@ -1,52 +1,56 @@
-"""How pages may travel to a donor, and what is tried first. PURE.
+"""The choice of how pages travel to a donor: which carriers are asked for, and in what order they are tried. PURE.
 
-A donor at a unix: address is on this host, and its memory can be mapped here; to any other there are RDMA and TCP. What
-is tried first and then given up for the next is a fallback: it is logged, counted, and tried again later (donor/links.py).
+A donor at a unix: address is on this host, and its memory can be mapped here; any other is reached over a network. A
+carrier that is preferred and can't be had means a fallback: it is logged, counted, and tried again later
+(donor/links.py).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class Carrier(StrEnum):
-    """What carries pages."""
-
-    SHM = "shm"
-    RDMA = "rdma"
-    TCP = "tcp"
+SHM = "shm"
+LAST_RESORT = "tcp"  # each machine has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ways:
-    """``tried`` in this order; ``missing`` says why something that was preferred is not among them, or is empty."""
+class Offer:
+    """A carrier over the network: what this machine and what the donor lack for it; empty texts mean nothing."""
 
-    tried: Sequence[Carrier]
+    name: str
+    lacks_here: str = ""
+    lacks_there: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """``tried`` in this order; ``missing`` says why a carrier that is preferred is not among them, or is empty."""
+
+    tried: Sequence[str]
     missing: str = ""
 
 
 def is_shared(control: str, transport: str) -> bool:
     """True when a donor at this address lends by shared memory, under the setting ``transport``."""
-    return control.startswith("unix:") and transport in ("auto", "shm")
+    return control.startswith("unix:") and transport in ("auto", SHM)
 
 
-def wants_rdma(control: str, transport: str, *, has_device: bool) -> bool:
-    """True when queue pairs are asked of a donor at this address."""
-    return transport == "rdma" or (transport == "auto" and has_device and not is_shared(control, transport))
+def asked(control: str, transport: str, offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """The carriers that a donor at this address is asked for, the preferred one first.
 
-
-def ways(control: str, transport: str, *, has_device: bool, donor_has_rdma: bool) -> Ways:
-    """The carriers to a donor; none where the setting allows nothing that both ends have."""
+    ``auto`` asks for what this machine has. A carrier that the setting names is asked for alone.
+    """
     if is_shared(control, transport):
-        return Ways(tried=(Carrier.SHM,))
-    if not wants_rdma(control, transport, has_device=has_device):
-        return Ways(tried=(Carrier.TCP,))
-    missing = "" if has_device and donor_has_rdma else _missing(has_device=has_device)
-    rdma = () if missing else (Carrier.RDMA,)
-    return Ways(tried=rdma if transport == "rdma" else (*rdma, Carrier.TCP), missing=missing)
+        return (Offer(name=SHM),)
+    if transport == "auto":
+        return tuple(offer for offer in offers if not offer.lacks_here)
+    named = transport if any(offer.name == transport for offer in offers) else LAST_RESORT
+    return tuple(offer for offer in offers if offer.name == named)
 
 
-def _missing(*, has_device: bool) -> str:
-    if not has_device:
-        return "no RDMA device here, or an engine built without rdma-core"
-    return "the donor offers no RDMA"
+def choose(control: str, transport: str, offers: Sequence[Offer]) -> Choice:
+    """The carriers to a donor; none where the setting allows nothing that both ends have."""
+    wanted = asked(control, transport, offers)
+    lacks = {offer.name: offer.lacks_here or offer.lacks_there for offer in wanted}
+    return Choice(
+        tried=tuple(name for name, lack in lacks.items() if not lack), missing=next(filter(None, lacks.values()), "")
+    )

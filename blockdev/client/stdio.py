@@ -52,7 +52,7 @@ async def _serve(config: BlockdevConfig, fds: dict[str, int]) -> int:
                 config=config, engine=engine, table=table, keys=keys, clock=RealClock(), tasks=tasks
             )  # fmt: skip
             clients = Clients(engine, 1, hold=lambda worker, fd: None, forget=lambda worker: stopping.set())
-            device.on_conn_closed = clients.closed
+            device.events.on_conn_closed = clients.closed
             device.start()
             client = socket.socket(fileno=sys.stdin.fileno())
             worker: int | None = None

@@ -1,4 +1,4 @@
-"""All donors of the peers file: follows the file, and answers for ``donor_port.Donors``.
+"""All donors of the peers file: follows the file, and answers for ``port.Donors``.
 
 How it works. A donor that leaves the file is retired: nothing new is leased from it, its slabs move away, and when none
 is left it is forgotten. So is a donor whose address changes between unix: and tcp:, before it joins again at the new
@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from farside.blockdev.carrier.choice import is_shared
-from farside.blockdev.donor.donor import Peer, PeerParts, PeerState
-from farside.blockdev.donor.peers_file import PeerAddress, read_peers
+from farside.blockdev.donor.donor import Donor, DonorHealth
+from farside.blockdev.donor.parts import DonorParts
+from farside.blockdev.donor.peers_file import DonorAddress, read_peers
 from farside.blockdev.donor.port import Grant
 from farside.blockdev.mapping.placement import DonorView
 from farside.blockdev.task import Tasks
@@ -20,17 +21,17 @@ from farside.log import get_log
 
 WATCH_PERIOD_S = 1.0
 
-log = get_log("blockdev.peers")
+log = get_log("blockdev.donors")
 
 
-class Peers:
+class DonorList:
     """The donors of one device. Implements ``Donors``."""
 
-    def __init__(self, parts: PeerParts, tasks: Tasks) -> None:
+    def __init__(self, parts: DonorParts, tasks: Tasks) -> None:
         self._parts = parts
         self._tasks = tasks
-        self._peers: dict[str, Peer] = {}
-        self._named: dict[str, PeerAddress] = {}
+        self._donors: dict[str, Donor] = {}
+        self._named: dict[str, DonorAddress] = {}
         self._seen: tuple[int, int, int] | None = None
         self._refused = ""  # what was last said of the file
 
@@ -53,22 +54,22 @@ class Peers:
         self._apply(addresses)
         self._tasks.spawn(self._watch(), name="peers file")
 
-    def all(self) -> tuple[Peer, ...]:
+    def all(self) -> tuple[Donor, ...]:
         """Every donor, those that have left the file and still have slabs of ours included."""
-        return tuple(self._peers.values())
+        return tuple(self._donors.values())
 
-    def get(self, donor: int) -> Peer:
+    def get(self, donor: int) -> Donor:
         """The donor of this number. Raises PeerError when it has left."""
-        for peer in self._peers.values():
-            if peer.donor == donor:
-                return peer
+        for one in self._donors.values():
+            if one.number == donor:
+                return one
         raise PeerError("the donor is not in the peers file")
 
-    # ------------------------------------------------------------ donor_port
+    # ------------------------------------------------------------ port
 
     def views(self) -> tuple[DonorView, ...]:
         """Every donor with the figures it gave last."""
-        return tuple(peer.view() for peer in self._peers.values())
+        return tuple(donor.view() for donor in self._donors.values())
 
     async def ask(self, donor: int) -> DonorView | None:
         """QUERY_MEM to one donor."""
@@ -88,9 +89,9 @@ class Peers:
 
     def links_broke(self, donor: int, error: int) -> None:
         """LINK_DOWN, with its errno, or DONOR_SUSPECT of one donor."""
-        for peer in self._peers.values():
-            if peer.donor == donor:
-                peer.links_broke(error)
+        for one in self._donors.values():
+            if one.number == donor:
+                one.links_broke(error)
 
     # ------------------------------------------------------------------ file
 
@@ -122,41 +123,41 @@ class Peers:
         self._seen, self._refused = stamp, ""
         self._apply(addresses)
 
-    def _apply(self, addresses: tuple[PeerAddress, ...]) -> None:
+    def _apply(self, addresses: tuple[DonorAddress, ...]) -> None:
         self._named = {address.node: address for address in addresses}
         self._parts.table.peers = addresses
         self._parts.table.save()
         for record in self._parts.table.donors():
-            if record.control and record.node not in self._peers and self._parts.table.slab_count(record.donor):
-                self._join(PeerAddress(node=record.node, control=record.control))
+            if record.control and record.node not in self._donors and self._parts.table.slab_count(record.donor):
+                self._join(DonorAddress(node=record.node, control=record.control))
         self._follow()
 
     def _follow(self) -> None:
-        for node, peer in list(self._peers.items()):
+        for node, donor in list(self._donors.items()):
             address = self._named.get(node)
             transport = self._parts.config.transport
-            if address is not None and is_shared(address.control, transport) == peer.is_shared:
-                peer.retired, peer.address = False, address
+            if address is not None and is_shared(address.control, transport) == donor.is_shared:
+                donor.retired, donor.address = False, address
             else:
-                self._send_away(peer)
+                self._send_away(donor)
         for node, address in self._named.items():
-            if node not in self._peers:
+            if node not in self._donors:
                 self._join(address)
 
-    def _join(self, address: PeerAddress) -> None:
-        peer = self._peers[address.node] = Peer(self._parts, address)
-        peer.task = self._tasks.spawn(peer.run(), name=f"donor {address.node}")
+    def _join(self, address: DonorAddress) -> None:
+        donor = self._donors[address.node] = Donor(self._parts, address)
+        donor.task = self._tasks.spawn(donor.run(), name=f"donor {address.node}")
 
-    def _send_away(self, peer: Peer) -> None:
-        if not peer.retired:
-            log.info("donor leaves, or comes back another way; its slabs move", donor=peer.address.node)
-            peer.retired = True
-        slabs = self._parts.table.slabs_of(peer.donor)
+    def _send_away(self, donor: Donor) -> None:
+        if not donor.retired:
+            log.info("donor leaves, or comes back another way; its slabs move", donor=donor.address.node)
+            donor.retired = True
+        slabs = self._parts.table.slabs_of(donor.number)
         if not all(slab.draining for slab in slabs):
-            self._parts.hooks.retire(peer.donor)
-        if not slabs and peer.state in (PeerState.DOWN, PeerState.UP):
-            peer.forget()
-            del self._peers[peer.address.node]
+            self._parts.hooks.retire(donor.number)
+        if not slabs and donor.health in (DonorHealth.DOWN, DonorHealth.UP):
+            donor.forget()
+            del self._donors[donor.address.node]
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -1,110 +1,192 @@
-"""The data connections to one donor: one for each worker, opened together under one epoch, then the engine's."""
+"""The data connections to one donor: opened together under one epoch, and replaced together when one breaks.
+
+How it works. A set of connections, one for each worker, is made under an epoch that is higher than the last, so that
+the donor fences what older ones may still carry. ``keep`` waits until one breaks, or until a carrier that is preferred
+may be there again, and makes the next set.
+"""
 
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-from farside.blockdev.engine_port import Engine
-from farside.errors import EngineError
-from farside.kmod_shim.engine.binding import RdmaLink
+from farside.blockdev.carrier.carrier import Carrier, Target
+from farside.blockdev.carrier.choice import Choice, Offer, asked, choose
+from farside.blockdev.donor.dial import open_data
+from farside.blockdev.donor.parts import EXPECTED, DonorParts, node_name
+from farside.blockdev.donor.peers_file import DonorAddress
+from farside.blockdev.mapping.table import DonorRecord
+from farside.daemon import messages as m
+from farside.errors import PeerError
+from farside.kmod_shim.engine.binding import MOVER
+from farside.log import get_log
 
+RETRY_MIN_S = 0.05
+RETRY_MAX_S = 1.0
+SETTLE_S = 1.0  # a session that held so long, its pages in reach, was a good one
+PREFERRED_AGAIN_S = 60.0  # after a fallback; a fabric is down for minutes, and asking costs one connection
 
-async def all_but_one(events: Iterable[asyncio.Event], *, limit_s: float, last_s: float) -> bool:
-    """Waits for all events; False where some have not come.
-
-    Up to ``limit_s`` while two or more are missing, and no longer than ``last_s`` in all for the last one.
-    """
-    begin_s = asyncio.get_running_loop().time()
-    waiting = {asyncio.ensure_future(event.wait()) for event in events}
-    try:
-        while waiting:
-            left_s = (limit_s if len(waiting) > 1 else last_s) - (asyncio.get_running_loop().time() - begin_s)
-            done, waiting = await asyncio.wait(waiting, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
-            if not done:
-                return False
-        return True
-    finally:
-        for future in waiting:
-            future.cancel()
+log = get_log("blockdev.donor")
 
 
-class Closable(Protocol):
-    """A connection that may be given up."""
+class Links:
+    """The data connections to one donor.
 
-    def close(self) -> None:
-        """Ends it."""
-        ...
-
-
-ClosableT = TypeVar("ClosableT", bound=Closable)
-
-
-async def open_all(
-    workers: Sequence[int], open_one: Callable[[int], Coroutine[object, object, ClosableT]]
-) -> list[ClosableT]:
-    """A connection for each worker, in their order; when one can't be had none is kept. Raises as ``open_one``."""
-    opening = [asyncio.ensure_future(open_one(worker)) for worker in workers]
-    try:
-        return await asyncio.gather(*opening)
-    except BaseException:
-        for future in opening:
-            future.cancel()
-        for result in await asyncio.gather(*opening, return_exceptions=True):
-            if not isinstance(result, BaseException):
-                result.close()
-        raise
-
-
-async def make_pair(connect: Callable[[int, int], RdmaLink], sock: socket.socket, *, limit_s: float) -> RdmaLink:
-    """A queue pair beside the connection, which becomes the link's, or is closed. Raises EngineError.
-
-    It is made in a thread, because the fabric's answers are waited for there. Who is cancelled meanwhile leaves both to
-    that thread.
+    Attributes:
+        address: Where the donor is.
+        transport: The carrier that pages travel by, or last did; empty before they could.
+        breaks_on: The connections broke again and again for all of ``grace_s``.
     """
 
-    def make() -> RdmaLink:
+    def __init__(
+        self, parts: DonorParts, record: DonorRecord, address: DonorAddress, *, on_up: Callable[[], None]
+    ) -> None:
+        """``on_up`` is called when a set of connections is the engine's."""
+        self.address = address
+        self.transport = ""
+        self.breaks_on = False
+        self._parts = parts
+        self._record = record
+        self._on_up = on_up
+        self._fell_back = False  # to a carrier that is not the preferred one
+        self._features = m.Feature.NONE  # what the donor agreed to
+        self._broken = asyncio.Event()
+        self._broke_by = 0  # errno of the connection that broke last; 0 where it is not known
+
+    def wanted_features(self) -> m.Feature:
+        """What HELLO asks of the donor, so that the carriers that may be used can be had."""
+        wanted = m.Feature.NONE
+        for offer in asked(self.address.control, self._parts.config.transport, self._offers()):
+            wanted |= self._carriers[offer.name].feature
+        return wanted
+
+    def broke(self, error: int = 0) -> None:
+        """A connection broke, by this errno where it is known: all of them are to be replaced."""
+        self._broke_by = error or self._broke_by
+        self._broken.set()
+
+    async def make(self, features: m.Feature) -> None:
+        """Gives every worker a connection, of a donor that agreed to ``features``. Raises as carriers do."""
+        self._features = features
+        choice = self._choice()
+        reason = choice.missing
+        for name in choice.tried:
+            carrier = self._carriers[name]
+            try:
+                await self._make_by(carrier)
+                break
+            except EXPECTED as error:
+                if name == choice.tried[-1]:
+                    raise
+                reason = str(error) or f"not within {carrier.limit_s(self._target()):g} s"
+        else:
+            raise PeerError(reason)
+        self._note(name, reason)
+        self._on_up()
+
+    async def keep(self) -> None:
+        """Replaces the connections whenever it must, until cancelled. Raises PeerError when they keep breaking."""
+        clock = self._parts.clock
+        pause_s = RETRY_MIN_S
+        broke_s = clock.now_s()
+        while True:
+            # 1. wait for a reason
+            began_s = clock.now_s()
+            await self._until_broken()
+            # 2. give up a donor whose connections do not hold
+            if clock.now_s() - began_s > SETTLE_S:
+                pause_s, broke_s = RETRY_MIN_S, clock.now_s()
+            if clock.now_s() - broke_s > self._parts.config.grace_s:
+                self.breaks_on = True
+                raise PeerError("its data connections keep breaking")
+            # 3. replace them, more slowly each time
+            log.warning("replacing a donor's data connections", donor=self.address.node, reason=self._reason())
+            await clock.sleep_until_s(clock.now_s() + pause_s)
+            pause_s = min(RETRY_MAX_S, 2 * pause_s)
+            await self.make(self._features)
+
+    @property
+    def _carriers(self) -> Mapping[str, Carrier]:
+        return self._parts.carriers
+
+    def _offers(self) -> Sequence[Offer]:
+        return [
+            Offer(
+                name=carrier.name,
+                lacks_here=carrier.lacks_here,
+                lacks_there="" if carrier.feature in self._features else f"the donor offers no {carrier.name.upper()}",
+            )
+            for carrier in self._carriers.values()
+            if carrier.has_connections
+        ]
+
+    def _choice(self) -> Choice:
+        return choose(self.address.control, self._parts.config.transport, self._offers())
+
+    def _note(self, name: str, reason: str) -> None:
+        self.transport = name
+        self._fell_back = bool(reason)
+        if reason:
+            self._parts.table.counters.rdma_fallbacks += 1
+            self._parts.table.save()
+            log.warning("no RDMA to a donor, its pages go by TCP", donor=self.address.node, reason=reason)
+
+    async def _make_by(self, carrier: Carrier) -> None:
+        if carrier.has_connections:
+            self._record.epoch += 1
+            self._parts.table.save()
+        attach = await carrier.open(self._parts.engine, self._target())
+        if carrier.has_connections:
+            # Old connections died by the fence while the new ones were made: what they say about it is old news.
+            self._parts.hooks.pump_events()
+            self._broke_by = 0
+        self._broken.clear()
+        attach()
+
+    def _target(self) -> Target:
+        return Target(
+            donor=self._record.donor,
+            workers=(*range(self._parts.config.workers), MOVER),
+            open_data=self._open_data,
+            deadline_s=self._parts.config.deadline_s,
+            long_s=self._parts.long_s,
+        )
+
+    def _open_data(self, worker: int, features: m.Feature) -> Coroutine[object, object, socket.socket]:
+        return open_data(
+            self.address.control,
+            keys=self._parts.keys.current(),
+            node=node_name(self._parts.config),
+            session=self._record.session,
+            worker=worker,
+            epoch=self._record.epoch,
+            features=features,
+        )
+
+    async def _until_broken(self) -> None:
+        """Returns when the links are to be made anew: one broke, or the preferred carrier is there again."""
+        while True:
+            try:
+                async with asyncio.timeout(PREFERRED_AGAIN_S if self._fell_back else None):
+                    await self._broken.wait()
+            except TimeoutError:
+                if not await self._has_preferred_again():
+                    continue
+            return
+
+    def _reason(self) -> str:
+        if self._broke_by:
+            return os.strerror(self._broke_by)
+        return "RDMA, which is preferred, is there again" if self._fell_back else "one broke"
+
+    async def _has_preferred_again(self) -> bool:
+        # One connection under the epoch in force: those that pages go by stay as they are.
+        preferred = self._choice().tried[0]
+        if preferred == self.transport:
+            return False
         try:
-            link = connect(sock.fileno(), int(limit_s * 1000))
-        except BaseException:
-            sock.close()
-            raise
-        sock.detach()
-        return link
-
-    making = asyncio.get_running_loop().run_in_executor(None, make)
-    try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        making.add_done_callback(_close_made)
-        raise
-
-
-def _close_made(making: "asyncio.Future[RdmaLink]") -> None:
-    if not making.cancelled() and making.exception() is None:
-        making.result().close()
-
-
-def attach_all(engine: Engine, donor: int, workers: Sequence[int], socks: Sequence[socket.socket]) -> None:
-    """Gives the engine the connections; it closes those they replace. Raises EngineError, with the rest closed."""
-    left = [sock.detach() for sock in socks]
-    try:
-        for worker in workers:
-            engine.link_attach_tcp(donor, worker, left[0])
-            del left[0]
-    except EngineError:
-        for fd in left:
-            os.close(fd)
-        raise
-
-
-def attach_pairs(engine: Engine, donor: int, workers: Sequence[int], links: Sequence[RdmaLink]) -> None:
-    """The same with queue pairs."""
-    try:
-        for worker, link in zip(workers, links, strict=True):
-            engine.link_attach_rdma(donor, worker, link)
-    except EngineError:
-        for link in links:
-            link.close()
-        raise
+            await self._carriers[preferred].probe(self._target(), MOVER)
+        except EXPECTED as error:
+            log.debug("still no preferred carrier to a donor", donor=self.address.node, reason=error)
+            return False
+        return True

@@ -18,7 +18,7 @@ from farside.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerAddress:
+class DonorAddress:
     """One donor: its node name, and its control listener, ``tcp:HOST:PORT`` or ``unix:PATH``."""
 
     node: str
@@ -26,13 +26,13 @@ class PeerAddress:
 
 
 class _File(msgspec.Struct):
-    donor: list[PeerAddress] = []
+    donor: list[DonorAddress] = []
 
 
 _TABLES = dict[str, list[dict[str, str]]]
 
 
-def parse_peers(text: str, name: str) -> tuple[PeerAddress, ...]:
+def parse_peers(text: str, name: str) -> tuple[DonorAddress, ...]:
     """The donors that a peers file's text names; ``name`` stands in error messages.
 
     Raises:
@@ -66,7 +66,7 @@ def _check_names(table: Iterable[str], names: tuple[str, ...], where: str) -> No
             raise ConfigError(f"{where}: no such name: {name!r}", hint=hint)
 
 
-def read_peers(path: Path) -> tuple[PeerAddress, ...]:
+def read_peers(path: Path) -> tuple[DonorAddress, ...]:
     """The donors of a peers file. Raises ConfigError as ``parse_peers``, and when it can't be read."""
     try:
         text = path.read_text()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from farside.blockdev.donor.peers_file import PeerAddress
+from farside.blockdev.donor.peers_file import DonorAddress
 from farside.blockdev.mapping.activity import Assignment, SlabView
 from farside.blockdev.state import StateFile
 from farside.errors import Unavailable
@@ -82,7 +82,7 @@ class _Saved:
     slabs: list[Slab] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
     committed: bool = False
-    peers: list[PeerAddress] = field(default_factory=list)
+    peers: list[DonorAddress] = field(default_factory=list)
     totals: dict[str, int] = field(default_factory=dict)
     range_rates: tuple[float, ...] = ()
     slab_rates: dict[int, float] = field(default_factory=dict)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from farside.agent.messages import DonorAddress
 from farside.agent.peering import HOLD_S, KNOWN_MAX, Known, merged
 from farside.agent.peers_file import PeersFile
-from farside.blockdev.donor.peers_file import PeerAddress, read_peers
+from farside.blockdev.donor.peers_file import DonorAddress as ReadAddress
+from farside.blockdev.donor.peers_file import read_peers
 
 
 def at(name: str, control: str = "") -> DonorAddress:
@@ -85,7 +86,7 @@ def test_the_file_is_there_from_the_start_and_the_borrower_can_read_it(tmp_path:
 
     assert empty == ()
     assert read_peers(path) == (
-        PeerAddress(node="d1", control="tcp:d1:7677"), PeerAddress(node="d2", control="tcp:[fe80::1]:7677"),
+        ReadAddress(node="d1", control="tcp:d1:7677"), ReadAddress(node="d2", control="tcp:[fe80::1]:7677"),
     )  # fmt: skip
     assert path.stat().st_mode & 0o777 == 0o644
 

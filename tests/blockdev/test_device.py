@@ -169,7 +169,7 @@ def test_a_disk_that_nobody_asks_is_not_trusted_again(world: World, monkeypatch:
         client = world.connect()
         client.write(0, page(1))
         await world.until(lambda: world.engine.stats().pages_out_disk == 1 and device._pages_written == 1)
-        device._on_disk_error(EngineEvent(kind=EventKind.DISK_ERROR, a=5))
+        device.events._on_disk_error(EngineEvent(kind=EventKind.DISK_ERROR, a=5))
         refused_s, seen = device.context.disk_refused_s, device._ticked_s
         await world.until(lambda: device.context.clock.now_s() - refused_s > 0.1 and device._ticked_s > seen)
         assert not device.context.is_disk_well

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from farside.blockdev.donor.links import all_but_one
+from farside.blockdev.task import all_but_one
 
 NEVER_S = 3600.0  # pytest's own limit ends a test that waits so long
 

@@ -14,9 +14,13 @@ from typing import cast
 import msgspec
 import pytest
 
-from farside.blockdev.donor import donor as peer_module
-from farside.blockdev.donor.donor import Peer, PeerParts, PeerState
-from farside.blockdev.donor.peers_file import PeerAddress
+from farside.blockdev.carrier.catalog import make_carriers
+from farside.blockdev.carrier.rdma import Rdma
+from farside.blockdev.donor import donor as donor_module
+from farside.blockdev.donor import links as links_module
+from farside.blockdev.donor.donor import Donor, DonorHealth
+from farside.blockdev.donor.parts import DonorParts
+from farside.blockdev.donor.peers_file import DonorAddress
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.mapping.table import Slab, Table
 from farside.blockdev.state import StateFile
@@ -273,20 +277,24 @@ class Scene:
         )
         self.table = Table(StateFile(fd), extents=4)
         self.recorder = Recorder(self.table)
-        self.parts = PeerParts(
+        self.parts = DonorParts(
             config=config,
             keys=KeyRing(folder / "key"),
             engine=cast(Engine, self.recorder),
             table=self.table,
             clock=RealClock(),
             hooks=self.recorder,
-            has_rdma=fabric is not None,
-            connect_rdma=cast(Callable[[int, int], RdmaLink], fabric.connect if fabric else RdmaLink),
+            carriers=make_carriers(
+                Rdma(
+                    has_device=fabric is not None,
+                    connect=cast(Callable[[int, int], RdmaLink], fabric.connect if fabric else RdmaLink),
+                )
+            ),
         )
         port = fabric.control_port if fabric else 0
         self.donor = ScriptedDonor(folder / "donor.sock", port=port)
         control = f"tcp:127.0.0.1:{port}" if port else f"unix:{self.donor.path}"
-        self.peer = Peer(self.parts, PeerAddress(node="d1", control=control))
+        self.peer = Donor(self.parts, DonorAddress(node="d1", control=control))
         self.donor_task: asyncio.Task[None] | None = None
 
     async def start_donor(self) -> None:
@@ -301,10 +309,10 @@ class Scene:
 
     def add_slab(self, lease: int = 0) -> Slab:
         self.donor.held[lease] = 900 + lease
-        return self.table.add_slab(donor=self.peer.donor, lease=lease, token=900 + lease, epoch=1, home_range=0)
+        return self.table.add_slab(donor=self.peer.number, lease=lease, token=900 + lease, epoch=1, home_range=0)
 
     async def is_up(self) -> None:
-        await until(lambda: self.peer.state is PeerState.UP)
+        await until(lambda: self.peer.health is DonorHealth.UP)
 
 
 async def until(look: Callable[[], bool], *, limit_s: float = 10.0) -> None:
@@ -399,7 +407,7 @@ def test_a_lost_control_connection_comes_back_to_its_session_and_leases(scene: S
         await scene.is_up()
         slab = scene.add_slab()
         await scene.stop_donor()
-        await until(lambda: scene.peer.state is PeerState.SUSPECT)
+        await until(lambda: scene.peer.health is DonorHealth.SUSPECT)
         await scene.start_donor()
         await scene.is_up()
 
@@ -455,14 +463,14 @@ def test_a_donor_that_stays_away_fails_after_the_grace_time(scene: Scene) -> Non
     play(scene, body)
 
     assert scene.table.counters.failovers == 1
-    assert scene.peer.state is PeerState.DOWN
+    assert scene.peer.health is DonorHealth.DOWN
 
 
 def test_a_donor_without_slabs_of_ours_is_only_down(scene: Scene) -> None:
     async def body() -> None:
         await scene.is_up()
         await scene.stop_donor()
-        await until(lambda: scene.peer.state is PeerState.DOWN)
+        await until(lambda: scene.peer.health is DonorHealth.DOWN)
 
     play(scene, body)
 
@@ -474,7 +482,7 @@ def test_a_donor_that_does_not_answer_loses_its_session(scene: Scene) -> None:
         await scene.is_up()
         scene.add_slab()
         scene.donor.is_mute = True
-        await until(lambda: scene.peer.state is PeerState.SUSPECT)
+        await until(lambda: scene.peer.health is DonorHealth.SUSPECT)
 
     play(scene, body)
 
@@ -548,7 +556,7 @@ def test_a_donor_that_is_slow_to_map_is_not_suspected(tmp_path: Path) -> None:
             assert await scene.peer.query() is None
         scene.donor.may_map.set()
         await lease
-        assert scene.peer.state is PeerState.UP
+        assert scene.peer.health is DonorHealth.UP
 
     play(scene, body)
 
@@ -558,7 +566,7 @@ def test_a_donor_that_is_slow_to_map_is_not_suspected(tmp_path: Path) -> None:
 def test_a_donor_that_greets_and_goes_no_further_fails_after_the_grace_time(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_module, "SETTLE_S", 0.1)  # each try takes longer than that
+    monkeypatch.setattr(donor_module, "SETTLE_S", 0.1)  # each try takes longer than that
 
     async def body() -> None:
         await scene.is_up()
@@ -661,7 +669,7 @@ def test_a_donor_that_does_not_fit_is_left_alone_with_a_reason(
 
     play(scene, body)
 
-    assert scene.peer.state is PeerState.DOWN
+    assert scene.peer.health is DonorHealth.DOWN
 
 
 @pytest.mark.parametrize("reconnects", [False, True])
@@ -734,13 +742,13 @@ def test_falling_back_can_be_forbidden(tmp_path: Path, fabric: Fabric, lacking: 
 
     play(scene, body)
 
-    assert scene.peer.state is not PeerState.UP
+    assert scene.peer.health is not DonorHealth.UP
     assert scene.recorder.links == []
     assert scene.table.counters.rdma_fallbacks == 0
 
 
 def test_rdma_is_taken_again_when_it_is_back(tmp_path: Path, fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_module, "RDMA_AGAIN_S", 0.02)
+    monkeypatch.setattr(links_module, "PREFERRED_AGAIN_S", 0.02)
     fabric.works = False
     scene = with_rdma(tmp_path, fabric)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.blockdev.donor.peers_file import PeerAddress, parse_peers, read_peers
+from farside.blockdev.donor.peers_file import DonorAddress, parse_peers, read_peers
 from farside.errors import ConfigError
 
 
@@ -12,8 +12,8 @@ def test_donors_are_read_in_order() -> None:
     text = '[[donor]]\nnode="a"\ncontrol="tcp:h:1"\n[[donor]]\nnode="b"\ncontrol="unix:/x"\n'
 
     assert parse_peers(text, "f") == (
-        PeerAddress(node="a", control="tcp:h:1"),
-        PeerAddress(node="b", control="unix:/x"),
+        DonorAddress(node="a", control="tcp:h:1"),
+        DonorAddress(node="b", control="unix:/x"),
     )
 
 

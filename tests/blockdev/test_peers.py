@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from farside.blockdev.donor import donors as peers_module
-from farside.blockdev.donor.donors import Peers
-from farside.blockdev.donor.peers_file import PeerAddress, read_peers
+from farside.blockdev.donor.donors import DonorList
+from farside.blockdev.donor.peers_file import DonorAddress, read_peers
 from farside.blockdev.task import Tasks
 from farside.errors import ConfigError
 from tests.blockdev.test_peer import Scene, until
@@ -37,7 +37,7 @@ class Cast:
         self.table.add_slab(donor=record.donor, lease=len(self.table.slabs), token=1, epoch=1, home_range=0)
         return record.donor
 
-    def seen(self, peers: Peers) -> dict[str, tuple[str, bool]]:
+    def seen(self, peers: DonorList) -> dict[str, tuple[str, bool]]:
         return {peer.address.node: (peer.address.control, peer.retired) for peer in peers.all()}
 
 
@@ -49,10 +49,10 @@ def cast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cast:
     return made
 
 
-def play(cast: Cast, body: Callable[[Peers], Coroutine[object, object, None]]) -> None:
+def play(cast: Cast, body: Callable[[DonorList], Coroutine[object, object, None]]) -> None:
     async def live() -> None:
         async with Tasks() as tasks:
-            peers = Peers(cast.scene.parts, tasks)
+            peers = DonorList(cast.scene.parts, tasks)
             peers.start()
             await asyncio.sleep(0)  # its tasks begin
             await body(peers)
@@ -64,7 +64,7 @@ def play(cast: Cast, body: Callable[[Peers], Coroutine[object, object, None]]) -
 def test_a_donor_that_moves_to_another_port_is_followed_at_once(cast: Cast) -> None:
     cast.name(d1="tcp:127.0.0.1:1")
 
-    async def body(peers: Peers) -> None:
+    async def body(peers: DonorList) -> None:
         cast.lend("d1")
         cast.name(d1="tcp:127.0.0.1:2")
         await until(lambda: cast.seen(peers) == {"d1": ("tcp:127.0.0.1:2", False)})
@@ -77,7 +77,7 @@ def test_a_donor_that_moves_to_another_port_is_followed_at_once(cast: Cast) -> N
 def test_a_donor_that_changes_its_kind_of_address_leaves_before_it_joins_again(cast: Cast) -> None:
     cast.name(d1="unix:/nowhere")
 
-    async def body(peers: Peers) -> None:
+    async def body(peers: DonorList) -> None:
         donor = cast.lend("d1")
         cast.name(d1="tcp:127.0.0.1:1")
         await until(lambda: cast.seen(peers) == {"d1": ("unix:/nowhere", True)})
@@ -93,7 +93,7 @@ def test_a_successor_moves_off_a_donor_that_has_left_the_file(cast: Cast) -> Non
     cast.name(d2="tcp:127.0.0.1:1")
     gone = cast.lend("d1", control="tcp:127.0.0.1:2")
 
-    async def body(peers: Peers) -> None:
+    async def body(peers: DonorList) -> None:
         assert cast.seen(peers) == {"d1": ("tcp:127.0.0.1:2", True), "d2": ("tcp:127.0.0.1:1", False)}
 
     play(cast, body)
@@ -106,7 +106,7 @@ def test_a_slab_of_a_leaving_donor_that_stayed_is_moved_later(cast: Cast) -> Non
     cast.name()
     cast.lend("d1", control="tcp:127.0.0.1:2")
 
-    async def body(peers: Peers) -> None:
+    async def body(peers: DonorList) -> None:
         cast.lend("d1")
         await until(lambda: len(cast.hooks.retired) == 2)
 
@@ -116,7 +116,7 @@ def test_a_slab_of_a_leaving_donor_that_stayed_is_moved_later(cast: Cast) -> Non
 def test_one_look_that_goes_wrong_is_not_the_last(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     cast.name(d1="tcp:127.0.0.1:1")
 
-    async def body(peers: Peers) -> None:
+    async def body(peers: DonorList) -> None:
         real, calls = cast.table.save, 0
 
         def save() -> None:
@@ -137,13 +137,13 @@ def test_a_file_that_could_not_be_used_is_looked_at_again(cast: Cast, monkeypatc
     cast.name(d1="unix:/nowhere")
     refusals: list[Path] = []
 
-    def once(path: Path) -> tuple[PeerAddress, ...]:
+    def once(path: Path) -> tuple[DonorAddress, ...]:
         if refusals:
             return read_peers(path)
         refusals.append(path)
         raise ConfigError(f"{path}: Permission denied")
 
-    async def body(peers: Peers) -> None:
+    async def body(peers: DonorList) -> None:
         monkeypatch.setattr(peers_module, "read_peers", once)
         cast.name(d1="unix:/nowhere", d2="unix:/nowhere/else")
         await until(lambda: "d2" in cast.seen(peers))

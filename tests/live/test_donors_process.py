@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from farside.blockdev.donor.peers_file import PeerAddress, read_peers
+from farside.blockdev.donor.peers_file import DonorAddress, read_peers
 from farside.manager_client import ManagerClient
 from tests.agent.donor import DONOR, serving
 from tests.agent.process import agent, status, until_connected, write_config
 from tests.live.manager import Manager, running_manager
 from tests.support.waiting import until
 
-D1 = PeerAddress(node="d1", control="tcp:127.0.0.1:7677")
+D1 = DonorAddress(node="d1", control="tcp:127.0.0.1:7677")
 
 
 def config(folder: Path, manager: Manager, node: str, **more: str) -> Path:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from farside.blockdev.donor.dial import open_control
-from farside.blockdev.donor.peers_file import PeerAddress, read_peers
+from farside.blockdev.donor.peers_file import DonorAddress, read_peers
 from farside.config import BlockdevConfig
 from farside.daemon.keys import read_keys
 from farside.daemon.messages import Feature
@@ -36,11 +36,11 @@ def transport_check(config: BlockdevConfig) -> Iterator[Check]:
         )
 
 
-async def _ask_all(config: BlockdevConfig, keys: tuple[bytes, ...], addresses: Sequence[PeerAddress]) -> list[Check]:
+async def _ask_all(config: BlockdevConfig, keys: tuple[bytes, ...], addresses: Sequence[DonorAddress]) -> list[Check]:
     return list(await asyncio.gather(*(_ask(config, keys, address) for address in addresses)))
 
 
-async def _ask(config: BlockdevConfig, keys: tuple[bytes, ...], address: PeerAddress) -> Check:
+async def _ask(config: BlockdevConfig, keys: tuple[bytes, ...], address: DonorAddress) -> Check:
     where = f"{address.node} at {address.control}"
     try:
         async with asyncio.timeout(LIMIT_S):

@@ -1,0 +1,97 @@
+"""What a carrier is: the one way in which a kind of connection is made and given to the engine.
+
+How it works. ``open`` makes a connection for each worker, all of one epoch, and returns the call that gives them to the
+engine. Between the two its caller hears what the engine says of the connections that they replace: those died by the
+donor's fence, and what is said of them is old news.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from farside.blockdev.engine_port import Engine
+from farside.daemon import messages as m
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where connections are wanted, and how long may be waited for them.
+
+    Attributes:
+        donor: The donor's number in the engine.
+        workers: Who gets a connection each, the mover included.
+        open_data: Opens one authenticated data connection, for a worker, with features.
+        deadline_s: How long a donor may owe an answer.
+        long_s: How long it may take over what takes long.
+    """
+
+    donor: int
+    workers: Sequence[int]
+    open_data: Callable[[int, m.Feature], Coroutine[object, object, socket.socket]]
+    deadline_s: float
+    long_s: float
+
+
+class Carrier(Protocol):
+    """One way for pages to a donor. Every failure is a PeerError, EngineError, RemoteProtocolError or OSError."""
+
+    @property
+    def name(self) -> str:
+        """What the setting ``transport`` calls it."""
+        ...
+
+    @property
+    def feature(self) -> m.Feature:
+        """What both ends agree on in HELLO before it can be had; NONE where nothing needs to be."""
+        ...
+
+    @property
+    def has_connections(self) -> bool:
+        """Whether it is connections, which are made under an epoch of their own."""
+        ...
+
+    @property
+    def lacks_here(self) -> str:
+        """What this machine lacks for it, in words; empty when nothing."""
+        ...
+
+    def limit_s(self, target: Target) -> float:
+        """How long opening may take."""
+        ...
+
+    async def open(self, engine: Engine, target: Target) -> Callable[[], None]:
+        """A connection for each worker; the call that is returned gives them to the engine."""
+        ...
+
+    async def probe(self, target: Target, worker: int) -> None:
+        """Opens one connection and closes it, to see whether it can be had."""
+        ...
+
+
+class Closable(Protocol):
+    """A connection that may be given up."""
+
+    def close(self) -> None:
+        """Ends it."""
+        ...
+
+
+ClosableT = TypeVar("ClosableT", bound=Closable)
+
+
+async def open_all(
+    workers: Sequence[int], open_one: Callable[[int], Coroutine[object, object, ClosableT]]
+) -> list[ClosableT]:
+    """A connection for each worker, in their order; when one can't be had none is kept. Raises as ``open_one``."""
+    opening = [asyncio.ensure_future(open_one(worker)) for worker in workers]
+    try:
+        return await asyncio.gather(*opening)
+    except BaseException:
+        for future in opening:
+            future.cancel()
+        for result in await asyncio.gather(*opening, return_exceptions=True):
+            if not isinstance(result, BaseException):
+                result.close()
+        raise

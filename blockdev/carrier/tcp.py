@@ -1,0 +1,46 @@
+"""TCP: one authenticated connection for each worker, which the engine then has to itself."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from farside.blockdev.carrier.carrier import Target, open_all
+from farside.blockdev.engine_port import Engine
+from farside.daemon import messages as m
+from farside.errors import EngineError
+
+
+class Tcp:
+    """Requests and answers on a stream; also over a unix socket, where the setting asks for TCP."""
+
+    name = "tcp"
+    feature = m.Feature.NONE
+    has_connections = True
+    lacks_here = ""
+
+    def limit_s(self, target: Target) -> float:
+        """As long as any answer."""
+        return target.deadline_s
+
+    async def open(self, engine: Engine, target: Target) -> Callable[[], None]:
+        """Connections for all workers. The engine closes those that they replace."""
+        async with asyncio.timeout(self.limit_s(target)):
+            socks = await open_all(target.workers, lambda worker: target.open_data(worker, self.feature))
+
+        def attach() -> None:
+            left = [sock.detach() for sock in socks]
+            try:
+                for worker in target.workers:
+                    engine.link_attach_tcp(target.donor, worker, left[0])
+                    del left[0]
+            except EngineError:
+                for fd in left:
+                    os.close(fd)
+                raise
+
+        return attach
+
+    async def probe(self, target: Target, worker: int) -> None:
+        """Opens one connection and closes it."""
+        async with asyncio.timeout(self.limit_s(target)):
+            (await target.open_data(worker, self.feature)).close()

@@ -1,0 +1,108 @@
+"""The engine's events and what follows: clusters that want a mapping, slabs that are empty, links that broke."""
+
+import asyncio
+from collections.abc import Callable
+from typing import ClassVar
+
+from farside.blockdev.context import Context
+from farside.blockdev.donor.donors import DonorList
+from farside.blockdev.mapping.mapper import Mapper
+from farside.blockdev.mapping.recall import Recaller
+from farside.kmod_shim.engine.binding import EngineEvent, EventKind
+from farside.log import get_log
+
+TELL_PERIOD_S = 1.0  # a bad disk or donor has thousands a second: the counters have them all, the log one
+
+log = get_log("blockdev")
+
+
+class EngineEvents:
+    """Hears the engine of one device.
+
+    Attributes:
+        on_conn_closed: Called with the worker and errno when the engine has ended a client's connection.
+    """
+
+    def __init__(
+        self, context: Context, donors: DonorList, mapper: Mapper, recaller: Recaller, *, map_soon: asyncio.Event
+    ) -> None:
+        """``map_soon`` is set when regions want to be mapped."""
+        self.on_conn_closed: Callable[[int, int], None] = lambda worker, error: None
+        self._context = context
+        self._donors = donors
+        self._mapper = mapper
+        self._recaller = recaller
+        self._map_soon = map_soon
+        self._told_s: dict[str, float] = {}
+        self._is_unsaved = False
+
+    def pump(self) -> None:
+        """Handles everything the engine has to tell."""
+        while (event := self._context.engine.event_next()) is not None:
+            handler = self._HANDLERS.get(EventKind(event.kind))
+            if handler is not None:
+                handler(self, event)
+        if self._is_unsaved:  # once for a crowd: what comes free may be saved late
+            self._is_unsaved = False
+            self._context.table.save()
+
+    def _on_want(self, event: EngineEvent) -> None:
+        if not self._context.is_committed:
+            self._context.wanted.add(event.a)
+            self._map_soon.set()
+
+    def _on_cluster_free(self, event: EngineEvent) -> None:
+        self._context.wanted.discard(event.a)
+        if not self._context.is_committed:
+            self._mapper.unmap(event.a)
+
+    def _on_link_down(self, event: EngineEvent) -> None:
+        self._donors.links_broke(event.a, event.c)  # of DONOR_SUSPECT it is 0
+
+    def _on_slab_drained(self, event: EngineEvent) -> None:
+        work = self._recaller.drained(event.a, moved_pages=event.b, dropped_pages=event.c, lost_pages=event.d)
+        self._context.tasks.spawn(work, name="slab drained")
+        self._map_soon.set()
+
+    def _on_cluster_drained(self, event: EngineEvent) -> None:
+        table = self._context.table
+        self._context.cluster_drains.discard((event.a, event.b))
+        if event.b in table.slabs and not table.slabs[event.b].draining:
+            table.give(event.a, event.b)
+            self._is_unsaved = True
+        if event.a in self._context.wanted:
+            self._map_soon.set()
+
+    def _on_conn_closed(self, event: EngineEvent) -> None:
+        self.on_conn_closed(event.a, event.b)
+
+    def _on_disk_error(self, event: EngineEvent) -> None:
+        self._context.disk_refused_s = self._context.clock.now_s()
+        self._map_soon.set()
+        if self._may_tell("disk"):
+            alone = self._context.engine.pages_disk_alone()
+            log.error("the backup disk failed a request", errno=event.a, page=event.b, pages_it_alone_has=alone)
+
+    def _on_checksum(self, event: EngineEvent) -> None:
+        source = "disk" if event.a == 0xFFFFFFFF else self._context.table.node(event.a)
+        if self._may_tell(source):
+            log.error("a copy of a page was damaged and is dropped", source=source, page=event.b)
+
+    def _may_tell(self, what: str) -> bool:
+        now_s = self._context.clock.now_s()
+        may = now_s - self._told_s.get(what, -TELL_PERIOD_S) >= TELL_PERIOD_S
+        if may:
+            self._told_s[what] = now_s
+        return may
+
+    _HANDLERS: ClassVar = {
+        EventKind.WANT: _on_want,
+        EventKind.CLUSTER_FREE: _on_cluster_free,
+        EventKind.LINK_DOWN: _on_link_down,
+        EventKind.DONOR_SUSPECT: _on_link_down,
+        EventKind.SLAB_DRAINED: _on_slab_drained,
+        EventKind.CLUSTER_DRAINED: _on_cluster_drained,
+        EventKind.CONN_CLOSED: _on_conn_closed,
+        EventKind.DISK_ERROR: _on_disk_error,
+        EventKind.CHECKSUM: _on_checksum,
+    }
