@@ -35,6 +35,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from farside.blockdev import fdpass
+from farside.blockdev.held_descriptors import GUARDED, HeldDescriptors
 from farside.blockdev.inherited import Process, link_name, take_server
 from farside.errors import ConfigError, FarsideError
 from farside.kmod_shim.guard import Failure, forbid_hibernation, guard_family, guard_memory
@@ -51,7 +52,6 @@ RETRY_S = 1.0  # after a process could not be started
 KEEP_LIMIT_S = 60.0  # from "keep" to the SIGTERM that it is said for
 MESSAGES_MAX = 1024  # of a server in a turn: more than its socket holds, and one that never pauses holds up nothing
 MEMORY = ("config", "state", "control")  # what a new server looks at before anybody stops for it
-GUARDED = "guarded"  # a descriptor of nothing, whose name tells a later supervisor
 NEVER_S = float("inf")
 
 log = get_log("blockdev.supervisor")
@@ -78,9 +78,8 @@ class Supervisor:
 
         ``keeps_fds``: the service manager keeps them too, and ``fds`` may be what it kept of a supervisor before us.
         """
-        self._fds = fds
         self._name = name
-        self._keeps_fds = keeps_fds
+        self._held = HeldDescriptors(fds, are_stored=keeps_fds)
         self._keep_until_s = 0.0
         self._is_leaving = False  # a successor of ours goes on with the server that serves
         self._watchdog_s = watchdog_period_s()
@@ -101,11 +100,11 @@ class Supervisor:
     def guard(self) -> tuple[Failure, ...]:
         """Makes this process and those that it starts from now on fit to be swapped to; returns what can't be had."""
         self._is_guarded = True
-        if GUARDED not in self._fds:
-            self._keep(GUARDED, os.memfd_create("farside-guarded", os.MFD_CLOEXEC))
+        if GUARDED not in self._held.fds:
+            self._held.keep(GUARDED, os.memfd_create("farside-guarded", os.MFD_CLOEXEC))
             secret = forbid_hibernation()
             if secret is not None:
-                self._keep("no-hibernation", secret)
+                self._held.keep("no-hibernation", secret)
         failures = (*guard_family(self._name), *guard_memory())
         write_behind()  # by a thread that is guarded too
         return failures
@@ -120,7 +119,7 @@ class Supervisor:
         try:
             self._begin()
             while not self._is_over():
-                if not self._terms or self._has_clients():
+                if not self._terms or self._held.has_clients:
                     self._start_what_is_due(time.monotonic())
                 self._wait()
             return 0
@@ -130,18 +129,16 @@ class Supervisor:
                 if server is not None and server is not kept:
                     server.process.kill()
                     server.process.wait()
-            for fd in self._fds.values():
-                os.close(fd)
+            self._held.close()
 
     # ---------------------------------------------------------------- the loop
 
     def _begin(self) -> None:
-        if not self._keeps_fds:
+        if not self._held.are_stored:
             return
-        server = take_server(self._fds)
-        for name, fd in self._fds.items():
-            store_fd(name, fd)
-        if GUARDED in self._fds:
+        server = take_server(self._held.fds)
+        self._held.store_all()
+        if GUARDED in self._held.fds:
             self._guard_ourselves()
         if server is not None:
             process, end = server
@@ -156,15 +153,11 @@ class Supervisor:
             return self._successor is None and not self._leaving  # a handover under way is brought to its end
         if self._current is not None or self._successor is not None:
             return False
-        return self._terms > 1 or (bool(self._terms) and not self._has_clients())
-
-    def _has_clients(self) -> bool:
-        """Connections that no server has told to forget: who is behind them waits for one."""
-        return any(name.startswith("conn:") for name in self._fds)
+        return self._terms > 1 or (bool(self._terms) and not self._held.has_clients)
 
     def _wait(self) -> None:
         times = [s.kill_at_s for s in (self._current, self._successor) if s is not None]
-        if not self._terms or self._has_clients():
+        if not self._terms or self._held.has_clients:
             times += [self._spare_at_s, *([self._spawn_at_s] if self._current is None else [])]
         if self._watchdog_s:
             notify_systemd("WATCHDOG=1")
@@ -257,12 +250,12 @@ class Supervisor:
         theirs.close()
         log.info("server process started", pid=process.pid)
         for name in MEMORY:
-            self._tell(server, "fd", name=name, fd=self._fds[name])
+            self._tell(server, "fd", name=name, fd=self._held.fds[name])
         self._tell(server, "check")
         return server
 
     def _how_to_live(self) -> list[str]:
-        return [*([fdpass.GUARDED] if self._is_guarded else []), *([fdpass.KEPT] if self._keeps_fds else [])]
+        return [*([fdpass.GUARDED] if self._is_guarded else []), *([fdpass.KEPT] if self._held.are_stored else [])]
 
     def _guard(self) -> None:
         self._guard_ourselves()
@@ -296,9 +289,9 @@ class Supervisor:
 
     def _hand_over(self, server: Server) -> None:
         server.adopted = True
-        if self._keeps_fds:
+        if self._held.are_stored:
             store_fd(link_name(server.process), server.end.fileno())  # before it touches anything
-        for name, fd in self._fds.items():
+        for name, fd in self._held.fds.items():
             if name not in MEMORY:
                 self._tell(server, "fd", name=name, fd=fd)
         self._tell(server, "adopt")
@@ -338,9 +331,9 @@ class Supervisor:
             case "failed":
                 self._on_failed(server, message)
             case "conn":
-                self._hold(message.number, message.fd)
+                self._held.hold_client(message.number, message.fd)
             case "forget":
-                self._forget(message.number)
+                self._held.forget_client(message.number)
             case "replace":
                 self._replace()
             case "guard":
@@ -385,29 +378,10 @@ class Supervisor:
             kind = ConfigError if message.number == ConfigError.exit_code else FarsideError
             raise kind(message.name)
 
-    def _hold(self, worker: int, fd: int) -> None:
-        self._forget(worker)
-        if fd < 0:
-            log.error("a client's socket came without room for it: it will not outlive its server", worker=worker)
-        else:
-            self._keep(f"conn:{worker}", fd)
-
-    def _keep(self, name: str, fd: int) -> None:
-        self._fds[name] = fd
-        if self._keeps_fds:
-            store_fd(name, fd)
-
-    def _forget(self, worker: int) -> None:
-        fd = self._fds.pop(f"conn:{worker}", None)
-        if fd is not None:
-            if self._keeps_fds:
-                drop_fd(f"conn:{worker}")
-            os.close(fd)
-
     def _on_end(self, server: Server) -> None:
         self._selector.unregister(server.end)
         server.end.close()
-        if self._keeps_fds and server.adopted:
+        if self._held.are_stored and server.adopted:
             drop_fd(link_name(server.process))
         try:
             status = server.process.wait(EXIT_LIMIT_S)
@@ -435,7 +409,7 @@ class Supervisor:
             if self._current.loaded:
                 self._hand_over(self._current)
             return
-        if self._terms and not (self._terms == 1 and self._has_clients()):
+        if self._terms and not (self._terms == 1 and self._held.has_clients):
             log.info("server process ended", status=status)
             return
         self._deaths.append(now_s)

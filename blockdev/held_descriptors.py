@@ -1,0 +1,56 @@
+"""Descriptors that outlive every server process: memory files, listeners, the disk, and clients' sockets."""
+
+import os
+
+from farside.log import get_log
+from farside.notify import drop_fd, store_fd
+
+GUARDED = "guarded"  # a descriptor of nothing, whose name tells a later supervisor
+
+log = get_log("blockdev.supervisor")
+
+
+class HeldDescriptors:
+    """The descriptors of one device by name, owned from when they are kept."""
+
+    def __init__(self, fds: dict[str, int], *, are_stored: bool) -> None:
+        """``are_stored``: the service manager keeps a copy of each too, for the supervisor that comes next."""
+        self.fds = fds
+        self.are_stored = are_stored
+
+    def keep(self, name: str, fd: int) -> None:
+        """Takes one more."""
+        self.fds[name] = fd
+        if self.are_stored:
+            store_fd(name, fd)
+
+    def store_all(self) -> None:
+        """Gives the service manager a copy of each."""
+        for name, fd in self.fds.items():
+            store_fd(name, fd)
+
+    def hold_client(self, worker: int, fd: int) -> None:
+        """Takes the socket of the client that this worker serves from now on; -1 where there was no room for it."""
+        self.forget_client(worker)
+        if fd < 0:
+            log.error("a client's socket came without room for it: it will not outlive its server", worker=worker)
+        else:
+            self.keep(f"conn:{worker}", fd)
+
+    def forget_client(self, worker: int) -> None:
+        """Closes the socket of this worker's client, which has left."""
+        fd = self.fds.pop(f"conn:{worker}", None)
+        if fd is not None:
+            if self.are_stored:
+                drop_fd(f"conn:{worker}")
+            os.close(fd)
+
+    @property
+    def has_clients(self) -> bool:
+        """Whether there are connections that no server has told to forget: a client behind each waits for one."""
+        return any(name.startswith("conn:") for name in self.fds)
+
+    def close(self) -> None:
+        """Closes all of them."""
+        for fd in self.fds.values():
+            os.close(fd)
