@@ -17,6 +17,7 @@
 #   make survival   the faults of docs/survival.md in virtual machines, and its tables made anew (two hours, emulated)
 #   make screenshots  docs/page-*.png made anew, of a sandbox's page in a headless browser
 #   make sanitize   the tests that touch the engine, with address and undefined-behaviour sanitizers
+#   make settings-table  docs/operating.md's tables of settings, made anew from the declarations in src/farside/config
 #   make format     rewrites Python and C as the lint wants them
 
 SHELL := /bin/bash
@@ -58,7 +59,7 @@ SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard too
 
 .PHONY: demo deb test test-cluster test-vm check lint types bench bench-simulator bench-apps reproduce venv clean sanitize format \
 	packages-build packages-demo packages-deb packages-test packages-cluster packages-vm vm-image packages-check packages-bench venv-dev \
-	survival screenshots venv-cluster
+	survival screenshots settings-table venv-cluster
 
 demo: venv packages-demo
 	@.venv/bin/farside demo
@@ -82,6 +83,9 @@ survival: vm-image
 
 screenshots: venv-dev packages-test
 	@$(PYTHON) tools/screenshots.py
+
+settings-table: venv
+	@$(PYTHON) -m farside.config.document docs/operating.md
 
 vm-image: venv-dev packages-vm
 	@$(VM_IMAGE)

@@ -95,7 +95,7 @@ PLAIN = {
     f"farside.{name}"
     for name in (
         "errors", "units", "geometry", "endpoint", "config.daemon", "config.blockdev", "config.agent", "config.manager",
-        "config.slurm",
+        "config.shared", "config.slurm",
     )
 }  # fmt: skip
 IMPURE = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from farside.cli.manual import completion, pages
-from farside.config import BlockdevConfig, DaemonConfig
+from farside.config.load import kinds
 from farside.config.settings import settings_of
 from tests.support.programs import need, outcome
 from tests.support.sandbox import farside
@@ -37,7 +37,7 @@ def test_roff_has_nothing_to_say_against_a_page(name: str, tmp_path: Path) -> No
 def test_every_setting_stands_in_its_page() -> None:
     text = PAGES["farside.toml"].text.replace("\\-", "-")
 
-    for config in (DaemonConfig, BlockdevConfig):
+    for config in kinds().values():
         for name in settings_of(config):
             assert f".B {name}\n" in text
 

@@ -1,6 +1,7 @@
 """Files, drop-ins and the command line to one config."""
 
 import os
+from inspect import get_annotations
 from pathlib import Path
 
 import msgspec
@@ -251,7 +252,7 @@ def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigProblems, match=r"none.toml: No such file or directory; name a file"):
         load_config(DaemonConfig, [tmp_path / "none.toml"])
-    with pytest.raises(ConfigProblems, match=r"broken.toml: Invalid value \(at line 1, column 8\); mend"):
+    with pytest.raises(ConfigProblems, match=r"broken.toml: Invalid value \(at line 1, column 8\); fix"):
         load_config(DaemonConfig, [broken])
     with pytest.raises(ConfigProblems, match=r"binary.toml: is not UTF-8"):
         load_config(DaemonConfig, [tmp_path / "binary.toml"])
@@ -327,3 +328,11 @@ def test_an_agent_that_nobody_could_know_is_refused(settings: dict[str, object],
         load_config(AgentConfig, [Path("/dev/null")], settings)
 
     assert caught.value.problems[0].partition(": ")[2].startswith(problem)
+
+
+def test_a_setting_that_two_programs_declare_alike_is_a_shared_one() -> None:
+    own: dict[Setting, str] = {}
+    for program, config in load.kinds().items():
+        for name in get_annotations(config):
+            setting = settings_of(config)[name]
+            assert own.setdefault(setting, program) == program, f"move {name} to src/farside/config/shared.py"

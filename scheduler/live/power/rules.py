@@ -2,18 +2,15 @@
 
 from collections.abc import Callable
 
-from farside.config import SlurmConfig
 from farside.config.check import names_in
-from farside.config.manager import ManagerConfig
+from farside.config.shared import PowerSettings
 from farside.scheduler.energy.catalog import make_online
 from farside.scheduler.energy.policy import EnergyPolicy
 from farside.scheduler.energy.power.fleet import FleetRules
 from farside.scheduler.settings import named_settings
 
-PowerConfig = ManagerConfig | SlurmConfig
 
-
-def online_policy(config: PowerConfig) -> Callable[[int], EnergyPolicy] | None:
+def online_policy(config: PowerSettings) -> Callable[[int], EnergyPolicy] | None:
     """The policy for so many nodes; None with ``none``.
 
     Raises:
@@ -26,7 +23,7 @@ def online_policy(config: PowerConfig) -> Callable[[int], EnergyPolicy] | None:
     return make_online(config.power, settings, config.power_step_s, may_learn=True)
 
 
-def fleet_rules(config: PowerConfig) -> FleetRules:
+def fleet_rules(config: PowerSettings) -> FleetRules:
     """What holds for every node, whatever the policy wishes."""
     return FleetRules(
         floor=config.power_floor,

@@ -112,14 +112,14 @@ def _options(command: Any, context: typer.Context, *, level: str = ".SH OPTIONS"
 
 
 def _settings_page() -> str:
-    from farside.config import BlockdevConfig, DaemonConfig
+    from farside.config.load import kinds
 
     parts = [
-        _title(_SETTINGS_PAGE, 5, "settings of farside daemon and farside blockdev"),
-        ".SH DESCRIPTION\nTOML, in\n.I /etc/farside/daemon.toml\nand\n.IR /etc/farside/blockdev.toml .\nDrop-ins in\n"
-        ".I daemon.d\nand\n.I blockdev.d\nbeside them are read afterwards, in the order of their names.",
+        _title(_SETTINGS_PAGE, 5, f"settings of farside {', '.join(kinds())}"),
+        ".SH DESCRIPTION\nTOML, in\n.I /etc/farside/PROGRAM.toml\nfor each program below.\nDrop-ins in\n"
+        ".I /etc/farside/PROGRAM.d\nare read afterwards, in the order of their names.",
     ]
-    for program, config in (("daemon", DaemonConfig), ("blockdev", BlockdevConfig)):
+    for program, config in kinds().items():
         parts.append(f'.SH "farside {program}"')
         parts += [_setting(setting) for setting in settings_of(config).values()]
     parts.append(".SH SEE ALSO\n.BR farside-config (8)")

@@ -1,11 +1,12 @@
-"""Settings: one declared table a program, files and drop-ins that fill it, checks that name what to change.
+"""Settings: one declared table for each program, files and drop-ins that fill it, checks that name what to change.
 
-settings.py  how a setting is declared: kind, range, choices, doc
-daemon.py    what `farside daemon` can be told
-manager.py   what `farside manager` can be told
-blockdev.py  what `farside blockdev` can be told
-agent.py     what `farside agent` can be told
-slurm.py     what `farside slurm` can be told
+settings.py  how a setting is declared: name, type, default, range, meaning in one line
+shared.py    settings that several programs have
+daemon.py    settings of `farside daemon`
+manager.py   settings of `farside manager`
+blockdev.py  settings of `farside blockdev`
+agent.py     settings of `farside agent`
+slurm.py     settings of `farside slurm`
 convert.py   one TOML value to one Python value, in the setting's unit and range
 load.py      files and drop-ins to one frozen config, with the source of each value
 check.py     what must hold between settings

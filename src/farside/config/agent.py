@@ -1,170 +1,50 @@
-"""What `farside agent`, the node agent, can be told."""
+"""Settings of `farside agent`, the node agent."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from farside.config.settings import Kind, about
+from farside.config.settings import choice, count, path, seconds, size, text
+from farside.config.shared import LogSettings, MetricsSettings, NodeSettings, ProcSettings, TlsSettings
 from farside.units import TIB
 
-# fmt: off (a table: one setting, then what it means)
+# A table: one setting, one line. A meaning that does not fit is on the next line.
+# fmt: off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
+class AgentConfig(NodeSettings, TlsSettings, ProcSettings, MetricsSettings, LogSettings):
     """Settings of a node agent. Bytes and seconds; the names say which."""
 
-    node: str = field(
-        default="", metadata=about(Kind.TEXT, "Name of this machine in the cluster; empty: its host name")
-    )
-    manager: str = field(
-        default="ws://127.0.0.1:7680",
-        metadata=about(Kind.TEXT, "Where the manager is: ws://HOST:PORT, or wss://HOST:PORT with TLS"),
-    )
-    token_file: Path = field(
-        default=Path("/etc/farside/agent.token"),
-        metadata=about(
-            Kind.PATH, "This node's token, of role node; readable by its owner only; empty: none, see tls_cert"
-        ),
-    )
-    ca_file: Path = field(
-        default=Path(""),
-        metadata=about(Kind.PATH, "Certificates that may sign the manager's; empty: the system's"),
-    )
-    tls_cert: Path = field(
-        default=Path(), metadata=about(Kind.PATH, "This node's certificate for the manager, PEM; empty: none")
-    )
-    tls_key: Path = field(default=Path(), metadata=about(Kind.PATH, "The certificate's private key, PEM"))
-    state_dir: Path = field(
-        default=Path("/var/lib/farside/agent"),
-        metadata=about(Kind.PATH, "Where tasks are written down, so that they outlive the agent"),
-    )
-    run_as: str = field(
-        default="submitter",
-        metadata=about(
-            Kind.CHOICE,
-            "submitter: a task runs as the user who submitted it; starter: all as whoever starts the agent (sandbox)",
-            choices=("submitter", "starter"),
-        ),
-    )
-    users: str = field(
-        default="",
-        metadata=about(Kind.TEXT, "Users whose tasks run here, with commas between; empty: all but uid 0"),
-    )
-    cgroup: str = field(
-        default="auto",
-        metadata=about(
-            Kind.TEXT,
-            "Folder of cgroup v2 for tasks' own; auto: below the agent's own; off: process trees without limits",
-        ),
-    )
-    task_processes: int = field(
-        default=32_768,
-        metadata=about(
-            Kind.COUNT,
-            "The most processes and threads of one task, where it has a cgroup; 0: any number",
-            low=0,
-            high=4_194_304,
-        ),
-    )
-    on_stop: str = field(
-        default="keep",
-        metadata=about(
-            Kind.CHOICE,
-            "What becomes of tasks when the agent is told to stop: keep (they run on) or end",
-            choices=("keep", "end"),
-        ),
-    )
-    prolog: str = field(
-        default="",
-        metadata=about(
-            Kind.TEXT, "Program with arguments, run before each task; if it fails, the node drains; empty: none"
-        ),
-    )
-    epilog: str = field(
-        default="", metadata=about(Kind.TEXT, "The same, run after each task, before its GPUs are given on")
-    )
-    hook_user: str = field(default="", metadata=about(Kind.TEXT, "As whom prolog and epilog run; empty: as the agent"))
-    hook_limit_s: float = field(
-        default=60.0,
-        metadata=about(Kind.SECONDS, "A prolog or epilog that takes longer has failed", low=0.1, high=3600),
-    )
-    power_off: str = field(
-        default="",
-        metadata=about(
-            Kind.TEXT,
-            "Program with arguments that shuts this node down when the manager lets it sleep; empty: none does",
-        ),
-    )
-    declared_gpus: int = field(
-        default=-1,
-        metadata=about(Kind.COUNT, "GPUs that this node is said to have; -1: those that NVML finds", low=-1, high=64),
-    )
-    nvlink_errors_per_hour: int = field(
-        default=1000,
-        metadata=about(
-            Kind.COUNT,
-            "A GPU with more NVLink errors within an hour, or a link that is down, is not healthy; 0: whatever they do",
-            low=0,
-            high=10**9,
-        ),
-    )
-    rdma_errors_per_hour: int = field(
-        default=1000,
-        metadata=about(
-            Kind.COUNT,
-            "A node drains when an RDMA port has more errors within an hour, or was down; 0: only while one is down",
-            low=0,
-            high=10**9,
-        ),
-    )
-    gpu_model: str = field(default="declared", metadata=about(Kind.TEXT, "Model of declared GPUs"))
-    memory_total_bytes: int = field(
-        default=0,
-        metadata=about(
-            Kind.BYTES, "Memory that this node is said to have; 0: what the machine has", low=0, high=1024 * TIB
-        ),
-    )
-    memory_reserve_bytes: int = field(
-        default=0,
-        metadata=about(
-            Kind.BYTES, "Memory that jobs never get; 0: one sixteenth of the node's", low=0, high=1024 * TIB
-        ),
-    )
-    daemon_socket: Path = field(
-        default=Path("/run/farside/daemon.sock"),
-        metadata=about(Kind.PATH, "Admin socket of this node's donor: what it has lent counts as free; empty: none"),
-    )
-    donor_control: str = field(
-        default="",
-        metadata=about(
-            Kind.TEXT,
-            "Where others reach this node's donor, tcp:HOST:PORT; empty: where the donor says it listens",
-        ),
-    )
-    peers_file: Path = field(
-        default=Path("/var/lib/farside/peers.toml"),
-        metadata=about(
-            Kind.PATH, "Peers file for this node's borrower, kept as the manager knows the donors; empty: none"
-        ),
-    )
-    report_period_s: float = field(
-        default=5.0,
-        metadata=about(Kind.SECONDS, "Time between two reports while no task changes", low=0.1, high=300),
-    )
-    reconnect_s: float = field(
-        default=15.0,
-        metadata=about(Kind.SECONDS, "Longest wait between two attempts to reach the manager", low=0.1, high=600),
-    )
-    proc_root: Path = field(default=Path("/proc"), metadata=about(Kind.PATH, "Where meminfo and pressure are read"))
-    metrics_listen: str = field(
-        default="", metadata=about(Kind.ADDRESS, "HOST:PORT of the Prometheus metrics; empty: none")
-    )
-    admin_socket: Path = field(
-        default=Path("/run/farside/agent.sock"), metadata=about(Kind.PATH, "Unix socket that `farside status` asks")
-    )
-    log_level: str = field(
-        default="info",
-        metadata=about(
-            Kind.CHOICE, "The least important message that is logged", choices=("debug", "info", "warning", "error")
-        ),
-    )
+    manager: str = text("ws://127.0.0.1:7680", "Address of the manager: ws://HOST:PORT, or wss://HOST:PORT with TLS")
+    token_file: Path = path("/etc/farside/agent.token",
+        "Token of this node, readable by its owner only; empty: none, see tls_cert")
+    ca_file: Path = path("", "CA certificates that may sign the manager's certificate; empty: those of the system")
+    state_dir: Path = path("/var/lib/farside/agent", "Folder with the records of tasks, which survive a restart")
+    run_as: str = choice("submitter", "submitter starter",
+        "User of a task. submitter: the user who submitted the job; starter: the user who started the agent (sandbox)")
+    users: str = text("", "Users whose tasks may run here, separated by commas; empty: all except uid 0")
+    cgroup: str = text("auto",
+        "Parent folder (cgroup v2) of the cgroups of tasks; auto: below the agent's own; off: no cgroups and no limits")
+    task_processes: int = count(32_768, 0, 4_194_304, "Maximum processes and threads in a task's cgroup; 0: no limit")
+    on_stop: str = choice("keep", "keep end", "What happens to tasks when the agent stops: keep (they run on) or end")
+    prolog: str = text("", "Program with arguments to run before each task; if it fails, the node drains; empty: none")
+    epilog: str = text("", "Program with arguments to run after each task, before its GPUs are free; empty: none")
+    hook_user: str = text("", "User that prolog and epilog run as; empty: the user of the agent")
+    hook_limit_s: float = seconds(60.0, 0.1, 3600, "Time limit of prolog and epilog; one that takes longer has failed")
+    power_off: str = text("", "Program with arguments that shuts this node down to save power; empty: never")
+    declared_gpus: int = count(-1, -1, 64, "Number of GPUs to report; -1: the GPUs that NVML finds")
+    nvlink_errors_per_hour: int = count(1000, 0, 10**9,
+        "NVLink errors within an hour above which a GPU is unhealthy, as it is with a link down; 0: ignore both")
+    rdma_errors_per_hour: int = count(1000, 0, 10**9,
+        "RDMA port errors within an hour above which the node drains, or after it was down; 0: only while it is down")
+    gpu_model: str = text("declared", "Model of the GPUs of declared_gpus")
+    memory_total_bytes: int = size(0, 0, 1024 * TIB, "Memory to report; 0: that of the machine")
+    memory_reserve_bytes: int = size(0, 0, 1024 * TIB, "Memory that jobs never get; 0: 1/16 of memory_total_bytes")
+    daemon_socket: Path = path("/run/farside/daemon.sock",
+        "Admin socket of this node's donor: memory that it lends counts as free; empty: none")
+    donor_control: str = text("", "tcp:HOST:PORT of this node's donor for borrowers; empty: where the donor listens")
+    peers_file: Path = path("/var/lib/farside/peers.toml",
+        "List of donors, written for this node's borrower as the manager knows them; empty: none")
+    report_period_s: float = seconds(5.0, 0.1, 300, "Time between two reports while no task changes")
+    reconnect_s: float = seconds(15.0, 0.1, 600, "Maximum wait between two attempts to reach the manager")
+    admin_socket: Path = path("/run/farside/agent.sock", "Unix socket for `farside status` and `farside admin`")

@@ -1,13 +1,32 @@
-"""What `farside blockdev`, the borrower, can be told."""
+"""Settings of `farside blockdev`, the borrower."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from farside.config.settings import Kind, about
+from farside.config.settings import (
+    Kind,
+    about,
+    choice,
+    count,
+    endpoints,
+    flag,
+    fraction,
+    microseconds,
+    path,
+    rate,
+    seconds,
+    size,
+    tables,
+    text,
+)
+from farside.config.shared import LogSettings, MemorySettings, MetricsSettings, NodeSettings
 from farside.geometry import CLUSTER_BYTES
 from farside.units import GIB, MIB, TIB
 
-# fmt: off (a table: one setting, then what it means)
+_FAULTS = "delay error short disconnect corrupt hang"
+
+# A table: one setting, one line. A meaning that does not fit is on the next line.
+# fmt: off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,166 +34,53 @@ class FaultRule:
     """One [[fault]]: spoils one in ``every`` operations on a donor, for tests and drills."""
 
     donor: str = field(metadata=about(Kind.TEXT, "Node name of the donor, or 'disk' for the backup disk"))
-    kind: str = field(
-        metadata=about(
-            Kind.CHOICE,
-            "What happens to the operation",
-            choices=("delay", "error", "short", "disconnect", "corrupt", "hang"),
-        )
-    )
-    every: int = field(
-        default=1, metadata=about(Kind.COUNT, "One in so many operations is hit; 0: none", low=0, high=2**32 - 1)
-    )
-    delay_s: float = field(default=0.0, metadata=about(Kind.SECONDS, "How long, for kind 'delay'", low=0, high=3600))
+    kind: str = field(metadata=about(Kind.CHOICE, "What happens to the operation", choices=_FAULTS))
+    every: int = count(1, 0, 2**32 - 1, "One in this many operations fails; 0: none")
+    delay_s: float = seconds(0.0, 0, 3600, "Length of the delay, for kind 'delay'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockdevConfig:
+class BlockdevConfig(NodeSettings, MemorySettings, MetricsSettings, LogSettings):
     """Settings of a borrower. Bytes and seconds; the names say which."""
 
-    name: str = field(
-        default="swap0", metadata=about(Kind.TEXT, "Export name of the device, and its name towards donors")
-    )
-    node: str = field(
-        default="", metadata=about(Kind.TEXT, "Name of this machine in the cluster; empty: its host name")
-    )
-    size_bytes: int = field(
-        default=GIB,
-        metadata=about(
-            Kind.BYTES,
-            "Size of the device; a multiple of 2 MiB, and of slab_bytes where `farside swap attach` is to take it",
-            low=CLUSTER_BYTES,
-            high=16 * TIB,
-        ),
-    )
-    slab_bytes: int = field(
-        default=64 * MIB,
-        metadata=about(
-            Kind.BYTES, "Size of a slab; a power of two, the same at every donor", low=CLUSTER_BYTES, high=GIB
-        ),
-    )
-    listen: tuple[str, ...] = field(
-        default=("unix:/run/farside/nbd.sock",),
-        metadata=about(Kind.ENDPOINTS, "Where NBD clients reach the device: unix:PATH, tcp:HOST:PORT"),
-    )
-    key_file: Path = field(
-        default=Path("/etc/farside/key"),
-        metadata=about(Kind.PATH, "The cluster's keys, one a line, the preferred first; readable by its owner only"),
-    )
-    peers_file: Path = field(
-        default=Path("/etc/farside/peers.toml"),
-        metadata=about(Kind.PATH, "The donors, a [[donor]] with node and control each; read again when it changes"),
-    )
-    transport: str = field(
-        default="auto",
-        metadata=about(
-            Kind.CHOICE,
-            "How pages travel; auto: shm to donors on this host, to others rdma where both have it, else tcp; "
-            "shm: the same without rdma; rdma, tcp: nothing else",
-            choices=("auto", "shm", "rdma", "tcp"),
-        ),
-    )
-    protection: str = field(
-        default="disk",
-        metadata=about(Kind.CHOICE, "What the second copy of a page is", choices=("disk", "replica", "none")),
-    )
-    i_accept_data_loss: bool = field(
-        default=False,
-        metadata=about(Kind.FLAG, "Must be true for protection = 'none': a lost donor then loses pages for good"),
-    )
-    disk_path: Path = field(
-        default=Path(),
-        metadata=about(Kind.PATH, "Backup file or partition, at least size_bytes; for protection = 'disk'"),
-    )
-    donors_hold: str = field(
-        default="hot",
-        metadata=about(
-            Kind.CHOICE,
-            "What donors hold besides the disk: hot: pages that are used often; all: every page, so that a disk that "
-            "breaks loses none, for as much room at donors as the device is large; twice: every page at two donors, so "
-            "that none is lost with two of the three, for twice that room",
-            choices=("hot", "all", "twice"),
-        ),
-    )
-    encrypt_disk: bool = field(
-        default=True, metadata=about(Kind.FLAG, "Encrypt what goes to the disk with a key that is never stored")
-    )
-    pending_bytes: int = field(
-        default=64 * MIB,
-        metadata=about(
-            Kind.BYTES, "Payload that may wait for the disk, for each worker; a power of two", low=16 * MIB, high=GIB
-        ),
-    )
-    workers: int = field(
-        default=4, metadata=about(Kind.COUNT, "NBD connections served at once, a thread each", low=1, high=16)
-    )
-    deadline_s: float = field(
-        default=1.0, metadata=about(Kind.SECONDS, "An answer later than this makes a donor suspect", low=0.01, high=60)
-    )
-    grace_s: float = field(
-        default=5.0,
-        metadata=about(Kind.SECONDS, "How long a donor may stay suspect before it is given up", low=0, high=600),
-    )
-    hedge_s: float = field(
-        default=0.005,
-        metadata=about(
-            Kind.SECONDS, "A read older than this is asked of a second copy as well; 0: never", low=0, high=60
-        ),
-    )
-    spin_us: int = field(
-        default=50,
-        metadata=about(
-            Kind.MICROSECONDS, "Longest busy wait for the next request before a worker sleeps", low=0, high=10_000
-        ),
-    )
-    hot_slab_pages_per_s_per_gib: float = field(
-        default=20.0,
-        metadata=about(
-            Kind.RATE, "HotSlab: page I/O above which a range of the device is given a slab", low=0, high=1e9
-        ),
-    )
-    cold_slab_pages_per_s_per_gib: float = field(
-        default=0.0,
-        metadata=about(Kind.RATE, "ColdSlab: page I/O below which a slab is given back; 0: off", low=0, high=1e9),
-    )
-    ewma_alpha: float = field(
-        default=0.2,
-        metadata=about(Kind.FRACTION, "Weight of the newest second in a range's activity", low=0.01, high=1),
-    )
-    placement_choices: int = field(
-        default=2,
-        metadata=about(Kind.COUNT, "Donors that are asked before one is taken (power of two choices)", low=1, high=256),
-    )
-    pressure_guard: str = field(
-        default="attach",
-        metadata=about(
-            Kind.CHOICE,
-            "When processes are made fit to be swapped to: when `farside swap attach` asks, at the start, or never",
-            choices=("attach", "start", "off"),
-        ),
-    )
-    state_dir: Path = field(
-        default=Path("/run/farside"),
-        metadata=about(Kind.PATH, "Folder made at the start; sockets go where listen and admin_socket say"),
-    )
-    metrics_listen: str = field(
-        default="", metadata=about(Kind.ADDRESS, "HOST:PORT of the Prometheus metrics; empty: none")
-    )
-    admin_socket: Path = field(
-        default=Path("/run/farside/blockdev.sock"), metadata=about(Kind.PATH, "Unix socket that `farside status` asks")
-    )
-    log_level: str = field(
-        default="info",
-        metadata=about(
-            Kind.CHOICE, "The least important message that is logged", choices=("debug", "info", "warning", "error")
-        ),
-    )
-    fault: tuple[FaultRule, ...] = field(
-        default=(),
-        metadata=about(Kind.RULES, "[[fault]] tables: operations to spoil, for tests and drills", row=FaultRule),
-    )
+    name: str = text("swap0", "Name of the device: of the NBD export, and for donors")
+    size_bytes: int = size(GIB, CLUSTER_BYTES, 16 * TIB,
+        "Size of the device; a multiple of 2 MiB, and for `farside swap attach` of slab_bytes")
+    listen: tuple[str, ...] = endpoints(("unix:/run/farside/nbd.sock",),
+        "Endpoints for NBD clients: unix:PATH, tcp:HOST:PORT")
+    peers_file: Path = path("/etc/farside/peers.toml",
+        "List of donors: a [[donor]] table each, with node and control; read again when it changes")
+    transport: str = choice("auto", "auto shm rdma tcp",
+        "How pages travel. auto: shm on this host, otherwise rdma if both have it, otherwise tcp; shm: auto without "
+        "rdma; rdma, tcp: only that")
+    protection: str = choice("disk", "disk replica none",
+        "Where the second copy of a page is: on the backup disk, at a second donor, nowhere")
+    i_accept_data_loss: bool = flag(False, "Required for protection = 'none': pages of a lost donor are lost for good")
+    disk_path: Path = path("", "Backup file or partition for protection = 'disk', at least size_bytes")
+    donors_hold: str = choice("hot", "hot all twice",
+        "Pages that donors hold in addition to the disk. hot: those used often; all: every page, so that a broken disk "
+        "loses none (needs size_bytes at donors); twice: every page at two donors, so that any two of three may break")
+    encrypt_disk: bool = flag(True, "Encrypt what is written to the disk, with a key that is never stored")
+    pending_bytes: int = size(64 * MIB, 16 * MIB, GIB,
+        "Memory for writes that wait for the disk, per worker; a power of two")
+    workers: int = count(4, 1, 16, "NBD connections served at once, one thread each")
+    deadline_s: float = seconds(1.0, 0.01, 60, "A donor that takes longer than this to answer is suspect")
+    grace_s: float = seconds(5.0, 0, 600, "Time that a donor may stay suspect before it is given up")
+    hedge_s: float = seconds(0.005, 0, 60, "A read older than this is also sent to a second copy; 0: never")
+    spin_us: int = microseconds(50, 0, 10_000, "Maximum busy wait for the next request before a worker sleeps")
+    hot_slab_pages_per_s_per_gib: float = rate(20.0, 0, 1e9,
+        "HotSlab: page I/O above which a region of the device gets a slab")
+    cold_slab_pages_per_s_per_gib: float = rate(0.0, 0, 1e9,
+        "ColdSlab: page I/O below which a slab is given back; 0: off")
+    ewma_alpha: float = fraction(0.2, 0.01, 1, "Weight of the newest second in the activity of a region")
+    placement_choices: int = count(2, 1, 256, "Donors asked before one is chosen (power of two choices)")
+    pressure_guard: str = choice("attach", "attach start off",
+        "When to protect this process from memory pressure: at `farside swap attach`, at start, or never")
+    state_dir: Path = path("/run/farside", "Folder made at start; sockets are where listen and admin_socket say")
+    admin_socket: Path = path("/run/farside/blockdev.sock", "Unix socket for `farside status` and `farside admin`")
+    fault: tuple[FaultRule, ...] = tables(FaultRule, "[[fault]] tables: operations to spoil, for tests and drills")
 
     @property
     def copies(self) -> int:
-        """Donors that shall have each page."""
+        """Number of donors that hold each page."""
         return 2 if self.protection == "replica" or self.donors_hold == "twice" else 1

@@ -9,6 +9,7 @@ from farside.config.agent import AgentConfig
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
 from farside.config.manager import ManagerConfig
+from farside.config.shared import TlsSettings
 from farside.config.slurm import SlurmConfig
 from farside.endpoint import is_near, parse_endpoint, socket_path
 from farside.geometry import CLUSTER_BYTES, SLABS_MAX
@@ -116,7 +117,7 @@ def _agent_tls_problems(config: AgentConfig) -> Iterator[Problem]:
         yield "tls_cert", "is shown over TLS only; write wss:// in manager, or leave it out"
 
 
-def _pair_problems(config: AgentConfig | ManagerConfig) -> Iterator[Problem]:
+def _pair_problems(config: TlsSettings) -> Iterator[Problem]:
     if config.tls_cert.is_absolute() != config.tls_key.is_absolute():
         missing = "tls_key" if config.tls_cert.is_absolute() else "tls_cert"
         yield missing, "is empty, and the other of the two is not; name both files, or neither"

@@ -67,8 +67,13 @@ class ConfigProblems(ConfigError):
 
 
 def kind_of(program: str) -> type[Any]:
-    """The settings' class of a program: of `daemon`, `blockdev`, `agent`, `manager` or `slurm`."""
-    return next(kind for kind, (name, _problems_of) in _PROGRAMS.items() if name == program)
+    """The settings' class of a program: `daemon`, `blockdev`, `agent`, `manager` or `slurm`."""
+    return kinds()[program]
+
+
+def kinds() -> Mapping[str, type[Any]]:
+    """The settings' class of each program."""
+    return {program: kind for kind, (program, _problems_of) in _PROGRAMS.items()}
 
 
 def standard_files(program: str) -> tuple[Path, ...]:
@@ -167,4 +172,4 @@ def _read(file: Path) -> dict[str, object]:
     except UnicodeDecodeError as error:
         raise ConfigProblems([f"{file}: is not UTF-8 text; save it as UTF-8"]) from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigProblems([f"{file}: {error}; mend the TOML there"]) from error
+        raise ConfigProblems([f"{file}: {error}; fix the TOML there"]) from error

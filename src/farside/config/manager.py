@@ -1,288 +1,103 @@
-"""What `farside manager` can be told."""
+"""Settings of `farside manager`."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from farside.config.settings import Kind, about
+from farside.config.settings import (
+    Kind,
+    about,
+    choice,
+    count,
+    endpoints,
+    flag,
+    path,
+    seconds,
+    size,
+    tables,
+    text,
+    watts,
+)
+from farside.config.shared import LogSettings, MetricsSettings, PolicySettings, PowerSettings, TlsSettings
 
-# fmt: off (a table: one setting, then what it means)
+# A table: one setting, one line. A meaning that does not fit is on the next line.
+# fmt: off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountRow:
     """One [[account]]: whom GPU time is charged to."""
 
-    name: str = field(metadata=about(Kind.TEXT, "What `farside submit --account` calls it"))
-    users: str = field(default="", metadata=about(Kind.TEXT, "Who may charge it, with commas"))
-    shares: int = field(
-        default=1, metadata=about(Kind.COUNT, "Its part of the cluster, beside those of the others", low=1, high=10**6)
-    )
-    quota_gpus: int = field(
-        default=0,
-        metadata=about(Kind.COUNT, "The most GPUs that its jobs hold at once; 0: any number", low=0, high=10**6),
-    )
+    name: str = field(metadata=about(Kind.TEXT, "Name for `farside submit --account`"))
+    users: str = text("", "Users who may charge this account, separated by commas")
+    shares: int = count(1, 1, 10**6, "Share of the cluster, relative to the shares of other accounts")
+    quota_gpus: int = count(0, 0, 10**6, "Maximum GPUs that jobs of this account hold at once; 0: no limit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QosRow:
     """One [[qos]]: a quality of service."""
 
-    name: str = field(metadata=about(Kind.TEXT, "What `farside submit --qos` calls it"))
-    priority: int = field(
-        default=0, metadata=about(Kind.COUNT, "Its jobs go before all of a lower one", low=0, high=10**6)
-    )
-    max_gpus_per_user: int = field(
-        default=0,
-        metadata=about(Kind.COUNT, "The most GPUs that one user's jobs hold at once; 0: any number", low=0, high=10**6),
-    )
-    max_jobs_per_user: int = field(default=0, metadata=about(Kind.COUNT, "The same of running jobs", low=0, high=10**6))
-    may_preempt: bool = field(
-        default=True, metadata=about(Kind.FLAG, "Its jobs may take GPUs of jobs that stand behind them")
-    )
-    accounts: str = field(default="", metadata=about(Kind.TEXT, "Whose jobs may have it, with commas; empty: all"))
+    name: str = field(metadata=about(Kind.TEXT, "Name for `farside submit --qos`"))
+    priority: int = count(0, 0, 10**6, "Jobs of a QOS with a higher priority start before all others")
+    max_gpus_per_user: int = count(0, 0, 10**6, "Maximum GPUs that jobs of one user hold at once; 0: no limit")
+    max_jobs_per_user: int = count(0, 0, 10**6, "Maximum running jobs of one user; 0: no limit")
+    may_preempt: bool = flag(True, "Jobs of this QOS may preempt jobs that come after them")
+    accounts: str = text("", "Accounts that may use this QOS, separated by commas; empty: all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ManagerConfig:
+class ManagerConfig(TlsSettings, PolicySettings, PowerSettings, MetricsSettings, LogSettings):
     """Settings of a manager. Bytes and seconds; the names say which."""
 
-    node: str = field(default="", metadata=about(Kind.TEXT, "Name of this manager among several; empty: the host name"))
-    listen: tuple[str, ...] = field(
-        default=("unix:/run/farside/manager.sock", "tcp:127.0.0.1:7680"),
-        metadata=about(
-            Kind.ENDPOINTS,
-            "Where users and agents reach it: unix:PATH, where the kernel proves who a user is, and tcp:HOST:PORT, "
-            "where a token or a certificate says so; other machines need an address that is not loopback, and tls_cert",
-        ),
-    )
-    tls_cert: Path = field(
-        default=Path(), metadata=about(Kind.PATH, "Certificate for TCP, PEM, with its chain; empty: no TLS")
-    )
-    tls_key: Path = field(default=Path(), metadata=about(Kind.PATH, "The certificate's private key, PEM"))
-    tls_client_ca: Path = field(
-        default=Path(),
-        metadata=about(
-            Kind.PATH, "CAs, PEM, whose certificates say who somebody is, and their revocation lists; empty: none do"
-        ),
-    )
-    tls_client_required: bool = field(
-        default=False,
-        metadata=about(Kind.FLAG, "Over TCP nobody comes in without such a certificate, not even by token"),
-    )
-    plain_http: bool = field(
-        default=False,
-        metadata=about(Kind.FLAG, "Listen at addresses that are not loopback without TLS: tokens cross in the clear"),
-    )
-    tokens_file: Path = field(
-        default=Path("/etc/farside/tokens.toml"),
-        metadata=about(Kind.PATH, "Tokens of nodes, operators and users, as `farside token` writes them"),
-    )
-    token_submit: bool = field(
-        default=False,
-        metadata=about(
-            Kind.FLAG, "Jobs may be submitted by token; only where all jobs run as one user, as in a sandbox"
-        ),
-    )
-    run_as: str = field(
-        default="submitter",
-        metadata=about(
-            Kind.CHOICE,
-            "As agents' run_as. starter: only the manager's own user reaches the socket and submits there (sandbox)",
-            choices=("submitter", "starter"),
-        ),
-    )
-    auth: str = field(
-        default="token",
-        metadata=about(
-            Kind.CHOICE,
-            "What users of other machines are known by: token; or munge besides, which proves their uid, so that they "
-            "may submit",
-            choices=("token", "munge"),
-        ),
-    )
-    munge_socket: Path = field(
-        default=Path("/run/munge/munge.socket.2"),
-        metadata=about(Kind.PATH, "Where this machine's munged is asked, with auth = 'munge'"),
-    )
-    operators: str = field(
-        default="", metadata=about(Kind.TEXT, "Users besides root who may see and change everything, with commas")
-    )
-    store_url: str = field(
-        default="sqlite:////var/lib/farside/manager.db",
-        metadata=about(Kind.TEXT, "The database: sqlite:////PATH, or postgresql://USER@HOST/NAME"),
-    )
-    keep_history_s: float = field(
-        default=90 * 86400.0,
-        metadata=about(
-            Kind.SECONDS,
-            "What is older leaves the log for the archive, jobs that were over by then are known no more; 0: never",
-            low=0,
-            high=1e10,
-        ),
-    )
-    archive_dir: Path = field(
-        default=Path(),
-        metadata=about(
-            Kind.PATH, "Folder of the archive; empty: beside the SQLite file, and with PostgreSQL entries stay"
-        ),
-    )
-    state_dir: Path = field(
-        default=Path("/run/farside/manager"),
-        metadata=about(Kind.PATH, "Folder made at the start, for the sockets between the manager's own processes"),
-    )
-    policy: str = field(
-        default="las", metadata=about(Kind.TEXT, "Who goes first; a policy as `farside sim run --policy` knows them")
-    )
-    policy_settings: str = field(
-        default="", metadata=about(Kind.TEXT, "Settings of the policy, NAME=VALUE, with semicolons between")
-    )
-    placement: str = field(
-        default="consolidate",
-        metadata=about(Kind.TEXT, "Where jobs go; a placement as `farside sim run --placement` knows them, but count"),
-    )
-    min_run_s: float = field(
-        default=60.0,
-        metadata=about(Kind.SECONDS, "A job that was started is not preempted for so long", low=0, high=1e9),
-    )
-    reserve_after_s: float = field(
-        default=3600.0,
-        metadata=about(Kind.SECONDS, "GPUs are held for a job that has waited so long; 0: never", low=0, high=1e9),
-    )
-    account: tuple[AccountRow, ...] = field(
-        default=(),
-        metadata=about(
-            Kind.RULES,
-            "[[account]] tables with name, users, shares, quota_gpus; none: jobs are charged to whom they name",
-            row=AccountRow,
-        ),
-    )
-    qos: tuple[QosRow, ...] = field(
-        default=(),
-        metadata=about(
-            Kind.RULES,
-            "[[qos]] tables with name, priority, max_gpus_per_user, max_jobs_per_user, may_preempt, accounts",
-            row=QosRow,
-        ),
-    )
-    max_queued_jobs_per_user: int = field(
-        default=20_000,
-        metadata=about(
-            Kind.COUNT,
-            "The most jobs of one user that are not over, those of arrays too; operators may have more; 0: any number",
-            low=0,
-            high=10**8,
-        ),
-    )
-    max_queued_bytes_per_user: int = field(
-        default=64 << 20,
-        metadata=about(
-            Kind.BYTES,
-            "The same of what their arguments and environments take, once for each submission; 0: any",
-            low=0,
-            high=1 << 40,
-        ),
-    )
-    max_hourly_jobs_per_user: int = field(
-        default=20_000,
-        metadata=about(
-            Kind.COUNT,
-            "The most jobs that one user submits within an hour, those of arrays and cancelled ones too; "
-            "operators may submit more; 0: any number",
-            low=0,
-            high=10**8,
-        ),
-    )
-    default_account: str = field(
-        default="", metadata=about(Kind.TEXT, "Account of users who belong to none; empty: they may not submit")
-    )
-    default_qos: str = field(default="", metadata=about(Kind.TEXT, "QOS of jobs that name none"))
-    fair_share_half_life_s: float = field(
-        default=7 * 86400.0,
-        metadata=about(
-            Kind.SECONDS,
-            "Accounts that have used less of their share go first; what was used fades by half in so long; 0: no",
-            low=0,
-            high=1e9,
-        ),
-    )
-    gpu_power_w: float = field(
-        default=700.0,
-        metadata=about(
-            Kind.WATTS,
-            "What a GPU that is held draws, for `farside usage`, where its node does not measure it",
-            low=0,
-            high=1e5,
-        ),
-    )
-    power: str = field(
-        default="none",
-        metadata=about(
-            Kind.CHOICE,
-            "What lets idle nodes sleep; see power.md",
-            choices=("none", "ces", "rule", "vanilla"),
-        ),
-    )
-    power_dry_run: bool = field(
-        default=False,
-        metadata=about(Kind.FLAG, "No node is switched or closed; the log says what would be done, as if it were"),
-    )
-    power_settings: str = field(
-        default="", metadata=about(Kind.TEXT, "Settings of that policy, NAME=VALUE, with semicolons between")
-    )
-    power_drivers: Path = field(
-        default=Path("/etc/farside/power.toml"),
-        metadata=about(Kind.PATH, "How each node is switched, a table [node.NAME] each; others are always on"),
-    )
-    power_step_s: float = field(
-        default=600.0, metadata=about(Kind.SECONDS, "Time between two decisions of that policy", low=1, high=86400)
-    )
-    power_floor: int = field(
-        default=1, metadata=about(Kind.COUNT, "Nodes that stay on in any case", low=0, high=1000000)
-    )
-    power_min_on_s: float = field(
-        default=600.0, metadata=about(Kind.SECONDS, "A node that came up stays on for so long", low=0, high=1e9)
-    )
-    power_off_s: float = field(
-        default=240.0,
-        metadata=about(Kind.SECONDS, "A node that has not shut down after so long is cut off", low=1, high=1e5),
-    )
-    power_drain_s: float = field(
-        default=1800.0,
-        metadata=about(
-            Kind.SECONDS,
-            "A node that is not empty after so long stays on; borrowers of its memory get half of it to move",
-            low=1,
-            high=86400,
-        ),
-    )
-    power_boot_s: float = field(
-        default=900.0,
-        metadata=about(Kind.SECONDS, "A node that has not booted after so long has failed", low=1, high=1e5),
-    )
-    power_poll_s: float = field(
-        default=10.0,
-        metadata=about(Kind.SECONDS, "Time between two looks, and two questions to a BMC", low=0.1, high=600),
-    )
-    always_on: str = field(default="", metadata=about(Kind.TEXT, "Nodes that never sleep, with commas"))
-    idle_w: int = field(
-        default=800,
-        metadata=about(Kind.COUNT, "What an idle node draws, in watts, for the energy saved", low=0, high=1e5),
-    )
-    node_timeout_s: float = field(
-        default=60.0,
-        metadata=about(
-            Kind.SECONDS,
-            "A node that is silent for so long is lost, and its jobs start elsewhere",
-            low=1,
-            high=1e6,
-        ),
-    )
-    metrics_listen: str = field(
-        default="", metadata=about(Kind.ADDRESS, "HOST:PORT of the Prometheus metrics; empty: none")
-    )
-    log_level: str = field(
-        default="info",
-        metadata=about(
-            Kind.CHOICE, "The least important message that is logged", choices=("debug", "info", "warning", "error")
-        ),
-    )
+    node: str = text("", "Name of this manager among several; empty: the host name")
+    listen: tuple[str, ...] = endpoints(("unix:/run/farside/manager.sock", "tcp:127.0.0.1:7680"),
+        "Endpoints for users and agents: unix:PATH, where the kernel proves the user; tcp:HOST:PORT, where a token or "
+        "a certificate does; other machines need an address that is not loopback, and tls_cert")
+    tls_client_ca: Path = path("", "CA certificates, PEM, with revocation lists, for clients; empty: none accepted")
+    tls_client_required: bool = flag(False, "Refuse TCP clients without such a certificate, even with a token")
+    plain_http: bool = flag(False, "Allow TCP without TLS beyond loopback: tokens are sent unencrypted")
+    tokens_file: Path = path("/etc/farside/tokens.toml",
+        "Tokens of nodes, operators and users, written by `farside token`")
+    token_submit: bool = flag(False, "Allow submission by token; only if all jobs run as one user, as in a sandbox")
+    run_as: str = choice("submitter", "submitter starter",
+        "User of a task, see agent.toml. starter: only the manager's own user may use the socket and submit (sandbox)")
+    auth: str = choice("token", "token munge",
+        "How users of other machines prove who they are. munge: token or MUNGE, by which they may submit")
+    munge_socket: Path = path("/run/munge/munge.socket.2", "Socket of this machine's munged, for auth = 'munge'")
+    operators: str = text("", "Users in addition to root who may see and change everything, separated by commas")
+    store_url: str = text("sqlite:////var/lib/farside/manager.db",
+        "Database: sqlite:////PATH, or postgresql://USER@HOST/NAME")
+    keep_history_s: float = seconds(90 * 86400.0, 0, 1e10,
+        "Log entries older than this move to the archive, and jobs that ended before are forgotten; 0: never")
+    archive_dir: Path = path("", "Folder of the archive; empty: beside the SQLite file; with PostgreSQL: no archive")
+    state_dir: Path = path("/run/farside/manager",
+        "Folder made at start, for sockets between the manager's own processes")
+    placement: str = text("consolidate", "Placement that chooses nodes; `farside sim run --help` names them; not count")
+    min_run_s: float = seconds(60.0, 0, 1e9, "Minimum time that a job runs before it may be preempted")
+    reserve_after_s: float = seconds(3600.0, 0, 1e9, "Waiting time after which GPUs are reserved for a job; 0: never")
+    account: tuple[AccountRow, ...] = tables(AccountRow,
+        "[[account]] tables with name, users, shares, quota_gpus; none: a job is charged to the account that it names")
+    qos: tuple[QosRow, ...] = tables(QosRow,
+        "[[qos]] tables with name, priority, max_gpus_per_user, max_jobs_per_user, may_preempt, accounts")
+    max_queued_jobs_per_user: int = count(20_000, 0, 10**8,
+        "Maximum unfinished jobs of one user, array tasks included; operators may have more; 0: no limit")
+    max_queued_bytes_per_user: int = size(64 << 20, 0, 1 << 40,
+        "Maximum size of arguments and environments of one user's unfinished jobs, each submission once; 0: no limit")
+    max_hourly_jobs_per_user: int = count(20_000, 0, 10**8,
+        "Maximum jobs that one user submits within an hour, array tasks and cancelled jobs included; operators may "
+        "submit more; 0: no limit")
+    default_account: str = text("", "Account of users who belong to none; empty: they may not submit")
+    default_qos: str = text("", "QOS of jobs that name none")
+    fair_share_half_life_s: float = seconds(7 * 86400.0, 0, 1e9,
+        "Half-life of past use in fair share: accounts that used less of their share start first; 0: no fair share")
+    gpu_power_w: float = watts(700.0, 0, 1e5,
+        "Power of an allocated GPU for `farside usage`, if its node does not measure it")
+    power_dry_run: bool = flag(False, "Only log what the power policy would do; switch and drain no node")
+    power_drivers: Path = path("/etc/farside/power.toml",
+        "Power driver of each node: a [node.NAME] table each; other nodes are always on")
+    power_off_s: float = seconds(240.0, 1, 1e5, "Time after which a node that does not shut down is switched off hard")
+    power_drain_s: float = seconds(1800.0, 1, 86400,
+        "Time after which a node that is not empty stays on; borrowers of its memory have half of it to move pages")
+    power_boot_s: float = seconds(900.0, 1, 1e5, "Time after which a node that does not boot has failed")
+    power_poll_s: float = seconds(10.0, 0.1, 600, "Time between two checks of nodes, and between two requests to a BMC")
+    node_timeout_s: float = seconds(60.0, 1, 1e6, "Silence after which a node is lost and its jobs start again")

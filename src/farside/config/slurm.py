@@ -1,128 +1,36 @@
-"""What `farside slurm` can be told."""
+"""Settings of `farside slurm`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from farside.config.settings import Kind, about
+from farside.config.settings import choice, count, flag, path, seconds, text
+from farside.config.shared import LogSettings, PolicySettings, PowerSettings
 
-# fmt: off (a table: one setting, then what it means)
+# A table: one setting, one line. A meaning that does not fit is on the next line.
+# fmt: off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmConfig:
-    """Settings of the engine that drives a Slurm. Seconds; the names say which."""
+class SlurmConfig(PolicySettings, PowerSettings, LogSettings):
+    """Settings of the program that drives a Slurm. Seconds; the names say which."""
 
-    node: str = field(default="", metadata=about(Kind.TEXT, "Name of this engine; empty: the host name"))
-    partitions: str = field(
-        default="",
-        metadata=about(
-            Kind.TEXT, "Slurm's partitions whose GPU jobs are scheduled, with commas; no other job is touched"
-        ),
-    )
-    slurm_conf: Path = field(
-        default=Path(), metadata=about(Kind.PATH, "Slurm's own settings; empty: SLURM_CONF, or where Slurm looks")
-    )
-    policy: str = field(
-        default="las", metadata=about(Kind.TEXT, "Who goes first; a policy as `farside sim run --policy` knows them")
-    )
-    policy_settings: str = field(
-        default="", metadata=about(Kind.TEXT, "Settings of the policy, NAME=VALUE, with semicolons between")
-    )
-    placement: str = field(
-        default="consolidate",
-        metadata=about(Kind.TEXT, "How the cycle packs jobs onto nodes; where they really go is Slurm's choice"),
-    )
-    order_by: str = field(
-        default="priority",
-        metadata=about(
-            Kind.CHOICE,
-            "What Slurm is told of the order: priorities, as an operator; or nice values, which any user may raise for "
-            "his own jobs",
-            choices=("priority", "nice"),
-        ),
-    )
-    preempt: bool = field(
-        default=False,
-        metadata=about(
-            Kind.FLAG, "Running jobs that Slurm may requeue are requeued for those before them, and begin again"
-        ),
-    )
-    gate: bool = field(
-        default=False, metadata=about(Kind.FLAG, "Jobs are held until it is their turn; else only their order is set")
-    )
-    min_run_s: float = field(
-        default=600.0,
-        metadata=about(Kind.SECONDS, "A job that was started is not requeued for so long", low=0, high=1e9),
-    )
-    reserve_after_s: float = field(
-        default=0.0,
-        metadata=about(
-            Kind.SECONDS, "A job that has waited so long goes before all others; 0: none does", low=0, high=1e9
-        ),
-    )
-    requeue_cost_s: float = field(
-        default=120.0,
-        metadata=about(
-            Kind.SECONDS,
-            "For the expected gain: what a requeue costs a job; Slurm alone makes it wait 120 s",
-            low=0,
-            high=1e9,
-        ),
-    )
-    history_days: int = field(
-        default=30,
-        metadata=about(
-            Kind.COUNT,
-            "Jobs of so many days are read by sacct at the start, where slurmdbd runs; 0: none",
-            low=0,
-            high=3650,
-        ),
-    )
-    turn_s: float = field(
-        default=5.0, metadata=about(Kind.SECONDS, "Time between two looks at Slurm", low=0.1, high=3600)
-    )
-    command_limit_s: float = field(
-        default=30.0, metadata=about(Kind.SECONDS, "Time for each of Slurm's commands", low=1, high=600)
-    )
-    actions_per_turn: int = field(
-        default=200, metadata=about(Kind.COUNT, "Changes that Slurm is told in one turn at most", low=1, high=100000)
-    )
-    power: str = field(
-        default="none",
-        metadata=about(
-            Kind.CHOICE,
-            "What lets idle nodes sleep, by Slurm's SuspendProgram",
-            choices=("none", "ces", "rule", "vanilla"),
-        ),
-    )
-    power_settings: str = field(
-        default="", metadata=about(Kind.TEXT, "Settings of that policy, NAME=VALUE, with semicolons between")
-    )
-    power_step_s: float = field(
-        default=600.0, metadata=about(Kind.SECONDS, "Time between two decisions of that policy", low=1, high=86400)
-    )
-    power_floor: int = field(
-        default=1, metadata=about(Kind.COUNT, "Nodes that stay on in any case", low=0, high=1000000)
-    )
-    power_min_on_s: float = field(
-        default=600.0, metadata=about(Kind.SECONDS, "A node that came up stays on for so long", low=0, high=1e9)
-    )
-    always_on: str = field(default="", metadata=about(Kind.TEXT, "Nodes that never sleep, with commas"))
-    idle_w: int = field(
-        default=800,
-        metadata=about(Kind.COUNT, "What an idle node draws, in watts, for the energy saved", low=0, high=1e5),
-    )
-    state_dir: Path = field(
-        default=Path("/var/lib/farside/slurm"),
-        metadata=about(Kind.PATH, "Folder for what jobs were served, and for what was done or would have been"),
-    )
-    admin_socket: Path = field(
-        default=Path("/run/farside/slurm.sock"),
-        metadata=about(Kind.PATH, "Unix socket for `farside slurm status` and `farside admin`"),
-    )
-    log_level: str = field(
-        default="info",
-        metadata=about(
-            Kind.CHOICE, "The least important message that is logged", choices=("debug", "info", "warning", "error")
-        ),
-    )
+    node: str = text("", "Name of this program; empty: the host name")
+    partitions: str = text("",
+        "Slurm partitions whose GPU jobs are scheduled, separated by commas; other jobs are left alone")
+    slurm_conf: Path = path("", "File slurm.conf; empty: SLURM_CONF, or where Slurm looks for it")
+    placement: str = text("consolidate", "Placement used to plan; Slurm itself chooses the nodes")
+    order_by: str = choice("priority", "priority nice",
+        "How to give Slurm the order. priority: as an operator; nice: any user may raise it for their own jobs")
+    preempt: bool = flag(False, "Requeue running jobs, if Slurm may, for jobs that come before them; they start again")
+    gate: bool = flag(False, "Hold jobs until it is their turn; otherwise only their order is set")
+    min_run_s: float = seconds(600.0, 0, 1e9, "Minimum time that a job runs before it may be requeued")
+    reserve_after_s: float = seconds(0.0, 0, 1e9, "Waiting time after which a job goes before all others; 0: never")
+    requeue_cost_s: float = seconds(120.0, 0, 1e9,
+        "Cost of a requeue to a job, to compute the expected gain; Slurm alone makes it wait 120 s")
+    history_days: int = count(30, 0, 3650, "Days of past jobs read by sacct at start, if slurmdbd runs; 0: none")
+    turn_s: float = seconds(5.0, 0.1, 3600, "Time between two reads of Slurm's queue")
+    command_limit_s: float = seconds(30.0, 1, 600, "Time limit of each Slurm command")
+    actions_per_turn: int = count(200, 1, 100000, "Maximum changes sent to Slurm in one turn")
+    state_dir: Path = path("/var/lib/farside/slurm",
+        "Folder for the service that jobs received, and for the log of what was or would be done")
+    admin_socket: Path = path("/run/farside/slurm.sock", "Unix socket for `farside slurm status` and `farside admin`")
