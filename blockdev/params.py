@@ -10,6 +10,7 @@ from farside.blockdev.context import protection_of
 from farside.blockdev.mapping.table import Table
 from farside.blockdev.state import StateFile, control_bytes
 from farside.config import BlockdevConfig
+from farside.config.renamed import with_current_names
 from farside.errors import ConfigError, EngineError, Unavailable
 from farside.kmod_shim.engine.binding import CLUSTER_BYTES, Device, Params
 
@@ -20,7 +21,8 @@ NEVER_US = 0xFFFFFFFF
 def decode_config(data: bytes) -> BlockdevConfig:
     """The settings as ``main.py`` put them into a memory file. Raises Unavailable: another version did."""
     try:
-        return msgspec.json.decode(data, type=BlockdevConfig, dec_hook=lambda kind, value: kind(value))
+        values = with_current_names(BlockdevConfig, msgspec.json.decode(data, type=dict[str, object]))
+        return msgspec.convert(values, BlockdevConfig, dec_hook=lambda kind, value: kind(value))
     except msgspec.MsgspecError as error:
         raise Unavailable(f"this version does not understand the running device's settings: {error}") from error
 

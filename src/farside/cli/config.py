@@ -55,7 +55,10 @@ def check(
         read = paths or standard_files(whose)
         try:
             if read or program:
-                _hold_to_machine(effective(whose, paths))
+                loaded = effective(whose, paths)
+                for warning in loaded.warnings:
+                    print(f"farside: warning: {warning}", file=sys.stderr)
+                _hold_to_machine(loaded)
         except ConfigProblems as error:
             problems += error.problems
         else:

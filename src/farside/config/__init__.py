@@ -8,6 +8,7 @@ blockdev.py  settings of `farside blockdev`
 agent.py     settings of `farside agent`
 slurm.py     settings of `farside slurm`
 convert.py   one TOML value to one Python value, in the setting's unit and range
+renamed.py   names that settings had before
 load.py      files and drop-ins to one frozen config, with the source of each value
 check.py     what must hold between settings
 """

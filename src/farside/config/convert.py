@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from farside.config.renamed import Names
 from farside.config.settings import Kind, Setting, settings_of
 from farside.endpoint import parse_address, parse_endpoint
 from farside.units import format_bytes, format_seconds, parse_bytes, parse_fraction, parse_seconds
@@ -127,13 +128,15 @@ def _rule(setting: Setting, number: int, row: Mapping[str, object]) -> object:
     assert setting.row is not None
     known = settings_of(setting.row)
     told: dict[str, Any] = {}
-    for name, value in row.items():
-        if name not in known:
-            raise ValueError(f"table {number}: '{name}': {unknown(name, known)}")
+    names = Names(known)
+    for word, value in row.items():
         try:
+            name = names.current(word, setting.name)
+            if name not in known:
+                raise ValueError(unknown(name, known))
             told[name] = convert(known[name], value)
         except ValueError as error:
-            raise ValueError(f"table {number}: '{name}': {error}") from error
+            raise ValueError(f"table {number}: '{word}': {error}") from error
     missing = [name for name, one in known.items() if one.required and name not in told]
     if missing:
         raise ValueError(f"table {number}: needs '{missing[0]}'")

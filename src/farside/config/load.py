@@ -28,15 +28,18 @@ from farside.config.check import (
 from farside.config.convert import convert, nearest, unknown
 from farside.config.daemon import DaemonConfig
 from farside.config.manager import ManagerConfig
+from farside.config.renamed import Names, current_names, rename_warnings
 from farside.config.settings import Setting, settings_of
 from farside.config.slurm import SlurmConfig
 from farside.errors import ConfigError
+from farside.log import get_log, start_logging
 
 ETC = Path("/etc/farside")
 COMMAND_LINE = "command line"
 DEFAULT = "default"
 _FILE_BYTES_MAX = 1 << 20
 _WORD = re.compile(r"\w+")
+_log = get_log("config")
 
 ConfigT = TypeVar("ConfigT", DaemonConfig, BlockdevConfig, AgentConfig, ManagerConfig, SlurmConfig)
 
@@ -52,10 +55,15 @@ _PROGRAMS: Mapping[type[Any], tuple[str, Callable[[Any], Iterator[Problem]]]] = 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effective(Generic[ConfigT]):
-    """A config and, for each setting, the file (or 'default', 'command line') that said so."""
+    """A config and the source of each setting: a file, 'default' or 'command line'.
+
+    Attributes:
+        warnings: One line for each setting that a file has under an old name.
+    """
 
     config: ConfigT
     sources: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
 
 
 class ConfigProblems(ConfigError):
@@ -85,18 +93,25 @@ def standard_files(program: str) -> tuple[Path, ...]:
 def load_config(
     kind: type[ConfigT], paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
 ) -> ConfigT:
-    """A program's settings from these files (none: those of /etc/farside) with their drop-ins.
+    """A program's settings from these files (default: those of /etc/farside) with their drop-ins.
+
+    Old names of settings are logged, one warning each.
 
     Raises:
         ConfigProblems: Something is wrong; one line each.
     """
-    return effective_config(kind, paths, overrides).config
+    loaded = effective_config(kind, paths, overrides)
+    if loaded.warnings:
+        start_logging(loaded.config.log_level)  # the program itself starts it later, with these settings
+    for warning in loaded.warnings:
+        _log.warning(warning)
+    return loaded.config
 
 
 def effective_config(
     kind: type[ConfigT], paths: Sequence[Path] = (), overrides: Mapping[str, object] | None = None
 ) -> Effective[ConfigT]:
-    """As `load_config`, with the source of each value."""
+    """The settings of `load_config` with the source of each value; logs nothing."""
     program, problems_of = _PROGRAMS[kind]
     return _load(kind, problems_of, _files(paths, program), overrides or {}, blamed=ETC / f"{program}.toml")
 
@@ -114,13 +129,18 @@ def _load(
     sources = dict.fromkeys(known, DEFAULT)
     problems: list[str] = []
     wrong: set[str] = set()  # settings whose value is not known
+    warnings: list[str] = []
+    names = Names(known)
     for source, told in [*((str(file), _read(file)) for file in files), (COMMAND_LINE, overrides)]:
-        for name, value in told.items():
+        for word, value in told.items():
             try:
+                name = names.current(word, source)
                 values[name] = _value(known, name, value)
                 sources[name] = source
+                warnings += (f"{source}: {word}: {text}" for text in rename_warnings(known[name], word, value))
             except ValueError as error:
-                problems.append(f"{source}: {name}: {error}")
+                problems.append(f"{source}: {word}: {error}")
+                name = current_names(known).get(word, word)
                 wrong.add(name if name in known else nearest(name, known))
     config = _with_node(kind(**values))
     # A default is at fault only because no file says otherwise: name the file that should.
@@ -132,7 +152,7 @@ def _load(
     ]
     if problems:
         raise ConfigProblems(problems)
-    return Effective(config=config, sources=sources)
+    return Effective(config=config, sources=sources, warnings=tuple(warnings))
 
 
 def _value(known: Mapping[str, Setting], name: str, value: object) -> object:
