@@ -1,4 +1,4 @@
-"""The command `farside`. It alone prints and exits; what it does stands in other modules, imported when needed."""
+"""The command `farside`. Only this folder prints and exits; the work is done in other modules, imported when needed."""
 
 import sys
 

@@ -122,7 +122,7 @@ def _print_version(wanted: bool) -> None:
 def _root(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     if debug:
@@ -134,15 +134,15 @@ def blockdev(
     config: options.ConfigFiles = None,
     settings: options.Overrides = None,
     stdio: Annotated[
-        bool, typer.Option("-s", "--stdio", help="Serve one client on standard input and output, then end.")
+        bool, typer.Option("-s", "--stdio", help="Serve one client on standard input and output, then exit.")
     ] = False,
     fd_store: Annotated[
-        bool, typer.Option("--fd-store", help="As a systemd service that keeps descriptors: go on after a restart.")
+        bool, typer.Option("--fd-store", help="Resume after a restart with the file descriptors that systemd kept.")
     ] = False,
 ) -> None:
-    """Serve a block device from donors' memory.
+    """Serve a block device that keeps its pages in the memory of donors.
 
-    Speaks NBD; runs until SIGTERM.
+    Speaks NBD. Runs until SIGTERM.
     """
     from farside.config import BlockdevConfig, load_config
 
@@ -161,7 +161,7 @@ def blockdev(
 def agent(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
     """Run the manager's jobs on this machine.
 
-    Reports what this node has and does; runs until SIGTERM. Jobs run on without it.
+    Reports the state of this node to the manager. Runs until SIGTERM; jobs continue without it.
     """
     from farside.config import AgentConfig, load_config
 
@@ -173,39 +173,42 @@ def agent(config: options.ConfigFiles = None, settings: options.Overrides = None
 
 @app.command()
 def sandbox(
-    donors: Annotated[int, typer.Option(min=1, help="How many donors.")] = 3,
+    donors: Annotated[int, typer.Option(min=1, help="Number of donors.")] = 3,
     donor_memory: Annotated[
         int, typer.Option(parser=options.byte_count, metavar="BYTES", help="Memory of each donor.")
     ] = 512 * MIB,
-    transport: Annotated[str, typer.Option(help="tcp, shm or rdma.")] = "tcp",
+    transport: Annotated[str, typer.Option(help="Transport: tcp, shm or rdma.")] = "tcp",
     size: Annotated[int, typer.Option(parser=options.byte_count, metavar="BYTES", help="Size of the device.")] = 1024
     * MIB,
     listen: Annotated[
         list[str] | None,
-        typer.Option(metavar="ENDPOINT", help="unix:PATH or tcp:HOST:PORT for clients; may be repeated."),
+        typer.Option(metavar="ENDPOINT", help="Endpoint for clients: unix:PATH or tcp:HOST:PORT (repeatable)."),
     ] = None,
     disk: Annotated[
-        Path | None, typer.Option(help="Backup file, written over; without it one in the state folder.")
+        Path | None, typer.Option(help="Backup file, overwritten; default: a file in the state folder.")
     ] = None,
-    replicas: Annotated[int, typer.Option(min=1, max=2, help="2: a second donor instead of the disk.")] = 1,
+    replicas: Annotated[
+        int, typer.Option(min=1, max=2, help="Copies at donors; 2: a second donor instead of the disk.")
+    ] = 1,
     no_protection: Annotated[
-        bool, typer.Option("--no-protection", help="Neither disk nor replica: a lost donor loses pages.")
+        bool, typer.Option("--no-protection", help="Use neither disk nor replica: pages of a lost donor are lost.")
     ] = False,
     state: Annotated[
-        Path | None, typer.Option(help="Folder for sockets, logs, configs, new or empty; else a temporary one.")
+        Path | None, typer.Option(help="Folder for sockets, logs and settings, new or empty; default: a temporary one.")
     ] = None,
     slab: Annotated[
         int | None, typer.Option(parser=options.byte_count, metavar="BYTES", help="Size of a slab.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, max=16, help="NBD connections at once.")] = None,
-    restart_donors: Annotated[bool, typer.Option("--restart-donors", help="Start a donor again when it ends.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, max=16, help="Maximum number of NBD connections.")] = None,
+    restart_donors: Annotated[bool, typer.Option("--restart-donors", help="Restart a donor that ends.")] = False,
     cluster: Annotated[
-        str | None, typer.Option(metavar="NODESxGPUS", help="A manager and agents with declared GPUs too, such as 4x8.")
+        str | None,
+        typer.Option(metavar="NODESxGPUS", help="Also run a manager and agents with declared GPUs, such as 4x8."),
     ] = None,
 ) -> None:
-    """Run a whole memory plane, and with --cluster a cluster plane, on this machine.
+    """Run donors and a borrower, and with --cluster a manager and agents, on this machine.
 
-    Real, separate processes, until SIGTERM or Ctrl-C. Prints `ready URI` when clients may connect.
+    Starts real, separate processes. Runs until SIGTERM or Ctrl-C. Prints `ready URI` when clients may connect.
     """
     from farside.sandbox.main import run
 
@@ -231,8 +234,8 @@ def sandbox(
 
 @app.command()
 def status(
-    state: Annotated[Path | None, typer.Option(help="Folder of a sandbox.")] = None,
-    socket: Annotated[Path | None, typer.Option(help="Admin socket of one process.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Ask the programs of the sandbox in this folder.")] = None,
+    socket: Annotated[Path | None, typer.Option(help="Ask only the process with this admin socket.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Show what is mapped where, and how busy it is.
@@ -246,16 +249,17 @@ def status(
 
 @app.command()
 def admin(
-    command: Annotated[str, typer.Argument(help="status, replace, fault, ...")],
+    command: Annotated[str, typer.Argument(help="Command: status, replace, fault, ...")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...")] = None,
     socket: Annotated[Path, typer.Option(help="Admin socket of the process.")] = Path("/run/farside/blockdev.sock"),
     limit: Annotated[
-        float | None, typer.Option(help="Seconds to wait for the answer; 10, and 150 where a process is started.")
+        float | None,
+        typer.Option(help="Seconds to wait for the answer; default: 10, or 150 if the command starts a process."),
     ] = None,
 ) -> None:
-    """Give a running process one command.
+    """Send one command to a running process.
 
-    Prints its answer as JSON: `farside admin replace`, `farside admin fault donor=d1 kind=delay every=1 delay_s=0.1`.
+    Prints the answer as JSON: `farside admin replace`, `farside admin fault donor=d1 kind=delay every=1 delay_s=0.1`.
     """
     import json
 
@@ -268,15 +272,14 @@ def admin(
 @app.command()
 def demo(
     state: Annotated[
-        Path | None, typer.Option(help="Folder of its sandbox, for `farside status --state`; else a temporary one.")
+        Path | None, typer.Option(help="Folder of its sandbox, for `farside status --state`; default: a temporary one.")
     ] = None,
-    scene: Annotated[ScenePart, typer.Option(help="What to play.")] = ScenePart.ALL,
+    scene: Annotated[ScenePart, typer.Option(help="Part of the demo to run.")] = ScenePart.ALL,
 ) -> None:
-    """Show all of it on this machine, in two minutes.
+    """Demonstrate Farside on this machine in two minutes.
 
-    Donors are squeezed and killed, the borrower is replaced, real clients verify every byte; then the same jobs run
-    under FIFO and under LAS, really and in the simulator. Exit code 1 unless all of that happened and every byte was
-    right.
+    Donors lose memory and are killed, the borrower is replaced, and clients verify every byte. Then the same jobs run
+    under FIFO and under LAS, as processes and in the simulator. The exit code is 1 if any of this fails.
     """
     from farside.demo.main import run
 
@@ -289,9 +292,9 @@ def doctor(
     program: Whose = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check what this machine has and lacks.
+    """Check that this machine has what Farside needs.
 
-    Each line says what was found and what to do; exit code 1 when something that is needed is missing.
+    Each line names a finding and what to do. The exit code is 1 if something required is missing.
     """
     from farside.cli.doctor import run
 
@@ -300,17 +303,18 @@ def doctor(
 
 @app.command()
 def keygen(
-    path: Annotated[Path, typer.Argument(help="The key file.")] = Path("/etc/farside/key"),
+    path: Annotated[Path, typer.Argument(help="Key file.")] = Path("/etc/farside/key"),
     add: Annotated[
-        bool, typer.Option("--add", help="Put a new key before the old one, which stays valid: the start of a change.")
+        bool,
+        typer.Option("--add", help="Add a new key before the old one, which stays valid: first step of a key change."),
     ] = False,
     retire: Annotated[
-        bool, typer.Option("--retire", help="Take the older of two keys out: the end of a change.")
+        bool, typer.Option("--retire", help="Remove the older of two keys: last step of a key change.")
     ] = False,
 ) -> None:
-    """Make or change the cluster's key.
+    """Make or change the key of the cluster.
 
-    All nodes share it: copy the file to each of them.
+    All nodes share the key: copy the file to each of them.
     """
     from farside import keygen as doing
     from farside.errors import ConfigError

@@ -21,20 +21,23 @@ if TYPE_CHECKING:
     from farside.manager_client import ManagerClient
 
 Manager = Annotated[
-    str | None, typer.Option("--manager", metavar="ADDRESS", help="unix:PATH or http(s)://HOST:PORT of the manager.")
+    str | None,
+    typer.Option("--manager", metavar="ADDRESS", help="Address of the manager: unix:PATH or http(s)://HOST:PORT."),
 ]
-State = Annotated[Path | None, typer.Option(help="Folder of a sandbox whose manager is meant.")]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="Its number, as `farside submit` printed it.")]
-JobIds = Annotated[list[str], typer.Argument(metavar="JOB...", help="Their numbers; that of an array is all of it.")]
-# Of words behind `--`: how many there are.
+State = Annotated[Path | None, typer.Option(help="Use the manager of the sandbox in this folder.")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Job number, as printed by `farside submit`.")]
+JobIds = Annotated[
+    list[str], typer.Argument(metavar="JOB...", help="Job numbers; the number of an array selects all its jobs.")
+]
+# Key in the context: the number of words after `--`.
 _BEHIND = "farside.behind"
 
 
 class _Submit(TyperCommand):
-    """It takes a program's options as words, and so has to know what stood behind `--`."""
+    """The command `submit`, which has options of a program among its words and so must know what came after `--`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """What it would, and notes how many words stand behind `--`."""
+        """Parses as usual, and counts the words after `--`."""
         ctx.meta[_BEHIND] = len(args) - args.index("--") - 1 if "--" in args else 0
         return super().parse_args(ctx, args)
 
@@ -57,34 +60,49 @@ def client_of(manager: str | None, state: Path | None) -> "ManagerClient":
 def submit(
     context: typer.Context,
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[JOB.toml | -- COMMAND...]", help="A job file, or what to run.")
+        list[str] | None, typer.Argument(metavar="[JOB.toml | -- COMMAND...]", help="Job file, or command to run.")
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", "-g", help="GPUs over all nodes.")] = None,
-    name: Annotated[str | None, typer.Option("--name", "-n", help="What listings call it.")] = None,
-    account: Annotated[str | None, typer.Option("--account", "-A", help="Whom its GPU hours are charged to.")] = None,
-    qos: Annotated[str | None, typer.Option("--qos", help="Its quality of service.")] = None,
-    time_limit: Annotated[str | None, typer.Option("--time", "-t", metavar="TIME", help="Such as 90s, 2h.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", "-g", help="Number of GPUs in total, over all nodes.")] = None,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="Name of the job.")] = None,
+    account: Annotated[
+        str | None, typer.Option("--account", "-A", help="Account that GPU hours are charged to.")
+    ] = None,
+    qos: Annotated[str | None, typer.Option("--qos", help="Quality of service (QOS).")] = None,
+    time_limit: Annotated[
+        str | None, typer.Option("--time", "-t", metavar="TIME", help="Time limit, such as 90s or 2h.")
+    ] = None,
     swap: Annotated[
-        str | None, typer.Option("--swap", metavar="SIZE", help="Farside swap for each GPU, such as 8GiB.")
+        str | None, typer.Option("--swap", metavar="SIZE", help="Swap in remote memory for each GPU, such as 8GiB.")
     ] = None,
-    per_gpu: Annotated[bool, typer.Option("--per-gpu", help="One process for each GPU, not for each node.")] = False,
+    per_gpu: Annotated[
+        bool, typer.Option("--per-gpu", help="Start one process per GPU instead of one per node.")
+    ] = False,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Folder that all nodes share; a job that has one may be preempted.")
+        Path | None, typer.Option(help="Checkpoint folder on shared storage; makes the job preemptible.")
     ] = None,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="Output file; %j the job, %r the rank.")] = None,
-    retries: Annotated[int | None, typer.Option(min=0, help="Starts again so often when it fails.")] = None,
-    after: Annotated[list[str] | None, typer.Option(metavar="JOB", help="Only when this one is done.")] = None,
-    count: Annotated[int | None, typer.Option("--array", min=1, help="So many jobs alike.")] = None,
-    held: Annotated[bool, typer.Option("--hold", help="Does not start until it is released.")] = False,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="Output file; %j is the job number, %r the rank.")
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option(min=0, help="Restart the job up to this many times if it fails.")
+    ] = None,
+    after: Annotated[
+        list[str] | None, typer.Option(metavar="JOB", help="Start only after this job has succeeded (repeatable).")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--array", min=1, help="Submit an array of this many equal jobs.")
+    ] = None,
+    held: Annotated[bool, typer.Option("--hold", help="Hold the job until `farside release`.")] = False,
     settings: options.Overrides = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the id alone.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the job number.")] = False,
     as_json: options.AsJson = False,
     manager: Manager = None,
     state: State = None,
 ) -> None:
-    """Submit a job: a job file, or a command behind `--`.
+    """Submit a job: a job file, or a command after `--`.
 
-    Options go before what the job file says. It runs in this folder, with this environment if the file has no [env].
+    Options override the job file. The job runs in the current folder, with the current environment if the file has no
+    [env].
     """
     from farside.units import parse_bytes, parse_seconds
 
@@ -118,7 +136,7 @@ def submit(
 
 
 def _refuse_a_slip(context: typer.Context, before: Sequence[str], words: Sequence[str]) -> None:
-    """``before``: the words that stand before `--`. What is no option of ours would be run, or be lost, as a word."""
+    """Refuses unknown options in ``before``, the words before `--`: they would be run, or be lost, as words."""
     is_file = bool(before) and before[0].endswith(".toml")
     slips = [word for word in (before if is_file else before[:1]) if word.startswith("-") and word != "-"]
     if slips:
@@ -148,13 +166,13 @@ def _given(told: Mapping[str, object]) -> dict[str, object]:
 
 
 def queue(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that are over.")] = False,
-    user: Annotated[str | None, typer.Option(help="Of this user alone, for operators.")] = None,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Show finished ones too.")] = False,
+    user: Annotated[str | None, typer.Option(help="Show only jobs of this user; for operators.")] = None,
     as_json: options.AsJson = False,
     manager: Manager = None,
     state: State = None,
 ) -> None:
-    """List jobs: what runs where, what waits and why."""
+    """List jobs, with their nodes or the reason why they wait."""
     query = _given({"all": "true" if everything else None, "user": user})
     client = client_of(manager, state)
     answer = client.get("jobs", **{name: str(value) for name, value in query.items()})
@@ -169,7 +187,7 @@ def queue(
 
 
 def show(job: JobId, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
-    """Show one job: its processes, what it asked for, all that happened to it."""
+    """Show one job: its processes, its request and its history."""
     client = client_of(manager, state)
     found = client.get("jobs", job)
     if as_json:
@@ -182,17 +200,17 @@ def show(job: JobId, as_json: options.AsJson = False, manager: Manager = None, s
 
 
 def cancel(jobs: JobIds, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
-    """End jobs: SIGTERM, their grace period, SIGKILL."""
+    """Cancel jobs: SIGTERM, then SIGKILL after their grace period."""
     _each(jobs, "cancel", as_json, manager, state)
 
 
 def hold(jobs: JobIds, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
-    """Keep waiting jobs from starting."""
+    """Hold waiting jobs, so that they do not start."""
     _each(jobs, "hold", as_json, manager, state)
 
 
 def release(jobs: JobIds, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
-    """Let held jobs start."""
+    """Release held jobs."""
     _each(jobs, "release", as_json, manager, state)
 
 
@@ -250,21 +268,21 @@ def act_on_each(
 
 
 def explain(job: JobId, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
-    """Say why a job waits, and what it waits for."""
+    """Explain why a job waits, and what it waits for."""
     answer = client_of(manager, state).get("jobs", job, "explain")
     print(json.dumps(answer, indent=2) if as_json else "\n".join(answer["lines"]))
 
 
 def logs(
     job: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
-    rank: Annotated[int, typer.Option(min=0, help="Of this process of it.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")] = False,
+    rank: Annotated[int, typer.Option(min=0, help="Show the output of this process (rank).")] = 0,
     manager: Manager = None,
     state: State = None,
 ) -> None:
     """Print a job's output.
 
-    Reads the file that the job writes, with your own rights: it must be on this machine or on storage shared with it.
+    Reads the output file with your own rights: the file must be on this machine or on shared storage.
     """
     from farside.cli.cluster_logs import follow_output
 
@@ -273,7 +291,7 @@ def logs(
 
 
 def nodes(as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
-    """List nodes: GPUs, who has them, memory headroom, who borrows it (--json), what drains and why."""
+    """List nodes with their GPUs, jobs, free memory, borrowers (--json) and the reason of a drain."""
     client = client_of(manager, state)
     answer = client.get("nodes")
     if as_json:
@@ -286,22 +304,22 @@ def nodes(as_json: options.AsJson = False, manager: Manager = None, state: State
 
 
 def drain(
-    names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Their names.")],
-    reason: Annotated[str, typer.Option(help="For those who wonder.")] = "",
+    names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Node names.")],
+    reason: Annotated[str, typer.Option(help="Reason, shown to users.")] = "",
     manager: Manager = None,
     state: State = None,
 ) -> None:
-    """Start nothing new on nodes; what runs there runs on."""
+    """Drain nodes: start no new jobs there; running jobs continue."""
     client = client_of(manager, state)
     act_on_each(names, lambda name: client.post("nodes", name, "drain", body={"reason": reason}), _node_word)
 
 
 def undrain(
-    names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Their names.")],
+    names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Node names.")],
     manager: Manager = None,
     state: State = None,
 ) -> None:
-    """Let jobs start on nodes again."""
+    """Undrain nodes, so that jobs start there again."""
     client = client_of(manager, state)
     act_on_each(names, lambda name: client.post("nodes", name, "undrain"), _node_word)
 

@@ -10,17 +10,19 @@ import typer
 from farside.cli import options
 from farside.cli.cluster import Manager, State, act_on_each, client_of, print_table
 
-From = Annotated[str, typer.Option("--from", metavar="TIME", help="now, +2h, or 2026-11-22T08:00 (UTC).")]
+From = Annotated[
+    str, typer.Option("--from", metavar="TIME", help="Start of the period: now, +2h, or 2026-11-22T08:00 (UTC).")
+]
 
 
 class By(StrEnum):
-    """Whose use is added up."""
+    """What `farside usage` adds up by."""
 
     USER = "user"
     ACCOUNT = "account"
 
 
-To = Annotated[str, typer.Option("--to", metavar="TIME", help="The same.")]
+To = Annotated[str, typer.Option("--to", metavar="TIME", help="End of the period, in the same form.")]
 
 
 def admin_commands(app: typer.Typer) -> None:
@@ -36,17 +38,17 @@ def _moment(option: str, text: str, now_s: float) -> float:
 
 
 def reserve(
-    names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Their names.")],
+    names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Node names.")],
     begin: From,
     end: To,
-    reason: Annotated[str, typer.Option(help="For those who wonder.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, shown to users.")] = "",
     as_json: options.AsJson = False,
     manager: Manager = None,
     state: State = None,
 ) -> None:
-    """Keep nodes free for maintenance: nothing starts there that could still run then.
+    """Reserve nodes for maintenance: no job starts there that could still run in that period.
 
-    By its time limit; a job without one doesn't start there any more. What runs already is left alone, and named.
+    The time limit of a job decides; a job without one does not start there. Running jobs continue and are listed.
     """
     now_s = time.time()
     begin_s, end_s = (_moment(option, text, now_s) for option, text in (("--from", begin), ("--to", end)))
@@ -61,7 +63,7 @@ def reserve(
 
 
 def reservations(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that are over or cancelled.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Show past and cancelled ones too.")] = False,
     as_json: options.AsJson = False,
     manager: Manager = None,
     state: State = None,
@@ -78,7 +80,9 @@ def reservations(
 
 
 def unreserve(
-    names: Annotated[list[str], typer.Argument(metavar="RESERVATION...", help="As `farside reserve` printed them.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="RESERVATION...", help="Reservation names, as printed by `farside reserve`.")
+    ],
     manager: Manager = None,
     state: State = None,
 ) -> None:
@@ -90,16 +94,16 @@ def unreserve(
 
 
 def usage(
-    by: Annotated[By, typer.Option(help="Whose use is added up.")] = By.USER,
+    by: Annotated[By, typer.Option(help="Group by user or account.")] = By.USER,
     begin: From = "-30d",
     end: To = "now",
     as_json: options.AsJson = False,
     manager: Manager = None,
     state: State = None,
 ) -> None:
-    """Show who used what: jobs, GPU hours, hours of waiting, kWh.
+    """Show the use by each user or account: jobs, GPU hours, hours of waiting, kWh.
 
-    Of all for operators, of your own jobs for others; the last 30 days unless told.
+    Operators see all jobs, users their own. The default period is the last 30 days.
     """
     now_s = time.time()
     span = {"from_s": str(_moment("--from", begin, now_s)), "to_s": str(_moment("--to", end, now_s))}
@@ -115,16 +119,18 @@ def usage(
 
 
 def audit(
-    actor: Annotated[str | None, typer.Option(help="Of this user or token alone.")] = None,
-    before: Annotated[int | None, typer.Option(min=1, metavar="ENTRY", help="Only what stands before it.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many lines.")] = 100,
+    actor: Annotated[str | None, typer.Option(help="Show only actions of this user or token.")] = None,
+    before: Annotated[
+        int | None, typer.Option(min=1, metavar="ENTRY", help="Show only entries before this one.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of lines.")] = 100,
     as_json: options.AsJson = False,
     manager: Manager = None,
     state: State = None,
 ) -> None:
-    """Show who did what, the newest last; for operators.
+    """Show who did what, newest last; for operators.
 
-    What users and operators changed or were refused, and what operators looked at of other people's jobs.
+    Lists changes, refused requests, and the jobs of other users that operators looked at.
     """
     query = {"actor": actor, "before": before, "limit": limit}
     told = {name: str(value) for name, value in query.items() if value is not None}

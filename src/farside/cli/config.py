@@ -27,7 +27,7 @@ config_app = typer.Typer(help="Check and show settings.", no_args_is_help=True, 
 
 
 class Program(StrEnum):
-    """Whose settings."""
+    """Program to show the settings of."""
 
     DAEMON = "daemon"
     BLOCKDEV = "blockdev"
@@ -36,17 +36,19 @@ class Program(StrEnum):
     SLURM = "slurm"
 
 
-Whose = Annotated[Program | None, typer.Option("--for", help="Whose settings, where the file's name does not say.")]
+Whose = Annotated[
+    Program | None, typer.Option("--for", help="Program of the settings, if the file name does not show it.")
+]
 
 
 @config_app.command()
 def check(
-    files: Annotated[list[Path] | None, typer.Argument(help="Files; none: those in /etc/farside.")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="Settings files; default: those in /etc/farside.")] = None,
     program: Whose = None,
 ) -> None:
-    """Check settings; every problem is one line. Exit code 2 when there is one.
+    """Check settings, and print each problem in one line. Exit code 2 if there are any.
 
-    A program that nobody configured in /etc/farside is checked only when --for names it.
+    A program without settings in /etc/farside is checked only if --for names it.
     """
     from farside.config.load import ETC, ConfigProblems, standard_files
 
@@ -72,11 +74,11 @@ def check(
 
 @config_app.command()
 def show(
-    program: Annotated[Program, typer.Argument(help="Whose settings.")],
+    program: Annotated[Program, typer.Argument(help="Program to show the settings of.")],
     config: options.ConfigFiles = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show every setting that counts: its value, where it comes from, its default, range and meaning."""
+    """Show every setting: its value, the source of the value, its default, range and meaning."""
     rows = _rows(effective(program, config or ()))
     if as_json:
         print(json.dumps(rows, indent=2))

@@ -19,9 +19,9 @@ _SOCKET = Path("/run/farside/daemon.sock")
 
 @daemon_app.callback(invoke_without_command=True)
 def daemon(context: typer.Context, config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
-    """Lend this machine's idle memory.
+    """Lend idle memory of this machine.
 
-    Runs until SIGTERM. `farside daemon drain` takes it out for maintenance.
+    Runs until SIGTERM. `farside daemon drain` takes the donor out for maintenance.
     """
     if context.invoked_subcommand is not None:
         return
@@ -37,14 +37,16 @@ def daemon(context: typer.Context, config: options.ConfigFiles = None, settings:
 def drain(
     socket: _Socket = _SOCKET,
     deadline: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Time that borrowers get to move their pages.")
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Time for borrowers to move their pages.")
     ] = 600.0,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return at once, not when it is empty.")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Lend again.")] = False,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Return at once; do not wait until nothing is lent.")
+    ] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Lend memory again.")] = False,
 ) -> None:
-    """Lend no more, have borrowers move their pages elsewhere, and return when nothing is lent.
+    """Stop lending, let borrowers move their pages to other donors, and return when nothing is lent.
 
-    The daemon runs on, empty: it may then be stopped, or told to lend again. Ctrl-C ends the waiting only.
+    The daemon continues to run: stop it then, or lend again with --undo. Ctrl-C ends only the waiting.
     """
     from farside import admin
 

@@ -25,7 +25,7 @@ _MARK = {Outcome.OK: "ok  ", Outcome.WARNING: "note", Outcome.FAILED: "FAIL"}
 
 
 def run(files: Sequence[Path], program: Program | None = None, *, as_json: bool) -> int:
-    """Prints every check; 1 when one that is needed failed, else 0.
+    """Prints every check and returns the exit code: 1 if a required one failed, otherwise 0.
 
     ``files``: settings instead of /etc/farside. ``program``: whose they are, where their names do not say.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from farside.scheduler.energy.catalog import Question
 
 energy_app = typer.Typer(
-    help="Let idle nodes sleep: replay policies on how many nodes were busy.",
+    help="Simulate policies that let idle nodes sleep.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -38,32 +38,37 @@ _Files = Annotated[
     list[Path],
     typer.Argument(
         metavar="SERIES...",
-        help="CSV, plain or gzip: time,active,total in nodes; or time,running_gpu_num,total_gpu_num. Files are summed.",
+        help="CSV, plain or gzip: time,active,total (nodes) or time,running_gpu_num,total_gpu_num; files are summed.",
     ),
 ]
 _Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the policy; may be repeated.")
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a parameter of the policy (repeatable).")
 ]
 _TrainTo = Annotated[
-    str | None, typer.Option("--train-to", metavar="TIME", help="Forecasts learn from what lies before; --from.")
+    str | None,
+    typer.Option("--train-to", metavar="TIME", help="Train forecasts on data before this time; default: --from."),
 ]
 _From = Annotated[
-    str | None, typer.Option("--from", metavar="TIME", help="Start of the window; after two thirds of the series.")
+    str | None,
+    typer.Option("--from", metavar="TIME", help="Start of the window; default: after two thirds of the series."),
 ]
-_To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="The instant at which it ends; the series' end.")]
+_To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="End of the window; default: end of the series.")]
 _BootS = Annotated[
-    float, typer.Option("--boot-s", min=0, help="Seconds until a woken node serves; at most a day.", callback=_boot_s)
+    float, typer.Option("--boot-s", min=0, help="Boot time of a node in seconds, at most one day.", callback=_boot_s)
 ]
-_GpusPerNode = Annotated[int, typer.Option("--gpus-per-node", min=1, help="Of a series in GPUs.")]
+_GpusPerNode = Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of each node, for a series in GPUs.")]
 _Zeros = Annotated[
     Literal["auto", "gap", "real"],
-    typer.Option("--zeros", help="What zero busy nodes are; auto: gaps, but for a single series in GPUs."),
+    typer.Option("--zeros", help="How to read zero busy nodes; auto: as gaps, except in a single series in GPUs."),
 ]
 _Holidays = Annotated[
-    list[str] | None, typer.Option("--holiday", metavar="DATE", help="A day off, for forecasts; may be repeated.")
+    list[str] | None, typer.Option("--holiday", metavar="DATE", help="Public holiday, for forecasts (repeatable).")
 ]
-_Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: PNG, SVG or PDF.")]
-_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures as JSON; - prints them.")]
+_Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Plot to this file: PNG, SVG or PDF.")]
+_Json = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="FILE", help="Write all figures to this file as JSON; -: to standard output."),
+]
 
 
 def _question(
@@ -100,23 +105,25 @@ def _question(
 def replay(
     question: "Question",
     files: _Files,
-    policy: Annotated[str, typer.Option(help="ces, paper, rule, vanilla or none.")] = "ces",
+    policy: Annotated[str, typer.Option(help="Policy: ces, paper, rule, vanilla or none.")] = "ces",
     settings: _Set = None,
     boot_s: _BootS = 300.0,
-    idle_w: Annotated[float, typer.Option("--idle-w", min=0, help="Watts of an idle node.", callback=_finite)] = 800.0,
+    idle_w: Annotated[
+        float, typer.Option("--idle-w", min=0, help="Power of an idle node in watts.", callback=_finite)
+    ] = 800.0,
     cooling: Annotated[
-        float, typer.Option(min=0, help="What cooling takes besides, by what nodes take.", callback=_finite)
+        float, typer.Option(min=0, help="Power of cooling per watt of the nodes.", callback=_finite)
     ] = 2.0,
     co2: Annotated[
-        float, typer.Option("--kg-co2-per-kwh", min=0, help="Of your electricity.", callback=_finite)
+        float, typer.Option("--kg-co2-per-kwh", min=0, help="CO2 of your electricity in kg per kWh.", callback=_finite)
     ] = 0.48,
     json_to: _Json = None,
     plot: _Plot = None,
 ) -> None:
     """Replay one policy on a window of a series.
 
-    The policy sees no more than it would have seen then. `--policy ces --set wakeups_per_day=0.5` keeps to a risk that
-    you state; `--policy rule --set wakeups_per_day=0.5` is the two-line rule tuned to it on the past.
+    The policy sees only data from before each decision. `--policy ces --set wakeups_per_day=0.5` keeps to a given
+    risk; `--policy rule --set wakeups_per_day=0.5` is the two-line rule, tuned on the past to that risk.
     """
     from farside.cli.energy_report import Asked, print_report, report_of, write_json
     from farside.scheduler.energy.catalog import prepare
@@ -145,14 +152,16 @@ def replay(
 def pareto(
     question: "Question",
     files: _Files,
-    policies: Annotated[list[str] | None, typer.Option("--policy", help="Which; may be repeated; else all.")] = None,
+    policies: Annotated[
+        list[str] | None, typer.Option("--policy", help="Policy to sweep (repeatable); default: all.")
+    ] = None,
     boot_s: _BootS = 300.0,
     json_to: _Json = None,
     plot: _Plot = None,
 ) -> None:
     """Sweep the parameters of each policy on a window.
 
-    Shows and draws sleeping nodes over wake-ups a day and over missing nodes: what a risk buys under each policy.
+    Shows and plots sleeping nodes over wake-ups per day and over missing nodes: the gain for a risk, per policy.
     """
     from farside.cli.energy_report import print_points, write_json
     from farside.scheduler.energy.sweep import sweep
@@ -178,8 +187,8 @@ def forecast(
 ) -> None:
     """Compare forecasts of busy nodes on a window.
 
-    Boosted trees, persistence, seasonal naive, and, where statsmodels is installed, ARIMA and exponential smoothing:
-    errors of the mean ahead; and how well quantiles of the maximum ahead hold.
+    Compares boosted trees, persistence, seasonal naive and, if statsmodels is installed, ARIMA and exponential
+    smoothing: the errors of the predicted mean, and the accuracy of the quantiles of the predicted maximum.
     """
     from farside.cli.energy_report import print_forecasts, write_json
     from farside.scheduler.energy.compare import compare
@@ -194,20 +203,26 @@ def forecast(
 
 @energy_app.command()
 def jobs(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="File of jobs, plain or gzip; or builtin:NAME.")],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file, plain or gzip, or builtin:NAME.")],
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of each node.")],
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of the cluster, or of the one cluster named.")] = None,
-    vc_nodes: Annotated[Path | None, typer.Option(help="CSV with the nodes of each virtual cluster.")] = None,
-    vc: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this one; may be repeated.")] = None,
-    order: Annotated[str, typer.Option(metavar="NAME", help="Who goes first, as for `farside sim run`.")] = "fifo",
-    policy: Annotated[str, typer.Option(help="ces, rule, vanilla or none.")] = "ces",
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Number of nodes of the cluster, or of the one virtual cluster.")
+    ] = None,
+    vc_nodes: Annotated[Path | None, typer.Option(help="CSV with the number of nodes of each virtual cluster.")] = None,
+    vc: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Run only jobs of this virtual cluster (repeatable).")
+    ] = None,
+    order: Annotated[
+        str, typer.Option(metavar="NAME", help="Policy that orders jobs, as in `farside sim run`.")
+    ] = "fifo",
+    policy: Annotated[str, typer.Option(help="Policy: ces, rule, vanilla or none.")] = "ces",
     settings: _Set = None,
     boot_s: _BootS = 300.0,
     json_to: _Json = None,
 ) -> None:
     """Run a trace of jobs on nodes that sleep.
 
-    Shows whom it delays, by how much, against the same run without sleep.
+    Shows which jobs are delayed and by how much, compared to the same run without sleep.
     """
     from farside.cli.energy_jobs import compare_runs
     from farside.cli.energy_report import print_cost, write_json

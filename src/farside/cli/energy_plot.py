@@ -63,7 +63,7 @@ def plot_points(path: Path, points: Sequence[Point], *, title: str) -> None:
 
 
 def upper_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of points (cost, gain) those that gain more than every cheaper one, by cost."""
+    """The points (cost, gain) that gain more than every cheaper one, by cost."""
     best: list[tuple[float, float]] = []
     for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
         if not best or gain > best[-1][1]:

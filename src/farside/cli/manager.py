@@ -12,9 +12,11 @@ from farside.cli import options
 if TYPE_CHECKING:
     from farside.config import ManagerConfig
 
-State = Annotated[Path | None, typer.Option(help="Folder of a sandbox whose manager's store is meant.")]
+State = Annotated[Path | None, typer.Option(help="Use the store of the sandbox in this folder.")]
 
-store_app = typer.Typer(help="The manager's store.", no_args_is_help=True, rich_markup_mode=None)
+store_app = typer.Typer(
+    help="Back up, restore, check and compact the manager's store.", no_args_is_help=True, rich_markup_mode=None
+)
 
 
 class TokenRole(StrEnum):
@@ -33,9 +35,9 @@ def manager_commands(app: typer.Typer) -> None:
 
 
 def manager(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
-    """Run the cluster's manager: its API and what decides.
+    """Run the manager of the cluster: the API and the scheduler process.
 
-    Runs until SIGTERM. All that it knows is in its store.
+    Runs until SIGTERM. All its state is in its store.
     """
     from farside.config import ManagerConfig, load_config
 
@@ -46,13 +48,15 @@ def manager(config: options.ConfigFiles = None, settings: options.Overrides = No
 
 
 def token(
-    name: Annotated[str, typer.Argument(help="Of the node or user; '' for a token that any node may use.")],
-    role: Annotated[TokenRole, typer.Option(help="What it may do.")] = TokenRole.NODE,
-    file: Annotated[Path, typer.Option(help="The manager's tokens_file.")] = Path("/etc/farside/tokens.toml"),
+    name: Annotated[str, typer.Argument(help="Name of the node or user; '' for a token that any node may use.")],
+    role: Annotated[TokenRole, typer.Option(help="Role of the token's owner.")] = TokenRole.NODE,
+    file: Annotated[Path, typer.Option(help="File with the manager's tokens (tokens_file).")] = Path(
+        "/etc/farside/tokens.toml"
+    ),
 ) -> None:
-    """Make a token, and print it.
+    """Make a token and print it.
 
-    The file keeps only its hash; a running manager knows the token at once.
+    The file keeps only the hash of the token. A running manager accepts the token at once.
     """
     from farside.scheduler.live.api.caller import Role, add_token
 
@@ -60,7 +64,7 @@ def token(
 
 
 def _settings(config: list[Path] | None, settings: list[str] | None, state: Path | None) -> "ManagerConfig":
-    """Of the manager that the options mean: files that are named, a sandbox, FARSIDE_STATE's sandbox, /etc/farside."""
+    """Settings of the manager that the options name: files, a sandbox, FARSIDE_STATE's sandbox, /etc/farside."""
     from farside.config import ManagerConfig, load_config
     from farside.errors import ConfigError
     from farside.state_folder import sandbox_config, state_told
@@ -74,7 +78,7 @@ def _settings(config: list[Path] | None, settings: list[str] | None, state: Path
 
 @store_app.command()
 def backup(
-    to: Annotated[Path, typer.Argument(help="A new file.")],
+    to: Annotated[Path, typer.Argument(help="File to write; must not exist.")],
     config: options.ConfigFiles = None,
     settings: options.Overrides = None,
     state: State = None,
@@ -89,12 +93,12 @@ def backup(
 
 @store_app.command()
 def restore(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="What `farside store backup` wrote.")],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="File written by `farside store backup`.")],
     config: options.ConfigFiles = None,
     settings: options.Overrides = None,
     state: State = None,
 ) -> None:
-    """Write a backup into a store that is empty; the manager must not run."""
+    """Restore a backup into an empty store; the manager must not run."""
     from farside.scheduler.live.store.event_store import EventStore
     from farside.scheduler.live.store.migrate import restore as copy
 
@@ -104,7 +108,7 @@ def restore(
 
 @store_app.command()
 def upgrade(config: options.ConfigFiles = None, settings: options.Overrides = None, state: State = None) -> None:
-    """Make the store, or bring that of an older Farside up to date; the manager does so itself when it starts."""
+    """Create the store, or upgrade that of an older Farside; the manager does this when it starts."""
     from farside.scheduler.live.store.event_store import EventStore
     from farside.scheduler.live.store.migrate import upgrade as bring
 
@@ -114,14 +118,16 @@ def upgrade(config: options.ConfigFiles = None, settings: options.Overrides = No
 
 @store_app.command()
 def check(
-    is_complete: Annotated[bool, typer.Option("--complete", help="All jobs are supposed to have ended.")] = False,
+    is_complete: Annotated[
+        bool, typer.Option("--complete", help="Report jobs that have not ended as errors too.")
+    ] = False,
     config: options.ConfigFiles = None,
     settings: options.Overrides = None,
     state: State = None,
 ) -> None:
-    """Read the whole log and look for GPUs given twice, jobs started twice or lost. Exit code 1 when there is one.
+    """Check the whole log for GPUs allocated twice, and jobs started twice or lost. Exit code 1 if there are any.
 
-    What has left the log is read from the archive.
+    Entries that have left the log are read from the archive.
     """
     from farside.scheduler.live.invariant import violations
     from farside.scheduler.live.store.compact import archive_of, whole_log
@@ -139,9 +145,9 @@ def check(
 
 @store_app.command()
 def compact(config: options.ConfigFiles = None, settings: options.Overrides = None, state: State = None) -> None:
-    """Make the log smaller now; the manager does so itself now and then, and may run meanwhile.
+    """Compact the log now; the manager does this regularly, and may run meanwhile.
 
-    An image of what is known lets it start fast; entries older than keep_history_s move into the archive.
+    Writes a snapshot, so that the manager starts fast; entries older than keep_history_s move to the archive.
     """
     from farside.scheduler.live.store.compact import archive_of
     from farside.scheduler.live.store.compact import compact as make_smaller

@@ -16,7 +16,7 @@ from farside.cli.app import app
 from farside.config.convert import allowed, shown
 from farside.config.settings import Setting, settings_of
 
-# Programs of a machine's administrator stand in section 8, what everybody may use in section 1.
+# Commands of a machine's administrator are in section 8, commands for everybody in section 1.
 _ADMINISTRATION = {"daemon", "blockdev", "swap", "doctor", "keygen", "admin", "config", "sandbox", "status"}
 _SETTINGS_PAGE = "farside.toml"
 
@@ -41,7 +41,7 @@ def pages() -> Iterator[Page]:
 
 
 def completion() -> str:
-    """A bash script that completes commands and options, and file names else; it starts no Python."""
+    """A bash script that completes commands and options, otherwise file names, without starting Python."""
     table = "\n".join(
         f'    "{" ".join(path)}") words="{" ".join(words)}" ;;' for path, words in sorted(_words(_root(), ()))
     )

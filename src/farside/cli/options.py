@@ -13,13 +13,15 @@ from farside.units import parse_bytes
 
 ConfigFiles = Annotated[
     list[Path] | None,
-    typer.Option("--config", "-c", metavar="FILE", help="Settings instead of /etc/farside; may be repeated."),
+    typer.Option(
+        "--config", "-c", metavar="FILE", help="Read settings from this file instead of /etc/farside (repeatable)."
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting that goes before the files'; may be repeated."),
+    typer.Option("--set", metavar="NAME=VALUE", help="Override a setting of the files (repeatable)."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 Command = Callable[..., None]
@@ -90,7 +92,7 @@ def value_of(option: str, text: str, parse: Callable[[str], float]) -> float:
 
 
 def overrides(settings: Sequence[str] | None) -> Mapping[str, object]:
-    """Values by name, of NAME=VALUE texts. A value is TOML where it can be, else plain text.
+    """Values by name, from NAME=VALUE texts. A value is TOML if it can be, otherwise plain text.
 
     Raises:
         ConfigError: One has no equals sign.

@@ -8,7 +8,7 @@ import typer
 from farside.cli import options
 from farside.cli.cluster import Manager, State, client_of, print_table
 
-power_app = typer.Typer(help="Nodes that sleep.", invoke_without_command=True, rich_markup_mode=None)
+power_app = typer.Typer(help="Show and manage nodes that sleep.", invoke_without_command=True, rich_markup_mode=None)
 
 
 def power_commands(app: typer.Typer) -> None:
@@ -23,7 +23,7 @@ def power(
     manager: Manager = None,
     state: State = None,
 ) -> None:
-    """Show which nodes are asleep, booting or about to go, why, and what it saves."""
+    """Show which nodes sleep, boot or are about to sleep, why, and the energy saved."""
     if context.invoked_subcommand is not None:
         return
     told = client_of(manager, state).get("power")
@@ -39,11 +39,11 @@ def power(
 
 @power_app.command()
 def pardon(
-    names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Their names.")],
+    names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Node names.")],
     manager: Manager = None,
     state: State = None,
 ) -> None:
-    """Say that nodes which did not obey their switch are mended: they may be switched, and serve, again."""
+    """Declare nodes fixed that failed to switch, so that they are used and switched again."""
     client = client_of(manager, state)
     for name in names:
         told = client.post("power", name, "pardon")

@@ -7,26 +7,26 @@ from typing import Annotated, Literal
 import typer
 
 predict_app = typer.Typer(
-    help="Fit models to the job log, and see what they are worth.", no_args_is_help=True, rich_markup_mode=None
+    help="Fit models to a job log, and measure their benefit.", no_args_is_help=True, rich_markup_mode=None
 )
 
-_Log = Annotated[Path, typer.Argument(metavar="LOG", help="Past jobs: a trace of any format.")]
-_Format = Annotated[str, typer.Option("--format", metavar="NAME", help="Format of the log, else found out.")]
-_Bad = Annotated[Literal["refuse", "skip"], typer.Option("--on-bad", help="Rows that cannot be used.")]
+_Log = Annotated[Path, typer.Argument(metavar="LOG", help="Past jobs: a trace in any format.")]
+_Format = Annotated[str, typer.Option("--format", metavar="NAME", help="Format of the log; auto: detect it.")]
+_Bad = Annotated[Literal["refuse", "skip"], typer.Option("--on-bad", help="What to do with unusable rows.")]
 _BadOnce = Annotated[Literal["refuse", "skip"] | None, typer.Option("--bad", hidden=True)]  # what --on-bad was called
 
 
 @predict_app.command()
 def fit(
     log: _Log,
-    models: Annotated[Path, typer.Option(metavar="FOLDER", help="Where models are kept.")],
+    models: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for models.")],
     fmt: _Format = "auto",
     bad: _Bad = "refuse",
     bad_once: _BadOnce = None,
 ) -> None:
-    """Fit the model of GPU times to a log, and keep it.
+    """Fit the model of GPU times to a log, and save it.
 
-    Shows how good it is on jobs that it did not know, beside the rolling estimate and the number of GPUs.
+    Shows its accuracy on jobs that it was not trained on, beside the rolling estimate and the number of GPUs.
     """
     from farside.errors import ConfigError
     from farside.predict import fit_gpu_time, quality_table
@@ -50,14 +50,16 @@ def fit(
 @predict_app.command()
 def rebalance(
     log: _Log,
-    vc_nodes: Annotated[Path, typer.Option(metavar="FILE", help="CSV with the nodes of each virtual cluster.")],
+    vc_nodes: Annotated[
+        Path, typer.Option(metavar="FILE", help="CSV with the number of nodes of each virtual cluster.")
+    ],
     gpus_per_node: Annotated[int, typer.Option(metavar="G", min=1, help="GPUs of each node.")],
-    policy: Annotated[str, typer.Option(metavar="NAME", help="By which jobs are ordered.")] = "fifo",
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Policy that orders jobs.")] = "fifo",
     fmt: _Format = "auto",
     bad: _Bad = "refuse",
     bad_once: _BadOnce = None,
 ) -> None:
-    """Who could have lent nodes to whom, and what that would have saved in queueing."""
+    """Show which virtual clusters could have lent nodes to others, and the queueing time saved."""
     from farside.predict import rebalance_tables
 
     _print(*rebalance_tables(log, vc_nodes, gpus_per_node, policy, fmt, bad_once or bad))

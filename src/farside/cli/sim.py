@@ -36,46 +36,56 @@ class Attempts(StrEnum):
     EACH = "each"
 
 
-_Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="File of jobs, plain or gzip; or builtin:NAME.")]
+_Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file, plain or gzip, or builtin:NAME.")]
 POLICIES = "fifo, best-effort, yarn-cs, sf, sjf, srtf, srsf, timeshare, las, gittins, qssf"
 PLACEMENTS = "consolidate, skew, fragments, count, random, yarn, ilp"
-_Policy = Annotated[str, typer.Option("--policy", metavar="NAME", help=f"Who goes first: {POLICIES}.")]
+_Policy = Annotated[str, typer.Option("--policy", metavar="NAME", help=f"Policy that orders jobs: {POLICIES}.")]
 _Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the policy or of the rules; may be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter of the policy or of the rules (repeatable)."),
 ]
 _Placement = Annotated[
-    str, typer.Option(metavar="NAME", help=f"Where jobs go: {PLACEMENTS}; else the one that belongs to the policy.")
+    str, typer.Option(metavar="NAME", help=f"Placement that chooses nodes: {PLACEMENTS}; default: that of the policy.")
 ]
 _GpusPerNode = Annotated[int, typer.Option(metavar="G", min=1, help="GPUs of each node.")]
 _Nodes = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Nodes of the cluster, or of the one virtual cluster.")
+    int | None, typer.Option(metavar="N", min=1, help="Number of nodes of the cluster, or of the one virtual cluster.")
 ]
 _CpusPerNode = Annotated[
     float | None,
-    typer.Option(metavar="C", min=0, help="CPUs of each node, for jobs that ask for some; else they never run out."),
+    typer.Option(metavar="C", min=0, help="CPUs of each node, for jobs that request CPUs; default: unlimited."),
 ]
 _MemoryPerNode = Annotated[
     int | None,
-    typer.Option(parser=options.byte_count, metavar="BYTES", help="Memory of each node, likewise; as 512GiB."),
+    typer.Option(
+        parser=options.byte_count,
+        metavar="BYTES",
+        help="Memory of each node, such as 512GiB, for jobs that request memory; default: unlimited.",
+    ),
 ]
 _NodesPerRack = Annotated[
-    int | None, typer.Option(metavar="R", min=1, help="Nodes under one switch, which yarn never leaves; else all.")
+    int | None,
+    typer.Option(metavar="R", min=1, help="Nodes under one switch; yarn keeps a job within it; default: all nodes."),
 ]
 _GpuModel = Annotated[
-    str, typer.Option(metavar="NAME", help="Model of all GPUs, for jobs that ask for one; 'any' gives them whichever.")
+    str, typer.Option(metavar="NAME", help="Model of all GPUs, for jobs that request one; 'any' matches every request.")
 ]
 _Vc = Annotated[
-    list[str] | None, typer.Option("--vc", metavar="NAME", help="Only this virtual cluster; may be repeated.")
+    list[str] | None, typer.Option("--vc", metavar="NAME", help="Run only jobs of this virtual cluster (repeatable).")
 ]
 _VcNodes = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="CSV with the nodes of each virtual cluster, by day if it says so.")
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="CSV with the number of nodes of each virtual cluster, per day if it has a day column."
+    ),
 ]
-_From = Annotated[str, typer.Option("--from", metavar="TIME", help="Only jobs submitted then or later.")]
-_To = Annotated[str, typer.Option("--to", metavar="TIME", help="Only jobs submitted then or earlier.")]
-_Bad = Annotated[Bad, typer.Option("--on-bad", help="Rows that cannot be used, and jobs that never fit.")]
-_Format = Annotated[str, typer.Option("--format", metavar="NAME", help="Format of the trace, else found out.")]
-_Attempts = Annotated[Attempts, typer.Option(help="Is a job that was started several times one job, or several?")]
+_From = Annotated[str, typer.Option("--from", metavar="TIME", help="Run only jobs submitted at this time or later.")]
+_To = Annotated[str, typer.Option("--to", metavar="TIME", help="Run only jobs submitted at this time or earlier.")]
+_Bad = Annotated[Bad, typer.Option("--on-bad", help="What to do with unusable rows and with jobs that never fit.")]
+_Format = Annotated[str, typer.Option("--format", metavar="NAME", help="Format of the trace; auto: detect it.")]
+_Attempts = Annotated[
+    Attempts, typer.Option(help="Count a job that was started several times as one job (whole) or as several (each).")
+]
 _History = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Past jobs, for policies that learn: a trace for qssf, GPU seconds for gittins."),
@@ -83,14 +93,17 @@ _History = Annotated[
 _TrainTo = Annotated[
     str,
     typer.Option(
-        "--train-to", metavar="TIME", help="Learn from what has ended by then, and only run what comes later."
+        "--train-to", metavar="TIME", help="Learn from jobs that ended by this time, and run only later jobs."
     ),
 ]
 _Models = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Begin with the model that farside predict fit wrote there.")
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Start with the model that `farside predict fit` wrote to this folder."),
 ]
-_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")]
-_Report = Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write one page with tables and plots there.")]
+_Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")]
+_Report = Annotated[
+    Path | None, typer.Option(metavar="FILE.html", help="Write a page with tables and plots to this file.")
+]
 
 
 class SpreadCommand(TyperCommand):
@@ -215,14 +228,14 @@ def _texts(settings: Sequence[str] | None) -> Mapping[str, str]:
 def run(
     request: "Request",
     jobs_out: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Write a row a job there; .parquet does as well.")
+        Path | None, typer.Option(metavar="FILE.csv", help="Write one row per job to this file; .csv or .parquet.")
     ] = None,
     json_out: _Json = None,
     report: _Report = None,
 ) -> None:
     """Run a trace under one policy.
 
-    Prints the figures; files get all of them, and what became of each job.
+    Prints the main figures; files have all figures and the result of each job.
     """
     from farside.simulate.main import Outputs
     from farside.simulate.main import run as simulate
@@ -236,15 +249,15 @@ def run(
 def compare(
     request: "Request",
     policy: Annotated[
-        str, typer.Option("--policy", metavar="A,B,C", help=f"Names with commas between them: {POLICIES}.")
+        str, typer.Option("--policy", metavar="A,B,C", help=f"Policies, separated by commas: {POLICIES}.")
     ],
     json_out: _Json = None,
     report: _Report = None,
 ) -> None:
-    """Run a trace under several policies, and show them side by side.
+    """Run a trace under several policies, and compare them.
 
-    A row a policy, the best of each column with a star. A setting goes to every policy that knows it; las.KEY=VALUE
-    only to las.
+    Prints one row per policy; a star marks the best of each column. --set KEY=VALUE applies to every policy that has
+    this parameter, --set las.KEY=VALUE only to las.
     """
     from farside.simulate.main import Outputs
     from farside.simulate.main import compare as simulate
@@ -254,10 +267,10 @@ def compare(
 
 @sim_app.command(cls=SpreadCommand)
 @options.made(request=_request)
-def why(request: "Request", job: Annotated[str, typer.Argument(metavar="JOB", help="Its id in the trace.")]) -> None:
-    """Tell the decisions that made a job of a trace wait.
+def why(request: "Request", job: Annotated[str, typer.Argument(metavar="JOB", help="Job id in the trace.")]) -> None:
+    """Show the decisions that made a job of a trace wait.
 
-    The two arguments may stand in either order.
+    The two arguments may be in either order.
     """
     from farside.simulate.main import why as simulate
 
@@ -270,19 +283,20 @@ def why(request: "Request", job: Annotated[str, typer.Argument(metavar="JOB", he
 @sim_app.command()
 def replay(
     state: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Of a sandbox whose manager is meant, while it runs.")
+        Path | None, typer.Option(metavar="FOLDER", help="Use the manager of the running sandbox in this folder.")
     ] = None,
     config: options.ConfigFiles = None,
     settings: options.Overrides = None,
     trace: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Write the jobs as a trace for `farside sim run` there.")
+        Path | None,
+        typer.Option(metavar="FILE.csv", help="Write the jobs to this file, as a trace for `farside sim run`."),
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Simulate what a manager's jobs did, and show how near that comes.
+    """Simulate the jobs of a manager, and compare the result with what really happened.
 
-    Reads the log of the manager's store; its settings name store, policy and placement. Where the manager has changed
-    its policy meanwhile, --set policy=NAME says which one is meant.
+    Reads the log in the manager's store; its settings name store, policy and placement. If the manager has changed
+    its policy since, choose one with --set policy=NAME.
     """
     from farside.simulate.replay import run as simulate
     from farside.state_folder import sandbox_config

@@ -13,28 +13,32 @@ from farside.units import format_count
 if TYPE_CHECKING:
     from farside.scheduler.sim.trace.job import Trace
 
-trace_app = typer.Typer(help="Look into traces, convert and make them.", no_args_is_help=True, rich_markup_mode=None)
+trace_app = typer.Typer(help="Describe, convert and generate traces.", no_args_is_help=True, rich_markup_mode=None)
 
 _File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A trace, plain or gzip; builtin:NAME is one that comes with Farside.")
+    Path, typer.Argument(metavar="FILE", help="Trace file, plain or gzip, or builtin:NAME for one of Farside's own.")
 ]
 _Format = Annotated[
     str,
     typer.Option(
         "--format",
-        help="farside, tiresias, philly-csv, philly-json, helios, slurm or openb; auto looks at the header.",
+        help="Format: farside, tiresias, philly-csv, philly-json, helios, slurm or openb; auto: detect it.",
     ),
 ]
 _OnBad = Annotated[
     Literal["refuse", "skip"],
-    typer.Option("--on-bad", help="What to do about bad rows: refuse the trace, or skip them."),
+    typer.Option("--on-bad", help="What to do with bad rows: refuse the trace, or skip them."),
 ]
 _Attempts = Annotated[
     Literal["whole", "each"],
-    typer.Option("--attempts", help="whole: one job of all its attempts; each: one job an attempt (philly-json)."),
+    typer.Option(
+        "--attempts", help="Count all attempts of a job as one job (whole), or each as a job (each); philly-json only."
+    ),
 ]
-_Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes of the cluster that it is to load.")]
-_GpusPerNode = Annotated[int | None, typer.Option("--gpus-per-node", min=1, help="GPUs of each; 8 unless told.")]
+_Nodes = Annotated[
+    int | None, typer.Option("--nodes", min=1, help="Number of nodes of the cluster that runs the trace.")
+]
+_GpusPerNode = Annotated[int | None, typer.Option("--gpus-per-node", min=1, help="GPUs of each node; default: 8.")]
 
 
 @trace_app.command()
@@ -47,9 +51,9 @@ def describe(
     gpus_per_node: _GpusPerNode = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what is in a trace.
+    """Describe a trace.
 
-    Jobs, users, virtual clusters, how long jobs run and when they come; with --nodes the load that they offer.
+    Shows jobs, users, virtual clusters, run times and arrivals; with --nodes also the load on a cluster.
     """
     from farside.cli.trace_tables import tables
     from farside.scheduler.sim.trace.describe import describe as figures_of
@@ -74,12 +78,12 @@ def describe(
 @trace_app.command()
 def convert(
     file: _File,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; gzip when it ends in .gz.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; compressed if its name ends in .gz.")],
     fmt: _Format = "auto",
     on_bad: _OnBad = "refuse",
     attempts: _Attempts = "whole",
 ) -> None:
-    """Write a trace of any format as our own CSV."""
+    """Convert a trace of any format to Farside's CSV."""
     from farside.scheduler.sim.place import check_apart
     from farside.scheduler.sim.trace.write import write_trace
 
@@ -95,37 +99,42 @@ def generate(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="[NAME] OUT", help="tiresias-480, philly-like, helios-like, repeating or nothing; the file."
+            metavar="[NAME] OUT",
+            help="Workload: tiresias-480, philly-like, helios-like, repeating (optional); then the file to write.",
         ),
     ],
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same trace.")] = 1,
-    jobs: Annotated[int | None, typer.Option(min=1, help="How many jobs.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed; equal seeds give equal traces.")] = 1,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of jobs.")] = None,
     load: Annotated[
-        float | None, typer.Option(help="GPU time that jobs need, by what the cluster has while they come.")
+        float | None,
+        typer.Option(help="Load: GPU time of all jobs, divided by the GPU time of the cluster while they arrive."),
     ] = None,
     nodes: _Nodes = None,
     gpus_per_node: _GpusPerNode = None,
     interval: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Between jobs on average, instead of a load: 30s.")
+        str | None, typer.Option(metavar="TIME", help="Mean time between jobs, instead of a load, such as 30s.")
     ] = None,
-    arrivals: Annotated[str | None, typer.Option(help="poisson, daily, weekly or bursts.")] = None,
+    arrivals: Annotated[str | None, typer.Option(help="Arrivals of jobs: poisson, daily, weekly or bursts.")] = None,
     service: Annotated[
         str | None,
-        typer.Option(help="philly, helios, tiresias, or lognormal:median_s=10min,sigma=2, pareto:..., exponential:..."),
+        typer.Option(
+            help="Run times: philly, helios, tiresias, lognormal:median_s=10min,sigma=2, pareto:..., exponential:..."
+        ),
     ] = None,
     gpu_mix: Annotated[
-        str | None, typer.Option(help="tiresias, philly, helios, single, or GPUS:WEIGHT,... as in 1:70,4:20,8:10.")
+        str | None,
+        typer.Option(help="GPUs of jobs: tiresias, philly, helios, single, or GPUS:WEIGHT,... such as 1:70,4:20,8:10."),
     ] = None,
     vc: Annotated[
-        list[str] | None, typer.Option(metavar="NAME[:WEIGHT]", help="A virtual cluster; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME[:WEIGHT]", help="Name of a virtual cluster (repeatable).")
     ] = None,
-    users: Annotated[int | None, typer.Option(min=1, help="Users of each virtual cluster.")] = None,
-    start: Annotated[str | None, typer.Option(metavar="DATE", help="Of the first job; a Monday unless told.")] = None,
+    users: Annotated[int | None, typer.Option(min=1, help="Number of users of each virtual cluster.")] = None,
+    start: Annotated[str | None, typer.Option(metavar="DATE", help="Time of the first job; default: a Monday.")] = None,
 ) -> None:
-    """Make a trace: one that has a name, or N jobs of your own mixture.
+    """Generate a trace: a named workload, or N jobs of your own mixture.
 
     `farside sim trace generate tiresias-480 jobs.csv` writes the workload of the paper's testbed;
-    `farside sim trace generate --jobs 10000 --load 0.8 --nodes 16 jobs.csv.gz` one of yours.
+    `farside sim trace generate --jobs 10000 --load 0.8 --nodes 16 jobs.csv.gz` writes one of your own.
     """
     from farside.cli.trace_recipe import Wishes, make
     from farside.errors import ConfigError

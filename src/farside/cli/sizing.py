@@ -25,32 +25,34 @@ def _number(text: str, *, low: float = 0.0, high: float = 1e6) -> Any:
 
 
 def sizing(
-    memory: Annotated[int, _bytes("Memory of a donor; 0: this machine's.")] = 0,
-    used: Annotated[int, _bytes("What its own programs use at their busiest; 0: what they use now.")] = 0,
-    headroom: Annotated[int, _bytes("headroom_bytes; 0: an eighth of memory.")] = 0,
-    slab: Annotated[int, _bytes("slab_bytes.")] = 64 * MIB,
-    size: Annotated[int, _bytes("Size of the device to be swapped to.")] = 16 * GIB,
-    replicas: Annotated[int, typer.Option(min=1, max=2, help="2: a second donor instead of the backup disk.")] = 1,
-    disk: Annotated[bool, typer.Option("--disk", help="With --replicas 2: the backup disk too.")] = False,
-    page_outs: Annotated[float, _number("Pages swapped out a second, at the busiest.", high=1e9)] = 5000.0,
-    workers: Annotated[int, typer.Option(min=1, max=16, help="workers of the device.")] = 4,
-    pending: Annotated[int, _bytes("pending_bytes of the device.")] = 64 * MIB,
-    price: Annotated[float, _number("Dollars that a GiB of memory earns a month; 0: earnings are not told.")] = 0.0,
-    discount: Annotated[
-        float, _number("How much less lent memory earns: a preemptible machine's discount.", high=1.0)
+    memory: Annotated[int, _bytes("Memory of a donor; 0: that of this machine.")] = 0,
+    used: Annotated[int, _bytes("Peak memory use of the donor's own programs; 0: their use now.")] = 0,
+    headroom: Annotated[int, _bytes("Setting headroom_bytes of the donor; 0: 1/8 of its memory.")] = 0,
+    slab: Annotated[int, _bytes("Setting slab_bytes.")] = 64 * MIB,
+    size: Annotated[int, _bytes("Size of the swap device.")] = 16 * GIB,
+    replicas: Annotated[
+        int, typer.Option(min=1, max=2, help="Copies at donors; 2: a second donor instead of the backup disk.")
+    ] = 1,
+    disk: Annotated[bool, typer.Option("--disk", help="With --replicas 2, use a backup disk too.")] = False,
+    page_outs: Annotated[float, _number("Peak number of pages swapped out per second.", high=1e9)] = 5000.0,
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Setting workers of the device.")] = 4,
+    pending: Annotated[int, _bytes("Setting pending_bytes of the device.")] = 64 * MIB,
+    price: Annotated[
+        float, _number("Earnings of one GiB of memory in dollars per month; 0: do not show earnings.")
     ] = 0.0,
-    opex: Annotated[float, _number("Dollars a watt costs the datacenter a month.")] = 0.04,
-    electricity: Annotated[float, _number("Dollars a kWh.")] = 0.067,
-    nic_watts: Annotated[float, _number("RDMA adapter.")] = 8.41,
-    switch_watts: Annotated[float, _number("Switch.")] = 231.0,
-    switch_ports: Annotated[int, typer.Option(min=1, max=65536, help="Its ports.")] = 36,
-    pue: Annotated[float, _number("Power usage effectiveness.", low=1.0, high=100.0)] = 1.1,
+    discount: Annotated[float, _number("Discount on lent memory, as for preemptible machines.", high=1.0)] = 0.0,
+    opex: Annotated[float, _number("Data center cost of one watt in dollars per month.")] = 0.04,
+    electricity: Annotated[float, _number("Price of electricity in dollars per kWh.")] = 0.067,
+    nic_watts: Annotated[float, _number("Power of an RDMA adapter in watts.")] = 8.41,
+    switch_watts: Annotated[float, _number("Power of a switch in watts.")] = 231.0,
+    switch_ports: Annotated[int, typer.Option(min=1, max=65536, help="Number of ports of a switch.")] = 36,
+    pue: Annotated[float, _number("Power usage effectiveness (PUE) of the data center.", low=1.0, high=100.0)] = 1.1,
     as_json: options.AsJson = False,
 ) -> None:
-    """Size donors and a borrower, and what lending costs and earns.
+    """Compute the sizes of donors and a borrower, and the cost and earnings of lending.
 
-    Memory and its use are this machine's unless told. Cost model and defaults of power are Infiniswap's; the price of
-    memory is yours to name.
+    Memory and its use default to those of this machine. Cost model and power defaults are Infiniswap's; memory has no
+    default price.
     """
     import msgspec
 

@@ -10,26 +10,26 @@ import typer
 from farside.cli import options
 
 slurm_app = typer.Typer(
-    help="Order, requeue and put to sleep what a Slurm has; or only say what would be done.",
+    help="Order and requeue jobs of a Slurm and let its nodes sleep, or only show what would be done.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-_Socket = Annotated[Path, typer.Option(help="Admin socket of the engine.")]
+_Socket = Annotated[Path, typer.Option(help="Admin socket of `farside slurm run`.")]
 
 
 @slurm_app.command()
 def run(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
-    """Drive a Slurm by its own commands.
+    """Schedule the jobs of a Slurm with Slurm's own commands.
 
-    Sets the order of the listed partitions' GPU jobs, and what else the settings allow. Runs until SIGTERM.
+    Sets the order of GPU jobs in the configured partitions, and does what else the settings allow. Runs until SIGTERM.
     """
     _run("run", config, settings)
 
 
 @slurm_app.command()
 def shadow(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
-    """Change nothing, and say what would be done beside what Slurm does.
+    """Change nothing, and show what Farside would do beside what Slurm does.
 
     Shows the expected gain once some jobs have ended. Runs until SIGTERM.
     """
@@ -51,7 +51,7 @@ def status(
     socket: _Socket = Path("/run/farside/slurm.sock"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what a running engine sees and does."""
+    """Show what a running `farside slurm run` sees and does."""
     from farside.admin import call
 
     told = call(socket, "status")
@@ -60,9 +60,9 @@ def status(
 
 @slurm_app.command()
 def release(config: options.ConfigFiles = None, settings: options.Overrides = None) -> None:
-    """Give all waiting jobs back to Slurm that Farside holds or has ordered.
+    """Return all waiting jobs that Farside holds or has ordered to Slurm.
 
-    For when the engine is to run no more; while it runs it would order them again.
+    Stop `farside slurm run` first; otherwise it orders them again.
     """
     from farside.config import SlurmConfig, load_config
     from farside.scheduler.live.slurm.engine import give_back

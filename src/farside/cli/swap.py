@@ -10,46 +10,49 @@ from farside.cli import options
 ROOT = Path("/")
 
 swap_app = typer.Typer(
-    help="Attach a served device as swap, or as /dev/nbdX only; detach it; show what is attached.",
+    help="Attach a served device as swap, or as /dev/nbdX only; detach it; show attached devices.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 AdminSocket = Annotated[Path, typer.Option("--socket", help="Admin socket of the blockdev that serves the device.")]
-IfNeeded = Annotated[bool, typer.Option("--if-needed", help="Do nothing, and succeed, where it is so already.")]
-Device = Annotated[str | None, typer.Argument(metavar="[/dev/nbdX]", help="Which; without it the only one.")]
+IfNeeded = Annotated[bool, typer.Option("--if-needed", help="Succeed without doing anything if already done.")]
+Device = Annotated[str | None, typer.Argument(metavar="[/dev/nbdX]", help="Device to detach; default: the only one.")]
 
 
 @swap_app.command("attach")
 def attach(
     socket: AdminSocket = Path("/run/farside/blockdev.sock"),
-    device: Annotated[str | None, typer.Option(help="/dev/nbdX; without it any that is free.")] = None,
-    block: Annotated[bool, typer.Option("--block", help="A block device only: no swap on it.")] = False,
-    priority: Annotated[int, typer.Option(min=0, max=32767, help="Of swap; the highest is filled first.")] = 100,
-    connections: Annotated[int, typer.Option(min=0, max=16, help="Sockets; 0: one a core.")] = 0,
+    device: Annotated[str | None, typer.Option(help="Device /dev/nbdX; default: any free one.")] = None,
+    block: Annotated[bool, typer.Option("--block", help="Attach a block device only, without swap on it.")] = False,
+    priority: Annotated[
+        int, typer.Option(min=0, max=32767, help="Priority of the swap; the highest is filled first.")
+    ] = 100,
+    connections: Annotated[int, typer.Option(min=0, max=16, help="Number of connections; 0: one per core.")] = 0,
     nbd_client: Annotated[
-        bool, typer.Option("--nbd-client", help="By nbd-client: for kernels without nbd netlink.")
+        bool, typer.Option("--nbd-client", help="Attach with nbd-client, for kernels without nbd netlink.")
     ] = False,
     keep_sysctl: Annotated[
-        bool, typer.Option("--keep-sysctl", help="Leave the settings of the machine (vm.*) as they are.")
+        bool, typer.Option("--keep-sysctl", help="Do not change this machine's sysctl settings (vm.*).")
     ] = False,
     may_hang: Annotated[
         bool,
         typer.Option(
-            "--force-although-the-machine-may-hang", help="Swap to a process that is not safe from memory pressure."
+            "--force-although-the-machine-may-hang",
+            help="Swap to a process that is not protected from memory pressure.",
         ),
     ] = False,
     same_disk: Annotated[
-        bool, typer.Option("--force-swap-on-the-same-disk", help="Other swap shares the backup disk's disk.")
+        bool, typer.Option("--force-swap-on-the-same-disk", help="Allow other swap on the disk that holds the backup.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--force-overwrite", help="Make swap of a device that holds something else.")
+        bool, typer.Option("--force-overwrite", help="Make swap on a device that holds other data.")
     ] = False,
     if_needed: IfNeeded = False,
 ) -> None:
-    """Make /dev/nbdX of a device that `farside blockdev` serves, and swap to it.
+    """Attach a device that `farside blockdev` serves as /dev/nbdX, and swap to it.
 
-    Does nothing at all unless everything is in order; says what is not, and the way out.
+    Checks everything first. If a check fails, nothing is changed and the message says what to do.
     """
     from farside.kmod_shim import swap_refusal as rule
     from farside.kmod_shim.nbd_sysfs import device_index
@@ -89,20 +92,21 @@ def detach(
     memory_out: Annotated[
         bool,
         typer.Option(
-            "--force-although-memory-may-run-out", help="Bring pages back even where memory would not hold them."
+            "--force-although-memory-may-run-out", help="Bring pages back even if they do not fit into memory."
         ),
     ] = False,
     socket: Annotated[
-        Path | None, typer.Option(help="Admin socket of a blockdev: what is attached of it, instead of a name.")
+        Path | None, typer.Option(help="Detach the devices of the blockdev with this admin socket.")
     ] = None,
     wait: Annotated[
-        float, typer.Option(min=0.0, metavar="SECONDS", help="Try again for so long while memory would not hold it.")
+        float,
+        typer.Option(min=0.0, metavar="SECONDS", help="Retry for this time while the pages do not fit into memory."),
     ] = 0.0,
     if_needed: IfNeeded = False,
 ) -> None:
-    """Switch swap off, bring every page back, and let the device go.
+    """Switch swap off, bring every page back, and detach the device.
 
-    Takes as long as it takes; Ctrl-C leaves swap on and everything as it was.
+    There is no time limit. Ctrl-C leaves swap on and changes nothing.
     """
     from farside.kmod_shim.swap_attach import live_records
     from farside.kmod_shim.swap_detach import choose, detach_patiently, served_by
@@ -120,7 +124,7 @@ def detach(
 
 @swap_app.command("status")
 def status(as_json: options.AsJson = False) -> None:
-    """Show what is attached: exit code 3 when nothing is."""
+    """Show attached devices; exit code 3 if there are none."""
     import msgspec
 
     from farside.kmod_shim.swap_status import device_infos
@@ -137,9 +141,9 @@ def status(as_json: options.AsJson = False) -> None:
 
 @swap_app.command("watch")
 def watch() -> None:
-    """Give attached devices new sockets for those that die, until SIGTERM.
+    """Replace broken connections of attached devices, until SIGTERM.
 
-    A restart of the blockdev loses none; a request that was not answered within 30 s does.
+    A restart of the blockdev breaks none; a request that is not answered within 30 s does.
     """
     from farside.kmod_shim.guard import guard_family, guard_memory
     from farside.kmod_shim.nbd_netlink import NbdNetlink

@@ -13,17 +13,19 @@ EVERY_S = 2.0
 
 
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Print it once and end; so also where this is no terminal.")] = (
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit; the default without a terminal.")] = (
         False
     ),
-    every_s: Annotated[float, typer.Option("--every", min=0.2, max=3600, help="Seconds between two looks.")] = EVERY_S,
+    every_s: Annotated[
+        float, typer.Option("--every", min=0.2, max=3600, help="Seconds between two updates.")
+    ] = EVERY_S,
     as_json: options.AsJson = False,
     manager: Manager = None,
     state: State = None,
 ) -> None:
-    """Watch the cluster: nodes, what runs, what waits and why.
+    """Watch the cluster: nodes, running jobs, and waiting jobs with the reason.
 
-    Until Ctrl-C. Users see their own jobs, operators all.
+    Runs until Ctrl-C. Users see their own jobs, operators all jobs.
     """
     from farside.manager_client import ManagerClient, find_manager
 

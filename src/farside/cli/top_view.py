@@ -37,7 +37,7 @@ EVERYTHING = Room(nodes=1 << 30, active=1 << 30, waiting=1 << 30)
 
 
 def room_for(told: Row, lines: int) -> Room:
-    """Shares out a screen of so many lines: nobody gets more than there is to show, and each list at least a row."""
+    """Divides the lines of a screen: each list gets at least one row, and at most what it has to show."""
     left = max(3, lines - FRAME_LINES)
     nodes = max(1, min(len(told["node_names"]), int(left * NODES_SHARE)))
     left -= nodes

@@ -1,4 +1,4 @@
-"""`farside trace report`: what a job log tells of its cluster."""
+"""`farside trace report`: a page about a cluster, made from its job log."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-trace_app = typer.Typer(help="Learn from a cluster's job log.", no_args_is_help=True, rich_markup_mode=None)
+trace_app = typer.Typer(help="Analyse the job log of a cluster.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @trace_app.callback()
@@ -18,41 +18,43 @@ def _root() -> None:
 def report(
     log: Annotated[
         Path,
-        typer.Argument(metavar="LOG", help="A job log, plain or gzip; or builtin:NAME."),
+        typer.Argument(metavar="LOG", help="Job log, plain or gzip, or builtin:NAME."),
     ],
     fmt: Annotated[
         str,
         typer.Option(
             "--format",
-            help="farside, tiresias, philly-csv, philly-json, helios, slurm or openb; auto looks at the header.",
+            help="Format: farside, tiresias, philly-csv, philly-json, helios, slurm or openb; auto: detect it.",
         ),
     ] = "auto",
     nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, help="Nodes of the cluster, which all virtual clusters share.")
+        int | None,
+        typer.Option("--nodes", min=1, help="Number of nodes of the cluster, shared by all virtual clusters."),
     ] = None,
     gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of each node.")] = 8,
     vc_nodes: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="CSV with the nodes of each virtual cluster."),
+        typer.Option(metavar="FILE", help="CSV with the number of nodes of each virtual cluster."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE.html", help="The page; LOG.html here unless told.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE.html", help="Page to write; default: LOG.html in this folder."),
     ] = None,
     json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write verdicts and what-ifs there, for programs.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write verdicts and what-ifs to this file as JSON.")
     ] = None,
     on_bad: Annotated[
         Literal["refuse", "skip"],
-        typer.Option("--on-bad", help="What to do about bad rows: refuse the log, or skip them."),
+        typer.Option("--on-bad", help="What to do with bad rows: refuse the log, or skip them."),
     ] = "refuse",
     what_if_jobs: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Simulate the busiest N GPU jobs in a row; 0: no what-ifs.")
+        int, typer.Option(min=0, metavar="N", help="Simulate the busiest N consecutive GPU jobs; 0: no what-ifs.")
     ] = 20_000,
 ) -> None:
-    """Write one page about a job log: Helios's Figures 1 to 9, which of its implications hold, and what-ifs.
+    """Write a page about a job log: Figures 1 to 9 of Helios, which of its implications hold, and what-ifs.
 
-    What the log lacks is left out by name. Without --nodes or --vc-nodes the cluster's size is guessed from what was
-    in use at once.
+    The page names what it leaves out because the log does not have it. Without --nodes or --vc-nodes, the peak use
+    gives the size of the cluster.
     """
     from farside.characterise import main
 

@@ -10,19 +10,19 @@ ROOT = Path("/")
 WAIT_S = 600.0  # for memory to hold what is out, when the service is stopped
 
 unit_app = typer.Typer(
-    help="What the systemd units call.", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+    help="Commands for the systemd units.", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
 )
 
 
 @unit_app.command("stop")
 def stop(
-    unit: Annotated[str, typer.Argument(help="The blockdev's unit, which is about to be stopped.")],
+    unit: Annotated[str, typer.Argument(help="Unit of the blockdev that is about to stop.")],
     socket: Annotated[Path, typer.Option(help="Admin socket of the blockdev.")],
-    swap_unit: Annotated[str, typer.Option(help="The unit that attached it.")] = "",
+    swap_unit: Annotated[str, typer.Option(help="Unit that attached the swap device.")] = "",
 ) -> None:
-    """Before a blockdev's SIGTERM: at a restart tell it to leave its server, at a stop detach what is attached.
+    """Prepare a blockdev for SIGTERM: at a restart keep its server, at a stop detach its devices.
 
-    systemd runs a unit's ExecStop= at both, and says only in its list of jobs which of them it is.
+    systemd runs a unit's ExecStop= for both; only its list of jobs shows which one it is.
     """
     from farside import admin
 
