@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"which of: {', '.join(FIGURES)}; else all")
     parser.add_argument("--quick", action="store_true", help="100 machines instead of 1,000, and fewer seeds")
     parser.add_argument("--draws", type=_pairs, metavar="JOBS:SEED,...", help="of qssf-draws, such as 8000:1,16000:5")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="where real traces lie; else FARSIDE_DATA")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder of the real traces; default: FARSIDE_DATA")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON, too")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="save the plots of figures that have some, as SVG")
     options = parser.parse_args(arguments)

@@ -35,9 +35,11 @@ PYVENV = "home = /usr/bin\ninclude-system-site-packages = true\n"
 def main() -> int:
     """Builds, and prints the package's path."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--version", default=own_version(), help="of the package; else pyproject.toml's")
-    arguments.add_argument("--out", type=Path, default=ROOT / "build", help="where the package goes")
-    arguments.add_argument("--fast", action="store_true", help="compress little: for tests")
+    arguments.add_argument(
+        "--version", default=own_version(), help="version of the package; default: that of pyproject.toml"
+    )
+    arguments.add_argument("--out", type=Path, default=ROOT / "build", help="folder for the package")
+    arguments.add_argument("--fast", action="store_true", help="compress little, for tests")
     told = arguments.parse_args()
     for program in ("dpkg-deb", "dpkg-shlibdeps", "dpkg"):
         if shutil.which(program) is None:
