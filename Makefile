@@ -8,6 +8,7 @@
 #   make bench-apps applications that page to a disk, to others' remote memory and to ours, in virtual machines: at most
 #                   40 minutes, docs/benchmarks-apps.md; a second call goes on where the first stopped
 #   make reproduce  the papers' figures, ours beside theirs
+#   make figures    the figures of benchmarks/results written into the documents; nothing is measured
 #   make venv       what the others call first; leaves .venv/bin/farside
 #   make clean      removes what the above made in this tree
 #
@@ -57,7 +58,7 @@ ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(
 	$(wildcard $(PRELOAD)/*.[ch]) agent/profile/build_preload.py
 SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh vagrant/*.sh vagrant/*/*.sh)
 
-.PHONY: demo deb test test-cluster test-vm check lint types bench bench-simulator bench-apps reproduce venv clean sanitize format \
+.PHONY: demo deb test test-cluster test-vm check lint types bench figures bench-simulator bench-apps reproduce venv clean sanitize format \
 	packages-build packages-demo packages-deb packages-test packages-cluster packages-vm vm-image packages-check packages-bench venv-dev \
 	survival screenshots settings-table venv-cluster
 
@@ -105,6 +106,10 @@ types: venv-dev
 
 bench: venv packages-bench
 	@$(PYTHON) -m benchmarks $(BENCH_ARGS)
+
+# Measures nothing: writes the figures of the result files into the documents.
+figures: venv-dev
+	@$(PYTHON) -m benchmarks.documents
 
 bench-simulator: venv
 	@$(PYTHON) -m benchmarks.sim_speed $(BENCH_ARGS)

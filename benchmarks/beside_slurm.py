@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.beside_render import HEAD, section
-from benchmarks.machine import this_commit, this_machine
+from benchmarks.machine import this_command, this_commit, this_machine
 from benchmarks.section import keep
 from farside.errors import FarsideError
 from farside.manager_client import ManagerClient, find_manager
@@ -197,7 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FarsideError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return error.exit_code
-    told = {"commit": this_commit(), "machine": asdict(machine), "figures": [asdict(one) for one in found]}
+    told = {
+        "command": this_command("benchmarks.beside_slurm"), "commit": this_commit(), "machine": asdict(machine),
+        "figures": [asdict(one) for one in found],
+    }  # fmt: skip
     keep(told, Path(options.output), text=section(told), head=HEAD, results=RESULTS, document=DOCUMENT)
     return 0
 

@@ -2,7 +2,9 @@
 
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -43,6 +45,11 @@ def this_commit() -> str:
     except FileNotFoundError:  # no git: the figures are as good without it
         return ""
     return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def this_command(module: str) -> str:
+    """How this program was called, as a reader would call it again."""
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def _cpu_name(cpuinfo: str) -> str:

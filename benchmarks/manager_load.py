@@ -25,7 +25,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from benchmarks.load import process_cpu_s
-from benchmarks.machine import this_commit, this_machine
+from benchmarks.machine import this_command, this_commit, this_machine
 from benchmarks.manager_agents import Fleet
 from benchmarks.render import table
 from benchmarks.result import Machine
@@ -273,10 +273,9 @@ def _told(
         "agents": options.agents,
         "jobs": options.jobs,
         "policy": options.policy,
+        "command": this_command("benchmarks.manager_load"),
         "commit": this_commit(),
-        "cpu": machine.cpu,
-        "cores": machine.cores,
-        "load_before": machine.load_before,
+        "machine": asdict(machine),
         "latencies": {kind: asdict(one) for kind, one in latencies.items()},
         "late_wakes": asdict(wakes),
         "cores_taken": cores,

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.machine import this_commit, this_machine
+from benchmarks.machine import this_command, this_commit, this_machine
 from benchmarks.profile_render import HEAD, section
 from benchmarks.profile_training import an_iteration, training
 from benchmarks.section import keep
@@ -86,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"benchmarks: {error}", file=sys.stderr)
         return error.exit_code
     told = {
-        "commit": this_commit(), "machine": asdict(machine), "training": asdict(trained),
+        "command": this_command("benchmarks.profile_cost"), "commit": this_commit(), "machine": asdict(machine),
+        "training": asdict(trained),
         "costs": [asdict(cost) for cost in costs],
     }  # fmt: skip
     keep(told, Path(options.output), text=section(told), head=HEAD, results=RESULTS, document=DOCUMENT)

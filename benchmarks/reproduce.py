@@ -39,6 +39,7 @@ from benchmarks import (
 from benchmarks.cluster_figure import Scale
 from benchmarks.figure import Figure, as_text
 from benchmarks.figure_plot import save_plot
+from benchmarks.machine import this_command, this_commit, this_machine
 from benchmarks.policy_runs import data_folder
 
 SEED = 1
@@ -134,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="100 machines instead of 1,000, and fewer seeds")
     parser.add_argument("--draws", type=_pairs, metavar="JOBS:SEED,...", help="of qssf-draws, such as 8000:1,16000:5")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder of the real traces; default: FARSIDE_DATA")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables as JSON, too")
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="save the plots of figures that have some, as SVG")
     options = parser.parse_args(arguments)
     unknown = set(options.figures) - set(FIGURES)
@@ -142,6 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no figure called {', '.join(sorted(unknown))}")
     effort = replace(QUICK if options.quick else FULL, data=data_folder(options.data))
     effort = replace(effort, pairs=options.draws or effort.pairs)
+    machine = this_machine()
     made = []
     for key in options.figures or FIGURES:
         started_s = time.monotonic()
@@ -152,7 +154,11 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"  plot: {save_plot(plot, options.plots)}")
         print(f"  ({key}: {time.monotonic() - started_s:.1f} s)\n", flush=True)
     if options.json:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
+        told = {
+            "command": this_command("benchmarks.reproduce"), "commit": this_commit(), "machine": machine,
+            "figures": [replace(figure, plots=()) for figure in made],
+        }  # fmt: skip
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n")
     return 0
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.machine import this_commit, this_machine
+from benchmarks.machine import this_command, this_commit, this_machine
 from farside import admin
 from farside.config import SlurmConfig, load_config
 from farside.errors import FarsideError, PeerError
@@ -161,7 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for means in (gains[0].control, gains[0].policy):
             print(f"expected by the shadow, {means.name}: {means.wait_s:.1f} s, {means.completion_s:.1f} s")
     told = {
-        "commit": this_commit(), "machine": asdict(this_machine()), "policy": options.policy, "seed": options.seed,
+        "command": this_command("benchmarks.slurm_gain"), "commit": this_commit(), "machine": asdict(this_machine()),
+        "policy": options.policy, "seed": options.seed,
         "outcomes": [asdict(one) for one in outcomes], "expected": asdict(gains[0]) if gains[0] else None,
     }  # fmt: skip
     Path(options.output).write_text(json.dumps(told, indent=1) + "\n")

@@ -18,7 +18,7 @@ from benchmarks.apps.result import BackEnd, Cell, Results, Retreat, Upsets, Work
 from benchmarks.apps.retreat import retreat
 from benchmarks.apps.stage import stage
 from benchmarks.apps.upset import upsets
-from benchmarks.machine import this_commit, this_machine
+from benchmarks.machine import this_command, this_commit, this_machine
 from farside.errors import FarsideError, Unavailable
 from tests.vm.harness.network import Workshop, workshop
 from tests.vm.harness.program import HarnessError
@@ -76,7 +76,11 @@ def _measure(options: argparse.Namespace) -> None:
     end_s = time.monotonic() + options.minutes * 60
     with workshop() as shop:
         results = replace(
-            results, commit=this_commit(), machine=this_machine(), accelerator=shop.accelerator.name.lower()
+            results,
+            command=this_command("benchmarks.apps"),
+            commit=this_commit(),
+            machine=this_machine(),
+            accelerator=shop.accelerator.name.lower(),
         )
         for task in waiting:
             if time.monotonic() > end_s:

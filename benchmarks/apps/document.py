@@ -15,17 +15,24 @@ MIB = 1 << 20
 
 def write_document(results: Results, source: Path) -> None:
     """The document and its plots, from these results alone."""
-    curves = []
-    for workload in RETREATING:
-        found = results.retreats.get(retreat_key(workload, is_lending=True))
-        if found is not None and found.moments:
-            path = save_plot(memory_plot(workload, found.moments), DOCS / "plots")
-            curves.append(str(path.relative_to(DOCS)))
+    for plot in _plots(results):
+        save_plot(plot, DOCS / "plots")
+    target = DOCS / "benchmarks-apps.md"
+    target.write_text(text(results, source))
+    print(f"wrote {target}")
+
+
+def text(results: Results, source: Path) -> str:
+    """The document alone."""
     root = DOCS.parent
     name = source.resolve().relative_to(root) if source.resolve().is_relative_to(root) else source
-    target = DOCS / "benchmarks-apps.md"
-    target.write_text(document(results, source=str(name), curves=curves, remarks=REMARKS.read_text()))
-    print(f"wrote {target}")
+    curves = [f"plots/{plot.name}.svg" for plot in _plots(results)]
+    return document(results, source=str(name), curves=curves, remarks=REMARKS.read_text())
+
+
+def _plots(results: Results) -> list[Plot]:
+    found = [(workload, results.retreats.get(retreat_key(workload, is_lending=True))) for workload in RETREATING]
+    return [memory_plot(workload, one.moments) for workload, one in found if one is not None and one.moments]
 
 
 def memory_plot(workload: Workload, moments: tuple[Moment, ...]) -> Plot:

@@ -134,6 +134,7 @@ class Retreat:
 class Results:
     """Everything that was measured so far; what is missing in it has not been."""
 
+    command: str = ""  # of the newest part
     commit: str = ""
     machine: Machine | None = None
     accelerator: str = ""

@@ -1,18 +1,24 @@
-"""The table of survival: rows that tests in guests have left, written into docs/survival.md and on standard output.
+"""The tables of survival: rows that tests in guests have left, into the result file and docs/survival.md.
 
 python -m tests.vm.survival_table           # after the tests; `make survival` is both
 """
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from benchmarks import documents
+from benchmarks.cited import table_text
+from benchmarks.machine import this_commit
 from tests.vm.guest.survival import Row
 
 ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "build/vm/survival"
 DOCUMENT = ROOT / "docs/survival.md"
+RESULTS = documents.RESULTS / "survival.json"
 # In this order in the document; each is one file of tests, and the name of its rows' file.
 PARTS = {
     "test_survival": "## One fault, and two at once",
@@ -22,7 +28,6 @@ PARTS = {
     "test_pressure": "## A whole machine out of memory",
     "test_shutdown": "## Going down",
 }
-_BEGIN, _END = "<!-- {part}: begin -->\n", "<!-- {part}: end -->\n"
 _HEAD = (
     "fault", "second copy", "by", "swapped in", "wrong pages", "failed reads", "lost pages", "lost processes",
     "longest stall",
@@ -35,33 +40,24 @@ def main() -> int:
     if not found:
         print(f"no rows in {ROWS}: `make survival` runs the tests that leave them", file=sys.stderr)
         return 1
-    text = DOCUMENT.read_text()
+    results = json.loads(RESULTS.read_bytes())
     for part, rows in found.items():
-        text = replaced(text, part, table(rows))
-        print(f"{PARTS[part].removeprefix('## ')}\n\n{table(rows)}")
-    DOCUMENT.write_text(text)
-    return 0
+        results["figures"][part] = record(rows)
+        print(f"{PARTS[part].removeprefix('## ')}\n\n{table_text(_HEAD, results['figures'][part]['rows'])}")
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    return documents.main([])
+
+
+def record(rows: Iterable[Row]) -> dict[str, Any]:
+    """A part of the result file."""
+    date = datetime.now(UTC).date().isoformat()
+    return {"commit": this_commit(), "date": date, "header": _HEAD, "rows": [list(_cells(row)) for row in rows]}
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:
     """Rows of one file; of a fault that was made more than once, the last."""
     rows = [Row(**json.loads(line)) for line in path.read_text().splitlines()]
     return tuple({row.fault: row for row in rows}.values())
-
-
-def table(rows: Sequence[Row]) -> str:
-    """As Markdown."""
-    return "".join((_line(_HEAD), _line("-" * len(name) for name in _HEAD), *(_line(_cells(row)) for row in rows)))
-
-
-def replaced(text: str, part: str, new: str) -> str:
-    """The document with that part's table in the place of the one before."""
-    begin, end = _BEGIN.format(part=part), _END.format(part=part)
-    head, _, rest = text.partition(begin)
-    old, found, tail = rest.partition(end)
-    if not found:
-        raise ValueError(f"docs/survival.md has no place for {part} ({begin.strip()}); it had {old[:40]!r}")
-    return f"{head}{begin}{new}{end}{tail}"
 
 
 def _cells(row: Row) -> Iterable[str]:
@@ -74,10 +70,6 @@ def _cells(row: Row) -> Iterable[str]:
         *(f"{count:,}" for count in counts),
         f"{row.stall_s:.2f} s",
     )
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |\n"
 
 
 if __name__ == "__main__":
