@@ -36,7 +36,7 @@ DEBUG = "FARSIDE_DEBUG"
 
 app = typer.Typer(
     name="farside",
-    help="Idle memory of other machines as swap space: lend it, borrow it, watch it.",
+    help="Idle memory and GPUs of a cluster: lend and borrow memory as swap space, run jobs on GPUs.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -238,9 +238,9 @@ def status(
     socket: Annotated[Path | None, typer.Option(help="Ask only the process with this admin socket.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show what is mapped where, and how busy it is.
+    """Show this machine's donor, borrowers, manager and agent: lent memory, use, health.
 
-    Asks this machine's daemon and blockdev, unless a sandbox or a socket is named.
+    Asks daemon, blockdev, agent and manager of this machine, unless a sandbox or a socket is named.
     """
     from farside.status.main import run
 

@@ -1,1 +1,1 @@
-"""`farside status`: what is mapped where, as the running processes tell it."""
+"""`farside status`: donors, borrowers, manager and agents of a machine, as each reports itself."""

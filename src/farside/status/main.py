@@ -1,4 +1,4 @@
-"""`farside status`: one look at the memory plane, as tables for people or JSON for programs."""
+"""`farside status`: one look at both planes of a machine, as tables for people or JSON for programs."""
 
 import sys
 from pathlib import Path
