@@ -68,9 +68,9 @@ _DISTORTION = """## What emulation does to these figures
 
 {machine}
 
-**Compare ratios, not figures.** Without KVM the guests' processors are emulated (TCG), 10 to 20 times slower than
-the host's: a page by TCP takes milliseconds, where a real network takes tens of microseconds, and most of that is the
-emulated CPU of both kernels. The disk is throttled in real time, and so is 10 to 20 times *faster*, measured in
+**Compare ratios, not figures.** Without KVM the guests' processors are emulated (TCG), an order of magnitude slower
+than the host's: a page by TCP takes milliseconds, where a real network takes tens of microseconds, and most of that is
+the emulated CPU of both kernels. The disk is throttled in real time, and so is as much *faster*, measured in
 instructions, than the paper's disk was: (a) looks better here than it is, and what remote memory gains over it smaller.
 
 Where Farside stands to (b) and (c) is a matter of the borrower's CPU a request. A process stands there between the
