@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from farside.errors import ConfigError
 from farside.scheduler.energy.accuracy import pinball
-from farside.scheduler.energy.feature import CAUSAL_FEATURES, causal_features, causal_row, next_max
+from farside.scheduler.energy.feature import causal_features, causal_row, next_max
 from farside.scheduler.energy.forecast import (
     ACI_RATE,
     HELD_BACK_SHARE,
@@ -33,7 +32,6 @@ from farside.scheduler.energy.forecast import (
     usual_width,
 )
 from farside.scheduler.energy.series import NodeSeries
-from farside.scheduler.predict.tree_text import booster_of
 from farside.scheduler.table import Floats
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
 
 # Half a year of ten minutes: what trees are fitted to.
 KEPT_STEPS = 26_000
-_BETWEEN = "\n===== the next quantile =====\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +80,7 @@ def learned_from(lesson: Lesson) -> Learned:
     trees = tuple(max_trees(series, steps, holidays=lesson.holidays))
     newest = causal_features(series, lesson.holidays)[-WIDTH_STEPS:]
     widths = np.array([usual_width(_rises(one, newest)) for one in trees])
-    told = {f"width_{quantile:g}": width for quantile, width in zip(QUANTILES, widths.tolist(), strict=True)}
-    return Learned(trees=trees, widths=widths, metrics={**metrics, **told})
+    return Learned(trees=trees, widths=widths, metrics=metrics)
 
 
 def _metrics(trial: "Sequence[lightgbm.Booster]", lesson: Lesson, cut: int) -> dict[str, float]:
@@ -205,33 +201,6 @@ class OnlineForecast:
         self._trees, self._widths = learned.trees, learned.widths
         self._loss_then = learned.metrics.get("loss", math.nan)
         self._losses.clear()
-
-    def fit(self) -> Mapping[str, float]:
-        """Fits trees to all that was seen; how good others, of its older part, were on the newer. Empty: too little."""
-        lesson = self.lesson()
-        if lesson is None:
-            return {}
-        learned = learned_from(lesson)
-        self.use(learned)
-        return learned.metrics
-
-    @property
-    def text(self) -> str:
-        """LightGBM's own format, one after the other."""
-        return _BETWEEN.join(trees.model_to_string() for trees in self._trees)
-
-    def use_text(self, text: str, metrics: Mapping[str, float]) -> None:
-        """Takes trees from `text`.
-
-        Raises:
-            ConfigError: It is no such text, or of other features.
-        """
-        parts = text.split(_BETWEEN)
-        if len(parts) != len(QUANTILES):
-            raise ConfigError(f"the model has {len(parts)} quantiles, not {len(QUANTILES)}", hint="fit it again")
-        trees = tuple(booster_of(part, len(CAUSAL_FEATURES)) for part in parts)
-        widths = np.array([metrics.get(f"width_{quantile:g}", 1.0) for quantile in QUANTILES])
-        self.use(Learned(trees=trees, widths=widths, metrics=metrics))
 
     def _series(self) -> NodeSeries:
         active, total = np.array(self._active), np.array(self._total)

@@ -2,17 +2,16 @@
 
 How it works
   A service has features, a model, a rule for when the model is fitted anew, and actions. It hears facts in the order
-  in which they happen: jobs that come and end, samples of virtual clusters and of nodes. To each it may answer with
+  in which they happen: jobs that come and end, samples of virtual clusters. To each it may answer with
   advice.
   The Model Update Engine (engine.py) has it fitted; the Resource Orchestrator there hands facts to all services and
   their advice to whoever carries it out: the simulator, or the live manager.
 
   A service is one class in one file, and knows no clock, file or thread: time is in the facts. So it is causal by
-  construction: what has not been told yet can't be known. rebalance.py is the smallest one there is; the others are
-  gpu_time.py and node_demand.py.
+  construction: what has not been told yet can't be known. rebalance.py is the smallest one there is; the other is
+  gpu_time.py.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -56,20 +55,7 @@ class Sampled:
     vcs: tuple[VcSample, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodesSampled:
-    """An interval is over: the most nodes that jobs needed in it, and the nodes that there are.
-
-    ``active`` NaN: nobody saw it. ``powered``: on or booting now; NaN: of the past, and nobody asks for advice.
-    """
-
-    at_s: float
-    active: float
-    total: float
-    powered: float = math.nan
-
-
-Fact = JobSubmitted | JobEnded | Sampled | NodesSampled
+Fact = JobSubmitted | JobEnded | Sampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +77,7 @@ class MoveNode:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepNodes:
-    """Have so many nodes on: wake some, or put idle ones to sleep. ``is_forecast``: because of what is expected."""
-
-    nodes: float
-    reason: str
-    is_forecast: bool = False
-
-
-Advice = Expect | MoveNode | KeepNodes
+Advice = Expect | MoveNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """CES with a forecast that learns as it goes: the replay's decisions, what is known when, and what goes wrong."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 from farside.errors import ConfigError, Unavailable
 from farside.scheduler.energy import catalog
 from farside.scheduler.energy.catalog import Question, make_online, prepare
-from farside.scheduler.energy.ces import CesSettings
+from farside.scheduler.energy.ces import FADING_S, MEMORY_S, Ces, CesSettings
+from farside.scheduler.energy.feature import causal_features, causal_row
+from farside.scheduler.energy.forecast import forecast_max
 from farside.scheduler.energy.learning import LearningCes, recall
-from farside.scheduler.energy.online import Learned, Lesson, learned_from, needed_steps
+from farside.scheduler.energy.online import Learned, Lesson, OnlineForecast, learned_from, needed_steps
 from farside.scheduler.energy.policy import EnergyPolicy, Seen, Target
 from farside.scheduler.energy.power.demand import Occupancy, PolicyDemand
 from farside.scheduler.energy.replay import play
@@ -265,3 +268,71 @@ def test_what_was_learned_is_of_the_lesson_and_not_of_what_came_meanwhile() -> N
 
 def _first(series: NodeSeries, count: int) -> NodeSeries:
     return series_of(series.active[:count])
+
+
+def fit(online: OnlineForecast) -> None:
+    """Fits trees to all that was seen."""
+    lesson = online.lesson()
+    assert lesson is not None
+    online.use(learned_from(lesson))
+
+
+def test_one_row_of_features_is_the_last_of_all_rows() -> None:
+    series = wandering(9)
+
+    for end in (1, 2, 500, len(series)):
+        part = replace(series, active=series.active[:end], total=series.total[:end], is_gap=series.is_gap[:end])
+
+        assert np.allclose(causal_row(part), causal_features(part)[-1], equal_nan=True)
+
+
+def test_it_forecasts_online_what_is_forecast_of_the_whole_series() -> None:
+    series, learned = wandering(12), 1200
+    online = OnlineForecast(horizon_s=3600.0, step_s=STEP_S)
+    online.start_s = series.start_s
+    rows, proven = [], []
+    for at, active in enumerate(series.active.tolist()):
+        online.watch(active, 100.0)
+        rows.append(online.row(at))
+        proven.append(online.is_proven(at))
+        if at == learned - 1:
+            fit(online)
+
+    whole = forecast_max(series, 6, learned)
+
+    assert np.isinf(rows[learned - 1]).all()
+    assert np.array_equal(np.array(rows), whole.levels)
+    assert proven == whole.proven.tolist()
+    assert any(proven)
+
+
+def test_trees_that_are_fitted_anew_do_not_begin_to_prove_themselves_anew() -> None:
+    online, series = OnlineForecast(horizon_s=3600.0, step_s=STEP_S), wandering(12)
+    online.start_s = series.start_s
+    for at, active in enumerate(series.active.tolist()):
+        online.watch(active, 100.0)
+        if at == 1200:
+            fit(online)
+    assert online.is_better
+
+    fit(online)
+
+    assert online.is_better
+    assert online.drift == 0.0
+
+
+def test_a_forecast_is_a_signal_among_the_rules_from_the_first_interval_on() -> None:
+    online = OnlineForecast(horizon_s=3600.0, step_s=STEP_S)
+    ces = Ces(
+        settings=CesSettings(forecast=True, forecast_s=3600.0, wake_ahead=True),
+        step_s=STEP_S,
+        total=100,
+        forecast=online,
+    )
+
+    assert ces.signals == len(MEMORY_S) + len(FADING_S) + 3
+
+
+def test_to_wake_ahead_needs_a_forecast() -> None:
+    with pytest.raises(ValueError, match="wake_ahead needs a forecast"):
+        CesSettings(wake_ahead=True)

@@ -12,16 +12,14 @@ import numpy as np
 
 from farside.clock import RealClock
 from farside.scheduler.energy.ces import CesSettings
-from farside.scheduler.energy.power.demand import ServiceDemand
+from farside.scheduler.energy.learning import LearningCes
+from farside.scheduler.energy.power.demand import PolicyDemand
 from farside.scheduler.energy.power.drive.dry_run import DryRunDriver
 from farside.scheduler.energy.power.drive.ipmi import IpmiDriver
 from farside.scheduler.energy.power.drive.keeper import PowerKeeper
 from farside.scheduler.energy.power.fleet import FleetRules
 from farside.scheduler.energy.power.state import Holdings, Patience, Phase
 from farside.scheduler.energy.series import DAY_S
-from farside.scheduler.predict.engine import Orchestrator
-from farside.scheduler.predict.node_demand import CesService
-from farside.scheduler.predict.service import NodesSampled
 from tests.power.bmc import USER, ipmi_sim, password_file
 from tests.power.cluster import FakeInventory, SleepingNode
 
@@ -52,18 +50,12 @@ def busy(at_s: float) -> float:
     return 2.0 if day % 7 < 5 and 8 * 3600 <= of_day_s < 18 * 3600 else 1.0
 
 
-def taught() -> Orchestrator:
-    """Three weeks to learn from, then days on which its forecasts prove themselves."""
-    service = CesService(SETTINGS, total=2)
-    orchestrator = Orchestrator([service])
+def taught() -> PolicyDemand:
+    """Weeks to learn from, the last days of which the forecast proves itself on."""
     ends_s = np.arange(MONDAY_S + STEP_S, EVENING_S + 1, STEP_S).tolist()
-    learned = 21 * round(DAY_S / STEP_S)
-    for at_s in ends_s[:learned]:
-        service.observe(NodesSampled(at_s=at_s, active=busy(at_s), total=2))
-    assert orchestrator.engines[0].update(ends_s[learned - 1], "history was read").record is not None
-    for at_s in ends_s[learned:]:
-        orchestrator.tell(NodesSampled(at_s=at_s, active=busy(at_s), total=2))
-    return orchestrator
+    policy = LearningCes(SETTINGS, total=2.0, step_s=STEP_S)
+    policy.begin(MONDAY_S)
+    return PolicyDemand(policy, step_s=STEP_S, past=[busy(at_s) for at_s in ends_s])
 
 
 def test_a_learned_forecast_switches_a_simulated_node_off_and_on_before_it_is_missed(tmp_path: Path) -> None:
@@ -79,7 +71,7 @@ async def _night(bmc: IpmiDriver, node: SleepingNode) -> None:
     inventory = FakeInventory({"sleeper": Holdings(foreign_slabs=1), "always": Holdings(jobs=1)})
     keeper = PowerKeeper(
         {"sleeper": bmc, "always": DryRunDriver("always")}, inventory=inventory,
-        demand=ServiceDemand(taught(), step_s=STEP_S, calendar_s=EVENING_S - clock.now_s()), clock=clock,
+        demand=taught(), clock=clock,
         rules=FleetRules(floor=1, always_on=frozenset({"always"}), min_on_s=0.0), every_s=0.05,
         patience=Patience(answer_s=15.0, poll_s=0.1, silent_s=0.3, lost_s=60.0),
     )  # fmt: skip

@@ -10,8 +10,6 @@ from farside.scheduler.energy.learning import Fit, recall
 from farside.scheduler.energy.online import learned_from
 from farside.scheduler.energy.policy import EnergyPolicy, Seen, Target
 from farside.scheduler.energy.power.state import NodePower, Phase
-from farside.scheduler.predict.engine import Orchestrator
-from farside.scheduler.predict.service import KeepNodes, NodesSampled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,56 +126,6 @@ class PolicyDemand:
         if self._target is not None:
             return Wish(nodes=math.ceil(self._target.nodes - 1e-9), reason=self._target.reason)
         return self._first or Wish(nodes=now.total, reason="the first interval is not over")
-
-
-class ServiceDemand:
-    """A service of node demand as a demand: it hears one fact an interval, and says how many nodes to have on.
-
-    Its facts carry the time of the calendar, which the keeper's clock need not know. Turns that were missed count as
-    if nothing had changed.
-
-    Args:
-        orchestrator: Has the service fitted, and hands on what it advises.
-        step_s: The interval that the service counts in.
-        calendar_s: Added to the keeper's time: seconds since 1970, of the cluster's local time.
-    """
-
-    def __init__(self, orchestrator: Orchestrator, *, step_s: float, calendar_s: float) -> None:
-        self._orchestrator = orchestrator
-        self._step_s = step_s
-        self._calendar_s = calendar_s
-        self._start_s = math.nan
-        self._steps = 0
-        self._most = 0
-        self._kept: KeepNodes | None = None
-
-    def wish(self, now: Occupancy) -> Wish:
-        """What the service advised last, or what jobs need if that is more. [helios Algorithm 2, JobArrivalCheck]"""
-        if math.isnan(self._start_s):
-            self._start_s = now.now_s
-        while now.now_s >= (over_s := self._start_s + (self._steps + 1) * self._step_s):
-            self._tell(over_s, now)
-            self._steps += 1
-            self._most = now.needed
-        self._most = max(self._most, now.needed)
-        if self._kept is None:
-            return Wish(nodes=now.total, reason="the first interval is not over")
-        wanted = math.ceil(self._kept.nodes - 1e-9)
-        if now.needed > wanted:
-            return Wish(nodes=now.needed, reason=f"jobs need {now.needed} nodes now")
-        return Wish(nodes=wanted, reason=self._kept.reason)
-
-    def _tell(self, over_s: float, now: Occupancy) -> None:
-        # Of a turn that was missed, what was on then is not known: what is on now stands for it.
-        fact = NodesSampled(
-            at_s=over_s + self._calendar_s,
-            active=float(self._most),
-            total=float(now.total),
-            powered=float(now.powered),
-        )
-        for advice in self._orchestrator.tell(fact):
-            if isinstance(advice, KeepNodes):
-                self._kept = advice
 
 
 def occupancy(nodes: Sequence[NodePower], now_s: float, *, lacking: int = 0) -> Occupancy:
