@@ -6,5 +6,5 @@ cd /opt/farside
 FARSIDE_TEST_NETDEV=$(cat /etc/farside/netdev)
 export FARSIDE_TEST_NETDEV
 # The link of the provisioning would stand in the way of the tests' own.
-[ ! -e /sys/class/infiniband/rxe0 ] || .venv/bin/python -c "from farside.kmod_shim import rxe; rxe.remove_link('rxe0')"
+[ ! -e /sys/class/infiniband/rxe0 ] || rdma link delete rxe0
 exec .venv/bin/python -m pytest --confcutdir=tests/vm/guest tests/vm/guest "$@"

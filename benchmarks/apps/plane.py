@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.apps.size import HEADROOM_MIB, LENT_MIB, SLAB_MIB, SWAP_MIB
-from farside.kmod_shim import rxe
 from tests.support.programs import run
+from tests.support.soft_rdma import add_link
 from tests.support.waiting import until
 from tests.vm.guest.swap_plane import LIMIT_S, Donor, Plane, swap_must
 
@@ -31,7 +31,7 @@ def plane_of(
     key: str, address: str, count: int, *, memory_mib: int = 0, transport: str = "auto", size_mib: int = SWAP_MIB
 ) -> Plane:
     """The settings of both machines; each starts its own part of it."""
-    rxe.create_link("rxe0", "eth1")
+    add_link("rxe0", "eth1")
     FOLDER.mkdir()
     slab = {"slab_bytes": f"{SLAB_MIB}MiB"}
     lending = {"max_slabs": 256, "headroom_bytes": f"{HEADROOM_MIB}MiB", **slab}

@@ -3,10 +3,7 @@
 from ipaddress import IPv4Address
 from pathlib import Path
 
-import pytest
-
-from farside.errors import ConfigError, Unavailable
-from farside.kmod_shim.rdma_devices import devices, find_place
+from farside.kmod_shim.rdma_devices import devices
 
 LINK_LOCAL = "fe80:0000:0000:0000:5054:00ff:fe77:0001"
 V4_MAPPED = "0000:0000:0000:0000:0000:ffff:0a4d:0001"
@@ -28,9 +25,6 @@ def add_port(
             (port / "gid_attrs/ndevs" / str(row)).write_text(f"{netdev}\n")
 
 
-ROCE = ((LINK_LOCAL, "IB/RoCE v1"), (LINK_LOCAL, "RoCE v2"), (V4_MAPPED, "IB/RoCE v1"), (V4_MAPPED, "RoCE v2"))
-
-
 def test_a_kernel_without_rdma_has_no_devices(tmp_path: Path) -> None:
     assert devices(tmp_path) == ()
 
@@ -43,43 +37,3 @@ def test_ports_and_addresses_are_read_and_empty_rows_left_out(tmp_path: Path) ->
     (port,) = device.ports
     assert (device.name, port.number, port.state, port.is_active) == ("rxe0", 1, "ACTIVE", True)
     assert [(gid.index, gid.ipv4) for gid in port.gids] == [(0, None), (2, IPv4Address("10.77.0.1"))]
-
-
-def test_of_all_addresses_the_ipv4_one_of_roce_v2_is_taken(tmp_path: Path) -> None:
-    add_port(tmp_path, "rxe0", gids=ROCE)
-
-    place = find_place(devices(tmp_path))
-
-    assert (place.device, place.port, place.gid.index) == ("rxe0", 1, 3)
-
-
-def test_a_device_is_found_by_its_own_name_and_by_its_network_devices(tmp_path: Path) -> None:
-    add_port(tmp_path, "mlx5_0", netdev="ens1", gids=ROCE)
-    add_port(tmp_path, "rxe0", netdev="eth1", gids=ROCE)
-
-    found = devices(tmp_path)
-
-    assert [find_place(found, name).device for name in ("", "rxe0", "eth1", "ens1")] == [
-        "mlx5_0",
-        "rxe0",
-        "rxe0",
-        "mlx5_0",
-    ]
-
-
-def test_a_port_that_is_down_is_passed_over(tmp_path: Path) -> None:
-    add_port(tmp_path, "mlx5_0", state="1: DOWN", gids=ROCE)
-    add_port(tmp_path, "mlx5_1", gids=ROCE)
-
-    assert find_place(devices(tmp_path)).device == "mlx5_1"
-
-
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="no RDMA device"):
-        find_place(devices(tmp_path))
-    add_port(tmp_path, "mlx5_0", state="1: DOWN", gids=ROCE)
-
-    with pytest.raises(Unavailable, match="no RDMA port is active: mlx5_0 port 1 DOWN"):
-        find_place(devices(tmp_path))
-    with pytest.raises(ConfigError, match="no RDMA device rxe0; there are: mlx5_0"):
-        find_place(devices(tmp_path), "rxe0")

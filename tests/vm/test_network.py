@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from tests.support.soft_rdma import ADD_RXE0
 from tests.support.waiting import until
 from tests.vm.harness.guest import Guest
 from tests.vm.harness.network import Network, Workshop, network
@@ -75,8 +76,7 @@ def test_after_a_power_cut_a_guest_comes_back_with_its_disk_and_the_others_never
 
 def test_soft_rdma_reads_memory_of_another_machine(pair: Network) -> None:
     for guest in pair:
-        make = "from farside.kmod_shim import rxe; rxe.create_link('rxe0', 'eth1')"
-        guest.run(f'python3 -c "{make}"', limit_s=300)
+        guest.run(ADD_RXE0, limit_s=300)
 
     def read() -> str:
         done = pair[2].outcome(f"ib_read_lat -d rxe0 -s 4096 -n 200 -F {pair[1].address}", limit_s=120)

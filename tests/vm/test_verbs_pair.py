@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.soft_rdma import ADD_RXE0
 from tests.support.waiting import until
 from tests.vm.harness.guest import Guest
 from tests.vm.harness.network import Network
@@ -20,7 +21,6 @@ BORROWER, DONOR = 1, 2
 DEADLINE_S = 30
 WRITE = "--rw=randwrite --bssplit=4k/50:128k/50 --size=16M"
 ETIMEDOUT = 110
-MAKE_RXE = "from farside.kmod_shim import rxe; rxe.create_link('rxe0', 'eth1')"
 
 
 def toml(settings: Mapping[str, object]) -> str:
@@ -28,7 +28,7 @@ def toml(settings: Mapping[str, object]) -> str:
 
 
 def prepare(guest: Guest, files: Mapping[str, str]) -> None:
-    guest.run(f"python3 -c {shlex.quote(MAKE_RXE)}")
+    guest.run(ADD_RXE0)
     guest.run("mkdir -p /root/fs && install -m 600 /dev/stdin /root/fs/key", stdin=f"{KEY}\n".encode())
     for name, text in files.items():
         guest.run(f"cat > /root/fs/{name}", stdin=text.encode())

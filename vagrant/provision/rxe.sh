@@ -7,4 +7,5 @@ address=$1
 netdev=$(ip -oneline -4 addr show | awk -v address="$address" '$4 ~ "^" address "/" { print $2; exit }')
 [ -n "$netdev" ] || { echo "no network device has the address $address" >&2; exit 1; }
 echo "$netdev" >/etc/farside/netdev
-/opt/farside/.venv/bin/python -c "from farside.kmod_shim import rxe; rxe.create_link('rxe0', '$netdev')"
+modprobe rdma_rxe
+rdma link add rxe0 type rxe netdev "$netdev"

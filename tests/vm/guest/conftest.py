@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from farside.kmod_shim import rdma_devices, rxe
+from farside.kmod_shim.rdma_devices import Gid, devices
+from tests.support.soft_rdma import add_link, remove_link, roce_gid
 from tests.support.waiting import until
 from tests.vm.guest.swap_plane import Plane
 
@@ -27,23 +28,23 @@ def nbd_module() -> None:
 
 
 @pytest.fixture
-def rxe0() -> Iterator[rdma_devices.Place]:
-    """A soft RDMA device `rxe0` on the data network, active, made by farside and removed afterwards."""
-    rxe.create_link("rxe0", NETDEV)
+def rxe0() -> Iterator[Gid]:
+    """A soft RDMA device `rxe0` on the data network, active, and removed afterwards; its GID."""
+    add_link("rxe0", NETDEV)
     try:
-        found = until(_place, what="an active rxe0", deadline_s=60)
+        found = until(_gid, what="an active rxe0", deadline_s=60)
         assert found is not None
         yield found
     finally:
-        rxe.remove_link("rxe0")
+        remove_link("rxe0")
 
 
 @pytest.fixture(scope="session")
 def lasting_rxe0() -> None:
     """The same, made once and left: what has used verbs keeps it open, and Linux 6.1 removes it only after that."""
-    if not any(device.name == "rxe0" for device in rdma_devices.devices()):
-        rxe.create_link("rxe0", "eth1")
-    until(_place, what="an active rxe0")
+    if not any(device.name == "rxe0" for device in devices()):
+        add_link("rxe0", "eth1")
+    until(_gid, what="an active rxe0")
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +58,5 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
         made.end()
 
 
-def _place() -> rdma_devices.Place | None:
-    ports = [port for device in rdma_devices.devices() if device.name == "rxe0" for port in device.ports]
-    if not any(port.is_active and any(gid.ipv4 for gid in port.gids) for port in ports):
-        return None
-    return rdma_devices.find_place(rdma_devices.devices(), "rxe0")
+def _gid() -> Gid | None:
+    return roce_gid("rxe0")

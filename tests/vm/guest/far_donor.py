@@ -6,7 +6,7 @@ python3 -m tests.vm.guest.far_donor ADDRESS KEY     # starts the donor, and retu
 import sys
 from pathlib import Path
 
-from farside.kmod_shim import rxe
+from tests.support.soft_rdma import add_link
 from tests.support.waiting import until
 from tests.vm.guest.swap_plane import LIMIT_S, Donor, Plane
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 def plane_of(address: str, key: str, *, transport: str, disk_bytes: int, guard: str = "attach") -> Plane:
     """The settings of both machines; each starts its own part of it."""
-    rxe.create_link("rxe0", "eth1")
+    add_link("rxe0", "eth1")
     FOLDER.mkdir()
     donor = Donor(name="d1", address=address, settings={"max_slabs": 256, "headroom_bytes": "64MiB"})
     borrower = {"size_bytes": disk_bytes, "transport": transport, "workers": 1, "pressure_guard": guard}

@@ -11,8 +11,9 @@ import pytest
 from farside.agent.profile.ring import Event
 from farside.agent.profile.ring_file import RingFile
 from farside.agent.profile.task import task_profile
-from farside.kmod_shim import rdma_devices
+from farside.kmod_shim.rdma_devices import Gid
 from tests.profile.preloaded import ring_file, variables
+from tests.support.soft_rdma import roce_gid
 from tests.support.waiting import until
 
 PROGRAM = Path(__file__).parents[2] / "profile/training_rdma.py"
@@ -28,8 +29,10 @@ def file() -> Iterator[RingFile]:
         yield made
 
 
-def place() -> rdma_devices.Place:
-    return rdma_devices.find_place(rdma_devices.devices(), "rxe0")
+def gid_of_rxe0() -> Gid:
+    found = roce_gid("rxe0")
+    assert found is not None
+    return found
 
 
 def _ended_well(
@@ -64,7 +67,7 @@ def over_rdma(file: RingFile) -> list[list[Event]]:
 
 
 def test_a_training_job_over_rdma_tells_its_model_and_its_skew(file: RingFile) -> None:
-    address = str(place().gid.ipv4)
+    address = str(gid_of_rxe0().ipv4)
     command = (sys.executable, str(PROGRAM))
 
     run_both((*command, "server", address, "18515", "12"), (*command, "worker", address, "18515", "12"), file)
@@ -78,7 +81,7 @@ def test_a_training_job_over_rdma_tells_its_model_and_its_skew(file: RingFile) -
 
 
 def test_each_message_of_a_ping_pong_is_seen(file: RingFile) -> None:
-    gid = ("-d", "rxe0", "-g", str(place().gid.index), "-s", "8192", "-n", "50", "-p", "18516")
+    gid = ("-d", "rxe0", "-g", str(gid_of_rxe0().index), "-s", "8192", "-n", "50", "-p", "18516")
 
     run_both(("ibv_rc_pingpong", *gid), ("ibv_rc_pingpong", *gid, "127.0.0.1"), file)
 
@@ -93,7 +96,7 @@ def test_the_calls_of_extended_queue_pairs_are_seen_too(
     program: str, is_read: bool, more: Sequence[str], file: RingFile
 ) -> None:
     port = str(18520 + os.getpid() % 1000)
-    told = (program, "-d", "rxe0", "-x", str(place().gid.index), "-s", "4096", "-n", "100", "-p", port, "-F", *more)
+    told = (program, "-d", "rxe0", "-x", str(gid_of_rxe0().index), "-s", "4096", "-n", "100", "-p", port, "-F", *more)
 
     run_both(told, (*told, "127.0.0.1"), file)
 

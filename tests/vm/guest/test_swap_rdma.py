@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.kmod_shim import rdma_devices
+from tests.support.soft_rdma import roce_gid
 from tests.vm.guest.load import load
 from tests.vm.guest.swap_plane import Donor, Plane, kernel_errors, swap, swap_must, vmstat
 
@@ -15,8 +15,9 @@ pytestmark = [pytest.mark.smoke, pytest.mark.usefixtures("lasting_rxe0")]
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[Plane]:
     """One donor, reached over the soft RDMA device and in no other way."""
-    place = rdma_devices.find_place(rdma_devices.devices(), "rxe0")
-    donor = Donor(name="d1", address=str(place.gid.ipv4), settings={"headroom_bytes": "16MiB"})
+    gid = roce_gid("rxe0")
+    assert gid is not None
+    donor = Donor(name="d1", address=str(gid.ipv4), settings={"headroom_bytes": "16MiB"})
     made = Plane(tmp_path, donors=(donor,), settings={"transport": "rdma"})
     try:
         made.start_all()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from farside.errors import PeerError
-from farside.kmod_shim.rdma_devices import Place
+from farside.kmod_shim.rdma_devices import Gid
 from farside.sandbox import control
 from farside.sandbox.session import Session, open_sandbox
 from tests.support.programs import run
@@ -17,7 +17,7 @@ SIZES = ("--donors", "1", "--donor-memory", "64MiB", "--size", "64MiB", "--slab"
 
 
 @pytest.fixture
-def plane(rxe0: Place, tmp_path: Path) -> Iterator[Session]:
+def plane(rxe0: Gid, tmp_path: Path) -> Iterator[Session]:
     """A donor and a borrower; all that is not on its own disk goes by RDMA."""
     arguments = [*SIZES, "--transport", "rdma", "--listen", f"unix:{tmp_path}/s"]
     with open_sandbox(arguments, state=tmp_path / "state") as session:
