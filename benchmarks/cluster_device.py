@@ -5,6 +5,7 @@ A device is looked at in granules of 256 MiB where the live one has clusters of 
 would take an hour.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +18,6 @@ from farside.blockdev.mapping.activity import (
     first_activity,
     next_activity,
     pack,
-    slabs_needed,
     wanting_clusters,
 )
 from farside.blockdev.mapping.migration import Recall, Resident, plan_recall
@@ -188,7 +188,7 @@ class Device:
 
     def _lease(self, homeless: tuple[int, ...], banned: frozenset[int], lend: Lend) -> bool:
         home_range = homeless[0] // self._per_slab
-        for _ in range(slabs_needed(len(homeless), self._per_slab)):
+        for _ in range(math.ceil(len(homeless) / self._per_slab)):
             lent = lend(home_range, banned)
             if lent is None:
                 return False

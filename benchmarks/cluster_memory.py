@@ -16,7 +16,8 @@ from statistics import fmean, median, pstdev
 
 from benchmarks.cluster_device import Device, Layout, Moved
 from benchmarks.cluster_load import GIB, Load, MachineLoad
-from farside.blockdev.mapping.placement import DonorView, Verdict, global_best, two_choices, uniform_random
+from benchmarks.donor_choice import global_best, two_choices, uniform_random
+from farside.blockdev.mapping.placement import DonorView, Verdict
 from farside.daemon.eviction import MappedSlab, candidates, choose
 from farside.daemon.headroom import (
     Grow,

@@ -1,11 +1,12 @@
 """Figure 2.7: how often batch eviction finds slabs that are all lightly active, computed and played out. Pure."""
 
+import math
 import random
 from collections.abc import Sequence
 from itertools import pairwise
 
 from benchmarks.figure import Figure, Table, curve
-from farside.daemon.eviction import MappedSlab, batch_success, candidates, choose, random_success
+from farside.daemon.eviction import MappedSlab, candidates, choose
 
 COUNT = 10  # E, as in the figure
 EXTRAS = (0, 2, 5, 10)  # E'
@@ -24,6 +25,24 @@ def played_success(*, count: int, extra: int, busy: float, trials: int, rng: ran
         victims = choose(asked, activity, count=count)
         good += all(activity[victim.lease] < BUSY_PAGES_PER_S for victim in victims)
     return good / trials
+
+
+def random_success(count: int, busy: float) -> float:
+    """Chance that E slabs taken at random are all lightly active, when each is busy with probability ``busy``.
+
+    [infiniswap §2.5.2, "Random" in Figure 2.7]
+    """
+    return (1 - busy) ** count
+
+
+def batch_success(count: int, extra: int, busy: float) -> float:
+    """Chance that among E+E' slabs at least E are lightly active: Figure 2.7's curves. [infiniswap §2.5.2]
+
+    The sum over i = E..E+E' of C(E+E', i) (1-p)^i p^(E+E'-i). The text prints the binomial as C(E+E'-i, i), which is
+    no probability (for E=10, E'=10 it is 0 for every i above 10); the figure follows the form used here.
+    """
+    n = count + extra
+    return sum(math.comb(n, i) * (1 - busy) ** i * busy ** (n - i) for i in range(count, n + 1))
 
 
 def computed_success(count: int, extra: int, busy: float) -> float:

@@ -16,7 +16,6 @@ Decided here, where the paper is silent:
   of the answers.
 """
 
-import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,21 +74,3 @@ def choose(asked: tuple[MappedSlab, ...], activity: Mapping[int, float], *, coun
         return "activity not known" if known is None else f"{known:.1f} pages/s/GiB"
 
     return tuple(Victim(lease=slab.lease, reason=reason(slab)) for slab in sorted(asked, key=rank)[:count])
-
-
-def random_success(count: int, busy: float) -> float:
-    """Chance that E slabs taken at random are all lightly active, when each is busy with probability ``busy``.
-
-    [infiniswap §2.5.2, "Random" in Figure 2.7]
-    """
-    return (1 - busy) ** count
-
-
-def batch_success(count: int, extra: int, busy: float) -> float:
-    """Chance that among E+E' slabs at least E are lightly active: Figure 2.7's curves. [infiniswap §2.5.2]
-
-    The sum over i = E..E+E' of C(E+E', i) (1-p)^i p^(E+E'-i). The text prints the binomial as C(E+E'-i, i), which is
-    no probability (for E=10, E'=10 it is 0 for every i above 10); the figure follows the form used here.
-    """
-    n = count + extra
-    return sum(math.comb(n, i) * (1 - busy) ** i * busy ** (n - i) for i in range(count, n + 1))

@@ -16,9 +16,6 @@ FAMILY = "nbd"
 GROUP = "nbd_mc_group"
 VERSION = 1
 
-CLIENT_DESTROY_ON_DISCONNECT = 1  # /dev/nbdX goes with the connection
-CLIENT_DISCONNECT_ON_CLOSE = 2
-
 # The request timeout has to outlive a freeze of user space that fails (/sys/power/pm_freeze_timeout, 20 s): a request
 # that meets it costs its socket, which then needs RECONFIGURE. Nothing waits for it but a request that really is lost.
 TIMEOUT_S = 30

@@ -66,11 +66,6 @@ def read_records(root: Path) -> tuple[Attached, ...]:
     return tuple(sorted(_records(root), key=lambda attached: attached.index))
 
 
-def read_record(root: Path, index: int) -> Attached | None:
-    """The one of that device, or None."""
-    return next((attached for attached in read_records(root) if attached.index == index), None)
-
-
 def _records(root: Path) -> Iterator[Attached]:
     for path in (root / FOLDER).glob(f"{_PREFIX}*{_SUFFIX}"):
         with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):

@@ -37,13 +37,8 @@ class Foresight:
     is_short: bool = False
 
 
-def expected_start_s(domain: Domain, row: int, now_s: float) -> float:
-    """When a job that waits in this domain is expected to have its GPUs; infinite: nobody knows."""
-    return foresee(domain, row, now_s).at_s
-
-
 def foresee(domain: Domain, row: int, now_s: float) -> Foresight:
-    """The same, with what keeps it from being known."""
+    """When a job that waits in this domain is expected to have its GPUs, or what keeps that from being known."""
     (rank,) = domain.ranks([row], now_s)
     ahead = [(one, other) for other, one in domain.waiting.ranked() if one < rank]
     if len(ahead) > AHEAD_MAX:

@@ -9,7 +9,8 @@ Here, once a job has waited ``reserve_after_s`` in one go and no other stands re
   gang is expected to start (backfill); what others may take of running jobs is only what the plan does not count on;
 * started that way, it is left alone for ``reserve_after_s``.
 
-So every job starts within a bound: `start_bound_s`.
+So every job starts within ``reserve_after_s``, and the longest that a job holds GPUs that can't be taken from it, once
+for itself and once for each job that waited before it.
 """
 
 import math
@@ -17,18 +18,6 @@ from operator import itemgetter
 
 from farside.scheduler.domain import Domain, Held
 from farside.scheduler.state import Allocation, Reservation
-
-
-def start_bound_s(*, reserve_after_s: float, ahead: int, longest_s: float) -> float:
-    """The longest that a job waits for its start, from when it began to wait.
-
-    Args:
-        reserve_after_s: The setting.
-        ahead: Jobs that waited already when it began to.
-        longest_s: The longest that a job holds GPUs that can't be taken from it: its run time where nobody is
-            preempted, else the greatest of the time it is left alone and the run time of who may not be preempted.
-    """
-    return reserve_after_s + (ahead + 1) * longest_s
 
 
 def expected_free_s(domain: Domain, row: int, claimant: int, now_s: float) -> float:

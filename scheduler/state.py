@@ -7,7 +7,6 @@ the epoch), sizes are bytes.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
 # (place of the node in its domain, GPUs there), in the order of the nodes.
 Allocation = tuple[tuple[int, int], ...]
@@ -33,14 +32,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualCluster:
-    """A tenant's part of the cluster: nodes of its own, and a quota where it shares them.
-
-    ``quota_gpus`` is what its jobs may hold before they count as borrowers; 0: all GPUs of its nodes.
-    """
+    """A tenant's part of the cluster: nodes of its own."""
 
     name: str
     nodes: tuple[Node, ...]
-    quota_gpus: int = 0
 
     @property
     def gpus(self) -> int:
@@ -99,15 +94,6 @@ class Job:
     skew: float = 0.0
     preemptible: bool = True
     limit_s: float = math.inf
-
-
-class Phase(Enum):
-    """Where a job is. [tiresias Figure 3.9; a preempted job waits again]"""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    DONE = "done"
-    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

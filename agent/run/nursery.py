@@ -18,13 +18,10 @@ from pathlib import Path
 
 from farside.agent.run import shepherd
 from farside.errors import Unavailable
-from farside.log import get_log
 
 ANSWER_LIMIT_S = 5.0
 _PID = struct.Struct("<q")
 _PATH_BYTES_MAX = 4096
-
-_log = get_log("agent.run")
 
 
 class Nursery:

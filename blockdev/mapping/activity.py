@@ -214,8 +214,3 @@ def _best_slab(views: Iterable[SlabView], home_range: int, banned: frozenset[int
     usable = [v for v in views if v.free and v.donor not in banned]
     # Fullest first keeps other slabs empty, and an empty slab can be given back whole.
     return min(usable, key=lambda v: (v.home_range != home_range, len(v.free), v.slab), default=None)
-
-
-def slabs_needed(homeless: int, clusters_per_slab: int) -> int:
-    """How many slabs must be leased for so many clusters."""
-    return -(-homeless // clusters_per_slab)

@@ -5,10 +5,8 @@ Power of two choices over the donors that have no slab of this device yet (M_new
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-Chooser = Callable[[Sequence["DonorView"], random.Random], "DonorView"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,36 +55,3 @@ def choose(asked: Iterable[DonorView], rng: random.Random) -> Verdict:
     least = min(used_share(v) for v in roomy)
     best = rng.choice(sorted(v.donor for v in roomy if used_share(v) == least))
     return Verdict(donor=best, reason=f"least used of {len(roomy)}: {least:.0%}")
-
-
-def two_choices(
-    views: Sequence[DonorView], *, choices: int, rng: random.Random, banned: frozenset[int] = frozenset()
-) -> Verdict:
-    """One placement with all figures at hand: draw and choose until a donor has room or none is left.
-
-    A live device does the same in steps, because it asks donors in between. Never names a donor that is banned, down
-    or full. [infiniswap §2.4.2]
-    """
-    by_donor = {v.donor: v for v in views}
-    tried = set(banned)
-    while drawn := draw(views, choices=choices, banned=frozenset(tried), rng=rng):
-        verdict = choose((by_donor[d] for d in drawn), rng)
-        if verdict.donor is not None:
-            return verdict
-        tried.update(drawn)
-    return Verdict(donor=None, reason="no donor has a free slab")
-
-
-def uniform_random(views: Sequence[DonorView], *, rng: random.Random, banned: frozenset[int] = frozenset()) -> Verdict:
-    """A donor with room, uniformly at random: what power of two choices is compared with. [infiniswap §2.4.2]"""
-    roomy = sorted(v.donor for v in views if v.usable and v.free_slabs > 0 and v.donor not in banned)
-    if not roomy:
-        return Verdict(donor=None, reason="no donor has a free slab")
-    return Verdict(donor=rng.choice(roomy), reason=f"one of {len(roomy)} at random")
-
-
-def global_best(views: Sequence[DonorView], *, rng: random.Random, banned: frozenset[int] = frozenset()) -> Verdict:
-    """The least used donor of all, as one who sees everything would choose; M_new still comes before M_old."""
-    usable = [v for v in views if v.usable and v.free_slabs > 0 and v.donor not in banned]
-    new = [v for v in usable if v.slabs == 0]
-    return choose(new or usable, rng)

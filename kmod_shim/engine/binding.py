@@ -17,9 +17,6 @@ from farside.kmod_shim.engine._ffi import ffi, lib
 
 PAGE_BYTES: int = lib.NE_PAGE_BYTES
 CLUSTER_BYTES: int = lib.NE_CLUSTER_BYTES
-CLUSTER_PAGES: int = lib.NE_CLUSTER_PAGES
-REQUEST_MAX_BYTES: int = lib.NE_REQUEST_MAX_BYTES
-WORKERS_MAX: int = lib.NE_WORKERS_MAX
 MOVER: int = lib.NE_MOVER
 DONORS_MAX: int = lib.NE_DONORS_MAX
 SLABS_MAX: int = lib.NE_SLABS_MAX
@@ -467,11 +464,6 @@ def map(fd: int, size_bytes: int) -> int:  # noqa: A001 (engine.h's name for it)
 def unmap(addr: int, size_bytes: int) -> None:
     """Undoes `map`."""
     _check("unmap", lib.ne_unmap(ffi.cast("void *", addr), size_bytes))
-
-
-def crc32c(data: bytes) -> int:
-    """The crc32c of the bytes."""
-    return int(lib.ne_crc32c(ffi.from_buffer(data), len(data)))
 
 
 def features() -> tuple[str, ...]:

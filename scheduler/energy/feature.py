@@ -43,14 +43,6 @@ def causal_features(series: NodeSeries, holidays: frozenset[int] = frozenset()) 
     return np.column_stack(columns).astype(float)
 
 
-CAUSAL_FEATURES = (
-    "hour", "weekday", "is_holiday", "active", "idle",
-    *(f"{what}_{hours}h" for hours in MEAN_HOURS for what in ("above_mean", "deviation")),
-    *(f"{what}_{hours}h" for hours in EXTREME_HOURS for what in ("below_most", "above_least")),
-    *(f"change_{round(hours * 60)}min" for hours in LAG_HOURS),
-)  # fmt: skip
-
-
 def causal_row(series: NodeSeries, holidays: frozenset[int] = frozenset()) -> Floats:
     """The last row of `causal_features`, in time that does not grow with the series: for whoever asks each interval."""
     active, now = series.active, float(series.active[-1])

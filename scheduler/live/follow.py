@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from farside.log import get_log
 from farside.scheduler.live.brain import API_WAKE, WAKE
 from farside.scheduler.live.event import BrainTookLead, Entry, Event
 from farside.scheduler.live.live_state import LiveState, keyed_request_of
@@ -25,8 +24,6 @@ ALL = ""
 
 _Part: TypeAlias = tuple[Sequence[Draft], asyncio.Future[range]]
 """What one writer wants to write, and who waits for it."""
-
-_log = get_log("manager.api")
 
 
 class LiveLog:

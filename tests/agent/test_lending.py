@@ -8,9 +8,9 @@ from pathlib import Path
 from farside import admin
 from farside.agent import messages as m
 from farside.agent.sense.donor import DonorSense
-from farside.clock import VirtualClock
 from farside.daemon import messages as d
 from tests.daemon.plane import Borrower, Plane, running, settled
+from tests.support.virtual_clock import VirtualClock
 
 MOVE_S = 600.0
 Story = Callable[[Plane, Borrower, DonorSense], Awaitable[None]]

@@ -24,9 +24,9 @@ from farside.agent.sense.node import healthy
 from farside.agent.sense.pressure import read_psi
 from farside.agent.sense.swap import read_farside_swap
 from farside.agent.sense.usage import Usage, usage_below
-from farside.clock import VirtualClock
 from farside.errors import Unavailable
 from tests.agent.donor import DONOR
+from tests.support.virtual_clock import VirtualClock
 
 GIB = 1 << 30
 

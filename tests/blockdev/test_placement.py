@@ -6,7 +6,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.blockdev.mapping.placement import DonorView, choose, draw, global_best, two_choices, uniform_random
+from benchmarks.donor_choice import global_best, two_choices, uniform_random
+from farside.blockdev.mapping.placement import DonorView, choose, draw
 
 
 def donor(number: int, *, slabs: int = 0, free: int = 4, used: int = 0, usable: bool = True) -> DonorView:

@@ -7,10 +7,10 @@ import pytest
 
 from farside.blockdev.device import BlockDevice
 from farside.blockdev.mapping.activity import RangeState
-from farside.clock import VirtualClock
 from farside.daemon.keys import KeyRing
 from farside.keygen import make_key
 from tests.blockdev.world import World
+from tests.support.virtual_clock import VirtualClock
 
 
 @pytest.fixture

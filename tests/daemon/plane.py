@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from farside.clock import VirtualClock
 from farside.config import DaemonConfig
 from farside.daemon import messages as m
 from farside.daemon.channel import Channel
@@ -16,6 +15,7 @@ from farside.daemon.main import Donor
 from farside.daemon.protocol import Connection, PeerClosed, Received, Side
 from farside.daemon.status import DonorStatus, donor_status
 from tests.daemon.fakes import FakeExporter, FakeMemory
+from tests.support.virtual_clock import VirtualClock
 
 KEY = b"k" * 32
 MIB = 1 << 20

@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.eviction_curve import batch_success, random_success
 from farside.daemon.eviction import (
     MappedSlab,
     Victim,
-    batch_success,
     candidates,
     choose,
     is_asking_needed,
-    random_success,
 )
 
 

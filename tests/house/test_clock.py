@@ -2,7 +2,8 @@
 
 import asyncio
 
-from farside.clock import RealClock, VirtualClock
+from farside.clock import RealClock
+from tests.support.virtual_clock import VirtualClock
 
 
 async def three_sleepers() -> list[str]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from farside.clock import VirtualClock
 from farside.errors import ConfigError, Unavailable
 from farside.scheduler.energy.power.drive.driver import PowerDriver
 from farside.scheduler.energy.power.drive.keeper import PowerKeeper
@@ -13,6 +12,7 @@ from farside.scheduler.energy.power.fleet import FleetRules
 from farside.scheduler.energy.power.rest import RestCommand, RestRules
 from farside.scheduler.energy.power.state import Holdings, Patience, Phase
 from tests.power.cluster import FakeBmc, FakeInventory, Wanted
+from tests.support.virtual_clock import VirtualClock
 
 RULES = FleetRules(floor=1, min_on_s=0.0)
 

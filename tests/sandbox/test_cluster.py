@@ -20,6 +20,7 @@ from farside.sandbox.settings import PATIENCE
 from farside.scheduler.live import manager_parts
 from tests.agent.node import processes_with
 from tests.support.job_commands import farside, until_job
+from tests.support.sandbox import kill_agent, start_agent
 from tests.support.waiting import until
 
 
@@ -182,9 +183,9 @@ def test_a_killed_agent_costs_no_job_anything(sandbox: Session, tmp_path: Path) 
     job = submit(sandbox, tmp_path / "out", script, "--gpus", "8")
     until_job(sandbox, job, "running")
 
-    control.kill_agent(sandbox.state, "n1")
+    kill_agent(sandbox.state, "n1")
     go.touch()
-    control.start_agent(sandbox.state, "n1")
+    start_agent(sandbox.state, "n1")
     end = until_job(sandbox, job, "done", "failed")
 
     assert (end["state"], end["exit_code"], end["starts"]) == ("done", 0, 1)
@@ -224,7 +225,7 @@ def test_nothing_is_left_of_a_cluster_whose_agents_were_killed(tmp_path: Path) -
         submit(session, tmp_path / "out", script, "--gpus", "1")
         until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), what="the job's process id")
         task = psutil.Process(int((tmp_path / "pid").read_text()))
-        control.kill_agent(state, "n1")
+        kill_agent(state, "n1")
         assert task.is_running()
 
     until(lambda: not task.is_running(), what="the job's process has gone")
@@ -244,7 +245,7 @@ def test_a_sandbox_says_who_was_killed_and_the_command_that_starts_it_again(tmp_
             if name == "manager":
                 control.kill_manager(state)
             else:
-                control.kill_agent(state, name)
+                kill_agent(state, name)
 
             who, _, again = (
                 sandbox.stderr.readline().strip().removesuffix("`").partition("; start it again by `farside ")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules
-from farside.scheduler.foresight import expected_start_s
+from farside.scheduler.foresight import foresee
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.srtf import Srtf
@@ -36,7 +36,7 @@ class Foresee:
 
     def __call__(self, now_s: float, domain: Domain, actions: tuple[Action, ...]) -> None:
         before = (list(domain.ledger.free), domain.ledger.free_gpus, list(domain.ledger.buckets))
-        self.told += [(row, expected_start_s(domain, row, now_s)) for row in domain.waiting.rows()]
+        self.told += [(row, foresee(domain, row, now_s).at_s) for row in domain.waiting.rows()]
         assert (list(domain.ledger.free), domain.ledger.free_gpus, list(domain.ledger.buckets)) == before
 
 
@@ -97,4 +97,4 @@ def test_of_whom_it_may_take_gpus_it_does_not_wait() -> None:
     domain.submit(1, short, remaining_s=10, predicted_gpu_s=math.nan)
     run_cycle(domain, 5)
 
-    assert expected_start_s(domain, 1, 5) == 30
+    assert foresee(domain, 1, 5).at_s == 30

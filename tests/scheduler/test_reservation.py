@@ -14,9 +14,9 @@ from farside.scheduler.order.srtf import Srsf
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.count import CountOnly
 from farside.scheduler.placement.policy import PlacementPolicy
-from farside.scheduler.reservation import start_bound_s
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
+from tests.scheduler.bound import start_bound_s
 from tests.support.traces import flat_cluster, trace
 
 GANG_GPUS, GPUS_PER_NODE, NODES = 16, 4, 4

@@ -3,9 +3,14 @@
 import math
 from dataclasses import replace
 
-from farside.scheduler.live.slurm.past import Memory, executed_s, recall
+from farside.scheduler.live.slurm.past import Memory, Past, recall
 from farside.scheduler.live.slurm.snapshot import JobPhase
 from tests.slurm.made import NOW_S, over, running, waiting
+
+
+def executed_s(past: Past, now_s: float) -> float:
+    """Seconds that it has held GPUs in all, since it was submitted or last promoted."""
+    return past.executed_s + (max(0.0, now_s - past.since_s) if past.is_running else 0.0)
 
 
 def test_a_running_job_that_is_seen_first_has_run_since_slurm_says() -> None:

@@ -114,7 +114,7 @@ def test_json_of_later_versions_is_read_alike() -> None:
     told = json.loads((DATA / "jobs.json").read_text())
     numbers = ("submit_time", "eligible_time", "start_time", "end_time", "time_limit", "node_count", "tasks", "cpus")
     for job in told["jobs"]:
-        for name in (*numbers, "priority", "array_task_id"):
+        for name in (*numbers, "priority"):
             job[name] = {"set": job[name] is not None, "infinite": False, "number": job[name] or 0}
         job["job_state"] = [job["job_state"]]
 

@@ -1,8 +1,15 @@
 """What tests need besides `farside.sandbox.session`: the command line, a port, and a look for leftovers."""
 
+import os
+import signal
 import socket
 import sys
 from pathlib import Path
+
+from farside import admin
+from farside.sandbox.control import END_LIMIT_S, START_LIMIT_S
+from farside.sandbox.layout import read_record
+from tests.support.waiting import until
 
 
 def free_port() -> int:
@@ -28,3 +35,15 @@ def processes_naming(text: str) -> list[str]:
         if text in line:
             found.append(line)
     return found
+
+
+def kill_agent(state: Path, name: str) -> None:
+    """Ends a node agent with SIGKILL and returns when the sandbox has noticed; its tasks run on."""
+    pid = read_record(state).agent(name).pid
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: read_record(state).agent(name).pid != pid, what=f"the end of agent {name}", deadline_s=END_LIMIT_S)
+
+
+def start_agent(state: Path, name: str) -> None:
+    """Starts an agent that was killed, and returns when it has reached the manager."""
+    admin.call(Path(read_record(state).admin_socket), "start_agent", timeout_s=START_LIMIT_S, name=name)

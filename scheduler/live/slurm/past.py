@@ -99,11 +99,6 @@ def _moved_on(past: Past, job: SlurmJob, before_s: float, now_s: float) -> Past:
     return replace(past, restarts=job.restarts)
 
 
-def executed_s(past: Past, now_s: float) -> float:
-    """Seconds that it has held GPUs in all, since it was submitted or last promoted."""
-    return past.executed_s + (max(0.0, now_s - past.since_s) if past.is_running else 0.0)
-
-
 def is_live(job: SlurmJob) -> bool:
     """Whether anything has to be remembered of it."""
     return job.phase is not JobPhase.OVER

@@ -48,7 +48,6 @@ class _Job(msgspec.Struct):
     nice: Any = 0
     admin_comment: str = ""
     restart_cnt: int = 0
-    array_task_id: Any = None
     array_task_string: str = ""
     required_nodes: str = ""
     excluded_nodes: str = ""

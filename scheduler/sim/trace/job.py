@@ -23,8 +23,6 @@ class Trace:
         jobs: By submit time; those of one second in the order of the file. At least one when it was read from a file.
         path: Where it was read from.
         fmt: The format's name, as ``--format`` takes it.
-        start_epoch_s: What ``submit_s`` 0 means, in seconds since 1970 of the cluster's local time. All readers keep
-            the trace's own time line, so it is 0: either ``submit_s`` counts from 1970 itself, or nobody knows.
         skipped: Rows that were bad and were skipped, because the operator chose so.
         problems: The first lines about them: file, line, column, reason, what to do.
         notes: What else was done to rows, and to how many: jobs without GPUs are no fault of the file, but are no jobs
@@ -34,7 +32,6 @@ class Trace:
     jobs: tuple[TraceJob, ...]
     path: str = ""
     fmt: str = ""
-    start_epoch_s: float = 0.0
     skipped: int = 0
     problems: tuple[str, ...] = ()
     notes: tuple[tuple[int, str], ...] = ()

@@ -39,20 +39,6 @@ def start_donor(state: Path, name: str) -> None:
     _start(state, "start_donor", name=name)
 
 
-def kill_agent(state: Path, name: str) -> None:
-    """Ends a node agent with SIGKILL and returns when the sandbox has noticed; its tasks run on."""
-    pid = read_record(state).agent(name).pid
-    if pid == 0:
-        raise PeerError(f"agent {name} does not run")
-    os.kill(pid, signal.SIGKILL)
-    _until_noticed(lambda: read_record(state).agent(name).pid != pid, f"agent {name} (process {pid})")
-
-
-def start_agent(state: Path, name: str) -> None:
-    """Starts an agent that was killed, and returns when it has reached the manager."""
-    _start(state, "start_agent", name=name)
-
-
 def kill_manager(state: Path) -> None:
     """Ends the manager with SIGKILL and returns when the sandbox has noticed."""
     pid = _manager_pid(state)

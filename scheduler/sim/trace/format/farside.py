@@ -13,23 +13,6 @@ from farside.scheduler.state import Job
 MAX_BYTES = 1 << 60
 MAX_CPUS = 1e6  # of a job, by GPU
 
-NEEDED = ("job_id", "gpus", "duration_s")
-TIMES = ("submit_s", "submit_time")  # one of them
-OPTIONAL = (
-    "vc",
-    "user",
-    "name",
-    "parameter_servers",
-    "cpus_per_gpu",
-    "memory_bytes_per_gpu",
-    "gpu_model",
-    "model",
-    "model_bytes",
-    "skew",
-    "preemptible",
-    "limit_s",
-)
-
 
 def read_farside(source: Source, attempts: str) -> Iterator[Item]:
     """Jobs of our own CSV. Other columns than ours are passed over, so that results can be read as traces."""
