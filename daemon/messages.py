@@ -13,9 +13,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from farside.daemon.proof import KEY_ID_BYTES
+
 LEASES_MAX = 253
 """Leases in one message: as many file descriptors as Linux passes with one sendmsg (SCM_MAX_FD, net/scm.h)."""
-KEY_ID_BYTES = 8
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 NODE_CHARS_MAX = 64

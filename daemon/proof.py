@@ -8,8 +8,7 @@ import enum
 import hashlib
 import hmac
 
-from farside.daemon.messages import KEY_ID_BYTES
-
+KEY_ID_BYTES = 8
 CODE_BYTES = 16
 """A message code is cut to this: a forger has one try in 2^128 before the connection ends."""
 
