@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from farside.daemon.proof import KEY_ID_BYTES
+from farside.proof import KEY_ID_BYTES
 
 LEASES_MAX = 253
 """Leases in one message: as many file descriptors as Linux passes with one sendmsg (SCM_MAX_FD, net/scm.h)."""

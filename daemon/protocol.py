@@ -51,9 +51,9 @@ from typing import TypeAlias
 import msgspec
 
 from farside.daemon import messages as m
-from farside.daemon.proof import CODE_BYTES, Codes, is_same, key_id, proof, transcript
-from farside.daemon.proof import Side as Side  # callers name their side; they need nothing else of proof.py
 from farside.errors import LocalProtocolError, RemoteProtocolError
+from farside.proof import CODE_BYTES, Codes, is_same, key_id, proof, transcript
+from farside.proof import Side as Side  # callers name their side; they need nothing else of proof.py
 
 VERSION_MIN = 1
 VERSION_MAX = 1

@@ -74,7 +74,6 @@ PURE = (
     "farside.agent.sense.headroom",
     "farside.daemon.protocol",
     "farside.daemon.messages",
-    "farside.daemon.proof",
     "farside.daemon.headroom",
     "farside.daemon.eviction",
     "farside.blockdev.client.handshake",
@@ -84,6 +83,7 @@ PURE = (
     "farside.blockdev.mapping.migration",
     "farside.config.check",
     "farside.kmod_shim.nbd_message",
+    "farside.proof",
     *(
         name
         for name in sorted(modules())
@@ -106,12 +106,12 @@ IMPURE = {
 # Lower may not import higher.
 FOUNDATION = (
     "errors", "units", "geometry", "boot", "ending", "endpoint", "clock", "log", "listen", "memory_sense", "notify",
-    "own_task", "munge", "peers_text", "scrape", "tls", "whole_file", "admin", "config",
+    "own_task", "munge", "peers_text", "proof", "scrape", "tls", "whole_file", "admin", "config",
 )  # fmt: skip
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # A protocol is one codec for both roles; its folder is that of the side it was written for first.
 SHARED_PROTOCOL = {
-    *(f"farside.daemon.{name}" for name in ("protocol", "messages", "proof", "keys", "channel")),
+    *(f"farside.daemon.{name}" for name in ("protocol", "messages", "keys", "channel")),
     *(f"farside.agent.{name}" for name in ("protocol", "messages")),
 }
 

@@ -16,7 +16,6 @@ from atheris.import_hook import instrument_imports
 
 with instrument_imports(include=["farside"], enable_loader_override=False):
     from farside.daemon import messages as m
-    from farside.daemon.proof import Codes
     from farside.daemon.protocol import (
         LENGTH_MAX,
         NEED_DATA,
@@ -30,6 +29,7 @@ with instrument_imports(include=["farside"], enable_loader_override=False):
         Side,
     )
     from farside.errors import RemoteProtocolError
+    from farside.proof import Codes
 
 KEY = b"k" * 32
 WELCOME = m.Welcome(session=7, slab_bytes=1 << 26, lease_expiry_s=30.0)
