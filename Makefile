@@ -132,7 +132,7 @@ sanitize: venv-dev packages-test
 
 # DEB_ARGS="--version 0.1.1" names another version.
 deb: venv packages-deb
-	@$(PYTHON) tools/build_deb.py $(DEB_ARGS)
+	@$(PYTHON) -m tools.build_deb $(DEB_ARGS)
 
 # --- what the targets stand on
 

@@ -1,4 +1,4 @@
-"""Builds the Debian package: `make deb`, or build_deb.py [--version VERSION] [--out FOLDER] [--fast].
+"""Builds the Debian package: `make deb`, or python -m tools.build_deb [--version VERSION] [--out FOLDER] [--fast].
 
 A virtual environment without its own interpreter goes to /usr/lib/farside: Debian's python3, with our package and the
 pinned packages that both planes need. So `python3-pyverbs` is Debian's, and no other package's versions matter. NumPy
@@ -9,7 +9,6 @@ dpkg-deb and dpkg-shlibdeps (dpkg-dev).
 import argparse
 import compileall
 import hashlib
-import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
-from packaging.requirements import Requirement
+from tools.distributions import closure, copy_distribution
 
 ROOT = Path(__file__).parents[1]
 HOME = Path("usr/lib/farside")
@@ -114,8 +113,8 @@ def _python(staging: Path) -> None:
     site = staging / SITE
     ignore = shutil.ignore_patterns("__pycache__", "*.o", "*.c", "*.h")
     shutil.copytree(ROOT / "src/farside", site / "farside", ignore=ignore)
-    for name in sorted(_closure()):
-        _copy_distribution(name, site)
+    for name in sorted(closure(("farside",), LEFT_OUT)):
+        copy_distribution(name, site)
     compileall.compile_dir(
         site, quiet=2, stripdir=staging, prependdir="/", invalidation_mode=PycInvalidationMode.UNCHECKED_HASH
     )
@@ -124,36 +123,6 @@ def _python(staging: Path) -> None:
     (staging / HOME / "pyvenv.cfg").write_text(PYVENV)
     (staging / "usr/bin").mkdir()
     (staging / "usr/bin/farside").write_text(LAUNCHER)
-
-
-def _closure() -> set[str]:
-    found: set[str] = set()
-    waiting = ["farside"]
-    while waiting:
-        name = waiting.pop()
-        if name in found or name in LEFT_OUT:
-            continue
-        found.add(name)
-        waiting += [one.name.lower() for one in _requirements(name)]
-    return found
-
-
-def _requirements(name: str) -> Iterator[Requirement]:
-    for text in importlib.metadata.requires(name) or ():
-        requirement = Requirement(text)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield requirement
-
-
-def _copy_distribution(name: str, site: Path) -> None:
-    # Of farside itself, which is installed in editable mode, this copies the metadata only.
-    for file in importlib.metadata.files(name) or ():
-        source = Path(str(file.locate()))
-        if ".." in file.parts or file.suffix in (".pth", ".pyc") or file.name in ("direct_url.json", "RECORD"):
-            continue
-        if source.is_file():
-            (site / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, site / file)
 
 
 def _manual(staging: Path) -> None:

@@ -1,6 +1,5 @@
 """The package's /usr/bin/farside: also the manager's parts, which are spawned, start by it."""
 
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -8,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.live.manager import Manager
-
-BUILDER = Path(__file__).parents[2] / "tools/build_deb.py"
+from tools import build_deb
 
 
 def test_a_manager_that_the_package_s_launcher_starts_gets_ready(tmp_path: Path) -> None:
     launcher = tmp_path / "farside"
-    launcher.write_text(runpy.run_path(str(BUILDER))["LAUNCHER"])
+    launcher.write_text(build_deb.LAUNCHER)
     manager = Manager(tmp_path / "m")
     told = [word for name, value in manager.settings.items() for word in ("--set", f"{name}={value}")]
 
@@ -39,6 +37,6 @@ def test_an_interrupted_build_leaves_the_package_of_before(tmp_path: Path, monke
     package.write_text("whole")
 
     with pytest.raises(SystemExit, match="dpkg-deb ended with 1"):
-        runpy.run_path(str(BUILDER))["_pack"](tmp_path, package, ("-Zgzip",))
+        build_deb._pack(tmp_path, package, ("-Zgzip",))
 
     assert [(one.name, one.read_text()) for one in package.parent.iterdir()] == [("farside.deb", "whole")]

@@ -61,8 +61,8 @@ def test_the_first_hour_prints_what_the_document_says(pair: Network, tmp_path: P
 
 def built(folder: Path) -> Path:
     """The package, by the name that the document has."""
-    argv = [sys.executable, str(ROOT / "tools/build_deb.py"), "--out", str(folder), "--fast"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
+    argv = [sys.executable, "-m", "tools.build_deb", "--out", str(folder), "--fast"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     if "dpkg-dev" in done.stderr:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr

@@ -36,8 +36,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pat
     folder = tmp_path_factory.mktemp("deb")
     found = {}
     for version in VERSIONS:
-        argv = [sys.executable, str(ROOT / "tools/build_deb.py"), "--version", version, "--out", str(folder), "--fast"]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
+        argv = [sys.executable, "-m", "tools.build_deb", "--version", version, "--out", str(folder), "--fast"]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
         assert done.returncode == 0, done.stderr
         found[version] = Path(done.stdout.strip())
     yield found

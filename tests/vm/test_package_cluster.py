@@ -33,8 +33,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if shutil.which("dpkg-shlibdeps") is None:
         pytest.skip("dpkg-dev is not installed")
     folder = tmp_path_factory.mktemp("deb")
-    argv = [sys.executable, str(ROOT / "tools/build_deb.py"), "--out", str(folder), "--fast"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
+    argv = [sys.executable, "-m", "tools.build_deb", "--out", str(folder), "--fast"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     yield Path(done.stdout.strip())
     shutil.rmtree(folder)

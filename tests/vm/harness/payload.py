@@ -8,19 +8,16 @@ It is apart from the image so that a change of code costs seconds. The guest mou
 """
 
 import compileall
-import importlib.metadata
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from py_compile import PycInvalidationMode
-
-from packaging.requirements import Requirement
 
 from farside.errors import Unavailable
 from tests.vm.harness.image import PYTHON
 from tests.vm.harness.program import run
+from tools.distributions import closure, copy_distribution
 
 ROOT = Path(__file__).parents[3]
 # Fixed: a woken guest does not look at the disk's size again.
@@ -42,8 +39,8 @@ def build(folder: Path) -> Path:
     _check_fits()
     staging = folder / "payload"
     site, tree = staging / "site", staging / "tree"
-    for name in sorted(_closure()):
-        _copy_distribution(name, site)
+    for name in sorted(closure(("farside", *_FOR_TESTS), _LEFT_OUT)):
+        copy_distribution(name, site, with_bytecode=True)
     ignore = shutil.ignore_patterns("__pycache__", "*.o", ".vagrant")
     shutil.copytree(ROOT / "src/farside", site / "farside", ignore=ignore)
     for name in ("tests", "benchmarks", "vagrant", "systemd"):
@@ -75,34 +72,3 @@ def _check_fits() -> None:
     if sys.version_info[:2] != PYTHON or libc > _GUEST_LIBC:
         here = f"Python {platform.python_version()}, glibc {platform.libc_ver()[1]}"
         raise Unavailable(f"what is compiled here ({here}) does not fit Debian 12's Python 3.11", hint="use Debian 12")
-
-
-def _closure() -> set[str]:
-    found: set[str] = set()
-    waiting = ["farside", *_FOR_TESTS]
-    while waiting:
-        name = waiting.pop()
-        if name in found or name in _LEFT_OUT:
-            continue
-        found.add(name)
-        waiting += [one.name.lower() for one in _requirements(name)]
-    return found
-
-
-def _requirements(name: str) -> Iterator[Requirement]:
-    for text in importlib.metadata.requires(name) or ():
-        requirement = Requirement(text)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield requirement
-
-
-def _copy_distribution(name: str, site: Path) -> None:
-    # Of farside itself, which is installed in editable mode, this copies the metadata only.
-    for file in importlib.metadata.files(name) or ():
-        if ".." in file.parts or file.suffix == ".pth" or file.name == "direct_url.json":
-            continue
-        target = site / file
-        target.parent.mkdir(parents=True, exist_ok=True)
-        source = Path(str(file.locate()))
-        if source.is_file():
-            shutil.copy2(source, target)
