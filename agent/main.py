@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from farside import admin
 from farside.agent import messages as m
-from farside.agent.metrics import registry_of
+from farside.agent.metrics import agent_metrics
 from farside.agent.outbox import Reading
 from farside.agent.peers_file import PeersFile
 from farside.agent.power_off import power_off, why_not
@@ -46,7 +46,7 @@ from farside.endpoint import is_near
 from farside.errors import ConfigError
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
-from farside.scrape import serve_metrics
+from farside.scrape import registry_of, serve_metrics
 from farside.tls import TlsFiles, client_tls
 
 PUBLISH_EVERY_S = 1.0
@@ -122,7 +122,7 @@ class Agent:
             stack.callback(self._nursery.close)
             stack.enter_context(on_end_signals(self.stop))
             if config.metrics_listen:
-                scraped = await serve_metrics(config.metrics_listen, registry_of(lambda: self._latest))
+                scraped = await serve_metrics(config.metrics_listen, registry_of(lambda: agent_metrics(self._latest)))
                 stack.callback(scraped.close)  # not waited for: a scraper that hangs must not hold up the end
             async with await admin.serve(config.admin_socket, {"status": self._on_status}):
                 await self._work()

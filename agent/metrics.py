@@ -3,42 +3,24 @@
 A scrape reads the last picture that was published and asks nothing of the node, as it holds up the event loop.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import prometheus_client
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector, CollectorRegistry
 
 from farside.agent.status import AgentStatus
 
 
-class AgentCollector(Collector):
-    """Turns an agent's status into metrics."""
-
-    def __init__(self, latest: Callable[[], AgentStatus]) -> None:
-        """``latest`` gives the newest picture."""
-        self._latest = latest
-
-    def collect(self) -> Iterator[Metric]:
-        """All metrics of this moment."""
-        status = self._latest()
-        for name, text, value in (
-            ("manager_connected", "1 while the manager has welcomed this agent.", float(status.connected)),
-            ("memory_bytes", "Memory of the node.", status.memory_bytes),
-            ("headroom_bytes", "Memory that jobs may still get.", status.headroom_bytes),
-        ):
-            yield GaugeMetricFamily(f"farside_agent_{name}", text, value=value)
-        yield _tasks(status)
-        yield _pressure(status)
-        yield from _gpus(status)
-
-
-def registry_of(latest: Callable[[], AgentStatus]) -> CollectorRegistry:
-    """What a scrape of this agent collects; ``latest`` gives the newest picture."""
-    registry = CollectorRegistry()
-    registry.register(AgentCollector(latest))
-    prometheus_client.ProcessCollector(registry=registry)
-    return registry
+def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
+    """All metrics of this moment."""
+    for name, text, value in (
+        ("manager_connected", "1 while the manager has welcomed this agent.", float(status.connected)),
+        ("memory_bytes", "Memory of the node.", status.memory_bytes),
+        ("headroom_bytes", "Memory that jobs may still get.", status.headroom_bytes),
+    ):
+        yield GaugeMetricFamily(f"farside_agent_{name}", text, value=value)
+    yield _tasks(status)
+    yield _pressure(status)
+    yield from _gpus(status)
 
 
 def _tasks(status: AgentStatus) -> Metric:

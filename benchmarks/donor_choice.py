@@ -1,6 +1,7 @@
 """A whole choice of a donor with all figures at hand: power of two choices, and what it is compared with. Pure.
 
-A device draws and chooses in steps (farside.blockdev.mapping.placement), because it asks donors in between. [infiniswap §2.4.2]
+A device draws and chooses in steps (farside.blockdev.mapping.placement), because it asks donors in between.
+[infiniswap §2.4.2]
 """
 
 import random

@@ -8,9 +8,7 @@ from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from farside.blockdev.donor.donor import DonorHealth
 from farside.blockdev.status import Reporter, slab_state
@@ -46,15 +44,11 @@ _EVENTS = {
 }
 
 
-class DeviceCollector(Collector):
+class DeviceCollector:
     """The families of one device."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-
-    def describe(self) -> Iterator[Metric]:
-        """Nothing: names are the same at each scrape, and registering must not need a device."""
-        yield from ()
 
     def collect(self) -> Iterator[Metric]:
         """All families, from one reading of the engine's counters."""
@@ -141,10 +135,3 @@ def _histogram(kind: str, buckets: tuple[int, ...]) -> HistogramMetricFamily:
         buckets=bounds,
         sum_value=seconds,
     )
-
-
-def registry_of(reporter: Reporter) -> CollectorRegistry:
-    """What a scrape of this device collects."""
-    registry = CollectorRegistry()
-    registry.register(DeviceCollector(reporter))
-    return registry

@@ -20,7 +20,7 @@ from farside.blockdev import fdpass
 from farside.blockdev.client.listener import Clients, Listener
 from farside.blockdev.device import BlockDevice
 from farside.blockdev.mapping.table import Table
-from farside.blockdev.metrics import registry_of
+from farside.blockdev.metrics import DeviceCollector
 from farside.blockdev.params import check_memory, decode_config, engine_params, export_of, extents_per_slab
 from farside.blockdev.state import StateFile
 from farside.blockdev.status import Reporter
@@ -33,7 +33,7 @@ from farside.kmod_shim.engine.binding import Device
 from farside.kmod_shim.guard import guard_memory, outlive_shutdown
 from farside.listen import allow_many_connections
 from farside.log import get_log, start_logging, write_behind
-from farside.scrape import serve_metrics
+from farside.scrape import registry_of, serve_metrics
 
 RELEASE_LIMIT_S = 2.0  # for donors to hear that their slabs are free
 RELEASE_NOW_LIMIT_S = 0.8
@@ -200,7 +200,11 @@ class Server:
         try:
             await stack.enter_async_context(await admin.serve(config.admin_socket, handlers))
             if config.metrics_listen:
-                await stack.enter_async_context(await serve_metrics(config.metrics_listen, registry_of(reporter)))
+                await stack.enter_async_context(
+                    await serve_metrics(
+                        config.metrics_listen, registry_of(DeviceCollector(reporter).collect, has_process=False)
+                    )
+                )
         except ConfigError as error:
             if not device.context.engine.adopted:
                 raise

@@ -20,7 +20,7 @@ from farside.daemon.drain import Drain
 from farside.daemon.keys import KeyRing
 from farside.daemon.lender import Exporter, Lender
 from farside.daemon.memory import MemoryWatch
-from farside.daemon.metrics import registry_of
+from farside.daemon.metrics import donor_metrics
 from farside.daemon.offered import OfferedMemory
 from farside.daemon.pool import Pool, SlabMemory
 from farside.daemon.recall import Recaller
@@ -35,7 +35,7 @@ from farside.listen import allow_many_connections, close_listener, open_listener
 from farside.log import get_log, start_logging
 from farside.memory_sense import MemorySense
 from farside.notify import notify_systemd, watchdog_period_s
-from farside.scrape import serve_metrics
+from farside.scrape import registry_of, serve_metrics
 
 _log = get_log("daemon")
 
@@ -131,7 +131,9 @@ class Donor:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(await admin.serve(config.admin_socket, handlers))
             if config.metrics_listen:
-                scraped = await serve_metrics(config.metrics_listen, registry_of(self._picture))
+                scraped = await serve_metrics(
+                    config.metrics_listen, registry_of(lambda: donor_metrics(self._picture()))
+                )
                 await stack.enter_async_context(scraped)
             await self._serve(group, lender, recaller, listeners)
         raise _Ended

@@ -1,36 +1,18 @@
 """The donor's Prometheus metrics, made at each scrape from the last picture of its status."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector, CollectorRegistry
 
 from farside.daemon.status import DonorStatus
 
 
-class DonorCollector(Collector):
-    """Turns a donor's status into metrics."""
-
-    def __init__(self, latest: Callable[[], DonorStatus]) -> None:
-        """``latest`` gives the newest picture."""
-        self._latest = latest
-
-    def collect(self) -> Iterator[Metric]:
-        """All metrics of this moment."""
-        status = self._latest()
-        yield _slabs(status)
-        yield from _memory(status)
-        yield from _counters(status)
-        yield from _traffic(status)
-
-
-def registry_of(latest: Callable[[], DonorStatus]) -> CollectorRegistry:
-    """What a scrape of this donor collects; ``latest`` gives the newest picture."""
-    registry = CollectorRegistry()
-    registry.register(DonorCollector(latest))
-    prometheus_client.ProcessCollector(registry=registry)
-    return registry
+def donor_metrics(status: DonorStatus) -> Iterator[Metric]:
+    """All metrics of this moment."""
+    yield _slabs(status)
+    yield from _memory(status)
+    yield from _counters(status)
+    yield from _traffic(status)
 
 
 def _slabs(status: DonorStatus) -> Metric:

@@ -5,15 +5,34 @@ and these are what donors and devices live on.
 """
 
 import asyncio
+from collections.abc import Callable, Iterable
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import CollectorRegistry
+from prometheus_client import CONTENT_TYPE_LATEST, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from farside.listen import open_listener
 
 SCRAPERS_MAX = 8  # a Prometheus or two, and somebody's curl
 SCRAPE_LIMIT_S = 10.0  # Prometheus's own default
 REQUEST_BYTES_MAX = 16384
+
+
+class _Asked(Collector):
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterable[Metric]:
+        return self._collect()
+
+
+def registry_of(collect: Callable[[], Iterable[Metric]], *, has_process: bool = True) -> CollectorRegistry:
+    """A registry whose metrics are made anew at each scrape; ``has_process``: with those of the process itself."""
+    registry = CollectorRegistry()
+    registry.register(_Asked(collect))
+    if has_process:
+        ProcessCollector(registry=registry)
+    return registry
 
 
 async def serve_metrics(address: str, registry: CollectorRegistry) -> asyncio.Server:

@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 
 from farside import admin
 from farside.daemon import messages as m
-from farside.daemon.metrics import DonorCollector
+from farside.daemon.metrics import donor_metrics
 from farside.daemon.pool import Slab
 from farside.daemon.sessions import Transport
 from farside.daemon.status import ROWS_MAX, DonorStatus
@@ -58,7 +58,7 @@ def test_a_donor_of_very_many_slabs_can_still_be_asked_and_says_how_many_it_left
 
 
 def assert_metrics_count_all(picture: DonorStatus) -> None:
-    metrics = {metric.name: metric for metric in DonorCollector(lambda: picture).collect()}
+    metrics = {metric.name: metric for metric in donor_metrics(picture)}
 
     assert Counter(values(metrics["farside_donor_slabs"], "state")) == Counter(ready=2, lent=MANY)
     assert metrics["farside_donor_sessions"].samples[0].value == MANY

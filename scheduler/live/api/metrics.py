@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
-import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import CollectorRegistry
 
 from farside.errors import FarsideError
 from farside.scheduler.live.api.agents import AgentSessions
@@ -20,11 +19,12 @@ from farside.scheduler.live.api.glance import Glance
 from farside.scheduler.live.brain import CYCLE_BUCKETS_S
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.record import LiveNode, Phase
+from farside.scrape import registry_of
 
 NODE_STATES = ("idle", "busy", "draining", "drained", "lost", "closing", "asleep", "booting")
 
 
-class ManagerCollector(Collector):
+class ManagerCollector:
     """All that a scrape gets."""
 
     def __init__(self, log: LiveLog, sessions: AgentSessions, glance: Glance, brain: BrainWatch) -> None:
@@ -33,10 +33,7 @@ class ManagerCollector(Collector):
 
     def registry(self) -> CollectorRegistry:
         """A registry of these and of the process's own metrics."""
-        registry = CollectorRegistry()
-        registry.register(self)
-        prometheus_client.ProcessCollector(registry=registry)
-        return registry
+        return registry_of(self.collect)
 
     async def ask(self) -> None:
         """Asks it once. Where it does not answer it has no metrics."""

@@ -116,9 +116,7 @@ def write_json(path: Path, value: Report | Sequence[Point] | Scores | Cost) -> N
 
 def print_report(report: Report) -> None:
     """A replay for people."""
-    table = Table(title=f"{report.policy}, {report.begin} to {report.end}", title_justify="left", show_header=False)
-    table.add_column(style="dim")
-    table.add_column(justify="right")
+    table = _two_columns(f"{report.policy}, {report.begin} to {report.end}")
     for name, value in (
         ("nodes", f"{report.nodes:.1f}"),
         ("asleep on average", f"{report.sleeping_nodes:.1f}"),
@@ -184,9 +182,7 @@ def print_forecasts(scores: Scores) -> None:
 
 def print_cost(cost: Cost, policy: str) -> None:
     """What sleep did to jobs, for people."""
-    table = Table(title=policy, title_justify="left", show_header=False)
-    table.add_column(style="dim")
-    table.add_column(justify="right")
+    table = _two_columns(policy)
     for name, value in (
         ("asleep on average", f"{cost.sleeping_nodes:.1f}"),
         ("wake-ups a day", f"{cost.wakeups_per_day:.2f}"),
@@ -199,6 +195,13 @@ def print_cost(cost: Cost, policy: str) -> None:
     ):
         table.add_row(name, value)
     _console().print(table)
+
+
+def _two_columns(title: str) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    return table
 
 
 def _known(value: float, unit: str = "") -> str:
