@@ -20,6 +20,7 @@
 #   make sanitize   the tests that touch the engine, with address and undefined-behaviour sanitizers
 #   make settings-table  docs/operating.md's tables of settings, made anew from the declarations in src/farside/config
 #   make format     rewrites Python and C as the lint wants them
+#   make code-lines  how many lines of code the product has, without blank lines, comments and docstrings
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -60,7 +61,7 @@ SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard too
 
 .PHONY: demo deb test test-cluster test-vm check lint types bench figures bench-simulator bench-apps reproduce venv clean sanitize format \
 	packages-build packages-demo packages-deb packages-test packages-cluster packages-vm vm-image packages-check packages-bench venv-dev \
-	survival screenshots settings-table venv-cluster
+	survival screenshots settings-table venv-cluster code-lines
 
 demo: venv packages-demo
 	@.venv/bin/farside demo
@@ -103,6 +104,9 @@ lint: venv-dev packages-check
 types: venv-dev
 	@$(PYTHON) -m mypy
 	@.venv/bin/basedpyright --warnings
+
+code-lines: venv
+	@$(PYTHON) -m tools.code_lines
 
 bench: venv packages-bench
 	@$(PYTHON) -m benchmarks $(BENCH_ARGS)
