@@ -100,6 +100,7 @@ lint: venv-dev packages-check
 	@$(PYTHON) -m codespell_lib --toml pyproject.toml $$(git ls-files '*.py' '*.md' '*.c' '*.h' '*.sh' Makefile)
 	@clang-format --dry-run --Werror $(C_FILES)
 	@shellcheck $(SHELL_FILES)
+	@$(PYTHON) -m tools.check_commits
 
 types: venv-dev
 	@$(PYTHON) -m mypy
