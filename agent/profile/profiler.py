@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from farside.agent import messages as m
+from farside.agent.profile.library import Preload
 from farside.agent.profile.ring_file import FILE_VARIABLE, LIBRARY, RingFile
 from farside.agent.profile.task import problem, task_profile
-from farside.agent.run.launch import Preload
 from farside.errors import Unavailable
 
 FIRST_LOOK_S = 5.0

@@ -11,12 +11,13 @@ import os
 import select
 import signal
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from farside.agent import messages as m
+from farside.agent.profile.library import Preload
 from farside.agent.run.account import Account, become
 from farside.agent.run.containment import Containment
 from farside.agent.run.environment import environment, with_library
@@ -30,14 +31,6 @@ _FAILED = 1  # of our own process, before it came to the program
 LOOK_EVERY_S = 0.1  # whether to go on waiting; most programs start in less
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preload:
-    """A library that goes into the program and all that it starts, and the variables that it reads."""
-
-    library: str
-    variables: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
