@@ -8,6 +8,7 @@ Times are seconds since 1970 on the node's clock (``_at_s``) or durations (``_s`
 rank of one start of a job; (task_id, start) names it for ever, so that a command may come twice and does its work once.
 """
 
+from enum import StrEnum
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
@@ -31,7 +32,6 @@ VARIABLES_MAX = 1024
 ARGUMENT_CHARS_MAX = 131_071  # the kernel takes 128 KiB a string with its zero (MAX_ARG_STRLEN, linux/binfmts.h)
 CAUSE_CHARS_MAX = 256
 PROFILE_CHARS_MAX = 120
-NOT_STARTED = "could not be started: "
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 U63 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -145,12 +145,39 @@ class TaskProfile(Part, frozen=True, kw_only=True):
     problem: Annotated[str, Meta(max_length=PROFILE_CHARS_MAX)] = ""  # empty: it tells
 
 
+class EndKind(StrEnum):
+    """What brought a task to its end, where exit code and signal do not say; ``cause`` has it in words."""
+
+    OTHER = "other"
+    NOT_EXECUTED = "not-executed"  # its program is not there, or is none
+    UNPREPARED = "unprepared"  # its node's prolog failed
+    TIME_LIMIT = "time-limit"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "EndKind":
+        return cls.OTHER  # one that a later version has
+
+    @classmethod
+    def of_text(cls, cause: str) -> "EndKind":
+        """The kind of an end that an older agent, or an older log, has in words only."""
+        return next((kind for start, kind in _KINDS_IN_WORDS.items() if cause.startswith(start)), cls.OTHER)
+
+
+# How the words began before there were kinds. They still do, for managers of that time.
+NOT_STARTED = "could not be started: "
+PROLOG = "prolog: "
+TIME_LIMIT = "time limit"
+_KINDS_IN_WORDS = {
+    NOT_STARTED: EndKind.NOT_EXECUTED, PROLOG: EndKind.UNPREPARED, TIME_LIMIT: EndKind.TIME_LIMIT,
+}  # fmt: skip
+
+
 class TaskState(Part, frozen=True, kw_only=True):
     """All that the node knows of one task, not a difference: a later one replaces an earlier one.
 
     ``exited`` without exit code and signal: it was never started, and ``cause`` says why. One whose program cannot be
-    executed has a shell's exit code, 127 or 126, and a ``cause`` that begins with `NOT_STARTED`. The states of one task
-    come in the order of `State`; an older one that arrives late is told by that order.
+    executed has a shell's exit code, 127 or 126, and is of the kind NOT_EXECUTED. The states of one task come in the
+    order of `State`; an older one that arrives late is told by that order.
     """
 
     task_id: TaskId
@@ -166,6 +193,7 @@ class TaskState(Part, frozen=True, kw_only=True):
     unfit: Text = ""  # of a final state: why this node shall take nothing new, as its prolog or epilog failed
     profile: TaskProfile | None = None  # of one that was to be profiled, as soon as there is something to tell
     submitted_s: Moment | None = None  # as START said; None: an agent or a manager that does not say it
+    kind: EndKind | None = None  # from the moment it is to end; None: it is not, or the agent has words only
 
 
 class TaskSpec(Part, frozen=True, kw_only=True):

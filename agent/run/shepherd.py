@@ -45,8 +45,6 @@ FOREVER_S = 3600.0
 DEAF_S = 1.0  # after what a program said by FARSIDE_READY: one that goes on writing costs a look in that time
 LAUNCH_LIMIT_S = 60.0
 """For the user's files and folders to be there: an automounter needs seconds, a server that is gone never answers."""
-PROLOG = "prolog: "
-"""How the cause begins of a task that its node could not be prepared for."""
 _READY_BYTES = 65536  # all that a pipe holds
 _WATCHED = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGIO)
 
@@ -60,6 +58,7 @@ class Shepherd:
         self._held = containment(recipe.cgroup)
         self._pid = 0
         self._given_up = ""  # why the prolog was, or the start
+        self._kind = m.EndKind.OTHER  # of its end, as far as it is known
         self._is_known = False  # its state has been written
         self._used_s = 0.0  # by the prolog
         self._ready = -1  # where the program says that it is ready
@@ -96,13 +95,17 @@ class Shepherd:
             self._end_profile(self._state)
             code = launched.exit_code
             cause = launched.fault if code is None else m.NOT_STARTED + launched.fault
-            self._finish(msgspec.structs.replace(self._state, state="exited", exit_code=code, cause=_clipped(cause)))
+            kind = self._kind if code is None else m.EndKind.NOT_EXECUTED
+            ended = msgspec.structs.replace(
+                self._state, state="exited", exit_code=code, cause=_clipped(cause), kind=kind
+            )
+            self._finish(ended)
             return
         deadline_s = time.monotonic() + spec.time_limit_s if spec.time_limit_s else None
         self._tell("running")
         while not self._is_over():
             if deadline_s is not None and time.monotonic() >= deadline_s and self._kill_at_s is None:
-                self._end(f"time limit of {spec.time_limit_s:g} s", spec.grace_s)
+                self._end(f"{m.TIME_LIMIT} of {spec.time_limit_s:g} s", spec.grace_s, m.EndKind.TIME_LIMIT)
             if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
                 self._held.kill()
             self._look_at_profile()
@@ -127,9 +130,11 @@ class Shepherd:
         self._used_s = _children_s()
         if not problem:
             return True
-        said = _clipped(self._given_up or PROLOG + problem)
-        unfit = "" if self._given_up else said
-        self._finish(msgspec.structs.replace(self._state, state="exited", at_s=time.time(), cause=said, unfit=unfit))
+        said = _clipped(self._given_up or m.PROLOG + problem)
+        ended = msgspec.structs.replace(self._state, state="exited", at_s=time.time(), cause=said, kind=self._kind)
+        if not self._given_up:
+            ended = msgspec.structs.replace(ended, kind=m.EndKind.UNPREPARED, unfit=said)
+        self._finish(ended)
         return False
 
     def _is_given_up(self, limit_s: float) -> bool:
@@ -150,7 +155,8 @@ class Shepherd:
         if self._is_given_up(0):
             return self._given_up
         if limit_s and waited_s >= limit_s:
-            return f"time limit of {limit_s:g} s"
+            self._kind = m.EndKind.TIME_LIMIT
+            return f"{m.TIME_LIMIT} of {limit_s:g} s"
         if waited_s >= LAUNCH_LIMIT_S:
             return f"not started within {LAUNCH_LIMIT_S:g} s: its folder, output or program does not answer"
         return ""
@@ -230,13 +236,14 @@ class Shepherd:
         if order is not None:
             self._end(order.cause, order.grace_s)
 
-    def _end(self, cause: str, grace_s: float) -> None:
+    def _end(self, cause: str, grace_s: float, kind: m.EndKind = m.EndKind.OTHER) -> None:
         """SIGTERM to all, once; a later order can only shorten the grace."""
         kill_at_s = time.monotonic() + grace_s
         if self._kill_at_s is not None:
             self._kill_at_s = min(self._kill_at_s, kill_at_s)
             return
         self._kill_at_s = kill_at_s
+        self._kind = kind
         self._tell("stopping", cause)
         send(self._held.pids(), signal.SIGTERM)
 
@@ -264,6 +271,7 @@ class Shepherd:
         cause = self._state.cause
         if self._held.oom_kills():
             cause = f"out of memory: its limit is {self._recipe.start.spec.memory_bytes} bytes"
+            self._kind = m.EndKind.OTHER
         return msgspec.structs.replace(
             self._state,
             state="exited",
@@ -271,6 +279,7 @@ class Shepherd:
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             cause=cause or ("" if code == 0 else f"exit code {code}" if code > 0 else f"signal {-code}"),
+            kind=self._kind,
             cpu_s=max(0.0, used.ru_utime + used.ru_stime - self._used_s),
             rss_bytes=used.ru_maxrss * 1024,  # Linux counts KiB; of the largest process, not of all together
         )

@@ -26,7 +26,6 @@ from farside.scheduler.domain import Rules
 from farside.scheduler.explain import nobody_knows
 from farside.scheduler.live.decide import Mind
 from farside.scheduler.live.event import Event, JobUnplaced
-from farside.scheduler.live.launch import CANT_START
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.mishap import Mishaps
 from farside.scheduler.live.store.event_store import EventStore, StoreError
@@ -217,7 +216,7 @@ class Brain:
 
 
 def _tell_of(event: Event) -> None:
-    if isinstance(event, JobUnplaced) and event.reason.startswith(CANT_START):
+    if isinstance(event, JobUnplaced) and event.is_held:
         _log.error("a job is held", job=event.job_id, reason=event.reason, hint=f"farside release {event.job_id}")
 
 

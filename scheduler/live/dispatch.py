@@ -145,7 +145,7 @@ class AgentLine:
             events.append(
                 _changed(
                     self.node, key, TaskPhase(told.state), exit_code=told.exit_code, signal=told.signal,
-                    cause=told.cause, at_s=told.at_s, is_ready=is_ready, energy_j=energy_j,
+                    cause=told.cause, kind=told.kind, at_s=told.at_s, is_ready=is_ready, energy_j=energy_j,
                     metered_gpu_s=metered_gpu_s,
                 )
             )  # fmt: skip
@@ -318,6 +318,7 @@ def _changed(
     exit_code: int | None = None,
     signal: int | None = None,
     cause: str = "",
+    kind: m.EndKind | None = None,
     at_s: float = 0.0,
     is_ready: bool = False,
     energy_j: float = 0.0,
@@ -326,7 +327,7 @@ def _changed(
     job_id, start, rank = key
     return TaskChanged(
         node=node, job_id=job_id, start=start, rank=rank, phase=phase, exit_code=exit_code, signal=signal, cause=cause,
-        at_s=at_s, is_ready=is_ready, energy_j=energy_j, metered_gpu_s=metered_gpu_s,
+        kind=kind, at_s=at_s, is_ready=is_ready, energy_j=energy_j, metered_gpu_s=metered_gpu_s,
     )  # fmt: skip
 
 

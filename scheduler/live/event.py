@@ -16,6 +16,7 @@ How it works
 from dataclasses import dataclass
 from enum import StrEnum
 
+from farside.agent.messages import EndKind
 from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.spec import JobSpec
 
@@ -230,7 +231,7 @@ class AccessNoted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskChanged:
-    """An agent tells what became of a process. ``cause`` is empty when it ended by itself.
+    """An agent tells what became of a process. ``cause`` is empty when it ended by itself; see `EndKind`.
 
     With its end comes what its GPUs drew, ``energy_j``, of as many GPU seconds as were metered.
     """
@@ -247,6 +248,7 @@ class TaskChanged:
     is_ready: bool = False  # it has said that it makes progress
     energy_j: float = 0.0
     metered_gpu_s: float = 0.0
+    kind: EndKind | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,10 +339,11 @@ class JobPlaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobUnplaced:
-    """A job that had not started yet lost its place."""
+    """A job that had not started yet lost its place; ``is_held``: because no start of it can be made."""
 
     job_id: str
     reason: str
+    is_held: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ from farside.scheduler.placement.servers import servers_beside
 FIRST_PORT, PORTS = 20_000, 10_000
 BRAIN = "the manager"
 """Who holds a job that can't be started."""
-CANT_START = "it can't be started: "
 REASON_CHARS = 400
 
 
@@ -45,7 +44,7 @@ def launches(
         except Exception as error:  # what is wrong with one job must not keep the others from starting
             told = str(error) if isinstance(error, FarsideError) else f"{error!r:.200}; report this"
             yield HoldRequested(job_id=job_id, by=BRAIN)
-            yield JobUnplaced(job_id=job_id, reason=f"{CANT_START}{told}"[:REASON_CHARS])
+            yield JobUnplaced(job_id=job_id, reason=f"it can't be started: {told}"[:REASON_CHARS], is_held=True)
             continue
         if start is not None:
             yield start

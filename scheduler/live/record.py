@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from farside.agent.messages import EndKind
 from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.event import Donor, Ending, Gpu, Place, StopCause, TaskPhase
 from farside.scheduler.live.power.note import PowerNote
@@ -62,11 +63,17 @@ class LiveTask:
     exit_code: int | None = None
     signal: int | None = None
     cause: str = ""
+    kind: EndKind | None = None
     is_ready: bool = False
     role: str = ""
     role_rank: int = 0
     address: str = ""
     port: int = 0
+
+    @property
+    def end_kind(self) -> EndKind:
+        """What brought it to its end; an older agent or log has it in words only."""
+        return self.kind or EndKind.of_text(self.cause)
 
     @property
     def key(self) -> TaskKey:

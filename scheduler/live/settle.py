@@ -6,7 +6,7 @@ answer is something that happened. So it never has to think further than one ste
 
 from collections.abc import Iterable
 
-from farside.agent.messages import NOT_STARTED
+from farside.agent.messages import NOT_STARTED, EndKind
 from farside.scheduler.live.event import (
     Ending,
     Event,
@@ -21,9 +21,6 @@ from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import IDLE, LiveJob, LiveTask, Phase
 from farside.units import format_seconds
 
-# How an agent begins the cause of an end that it brought about by itself, while the manager was away.
-AGENT_TIME_LIMIT = "time limit"
-AGENT_PROLOG = "prolog: "
 SIGKILL = 9
 # What an agent says of a process that it was told to stop.
 _STOPPED = frozenset(cause.value for cause in StopCause)
@@ -98,9 +95,9 @@ def _of_running(state: LiveState, job: LiveJob, now_s: float) -> Event | None:
     for task in job.tasks:
         if task.phase is TaskPhase.LOST:
             return _stop(job, StopCause.NODE_LOST, f"{_named(task)} was lost: {task.cause}")
-        if task.has_failed and task.cause.startswith(AGENT_PROLOG):
+        if task.has_failed and task.end_kind is EndKind.UNPREPARED:
             return _stop(job, StopCause.NODE_UNFIT, f"node {task.node} could not be prepared: {task.cause}")
-        if task.has_failed and task.cause.startswith(AGENT_TIME_LIMIT):
+        if task.has_failed and task.end_kind is EndKind.TIME_LIMIT:
             return _stop(job, StopCause.TIME_LIMIT, _over_limit(job))
         if task.has_failed:
             return _stop(job, StopCause.TASK_FAILED, f"{_named(task)} {_end_of(task)}")
@@ -181,7 +178,7 @@ def _exit_code(job: LiveJob) -> int | None:
 
 
 def _end_of(task: LiveTask) -> str:
-    if task.cause.startswith(NOT_STARTED):
+    if task.end_kind is EndKind.NOT_EXECUTED:
         return task.cause
     if task.signal is None and task.exit_code is None:
         return NOT_STARTED + task.cause

@@ -356,6 +356,7 @@ def _task(state: LiveState, event: TaskChanged, entry: Entry) -> Touched:
             exit_code=event.exit_code,
             signal=event.signal,
             cause=event.cause,
+            kind=event.kind,
             is_ready=task.is_ready or event.is_ready,
         ),
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from farside.agent.messages import EndKind
 from farside.agent.run.hook import Hooks, hooks_of, run_hook
 from farside.errors import ConfigError
 from tests.agent.node import node
@@ -38,6 +39,7 @@ def test_a_prolog_that_fails_is_the_cause_and_the_task_never_runs(tmp_path: Path
 
     assert (end.exit_code, end.signal, made.output()) == (None, None, "")
     assert end.cause == end.unfit == "prolog: /bin/sh ended with exit code 3: no scratch space"
+    assert end.kind is EndKind.UNPREPARED
 
 
 def test_an_epilog_knows_the_end_and_one_that_fails_leaves_the_exit_code_as_it_is(tmp_path: Path) -> None:

@@ -77,6 +77,16 @@ def test_fields_of_a_later_version_are_skipped() -> None:
     assert decode_from_manager('{"v":1,"type":"ack","seq":2,"later":[{"a":1}]}') == m.Ack(seq=2)
 
 
+def test_a_kind_of_end_that_a_later_version_has_is_read_as_another() -> None:
+    state = m.TaskState(task_id="1.0", start=1, state="exited", at_s=0.0, kind=m.EndKind.TIME_LIMIT)
+    frame = encode(report(1, state)).replace(m.EndKind.TIME_LIMIT.value, "of-a-later-version")
+
+    told = decode_from_agent(frame)
+
+    assert isinstance(told, m.Report)
+    assert told.tasks[0].kind is m.EndKind.OTHER
+
+
 def test_another_version_is_refused_by_name() -> None:
     with pytest.raises(RemoteProtocolError, match="protocol version 9 is not spoken here, only 1 to 1") as caught:
         decode_from_manager('{"v":9,"type":"ack","seq":2}')

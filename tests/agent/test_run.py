@@ -185,6 +185,7 @@ def test_a_time_limit_ends_a_task_whose_start_hangs(held: Node, hanging: Path) -
     end = held.ended()
 
     assert (end.exit_code, end.signal, end.cause) == (None, None, "time limit of 0.5 s")
+    assert end.kind is m.EndKind.TIME_LIMIT
 
 
 def test_a_start_that_hangs_is_given_up(tmp_path: Path) -> None:
@@ -254,7 +255,7 @@ def test_a_time_limit_ends_it_and_is_the_cause(held: Node) -> None:
 
     end = held.ended()
 
-    assert (end.signal, end.cause) == (signal.SIGTERM, "time limit of 0.3 s")
+    assert (end.signal, end.cause, end.kind) == (signal.SIGTERM, "time limit of 0.3 s", m.EndKind.TIME_LIMIT)
 
 
 def test_a_shepherd_whose_folder_is_taken_away_ends_with_its_task(held: Node) -> None:

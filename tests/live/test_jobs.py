@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from farside.agent.messages import NOT_STARTED
+from farside.agent.messages import NOT_STARTED, PROLOG, TIME_LIMIT, EndKind
 from farside.errors import LocalProtocolError
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain
@@ -198,6 +198,31 @@ def test_a_job_that_had_to_be_killed_at_its_time_limit_is_said_to_be() -> None:
     assert world.job(job).reason == (
         "it has held its GPUs for its time limit of 1 min; it did not end within 5 s and was killed"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "phase"),
+    [
+        (EndKind.TIME_LIMIT, "it ran for a minute", Phase.TIMED_OUT),
+        (EndKind.OTHER, f"{TIME_LIMIT} in its own words", Phase.FAILED),
+        (None, f"{TIME_LIMIT} of 60 s", Phase.TIMED_OUT),  # an older agent, or an older log
+    ],
+)
+def test_what_an_agent_ended_a_task_for_is_its_kind_and_only_without_one_its_words(
+    kind: EndKind | None, words: str, phase: Phase
+) -> None:
+    world = World(rules(), nodes=1)
+    job = world.submit(4, time_limit_s=60.0)
+
+    world.task(world.job(job).tasks[0], TaskPhase.EXITED, exit_code=1, cause=words, kind=kind)
+
+    assert world.phase(job) is phase
+
+
+def test_words_of_older_agents_have_a_kind() -> None:
+    found = [EndKind.of_text(f"{start}x") for start in (NOT_STARTED, PROLOG, TIME_LIMIT, "")]
+
+    assert found == [EndKind.NOT_EXECUTED, EndKind.UNPREPARED, EndKind.TIME_LIMIT, EndKind.OTHER]
 
 
 def test_a_program_that_cannot_be_executed_is_said_to_be_that_and_not_one_that_ran() -> None:
