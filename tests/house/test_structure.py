@@ -25,7 +25,9 @@ LARGE_CLASSES = {
 }
 LONG_FUNCTIONS = {
     "farside.cli.cluster.submit",
+    "farside.cli.sim_trace.generate",
     "farside.cli.sizing.sizing",
+    "farside.cli.swap.attach",
     "farside.scheduler.live.api.app.make_app",
     "farside.scheduler.live.api.jobs.job_routes",
     "farside.scheduler.live.manager._api",
