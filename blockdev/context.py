@@ -4,7 +4,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from farside.blockdev.donor.port import Donors
+from farside.blockdev.donor_port import Donors
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.mapping.activity import Activity, ActivityLaw
 from farside.blockdev.mapping.table import Table

@@ -4,7 +4,7 @@ How it works. The engine serves pages by itself. Here a tick a second turns its 
 become hot and gives back what is empty; its events and the donors' messages each start one errand (a task), and every
 errand ends in the table. No page ever waits for anything in this file.
 
-    tick      activity -> EWMA -> hot ranges -> extents -> cluster_map                       mapping/, donor/lease.py
+    tick      activity -> EWMA -> hot ranges -> extents -> cluster_map                       mapping/
     engine    WANT, CLUSTER_FREE, *_DRAINED, LINK_DOWN, DONOR_SUSPECT, CONN_CLOSED ...       engine_events.py
     donors    MIGRATE, EVICT, CHECK_ACTIVITY, sessions lost                                  donor/, mapping/recall.py
 """
@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 from farside.blockdev.context import Context
 from farside.blockdev.donor.donors import DonorList
-from farside.blockdev.donor.lease import Leaser
 from farside.blockdev.donor.parts import DonorParts
 from farside.blockdev.engine_events import EngineEvents
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.mapping.activity import activity_law, first_activity, next_activity, next_slab_rates
 from farside.blockdev.mapping.commit import Committer
+from farside.blockdev.mapping.lease import Leaser
 from farside.blockdev.mapping.mapper import Mapper
 from farside.blockdev.mapping.recall import Recaller
 from farside.blockdev.mapping.reconcile import reconcile

@@ -8,8 +8,8 @@ from contextlib import suppress
 import msgspec
 
 from farside.blockdev.disk import open_disk
-from farside.blockdev.donor.peers_file import read_peers
 from farside.blockdev.params import decode_config, make_memory
+from farside.blockdev.peers_file import read_peers
 from farside.blockdev.supervisor import Supervisor
 from farside.config import BlockdevConfig
 from farside.daemon.keys import read_keys

@@ -21,10 +21,10 @@ from farside.blockdev.carrier.choice import SHM, is_shared
 from farside.blockdev.donor.control_connection import Line
 from farside.blockdev.donor.links import RETRY_MAX_S, RETRY_MIN_S, SETTLE_S, Links
 from farside.blockdev.donor.parts import EXPECTED, DonorParts
-from farside.blockdev.donor.peers_file import DonorAddress
-from farside.blockdev.donor.port import Grant
 from farside.blockdev.donor.session import Session
+from farside.blockdev.donor_port import Grant
 from farside.blockdev.mapping.placement import DonorView
+from farside.blockdev.peers_file import DonorAddress
 from farside.daemon import messages as m
 from farside.errors import PeerError
 from farside.kmod_shim.engine.binding import DonorState

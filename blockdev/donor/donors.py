@@ -12,9 +12,9 @@ from pathlib import Path
 from farside.blockdev.carrier.choice import is_shared
 from farside.blockdev.donor.donor import Donor, DonorHealth
 from farside.blockdev.donor.parts import DonorParts
-from farside.blockdev.donor.peers_file import DonorAddress, read_peers
-from farside.blockdev.donor.port import Grant
+from farside.blockdev.donor_port import Grant
 from farside.blockdev.mapping.placement import DonorView
+from farside.blockdev.peers_file import DonorAddress, read_peers
 from farside.blockdev.task import Tasks
 from farside.errors import ConfigError, FarsideError, PeerError
 from farside.log import get_log

@@ -14,8 +14,8 @@ from farside.blockdev.carrier.carrier import Carrier, Target
 from farside.blockdev.carrier.choice import Choice, Offer, asked, choose
 from farside.blockdev.donor.dial import open_data
 from farside.blockdev.donor.parts import EXPECTED, DonorParts, node_name
-from farside.blockdev.donor.peers_file import DonorAddress
 from farside.blockdev.mapping.table import DonorRecord
+from farside.blockdev.peers_file import DonorAddress
 from farside.daemon import messages as m
 from farside.errors import PeerError
 from farside.kmod_shim.engine.binding import MOVER

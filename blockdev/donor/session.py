@@ -12,9 +12,9 @@ from itertools import zip_longest
 from farside.blockdev.donor.control_connection import Answer, Line
 from farside.blockdev.donor.dial import open_control
 from farside.blockdev.donor.parts import DonorParts, node_name
-from farside.blockdev.donor.peers_file import DonorAddress
-from farside.blockdev.donor.port import Grant
+from farside.blockdev.donor_port import Grant
 from farside.blockdev.mapping.table import DonorRecord, Slab
+from farside.blockdev.peers_file import DonorAddress
 from farside.daemon import messages as m
 from farside.daemon.channel import Channel
 from farside.errors import EngineError, PeerError

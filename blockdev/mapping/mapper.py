@@ -10,8 +10,8 @@ import errno
 from collections.abc import Callable, Iterable, Sequence
 
 from farside.blockdev.context import Context
-from farside.blockdev.donor.lease import Leaser
 from farside.blockdev.mapping.activity import Activity, Assignment, cold_ranges, pack, wanting_clusters
+from farside.blockdev.mapping.lease import Leaser
 from farside.errors import EngineError
 from farside.log import get_log
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from farside.blockdev.context import Context
-from farside.blockdev.donor.lease import Leaser
+from farside.blockdev.mapping.lease import Leaser
 from farside.blockdev.mapping.mapper import apply_assignments
 from farside.blockdev.mapping.migration import Plan, Recall, Resident, plan_recall
 from farside.blockdev.mapping.table import Slab

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from farside.blockdev.donor.peers_file import DonorAddress
 from farside.blockdev.mapping.activity import Assignment, SlabView
+from farside.blockdev.peers_file import DonorAddress
 from farside.blockdev.state import StateFile
 from farside.errors import Unavailable
 from farside.geometry import SLABS_MAX

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from farside.agent.messages import DonorAddress
 from farside.agent.peering import HOLD_S, KNOWN_MAX, Known, merged
 from farside.agent.peers_file import PeersFile
-from farside.blockdev.donor.peers_file import DonorAddress as ReadAddress
-from farside.blockdev.donor.peers_file import read_peers
+from farside.blockdev.peers_file import DonorAddress as ReadAddress
+from farside.blockdev.peers_file import read_peers
 
 
 def at(name: str, control: str = "") -> DonorAddress:

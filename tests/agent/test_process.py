@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from farside.agent import messages as m
 from farside.agent.protocol import CloseCode
-from farside.blockdev.donor.peers_file import read_peers
+from farside.blockdev.peers_file import read_peers
 from farside.scrape import SCRAPERS_MAX
 from tests.agent.donor import DONOR, serving
 from tests.agent.fake_manager import FakeManager, fake_manager

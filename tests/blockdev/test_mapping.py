@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.blockdev.donor.port import Grant
+from farside.blockdev.donor_port import Grant
 from farside.blockdev.mapping import mapper as mapper_module
 from farside.blockdev.mapping.reconcile import reconcile
 from farside.blockdev.mapping.table import Slab

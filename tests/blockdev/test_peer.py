@@ -20,9 +20,9 @@ from farside.blockdev.donor import donor as donor_module
 from farside.blockdev.donor import links as links_module
 from farside.blockdev.donor.donor import Donor, DonorHealth
 from farside.blockdev.donor.parts import DonorParts
-from farside.blockdev.donor.peers_file import DonorAddress
 from farside.blockdev.engine_port import Engine
 from farside.blockdev.mapping.table import Slab, Table
+from farside.blockdev.peers_file import DonorAddress
 from farside.blockdev.state import StateFile
 from farside.clock import RealClock
 from farside.config import BlockdevConfig

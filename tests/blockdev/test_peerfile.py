@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.blockdev.donor.peers_file import DonorAddress, parse_peers, read_peers
+from farside.blockdev.peers_file import DonorAddress, parse_peers, read_peers
 from farside.errors import ConfigError
 
 

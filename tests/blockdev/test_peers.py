@@ -8,7 +8,7 @@ import pytest
 
 from farside.blockdev.donor import donors as peers_module
 from farside.blockdev.donor.donors import DonorList
-from farside.blockdev.donor.peers_file import DonorAddress, read_peers
+from farside.blockdev.peers_file import DonorAddress, read_peers
 from farside.blockdev.task import Tasks
 from farside.errors import ConfigError
 from tests.blockdev.test_peer import Scene, until

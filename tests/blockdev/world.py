@@ -11,10 +11,10 @@ from pathlib import Path
 
 from farside.blockdev.context import Context
 from farside.blockdev.disk import open_disk
-from farside.blockdev.donor.lease import Leaser
-from farside.blockdev.donor.port import Grant
+from farside.blockdev.donor_port import Grant
 from farside.blockdev.mapping.activity import activity_law, first_activity, next_activity
 from farside.blockdev.mapping.commit import Committer
+from farside.blockdev.mapping.lease import Leaser
 from farside.blockdev.mapping.mapper import Mapper
 from farside.blockdev.mapping.placement import DonorView
 from farside.blockdev.mapping.recall import Recaller

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from farside.blockdev.donor.peers_file import read_peers
+from farside.blockdev.peers_file import read_peers
 from farside.cli.config import Program, effective, groups
 from farside.cli.doctor_donors import donor_checks, transport_check
 from farside.cli.doctor_key import key_checks

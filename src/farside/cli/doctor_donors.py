@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from farside.blockdev.donor.dial import open_control
-from farside.blockdev.donor.peers_file import DonorAddress, read_peers
+from farside.blockdev.peers_file import DonorAddress, read_peers
 from farside.config import BlockdevConfig
 from farside.daemon.keys import read_keys
 from farside.daemon.messages import Feature

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 
 from farside.blockdev.context import Context
-from farside.blockdev.donor.port import Grant
+from farside.blockdev.donor_port import Grant
 from farside.blockdev.mapping.placement import choose, draw
 from farside.blockdev.mapping.table import Slab
 from farside.errors import EngineError, PeerError, Unavailable
