@@ -1,7 +1,7 @@
 """A cluster's memory, second by second, around the live system's own functions: pure.
 
 How it works. Every machine lends and borrows. A second has two steps: each donor's HeadRoom decision, and the recall
-that may follow from it (farside.daemon.headroom, farside.daemon.eviction); then each device's activity and leases
+that may follow from it (farside.daemon.headroom, farside.daemon.slab.eviction); then each device's activity and leases
 (``cluster_device``; farside.blockdev.mapping.placement chooses the donor). These are the functions that ``farside
 daemon`` and ``farside blockdev`` call; only who feeds them and the clock differ.
 
@@ -18,7 +18,6 @@ from benchmarks.cluster_device import Device, Layout, Moved
 from benchmarks.cluster_load import GIB, Load, MachineLoad
 from benchmarks.donor_choice import global_best, two_choices, uniform_random
 from farside.blockdev.mapping.placement import DonorView, Verdict
-from farside.daemon.eviction import MappedSlab, candidates, choose
 from farside.daemon.headroom import (
     Grow,
     HeadroomParams,
@@ -30,6 +29,7 @@ from farside.daemon.headroom import (
     leasable_slabs,
     smoothed_use_bytes,
 )
+from farside.daemon.slab.eviction import MappedSlab, candidates, choose
 
 BETA = 0.2  # [infiniswap §2.7]
 Placement = Callable[[Sequence[DonorView], random.Random, frozenset[int]], Verdict]

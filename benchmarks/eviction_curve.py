@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from benchmarks.figure import Figure, Table, curve
-from farside.daemon.eviction import MappedSlab, candidates, choose
+from farside.daemon.slab.eviction import MappedSlab, candidates, choose
 
 COUNT = 10  # E, as in the figure
 EXTRAS = (0, 2, 5, 10)  # E'
@@ -70,7 +70,7 @@ def figure(*, trials: int, seed: int) -> Figure:
         picture="over the share of busy slabs, 0 to 1, played out\n"
         + curve([(name, _stretch(played[extra])) for name, extra in zip(names, EXTRAS, strict=True)]),
         notes=(
-            f"Played out: {trials} evictions from {MAPPED} slabs for each point, through farside.daemon.eviction's "
+            f"Played out: {trials} evictions from {MAPPED} slabs for each point, through daemon/slab/eviction.py's "
             f"candidates() and choose(); at most {apart:.3f} from the formula.",
             "The paper prints curves without numbers; what it says of them, that random choice plummets, is so here.",
         ),

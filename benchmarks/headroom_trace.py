@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from benchmarks.cluster_load import GIB
 from benchmarks.cluster_memory import Donor
 from benchmarks.figure import Figure, Table, curve
-from farside.daemon.eviction import candidates, choose
 from farside.daemon.headroom import HeadroomParams
+from farside.daemon.slab.eviction import candidates, choose
 
 TOTAL_BYTES = 64 * GIB
 HEADROOM_BYTES = GIB  # "we set HeadRoom to be 1 GB"

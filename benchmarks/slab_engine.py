@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.load import BenchmarkError
-from farside.daemon.pool import Pool, Slab
+from farside.daemon.slab.pool import Pool, Slab
 from farside.kmod_shim.engine import binding
 from farside.kmod_shim.engine.binding import CLUSTER_BYTES, Device, DonorState, EventKind, Params, Protection, SlabInfo
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from benchmarks.load import BenchmarkError
 from benchmarks.sandbox import Sandbox
 from farside.blockdev.donor.dial import open_control
-from farside.daemon import messages as m
-from farside.daemon.channel import Channel
-from farside.daemon.keys import read_keys
-from farside.daemon.protocol import Received
+from farside.daemon.control import messages as m
+from farside.daemon.control.channel import Channel
+from farside.daemon.control.keys import read_keys
+from farside.daemon.control.protocol import Received
 
 READY_SLABS = 2  # a donor's preallocate_slabs
 REFILL_S = 1.0  # a sandbox's donor looks at its memory four times a second and makes two slabs in that time

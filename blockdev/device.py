@@ -29,8 +29,8 @@ from farside.blockdev.task import Tasks, all_but_one
 from farside.blockdev.total import add_stats
 from farside.clock import Clock
 from farside.config import BlockdevConfig
-from farside.daemon import messages as m
-from farside.daemon.keys import KeyRing
+from farside.daemon.control import messages as m
+from farside.daemon.control.keys import KeyRing
 from farside.kmod_shim.engine.binding import Fault
 from farside.log import get_log
 

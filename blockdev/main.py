@@ -12,7 +12,7 @@ from farside.blockdev.params import decode_config, make_memory
 from farside.blockdev.peers_file import read_peers
 from farside.blockdev.supervisor import Supervisor
 from farside.config import BlockdevConfig
-from farside.daemon.keys import read_keys
+from farside.daemon.control.keys import read_keys
 from farside.errors import ConfigError, FarsideError
 from farside.kmod_shim.guard import outlive_shutdown
 from farside.listen import clear_stale, close_listener, open_listener

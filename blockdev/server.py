@@ -27,7 +27,7 @@ from farside.blockdev.status import Reporter
 from farside.blockdev.task import Tasks, first_of
 from farside.clock import RealClock
 from farside.config import BlockdevConfig
-from farside.daemon.keys import KeyRing
+from farside.daemon.control.keys import KeyRing
 from farside.errors import ConfigError, EngineError, FarsideError, Unavailable
 from farside.kmod_shim.engine.binding import Device
 from farside.kmod_shim.guard import guard_memory, outlive_shutdown

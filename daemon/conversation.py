@@ -11,13 +11,13 @@ session: its loans stand until they expire, and the borrower may come back.
 import asyncio
 from collections.abc import Callable
 
-from farside.daemon import messages as m
-from farside.daemon.channel import Channel
+from farside.daemon.control import messages as m
+from farside.daemon.control.channel import Channel
+from farside.daemon.control.protocol import PeerClosed, Received
 from farside.daemon.counters import Ending
-from farside.daemon.lender import Lender
-from farside.daemon.protocol import PeerClosed, Received
-from farside.daemon.recall import Recaller
-from farside.daemon.sessions import Loan, LoanState, Refused, Session, Transport
+from farside.daemon.slab.lender import Lender
+from farside.daemon.slab.recall import Recaller
+from farside.daemon.slab.sessions import Loan, LoanState, Refused, Session, Transport
 from farside.daemon.tasks import Tasks
 from farside.errors import PeerError
 

@@ -2,8 +2,8 @@
 
 from farside.clock import Clock
 from farside.daemon.headroom import Action, Grow, Hasten, Recall, ReleaseUnmapped, decide
-from farside.daemon.lender import Lender
-from farside.daemon.recall import Recaller
+from farside.daemon.slab.lender import Lender
+from farside.daemon.slab.recall import Recaller
 from farside.daemon.tasks import Tasks
 from farside.errors import Unavailable
 from farside.log import get_log

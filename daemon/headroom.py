@@ -2,7 +2,7 @@
 
 Everybody else's memory use, U, is measured each period and smoothed [infiniswap §2.5.1]. What neither they nor our
 slabs use is free; HeadRoom of it must stay free, always. Above, slabs are made ahead of time; below, slabs are given
-back: unmapped ones at once, then mapped ones by recall (``eviction.py``).
+back: unmapped ones at once, then mapped ones by recall (``slab/eviction.py``).
 
 Where we differ from the paper, and why (docs/papers.md):
 

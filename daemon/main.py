@@ -14,18 +14,18 @@ from contextlib import AsyncExitStack, ExitStack, contextmanager
 from farside import admin
 from farside.clock import Clock, RealClock
 from farside.config import DaemonConfig
+from farside.daemon.control.keys import KeyRing
 from farside.daemon.counters import Counters
 from farside.daemon.cycle import Cycle
-from farside.daemon.drain import Drain
-from farside.daemon.keys import KeyRing
-from farside.daemon.lender import Exporter, Lender
 from farside.daemon.memory import MemoryWatch
 from farside.daemon.metrics import donor_metrics
-from farside.daemon.offered import OfferedMemory
-from farside.daemon.pool import Pool, SlabMemory
-from farside.daemon.recall import Recaller
 from farside.daemon.server import Server
-from farside.daemon.sessions import Ledger
+from farside.daemon.slab.drain import Drain
+from farside.daemon.slab.lender import Exporter, Lender
+from farside.daemon.slab.offered import OfferedMemory
+from farside.daemon.slab.pool import Pool, SlabMemory
+from farside.daemon.slab.recall import Recaller
+from farside.daemon.slab.sessions import Ledger
 from farside.daemon.status import DonorStatus, donor_status
 from farside.daemon.tasks import Tasks
 from farside.ending import on_end_signals

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from farside.config import DaemonConfig
+from farside.daemon.control.messages import FreeMem
 from farside.daemon.headroom import (
     HeadroomParams,
     MemorySnapshot,
@@ -11,7 +12,6 @@ from farside.daemon.headroom import (
     smoothed_use_bytes,
     used_by_others_bytes,
 )
-from farside.daemon.messages import FreeMem
 from farside.memory_sense import MemoryReading
 
 

@@ -1,8 +1,8 @@
 """The donor's listeners: who may come in, and where a connection goes.
 
-Every connection begins with the handshake (protocol.py). A control connection opens a session or returns to one, and
-becomes a conversation. A data connection is welcomed into its session and handed to the engine's threads at the frame
-boundary; this process's Python never sees it again.
+Every connection begins with the handshake (control/protocol.py). A control connection opens a session or returns to
+one, and becomes a conversation. A data connection is welcomed into its session and handed to the engine's threads at
+the frame boundary; this process's Python never sees it again.
 
 Whatever a peer sends, it can only end its own connection: bounds on time (HANDSHAKE_LIMIT_S) and number
 (CONNECTIONS_MAX) hold for those that have not proved the key, and every refusal is counted by its reason.
@@ -13,14 +13,14 @@ import math
 import secrets
 import socket
 
-from farside.daemon import messages as m
-from farside.daemon.channel import Channel
+from farside.daemon.control import messages as m
+from farside.daemon.control.channel import Channel
+from farside.daemon.control.keys import KeyRing
+from farside.daemon.control.protocol import Connection, Side
 from farside.daemon.conversation import Conversation
-from farside.daemon.keys import KeyRing
-from farside.daemon.lender import Lender
-from farside.daemon.protocol import Connection, Side
-from farside.daemon.recall import Recaller
-from farside.daemon.sessions import Refused, Session
+from farside.daemon.slab.lender import Lender
+from farside.daemon.slab.recall import Recaller
+from farside.daemon.slab.sessions import Refused, Session
 from farside.daemon.tasks import Tasks
 from farside.errors import EngineError, PeerError, RemoteProtocolError
 from farside.log import get_log

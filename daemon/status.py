@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from farside.daemon.headroom import free_bytes, leasable_slabs
-from farside.daemon.lender import Lender
-from farside.daemon.sessions import LoanState, Transport
+from farside.daemon.slab.lender import Lender
+from farside.daemon.slab.sessions import LoanState, Transport
 
 ROWS_MAX = 1024
 """Slabs, and sessions, in one answer: with the longest names these are 0.7 MiB of the 1 MiB that it may have."""

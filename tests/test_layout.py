@@ -72,17 +72,17 @@ PURE = (
     "farside.agent.run.ledger",
     "farside.agent.sense.growth",
     "farside.agent.sense.headroom",
-    "farside.daemon.protocol",
-    "farside.daemon.messages",
+    "farside.daemon.control.protocol",
+    "farside.daemon.control.messages",
     "farside.daemon.headroom",
-    "farside.daemon.eviction",
+    "farside.daemon.slab.eviction",
     "farside.blockdev.client.handshake",
     "farside.blockdev.mapping.activity",
     "farside.blockdev.mapping.placement",
     "farside.blockdev.carrier.choice",
     "farside.blockdev.mapping.migration",
     "farside.config.check",
-    "farside.kmod_shim.nbd_message",
+    "farside.kmod_shim.nbd.message",
     "farside.proof",
     *(
         name
@@ -111,7 +111,7 @@ FOUNDATION = (
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # A protocol is one codec for both roles; its folder is that of the side it was written for first.
 SHARED_PROTOCOL = {
-    *(f"farside.daemon.{name}" for name in ("protocol", "messages", "keys", "channel")),
+    *(f"farside.daemon.control.{name}" for name in ("protocol", "messages", "keys", "channel")),
     *(f"farside.agent.{name}" for name in ("protocol", "messages")),
 }
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from farside.agent import messages as m
 from farside.errors import ConfigError
-from farside.kmod_shim.nbd_sysfs import device_index, read_block
-from farside.kmod_shim.swap_table import read_swaps
+from farside.kmod_shim.nbd.sysfs import device_index, read_block
+from farside.kmod_shim.swap.table import read_swaps
 
 SWAPPED = "memory.swap.current"
 OURS = "farside:"  # what `farside swap attach` calls a device of ours in /sys/block/nbdX/backend (Linux 5.14)

@@ -4,7 +4,7 @@ import secrets
 
 from benchmarks.apps.result import BackEnd
 from benchmarks.apps.size import DISK_BYTES_PER_S, DISK_IOPS, PAGE_CLUSTER, SWAP_MIB
-from farside.kmod_shim.swap_sysctl import READAHEAD
+from farside.kmod_shim.swap.sysctl import READAHEAD
 from tests.vm.harness.guest import Guest
 
 START_S = 400.0  # Python programs under emulation, on a host that may be busy

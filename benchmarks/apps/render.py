@@ -17,7 +17,7 @@ from benchmarks.apps.summary import (
     summary,
     throughput_gain,
 )
-from farside.kmod_shim.swap_sysctl import READAHEAD
+from farside.kmod_shim.swap.sysctl import READAHEAD
 
 MISSING = "not measured"
 TITLES = {

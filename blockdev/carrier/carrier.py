@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from farside.blockdev.engine_port import Engine
-from farside.daemon import messages as m
+from farside.daemon.control import messages as m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

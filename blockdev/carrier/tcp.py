@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from farside.blockdev.carrier.carrier import Target, open_all
 from farside.blockdev.engine_port import Engine
-from farside.daemon import messages as m
+from farside.daemon.control import messages as m
 from farside.errors import EngineError
 
 

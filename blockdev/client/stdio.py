@@ -18,7 +18,7 @@ from farside.blockdev.state import StateFile
 from farside.blockdev.task import Tasks, first_of
 from farside.clock import RealClock
 from farside.config import BlockdevConfig
-from farside.daemon.keys import KeyRing
+from farside.daemon.control.keys import KeyRing
 from farside.errors import ConfigError
 from farside.kmod_shim.engine.binding import Device
 

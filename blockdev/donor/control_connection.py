@@ -9,9 +9,9 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from farside.daemon import messages as m
-from farside.daemon.channel import Channel
-from farside.daemon.protocol import PeerClosed, Received
+from farside.daemon.control import messages as m
+from farside.daemon.control.channel import Channel
+from farside.daemon.control.protocol import PeerClosed, Received
 from farside.errors import LocalProtocolError, PeerError
 
 ASKS_MAX = 32  # half of what the protocol allows in flight

@@ -5,9 +5,9 @@ import secrets
 import socket
 from typing import Any
 
-from farside.daemon.channel import Channel
-from farside.daemon.messages import NONCE_BYTES, Feature, Welcome
-from farside.daemon.protocol import Connection, Side
+from farside.daemon.control.channel import Channel
+from farside.daemon.control.messages import NONCE_BYTES, Feature, Welcome
+from farside.daemon.control.protocol import Connection, Side
 from farside.endpoint import parse_endpoint
 from farside.errors import PeerError
 

@@ -25,7 +25,7 @@ from farside.blockdev.donor.session import Session
 from farside.blockdev.donor_port import Grant
 from farside.blockdev.mapping.placement import DonorView
 from farside.blockdev.peers_file import DonorAddress
-from farside.daemon import messages as m
+from farside.daemon.control import messages as m
 from farside.errors import PeerError
 from farside.kmod_shim.engine.binding import DonorState
 from farside.log import get_log

@@ -16,7 +16,7 @@ from farside.blockdev.donor.dial import open_data
 from farside.blockdev.donor.parts import EXPECTED, DonorParts, node_name
 from farside.blockdev.mapping.table import DonorRecord
 from farside.blockdev.peers_file import DonorAddress
-from farside.daemon import messages as m
+from farside.daemon.control import messages as m
 from farside.errors import PeerError
 from farside.kmod_shim.engine.binding import MOVER
 from farside.log import get_log

@@ -11,8 +11,8 @@ from farside.blockdev.engine_port import Engine
 from farside.blockdev.mapping.table import Slab, Table
 from farside.clock import Clock
 from farside.config import BlockdevConfig
-from farside.daemon import messages as m
-from farside.daemon.keys import KeyRing
+from farside.daemon.control import messages as m
+from farside.daemon.control.keys import KeyRing
 from farside.errors import EngineError, PeerError, RemoteProtocolError
 
 EXPECTED = (PeerError, RemoteProtocolError, EngineError, OSError, TimeoutError)  # how sessions end

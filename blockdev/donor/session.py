@@ -15,8 +15,8 @@ from farside.blockdev.donor.parts import DonorParts, node_name
 from farside.blockdev.donor_port import Grant
 from farside.blockdev.mapping.table import DonorRecord, Slab
 from farside.blockdev.peers_file import DonorAddress
-from farside.daemon import messages as m
-from farside.daemon.channel import Channel
+from farside.daemon.control import messages as m
+from farside.daemon.control.channel import Channel
 from farside.errors import EngineError, PeerError
 
 KEEPALIVE_MAX_S = 2.0  # seldom enough to cost nothing, often enough for a status that people look at

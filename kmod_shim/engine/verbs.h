@@ -2,7 +2,7 @@
 /*
  * verbs.h - pages by one-sided RDMA: what engine and exporter see of it, and what both ends say to each other.
  *
- * An RDMA link is a queue pair beside an authenticated data connection (daemon/protocol.py), the companion. On the
+ * An RDMA link is a queue pair beside an authenticated data connection (daemon/control/protocol.py), the companion. On the
  * companion both ends agree on the queue pair, the borrower asks for keys, and each learns that the other has gone:
  *
  *	borrower                                          donor (a thread of its own, asleep but for these)

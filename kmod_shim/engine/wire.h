@@ -2,7 +2,7 @@
 /*
  * wire.h - one-sided READ and WRITE over a TCP data connection, borrower to donor.
  *
- * The connection is authenticated before it comes here (daemon/protocol.py); it belongs to one session, and each
+ * The connection is authenticated before it comes here (daemon/control/protocol.py); it belongs to one session, and each
  * request names a lease of that session and its token. Requests are pipelined and answered in order. An answer's length
  * depends on its request alone (a refused READ is followed by `length` zero bytes), so that a borrower can scatter
  * answers straight into their places with one readv().

@@ -1,4 +1,4 @@
-"""Making and changing the cluster's key file; `farside.daemon.keys` reads it.
+"""Making and changing the cluster's key file; `farside.daemon.control.keys` reads it.
 
 A change without a gap: `add` on one node, copy the file to all, then `retire` and copy again. Nobody is restarted: each
 process reads the file again when it has changed. While the change lasts, any key that both sides know is good.
@@ -8,7 +8,7 @@ import os
 import secrets
 from pathlib import Path
 
-from farside.daemon.keys import KEY_BYTES, KEYS_MAX, read_keys
+from farside.daemon.control.keys import KEY_BYTES, KEYS_MAX, read_keys
 from farside.errors import ConfigError
 
 

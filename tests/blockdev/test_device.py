@@ -12,7 +12,7 @@ from farside.blockdev import device as device_module
 from farside.blockdev.device import BlockDevice
 from farside.blockdev.task import Tasks
 from farside.clock import RealClock
-from farside.daemon.keys import KeyRing
+from farside.daemon.control.keys import KeyRing
 from farside.kmod_shim.engine.binding import DonorState, EngineEvent, EventKind, Fault
 from tests.blockdev.world import PAGE, World, page
 from tests.support.nbd_client import Command

@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from farside.blockdev.donor.control_connection import ASKS_MAX, Line
-from farside.daemon import messages as m
-from farside.daemon.channel import Channel
+from farside.daemon.control import messages as m
+from farside.daemon.control.channel import Channel
 from farside.errors import LocalProtocolError, PeerError
 
 LEASE = m.Lease(lease=3, token=9, rkey=0, addr=0, length=1 << 23, epoch=1)

@@ -26,10 +26,10 @@ from farside.blockdev.peers_file import DonorAddress
 from farside.blockdev.state import StateFile
 from farside.clock import RealClock
 from farside.config import BlockdevConfig
-from farside.daemon import messages as m
-from farside.daemon.channel import Channel
-from farside.daemon.keys import KeyRing
-from farside.daemon.protocol import Connection, PeerClosed, Received, Side
+from farside.daemon.control import messages as m
+from farside.daemon.control.channel import Channel
+from farside.daemon.control.keys import KeyRing
+from farside.daemon.control.protocol import Connection, PeerClosed, Received, Side
 from farside.errors import EngineError, PeerError, RemoteProtocolError
 from farside.kmod_shim.engine.binding import MOVER, DonorState, RdmaLink
 

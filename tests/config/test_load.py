@@ -15,7 +15,7 @@ from farside.config.check import NAME_BYTES_MAX, NODE
 from farside.config.convert import convert, shown
 from farside.config.load import ConfigProblems, effective_config
 from farside.config.settings import Setting, settings_of
-from farside.daemon import messages
+from farside.daemon.control import messages
 from farside.units import GIB, MIB
 
 

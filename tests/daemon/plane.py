@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from farside.config import DaemonConfig
-from farside.daemon import messages as m
-from farside.daemon.channel import Channel
+from farside.daemon.control import messages as m
+from farside.daemon.control.channel import Channel
+from farside.daemon.control.protocol import Connection, PeerClosed, Received, Side
 from farside.daemon.main import Donor
-from farside.daemon.protocol import Connection, PeerClosed, Received, Side
 from farside.daemon.status import DonorStatus, donor_status
 from tests.daemon.fakes import FakeExporter, FakeMemory
 from tests.support.virtual_clock import VirtualClock

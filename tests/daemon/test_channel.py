@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from farside.daemon import messages as m
-from farside.daemon.channel import OUT_BYTES_MAX, Channel
-from farside.daemon.protocol import Connection, PeerClosed, Received, Side
+from farside.daemon.control import messages as m
+from farside.daemon.control.channel import OUT_BYTES_MAX, Channel
+from farside.daemon.control.protocol import Connection, PeerClosed, Received, Side
 from farside.errors import PeerError, RemoteProtocolError
 
 KEY = b"k" * 32

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from farside.daemon import messages as m
+from farside.daemon.control import messages as m
+from farside.daemon.control.protocol import PeerClosed
 from farside.daemon.counters import Ending
-from farside.daemon.protocol import PeerClosed
 from farside.errors import PeerError
 from tests.daemon.plane import HEADROOM, SLAB, TOTAL, Borrower, Plane, running, settled, until
 

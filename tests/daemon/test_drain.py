@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farside import admin
-from farside.daemon import messages as m
+from farside.daemon.control import messages as m
 from farside.errors import PeerError
 from tests.daemon.plane import SLAB, Plane, running, settled
 from tests.support.programs import outcome

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.eviction_curve import batch_success, random_success
-from farside.daemon.eviction import (
+from farside.daemon.slab.eviction import (
     MappedSlab,
     Victim,
     candidates,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from farside.daemon.lender import Exporter
-from farside.daemon.pool import SlabMemory
+from farside.daemon.slab.lender import Exporter
+from farside.daemon.slab.pool import SlabMemory
 from farside.errors import EngineError
 from tests.daemon.fakes import EEXIST, ENOENT, FakeExporter, FakeMemory
 

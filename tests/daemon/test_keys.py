@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.daemon.keys import KeyRing, parse_keys, read_keys
+from farside.daemon.control.keys import KeyRing, parse_keys, read_keys
 from farside.errors import ConfigError
 
 A, B = bytes(range(32)), b"\xff" * 32

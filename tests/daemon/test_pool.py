@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from farside.daemon.pool import Pool, Slab, _punch_out
+from farside.daemon.slab.pool import Pool, Slab, _punch_out
 from tests.daemon.fakes import FakeMemory
 
 SLAB = 2 << 20

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.daemon import messages as m
-from farside.daemon.protocol import (
+from farside.daemon.control import messages as m
+from farside.daemon.control.protocol import (
     IN_FLIGHT_MAX,
     LENGTH_MAX,
     LENGTH_MAX_STRANGER,

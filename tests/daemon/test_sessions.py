@@ -2,9 +2,9 @@
 
 import pytest
 
-from farside.daemon.messages import ErrorCode
-from farside.daemon.pool import Slab
-from farside.daemon.sessions import LEASE_NUMBERS, Ledger, Loan, Refused, Session, Transport
+from farside.daemon.control.messages import ErrorCode
+from farside.daemon.slab.pool import Slab
+from farside.daemon.slab.sessions import LEASE_NUMBERS, Ledger, Loan, Refused, Session, Transport
 
 
 def ledger() -> tuple[Ledger, Session]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from farside import admin
-from farside.daemon import messages as m
+from farside.daemon.control import messages as m
 from farside.daemon.metrics import donor_metrics
-from farside.daemon.pool import Slab
-from farside.daemon.sessions import Transport
+from farside.daemon.slab.pool import Slab
+from farside.daemon.slab.sessions import Transport
 from farside.daemon.status import ROWS_MAX, DonorStatus
 from tests.daemon.plane import Plane, running
 

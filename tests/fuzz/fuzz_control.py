@@ -15,8 +15,8 @@ import atheris
 from atheris.import_hook import instrument_imports
 
 with instrument_imports(include=["farside"], enable_loader_override=False):
-    from farside.daemon import messages as m
-    from farside.daemon.protocol import (
+    from farside.daemon.control import messages as m
+    from farside.daemon.control.protocol import (
         LENGTH_MAX,
         NEED_DATA,
         Connection,

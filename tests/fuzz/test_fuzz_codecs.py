@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from farside.blockdev.client.handshake import IHAVEOPT, Option
-from farside.daemon import messages as m
+from farside.daemon.control import messages as m
 
 ROOT = Path(__file__).parents[2]
 FUZZ_S = 5

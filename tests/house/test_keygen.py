@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.daemon.keys import read_keys
+from farside.daemon.control.keys import read_keys
 from farside.errors import ConfigError
 from farside.keygen import add_key, make_key, retire_key
 

@@ -34,7 +34,6 @@ LONG_FUNCTIONS = {
 }
 FULL_FOLDERS = {
     "farside",
-    "farside.kmod_shim",
     "farside.scheduler.live",
     "farside.scheduler.live.api",
 }

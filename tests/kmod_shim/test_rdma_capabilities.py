@@ -8,14 +8,14 @@ import pytest
 
 from farside.errors import Unavailable
 from farside.kmod_shim.preflight import Outcome
-from farside.kmod_shim.rdma_capabilities import (
+from farside.kmod_shim.rdma.capabilities import (
     Capabilities,
     _capabilities,
     capability_checks,
     device_checks,
     read_capabilities,
 )
-from farside.kmod_shim.rdma_devices import devices as find_devices
+from farside.kmod_shim.rdma.devices import devices as find_devices
 from farside.units import MIB
 
 SLAB = 64 * MIB

@@ -3,7 +3,7 @@
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from farside.kmod_shim.rdma_devices import devices
+from farside.kmod_shim.rdma.devices import devices
 
 LINK_LOCAL = "fe80:0000:0000:0000:5054:00ff:fe77:0001"
 V4_MAPPED = "0000:0000:0000:0000:0000:ffff:0a4d:0001"

@@ -2,7 +2,7 @@
 
 import subprocess
 
-from farside.kmod_shim.rdma_devices import Gid, devices
+from farside.kmod_shim.rdma.devices import Gid, devices
 
 ROCE_V2 = "RoCE v2"
 # Without the module the kernel has no RDMA netlink for `rdma` to speak to.

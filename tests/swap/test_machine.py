@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from farside.errors import ConfigError, Unavailable
-from farside.kmod_shim import nbd_client, nbd_sysfs
 from farside.kmod_shim.disk_backing import Backing, filesystem_of, find_backing, shares_disk
-from farside.kmod_shim.hibernation import (
+from farside.kmod_shim.nbd import client as nbd_client
+from farside.kmod_shim.nbd import sysfs as nbd_sysfs
+from farside.kmod_shim.preflight import Outcome, min_free_check
+from farside.kmod_shim.swap.attach import live_records
+from farside.kmod_shim.swap.hibernation import (
     SLEEP_CONF,
     Hibernation,
     allow_sleep,
@@ -19,11 +22,9 @@ from farside.kmod_shim.hibernation import (
     names_device,
     read_hibernation,
 )
-from farside.kmod_shim.preflight import Outcome, min_free_check
-from farside.kmod_shim.swap_attach import live_records
-from farside.kmod_shim.swap_record import Attached, forget_record, read_records, save_record
-from farside.kmod_shim.swap_sysctl import Before, leave_machine, restore_machine, tune_machine
-from farside.kmod_shim.swap_table import SwapArea, find_area, parse_swaps, read_room, read_swaps
+from farside.kmod_shim.swap.record import Attached, forget_record, read_records, save_record
+from farside.kmod_shim.swap.sysctl import Before, leave_machine, restore_machine, tune_machine
+from farside.kmod_shim.swap.table import SwapArea, find_area, parse_swaps, read_room, read_swaps
 from farside.units import GIB, MIB
 from tests.support.programs import need
 from tests.swap import tree

@@ -12,8 +12,8 @@ import pytest
 from farside.blockdev.client import handshake
 from farside.blockdev.client.handshake import Export, Handshake, Next
 from farside.errors import FarsideError, PeerError, RemoteProtocolError
-from farside.kmod_shim import nbd_dial
-from farside.kmod_shim.nbd_dial import Offer, dial, hang_up
+from farside.kmod_shim.nbd import dial as nbd_dial
+from farside.kmod_shim.nbd.dial import Offer, dial, hang_up
 
 EXPORT = Export(name="swap0", description="", size_bytes=64 << 20)
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.errors import ConfigError, FarsideError, Unavailable
-from farside.kmod_shim import nbd_message
-from farside.kmod_shim.genetlink import GenericNetlink
-from farside.kmod_shim.nbd_message import Connection, DeviceState
-from farside.kmod_shim.nbd_netlink import NbdNetlink
+from farside.kmod_shim.nbd import message as nbd_message
+from farside.kmod_shim.nbd.genetlink import GenericNetlink
+from farside.kmod_shim.nbd.message import Connection, DeviceState
+from farside.kmod_shim.nbd.netlink import NbdNetlink
 from tests.swap import kernel
 from tests.swap.kernel import FakeKernel
 

@@ -9,11 +9,11 @@ import pytest
 
 from farside import admin
 from farside.errors import FarsideError, PeerError
-from farside.kmod_shim.nbd_dial import Dialled, Offer
-from farside.kmod_shim.nbd_message import Connection
-from farside.kmod_shim.nbd_netlink import NbdNetlink
-from farside.kmod_shim.nbd_watch import watch
-from farside.kmod_shim.swap_record import Attached, save_record
+from farside.kmod_shim.nbd.dial import Dialled, Offer
+from farside.kmod_shim.nbd.message import Connection
+from farside.kmod_shim.nbd.netlink import NbdNetlink
+from farside.kmod_shim.swap.record import Attached, save_record
+from farside.kmod_shim.swap.watch import watch
 from tests.swap import tree
 from tests.swap.kernel import FakeKernel
 
@@ -44,9 +44,9 @@ class World:
         NbdNetlink(self.kernel).connect(
             Connection(index=1, sockets=(101, 102), size_bytes=1 << 30, server_flags=1, backend="farside:swap0")
         )
-        patch.setattr("farside.kmod_shim.nbd_watch.dial", self._dial)
+        patch.setattr("farside.kmod_shim.swap.watch.dial", self._dial)
         patch.setattr(admin, "call", self._call)
-        patch.setattr("farside.kmod_shim.nbd_watch.RETRY_S", 0.0)
+        patch.setattr("farside.kmod_shim.swap.watch.RETRY_S", 0.0)
 
     def watch(self) -> Any:
         other = FakeKernel()  # the same kernel at another socket, which the group's messages don't reach
@@ -163,6 +163,6 @@ def test_a_device_that_was_detached_needs_nothing_more(world: World) -> None:
         raise FarsideError("down")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("farside.kmod_shim.nbd_watch.dial", gone)
+        patch.setattr("farside.kmod_shim.swap.watch.dial", gone)
         with pytest.raises(Silence):
             next(watching)

@@ -9,15 +9,15 @@ import pytest
 
 from farside import admin
 from farside.errors import ConfigError, FarsideError
-from farside.kmod_shim import nbd_sysfs
-from farside.kmod_shim.nbd_dial import Dialled, Offer
-from farside.kmod_shim.nbd_netlink import NbdNetlink
-from farside.kmod_shim.swap_attach import Refused, attach
-from farside.kmod_shim.swap_detach import choose, detach
-from farside.kmod_shim.swap_facts import Wish
-from farside.kmod_shim.swap_record import read_records
-from farside.kmod_shim.swap_refusal import MAY_HANG, MEMORY_OUT, OVERWRITE
-from farside.kmod_shim.swap_status import device_infos
+from farside.kmod_shim.nbd import sysfs as nbd_sysfs
+from farside.kmod_shim.nbd.dial import Dialled, Offer
+from farside.kmod_shim.nbd.netlink import NbdNetlink
+from farside.kmod_shim.swap.attach import Refused, attach
+from farside.kmod_shim.swap.detach import choose, detach
+from farside.kmod_shim.swap.facts import Wish
+from farside.kmod_shim.swap.record import read_records
+from farside.kmod_shim.swap.refusal import MAY_HANG, MEMORY_OUT, OVERWRITE
+from farside.kmod_shim.swap.status import device_infos
 from farside.units import GIB, MIB
 from tests.swap import tree
 from tests.swap.kernel import FakeKernel
@@ -50,10 +50,10 @@ class World:
         for pid in (SUPERVISOR, SERVER):
             tree.process(self.root, pid, flags=0, score=0)
         patch.setattr(admin, "call", self._call)
-        patch.setattr("farside.kmod_shim.swap_attach.NbdNetlink", lambda: Wired(self))
-        patch.setattr("farside.kmod_shim.swap_attach.dial", self._dial)
-        patch.setattr("farside.kmod_shim.swap_attach.swap_on", self._swap_on)
-        patch.setattr("farside.kmod_shim.swap_detach.swap_off", self._swap_off)
+        patch.setattr("farside.kmod_shim.swap.attach.NbdNetlink", lambda: Wired(self))
+        patch.setattr("farside.kmod_shim.swap.attach.dial", self._dial)
+        patch.setattr("farside.kmod_shim.swap.attach.swap_on", self._swap_on)
+        patch.setattr("farside.kmod_shim.swap.detach.swap_off", self._swap_off)
         patch.setattr(nbd_sysfs, "signature", lambda device: self.content)
         patch.setattr(nbd_sysfs, "write_swap_signature", lambda device, label: self.do("mkswap"))
         patch.setattr(nbd_sysfs, "wait_for_udev", lambda: self.do("let udev look"))
@@ -249,7 +249,7 @@ def test_a_file_system_is_not_overwritten_unasked(world: World) -> None:
 
 
 def test_a_device_that_may_be_swap_is_not_taken_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farside.kmod_shim.swap_attach.read_swaps", lambda root: ())  # it can't be read
+    monkeypatch.setattr("farside.kmod_shim.swap.attach.read_swaps", lambda root: ())  # it can't be read
     world.fails_at = "look for users"
 
     with pytest.raises(FarsideError, match="not in /proc/swaps after swapon"):

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from farside.errors import ConfigError, FarsideError
-from farside.kmod_shim import swap_call
-from farside.kmod_shim.swap_call import progress_line, swap_flags, swap_off, swap_on
+from farside.kmod_shim.swap import call as swap_call
+from farside.kmod_shim.swap.call import progress_line, swap_flags, swap_off, swap_on
 from farside.units import MIB
 
 AREA = "/nowhere/area"

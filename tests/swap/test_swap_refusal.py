@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.kmod_shim.disk_backing import Backing
-from farside.kmod_shim.hibernation import Hibernation
 from farside.kmod_shim.preflight import Check, Outcome
-from farside.kmod_shim.swap_record import Attached
-from farside.kmod_shim.swap_refusal import (
+from farside.kmod_shim.swap.hibernation import Hibernation
+from farside.kmod_shim.swap.record import Attached
+from farside.kmod_shim.swap.refusal import (
     MAY_HANG,
     MEMORY_OUT,
     SAME_DISK,
@@ -20,7 +20,7 @@ from farside.kmod_shim.swap_refusal import (
     detach_refusals,
     standing,
 )
-from farside.kmod_shim.swap_table import Group, Room, SwapArea
+from farside.kmod_shim.swap.table import Group, Room, SwapArea
 from farside.units import GIB, MIB
 
 ON_SDA = Backing(filesystem="ext4", devices=("sda1", "sda"))

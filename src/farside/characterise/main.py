@@ -1,4 +1,4 @@
-"""The command `trace report`: check, read, study, write, tell."""
+"""The command `trace report`: it checks its input, reads, studies, writes and prints."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -13,10 +13,10 @@ from farside.cli.doctor_key import key_checks
 from farside.config import AgentConfig, BlockdevConfig, DaemonConfig
 from farside.config.load import ConfigProblems, standard_files
 from farside.errors import ConfigError, FarsideError
-from farside.kmod_shim.hibernation import hibernation_check
 from farside.kmod_shim.preflight import Check, Disk, Outcome, preflight, problems
-from farside.kmod_shim.rdma_capabilities import device_checks
-from farside.kmod_shim.rdma_devices import devices
+from farside.kmod_shim.rdma.capabilities import device_checks
+from farside.kmod_shim.rdma.devices import devices
+from farside.kmod_shim.swap.hibernation import hibernation_check
 
 AnyConfig = DaemonConfig | BlockdevConfig | AgentConfig
 
@@ -107,8 +107,8 @@ def _slab_bytes(configs: Sequence[AnyConfig]) -> int:
 
 def _guards(configs: Sequence[AnyConfig]) -> Iterator[Check]:
     """Whether the running borrowers may be swapped to; a fault only where somebody does."""
-    from farside.kmod_shim.swap_facts import ask_served, guard_of
-    from farside.kmod_shim.swap_record import read_records
+    from farside.kmod_shim.swap.facts import ask_served, guard_of
+    from farside.kmod_shim.swap.record import read_records
 
     for config in configs:
         if isinstance(config, BlockdevConfig):

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from farside.blockdev.donor.dial import open_control
 from farside.blockdev.peers_file import DonorAddress, read_peers
 from farside.config import BlockdevConfig
-from farside.daemon.keys import read_keys
-from farside.daemon.messages import Feature
+from farside.daemon.control.keys import read_keys
+from farside.daemon.control.messages import Feature
 from farside.errors import ConfigError, FarsideError, PeerError
 from farside.kmod_shim.preflight import Check, Outcome
-from farside.kmod_shim.rdma_devices import devices
+from farside.kmod_shim.rdma.devices import devices
 from farside.units import format_bytes
 
 LIMIT_S = 3.0  # for each donor, all asked at once

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from farside.daemon.keys import read_keys
+from farside.daemon.control.keys import read_keys
 from farside.errors import ConfigError
 from farside.kmod_shim.preflight import Check, Outcome
 

@@ -54,15 +54,15 @@ def attach(
 
     Checks everything first. If a check fails, nothing is changed and the message says what to do.
     """
-    from farside.kmod_shim import swap_refusal as rule
-    from farside.kmod_shim.nbd_sysfs import device_index
-    from farside.kmod_shim.swap_attach import attach as do
-    from farside.kmod_shim.swap_attach import refusal_line
-    from farside.kmod_shim.swap_facts import Wish
+    from farside.kmod_shim.nbd.sysfs import device_index
+    from farside.kmod_shim.swap import refusal as rule
+    from farside.kmod_shim.swap.attach import attach as do
+    from farside.kmod_shim.swap.attach import refusal_line
+    from farside.kmod_shim.swap.facts import Wish
     from farside.units import format_bytes
 
     if if_needed:
-        from farside.kmod_shim.swap_detach import served_by
+        from farside.kmod_shim.swap.detach import served_by
 
         if before := served_by(ROOT, socket):
             print(f"{before[0].device}: {before[0].export} is attached already")
@@ -108,9 +108,9 @@ def detach(
 
     There is no time limit. Ctrl-C leaves swap on and changes nothing.
     """
-    from farside.kmod_shim.swap_attach import live_records
-    from farside.kmod_shim.swap_detach import choose, detach_patiently, served_by
-    from farside.kmod_shim.swap_refusal import MEMORY_OUT
+    from farside.kmod_shim.swap.attach import live_records
+    from farside.kmod_shim.swap.detach import choose, detach_patiently, served_by
+    from farside.kmod_shim.swap.refusal import MEMORY_OUT
     from farside.units import format_bytes
 
     of_socket = served_by(ROOT, socket) if socket is not None and device is None else ()
@@ -127,7 +127,7 @@ def status(as_json: options.AsJson = False) -> None:
     """Show attached devices; exit code 3 if there are none."""
     import msgspec
 
-    from farside.kmod_shim.swap_status import device_infos
+    from farside.kmod_shim.swap.status import device_infos
 
     infos = tuple(device_infos(ROOT))
     if as_json:
@@ -146,8 +146,8 @@ def watch() -> None:
     A restart of the blockdev breaks none; a request that is not answered within 30 s does.
     """
     from farside.kmod_shim.guard import guard_family, guard_memory
-    from farside.kmod_shim.nbd_netlink import NbdNetlink
-    from farside.kmod_shim.nbd_watch import watch as do
+    from farside.kmod_shim.nbd.netlink import NbdNetlink
+    from farside.kmod_shim.swap.watch import watch as do
 
     for failure in (*guard_family("watch"), *guard_memory()):
         _note(f"not safe from memory pressure: {failure.what}: {failure.reason}")

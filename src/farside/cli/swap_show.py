@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from farside.kmod_shim.preflight import Outcome
-from farside.kmod_shim.swap_status import DeviceInfo
+from farside.kmod_shim.swap.status import DeviceInfo
 from farside.units import format_bytes
 
 

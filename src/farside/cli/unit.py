@@ -29,7 +29,7 @@ def stop(
     if _job_of(unit) in ("restart", "try-restart"):
         admin.call(socket, "keep")
         return
-    from farside.kmod_shim.swap_detach import detach_patiently, served_by
+    from farside.kmod_shim.swap.detach import detach_patiently, served_by
 
     if swap_unit:  # so that systemd knows that it is over; what is left is detached here
         subprocess.run(["systemctl", "stop", swap_unit], check=False)

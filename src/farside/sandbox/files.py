@@ -11,7 +11,7 @@ from pathlib import Path
 
 from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError, PeerError
-from farside.kmod_shim import rdma_devices
+from farside.kmod_shim.rdma import devices as rdma_devices
 from farside.units import format_bytes
 
 LOOK_EVERY_S = 0.05

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from farside.kmod_shim.rdma_devices import Gid, devices
+from farside.kmod_shim.rdma.devices import Gid, devices
 from tests.support.soft_rdma import add_link, remove_link, roce_gid
 from tests.support.waiting import until
 from tests.vm.guest.swap_plane import Plane

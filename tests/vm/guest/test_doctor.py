@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from farside.kmod_shim.rdma_capabilities import Capabilities, read_capabilities
+from farside.kmod_shim.rdma.capabilities import Capabilities, read_capabilities
 from farside.units import GIB
 from tests.support.programs import outcome, run
 from tests.support.waiting import until

@@ -11,7 +11,7 @@ import pytest
 from farside.agent.profile.ring import Event
 from farside.agent.profile.ring_file import RingFile
 from farside.agent.profile.task import task_profile
-from farside.kmod_shim.rdma_devices import Gid
+from farside.kmod_shim.rdma.devices import Gid
 from tests.profile.preloaded import ring_file, variables
 from tests.support.soft_rdma import roce_gid
 from tests.support.waiting import until

@@ -6,7 +6,7 @@ from ipaddress import IPv4Address
 import psutil
 import pytest
 
-from farside.kmod_shim.rdma_devices import Gid, devices
+from farside.kmod_shim.rdma.devices import Gid, devices
 from tests.support.soft_rdma import add_link, remove_link
 
 pytestmark = pytest.mark.smoke

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.kmod_shim.nbd_client import connect_command
+from farside.kmod_shim.nbd.client import connect_command
 from tests.support.programs import outcome, run
 from tests.support.waiting import until
 from tests.vm.guest.swap_plane import LIMIT_S, Plane, swap, swap_must

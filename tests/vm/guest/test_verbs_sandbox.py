@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from farside.errors import PeerError
-from farside.kmod_shim.rdma_devices import Gid
+from farside.kmod_shim.rdma.devices import Gid
 from farside.sandbox import control
 from farside.sandbox.session import Session, open_sandbox
 from tests.support.programs import run

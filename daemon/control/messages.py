@@ -1,7 +1,7 @@
 """The control messages between borrower and donor. PURE.
 
-Each class is one frame type of ``farside.daemon.protocol``. They are msgspec Structs, which are frozen keyword-only
-records like the project's dataclasses, and which msgspec puts on the wire as an array of the fields in this order.
+Each class is one frame type of ``protocol.py``. They are msgspec Structs, which are frozen keyword-only records like
+the project's dataclasses, and which msgspec puts on the wire as an array of the fields in this order.
 A later version may append fields with defaults; it never reorders or removes one.
 
 The first eight are the paper's [infiniswap §2.6.1]; the others are ours. What a message may answer, and who may send

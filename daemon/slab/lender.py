@@ -18,12 +18,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from farside.clock import Clock
+from farside.daemon.control.messages import ErrorCode
 from farside.daemon.counters import Counters, Ending
 from farside.daemon.headroom import MemorySnapshot, slabs_to_give_back, slabs_to_grow
 from farside.daemon.memory import MemoryWatch, SlabCounts
-from farside.daemon.messages import ErrorCode
-from farside.daemon.pool import Pool, Slab
-from farside.daemon.sessions import Ledger, Loan, LoanState, Refused, Session, Transport
+from farside.daemon.slab.pool import Pool, Slab
+from farside.daemon.slab.sessions import Ledger, Loan, LoanState, Refused, Session, Transport
 from farside.daemon.tasks import Tasks
 from farside.log import get_log
 

@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from farside.daemon.channel import Channel
-from farside.daemon.messages import Activity, ErrorCode
-from farside.daemon.pool import Slab
+from farside.daemon.control.channel import Channel
+from farside.daemon.control.messages import Activity, ErrorCode
+from farside.daemon.slab.pool import Slab
 from farside.errors import FarsideError
 
 LEASE_NUMBERS = 65536

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from farside.errors import ConfigError
 from farside.kmod_shim.preflight import Check, Outcome
-from farside.kmod_shim.swap_table import read_swaps
+from farside.kmod_shim.swap.table import read_swaps
 
 SLEEP_CONF = Path("run/systemd/sleep.conf.d/farside.conf")
 _TEXT = """# Made by `farside swap attach`, removed by `farside swap detach`: a process of this machine serves swap,

@@ -12,9 +12,9 @@ memory is in pieces, and takes that back only when kswapd has done its work, whi
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from farside.kmod_shim.nbd_sysfs import MIN_FREE, PAGE_CLUSTER, WATERMARK_BOOST, read_number, write_number
+from farside.kmod_shim.nbd.sysfs import MIN_FREE, PAGE_CLUSTER, WATERMARK_BOOST, read_number, write_number
 from farside.kmod_shim.preflight import read_meminfo, wanted_min_free_bytes
-from farside.kmod_shim.swap_record import Attached, save_record
+from farside.kmod_shim.swap.record import Attached, save_record
 from farside.units import KIB
 
 READAHEAD = 5  # vm.page-cluster, a power of two; SWAP_RA_ORDER_CEILING is the kernel's own limit

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from farside.errors import ConfigError
-from farside.kmod_shim.nbd_sysfs import device_path
+from farside.kmod_shim.nbd.sysfs import device_path
 from farside.whole_file import write_whole
 
 FOLDER = Path("run/farside")

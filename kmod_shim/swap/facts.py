@@ -1,4 +1,4 @@
-"""Reads what the rules of swap_refusal.py look at: the served device, the machine, and who else swaps where."""
+"""Reads what the rules of refusal.py look at: the served device, the machine, and who else swaps where."""
 
 import os
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from farside import admin
 from farside.errors import PeerError
 from farside.kmod_shim.disk_backing import Backing, find_backing
 from farside.kmod_shim.guard_check import guard_checks
-from farside.kmod_shim.hibernation import read_hibernation
 from farside.kmod_shim.preflight import Check, has_capability
-from farside.kmod_shim.swap_record import Attached
-from farside.kmod_shim.swap_refusal import AttachFacts, OtherArea
-from farside.kmod_shim.swap_table import read_swaps
+from farside.kmod_shim.swap.hibernation import read_hibernation
+from farside.kmod_shim.swap.record import Attached
+from farside.kmod_shim.swap.refusal import AttachFacts, OtherArea
+from farside.kmod_shim.swap.table import read_swaps
 
 CAP_SYS_ADMIN = 21
 LOOPS_MAX = 8  # a file on a loop device on a file ...: nobody stacks more

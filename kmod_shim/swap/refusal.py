@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from farside.geometry import CLUSTER_BYTES, PAGE_BYTES
 from farside.kmod_shim.disk_backing import NETWORK_FILESYSTEMS, Backing, shares_disk
-from farside.kmod_shim.hibernation import Hibernation, names_device
 from farside.kmod_shim.preflight import Check, Outcome
-from farside.kmod_shim.swap_record import Attached
-from farside.kmod_shim.swap_table import Room, SwapArea
+from farside.kmod_shim.swap.hibernation import Hibernation, names_device
+from farside.kmod_shim.swap.record import Attached
+from farside.kmod_shim.swap.table import Room, SwapArea
 from farside.units import format_bytes
 
 MAY_HANG = "--force-although-the-machine-may-hang"

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farside import admin
-from farside.daemon.lender import Lender
-from farside.daemon.recall import Recaller
-from farside.daemon.sessions import LoanState
+from farside.daemon.slab.lender import Lender
+from farside.daemon.slab.recall import Recaller
+from farside.daemon.slab.sessions import LoanState
 from farside.daemon.tasks import Tasks
 from farside.errors import ConfigError
 from farside.log import get_log

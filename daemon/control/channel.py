@@ -21,8 +21,8 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 
-from farside.daemon import messages as m
-from farside.daemon.protocol import Connection, Event, NeedData, Output, PeerClosed, PeerProved, Received, Side
+from farside.daemon.control import messages as m
+from farside.daemon.control.protocol import Connection, Event, NeedData, Output, PeerClosed, PeerProved, Received, Side
 from farside.errors import PeerError, RemoteProtocolError
 
 OUT_BYTES_MAX = 1 << 20

@@ -9,7 +9,7 @@ from typing import Any
 
 from farside.errors import Unavailable
 from farside.kmod_shim.preflight import Check, Outcome
-from farside.kmod_shim.rdma_devices import RdmaDevice
+from farside.kmod_shim.rdma.devices import RdmaDevice
 from farside.units import format_bytes
 
 READS_WANTED = 16  # outstanding READs of a queue pair: what the engine asks for

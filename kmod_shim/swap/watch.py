@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from farside.errors import FarsideError
-from farside.kmod_shim.genetlink import Unheard
-from farside.kmod_shim.nbd_dial import dial, hang_up
-from farside.kmod_shim.nbd_message import Connection
-from farside.kmod_shim.nbd_netlink import NbdNetlink
-from farside.kmod_shim.swap_attach import live_records
-from farside.kmod_shim.swap_facts import ask_served
-from farside.kmod_shim.swap_record import Attached
+from farside.kmod_shim.nbd.dial import dial, hang_up
+from farside.kmod_shim.nbd.genetlink import Unheard
+from farside.kmod_shim.nbd.message import Connection
+from farside.kmod_shim.nbd.netlink import NbdNetlink
+from farside.kmod_shim.swap.attach import live_records
+from farside.kmod_shim.swap.facts import ask_served
+from farside.kmod_shim.swap.record import Attached
 
 RETRY_S = 2.0  # a server that is down now may be up then
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.errors import FarsideError
-from farside.kmod_shim import nbd_sysfs as sysfs
+from farside.kmod_shim.nbd import sysfs
 from farside.kmod_shim.preflight import Check, Outcome
-from farside.kmod_shim.swap_attach import live_records
-from farside.kmod_shim.swap_facts import ask_served, guard_of
-from farside.kmod_shim.swap_record import Attached
-from farside.kmod_shim.swap_table import SwapArea, find_area, read_swaps
+from farside.kmod_shim.swap.attach import live_records
+from farside.kmod_shim.swap.facts import ask_served, guard_of
+from farside.kmod_shim.swap.record import Attached
+from farside.kmod_shim.swap.table import SwapArea, find_area, read_swaps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,18 +15,18 @@ from pathlib import Path
 
 from farside import admin
 from farside.errors import ConfigError, FarsideError
-from farside.kmod_shim import nbd_sysfs as sysfs
-from farside.kmod_shim.hibernation import allow_sleep, forbid_sleep
-from farside.kmod_shim.nbd_client import attach_by_client, detach_by_client
-from farside.kmod_shim.nbd_dial import Offer, dial, hang_up
-from farside.kmod_shim.nbd_message import BLOCK_BYTES, Connection
-from farside.kmod_shim.nbd_netlink import NbdNetlink
-from farside.kmod_shim.swap_call import swap_on
-from farside.kmod_shim.swap_facts import Served, Wish, ask_served, attach_facts, connections_of
-from farside.kmod_shim.swap_record import Attached, forget_record, read_records, save_record
-from farside.kmod_shim.swap_refusal import MAY_HANG, OVERWRITE, Refusal, attach_refusals, standing
-from farside.kmod_shim.swap_sysctl import Before, restore_machine, tune_machine
-from farside.kmod_shim.swap_table import find_area, read_swaps
+from farside.kmod_shim.nbd import sysfs
+from farside.kmod_shim.nbd.client import attach_by_client, detach_by_client
+from farside.kmod_shim.nbd.dial import Offer, dial, hang_up
+from farside.kmod_shim.nbd.message import BLOCK_BYTES, Connection
+from farside.kmod_shim.nbd.netlink import NbdNetlink
+from farside.kmod_shim.swap.call import swap_on
+from farside.kmod_shim.swap.facts import Served, Wish, ask_served, attach_facts, connections_of
+from farside.kmod_shim.swap.hibernation import allow_sleep, forbid_sleep
+from farside.kmod_shim.swap.record import Attached, forget_record, read_records, save_record
+from farside.kmod_shim.swap.refusal import MAY_HANG, OVERWRITE, Refusal, attach_refusals, standing
+from farside.kmod_shim.swap.sysctl import Before, restore_machine, tune_machine
+from farside.kmod_shim.swap.table import find_area, read_swaps
 
 
 class Refused(ConfigError):

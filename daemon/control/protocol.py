@@ -50,7 +50,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from farside.daemon import messages as m
+from farside.daemon.control import messages as m
 from farside.errors import LocalProtocolError, RemoteProtocolError
 from farside.proof import CODE_BYTES, Codes, is_same, key_id, proof, transcript
 from farside.proof import Side as Side  # callers name their side; they need nothing else of proof.py

@@ -2,7 +2,7 @@
 
 The device lives in the kernel, not in the process that made it: the kernel keeps references of its own to the sockets,
 so whoever attached may end. Needs CAP_SYS_ADMIN, the module nbd, and Linux 4.12 (commit e46c7287b1c2), which gave nbd
-its netlink family; older ones are served by nbd_client.py.
+its netlink family; older ones are served by client.py.
 """
 
 import errno
@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Self
 
 from farside.errors import ConfigError, FarsideError, Unavailable
-from farside.kmod_shim import nbd_message
-from farside.kmod_shim.genetlink import GenericNetlink, NetlinkRefusal, Socket
-from farside.kmod_shim.nbd_message import Connection, DeviceState
+from farside.kmod_shim.nbd import message as nbd_message
+from farside.kmod_shim.nbd.genetlink import GenericNetlink, NetlinkRefusal, Socket
+from farside.kmod_shim.nbd.message import Connection, DeviceState
 
 _NO_FAMILY = "the kernel has no nbd netlink family"
 _NO_FAMILY_HINT = "modprobe nbd; a kernel older than 4.12 has none: attach with --nbd-client"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError, Unavailable
-from farside.kmod_shim.nbd_message import BLOCK_BYTES, TIMEOUT_S
-from farside.kmod_shim.nbd_sysfs import device_path
+from farside.kmod_shim.nbd.message import BLOCK_BYTES, TIMEOUT_S
+from farside.kmod_shim.nbd.sysfs import device_path
 
 LIMIT_S = 30.0
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.errors import ConfigError, FarsideError
-from farside.kmod_shim import nbd_sysfs as sysfs
-from farside.kmod_shim.hibernation import allow_sleep
-from farside.kmod_shim.swap_attach import Refused, disconnect, live_records
-from farside.kmod_shim.swap_call import progress_line, swap_off
-from farside.kmod_shim.swap_record import Attached, forget_record
-from farside.kmod_shim.swap_refusal import detach_refusals, standing
-from farside.kmod_shim.swap_sysctl import leave_machine
-from farside.kmod_shim.swap_table import SwapArea, find_area, read_room, read_swaps
+from farside.kmod_shim.nbd import sysfs
+from farside.kmod_shim.swap.attach import Refused, disconnect, live_records
+from farside.kmod_shim.swap.call import progress_line, swap_off
+from farside.kmod_shim.swap.hibernation import allow_sleep
+from farside.kmod_shim.swap.record import Attached, forget_record
+from farside.kmod_shim.swap.refusal import detach_refusals, standing
+from farside.kmod_shim.swap.sysctl import leave_machine
+from farside.kmod_shim.swap.table import SwapArea, find_area, read_room, read_swaps
 
 RETRY_S = 5.0
 

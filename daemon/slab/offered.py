@@ -7,8 +7,8 @@ for the sessions that there are. A lease then takes a key, not a registration.
 
 import threading
 
-from farside.daemon.lender import Exporter
-from farside.daemon.pool import SlabMemory
+from farside.daemon.slab.lender import Exporter
+from farside.daemon.slab.pool import SlabMemory
 from farside.errors import EngineError
 
 

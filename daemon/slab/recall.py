@@ -22,11 +22,11 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 
 from farside.clock import Clock
+from farside.daemon.control.messages import LEASES_MAX, Activity, CheckActivity, Evict, Feature, Migrate
 from farside.daemon.counters import Ending
-from farside.daemon.eviction import MappedSlab, candidates, choose, is_asking_needed
-from farside.daemon.lender import Lender
-from farside.daemon.messages import LEASES_MAX, Activity, CheckActivity, Evict, Feature, Migrate
-from farside.daemon.sessions import Loan, LoanState, Session
+from farside.daemon.slab.eviction import MappedSlab, candidates, choose, is_asking_needed
+from farside.daemon.slab.lender import Lender
+from farside.daemon.slab.sessions import Loan, LoanState, Session
 from farside.errors import LocalProtocolError, PeerError
 from farside.log import get_log
 

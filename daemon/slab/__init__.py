@@ -1,0 +1,1 @@
+"""Slabs of a donor: pool, sessions, eviction and drain."""

@@ -1,0 +1,1 @@
+"""/dev/nbdX: the kernel's netlink family, sysfs, and the connection to a server."""
