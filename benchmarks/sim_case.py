@@ -189,7 +189,7 @@ def _fill(domain: Domain, jobs: Sequence[TraceJob]) -> tuple[int, float]:
         allocation = placement.place(ledger, placement.demand(jobs[row].job))
         if allocation is not None:
             _submit(domain, jobs[row], row, now_s)
-            domain.book(row, allocation, now_s)
+            domain.admit(row, allocation, now_s)
             domain.start(row, allocation, ledger, now_s)
             domain.settle([((now_s,), row)], [], now_s)
             now_s += FILL_STEP_S

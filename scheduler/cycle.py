@@ -38,9 +38,9 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
     whatever the policy.
     """
     domain.notice(now_s)
-    domain.compare_accounts(now_s)
+    domain.queue.compare_accounts(now_s)
     actions = _promote(domain, now_s)
-    heads = domain.take_heads(now_s)
+    heads = domain.queue.take_heads(now_s)
     heapq.heapify(heads)
     plan = _Plan(domain, now_s)
     if plan.serve_longest_waiting():
@@ -51,7 +51,7 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
         rank, row, group = heapq.heappop(heads)
         if domain.waiting.first(group) != (rank, row):
             continue  # started already, or another of its class has come before it
-        if domain.why_capped(row):
+        if domain.book.why_capped(row):
             full.add(group)  # those of its class have the same caps, and block nobody else
             continue
         if not plan.start(row, rank, domain.demands[domain.groups[row]]):
@@ -68,15 +68,15 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
             heapq.heappush(heads, (*following, group))
     plan.borrow(lenders)
     decided = plan.actions()
-    domain.keep_accounts()
+    domain.queue.charge_accounts(domain.book.tally.gpus_of)
     return (*actions, *decided)
 
 
 def _promote(domain: Domain, now_s: float) -> list[Promote]:
-    rows = domain.take_due()
+    rows = domain.queue.take_due()
     if not rows:
         return []
-    promoted = domain.rules.order.promotes(domain.figures(rows, now_s))
+    promoted = domain.rules.order.promotes(domain.roster.figures(rows, now_s))
     actions: list[Promote] = []
     for row, is_due in zip(rows, promoted.tolist(), strict=True):
         if is_due:
@@ -109,7 +109,7 @@ class _Plan:
     def __init__(self, domain: Domain, now_s: float) -> None:
         self._domain = domain
         self._now_s = now_s
-        self._unread = domain.last_running(now_s)
+        self._unread = domain.book.last_running(now_s)
         self._read: list[_Victim] = []  # and still there
         self._is_displaced = False
         self._is_nobody_behind = False
@@ -120,7 +120,7 @@ class _Plan:
     def start(self, row: int, rank: Rank, demand: Demand) -> bool:
         """Starts a job if it has room, or if room can be made for it."""
         domain = self._domain
-        allocation = domain.place(row, self._now_s)
+        allocation = domain.book.place(row, self._now_s)
         victims: list[_Victim] = []
         if allocation is None and self._holds:
             allocation = self._backfill(row, demand)
@@ -130,7 +130,7 @@ class _Plan:
             return False
         if victims:
             self._displace(victims, row)
-        domain.book(row, allocation, self._now_s)
+        domain.admit(row, allocation, self._now_s)
         if victims and domain.reservation is not None:  # they may leave more than he takes
             self._unhold()
             self._hold()
@@ -144,7 +144,7 @@ class _Plan:
         domain = self._domain
         if self._is_nobody_behind or not (domain.traits.is_preemptive or domain.guests):
             return False
-        return domain.standing(row).may_preempt
+        return domain.roster.standing(row).may_preempt
 
     def borrow(self, lenders: Sequence[Domain]) -> None:
         """Looks for idle GPUs of others for the first of each class that still waits, as long as there are some."""
@@ -184,16 +184,19 @@ class _Plan:
         while True:
             reservation = domain.reservation
             if reservation is not None and (
-                reservation.row not in domain.waiting or domain.why_capped(reservation.row)
+                reservation.row not in domain.waiting or domain.book.why_capped(reservation.row)
             ):
                 reservation = None
-            row = domain.longest_waiting(now_s) if reservation is None else reservation.row
+            if reservation is not None:
+                row = reservation.row
+            else:
+                row = domain.queue.longest_waiting(now_s, domain.book.why_capped)
             if row < 0:
                 return has_started
             domain.reservation = None
             rank = BEFORE_ALL
             if domain.traits.is_sparing_equals:  # behind the running jobs of its priority, before those that wait
-                rank = (-domain.standing(row).priority, 0.5)
+                rank = (-domain.roster.standing(row).priority, 0.5)
             if not self.start(row, rank, domain.demands[domain.groups[row]]):
                 break
             domain.running[row].until_s = now_s + max(domain.rules.min_run_s, domain.rules.reserve_after_s)
@@ -218,7 +221,7 @@ class _Plan:
         if domain.reservation is None or not may_backfill(domain, domain.reservation, row, self._now_s):
             return None
         self._unhold()
-        allocation = domain.place(row, self._now_s)
+        allocation = domain.book.place(row, self._now_s)
         if allocation is not None:
             domain.ledger.take(demand, allocation)
         self._hold()
@@ -244,7 +247,7 @@ class _Plan:
         for row in self._victims.keys() & self._winners.keys():
             held = domain.running[row]
             if held.allocation == self._victims[row].held.allocation:
-                domain.keep(row, self._victims[row].held.since_s)
+                domain.book.keep(row, self._victims[row].held.since_s)
                 del self._victims[row], self._winners[row]
         actions: list[Action] = []
         for victim in self._victims.values():
@@ -316,7 +319,7 @@ class _Plan:
         """A place on free GPUs, but for those that the reservation claims."""
         ledger, owing = self._domain.ledger, claim.owing()
         ledger.take(NOTHING_BUT_GPUS, owing)
-        allocation = self._domain.place(row, self._now_s)
+        allocation = self._domain.book.place(row, self._now_s)
         ledger.give(NOTHING_BUT_GPUS, owing)
         return allocation
 

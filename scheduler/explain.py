@@ -105,12 +105,12 @@ class _Wait:
     def __init__(self, domain: Domain, row: int, now_s: float, clock: Clock) -> None:
         self.domain, self.row, self.now_s, self.clock = domain, row, now_s, clock
         self.demand = domain.demands[domain.groups[row]]
-        self.rank = domain.ranks([row], now_s)[0]
+        self.rank = domain.roster.ranks([row], now_s)[0]
 
     def explanation(self) -> Explanation:
         """The first cause that holds."""
         domain, reservation = self.domain, self.domain.reservation
-        capped = domain.why_capped(self.row)
+        capped = domain.book.why_capped(self.row)
         if capped:
             more = f"it needs {gpus_of(self.demand)}, and starts once others of these have ended"
             return Explanation(cause=Cause.CAPPED, because=f"waits: {capped}", more=(more, *self._waiters()))
@@ -119,7 +119,7 @@ class _Wait:
         ahead = self._first_in_line()
         if ahead >= 0:
             return self._told(Cause.IN_LINE, ahead, f"the first in line is {self._before(ahead)}", self._waiters())
-        has_room = domain.place(self.row, self.now_s) is not None
+        has_room = domain.book.place(self.row, self.now_s) is not None
         if not has_room and domain.rules.placement.place(domain.ledger, self.demand) is not None:
             first, *others = self._closed()
             return self._told(Cause.CLOSED, -1, first, (*others, *self._waiters()))
@@ -145,7 +145,7 @@ class _Wait:
         could = f"its time limit is {format_seconds(limit_s)}" if limit_s < math.inf else "it has no time limit"
         return [
             f"{closure.why}, and it could still run then: {could}"
-            for closure in self.domain.closures
+            for closure in self.domain.book.closures
             if closure.is_closed_to(self.now_s, limit_s)
         ]
 
@@ -166,17 +166,17 @@ class _Wait:
         """The head of the queue, where a strict policy lets nobody pass it and it is not this job; else -1."""
         if not self.domain.traits.is_strict:
             return -1
-        own = self.domain.queue_head(self.row)
-        if self.domain.why_capped(own):
+        own = self.domain.queue.head_before(self.row)
+        if self.domain.book.why_capped(own):
             return own  # of the same account and QOS, but larger
-        _, head, _ = min(head for head in self.domain.waiting.heads() if not self.domain.why_capped(head[1]))
+        _, head, _ = min(head for head in self.domain.waiting.heads() if not self.domain.book.why_capped(head[1]))
         return -1 if head == self.row else head
 
     def _before(self, other: int) -> str:
         """``job 17, which ...``, why the other goes first, if it does."""
         domain = self.domain
         job = domain.jobs[other]
-        first, second = (domain.figures([one], self.now_s) for one in (other, self.row))
+        first, second = (domain.roster.figures([one], self.now_s) for one in (other, self.row))
         return f"job {job.job_id} ({gpus_of(job)}), which {why_first(domain.rules.order, first, second)}"
 
     def _waiters(self) -> tuple[str, ...]:
@@ -216,7 +216,7 @@ class _Wait:
     def _has_closed_gpus(self) -> bool:
         """Whether some of the GPUs that are free are on nodes that are reserved: it needs to be told of these first."""
         limit_s = self.domain.jobs[self.row].limit_s
-        return bool(closed_gpus(self.domain.closures, self.domain.ledger.free, self.now_s, limit_s))
+        return bool(closed_gpus(self.domain.book.closures, self.domain.ledger.free, self.now_s, limit_s))
 
     def _has_room_without(self, others: list[Held]) -> bool:
         ledger = self.domain.ledger
@@ -234,7 +234,7 @@ class _Wait:
         before: dict[Rank, int] = {}
         later: list[int] = []
         never: list[int] = []
-        for row, rank in zip(rows, domain.ranks(rows, self.now_s), strict=True):
+        for row, rank in zip(rows, domain.roster.ranks(rows, self.now_s), strict=True):
             if rank < self.rank:
                 before[rank] = row
             elif not domain.jobs[row].preemptible:

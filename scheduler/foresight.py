@@ -39,7 +39,7 @@ class Foresight:
 
 def foresee(domain: Domain, row: int, now_s: float) -> Foresight:
     """When a job that waits in this domain is expected to have its GPUs, or what keeps that from being known."""
-    (rank,) = domain.ranks([row], now_s)
+    (rank,) = domain.roster.ranks([row], now_s)
     ahead = [(one, other) for other, one in domain.waiting.ranked() if one < rank]
     if len(ahead) > AHEAD_MAX:
         return Foresight()
@@ -70,30 +70,30 @@ class _Play:
     def _runs(self, row: int) -> Iterator[_Leaving]:
         """Who runs, and when it leaves: those behind the job that it may take GPUs from, at once."""
         domain = self._domain
-        (rank,) = domain.ranks([row], self.now_s)
+        (rank,) = domain.roster.ranks([row], self.now_s)
         rows = list(domain.running)
-        for other, other_rank in zip(rows, domain.ranks(rows, self.now_s), strict=True):
+        for other, other_rank in zip(rows, domain.roster.ranks(rows, self.now_s), strict=True):
             held = domain.running[other]
-            self._tally.take(domain.standing(other), held.demand.gpus)
+            self._tally.take(domain.roster.standing(other), held.demand.gpus)
             end_s = held.since_s + domain.jobs[other].limit_s
-            is_behind = domain.traits.is_preemptive and domain.standing(row).may_preempt and other_rank > rank
+            is_behind = domain.traits.is_preemptive and domain.roster.standing(row).may_preempt and other_rank > rank
             if is_behind and domain.jobs[other].preemptible:
                 end_s = min(end_s, held.until_s)
             yield max(self.now_s, min(end_s, _NEVER_S)), other, other, held.allocation
 
     def _ends_of_closures(self) -> Iterator[_Leaving]:
-        for number, closure in enumerate(self._domain.closures, 1):
+        for number, closure in enumerate(self._domain.book.closures, 1):
             if closure.end_s > self.now_s:
                 yield closure.end_s, -number, -1, ()
 
     def start(self, row: int) -> bool:
         """Lets time go on until a job has room, and starts it there; False: it never has."""
-        domain, standing = self._domain, self._domain.standing(row)
+        domain, standing = self._domain, self._domain.roster.standing(row)
         demand = domain.demands[domain.groups[row]]
         while True:
             allocation = None
             if not self._tally.why_not(standing, demand.gpus):
-                allocation = domain.place(row, self.now_s)
+                allocation = domain.book.place(row, self.now_s)
             if allocation is not None:
                 break
             if not self._leaving:
@@ -114,7 +114,7 @@ class _Play:
             self.unlimited.append(row)
         demand = self._domain.demands[self._domain.groups[row]]
         self._domain.ledger.give(demand, allocation)
-        self._tally.give(self._domain.standing(row), demand.gpus)
+        self._tally.give(self._domain.roster.standing(row), demand.gpus)
         self._undo.append((row, allocation, 1))
 
     def undo(self) -> None:

@@ -24,7 +24,7 @@ def expected_free_s(domain: Domain, row: int, claimant: int, now_s: float) -> fl
     """When a job may have a running one's GPUs, at the latest: that one reaches its limit, or may be preempted."""
     held = domain.running[row]
     end_s = held.since_s + domain.jobs[row].limit_s
-    if domain.may_displace(claimant, row):
+    if domain.book.may_displace(claimant, row):
         end_s = min(end_s, held.until_s)
     return max(now_s, end_s)
 
@@ -44,7 +44,7 @@ def plan_reservation(domain: Domain, row: int, now_s: float) -> Reservation | No
     awaited: dict[int, float] = {}
     released: list[Held] = []
     at_s = now_s
-    allocation = domain.place(row, now_s)
+    allocation = domain.book.place(row, now_s)
     for free_s, since_s, other, held in leaving:
         if allocation is not None:
             break
@@ -52,7 +52,7 @@ def plan_reservation(domain: Domain, row: int, now_s: float) -> Reservation | No
         released.append(held)
         awaited[other] = since_s
         at_s = free_s
-        allocation = domain.place(row, now_s)
+        allocation = domain.book.place(row, now_s)
     for held in released:
         ledger.take(held.demand, held.allocation)
     return None if allocation is None else Reservation(row=row, allocation=allocation, at_s=at_s, awaited=awaited)

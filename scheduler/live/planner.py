@@ -295,7 +295,7 @@ class Planner:
         row = self._rows[job.job_id]
         table = self.domain.table
         table.start(row, now_s=now_s, delay_s=self._resume_s(job), speed=float(table.speed[row]))
-        self.domain.keep(row, now_s)
+        self.domain.book.keep(row, now_s)
         self._leave_alone(row, job, now_s)
         self._turn([row])
         self._watch([row], now_s)
@@ -408,7 +408,7 @@ class Planner:
         if job.phase in ACTIVE and job.start == 1:
             domain.preempted.discard(row)  # its first start: it has nothing to resume
         allocation = allocation_of(job.places, self._node_index)
-        domain.book(row, allocation, job.since_s)
+        domain.admit(row, allocation, job.since_s)
         domain.start(row, allocation, domain.ledger, job.since_s)
         table.executed_s[row], table.waited_s[row] = job.executed_s, job.waited_s
         if job.start:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farside.scheduler.domain import Domain, Rules
+from farside.scheduler.admission.queue import Queue
+from farside.scheduler.domain import Rules
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
@@ -76,14 +77,14 @@ def test_a_threshold_a_rounding_error_from_now_does_not_stop_the_clock() -> None
 @contextmanager
 def all_heads_each_cycle() -> Iterator[None]:
     """Nothing is ever left out because nothing changed."""
-    take_heads = Domain.take_heads
+    take_heads = Queue.take_heads
 
-    def take_all(self: Domain, now_s: float) -> list[tuple[Rank, int, int]]:
+    def take_all(self: Queue, now_s: float) -> list[tuple[Rank, int, int]]:
         self.touch()
         return take_heads(self, now_s)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Domain, "take_heads", take_all)
+        patch.setattr(Queue, "take_heads", take_all)
         yield
 
 

@@ -161,7 +161,7 @@ def test_behind_a_head_that_blocks_all_no_other_demand_is_looked_at(order: Order
     first = run_cycle(domain, 0.0)
     domain.touch()
 
-    heads = domain.take_heads(1.0)
+    heads = domain.queue.take_heads(1.0)
 
     assert len(first) >= 1
     assert len(heads) == looked_at

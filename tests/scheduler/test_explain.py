@@ -194,6 +194,6 @@ def check(domain: Domain, row: int, now_s: float) -> None:
         case _:
             pytest.fail(f"{seen} right after a cycle")
     if seen.blocker in domain.running:
-        mine, other = domain.ranks([row, seen.blocker], now_s)
+        mine, other = domain.roster.ranks([row, seen.blocker], now_s)
         held = domain.running[seen.blocker]
         assert other < mine or held.until_s > now_s or not domain.jobs[seen.blocker].preemptible

@@ -159,7 +159,7 @@ class _Turn:
             first.append(domain.reservation.row)
         seen = set(first)
         rest = [row for row in self._desk.jobs if self._waits(row) and row not in seen]
-        ranks = dict(zip(rest, domain.ranks(rest, self._now_s), strict=True))
+        ranks = dict(zip(rest, domain.roster.ranks(rest, self._now_s), strict=True))
         return [self._desk.jobs[row] for row in [*first, *sorted(rest, key=lambda row: ranks[row])]]
 
     def _places(self) -> list[JobAction]:

@@ -139,7 +139,7 @@ class Desk:
         row = self._submit(job, past)
         domain, table = self.domain, self.domain.table
         allocation: Allocation = tuple(sorted((self._index[name], gpus) for name, gpus in job.held if gpus))
-        domain.book(row, allocation, past.since_s)
+        domain.admit(row, allocation, past.since_s)
         domain.start(row, allocation, domain.ledger, past.since_s)
         table.executed_s[row], table.waited_s[row] = past.executed_s, past.waited_s
         if job.phase is JobPhase.STUCK:

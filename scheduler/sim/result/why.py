@@ -138,10 +138,10 @@ class Watcher:
         """Why one of this domain's jobs goes before another by the policy; nothing where it does not."""
         if domain is not self._home or not {first, second} <= domain.jobs.keys():
             return ""
-        ranks = domain.ranks([first, second], now_s)
+        ranks = domain.roster.ranks([first, second], now_s)
         if ranks[0] > ranks[1]:
             return "has waited too long" if domain.rules.reserve_after_s < math.inf else ""
-        one, other = (domain.figures([row], now_s) for row in (first, second))
+        one, other = (domain.roster.figures([row], now_s) for row in (first, second))
         return why_first(domain.rules.order, one, other)
 
     def _started(self, action: Start, domain: Domain, actions: Iterable[Action], now_s: float) -> str:

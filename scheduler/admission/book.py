@@ -1,0 +1,156 @@
+"""What the jobs of one domain hold, on which nodes, and until when nobody may take it away. PURE."""
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from farside.scheduler.admission.roster import Roster
+from farside.scheduler.closure import Closure, closed_gpus
+from farside.scheduler.running import EDGE_S, RunningOrder
+from farside.scheduler.state import Allocation, Demand, Node
+from farside.scheduler.table import Floats, JobColumns
+from farside.scheduler.tally import Tally
+from farside.scheduler.waiting import Rank
+
+NOTHING_BUT_GPUS = Demand(gpus=0)
+
+
+@dataclass(slots=True)
+class Held:
+    """What a running job holds. Before ``until_s`` nobody may take it away."""
+
+    demand: Demand
+    allocation: Allocation
+    since_s: float
+    until_s: float
+
+
+class Book:
+    """Who holds what."""
+
+    def __init__(self, roster: Roster, nodes: tuple[Node, ...]) -> None:
+        self.ledger = roster.rules.placement.ledger(nodes)
+        self.running: dict[int, Held] = {}
+        self.tally = Tally()
+        self.closures: tuple[Closure, ...] = ()
+        self._roster = roster
+        self._by_rank = RunningOrder()  # of those who run, who may be preempted
+        self._changes_s: dict[int, float] = {}  # when a running job crosses its next threshold
+        self._next_changes: list[tuple[float, int]] = []  # the same, the first first, and old ones
+
+    # ------------------------------------------------------------------ places
+
+    def place(self, row: int, now_s: float) -> Allocation | None:
+        """GPUs that are free for a job and on no node that is closed to it; None: there are not enough."""
+        placement, demand = self._roster.rules.placement, self._roster.demand(row)
+        if not self.closures:
+            return placement.place(self.ledger, demand)
+        closed = closed_gpus(self.closures, self.ledger.free, now_s, self._roster.jobs[row].limit_s)
+        self.ledger.take(NOTHING_BUT_GPUS, closed)
+        allocation = placement.place(self.ledger, demand)
+        self.ledger.give(NOTHING_BUT_GPUS, closed)
+        return allocation
+
+    def why_capped(self, row: int) -> str:
+        """Why its account or user may not have what a waiting job asks for beside what they hold; empty: they may."""
+        if self._roster.rules.tenancy is None:
+            return ""
+        return self.tally.why_not(self._roster.standing(row), self._roster.jobs[row].gpus)
+
+    # ------------------------------------------------------------------ who holds
+
+    def take(self, row: int, allocation: Allocation, now_s: float) -> None:
+        """Books a job's GPUs."""
+        roster = self._roster
+        demand = roster.demand(row)
+        self.ledger.take(demand, allocation)
+        self.running[row] = Held(demand, allocation, now_s, now_s + roster.rules.min_run_s)
+        if row in roster.standings:
+            self.tally.take(roster.standings[row], demand.gpus)
+
+    def drop(self, row: int) -> Held:
+        """A job holds nothing any more; its GPUs are still booked in the ledger."""
+        self._by_rank.discard(row)
+        if row in self._roster.standings:
+            self.tally.give(self._roster.standings[row], self.running[row].demand.gpus)
+        return self.running.pop(row)
+
+    def give(self, row: int) -> Held:
+        """A job holds nothing any more, and its GPUs are free."""
+        held = self.drop(row)
+        self.ledger.give(held.demand, held.allocation)
+        return held
+
+    def keep(self, row: int, since_s: float) -> None:
+        """A job holds what it holds since then: it was displaced and given the very same GPUs, or starts only now."""
+        self.running[row].since_s = since_s
+        self.rank_anew(row)
+
+    def leave_alone(self, row: int, until_s: float) -> None:
+        """Nobody may take a job's GPUs before this time, or a later one that was told already."""
+        held = self.running[row]
+        held.until_s = max(held.until_s, until_s)
+
+    def hold_up(self, row: int, now_s: float, delay_s: float) -> None:
+        """A job makes progress only after a while; where it is left alone, that counts from then.
+
+        Otherwise it would be taken away again before it got anywhere, and again, for ever.
+        """
+        held = self.running[row]
+        if held.until_s > now_s:
+            held.until_s += delay_s
+
+    # ------------------------------------------------------------------ by rank
+
+    def last_running(self, now_s: float) -> Iterator[tuple[Rank, int]]:
+        """The running jobs that may be preempted and their ranks, the last first; read no further than needed."""
+        roster = self._roster
+        for rank, row in self._by_rank.last_first(roster.rules.order, lambda rows: roster.figures(rows, now_s), now_s):
+            if now_s >= self.running[row].until_s:
+                yield rank, row
+
+    def may_displace(self, row: int, other: int) -> bool:
+        """Whether a job that goes before all may take a running one's GPUs, once nothing protects these any more."""
+        roster = self._roster
+        if not (roster.traits.is_preemptive and roster.jobs[other].preemptible and roster.standing(row).may_preempt):
+            return False
+        return not roster.traits.is_sparing_equals or roster.standing(other).priority < roster.standing(row).priority
+
+    def rank_anew(self, row: int) -> None:
+        """A running job came, or came to another rank otherwise than the policy told."""
+        if self._roster.jobs[row].preemptible:
+            self._by_rank.renew(row)
+
+    def rank_all_anew(self) -> None:
+        """The policy is another one."""
+        self._by_rank.renew_all()
+
+    # ------------------------------------------------------------------ thresholds
+
+    def foresee_ranks(self, rows: list[int], jobs: JobColumns, change_s: Floats, now_s: float) -> None:
+        """Ranks those of some rows that wait for it, as their figures are at hand."""
+        self._by_rank.foresee(self._roster.rules.order, rows, jobs, change_s, now_s)
+
+    def foresee(self, row: int, at_s: float) -> None:
+        """Notes when a running job crosses its next threshold."""
+        self._changes_s[row] = at_s
+        if at_s < math.inf:
+            heapq.heappush(self._next_changes, (at_s, row))
+
+    def forget_change(self, row: int) -> None:
+        """What was foreseen of a job is of no use any more."""
+        self._changes_s.pop(row, None)
+
+    def is_crossing(self, row: int, now_s: float) -> bool:
+        """Whether a running job has come to the threshold that was foreseen."""
+        return self._changes_s.get(row, now_s) <= now_s + EDGE_S
+
+    def take_crossing(self, now_s: float) -> list[tuple[float, int]]:
+        """Running jobs that have come to their thresholds by now, and when."""
+        found: list[tuple[float, int]] = []
+        while self._next_changes and self._next_changes[0][0] <= now_s + EDGE_S:
+            at_s, row = heapq.heappop(self._next_changes)
+            if row in self.running and self._changes_s.get(row) == at_s:
+                found.append((at_s, row))
+        return found

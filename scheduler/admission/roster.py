@@ -1,0 +1,107 @@
+"""The jobs of one domain by row: what each asks for, its account's standing, its figures and its rank. PURE.
+
+A row is a job's place in the table of figures. The queue (queue.py) and the book of what is held (book.py) share one
+roster: both rank jobs, and both need to know what a job asks for.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from farside.scheduler.admission.rules import Rules
+from farside.scheduler.order.policy import OrderPolicy, OrderTraits
+from farside.scheduler.state import Demand, Job
+from farside.scheduler.table import Floats, JobColumns, JobTable
+from farside.scheduler.tenancy import Cap, Standing
+from farside.scheduler.waiting import Rank
+
+NOBODY = Standing()
+
+
+class Roster:
+    """Jobs that wait or run.
+
+    Args:
+        rules: By what the domain is scheduled.
+        table: The figures of its jobs, and maybe of other domains' too.
+        is_counting_more: CPUs or memory may be what a node lacks, here or at a lender. Otherwise jobs that differ in
+            those alone are alike, however many sizes of memory a trace has.
+        is_counting_limits: Time limits decide who has room.
+    """
+
+    def __init__(self, rules: Rules, table: JobTable, *, is_counting_more: bool, is_counting_limits: bool) -> None:
+        self.rules = rules
+        self.traits: OrderTraits = rules.order.traits
+        self.table = table
+        self.jobs: dict[int, Job] = {}
+        self.demands: list[Demand] = []  # by class
+        self.groups: dict[int, int] = {}  # the class of each job
+        self.standings: dict[int, Standing] = {}  # where there is a tenancy
+        self._is_counting_more = is_counting_more
+        self._is_counting_limits = is_counting_limits
+        self._group_of: dict[tuple[Demand, float, tuple[Cap, ...], bool], int] = {}
+
+    def add(self, row: int, job: Job, *, remaining_s: float, predicted_gpu_s: float) -> None:
+        """A job comes. Its figures are in the table from now on, under this row."""
+        self.jobs[row] = job
+        standing = NOBODY
+        if self.rules.tenancy is not None:
+            standing = self.standings[row] = self.rules.tenancy.standing(job)
+        self.groups[row] = self._class_of(job, standing)
+        self.table.submit(row, job, remaining_s=remaining_s, predicted_gpu_s=predicted_gpu_s)
+        if standing is not NOBODY:
+            self.table.priority[row] = standing.priority
+
+    def know(self, row: int, job: Job) -> None:
+        """More is known of a job than when it came."""
+        self.jobs[row] = job
+        self.groups[row] = self._class_of(job, self.standing(row))
+
+    def drop(self, row: int) -> None:
+        """A job is no longer of this domain."""
+        del self.jobs[row], self.groups[row]
+        self.standings.pop(row, None)
+
+    def _class_of(self, job: Job, standing: Standing) -> int:
+        demand = self.rules.placement.demand(job)
+        limit_s = job.limit_s if self._is_counting_limits else math.inf
+        key = (demand, limit_s, standing.caps, standing.may_preempt)  # all of it decides who has room
+        known = self._group_of.get(key)
+        if known is not None:
+            return known
+        alike = demand
+        if not self._is_counting_more:
+            alike = replace(demand, cpus_per_gpu=0.0, memory_bytes_per_gpu=0.0)
+        group = self._group_of.setdefault((alike, *key[1:]), len(self.demands))
+        if group == len(self.demands):
+            self.demands.append(alike)
+        self._group_of[key] = group
+        return group
+
+    def use(self, order: OrderPolicy) -> None:
+        """From now on jobs are ranked by this policy."""
+        self.rules = replace(self.rules, order=order)
+        self.traits = order.traits
+
+    def standing(self, row: int) -> Standing:
+        """What its account and QOS make of a job."""
+        return self.standings.get(row, NOBODY)
+
+    def demand(self, row: int) -> Demand:
+        """What a job asks of a place."""
+        return self.demands[self.groups[row]]
+
+    def figures(self, rows: list[int], now_s: float) -> JobColumns:
+        """Figures of some rows now."""
+        return self.table.figures(np.array(rows, dtype=np.intp), now_s)
+
+    def ranks(self, rows: list[int], now_s: float) -> list[Rank]:
+        """The policy's keys, then submit time and sequence: smaller goes first."""
+        if not rows:
+            return []
+        return list(zip(*(key.tolist() for key in self._keys(rows, now_s)), strict=True))
+
+    def _keys(self, rows: list[int], now_s: float) -> tuple[Floats, ...]:
+        jobs = self.figures(rows, now_s)
+        return (*self.rules.order.keys(jobs), jobs.submit_s, jobs.sequence)
