@@ -199,7 +199,7 @@ class _Plan:
                 rank = (-domain.roster.standing(row).priority, 0.5)
             if not self.start(row, rank, domain.demands[domain.groups[row]]):
                 break
-            domain.running[row].until_s = now_s + max(domain.rules.min_run_s, domain.rules.reserve_after_s)
+            domain.book.leave_alone(row, now_s + max(domain.rules.min_run_s, domain.rules.reserve_after_s))
             has_started = True
         domain.reservation = reservation or plan_reservation(domain, row, now_s)
         self._hold()

@@ -15,6 +15,7 @@ from dataclasses import replace
 from farside.scheduler.admission.book import NOTHING_BUT_GPUS as NOTHING_BUT_GPUS
 from farside.scheduler.admission.book import Book
 from farside.scheduler.admission.book import Held as Held
+from farside.scheduler.admission.figures import Figures
 from farside.scheduler.admission.queue import Queue
 from farside.scheduler.admission.roster import Roster
 from farside.scheduler.admission.rules import Rules as Rules
@@ -107,6 +108,30 @@ class Domain:
         self.roster.add(row, job, remaining_s=remaining_s, predicted_gpu_s=predicted_gpu_s)
         self._to_tail(row)
         self.queue.enter(row, job.submit_s if since_s is None else since_s)
+
+    def restore(self, row: int, job: Job, figures: Figures) -> None:
+        """A job that came before this domain was made waits or runs here, with what it has behind it."""
+        self.submit(
+            row, job, remaining_s=figures.remaining_s, predicted_gpu_s=figures.predicted_gpu_s, since_s=figures.since_s
+        )
+        if figures.has_to_resume:
+            self.preempted.add(row)
+        if figures.allocation is not None:
+            self.admit(row, figures.allocation, figures.since_s)
+            self.start(row, figures.allocation, self.ledger, figures.since_s)
+            self.book.leave_alone(row, figures.left_alone_until_s)
+        # Last, as a start counts what was waited and when it was first: here both are known already.
+        self.table.restore(
+            row, executed_s=figures.executed_s, waited_s=figures.waited_s, since_s=figures.since_s,
+            first_start_s=figures.first_start_s,
+        )  # fmt: skip
+        if figures.share_level is not None:
+            self.table.share_level[row] = figures.share_level
+
+    def begin(self, row: int, now_s: float, *, delay_s: float) -> None:
+        """The processes of a running job start only now: until now it waited for others to leave its GPUs."""
+        self.table.start(row, now_s=now_s, delay_s=delay_s, speed=float(self.table.speed[row]))
+        self.book.keep(row, now_s)
 
     def know(self, row: int, job: Job) -> None:
         """More is known of a job than when it came; what it holds it keeps, where it goes next may be another place."""

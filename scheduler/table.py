@@ -101,6 +101,13 @@ class JobTable:
         self.remaining_s[row] = remaining_s
         self.predicted_gpu_s[row] = predicted_gpu_s
 
+    def restore(
+        self, row: int, *, executed_s: float, waited_s: float, since_s: float, first_start_s: float
+    ) -> None:  # fmt: skip
+        """A job has so much behind it, and waits or runs since then; it was started then at the latest."""
+        self.executed_s[row], self.waited_s[row], self.since_s[row] = executed_s, waited_s, since_s
+        self.first_start_s[row] = min(first_start_s, self.first_start_s.item(row))
+
     def start(self, row: int, *, now_s: float, delay_s: float, speed: float) -> None:
         """It has GPUs from now on, and makes progress after ``delay_s`` at ``speed`` (1: as fast as it can)."""
         self.waited_s[row] += now_s - self.since_s[row]

@@ -87,10 +87,13 @@ class Book:
         self.running[row].since_s = since_s
         self.rank_anew(row)
 
-    def leave_alone(self, row: int, until_s: float) -> None:
-        """Nobody may take a job's GPUs before this time, or a later one that was told already."""
+    def leave_alone(self, row: int, until_s: float) -> bool:
+        """Nobody may take a job's GPUs before this time; False: nor before a later one, as it was."""
         held = self.running[row]
-        held.until_s = max(held.until_s, until_s)
+        if until_s <= held.until_s:
+            return False
+        held.until_s = until_s
+        return True
 
     def hold_up(self, row: int, now_s: float, delay_s: float) -> None:
         """A job makes progress only after a while; where it is left alone, that counts from then.

@@ -47,7 +47,16 @@ from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.maintenance import closures_of
 from farside.scheduler.live.past_use import fair_share_of
 from farside.scheduler.live.record import ACTIVE, LiveJob, Phase
-from farside.scheduler.live.snapshot import NOTHING, allocation_of, booked, is_holding, is_ready, job_of, node_of
+from farside.scheduler.live.snapshot import (
+    NOTHING,
+    allocation_of,
+    booked,
+    figures_of,
+    is_holding,
+    is_ready,
+    job_of,
+    node_of,
+)
 from farside.scheduler.live.toll import MeasuredCost
 from farside.scheduler.state import Allocation, Job, Preempt, Promote, Start
 from farside.scheduler.table import JobTable
@@ -257,7 +266,7 @@ class Planner:
             if not is_running:
                 self._is_stale = True
             elif job.phase is Phase.STOPPING:
-                domain.running[row].until_s = math.inf  # its processes go already: nobody is helped by preempting it
+                domain.book.leave_alone(row, math.inf)  # its processes go already: nobody is helped by preempting it
             return
         if is_running and job.is_over:
             domain.finish(row, service_gpu_s=job.held_s * job.spec.gpus)
@@ -267,7 +276,7 @@ class Planner:
             self._turn([row])
         if self._may_wait(job):
             if row not in domain.jobs:
-                self._submit(job, now_s)
+                self._restore(job, now_s)
         elif row in domain.jobs:
             domain.withdraw(row)
         if row in domain.jobs and is_running:
@@ -293,43 +302,39 @@ class Planner:
     def _really_started(self, job: LiveJob, now_s: float) -> None:
         """Its service counts from now on: until now it waited for others to go."""
         row = self._rows[job.job_id]
-        table = self.domain.table
-        table.start(row, now_s=now_s, delay_s=self._resume_s(job), speed=float(table.speed[row]))
-        self.domain.book.keep(row, now_s)
-        self._leave_alone(row, job, now_s)
+        self.domain.begin(row, now_s, delay_s=self._resume_s(job))
+        until_s = self._alone_until_s(job, now_s)
+        if self.domain.book.leave_alone(row, until_s):
+            self._wake_at(until_s)
         self._turn([row])
         self._watch([row], now_s)
 
     def _resume_s(self, job: LiveJob) -> float:
         return self._rules.cost.preemption_s(job_of(job)) if job.start > 1 else 0.0
 
-    def _leave_alone(self, row: int, job: LiveJob, since_s: float) -> None:
+    def _alone_until_s(self, job: LiveJob, since_s: float) -> float:
         """The time that nobody may take its GPUs is one in which it makes progress: it begins once it has resumed."""
-        held = self.domain.running[row]
-        until_s = since_s + self._resume_s(job) + self._rules.min_run_s
-        if until_s > held.until_s:
-            held.until_s = until_s
-            self._wake_at(until_s)
+        return since_s + self._resume_s(job) + self._rules.min_run_s
 
-    def _submit(self, job: LiveJob, now_s: float) -> int:
-        """Puts a job into the domain with the figures that it has."""
+    def _restore(self, job: LiveJob, now_s: float, share_level: float | None = None) -> int:
+        """Puts a job into the domain with what it has behind it; where it holds GPUs, with these."""
         row = self._rows.get(job.job_id, -1)
         if row < 0:
             row, self._next_row = self._next_row, self._next_row + 1
             self._rows[job.job_id], self._ids[row] = row, job.job_id
-        # All that anybody knows of it. Not NaN for the others: it compares with nothing, and a preemptive order that
-        # looks at it would never come to an end.
-        remaining_s = job.spec.time_limit_s - job.held_s if job.spec.time_limit_s else math.inf
-        since_s = max(job.since_s, job.submit_s)
-        self.domain.submit(row, self._job_of(job), remaining_s=remaining_s, predicted_gpu_s=math.nan, since_s=since_s)
-        ran_s = now_s - job.since_s if job.phase in ACTIVE else 0.0
-        table = self.domain.table
-        table.executed_s[row], table.waited_s[row] = job.executed_s + ran_s, job.waited_s
-        table.since_s[row] = now_s if job.phase in ACTIVE else since_s
-        if job.start:
-            table.first_start_s[row] = job.start_s
-            self.domain.preempted.add(row)
-        self._wake_at(since_s + self._rules.reserve_after_s)
+        figures = figures_of(job, now_s, share_level=share_level)
+        if is_holding(job):
+            until_s = self._alone_until_s(job, figures.since_s) if job.phase in ACTIVE else -math.inf
+            if job.phase is Phase.STOPPING:
+                until_s = math.inf  # its processes go already: nobody is helped by preempting it
+            allocation = allocation_of(job.places, self._node_index)
+            figures = replace(figures, allocation=allocation, left_alone_until_s=until_s)
+        self.domain.restore(row, self._job_of(job), figures)
+        if figures.allocation is not None:
+            if figures.left_alone_until_s > now_s:
+                self._wake_at(figures.left_alone_until_s)
+            return row
+        self._wake_at(figures.since_s + self._rules.reserve_after_s)
         if self.domain.traits.is_ageing or job.start:
             self._watch([row], now_s)
         return row
@@ -385,39 +390,23 @@ class Planner:
         self._deferred.clear()
         self._ahead.clear()
         self._compare_s = -math.inf
-        table = JobTable(max(64, len(order)))
-        self.domain = Domain("", tuple(nodes), self._rules, table, is_counting_limits=True, fair_share=self._fair_share)
+        self.domain = Domain(
+            "", tuple(nodes), self._rules, JobTable(max(64, len(order))), is_counting_limits=True,
+            fair_share=self._fair_share,
+        )  # fmt: skip
         self._close(now_s)
         self._taking = None
         started: list[tuple[tuple[float, ...], int]] = []
         for job in order:
             if is_holding(job):
-                row = self._put_to_work(job)
-                table.share_level[row] = levels.get(job.job_id, table.share_level[row])
+                row = self._restore(job, now_s, levels.get(job.job_id))
                 started.append(((float(len(started)),), row))
             elif self._may_wait(job):
-                self._submit(job, now_s)
+                self._restore(job, now_s)
         self.domain.settle(started, [], now_s)
         self._watch([row for _, row in started], now_s)
         self._resize()
         self._is_touched = True
-
-    def _put_to_work(self, job: LiveJob) -> int:
-        domain, table = self.domain, self.domain.table
-        row = self._submit(job, job.since_s)
-        if job.phase in ACTIVE and job.start == 1:
-            domain.preempted.discard(row)  # its first start: it has nothing to resume
-        allocation = allocation_of(job.places, self._node_index)
-        domain.admit(row, allocation, job.since_s)
-        domain.start(row, allocation, domain.ledger, job.since_s)
-        table.executed_s[row], table.waited_s[row] = job.executed_s, job.waited_s
-        if job.start:
-            table.first_start_s[row] = job.start_s
-        if job.phase in ACTIVE:
-            self._leave_alone(row, job, job.since_s)
-        if job.phase is Phase.STOPPING:
-            domain.running[row].until_s = math.inf
-        return row
 
     def _levels(self) -> dict[str, float]:
         """With which level of its account each running job of the old domain was started."""

@@ -4,9 +4,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from farside.scheduler.admission.figures import Figures
 from farside.scheduler.live.event import Place, StopCause
 from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.record import LiveJob, LiveNode, Phase
+from farside.scheduler.live.record import ACTIVE, LiveJob, LiveNode, Phase
 from farside.scheduler.state import Allocation, Job, Node
 
 
@@ -45,6 +46,28 @@ def job_of(job: LiveJob, *, asks_users: bool = False) -> Job:
         model=spec.model,
         model_bytes=job.profile.model_bytes if job.profile is not None else 0,
         skew=job.profile.skew if job.profile is not None else 0.0,
+    )
+
+
+def figures_of(job: LiveJob, now_s: float, *, share_level: float | None = None) -> Figures:
+    """What a live job has behind it, but for what it holds.
+
+    One that leaves its GPUs to another waits in the plan from now on, while its processes still go.
+    """
+    since_s, executed_s = max(job.since_s, job.submit_s), job.executed_s
+    is_leaving = job.phase in ACTIVE and not is_holding(job)
+    if is_leaving:
+        since_s, executed_s = now_s, executed_s + now_s - job.since_s
+    is_first_start = job.phase in ACTIVE and is_holding(job) and job.start == 1
+    return Figures(
+        remaining_s=job.spec.time_limit_s - job.held_s if job.spec.time_limit_s else math.inf,
+        predicted_gpu_s=math.nan,
+        executed_s=executed_s,
+        waited_s=job.waited_s,
+        since_s=since_s,
+        first_start_s=job.start_s if job.start else math.inf,
+        has_to_resume=bool(job.start) and not is_first_start,
+        share_level=share_level,
     )
 
 

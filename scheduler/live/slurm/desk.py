@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from farside.errors import ConfigError
+from farside.scheduler.admission.figures import Figures
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.live.slurm.past import Memory, Past
 from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, SlurmPartition, Snapshot, Traits
@@ -114,36 +115,35 @@ class Desk:
         order = sorted(managed, key=lambda job: (memory.jobs[job.job_id].place, job.submit_s, int(job.job_id)))
         for job in order:
             past = memory.jobs[job.job_id]
-            if job.is_holding:
-                started.append(((float(len(started)),), self._seat(job, past)))
-            elif job.is_ready and job.gpus <= most_gpus:
-                self._submit(job, past)
+            if job.is_holding or (job.is_ready and job.gpus <= most_gpus):
+                row = self._restore(job, past)
+                if job.is_holding:
+                    started.append(((float(len(started)),), row))
         self.domain.settle(started, [], self._now_s)
 
-    def _submit(self, job: SlurmJob, past: Past) -> int:
+    def _restore(self, job: SlurmJob, past: Past) -> int:
         row = len(self.jobs)
         self.jobs[row] = job
-        domain, table = self.domain, self.domain.table
         seen = self._seen[job.job_id]
-        predicted_gpu_s = self._expected_gpu_s(seen)
-        # A limit is what its user expects; where there is none, nobody knows. Not NaN, which compares with nothing.
-        domain.submit(row, seen, remaining_s=job.limit_s, predicted_gpu_s=predicted_gpu_s, since_s=past.since_s)
-        table.executed_s[row], table.waited_s[row] = past.executed_s, past.waited_s
-        table.since_s[row], table.first_start_s[row] = past.since_s, past.first_start_s
-        if past.first_start_s < math.inf:
-            domain.preempted.add(row)
-        return row
-
-    def _seat(self, job: SlurmJob, past: Past) -> int:
-        """A job with GPUs."""
-        row = self._submit(job, past)
-        domain, table = self.domain, self.domain.table
-        allocation: Allocation = tuple(sorted((self._index[name], gpus) for name, gpus in job.held if gpus))
-        domain.admit(row, allocation, past.since_s)
-        domain.start(row, allocation, domain.ledger, past.since_s)
-        table.executed_s[row], table.waited_s[row] = past.executed_s, past.waited_s
-        if job.phase is JobPhase.STUCK:
-            domain.running[row].until_s = math.inf  # nobody is helped by preempting it
+        allocation: Allocation | None = None
+        if job.is_holding:
+            allocation = tuple(sorted((self._index[name], gpus) for name, gpus in job.held if gpus))
+        self.domain.restore(
+            row,
+            seen,
+            Figures(
+                remaining_s=job.limit_s,  # what its user expects of it
+                predicted_gpu_s=self._expected_gpu_s(seen),
+                executed_s=past.executed_s,
+                waited_s=past.waited_s,
+                since_s=past.since_s,
+                first_start_s=past.first_start_s,
+                has_to_resume=past.first_start_s < math.inf,
+                allocation=allocation,
+                # One that is stuck is on its way out: nobody is helped by preempting it.
+                left_alone_until_s=math.inf if job.phase is JobPhase.STUCK else -math.inf,
+            ),
+        )
         return row
 
     def remembered(self, memory: Memory, actions: Iterable[Action]) -> Mapping[str, Past]:
