@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.qssf_runs import Lesson
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.predict.rolling import bounded_s
-from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.state import Job
 
 
@@ -39,18 +39,21 @@ class RecipeEstimator:
         total, jobs = self._seen.get(self._kinds[job.sequence], (0.0, 0))
         self._seen[self._kinds[job.sequence]] = total + math.log(bounded_s(ran_s)) - self._prior(job), jobs + 1
 
-    def expect(self, trace: TraceJob) -> float:
+    def predicted_gpu_s(self, job: Job, now_s: float) -> float:
         """GPU seconds."""
-        job = trace.job
         total, jobs = self._seen.get(self._kinds[job.sequence], (0.0, 0))
         if not jobs:
             return math.exp(self._prior(job) + self._variance / 2) * job.gpus
         variance = self._within * (1 + 1 / (jobs + self._ratio))
         return math.exp(self._prior(job) + total / (jobs + self._ratio) + variance / 2) * job.gpus
 
-    def ended(self, trace: TraceJob, at_s: float, ran_s: float) -> Mapping[int, float]:
+    def remaining_s(self, job: Job, done_s: float) -> float:
+        """What is expected of it, without what is done."""
+        return max(0.0, self.predicted_gpu_s(job, 0.0) / job.gpus - done_s)
+
+    def learn(self, ended: JobEnded) -> Mapping[int, float]:
         """Learns from it."""
-        self._learn(trace.job, ran_s)
+        self._learn(ended.job, ended.ran_s)
         return {}
 
     def primed(self, order: OrderPolicy) -> OrderPolicy:

@@ -7,7 +7,7 @@ import msgspec
 
 from benchmarks.figure import Figure, Row, Table
 from benchmarks.qssf_runs import HeliosNoise, Take, average_with, outcomes
-from farside.scheduler.sim.estimator import past_of
+from farside.scheduler.sim.estimator import Foreknown, past_of
 from farside.scheduler.sim.experiment import Scene
 from farside.scheduler.sim.trace.read import read_trace
 from farside.simulate.request import Request, prepare
@@ -61,7 +61,9 @@ def _table(log: Path, vc: str, expected: Expected) -> Table:
     scene = _scene(log, vc, nodes, expected.window)
     rows = _published(scene, told)
     for label, is_folded in (("QSSF, noise as coded", False), ("QSSF, noise folded", True)):
-        drawn = [average_with(HeliosNoise(seed, is_folded=is_folded), QSSF, scene) for seed in SEEDS]
+        drawn = [
+            average_with(Foreknown(HeliosNoise(seed, is_folded=is_folded), scene.jobs), QSSF, scene) for seed in SEEDS
+        ]
         jct_s, queue_s = ([one[at] for one in drawn] for at in (0, 1))
         rows.append((label, f"{mean(jct_s):.0f} +- {stdev(jct_s):.0f}", _paper(told, "qssf_paper_noise", 0),
                      f"{mean(queue_s):.0f}", _paper(told, "qssf_paper_noise", 1)))  # fmt: skip

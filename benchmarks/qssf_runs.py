@@ -1,15 +1,14 @@
 """Runs of QSSF for its tables: traces whose first half is learned from, and the noise of Helios's experiment."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.predict.history import Past
 from farside.scheduler.sim.cluster import build_site
-from farside.scheduler.sim.estimator import Expecting, past_of
+from farside.scheduler.sim.estimator import Primer, past_of
 from farside.scheduler.sim.experiment import Experiment, Outcome, Scene, make_experiments
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.workload.catalog import WORKLOADS
@@ -81,7 +80,7 @@ class HeliosNoise:
         self._rng = random.Random(seed)
         self._is_folded = is_folded
 
-    def expect(self, trace: TraceJob) -> float:
+    def __call__(self, trace: TraceJob) -> float:
         """GPU seconds."""
         level = self._rng.random()
         low, high = next((low, high) for most, low, high in self.PIECES if level <= most)
@@ -91,16 +90,8 @@ class HeliosNoise:
             return true * (1 + error)
         return true / (1 + error) if self._is_folded else true * (1 - error)
 
-    def ended(self, trace: TraceJob, at_s: float, ran_s: float) -> Mapping[int, float]:
-        """Learns nothing."""
-        return {}
 
-    def primed(self, order: OrderPolicy) -> OrderPolicy:
-        """As it was."""
-        return order
-
-
-def average_with(estimator: Expecting, take: Take, scene: Scene) -> tuple[float, float]:
+def average_with(estimator: Primer, take: Take, scene: Scene) -> tuple[float, float]:
     """Average JCT and queueing delay, seconds, of a policy that goes by these expectations."""
     (experiment,) = experiments([take])
     runs = experiment.simulation(scene.site, scene.jobs, estimator).run()

@@ -165,7 +165,8 @@ def run_cycles(case: CycleCase) -> CycleFigures:
     times_ms: list[float] = []
     for _ in range(ENDS):
         now_s += 1.0
-        domain.finish(rng.choice(sorted(domain.running)), service_gpu_s=1.0)
+        domain.finish(rng.choice(sorted(domain.running)))
+        domain.learn(1.0)
         times_ms.append(_timed_cycle_ms(domain, now_s))
     return CycleFigures(
         running=running, new_queue_ms=new_queue_ms, median_ms=statistics.median(times_ms), most_ms=max(times_ms)

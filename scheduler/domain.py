@@ -16,6 +16,7 @@ from farside.scheduler.admission.book import NOTHING_BUT_GPUS as NOTHING_BUT_GPU
 from farside.scheduler.admission.book import Book
 from farside.scheduler.admission.book import Held as Held
 from farside.scheduler.admission.figures import Figures
+from farside.scheduler.admission.history import History
 from farside.scheduler.admission.queue import Queue
 from farside.scheduler.admission.roster import Roster
 from farside.scheduler.admission.rules import Rules as Rules
@@ -25,7 +26,7 @@ from farside.scheduler.effect import spread_of
 from farside.scheduler.fair_share import FairShare
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.model_zoo import skew_of
-from farside.scheduler.order.policy import OrderTraits
+from farside.scheduler.order.policy import OrderPolicy, OrderTraits
 from farside.scheduler.order.tenant import TenantOrder
 from farside.scheduler.placement.sample import Sample
 from farside.scheduler.running import EDGE_S
@@ -44,7 +45,8 @@ class Domain:
     ``is_counting_more``: CPUs or memory may be what a node lacks, here or at a lender. Otherwise jobs that differ in
     those alone are alike, however many sizes of memory a trace has. ``fair_share``: what accounts have used so far,
     where somebody knows; otherwise nothing. ``is_counting_limits``: nodes may be closed, so that time limits decide
-    who has room; they do as well where jobs are reserved for, as backfill tells them apart.
+    who has room; they do as well where jobs are reserved for, as backfill tells them apart. ``history``: what was
+    learned before this domain was made; it goes on in it.
     """
 
     def __init__(
@@ -57,13 +59,14 @@ class Domain:
         is_counting_more: bool = True,
         is_counting_limits: bool = False,
         fair_share: FairShare | None = None,
+        history: History | None = None,
     ) -> None:
         self.name = name
+        self.history = history or History(rules.order, rules.placement)
         tenancy = rules.tenancy
-        if tenancy is not None:
-            rules = replace(rules, order=TenantOrder(inner=rules.order))
-            if fair_share is None and tenancy.half_life_s:
-                fair_share = FairShare(tenancy)
+        if tenancy is not None and fair_share is None and tenancy.half_life_s:
+            fair_share = FairShare(tenancy)
+        rules = self._as_learned(rules)
         is_counting_limits = is_counting_limits or rules.reserve_after_s < math.inf
         self.roster = Roster(
             rules, table, is_counting_more=is_counting_more, is_counting_limits=is_counting_limits
@@ -78,9 +81,6 @@ class Domain:
         self.guests: dict[int, tuple[Domain, Held]] = {}  # other domains' jobs on idle nodes of this one
         self.reservation: Reservation | None = None
         self.preempted: set[int] = set()  # rows that will have to resume
-        self.ended_gpu_s: list[float] = []  # the services of all its jobs that have ended, for policies that learn
-        self.placed: list[Sample] = []  # its jobs that have ended, for placements that learn
-        self.ended_expected_gpu_s: list[float] = []  # and what was expected of them
         self._crossed: list[int] = []
         self._running_position = RUNNING_FROM
         self._tail_position = WAITING_FROM
@@ -152,8 +152,8 @@ class Domain:
         self.stop(row, now_s)
         self._to_tail(row)
 
-    def finish(self, row: int, *, service_gpu_s: float) -> None:
-        """A job that ran here ended, having held GPUs for so many GPU seconds in all; what it held is free."""
+    def finish(self, row: int) -> None:
+        """A job that ran here ended; what it held is free. What it took, `learn` is told."""
         if row in self.guests:
             home, held = self.guests.pop(row)
             self.ledger.give(held.demand, held.allocation)
@@ -163,26 +163,34 @@ class Domain:
         home._learn_place(row, held.allocation, self.ledger)
         home.book.forget_change(row)
         home.roster.drop(row)
-        home._learn(service_gpu_s, self.table.predicted_gpu_s.item(row))
 
-    def _learn(self, service_gpu_s: float, expected_gpu_s: float) -> None:
-        """What a policy learns makes it another one, and all who wait are ranked again by that."""
-        self.ended_gpu_s.append(service_gpu_s)
-        self.ended_expected_gpu_s.append(expected_gpu_s)
-        order = self.rules.order.learn(self.ended_gpu_s, self.ended_expected_gpu_s)
-        if order is not self.rules.order:
-            self.roster.use(order)
+    def learn(self, service_gpu_s: float, expected_gpu_s: float = math.nan) -> None:
+        """A job of this domain ended, having held GPUs for so many GPU seconds in all.
+
+        What a policy learns makes it another one, and all are ranked again by that.
+        """
+        before = self.history.order
+        self.history.add(service_gpu_s, expected_gpu_s)
+        if self.history.order is not before:
+            self.roster.use(self._as_learned(self.rules))
             self.book.rank_all_anew()
             self.queue.rank_all_anew()
 
     def _learn_place(self, row: int, allocation: Allocation, ledger: Ledger) -> None:
         """What its last place did to a job may change where those go that come from now on."""
-        placement, job = self.rules.placement, self.jobs[row]
-        if not placement.is_learning or job.gpus == 1 or not skew_of(job):
+        job = self.jobs[row]
+        if not self.rules.placement.is_learning or job.gpus == 1 or not skew_of(job):
             return
         spread, speed = spread_of(job, allocation, ledger), float(self.table.speed[row])
-        self.placed.append(Sample(skew=skew_of(job), spread=spread, speed=speed))
-        self.roster.rules = replace(self.rules, placement=placement.learn(self.placed))
+        self.history.add_place(Sample(skew=skew_of(job), spread=spread, speed=speed))
+        self.roster.use(self._as_learned(self.rules))
+
+    def _as_learned(self, rules: Rules) -> Rules:
+        """The rules with the policies as ended jobs have made them; tenants' claims go before any order."""
+        order: OrderPolicy = self.history.order
+        if rules.tenancy is not None:
+            order = TenantOrder(inner=order)
+        return replace(rules, order=order, placement=self.history.placement)
 
     def expect(self, row: int, *, predicted_gpu_s: float) -> None:
         """Something else is expected of a waiting job than was before; it is ranked by that."""

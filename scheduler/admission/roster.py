@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from farside.scheduler.admission.rules import Rules
-from farside.scheduler.order.policy import OrderPolicy, OrderTraits
+from farside.scheduler.order.policy import OrderTraits
 from farside.scheduler.state import Demand, Job
 from farside.scheduler.table import Floats, JobColumns, JobTable
 from farside.scheduler.tenancy import Cap, Standing
@@ -79,10 +79,10 @@ class Roster:
         self._group_of[key] = group
         return group
 
-    def use(self, order: OrderPolicy) -> None:
-        """From now on jobs are ranked by this policy."""
-        self.rules = replace(self.rules, order=order)
-        self.traits = order.traits
+    def use(self, rules: Rules) -> None:
+        """From now on jobs are ranked and placed by these."""
+        self.rules = rules
+        self.traits = rules.order.traits
 
     def standing(self, row: int) -> Standing:
         """What its account and QOS make of a job."""

@@ -12,6 +12,7 @@ from farside.scheduler.order.plain import PlainOrder
 from farside.scheduler.order.policy import OrderPolicy, OrderTraits
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.sim.cluster import WHOLE, VcSize, build_site, misfits
+from farside.scheduler.sim.estimator import Foreknown
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.trace.log import Codes, JobLog
@@ -123,7 +124,7 @@ def waits_s(
         Rules(order=order, placement=Consolidate()),
         entries,
         is_lending=is_lending,
-        predict=head_starts,
+        estimator=None if head_starts is None else Foreknown(head_starts, entries),
         observers=() if head_starts is None else (head_starts.observe,),
     )
     ended = zip(simulation.run(), entries, strict=True)

@@ -1,7 +1,13 @@
-"""What accounts had used when a brain began to lead, from the jobs' stints. PURE."""
+"""What is known of the past when a brain begins to lead, from the jobs that the log has told of. PURE."""
 
+from farside.scheduler.admission.history import History
+from farside.scheduler.admission.rules import Rules
 from farside.scheduler.fair_share import FairShare
 from farside.scheduler.live.live_state import LiveState
+from farside.scheduler.live.record import LiveJob
+from farside.scheduler.order.catalog import Needs, needs_of
+from farside.scheduler.predict.service import JobEnded
+from farside.scheduler.state import Job
 from farside.scheduler.tenancy import Tenancy
 
 # What was used so many half-lives ago counts for less than a millionth.
@@ -21,3 +27,26 @@ def fair_share_of(tenancy: Tenancy | None, state: LiveState, now_s: float) -> Fa
             if stint.end_s > since_s:
                 share.note_past(account, job.spec.gpus, stint.begin_s, stint.end_s, now_s)
     return share
+
+
+def history_of(rules: Rules, state: LiveState) -> History:
+    """What the policies have learned from the jobs that ended: those that are still known, in the order of their ends.
+
+    They are looked through only for a policy that needs them: of some hundred thousand jobs that takes a moment.
+    """
+    history = History(rules.order, rules.placement)
+    if needs_of(rules.order) is Needs.ENDED_JOBS:
+        ended = [job for job in state.jobs.values() if job.is_over and job.held_s > 0]
+        for job in sorted(ended, key=lambda job: (job.end_s, job.sequence)):
+            history.add(service_gpu_s(job))
+    return history
+
+
+def service_gpu_s(job: LiveJob) -> float:
+    """GPU seconds that a job had in all, once it is over."""
+    return job.held_s * job.spec.gpus
+
+
+def fact_of(job: LiveJob, seen: Job) -> JobEnded:
+    """A job that is over, and that the cycle had ``seen`` as this, as estimators are told of it."""
+    return JobEnded(at_s=job.end_s, job=seen, ran_s=job.held_s)

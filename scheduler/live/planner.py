@@ -12,7 +12,8 @@ How it works
     before it is asked next (nodes that come, or change in size): once, however many nodes come at a time.
 
   A domain that was built anew has the figures of the log, and the queues in the order of the old one where there is
-  one; after a restart, by how long jobs wait.
+  one; after a restart, by how long jobs wait. What the policies have learned belongs to the planner, which gives it to
+  each domain: it follows from the jobs that ended, and outlives a restart as far as the log still knows these.
 """
 
 import heapq
@@ -27,6 +28,7 @@ from farside.scheduler.live.event import (
     DrainRequested,
     Entry,
     Event,
+    JobEnded,
     JobPlaced,
     JobPromoted,
     JobStarted,
@@ -45,7 +47,7 @@ from farside.scheduler.live.event import (
 )
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.maintenance import closures_of
-from farside.scheduler.live.past_use import fair_share_of
+from farside.scheduler.live.past_use import fact_of, fair_share_of, history_of, service_gpu_s
 from farside.scheduler.live.record import ACTIVE, LiveJob, Phase
 from farside.scheduler.live.snapshot import (
     NOTHING,
@@ -58,6 +60,7 @@ from farside.scheduler.live.snapshot import (
     node_of,
 )
 from farside.scheduler.live.toll import MeasuredCost
+from farside.scheduler.predict.estimator import Estimator, TimeLimits
 from farside.scheduler.state import Allocation, Job, Preempt, Promote, Start
 from farside.scheduler.table import JobTable
 
@@ -77,7 +80,7 @@ class _Deferred:
 class Planner:
     """Plans for all jobs of one state. Its owner has applied each entry to the state before `hear` gets it."""
 
-    def __init__(self, rules: Rules, state: LiveState, now_s: float) -> None:
+    def __init__(self, rules: Rules, state: LiveState, now_s: float, estimator: Estimator | None = None) -> None:
         self._rules = replace(rules, cost=MeasuredCost(toll=state.toll))
         self._state = state
         self.domain: Domain
@@ -95,6 +98,8 @@ class Planner:
         self._asks_users = False  # some node runs jobs of some users only
         self._fair_share: FairShare | None = fair_share_of(rules.tenancy, state, now_s)
         self._compare_s = -math.inf  # when accounts will be compared; noted in `_wakes`
+        self._estimator = estimator or TimeLimits()
+        self._history = history_of(rules, state)
         self._build(now_s)
 
     # ------------------------------------------------------------------ what happened
@@ -102,6 +107,8 @@ class Planner:
     def hear(self, entry: Entry, touched: Iterable[str]) -> None:
         """Brings the domain in step with one entry that the state has just been moved on by."""
         event = entry.event
+        if isinstance(event, JobEnded):
+            self._learn_from(self._state.jobs[event.job_id])
         if isinstance(event, JobPlaced | JobUnplaced | JobPromoted) or (
             isinstance(event, JobStopping) and event.cause is StopCause.PREEMPTED
         ):
@@ -120,6 +127,17 @@ class Planner:
             self._reconcile(self._state.jobs[job_id], entry.at_s)
         if isinstance(event, JobStarted) and not self._is_stale:
             self._really_started(self._state.jobs[event.job_id], entry.at_s)
+
+    def _learn_from(self, job: LiveJob) -> None:
+        """A job is over. What is learned from it does not depend on the domain: another may be built by then."""
+        if not job.held_s > 0:
+            return
+        expected_gpu_s = self._estimator.learn(fact_of(job, self._job_of(job)))
+        self.domain.learn(service_gpu_s(job))
+        for row in self.domain.waiting.rows() if expected_gpu_s else ():
+            sequence = self.domain.jobs[row].sequence
+            if sequence in expected_gpu_s:
+                self.domain.expect(row, predicted_gpu_s=expected_gpu_s[sequence])
 
     def _caught_up(self, job_id: str) -> None:
         ahead = self._ahead.get(job_id, 0) - 1
@@ -269,7 +287,7 @@ class Planner:
                 domain.book.leave_alone(row, math.inf)  # its processes go already: nobody is helped by preempting it
             return
         if is_running and job.is_over:
-            domain.finish(row, service_gpu_s=job.held_s * job.spec.gpus)
+            domain.finish(row)
         elif is_running:
             domain.lose(row, now_s)
         if row >= 0:
@@ -322,14 +340,15 @@ class Planner:
         if row < 0:
             row, self._next_row = self._next_row, self._next_row + 1
             self._rows[job.job_id], self._ids[row] = row, job.job_id
-        figures = figures_of(job, now_s, share_level=share_level)
+        seen = self._job_of(job)
+        figures = figures_of(job, seen, self._estimator, now_s, share_level=share_level)
         if is_holding(job):
             until_s = self._alone_until_s(job, figures.since_s) if job.phase in ACTIVE else -math.inf
             if job.phase is Phase.STOPPING:
                 until_s = math.inf  # its processes go already: nobody is helped by preempting it
             allocation = allocation_of(job.places, self._node_index)
             figures = replace(figures, allocation=allocation, left_alone_until_s=until_s)
-        self.domain.restore(row, self._job_of(job), figures)
+        self.domain.restore(row, seen, figures)
         if figures.allocation is not None:
             if figures.left_alone_until_s > now_s:
                 self._wake_at(figures.left_alone_until_s)
@@ -392,7 +411,7 @@ class Planner:
         self._compare_s = -math.inf
         self.domain = Domain(
             "", tuple(nodes), self._rules, JobTable(max(64, len(order))), is_counting_limits=True,
-            fair_share=self._fair_share,
+            fair_share=self._fair_share, history=self._history,
         )  # fmt: skip
         self._close(now_s)
         self._taking = None

@@ -8,6 +8,7 @@ from farside.scheduler.admission.figures import Figures
 from farside.scheduler.live.event import Place, StopCause
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import ACTIVE, LiveJob, LiveNode, Phase
+from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.state import Allocation, Job, Node
 
 
@@ -49,8 +50,10 @@ def job_of(job: LiveJob, *, asks_users: bool = False) -> Job:
     )
 
 
-def figures_of(job: LiveJob, now_s: float, *, share_level: float | None = None) -> Figures:
-    """What a live job has behind it, but for what it holds.
+def figures_of(
+    job: LiveJob, seen: Job, estimator: Estimator, now_s: float, *, share_level: float | None = None
+) -> Figures:  # fmt: skip
+    """What a live job, as the cycle has ``seen`` it, has behind it, but for what it holds; and what is expected of it.
 
     One that leaves its GPUs to another waits in the plan from now on, while its processes still go.
     """
@@ -60,8 +63,8 @@ def figures_of(job: LiveJob, now_s: float, *, share_level: float | None = None) 
         since_s, executed_s = now_s, executed_s + now_s - job.since_s
     is_first_start = job.phase in ACTIVE and is_holding(job) and job.start == 1
     return Figures(
-        remaining_s=job.spec.time_limit_s - job.held_s if job.spec.time_limit_s else math.inf,
-        predicted_gpu_s=math.nan,
+        remaining_s=estimator.remaining_s(seen, job.held_s),
+        predicted_gpu_s=estimator.predicted_gpu_s(seen, now_s),
         executed_s=executed_s,
         waited_s=job.waited_s,
         since_s=since_s,

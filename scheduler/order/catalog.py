@@ -1,6 +1,7 @@
 """All order policies by the names that users give them. PURE."""
 
 from collections.abc import Mapping
+from enum import Enum
 from types import MappingProxyType
 
 from farside.scheduler.order.fifo import Fifo
@@ -30,6 +31,26 @@ ORDERS: Mapping[str, type[OrderPolicy]] = MappingProxyType(
         "qssf": Qssf,
     }
 )
+
+
+class Needs(Enum):
+    """What a policy has to be told of jobs to be what its name says; the value says it in words."""
+
+    NOTHING = "nothing"
+    RUN_TIME = "how long a job will run"
+    ENDED_JOBS = "what the jobs that have ended took"
+    EXPECTATION = "an estimator, which says what a job is expected to take"
+
+
+_NEEDS: Mapping[type[OrderPolicy], Needs] = MappingProxyType(
+    {
+        Sjf: Needs.RUN_TIME,
+        Srtf: Needs.RUN_TIME,
+        Srsf: Needs.RUN_TIME,
+        Gittins: Needs.ENDED_JOBS,
+        Qssf: Needs.EXPECTATION,
+    }
+)
 # What a name means besides its class; the user's own settings go over it.
 _PRESETS: Mapping[str, Mapping[str, str]] = MappingProxyType({"best-effort": {"is_strict": "false"}})
 
@@ -42,3 +63,8 @@ def make_order(name: str, settings: Mapping[str, str]) -> OrderPolicy:
     """
     cls = chosen(name, ORDERS, "policy")
     return from_settings(cls, {**_PRESETS.get(name, {}), **settings}, of=name)
+
+
+def needs_of(order: OrderPolicy) -> Needs:
+    """What a policy has to be told of jobs."""
+    return _NEEDS.get(type(order), Needs.NOTHING)

@@ -1,4 +1,4 @@
-"""Where a simulation's expectations come from: an oracle, or a service that learns as jobs end. PURE.
+"""The estimators of simulations: an oracle, or a service that learns as jobs end. PURE.
 
 A learner is told of a job when it comes, without its run time, and again when it has ended: it knows what it would have
 known in life, and at no time more.
@@ -6,7 +6,7 @@ known in life, and at no time more.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.qssf import Cut, Qssf, short_up_to_gpu_s
 from farside.scheduler.predict.engine import Orchestrator
+from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.predict.gpu_time import GpuTimeParams, GpuTimeService
 from farside.scheduler.predict.history import Past, learned_rolling, tell_all
 from farside.scheduler.predict.memory import without_memory
@@ -23,6 +24,7 @@ from farside.scheduler.predict.rolling import RollingParams
 from farside.scheduler.predict.service import Expect, Fact, JobEnded, JobSubmitted, ModelRecord
 from farside.scheduler.sim.oracle import Oracle
 from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.state import Job
 
 EstimatorName = Literal["oracle", "model", "rolling", "gpus"]
 
@@ -44,23 +46,15 @@ class Estimation:
     params: dict[str, float] = field(default_factory=dict)
 
 
-class Expecting(Protocol):
-    """Tells a simulation what to expect."""
-
-    def expect(self, trace: TraceJob) -> float:
-        """GPU seconds that a job which just came will take; NaN: nobody knows."""
-        ...
-
-    def ended(self, trace: TraceJob, at_s: float, ran_s: float) -> Mapping[int, float]:
-        """A job ended, after it had run so many seconds; GPU seconds that are now expected of others, by sequence."""
-        ...
+class Primer(Estimator, Protocol):
+    """An estimator that may tell a policy something before the first job."""
 
     def primed(self, order: OrderPolicy) -> OrderPolicy:
         """The policy with what is known before the first job."""
         ...
 
 
-class Estimator(Expecting, Protocol):
+class Judged(Primer, Protocol):
     """One that is also judged."""
 
     def summary(self, jobs: Sequence[TraceJob]) -> Estimation:
@@ -68,18 +62,28 @@ class Estimator(Expecting, Protocol):
         ...
 
 
-class Truth:
-    """An oracle, as an estimator."""
+class Foreknown:
+    """An estimator that is given what to expect of each job of a trace, such as an oracle.
 
-    def __init__(self, oracle: Oracle) -> None:
-        self._oracle = oracle
+    Args:
+        expected_gpu_s: What is expected of a job when it comes, GPU seconds.
+        jobs: The trace.
+    """
 
-    def expect(self, trace: TraceJob) -> float:
-        """What the oracle says."""
-        return self._oracle(trace)
+    def __init__(self, expected_gpu_s: Callable[[TraceJob], float], jobs: Iterable[TraceJob]) -> None:
+        self._expected_gpu_s = expected_gpu_s
+        self._traced = {traced.job.sequence: traced for traced in jobs}
 
-    def ended(self, trace: TraceJob, at_s: float, ran_s: float) -> Mapping[int, float]:
-        """Nothing new to an oracle."""
+    def predicted_gpu_s(self, job: Job, now_s: float) -> float:
+        """What it was given."""
+        return self._expected_gpu_s(self._traced[job.sequence])
+
+    def remaining_s(self, job: Job, done_s: float) -> float:
+        """The truth: a trace says how long its jobs run."""
+        return self._traced[job.sequence].duration_s - done_s
+
+    def learn(self, ended: JobEnded) -> Mapping[int, float]:
+        """Nothing new to it."""
         return {}
 
     def primed(self, order: OrderPolicy) -> OrderPolicy:
@@ -88,7 +92,7 @@ class Truth:
 
     def summary(self, jobs: Sequence[TraceJob]) -> Estimation:
         """Reckoned anew: its errors are the same whenever it is asked."""
-        expected = {job.job.sequence: self._oracle(job) for job in jobs}
+        expected = {job.job.sequence: self._expected_gpu_s(job) for job in jobs}
         return Estimation(quality=_quality(jobs, expected), sources={"oracle": len(jobs)})
 
 
@@ -122,15 +126,21 @@ class Learner:
             tell_all(self.orchestrator, history, is_fitting=record is None)
             self.service.forget_pending()
 
-    def expect(self, trace: TraceJob) -> float:
+    def predicted_gpu_s(self, job: Job, now_s: float) -> float:
         """Of the job alone: nothing else of the trace is passed on."""
-        self._tell(JobSubmitted(at_s=trace.job.submit_s, job=trace.job))
-        self._sources[self._source_of.pop(trace.job.sequence, "nobody")] += 1
-        return self._expected.get(trace.job.sequence, math.nan)
+        if job.sequence not in self._expected:
+            self._tell(JobSubmitted(at_s=now_s, job=job))
+            self._sources[self._source_of.pop(job.sequence, "nobody")] += 1
+        return self._expected.get(job.sequence, math.nan)
 
-    def ended(self, trace: TraceJob, at_s: float, ran_s: float) -> Mapping[int, float]:
+    def remaining_s(self, job: Job, done_s: float) -> float:
+        """What is expected of it, without what is done."""
+        predicted_gpu_s = self._expected.get(job.sequence, math.nan)
+        return math.inf if math.isnan(predicted_gpu_s) else max(0.0, predicted_gpu_s / job.gpus - done_s)
+
+    def learn(self, ended: JobEnded) -> Mapping[int, float]:
         """Learns from it."""
-        return self._tell(JobEnded(at_s=at_s, job=trace.job, ran_s=ran_s))
+        return self._tell(ended)
 
     def _tell(self, fact: Fact) -> Mapping[int, float]:
         told: dict[int, float] = {}
@@ -181,10 +191,10 @@ class EstimatorSpec:
         """Whether history is of use to it."""
         return self.name != "oracle"
 
-    def make(self) -> Estimator:
-        """The estimator, having learned what there is to learn before the first job."""
+    def make(self, jobs: Iterable[TraceJob]) -> Judged:
+        """The estimator for a trace, having learned what there is to learn before the first job."""
         if self.name == "oracle":
-            return Truth(self.oracle)
+            return Foreknown(self.oracle, jobs)
         params = replace(self.gpu_time, use="best" if self.name == "model" else self.name)
         return Learner(params, self.rolling, self.history, self.record)
 

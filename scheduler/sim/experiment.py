@@ -9,16 +9,15 @@ from farside.errors import ConfigError, FarsideError
 from farside.scheduler.cost import COSTS, CostModel, make_cost
 from farside.scheduler.domain import Rules, reserve_after
 from farside.scheduler.effect import EFFECTS, PlacementEffect, make_effect
-from farside.scheduler.order.catalog import ORDERS, make_order
+from farside.scheduler.order.catalog import ORDERS, Needs, make_order, needs_of
 from farside.scheduler.order.policy import OrderPolicy
-from farside.scheduler.order.qssf import Qssf
 from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.predict.gpu_time import GpuTimeParams
 from farside.scheduler.predict.rolling import RollingParams
 from farside.scheduler.settings import chosen, from_settings, settings_of
 from farside.scheduler.sim.cluster import Site
-from farside.scheduler.sim.estimator import Estimation, Estimator, EstimatorName, EstimatorSpec, Expecting, Truth
+from farside.scheduler.sim.estimator import Estimation, EstimatorName, EstimatorSpec, Foreknown, Judged, Primer
 from farside.scheduler.sim.oracle import Oracle
 from farside.scheduler.sim.result.digest import Digest
 from farside.scheduler.sim.result.figures import Results, results
@@ -121,20 +120,23 @@ class Experiment:
             for part, (name, of) in parts.items()
         }
 
-    def make_estimator(self) -> Estimator:
-        """New for each run; the oracle where nobody asks it, which costs nothing to have."""
-        goes_by_expectations = isinstance(self.order, Qssf)
-        return self.estimator.make() if goes_by_expectations else Truth(self.estimator.oracle)
+    @property
+    def goes_by_expectations(self) -> bool:
+        """Whether the policy needs an estimator."""
+        return needs_of(self.order) is Needs.EXPECTATION
 
-    def simulation(self, site: Site, jobs: Sequence[TraceJob], estimator: Expecting | None = None) -> Simulation:
+    def make_estimator(self, jobs: Sequence[TraceJob]) -> Judged:
+        """New for each run; the oracle where nobody asks it, which costs next to nothing to have."""
+        return self.estimator.make(jobs) if self.goes_by_expectations else Foreknown(self.estimator.oracle, jobs)
+
+    def simulation(self, site: Site, jobs: Sequence[TraceJob], estimator: Primer | None = None) -> Simulation:
         """Ready to run, with this estimator or its own."""
-        estimator = estimator or self.make_estimator()
+        estimator = estimator or self.make_estimator(jobs)
         return Simulation(
             site.cluster,
             replace(self.rules, order=estimator.primed(self.order)),
             jobs,
-            predict=estimator.expect,
-            on_end=None if isinstance(estimator, Truth) else estimator.ended,
+            estimator=estimator,
             is_lending=self.options.is_lending,
             tick_s=self.options.tick_s,
             is_in_whole_seconds=self.options.in_whole_seconds,
@@ -289,7 +291,7 @@ def run_experiment(
     Raises:
         Unfinished: Some jobs never ended.
     """
-    estimator = experiment.make_estimator()
+    estimator = experiment.make_estimator(scene.jobs)
     simulation = experiment.simulation(scene.site, scene.jobs, estimator)
     recorder = Recorder(simulation, is_keeping_segments=is_keeping_segments)
     digest = Digest(scene.jobs)
@@ -310,5 +312,5 @@ def run_experiment(
         recording=recorder.finish(max((run.end_s for run in runs), default=0.0)),
         events=simulation.events,
         digest=digest.value,
-        estimation=estimator.summary(scene.jobs) if isinstance(experiment.order, Qssf) else None,
+        estimation=estimator.summary(scene.jobs) if experiment.goes_by_expectations else None,
     )

@@ -21,6 +21,8 @@ from enum import IntEnum
 from farside.errors import FarsideError
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules
+from farside.scheduler.predict.estimator import Estimator
+from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Action, Cluster, Preempt, Resize, Start
 from farside.scheduler.table import JobTable
@@ -68,9 +70,8 @@ class Simulation:
         rules: By what all of them are scheduled.
         is_lending: Idle nodes of a virtual cluster where nobody waits are lent to the others' jobs.
         jobs: The trace. A job's virtual cluster must exist and be large enough: the reader of traces sees to that.
-        predict: What an estimator expects of a job, GPU seconds; NaN where there is none.
-        on_end: Called when a job has ended, with the time and the seconds that it ran, not counting what preemptions
-            cost: what an estimator may learn from. It may answer with what it now expects of others, by sequence.
+        estimator: Asked what to expect of each job that comes, and told of each that has ended, with the seconds that
+            it ran, not counting what preemptions cost; None: nothing is expected.
         tick_s: The cycle runs only at multiples of this; 0: whenever something happens.
         is_in_whole_seconds: Thresholds are noticed whole seconds after a start, as the authors' simulator has it.
         resizes: Nodes that come and go; a virtual cluster starts with all that it ever has, unless told otherwise.
@@ -84,8 +85,7 @@ class Simulation:
         rules: Rules,
         jobs: Sequence[TraceJob],
         *,
-        predict: Callable[[TraceJob], float] | None = None,
-        on_end: Callable[[TraceJob, float, float], Mapping[int, float]] | None = None,
+        estimator: Estimator | None = None,
         is_lending: bool = False,
         tick_s: float = 0.0,
         is_in_whole_seconds: bool = True,
@@ -104,8 +104,7 @@ class Simulation:
         self.events = 0
         self.left = len(jobs)  # jobs that have not ended
         self._rules = rules
-        self._predict = predict
-        self._on_end = on_end
+        self._estimator = estimator
         self._tick_s = tick_s
         self._is_in_whole_seconds = is_in_whole_seconds
         self.observers = list(observers)
@@ -186,9 +185,12 @@ class Simulation:
         run = self.runs[row]
         run.end_s = now_s
         run.held_s += now_s - self._segment_s[row]
-        domain.finish(row, service_gpu_s=run.held_s * self.jobs[row].job.gpus)
-        if self._on_end is not None:
-            self._expect(self._on_end(self.jobs[row], now_s, run.held_s - run.cost_s), touched)
+        domain.finish(row)
+        home = self.domains[self.jobs[row].job.vc]
+        home.learn(run.held_s * self.jobs[row].job.gpus, self.table.predicted_gpu_s.item(row))
+        if self._estimator is not None:
+            ended = JobEnded(at_s=now_s, job=self.jobs[row].job, ran_s=run.held_s - run.cost_s)
+            self._expect(self._estimator.learn(ended), touched)
 
     def _expect(self, predicted_gpu_s: Mapping[int, float], touched: dict[str, Domain]) -> None:
         """Jobs that wait are ranked by what is now expected of them."""
@@ -207,7 +209,10 @@ class Simulation:
         trace = self.jobs[row]
         domain = self.domains[trace.job.vc]
         touched[domain.name] = domain
-        predicted_gpu_s = self._predict(trace) if self._predict else math.nan
+        predicted_gpu_s = math.nan
+        if self._estimator is not None:
+            predicted_gpu_s = self._estimator.predicted_gpu_s(trace.job, trace.job.submit_s)
+        # What is left is the truth, whoever estimates: by it the job will end.
         domain.submit(row, trace.job, remaining_s=trace.duration_s, predicted_gpu_s=predicted_gpu_s)
         self._wake(domain.name, trace.job.submit_s + self._rules.reserve_after_s)
         if domain.traits.is_ageing:

@@ -65,11 +65,15 @@ def test_history_is_only_what_had_come_and_ended() -> None:
     assert all(job.submit_s + ran_s <= until_s for job, ran_s in past)
 
 
-def test_a_learner_is_told_of_a_job_without_its_run_time() -> None:
-    first, second = (Learner(GpuTimeParams(), RollingParams()) for _ in range(2))
-    job = nameless(1)[0]
+def test_a_learner_that_is_asked_again_says_the_same_and_counts_the_job_once() -> None:
+    learner = Learner(GpuTimeParams(), RollingParams())
+    jobs = nameless(1)
+    first_gpu_s = learner.predicted_gpu_s(jobs[0].job, 0.0)
 
-    assert first.expect(job) == second.expect(replace(job, duration_s=job.duration_s * 1000))
+    again_gpu_s = learner.predicted_gpu_s(jobs[0].job, 60.0)
+
+    assert again_gpu_s == first_gpu_s
+    assert sum(learner.summary(jobs).sources.values()) == 1
 
 
 def test_with_history_the_model_is_used_from_the_first_job_and_orders_better_than_gpus() -> None:

@@ -12,6 +12,7 @@ from farside.scheduler.domain import Rules
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.order.qssf import Cut, Qssf, short_up_to_gpu_s
 from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.sim.estimator import Foreknown
 from farside.scheduler.sim.oracle import Oracle
 from farside.scheduler.sim.simulation import Run, Simulation
 from farside.scheduler.sim.trace.job import TraceJob
@@ -22,7 +23,7 @@ HOUR_S = 3600.0
 
 def run(order: Qssf, jobs: list[TraceJob], gpus: int = 1) -> list[Run]:
     rules = Rules(order=order, placement=CountOnly())
-    return list(Simulation(flat_cluster(1, gpus), rules, jobs, predict=Oracle()).run())
+    return list(Simulation(flat_cluster(1, gpus), rules, jobs, estimator=Foreknown(Oracle(), jobs)).run())
 
 
 def flood(long_s: float, short_s: float, shorts: int) -> list[TraceJob]:
@@ -65,7 +66,7 @@ def test_jobs_of_which_nothing_is_expected_lose_patience_too() -> None:
     def predict(job: TraceJob) -> float:
         return math.nan if job.duration_s == 10.0 and job.job.submit_s else job.duration_s
 
-    runs = Simulation(flat_cluster(1, 1), rules, jobs, predict=predict).run()
+    runs = Simulation(flat_cluster(1, 1), rules, jobs, estimator=Foreknown(predict, jobs)).run()
 
     assert HOUR_S <= runs[1].start_s - 1.0 <= HOUR_S + 600.0
 

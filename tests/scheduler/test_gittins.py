@@ -201,7 +201,7 @@ def test_a_guests_end_teaches_its_own_virtual_cluster() -> None:
     runs = simulation.run()
 
     assert [run.end_s for run in runs] == [50.0, 8.0]
-    assert {name: list(domain.ended_gpu_s) for name, domain in simulation.domains.items()} == {
+    assert {name: list(domain.history.ended_gpu_s) for name, domain in simulation.domains.items()} == {
         "a": [7.0, 50.0],
         "b": [],
     }

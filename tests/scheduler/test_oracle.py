@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from farside.scheduler.domain import Rules
 from farside.scheduler.order.qssf import Qssf
 from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.sim.estimator import Foreknown
 from farside.scheduler.sim.oracle import Oracle
 from farside.scheduler.sim.simulation import Simulation
 from tests.support.traces import flat_cluster, trace
@@ -53,7 +54,7 @@ def test_the_larger_its_errors_the_less_qssf_gains() -> None:
     def average_s(error_factor: float) -> float:
         rules = Rules(order=Qssf(), placement=CountOnly())
         jobs, oracle = trace(rows), Oracle(error_factor=error_factor)
-        runs = Simulation(flat_cluster(1, 4), rules, jobs, predict=oracle).run()
+        runs = Simulation(flat_cluster(1, 4), rules, jobs, estimator=Foreknown(oracle, jobs)).run()
         return sum(run.end_s - job.job.submit_s for run, job in zip(runs, jobs, strict=True)) / len(jobs)
 
     assert average_s(1.0) < average_s(2.0) < average_s(50.0)

@@ -24,6 +24,7 @@ from farside.scheduler.order.srtf import Srsf
 from farside.scheduler.order.tenant import TenantOrder
 from farside.scheduler.order.timeshare import Timeshare
 from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.sim.estimator import Foreknown
 from farside.scheduler.sim.oracle import Oracle
 from farside.scheduler.sim.result.digest import Digest
 from farside.scheduler.sim.simulation import Run, Simulation
@@ -53,7 +54,7 @@ def simulate(
     digest = Digest(jobs)
     rules = Rules(order=order, placement=CountOnly())
     predict = Oracle(error_factor=2.0, seed=seed)
-    runs = Simulation(flat_cluster(1, gpus), rules, jobs, predict=predict, observers=(digest,)).run()
+    runs = Simulation(flat_cluster(1, gpus), rules, jobs, estimator=Foreknown(predict, jobs), observers=(digest,)).run()
     return runs, digest.value
 
 
@@ -211,7 +212,7 @@ def test_qssf_goes_by_what_is_expected_and_puts_the_unknown_last() -> None:
         flat_cluster(1, 1),
         Rules(order=Qssf(), placement=CountOnly()),
         jobs,
-        predict=lambda job: expected[job.job.job_id],
+        estimator=Foreknown(lambda job: expected[job.job.job_id], jobs),
     )
 
     assert [run.end_s for run in simulation.run()] == [10, 25, 16, 15]

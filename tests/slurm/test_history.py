@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.config import SlurmConfig, load_config
+from farside.scheduler.live.manager import rules_of
+from farside.scheduler.live.slurm.desk import Desk
 from farside.scheduler.live.slurm.engine import Engine, Mode
 from farside.scheduler.live.slurm.foretell import Foreteller, foretold_gpu_s
 from farside.scheduler.live.slurm.notebook import Notebook
+from farside.scheduler.live.slurm.past import Memory, Past, recall
 from farside.scheduler.live.slurm.read_sacct import FIELDS, ended_of
-from farside.scheduler.live.slurm.shadow_job import Ended, job_of_ended
-from tests.slurm.made import NOW_S, TRAITS, FakeSlurm, running, snapshot, waiting
+from farside.scheduler.live.slurm.shadow_job import Ended, fact_of, job_of_ended
+from farside.scheduler.live.slurm.watcher import Watcher
+from farside.scheduler.order.gittins import Gittins
+from tests.slurm.made import NOW_S, TRAITS, FakeSlurm, groups, running, snapshot, waiting
 
 # As Debian's 22.05 prints it.
 TOLD = """\
@@ -61,14 +67,15 @@ def test_a_job_is_expected_to_take_what_its_like_took_and_never_more_than_its_li
     unknown = job_of_ended(ended(1, 1.0, limit_s=600.0))
     endless = job_of_ended(ended(1, 1.0))
 
-    before = foreteller.gpu_s(unknown), foreteller.gpu_s(endless)
-    foreteller.learn([ended(at, 100.0) for at in range(20)])
+    before = foreteller.predicted_gpu_s(unknown, 0.0), foreteller.predicted_gpu_s(endless, 0.0)
+    for at in range(20):
+        foreteller.learn(fact_of(ended(at, 100.0)))
     short = job_of_ended(ended(30, 1.0, limit_s=10.0))
 
     assert before == (600.0, math.inf)
-    assert foreteller.gpu_s(unknown) == pytest.approx(100.0, rel=0.01)
-    assert foreteller.gpu_s(endless) == pytest.approx(100.0, rel=0.01)
-    assert foreteller.gpu_s(short) == 10.0
+    assert foreteller.predicted_gpu_s(unknown, 0.0) == pytest.approx(100.0, rel=0.01)
+    assert foreteller.predicted_gpu_s(endless, 0.0) == pytest.approx(100.0, rel=0.01)
+    assert foreteller.predicted_gpu_s(short, 0.0) == 10.0
 
 
 def test_what_was_expected_of_a_job_rests_on_those_that_had_ended_when_it_came() -> None:
@@ -145,3 +152,42 @@ def test_a_shadow_has_its_expected_gain_at_once_and_keeps_no_second_copy_of_hist
     assert told["ended"] == 40  # that of three months ago is left out
     assert told["gain"].jobs == 40
     assert Notebook(config().state_dir).ended() == {}
+
+
+def test_gittins_keeps_from_turn_to_turn_what_it_learned_of_the_partition(config: Callable[..., SlurmConfig]) -> None:
+    settings = config(policy="gittins", policy_settings="first_fit_jobs=3")
+    rules = rules_of(settings)
+    watcher = Watcher(settings, rules, Notebook(settings.state_dir), lambda: NOW_S)
+    watcher.learn([ended(1, 100.0), ended(2, 200.0), ended(3, 300.0), replace(ended(4, 9.0), partition="other")])
+    seen = snapshot(*FULL, waiting(5, 4))
+    (group,) = groups(seen)
+
+    def samples_of_a_turn() -> list[float]:
+        desk = Desk(
+            seen, recall(Memory(), seen.jobs, NOW_S), group, rules, TRAITS, may_preempt=False,
+            estimator=watcher.estimator, history=watcher.history(group),
+        )  # fmt: skip
+        order = desk.domain.rules.order
+        assert isinstance(order, Gittins)
+        return [float(sample) for sample in order.distribution.samples]
+
+    assert samples_of_a_turn() == [100.0, 200.0, 300.0]
+    assert samples_of_a_turn() == [100.0, 200.0, 300.0]
+
+
+def test_a_turn_of_the_engine_goes_by_what_gittins_learned(config: Callable[..., SlurmConfig]) -> None:
+    """All past jobs took as long: who has had part of that is nearer to its end, though it has had more service."""
+    settings = config(policy="gittins", policy_settings="first_fit_jobs=3; limits_gpu_s=; delta=best")
+    day_s = NOW_S - 86_400
+    past = [ended(at, 1000.0, submit_s=day_s) for at in range(100, 140)]
+    slurm = FakeSlurm(
+        snapshot(*FULL, waiting(3, 4), waiting(4, 4)), ended=tuple(past),
+        traits_told=type(TRAITS)(has_accounting=True, version="22.05.8"),
+    )  # fmt: skip
+    memory = Memory(at_s=NOW_S - 1, jobs={"3": Past(since_s=NOW_S - 500, executed_s=100.0, first_start_s=NOW_S - 900)})
+    Notebook(settings.state_dir).keep(memory)
+    one = Engine(settings, Mode.RUN, slurm, now_s=lambda: slurm.seen.at_s)
+
+    asyncio.run(one.turn())
+
+    assert order(slurm) == ["3", "4"]

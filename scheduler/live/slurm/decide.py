@@ -11,16 +11,18 @@ How it works
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from farside.scheduler.admission.history import History
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Rules
 from farside.scheduler.live.slurm.action import Hold, JobAction, Release, Requeue, SetNice, SetPriority
-from farside.scheduler.live.slurm.desk import Desk, Expected, Group, by_limit
+from farside.scheduler.live.slurm.desk import Desk, Group
 from farside.scheduler.live.slurm.nice import lowered
 from farside.scheduler.live.slurm.past import Memory, Past, is_live, recall
 from farside.scheduler.live.slurm.priority import changes
 from farside.scheduler.live.slurm.snapshot import HELD_MARK, JobPhase, SlurmJob, Snapshot, Traits
+from farside.scheduler.predict.estimator import Estimator, TimeLimits
 from farside.scheduler.state import Preempt, Start
 from farside.units import format_count
 
@@ -40,7 +42,8 @@ class Ways:
         is_by_nice: The order is made by lowering jobs; priorities that Slurm computes are never raised.
         owner: Whose jobs may be ordered; empty: everybody's.
         most_actions: In one turn; what is left is done in the next ones.
-        expected_gpu_s: What a job is expected to take, for policies that go by it.
+        estimator: Says what a job is expected to take, for policies that go by it.
+        histories: What was learned of the jobs of each group, by its partitions; none: nothing yet.
     """
 
     rules: Rules
@@ -50,7 +53,8 @@ class Ways:
     is_by_nice: bool = False
     owner: str = ""
     most_actions: int = 200
-    expected_gpu_s: Expected = by_limit
+    estimator: Estimator = field(default_factory=TimeLimits)
+    histories: Mapping[frozenset[str], History] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +95,7 @@ def decide(snapshot: Snapshot, memory: Memory, traits: Traits, ways: Ways) -> De
     for group in ways.groups:
         desk = Desk(
             snapshot, memory, group, ways.rules, traits, may_preempt=ways.may_preempt,
-            expected_gpu_s=ways.expected_gpu_s,
+            estimator=ways.estimator, history=ways.histories.get(group.partitions),
         )  # fmt: skip
         one = _Turn(desk, memory, snapshot.at_s, ways)
         pasts.update(one.pasts)

@@ -8,25 +8,20 @@ other partitions on the same nodes, and jobs that nobody can count, are part of 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from farside.errors import ConfigError
 from farside.scheduler.admission.figures import Figures
+from farside.scheduler.admission.history import History
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.live.slurm.past import Memory, Past
 from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, SlurmPartition, Snapshot, Traits
+from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.settings import suggestion
 from farside.scheduler.state import Action, Allocation, Job, Node, Promote
 from farside.scheduler.table import JobTable
 from farside.scheduler.waiting import Rank
-
-Expected = Callable[[Job], float]
-
-
-def by_limit(job: Job) -> float:
-    """GPU seconds that a job takes if it uses all of its time limit up."""
-    return job.limit_s * job.gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +74,16 @@ class Desk:
         rules: By what they are scheduled.
         traits: What Slurm counts.
         may_preempt: Running jobs may lose their GPUs, if Slurm may requeue them.
-        expected_gpu_s: What a job is expected to take, GPU seconds.
+        estimator: Says what a job is expected to take.
+        history: What was learned in the turns before, from jobs of this group; None: nothing.
     """
 
     def __init__(
         self, snapshot: Snapshot, memory: Memory, group: Group, rules: Rules, traits: Traits, *, may_preempt: bool,
-        expected_gpu_s: Expected,
+        estimator: Estimator, history: History | None = None,
     ) -> None:  # fmt: skip
         self._now_s = snapshot.at_s
-        self._expected_gpu_s = expected_gpu_s
+        self._estimator = estimator
         self.jobs: dict[int, SlurmJob] = {}
         managed = [job for job in snapshot.jobs if is_managed(job, group) and job.job_id in memory.jobs]
         self._seen = {
@@ -97,7 +93,7 @@ class Desk:
         known = [snapshot.nodes[name] for name in group.nodes if name in snapshot.nodes]
         nodes = _nodes(known, managed, self._seen)
         self._index = {node.name: at for at, node in enumerate(nodes)}
-        self.domain = Domain("", nodes, rules, JobTable(max(64, len(managed))))
+        self.domain = Domain("", nodes, rules, JobTable(max(64, len(managed))), history=history)
         self._sit_down(managed, memory, most_gpus=sum(node.gpus for node in nodes))
         taking = {node.name for node in known if node.is_taking}
         self.domain.resize(tuple(node for node in nodes if node.name in taking))
@@ -132,8 +128,8 @@ class Desk:
             row,
             seen,
             Figures(
-                remaining_s=job.limit_s,  # what its user expects of it
-                predicted_gpu_s=self._expected_gpu_s(seen),
+                remaining_s=self._estimator.remaining_s(seen, 0.0),  # one that was requeued begins again
+                predicted_gpu_s=self._estimator.predicted_gpu_s(seen, self._now_s),
                 executed_s=past.executed_s,
                 waited_s=past.waited_s,
                 since_s=past.since_s,

@@ -203,7 +203,8 @@ class Engine:
         ways = Ways(
             rules=self._rules, groups=self._groups, may_preempt=self._config.preempt, is_gating=self._config.gate,
             is_by_nice=self._config.order_by == NICE, owner=self._owner(self._traits),
-            most_actions=self._config.actions_per_turn, expected_gpu_s=self._watcher.expected_gpu_s,
+            most_actions=self._config.actions_per_turn, estimator=self._watcher.estimator,
+            histories={group.partitions: self._watcher.history(group) for group in self._groups},
         )  # fmt: skip
         decision = decide(snapshot, self._memory, self._traits, ways)
         nodes = (snapshot.nodes[name] for group in self._groups for name in group.nodes if name in snapshot.nodes)

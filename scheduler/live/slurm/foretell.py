@@ -6,25 +6,27 @@ more than that, a job's time limit is taken.
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from farside.scheduler.live.slurm.shadow_job import Ended, job_of_ended
+from farside.scheduler.live.slurm.shadow_job import Ended, fact_of, job_of_ended
+from farside.scheduler.predict.estimator import TimeLimits
 from farside.scheduler.predict.rolling import RollingEstimator, RollingParams
+from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.state import Job
 
 
-class Foreteller:
-    """What jobs took, by user, name and GPUs."""
+class Foreteller(TimeLimits):
+    """An estimator by what jobs took, by user, name and GPUs; how much is left of one, its time limit says."""
 
     def __init__(self) -> None:
         self._estimator = RollingEstimator(RollingParams())
 
-    def learn(self, ended: Iterable[Ended]) -> None:
-        """Jobs have ended, in this order."""
-        for one in ended:
-            self._estimator.add(job_of_ended(one), one.held_s)
+    def learn(self, ended: JobEnded) -> Mapping[int, float]:
+        """A job has ended. Of others something else is expected from now on, which the next turn asks for."""
+        self._estimator.add(ended.job, ended.ran_s)
+        return {}
 
-    def gpu_s(self, job: Job) -> float:
+    def predicted_gpu_s(self, job: Job, now_s: float) -> float:
         """GPU seconds that a job is expected to take; infinite where it has no limit and nothing is known."""
         estimate = self._estimator.expect(job)
         if not estimate.nearest:
@@ -39,6 +41,6 @@ def foretold_gpu_s(ended: Sequence[Ended]) -> Mapping[str, float]:
     found: dict[str, float] = {}
     for one in sorted(ended, key=lambda one: one.submit_s):
         while ending and ending[0][0] <= one.submit_s:
-            foreteller.learn([heapq.heappop(ending)[2]])
-        found[one.job_id] = foreteller.gpu_s(job_of_ended(one))
+            foreteller.learn(fact_of(heapq.heappop(ending)[2]))
+        found[one.job_id] = foreteller.predicted_gpu_s(job_of_ended(one), one.submit_s)
     return found

@@ -18,6 +18,7 @@ from farside.scheduler.live.slurm.past import Memory
 from farside.scheduler.live.slurm.shadow_job import Ended, job_of_ended
 from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob, Snapshot
 from farside.scheduler.order.fifo import Fifo
+from farside.scheduler.sim.estimator import Foreknown
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Cluster, Node, VirtualCluster
@@ -152,8 +153,8 @@ def _trace_job(vc: str, job: Ended, sequence: int, *, may_preempt: bool) -> Trac
 def _simulated(cluster: Cluster, rules: Rules, trace: Sequence[TraceJob], jobs: Sequence[Ended]) -> Means:
     # As in life: what is known of a job's length when it comes.
     expected = foretold_gpu_s(jobs)
-    simulation = Simulation(cluster, rules, trace, predict=lambda one: expected[one.job.job_id])
-    runs = simulation.run()
+    estimator = Foreknown(lambda one: expected[one.job.job_id], trace)
+    runs = Simulation(cluster, rules, trace, estimator=estimator).run()
     return _means(rules.order.name, jobs, [(run.start_s, run.end_s) for run in runs])
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from farside.config import SlurmConfig
 from farside.log import get_log
+from farside.scheduler.admission.history import History
 from farside.scheduler.domain import Rules
 from farside.scheduler.live.slurm.action import Line, SetNice, SetPriority, SlurmAction, told
 from farside.scheduler.live.slurm.decide import Decision
@@ -12,9 +13,8 @@ from farside.scheduler.live.slurm.foretell import Foreteller
 from farside.scheduler.live.slurm.notebook import MOST_ENDED, Notebook
 from farside.scheduler.live.slurm.past import Memory
 from farside.scheduler.live.slurm.shadow import Gain, compared, ended_between, expected_gain, kept, told_gain
-from farside.scheduler.live.slurm.shadow_job import Ended
+from farside.scheduler.live.slurm.shadow_job import Ended, fact_of
 from farside.scheduler.live.slurm.snapshot import Snapshot
-from farside.scheduler.state import Job
 from farside.units import format_count
 
 # Between two simulations of the expected gain.
@@ -32,8 +32,8 @@ class Watcher:
         self._notebook = notebook
         self._now_s = now_s
         self._ended = notebook.ended()
-        self._foreteller = Foreteller()
-        self._foreteller.learn(self._ended.values())
+        self._histories: dict[frozenset[str], History] = {}  # by the partitions of a group
+        self._relearn(self._ended.values())
         self._said: set[str] = set()
         self._gain_at_s = 0.0
         self.gain: Gain | None = None
@@ -48,19 +48,34 @@ class Watcher:
         new = [one for one in ended_between(before, snapshot, groups) if one.job_id not in self._ended]
         self._ended = kept(self._ended, new, MOST_ENDED)
         self._notebook.add_ended(new)
-        self._foreteller.learn(new)
+        for one in new:
+            self.estimator.learn(fact_of(one))
+            for partitions, history in self._histories.items():
+                if one.partition in partitions:
+                    history.add(one.held_s * one.gpus)
 
     def learn(self, history: Iterable[Ended]) -> int:
         """Takes jobs that ended before anybody looked, the first to end first; how many of them are new."""
         new = [one for one in history if one.job_id not in self._ended]
         self._ended = kept({one.job_id: one for one in new}, self._ended.values(), MOST_ENDED)
-        self._foreteller = Foreteller()
-        self._foreteller.learn(sorted(self._ended.values(), key=lambda one: one.end_s))
+        self._relearn(sorted(self._ended.values(), key=lambda one: one.end_s))
         return len(new)
 
-    def expected_gpu_s(self, job: Job) -> float:
-        """What a job is expected to take, by those that have ended."""
-        return self._foreteller.gpu_s(job)
+    def _relearn(self, ended: Iterable[Ended]) -> None:
+        self.estimator = Foreteller()
+        for one in ended:
+            self.estimator.learn(fact_of(one))
+        self._histories.clear()
+
+    def history(self, group: Group) -> History:
+        """What the ended jobs of a group's partitions took; it outlives the group's domains, one a turn."""
+        known = self._histories.get(group.partitions)
+        if known is None:
+            known = self._histories[group.partitions] = History(self._rules.order, self._rules.placement)
+            for one in sorted(self._ended.values(), key=lambda one: one.end_s):
+                if one.partition in group.partitions:
+                    known.add(one.held_s * one.gpus)
+        return known
 
     def compare(self, before: Memory, then: Decision | None, snapshot: Snapshot) -> None:
         """Says what Slurm has done since a decision, beside that."""

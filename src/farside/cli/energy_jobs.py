@@ -20,9 +20,8 @@ def compare_runs(request: Request, policy: str, settings: Mapping[str, str], *, 
     if scene.site.resizes:
         raise ConfigError("nodes can't both sleep and leave", hint="give --nodes, or --vc-nodes without days")
     before = experiment.simulation(scene.site, scene.jobs).run()
-    estimator = experiment.make_estimator()
     simulation = SleepingSimulation(
-        scene.site.cluster, experiment.rules, scene.jobs, predict=estimator.expect, on_end=estimator.ended,
+        scene.site.cluster, experiment.rules, scene.jobs, estimator=experiment.make_estimator(scene.jobs),
         make_policy=make_policy, boot_s=boot_s,
     )  # fmt: skip
     return cost_of(simulation, simulation.run(), before)

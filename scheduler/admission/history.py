@@ -1,0 +1,42 @@
+"""What the jobs that have ended took, and the policies as that has made them. PURE.
+
+A domain is made anew whenever its nodes change (live) or at each look at the cluster (over Slurm); what was learned
+belongs to its owner, who gives it to the next domain. All of it follows from the jobs that ended, in the order of their
+ends: whoever adds the same jobs in the same order has the same policies.
+"""
+
+import math
+
+from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.placement.policy import PlacementPolicy
+from farside.scheduler.placement.sample import Sample
+
+
+class History:
+    """The ended jobs of one domain and of those that it stands for.
+
+    Attributes:
+        order: The order policy as these jobs have made it.
+        placement: The placement policy, likewise.
+        ended_gpu_s: The whole service of each job, GPU seconds.
+        expected_gpu_s: What was expected of each when it came; NaN where nothing was.
+        placed: What their last places did to them.
+    """
+
+    def __init__(self, order: OrderPolicy, placement: PlacementPolicy) -> None:
+        self.order = order
+        self.placement = placement
+        self.ended_gpu_s: list[float] = []
+        self.expected_gpu_s: list[float] = []
+        self.placed: list[Sample] = []
+
+    def add(self, service_gpu_s: float, expected_gpu_s: float = math.nan) -> None:
+        """A job has ended, having held GPUs for so many GPU seconds in all."""
+        self.ended_gpu_s.append(service_gpu_s)
+        self.expected_gpu_s.append(expected_gpu_s)
+        self.order = self.order.learn(self.ended_gpu_s, self.expected_gpu_s)
+
+    def add_place(self, sample: Sample) -> None:
+        """A job has ended, and this is what its last place did to it."""
+        self.placed.append(sample)
+        self.placement = self.placement.learn(self.placed)

@@ -1,0 +1,46 @@
+"""The one door to what is expected of jobs: simulator, manager and Slurm's engine ask it alike. PURE.
+
+Which policies need one is in the catalog of orders (order/catalog.py). Behind the door is an oracle or a service that
+learns (sim/estimator.py), what similar jobs took as sacct knows it (live/slurm/foretell.py), or the time limit alone.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from farside.scheduler.predict.service import JobEnded
+from farside.scheduler.state import Job
+
+
+class Estimator(Protocol):
+    """What a job will take. It has no clock: at a time it knows what it was told until then."""
+
+    def predicted_gpu_s(self, job: Job, now_s: float) -> float:
+        """GPU seconds that a job is expected to take in all; NaN: nobody knows.
+
+        Asked again about the same job it says the same, or what it has learned since.
+        """
+        ...
+
+    def remaining_s(self, job: Job, done_s: float) -> float:
+        """Seconds that a job still has to run, of which ``done_s`` are done; infinite: nobody knows. Never NaN."""
+        ...
+
+    def learn(self, ended: JobEnded) -> Mapping[int, float]:
+        """A job has ended; GPU seconds that are now expected of others, by sequence."""
+        ...
+
+
+class TimeLimits:
+    """The estimator where nothing is learned: of a job without a time limit nobody knows anything."""
+
+    def predicted_gpu_s(self, job: Job, now_s: float) -> float:
+        """All of its time limit."""
+        return job.limit_s * job.gpus
+
+    def remaining_s(self, job: Job, done_s: float) -> float:
+        """What is left of its time limit."""
+        return job.limit_s - done_s
+
+    def learn(self, ended: JobEnded) -> Mapping[int, float]:
+        """Nothing new to it."""
+        return {}

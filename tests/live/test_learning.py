@@ -1,0 +1,77 @@
+"""What a policy has learned from the jobs that ended outlives the domain in which they ran."""
+
+import pytest
+
+from farside.scheduler.live.event import CancelRequested, Gpu, NodeChanged, TaskPhase
+from farside.scheduler.order.gittins import Gittins
+from tests.live.world import World, rules
+
+
+@pytest.fixture
+def world() -> World:
+    return World(rules("gittins", first_fit_jobs="3"), nodes=1, gpus=4)
+
+
+def samples(world: World) -> list[float]:
+    order = world.mind.domain.rules.order
+    assert isinstance(order, Gittins)
+    return [float(sample) for sample in order.distribution.samples]
+
+
+def run_to_their_ends(world: World, *lengths_s: float) -> None:
+    for length_s in lengths_s:
+        job_id = world.submit(2)
+        world.runs(job_id)
+        world.pass_s(length_s)
+        world.exits(job_id)
+
+
+def test_gittins_knows_what_it_learned_when_a_node_joins(world: World) -> None:
+    run_to_their_ends(world, 10.0, 20.0, 30.0)
+    domain = world.mind.domain
+
+    world.join("n1")
+
+    assert world.mind.domain is not domain
+    assert samples(world) == [20.0, 40.0, 60.0]
+
+
+def test_gittins_goes_on_to_learn_in_the_new_domain(world: World) -> None:
+    run_to_their_ends(world, 10.0, 20.0, 30.0)
+    world.join("n1")
+
+    run_to_their_ends(world, 5.0)
+
+    assert samples(world) == [10.0, 20.0, 40.0, 60.0]
+
+
+def test_gittins_knows_the_same_after_a_restart(world: World) -> None:
+    run_to_their_ends(world, 10.0, 20.0, 30.0, 5.0)
+    before = samples(world)
+
+    world.lead()
+
+    assert samples(world) == before
+
+
+def test_a_job_that_never_ran_teaches_nothing(world: World) -> None:
+    run_to_their_ends(world, 10.0, 20.0)
+    too_wide = world.submit(5)
+
+    world.does(CancelRequested(job_id=too_wide, by="ann"))
+
+    assert samples(world) == []
+
+
+def test_a_job_that_ends_before_the_new_domain_is_built_is_learned_from(world: World) -> None:
+    run_to_their_ends(world, 10.0, 20.0)
+    job_id = world.submit(2)
+    world.runs(job_id)
+    world.pass_s(30.0)
+    (task,) = world.job(job_id).tasks
+    larger = NodeChanged(node="n0", headroom_bytes=1 << 36, gpus=tuple(Gpu(index=at, model="H200") for at in range(5)))
+
+    world.tell(larger)
+    world.task(task, TaskPhase.EXITED, exit_code=0)
+
+    assert samples(world) == [20.0, 40.0, 60.0]
