@@ -29,7 +29,7 @@ from farside.scheduler.live.power.setup import power_setup
 from farside.scheduler.live.queued import QueueLimits
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
-from farside.scheduler.order.catalog import make_order
+from farside.scheduler.order.catalog import Needs, make_order, needs_of
 from farside.scheduler.placement.catalog import make_placement
 from farside.scheduler.settings import named_settings
 from farside.tls import TlsFiles, server_tls
@@ -77,8 +77,14 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
         reserve_after_s = reserve_after(config.reserve_after_s)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    order = make_order(config.policy, told)
+    if isinstance(config, ManagerConfig) and needs_of(order) is Needs.EXPECTATION:
+        raise ConfigError(
+            f"policy: {config.policy} needs {Needs.EXPECTATION.value}, and the manager has none",
+            hint="take las or gittins, or srsf, which goes by time limits; farside sim and farside slurm have it",
+        )
     return Rules(
-        order=make_order(config.policy, told),
+        order=order,
         placement=placement,
         min_run_s=config.min_run_s,
         reserve_after_s=reserve_after_s,
