@@ -1,15 +1,7 @@
-"""One scheduling cycle over one domain: observe, order, admit, place, preempt, act. PURE.
+"""One scheduling cycle over one domain: observe, order, reserve, admit, lend, act. PURE.
 
-The simulator and the live manager call `run_cycle` after something happened: a job came, ended, crossed a threshold.
-
-    1. observe   who has crossed a threshold, and falls; who has starved, and goes back to the first queue
-    2. order     the first of each class of equal demand, by rank; under a strict policy all are one class
-    3. reserve   for who has waited too long (reservation.py): he goes before all, and what he lacks is held for him
-    4. admit     the best of the others; when it has no room, its class has none, and under a strict policy nobody has
-    5. place     on free GPUs
-    6. preempt   else on those of running jobs that stand behind it, the last first, if that makes room: nobody is
-                 preempted unless somebody starts, and who is not in the way after all keeps running where he is
-    7. act       the starts, preemptions and promotions, each with its reason
+The simulator, the live manager and the engine over Slurm call `run_cycle` after something happened: a job came, ended,
+crossed a threshold. The steps are numbered there.
 
 With one job a class to look at, the cost does not grow with the queue. That preempting takes the last first and then
 lets the best of the victims stay gives, where only counts matter, the same result as filling an empty cluster in the
@@ -27,6 +19,8 @@ from farside.scheduler.state import Action, Allocation, Demand, Preempt, Promote
 from farside.scheduler.waiting import Rank
 from farside.units import format_count
 
+_Head = tuple[Rank, int, int]  # the first of a class: its rank, its row, the class
+
 BEFORE_ALL: Rank = (-math.inf,)
 BEHIND_ALL: Rank = (math.inf,)
 
@@ -34,18 +28,42 @@ BEHIND_ALL: Rank = (math.inf,)
 def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> tuple[Action, ...]:
     """Decides for a domain, books what it decides there, and returns it in the order in which to carry it out.
 
-    Who found no room may be a guest on idle nodes of ``lenders`` where nobody waits; the owner's jobs go before guests,
-    whatever the policy.
+    A job that found no room may be a guest on idle nodes of ``lenders`` where nobody waits; the owner's jobs go before
+    guests, whatever the policy.
     """
+    # 1. Observe: a running job that crossed a threshold falls; one that starved goes back to the first queue.
     domain.notice(now_s)
     domain.queue.compare_accounts(now_s)
-    actions = _promote(domain, now_s)
+    promoted = _promote(domain, now_s)
+
+    # 2. Order: the first of each class of equal demand, by rank. Under a strict policy all are one class.
     heads = domain.queue.take_heads(now_s)
     heapq.heapify(heads)
+
+    # 3. Reserve: a job that has waited too long goes before all, and what it lacks is held for it.
     plan = _Plan(domain, now_s)
     if plan.serve_longest_waiting():
         heads = domain.waiting.heads()
         heapq.heapify(heads)
+
+    # 4. Admit, the best first.
+    _admit(domain, plan, heads)
+
+    # 5. Lend: jobs that still wait may be guests on idle nodes of others.
+    plan.borrow(lenders)
+
+    # 6. Act: starts and preemptions, each with its reason; until the next cycle accounts hold what they hold now.
+    decided = plan.actions()
+    domain.queue.charge_accounts(domain.book.tally.gpus_of)
+    return (*promoted, *decided)
+
+
+def _admit(domain: Domain, plan: "_Plan", heads: list[_Head]) -> None:
+    """Starts jobs in their order, until the first of each class has no room: then none of that class has.
+
+    Under a strict policy nobody has then. A job starts on free GPUs, otherwise on those of running jobs that stand
+    behind it (`_Plan.start`).
+    """
     full = set[int]()
     while heads:
         rank, row, group = heapq.heappop(heads)
@@ -66,10 +84,6 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
         following = domain.waiting.first(group)
         if following is not None:
             heapq.heappush(heads, (*following, group))
-    plan.borrow(lenders)
-    decided = plan.actions()
-    domain.queue.charge_accounts(domain.book.tally.gpus_of)
-    return (*actions, *decided)
 
 
 def _promote(domain: Domain, now_s: float) -> list[Promote]:
@@ -120,10 +134,13 @@ class _Plan:
     def start(self, row: int, rank: Rank, demand: Demand) -> bool:
         """Starts a job if it has room, or if room can be made for it."""
         domain = self._domain
+        # Place: on free GPUs, or on those that are held for a reservation, if the job is gone by then.
         allocation = domain.book.place(row, self._now_s)
         victims: list[_Victim] = []
         if allocation is None and self._holds:
             allocation = self._backfill(row, demand)
+        # Preempt: otherwise on those of running jobs that stand behind it, the last first, if that makes room. None is
+        # preempted unless another job starts, and one that is not in the way after all keeps running where it is.
         if allocation is None and self._may_make_room(row):
             allocation, victims = self._make_room(row, rank, demand)
         if allocation is None:
