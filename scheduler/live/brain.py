@@ -25,13 +25,14 @@ from farside.log import get_log
 from farside.scheduler.domain import Rules
 from farside.scheduler.explain import nobody_knows
 from farside.scheduler.live.decide import Mind
+from farside.scheduler.live.draft import Draft
 from farside.scheduler.live.event import Event, JobUnplaced
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.mishap import Mishaps
 from farside.scheduler.live.store.event_store import EventStore, StoreError
 from farside.scheduler.live.store.leadership import leading
 from farside.scheduler.live.store.load import whole_state
-from farside.scheduler.live.store.turn import PAGE, Draft, LeadLost
+from farside.scheduler.live.store.turn import PAGE, LeadLost
 from farside.scheduler.live.wake import sleeping_at, wake
 from farside.scheduler.live.wall_clock import WallClock
 from farside.units import format_moment
@@ -127,9 +128,9 @@ class Brain:
         """Reads on, decides, and writes that; False: there was nothing to decide."""
         begun_s, mind = time.monotonic(), self._sound_mind()
         self._read(mind)
-        events = mind.next_events(self._now_s(mind.state))
-        if events:
-            await self._write(mind, events)
+        drafts = mind.next_events(self._now_s(mind.state))
+        if drafts:
+            await self._write(mind, drafts)
             self._cycles += 1
             wake(self._folder / API_WAKE)
         spent_s = time.monotonic() - begun_s
@@ -139,21 +140,20 @@ class Brain:
         if spent_s > SLOW_S:
             _log.warning("a slow cycle", seconds=spent_s, unfinished=len(mind.state.unfinished))
         self._next_wake_s = mind.next_wake_s()
-        return bool(events)
+        return bool(drafts)
 
-    async def _write(self, mind: Mind, events: Sequence[Event]) -> None:
+    async def _write(self, mind: Mind, drafts: Sequence[Draft]) -> None:
         """Writes what was decided, and what follows from it."""
         async with _in_threads(self._store.turn(self._generation, mind.state.seq)) as turn:
             begun_s = time.monotonic()
             for entry in turn.unread:
                 mind.hear(entry)
-            while events:
-                drafts = [Draft(event=event, cause="cycle") for event in events]
+            while drafts:
                 for entry in turn.add(drafts, self._clock.now_s()):
                     mind.hear(entry)
                     _tell_of(entry.event)
                 is_long = time.monotonic() - begun_s > HOLD_S
-                events = () if is_long else mind.next_events(self._now_s(mind.state), may_plan=False)
+                drafts = () if is_long else mind.next_events(self._now_s(mind.state), may_plan=False)
 
     def _read(self, mind: Mind) -> None:
         while True:

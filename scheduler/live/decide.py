@@ -6,12 +6,13 @@ again, and so on until nothing comes. Each answer rests on a state that has all 
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.explain import explain
 from farside.scheduler.foresight import Foresight, foresee
-from farside.scheduler.live.event import Entry, Event, JobStarted, NodeClosed
+from farside.scheduler.live.draft import Draft, Timer, by_entry, by_timer
+from farside.scheduler.live.event import Entry, Event, JobPlaced, JobStarted, NodeClosed
 from farside.scheduler.live.launch import launches
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.maintenance import late_places
@@ -33,7 +34,10 @@ class Mind:
     def __init__(self, rules: Rules, state: LiveState, now_s: float) -> None:
         self.state = state
         self._planner = Planner(rules, state, now_s)
-        self._touched: dict[str, None] = dict.fromkeys(state.unfinished)
+        # By job the entry that touched it last, as a cause: of all that something may follow for, and of those that
+        # got a place since the last look at who can start.
+        self._touched = dict.fromkeys(state.unfinished, by_entry(state.seq))
+        self._just_placed: dict[str, str] = {}
         self._limits: list[tuple[float, str]] = []
         for job in state.live_jobs():
             self._note_limit(job)
@@ -47,7 +51,10 @@ class Mind:
         """Moves on by the next entry of the log."""
         touched = apply(self.state, entry)
         self._planner.hear(entry, touched)
-        self._touched.update(dict.fromkeys(touched))
+        cause = by_entry(entry.seq)
+        self._touched.update(dict.fromkeys(touched, cause))
+        if isinstance(entry.event, JobPlaced):
+            self._just_placed[entry.event.job_id] = cause
         if isinstance(entry.event, JobStarted):
             self._note_limit(self.state.jobs[entry.event.job_id])
 
@@ -56,19 +63,36 @@ class Mind:
         if at_s is not None:
             heapq.heappush(self._limits, (at_s, job.job_id))
 
-    def next_events(self, now_s: float, *, may_plan: bool = True) -> tuple[Event, ...]:
-        """What to write into the log next; nothing when all is as it should be.
+    def next_events(self, now_s: float, *, may_plan: bool = True) -> tuple[Draft, ...]:
+        """What to write into the log next, each with its cause; nothing when all is as it should be.
 
         ``may_plan``: False: nothing, too, when the cycle is to be run first, which may take long.
         """
         while self._limits and self._limits[0][0] <= now_s:
-            self._touched[heapq.heappop(self._limits)[1]] = None
+            self._touched[heapq.heappop(self._limits)[1]] = by_timer(Timer.TIME_LIMIT)
         # Without those that were over and forgotten meanwhile.
-        touched, self._touched = [job_id for job_id in self._touched if job_id in self.state.jobs], {}
-        followed = consequences(self.state, touched, now_s) or tuple(late_places(self.state, now_s)) or self._closings()
+        touched = {job_id: cause for job_id, cause in self._touched.items() if job_id in self.state.jobs}
+        self._touched = {}
+        steps = consequences(self.state, touched, now_s)
+        followed = tuple(Draft(event=step, cause=touched[step.job_id]) for step in steps)
+        followed = followed or self._drafts(late_places(self.state, now_s)) or self._drafts(self._closings())
         if followed or (not may_plan and self._planner.is_due(now_s)):
             return followed
-        return self._planner.plan(now_s) or tuple(launches(self.state, self._is_profiled))
+        return self._planner.plan(now_s) or self._launches()
+
+    def _drafts(self, events: Iterable[Event]) -> tuple[Draft, ...]:
+        """What rests on all that was heard so far, and so on the newest entry."""
+        cause = by_entry(self.state.seq)
+        return tuple(Draft(event=event, cause=cause) for event in events)
+
+    def _launches(self) -> tuple[Draft, ...]:
+        """The starts that are possible: because the job got its place just now, or because others have left it."""
+        placed, self._just_placed = self._just_placed, {}
+        cause = by_entry(self.state.seq)
+        return tuple(
+            Draft(event=event, cause=placed.get(event.job_id, cause))
+            for event in launches(self.state, self._is_profiled)
+        )
 
     def _closings(self) -> tuple[Event, ...]:
         """Nodes that are to go off: whoever was about to start there has lost the place by now, and nobody gets one."""

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from farside.agent.messages import NOT_STARTED, EndKind
 from farside.scheduler.live.event import (
     Ending,
-    Event,
     JobEnded,
     JobRequeued,
     JobStopping,
@@ -28,7 +27,11 @@ _STOPPED = frozenset(cause.value for cause in StopCause)
 MAX_LOSSES = 10
 
 
-def consequences(state: LiveState, touched: Iterable[str], now_s: float) -> tuple[Event, ...]:
+Step = JobEnded | JobRequeued | JobStopping | JobUnplaced
+"""What may follow for a job."""
+
+
+def consequences(state: LiveState, touched: Iterable[str], now_s: float) -> tuple[Step, ...]:
     """The next step of each of these jobs that has one."""
     found = (_next_step(state, state.jobs[job_id], now_s) for job_id in touched)
     return tuple(event for event in found if event is not None)
@@ -41,7 +44,7 @@ def limit_at_s(job: LiveJob) -> float | None:
     return job.since_s + job.spec.time_limit_s - job.held_s
 
 
-def _next_step(state: LiveState, job: LiveJob, now_s: float) -> Event | None:
+def _next_step(state: LiveState, job: LiveJob, now_s: float) -> Step | None:
     if job.is_over:
         return None
     if job.phase in IDLE:
@@ -53,7 +56,7 @@ def _next_step(state: LiveState, job: LiveJob, now_s: float) -> Event | None:
     return _of_running(state, job, now_s)
 
 
-def _of_idle(state: LiveState, job: LiveJob) -> Event | None:
+def _of_idle(state: LiveState, job: LiveJob) -> Step | None:
     if job.cancelled_by:
         return _cancelled(job)
     for other in job.spec.after:
@@ -65,7 +68,7 @@ def _of_idle(state: LiveState, job: LiveJob) -> Event | None:
     return None
 
 
-def _of_placed(state: LiveState, job: LiveJob) -> Event | None:
+def _of_placed(state: LiveState, job: LiveJob) -> Step | None:
     if job.cancelled_by:
         return _cancelled(job)
     if job.held_by:
@@ -84,7 +87,7 @@ def _cancelled(job: LiveJob, exit_code: int | None = None) -> JobEnded:
     return JobEnded(job_id=job.job_id, ending=Ending.CANCELLED, reason=reason, exit_code=exit_code)
 
 
-def _of_running(state: LiveState, job: LiveJob, now_s: float) -> Event | None:
+def _of_running(state: LiveState, job: LiveJob, now_s: float) -> Step | None:
     if all(task.phase is TaskPhase.EXITED and task.exit_code == 0 for task in job.workers):
         if all(task.is_gone for task in job.tasks):
             return _done(job)
@@ -129,7 +132,7 @@ def _over_limit(job: LiveJob) -> str:
     return f"it has held its GPUs for its time limit of {format_seconds(job.spec.time_limit_s)}"
 
 
-def _of_stopping(state: LiveState, job: LiveJob) -> Event | None:
+def _of_stopping(state: LiveState, job: LiveJob) -> Step | None:
     if any(not task.is_gone and state.nodes[task.node].is_up for task in job.tasks):
         return None
     code = _exit_code(job)

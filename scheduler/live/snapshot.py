@@ -1,7 +1,7 @@
 """What the cycle gets to see of live jobs and nodes: the scheduler's own `Job` and `Node`. PURE."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farside.scheduler.admission.figures import Figures
@@ -22,6 +22,12 @@ def is_holding(job: LiveJob) -> bool:
     if job.phase is Phase.STOPPING:
         return job.stop_cause is not StopCause.PREEMPTED
     return job.phase in (Phase.PLACED, Phase.STARTING, Phase.RUNNING)
+
+
+def may_wait(state: LiveState, job: LiveJob) -> bool:
+    """Whether the plan has it among those that wait for GPUs: also while it leaves its own to another."""
+    is_leaving = job.phase is Phase.STOPPING and job.stop_cause is StopCause.PREEMPTED and not job.cancelled_by
+    return (job.phase is Phase.WAITING or is_leaving) and not job.held_by and is_ready(state, job)
 
 
 def job_of(job: LiveJob, *, asks_users: bool = False) -> Job:
@@ -110,6 +116,11 @@ def node_of(node: LiveNode, promised: Booked = NOTHING) -> Node:
 def allocation_of(places: tuple[Place, ...], node_index: Mapping[str, int]) -> Allocation:
     """GPUs by the nodes' places in the cycle's ledger."""
     return tuple(sorted((node_index[place.node], place.gpus) for place in places))
+
+
+def places_of(allocation: Allocation, nodes: Sequence[Node]) -> tuple[Place, ...]:
+    """An allocation of the cycle's by the names of its nodes."""
+    return tuple(Place(node=nodes[at].name, gpus=gpus) for at, gpus in allocation)
 
 
 def booked(state: LiveState) -> dict[str, Booked]:

@@ -44,11 +44,11 @@ class World:
 
     # what is written
 
-    def tell(self, event: Event) -> Entry:
+    def tell(self, event: Event, cause: str = "test") -> Entry:
         kind, body = encode_event(event)
         generation = self.generation if is_decided(event) else 0
         entry = Entry(
-            seq=len(self.log) + 1, at_s=self.now_s, generation=generation, cause="test", event=decode_event(kind, body)
+            seq=len(self.log) + 1, at_s=self.now_s, generation=generation, cause=cause, event=decode_event(kind, body)
         )
         self.log.append(entry)
         return entry
@@ -68,14 +68,14 @@ class World:
         """The brain decides until there is nothing more to decide."""
         for _ in range(STEPS_MAX):
             self.read()
-            events = self.mind.next_events(self.now_s)
-            if not events:
+            drafts = self.mind.next_events(self.now_s)
+            if not drafts:
                 return
-            while events:
-                for event in events:
-                    self.tell(event)
+            while drafts:
+                for draft in drafts:
+                    self.tell(draft.event, draft.cause)
                 self.read()
-                events = self.mind.next_events(self.now_s, may_plan=False)
+                drafts = self.mind.next_events(self.now_s, may_plan=False)
         raise AssertionError(f"the brain never comes to an end: {[entry.event for entry in self.log[-6:]]}")
 
     def read(self) -> None:

@@ -10,14 +10,14 @@ How it works
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from farside.errors import FarsideError
 from farside.scheduler.live.codec import is_decided
-from farside.scheduler.live.event import Entry, Event
+from farside.scheduler.live.draft import Draft as Draft
+from farside.scheduler.live.event import Entry
 from farside.scheduler.live.store.entry_row import CAUSE_MAX, READ_ON, entry_of, row_of
 from farside.scheduler.live.store.table import lead, log
 
@@ -31,14 +31,6 @@ _MOVE_ON = update(lead).values(last_seq=bindparam("seq"), last_at_s=bindparam("a
 
 class LeadLost(FarsideError):
     """Another brain has taken the lead: this one must not decide any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """An entry that has no place yet."""
-
-    event: Event
-    cause: str
 
 
 def lock(connection: Connection) -> Any:
