@@ -13,25 +13,21 @@ from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import partial
 
-from farside.config import ManagerConfig, SlurmConfig
+from farside.config import ManagerConfig
 from farside.config.check import names_in
 from farside.endpoint import parse_endpoint
-from farside.errors import ConfigError
 from farside.listen import allow_many_connections, close_listener, open_listener
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
-from farside.scheduler.domain import Rules, reserve_after
 from farside.scheduler.live.accounts import tenancy_of
 from farside.scheduler.live.api.renewal import Renewal
 from farside.scheduler.live.housekeeping import keep_house
 from farside.scheduler.live.manager_parts import Part, Parts
 from farside.scheduler.live.power.setup import power_setup
 from farside.scheduler.live.queued import QueueLimits
+from farside.scheduler.live.rules import rules_of
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
-from farside.scheduler.order.catalog import Needs, make_order, needs_of
-from farside.scheduler.placement.catalog import make_placement
-from farside.scheduler.settings import named_settings
 from farside.tls import TlsFiles, server_tls
 
 SWITCH_S = 5e-4
@@ -61,35 +57,6 @@ def run(config: ManagerConfig) -> int:
     works = {"brain": _brain, "api": _api}
     parts = {name: Part(work=work, hang_s=HANG_S[name]) for name, work in works.items()}
     return asyncio.run(Parts(config, parts).run(beside=keep_house(config)))
-
-
-def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
-    """By what jobs are scheduled.
-
-    Raises:
-        ConfigError: No such policy or placement, or it can't be used on real nodes.
-    """
-    told = named_settings("policy_settings", config.policy_settings)
-    placement = make_placement(config.placement, {})
-    if placement.ledger(()).is_pooled:
-        raise ConfigError(f"placement: {config.placement} does not say on which nodes", hint="take consolidate")
-    try:
-        reserve_after_s = reserve_after(config.reserve_after_s)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    order = make_order(config.policy, told)
-    if isinstance(config, ManagerConfig) and needs_of(order) is Needs.EXPECTATION:
-        raise ConfigError(
-            f"policy: {config.policy} needs {Needs.EXPECTATION.value}, and the manager has none",
-            hint="take las or gittins, or srsf, which goes by time limits; farside sim and farside slurm have it",
-        )
-    return Rules(
-        order=order,
-        placement=placement,
-        min_run_s=config.min_run_s,
-        reserve_after_s=reserve_after_s,
-        tenancy=tenancy_of(config) if isinstance(config, ManagerConfig) else None,
-    )
 
 
 async def _brain(config: ManagerConfig) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from farside.config import ManagerConfig
 from farside.errors import ConfigError
 from farside.scheduler.domain import Rules
-from farside.scheduler.live.manager import rules_of
+from farside.scheduler.live.rules import rules_of
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.placement.ilp import Ilp
 from farside.scheduler.placement.ilp_program import TrafficProblem, solve

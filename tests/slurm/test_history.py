@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.config import SlurmConfig, load_config
-from farside.scheduler.live.manager import rules_of
+from farside.scheduler.live.rules import rules_of
 from farside.scheduler.live.slurm.desk import Desk
 from farside.scheduler.live.slurm.engine import Engine, Mode
 from farside.scheduler.live.slurm.foretell import Foreteller, foretold_gpu_s

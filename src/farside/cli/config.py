@@ -61,6 +61,7 @@ def check(
                 for warning in loaded.warnings:
                     print(f"farside: warning: {warning}", file=sys.stderr)
                 _hold_to_machine(loaded)
+                _hold_to_policies(loaded)
         except ConfigProblems as error:
             problems += error.problems
         else:
@@ -101,6 +102,25 @@ def _hold_to_machine(loaded: "AnyEffective") -> None:
     path, source = config.disk_path, loaded.sources["disk_path"]
     if os.path.exists(path) and not (path.is_file() or path.is_block_device()):
         raise ConfigProblems([f"{source}: disk_path: {path} is neither a file nor a block device; name one of these"])
+
+
+def _hold_to_policies(loaded: "AnyEffective") -> None:
+    """Raises ConfigProblems for a policy or placement that the program would refuse at its start."""
+    from farside.config import ManagerConfig, SlurmConfig
+    from farside.config.load import ConfigProblems
+    from farside.errors import ConfigError
+
+    config = loaded.config
+    if not isinstance(config, ManagerConfig | SlurmConfig):
+        return
+    try:
+        from farside.scheduler.live.rules import rules_of
+    except ModuleNotFoundError:  # a machine without numpy: neither program runs there
+        return
+    try:
+        rules_of(config)
+    except ConfigError as error:
+        raise ConfigProblems([f"{loaded.sources['policy']}: {error}"]) from error
 
 
 def groups(files: Sequence[Path], program: Program | None) -> list[tuple[Program, list[Path]]]:

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from farside.config import ManagerConfig, load_config
-from farside.scheduler.live.manager import rules_of
 from farside.scheduler.live.replay import (
     PAPER_APART_PCT,
     PAPER_SIMULATOR,
@@ -21,6 +20,7 @@ from farside.scheduler.live.replay import (
     recording,
     simulated,
 )
+from farside.scheduler.live.rules import rules_of
 from farside.scheduler.live.store.compact import archive_of, whole_log
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.toll import Toll, as_settings
