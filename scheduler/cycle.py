@@ -247,7 +247,7 @@ class _Plan:
         return allocation
 
     def is_over(self) -> bool:
-        """Whether none of those who stand behind the last one that was looked at can start any more."""
+        """Whether no job behind the last one that was looked at can start in this cycle."""
         if self._domain.ledger.free_gpus or self._holds:
             return False
         return self._is_nobody_behind or not (self._domain.traits.is_preemptive or self._domain.guests)

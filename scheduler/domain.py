@@ -153,7 +153,7 @@ class Domain:
         self._to_tail(row)
 
     def finish(self, row: int) -> None:
-        """A job that ran here ended; what it held is free. What it took, `learn` is told."""
+        """A job that ran here ended, and what it held is free; `learn` is for what it took."""
         if row in self.guests:
             home, held = self.guests.pop(row)
             self.ledger.give(held.demand, held.allocation)
@@ -165,7 +165,7 @@ class Domain:
         home.roster.drop(row)
 
     def learn(self, service_gpu_s: float, expected_gpu_s: float = math.nan) -> None:
-        """A job of this domain ended, having held GPUs for so many GPU seconds in all.
+        """Learn from a job of this domain that ended, by the GPU seconds that it held in all.
 
         What a policy learns makes it another one, and all are ranked again by that.
         """
@@ -211,7 +211,7 @@ class Domain:
         return listed
 
     def cross(self, row: int, now_s: float) -> None:
-        """A job reached what `watch` told. One that runs goes to the tail of the next queue, unless it is there."""
+        """A job reached the time that `watch` returned. If it runs, it goes to the tail of the next queue."""
         self.queue.touch()
         if row not in self.running:
             self.queue.note_due(row)
@@ -225,7 +225,7 @@ class Domain:
         self._crossed.append(row)
 
     def notice(self, now_s: float) -> None:
-        """Lets running jobs cross that have come to their thresholds, though nobody has told so yet.
+        """Let running jobs cross that have come to their thresholds, before the owner of the clock calls `cross`.
 
         Who has the clock may tell a little late, a whole second or a rounding error, and a job's keys do not wait for
         it: a cycle in between would see a job in its new queue, and nobody look at those who go before it there.

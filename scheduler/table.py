@@ -109,7 +109,7 @@ class JobTable:
         self.first_start_s[row] = min(first_start_s, self.first_start_s.item(row))
 
     def start(self, row: int, *, now_s: float, delay_s: float, speed: float) -> None:
-        """It has GPUs from now on, and makes progress after ``delay_s`` at ``speed`` (1: as fast as it can)."""
+        """A job has GPUs from now on, and makes progress after ``delay_s`` at ``speed`` (1: as fast as it can)."""
         self.waited_s[row] += now_s - self.since_s[row]
         self.since_s[row] = now_s
         self.is_running[row] = 1.0
@@ -119,7 +119,7 @@ class JobTable:
             self.first_start_s[row] = now_s
 
     def stop(self, row: int, *, now_s: float) -> None:
-        """It has lost its GPUs; what it did counts."""
+        """A job has lost its GPUs; what it did counts."""
         self.executed_s[row] += now_s - self.since_s[row]
         self.remaining_s[row] -= max(0.0, now_s - self.progress_from_s[row]) * self.speed[row]
         self.since_s[row] = now_s

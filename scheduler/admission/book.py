@@ -121,7 +121,7 @@ class Book:
         return not roster.traits.is_sparing_equals or roster.standing(other).priority < roster.standing(row).priority
 
     def rank_anew(self, row: int) -> None:
-        """A running job came, or came to another rank otherwise than the policy told."""
+        """A running job is new here, or has another rank than the policy foresaw."""
         if self._roster.jobs[row].preemptible:
             self._by_rank.renew(row)
 

@@ -31,12 +31,12 @@ class History:
         self.placed: list[Sample] = []
 
     def add(self, service_gpu_s: float, expected_gpu_s: float = math.nan) -> None:
-        """A job has ended, having held GPUs for so many GPU seconds in all."""
+        """Add a job that has ended, by the GPU seconds that it held in all."""
         self.ended_gpu_s.append(service_gpu_s)
         self.expected_gpu_s.append(expected_gpu_s)
         self.order = self.order.learn(self.ended_gpu_s, self.expected_gpu_s)
 
     def add_place(self, sample: Sample) -> None:
-        """A job has ended, and this is what its last place did to it."""
+        """Add what its last place did to a job that has ended."""
         self.placed.append(sample)
         self.placement = self.placement.learn(self.placed)

@@ -11,7 +11,7 @@ from farside.scheduler.waiting import Rank, Waiting
 
 
 class Queue:
-    """Who waits.
+    """The jobs that wait.
 
     Args:
         roster: The domain's jobs.
@@ -42,13 +42,13 @@ class Queue:
             heapq.heappush(self._stints, (since_s, self._roster.jobs[row].sequence, row))
 
     def withdraw(self, row: int) -> None:
-        """A job waits no more, and was not started."""
+        """A job leaves the queue without being started."""
         self.waiting.discard(row)
         self.leave(row)
         self._is_changed = True
 
     def leave(self, row: int) -> None:
-        """A job has begun to run; that it waits no more, `waiting` knows already."""
+        """A job has begun to run; it is out of `waiting` already."""
         self._unranked.discard(row)
         self._waiting_since.pop(row, None)
 
@@ -74,7 +74,7 @@ class Queue:
         self._due.append(row)
 
     def compare_accounts(self, now_s: float) -> None:
-        """Ranks those who wait anew whose account stands otherwise than before, if it is time to look."""
+        """Rank waiting jobs anew whose account has another level than before, if it is time to compare."""
         share, standings = self.fair_share, self._roster.standings
         if share is None:
             return
@@ -124,7 +124,7 @@ class Queue:
         return self._lines.setdefault(self._roster.standing(row).caps, len(self._lines))
 
     def head_before(self, row: int) -> int:
-        """The first of those among whom a waiting job stands in line."""
+        """The first job of the line in which a waiting job is."""
         first = self.waiting.first(self._line_of(row))
         assert first is not None
         return first[1]

@@ -1,4 +1,4 @@
-"""What is known of the past when a brain begins to lead, from the jobs that the log has told of. PURE."""
+"""What is known of the past when a scheduler process begins to lead: from all jobs that the log still has. PURE."""
 
 from farside.scheduler.admission.history import History
 from farside.scheduler.admission.rules import Rules
@@ -48,5 +48,5 @@ def service_gpu_s(job: LiveJob) -> float:
 
 
 def fact_of(job: LiveJob, seen: Job) -> JobEnded:
-    """A job that is over, and that the cycle had ``seen`` as this, as estimators are told of it."""
+    """A job that is over as the fact that estimators learn from; ``seen``: the job as the cycle knows it."""
     return JobEnded(at_s=job.end_s, job=seen, ran_s=job.held_s)

@@ -271,7 +271,7 @@ class Planner:
         self._touch()
 
     def _learn(self, job: LiveJob) -> None:
-        """What its profile tells matters for its next place, which it may be waiting for already."""
+        """A job's profile matters for its next place, which it may be waiting for already."""
         row = self.row(job.job_id)
         if row >= 0:
             self.domain.know(row, self._job_of(job))

@@ -34,7 +34,7 @@ ORDERS: Mapping[str, type[OrderPolicy]] = MappingProxyType(
 
 
 class Needs(Enum):
-    """What a policy has to be told of jobs to be what its name says; the value says it in words."""
+    """What a policy has to know of jobs to be what its name says; the value says it in words."""
 
     NOTHING = "nothing"
     RUN_TIME = "how long a job will run"
@@ -66,5 +66,5 @@ def make_order(name: str, settings: Mapping[str, str]) -> OrderPolicy:
 
 
 def needs_of(order: OrderPolicy) -> Needs:
-    """What a policy has to be told of jobs."""
+    """What a policy has to know of jobs."""
     return _NEEDS.get(type(order), Needs.NOTHING)

@@ -12,7 +12,7 @@ from farside.scheduler.state import Job
 
 
 class Estimator(Protocol):
-    """What a job will take. It has no clock: at a time it knows what it was told until then."""
+    """What a job will take. An estimator has no clock: it knows what it has learned so far."""
 
     def predicted_gpu_s(self, job: Job, now_s: float) -> float:
         """GPU seconds that a job is expected to take in all; NaN: nobody knows.

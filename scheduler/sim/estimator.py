@@ -47,7 +47,7 @@ class Estimation:
 
 
 class Primer(Estimator, Protocol):
-    """An estimator that may tell a policy something before the first job."""
+    """An estimator that may prepare a policy before the first job."""
 
     def primed(self, order: OrderPolicy) -> OrderPolicy:
         """The policy with what is known before the first job."""
@@ -127,7 +127,7 @@ class Learner:
             self.service.forget_pending()
 
     def predicted_gpu_s(self, job: Job, now_s: float) -> float:
-        """Of the job alone: nothing else of the trace is passed on."""
+        """An expectation from the job alone: nothing else of the trace is passed on."""
         if job.sequence not in self._expected:
             self._tell(JobSubmitted(at_s=now_s, job=job))
             self._sources[self._source_of.pop(job.sequence, "nobody")] += 1
@@ -162,7 +162,7 @@ class Learner:
         return replace(order, cut=Cut(short_up_to_gpu_s(expected, true, order.overtaking_share)))
 
     def summary(self, jobs: Sequence[TraceJob]) -> Estimation:
-        """Of what it said when they came."""
+        """How good its expectations were when the jobs came."""
         rolling = self.service.rolling.params
         return Estimation(
             quality=_quality(jobs, self._expected),
@@ -200,7 +200,7 @@ class EstimatorSpec:
 
 
 def past_of(jobs: Sequence[TraceJob], until_s: float = math.inf) -> tuple[Past, ...]:
-    """Jobs of a trace as history: those that came and ended by a time, as far as the trace tells."""
+    """Jobs of a trace as history: those that came and ended by a time, as far as the trace knows."""
     return tuple((job.job, job.duration_s) for job in jobs if job.job.submit_s + job.duration_s <= until_s)
 
 

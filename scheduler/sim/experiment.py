@@ -69,7 +69,7 @@ class Options:
 
     @property
     def tenancy(self) -> Tenancy | None:
-        """Every user is an account of one share: traces tell of no others."""
+        """Every user is an account of one share: traces know no others."""
         if not (self.fair_share_half_life_s or self.user_quota_gpus):
             return None
         others = Account(name="", quota_gpus=self.user_quota_gpus or math.inf)

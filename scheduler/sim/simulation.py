@@ -123,7 +123,7 @@ class Simulation:
             heapq.heappush(self._heap, (resize.at_s, Kind.RESIZE, at, 0))
 
     def plan(self, resize: Resize) -> None:
-        """Nodes will come or go, at the earliest at the present instant, once who observes has been told of it."""
+        """Nodes will come or go, at the earliest at the present instant, after its observers were called."""
         heapq.heappush(self._heap, (resize.at_s, Kind.RESIZE, len(self._resizes), 0))
         self._resizes.append(resize)
 

@@ -1,4 +1,4 @@
-"""A snapshot in, what to tell Slurm out: the cycle's answer as priorities, holds, releases and requeues. PURE.
+"""The cycle's answer to a snapshot, as priorities, holds, releases and requeues for Slurm. PURE.
 
 How it works
   Slurm starts jobs, not we. The cycle says which would start now; those come first in the queue, in its order, and all
@@ -86,7 +86,7 @@ class Decision:
 
 
 def decide(snapshot: Snapshot, memory: Memory, traits: Traits, ways: Ways) -> Decision:
-    """What to tell Slurm now."""
+    """The actions that Slurm is to carry out now."""
     memory = recall(memory, filter(is_live, snapshot.jobs), snapshot.at_s)
     pasts = dict(memory.jobs)
     actions: list[JobAction] = []
@@ -186,7 +186,7 @@ class _Turn:
         return actions
 
     def _lowerings(self) -> list[JobAction]:
-        """As `_places`, by nice values."""
+        """Nice values that make the order which `_places` makes by priorities."""
         owner = self._ways.owner
         mine = [job for job in self.queue if job.priority and owner in ("", job.user)]
         found: list[JobAction] = []

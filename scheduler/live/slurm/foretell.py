@@ -22,7 +22,7 @@ class Foreteller(TimeLimits):
         self._estimator = RollingEstimator(RollingParams())
 
     def learn(self, ended: JobEnded) -> Mapping[int, float]:
-        """A job has ended. Of others something else is expected from now on, which the next turn asks for."""
+        """A job has ended. Others are expected to take another time from now on, which the next turn asks for."""
         self._estimator.add(ended.job, ended.ran_s)
         return {}
 

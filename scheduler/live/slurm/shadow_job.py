@@ -37,5 +37,5 @@ def job_of_ended(one: Ended, *, vc: str = "", sequence: int = 0, may_preempt: bo
 
 
 def fact_of(one: Ended) -> JobEnded:
-    """It as estimators are told of it."""
+    """A job that has ended as the fact that estimators learn from."""
     return JobEnded(at_s=one.end_s, job=job_of_ended(one), ran_s=one.held_s)
