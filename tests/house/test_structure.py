@@ -20,8 +20,6 @@ VARIANTS = ("cli", "order", "placement", "driver", "format")
 LARGE_CLASSES = {
     "farside.blockdev.engine_port.Engine",
     "farside.kmod_shim.engine.binding.Device",
-    "farside.scheduler.domain.Domain",
-    "farside.scheduler.live.planner.Planner",
 }
 LONG_FUNCTIONS = {
     "farside.cli.cluster.submit",
