@@ -21,7 +21,7 @@ from tests.agent.donor import DONOR, serving
 from tests.agent.fake_manager import FakeManager, fake_manager
 from tests.agent.frames import SPEC
 from tests.agent.process import agent, kill, status, until_connected, write_config
-from tests.support.sandbox import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 

@@ -22,7 +22,7 @@ from farside import admin
 from farside.blockdev.client.handshake import Export, Handshake
 from farside.errors import PeerError
 from tests.support.nbd_client import NbdClient
-from tests.support.sandbox import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 MIB = 1 << 20

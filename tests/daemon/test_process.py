@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from farside import admin
 from farside.errors import PeerError
 from tests.daemon.plane import KEY
-from tests.support.sandbox import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 pytest.importorskip("farside.kmod_shim.engine.binding", reason="the engine is not built")

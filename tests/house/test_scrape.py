@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from farside import scrape
 from farside.scrape import SCRAPERS_MAX, serve_metrics
-from tests.support.sandbox import free_port
+from tests.support.ports import free_port
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -15,8 +15,8 @@ import pytest
 
 from farside.sandbox.session import open_sandbox
 from tests.interop.server import MIB, Server
+from tests.support.ports import free_port
 from tests.support.programs import need
-from tests.support.sandbox import free_port
 from tests.support.waiting import until
 
 SIZE_BYTES = 256 * MIB

@@ -15,7 +15,7 @@ import pytest
 
 from farside.keygen import make_key
 from tests.interop.dashboard import read_dashboard
-from tests.support.sandbox import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 COMMON = 'node = "here"\nkey_file = "{folder}/key"\nadmin_socket = "{folder}/{program}.sock"\n'

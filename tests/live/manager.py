@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from farside.sandbox.settings import PATIENCE
 from farside.scheduler.live.api.caller import Role, add_token
 from farside.scheduler.live.event import Entry
 from farside.scheduler.live.store.event_store import EventStore
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 START_LIMIT_S = 60.0 * PATIENCE
@@ -120,10 +120,3 @@ def running_manager(folder: Path, **settings: object) -> Iterator[Manager]:
         yield manager
     finally:
         manager.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

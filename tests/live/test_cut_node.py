@@ -8,8 +8,9 @@ import pytest
 
 from farside.scheduler.live.invariant import violations
 from tests.agent.process import agent, write_config
-from tests.live.manager import free_port, running_manager
+from tests.live.manager import running_manager
 from tests.support.namespaces import FIRST, two_machines
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.slow

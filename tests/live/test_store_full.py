@@ -11,7 +11,8 @@ import pytest
 
 from farside.errors import FarsideError
 from tests.live.fake_agent import FakeNode
-from tests.live.manager import Manager, free_port
+from tests.live.manager import Manager
+from tests.support.ports import free_port
 from tests.support.programs import Outcome, outcome
 from tests.support.waiting import until
 from tests.web.scene import Scene

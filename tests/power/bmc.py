@@ -13,6 +13,7 @@ from threading import Event, Thread
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.programs import need
 from tests.support.waiting import until
 
@@ -60,13 +61,6 @@ def password_file(folder: Path, password: str = PASSWORD) -> Path:
     path.write_text(password + "\n")
     path.chmod(0o600)
     return path
-
-
-def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
-    with socket.socket(socket.AF_INET, kind) as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from farside.errors import ConfigError, PeerError
 from farside.scheduler.energy.power.drive.ipmi import SENDS, IpmiDriver, first_wait_s
 from farside.scheduler.energy.power.state import Power
-from tests.power.bmc import PASSWORD, USER, free_port, ipmi_sim, password_file, slow_relay
+from tests.power.bmc import PASSWORD, USER, ipmi_sim, password_file, slow_relay
+from tests.support.ports import free_port
 from tests.support.programs import need
 
 

@@ -1,7 +1,6 @@
 """What becomes of a task that is to be profiled: by real shepherds, with real programs."""
 
 import os
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from farside.agent.run.environment import with_library
 from tests.agent.node import DEADLINE_S, Node
 from tests.profile.trace import MIB, Training, events_of
 from tests.profile.training import TENSORS
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 PROGRAM = Path(__file__).parent / "training.py"
@@ -29,11 +29,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
         pytest.skip("the profiler's library was not built")
     yield Node(tmp_path / "state")
     assert set(ring_file.FOLDER.glob("farside-profile-*")) <= before
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 def test_both_processes_of_a_job_over_tcp_tell_its_model_and_its_skew(node: Node) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from farside.agent.profile.ring_file import LIBRARY
 from tests.agent.node import Node
-from tests.profile.test_task import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]

@@ -15,8 +15,9 @@ import pytest
 from farside.errors import ConfigError, PeerError
 from farside.sandbox import control
 from farside.sandbox.session import Session, open_sandbox
+from tests.support.ports import free_port
 from tests.support.programs import nbdsh, outcome, run
-from tests.support.sandbox import farside, free_port, processes_naming
+from tests.support.sandbox import farside, processes_naming
 from tests.support.waiting import until
 
 SMALL = ("--donors", "2", "--donor-memory", "96MiB", "--size", "64MiB", "--slab", "4MiB")

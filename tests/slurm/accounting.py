@@ -4,7 +4,7 @@ import getpass
 import socket
 from pathlib import Path
 
-from tests.power.bmc import free_port
+from tests.support.ports import free_port
 from tests.support.programs import need, run
 
 SQL = Path("/usr/share/mysql")

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.power.bmc import free_port
 from tests.slurm.accounting import make_accounting, need_accounting
+from tests.support.ports import free_port
 from tests.support.programs import need, run
 from tests.support.waiting import until
 

@@ -1,8 +1,7 @@
-"""What tests need besides `farside.sandbox.session`: the command line, a port, and a look for leftovers."""
+"""What tests need besides `farside.sandbox.session`: the command line, and a look for leftovers."""
 
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -10,13 +9,6 @@ from farside import admin
 from farside.sandbox.control import END_LIMIT_S, START_LIMIT_S
 from farside.sandbox.layout import read_record
 from tests.support.waiting import until
-
-
-def free_port() -> int:
-    """A loopback TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def farside(*arguments: str) -> list[str]:
