@@ -36,7 +36,13 @@ def munged(folder: Path, *options: str) -> Iterator[Path]:
             assert process.poll() is None, (folder / "out").read_text()
             yield socket
         finally:
-            process.terminate()
+            until(lambda: has_ended(process), what="the end of munged", deadline_s=60, every_s=0.2)
+
+
+def has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    """Asked to at each look: munged does not hear a signal that comes just before it waits for its next client."""
+    process.terminate()
+    return process.poll() is not None
 
 
 def answers(socket: Path) -> bool:
