@@ -22,7 +22,7 @@ from tests.agent.fake_manager import FakeManager, fake_manager
 from tests.agent.frames import SPEC
 from tests.agent.process import agent, kill, status, until_connected, write_config
 from tests.support.ports import free_port
-from tests.support.waiting import until
+from tests.support.waiting import text_of, until
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_sigterm_ends_tasks_where_that_is_asked_for(tmp_path: Path, manager: Fak
     with agent(config) as first:
         manager.until_hellos(1)
         start(manager, tmp_path, "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.05; done")
-        until(lambda: (tmp_path / "out").exists() and "ready" in (tmp_path / "out").read_text(), what="ready")
+        until(lambda: "ready" in text_of(tmp_path / "out"), what="ready")
         first.terminate()
 
         assert first.wait(10) == 0

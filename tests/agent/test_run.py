@@ -23,7 +23,7 @@ from farside.agent.run.shepherd import LAUNCH_LIMIT_S, Shepherd, keep
 from farside.agent.run.task_folder import Recipe, is_locked, read_recipe, read_status
 from tests.agent.frames import SPEC
 from tests.agent.node import DEADLINE_S, ME, Node, node, processes_with, remove_cgroups
-from tests.support.waiting import until
+from tests.support.waiting import text_of, until
 
 
 @pytest.fixture(params=["tree", "nursery", "cgroup"])
@@ -643,7 +643,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_on_a_full_disk_nothing_new_starts_and_what_runs_ends_as_it_should(small_disk: Path, tmp_path: Path) -> None:
     with node(small_disk) as made:
         made.start("trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done", stdout=str(tmp_path / "out"))
-        until(lambda: (tmp_path / "out").exists() and (tmp_path / "out").read_text(), what="ready")
+        until(lambda: text_of(tmp_path / "out"), what="ready")
         made.until("running")
         filler = small_disk / "filler"
         with suppress(OSError), filler.open("wb", buffering=0) as file:

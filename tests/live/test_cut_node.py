@@ -4,16 +4,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
-import pytest
 
 from farside.scheduler.live.invariant import violations
 from tests.agent.process import agent, write_config
 from tests.live.manager import running_manager
 from tests.support.namespaces import FIRST, two_machines
 from tests.support.ports import free_port
-from tests.support.waiting import until
+from tests.support.waiting import text_of, until
 
-pytestmark = pytest.mark.slow
 LIMIT_S = 180.0  # a connection that nobody closed is given up after its pings are
 
 
@@ -45,7 +43,7 @@ def test_a_job_of_a_node_that_is_cut_off_runs_elsewhere_and_its_old_process_ends
         join("near", "127.0.0.1", cable.first)
 
         cable.cut()
-        until(lambda: len(begun.read_text().split()) == 2, what="its second start", deadline_s=LIMIT_S)
+        until(lambda: len(text_of(begun).split()) == 2, what="its second start", deadline_s=LIMIT_S)
         old, new = map(int, begun.read_text().split())
         assert psutil.pid_exists(old), "nobody could tell it"
         cable.heal()

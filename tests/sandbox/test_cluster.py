@@ -21,7 +21,7 @@ from farside.scheduler.live import manager_parts
 from tests.agent.node import processes_with
 from tests.support.job_commands import farside, until_job
 from tests.support.sandbox import kill_agent, start_agent
-from tests.support.waiting import until
+from tests.support.waiting import text_of, until
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +78,13 @@ def test_a_long_job_is_preempted_for_short_ones_and_resumes_where_it_was(sandbox
     long = submit(sandbox, tmp_path / "long", script, "--gpus", "8", "--checkpoint", str(checkpoint))
     until_job(sandbox, long, "running")
 
-    short = [submit(sandbox, tmp_path / f"short{n}", "sleep 1", "--gpus", "4") for n in (1, 2)]
+    # Both at once, however long a command takes: between two of them the long one would have its turn.
+    short = [submit(sandbox, tmp_path / f"short{n}", "sleep 1", "--gpus", "4", "--hold") for n in (1, 2)]
+    farside(sandbox, "release", *short)
     for job in short:
         until_job(sandbox, job, "done")
     until_job(sandbox, long, "running", "failed")
-    until(lambda: all("resume=1" in (tmp_path / f"long.{rank}").read_text() for rank in (0, 1)), what="both ranks")
+    until(lambda: all("resume=1" in text_of(tmp_path / f"long.{rank}") for rank in (0, 1)), what="both ranks")
     go.touch()
     end = until_job(sandbox, long, "done", "failed")
 
@@ -223,7 +225,7 @@ def test_nothing_is_left_of_a_cluster_whose_agents_were_killed(tmp_path: Path) -
     with open_sandbox(("--cluster", "1x1", "--donors", "1", "--size", "64MiB"), state=state) as session:
         script = f"trap '' TERM; echo $$ >{tmp_path}/pid; while :; do sleep 0.05; done"
         submit(session, tmp_path / "out", script, "--gpus", "1")
-        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), what="the job's process id")
+        until(lambda: text_of(tmp_path / "pid"), what="the job's process id")
         task = psutil.Process(int((tmp_path / "pid").read_text()))
         kill_agent(state, "n1")
         assert task.is_running()

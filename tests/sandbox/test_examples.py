@@ -10,7 +10,7 @@ import pytest
 
 from farside.sandbox.session import Session, open_sandbox
 from tests.support import job_commands
-from tests.support.waiting import until
+from tests.support.waiting import text_of, until
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240.0  # four interpreters that load PyTorch at once, on a busy machine
@@ -45,7 +45,7 @@ def test_two_workers_train_on_after_a_preemption_as_if_there_had_been_none(sandb
     train = ("--gpus", "16", "--checkpoint", str(tmp_path / "run"), "--output", str(tmp_path / "log.%r"))
     steps = ("--", "python3", "examples/train.py", "--steps", "150")
     job = farside(sandbox, "submit", "--quiet", *train, *steps, "--pace-s", "0.2")
-    until(lambda: "step 10 " in (tmp_path / "log.0").read_text(), what="ten steps", deadline_s=DEADLINE_S, every_s=0.5)
+    until(lambda: "step 10 " in text_of(tmp_path / "log.0"), what="ten steps", deadline_s=DEADLINE_S, every_s=0.5)
 
     preempt(sandbox, job)
     end = until_job(sandbox, job, "done", "failed")

@@ -26,7 +26,7 @@ from farside.scheduler.live.slurm.shadow import LEAST_JOBS
 from farside.scheduler.live.slurm.snapshot import HELD_MARK, SlurmJob, Snapshot
 from tests.slurm.cluster import SlurmCluster, slurm_cluster
 from tests.slurm.test_read import comparable
-from tests.support.waiting import until
+from tests.support.waiting import text_of, until
 
 PARTITIONS = """\
 PartitionName=gpu Nodes=gn[1-2] Default=YES MaxTime=INFINITE State=UP
@@ -232,7 +232,7 @@ def test_an_idle_node_is_put_to_sleep_and_woken_by_slurm_for_a_job(
     until(lambda: job(slurm, woken).held, what="the job has its GPU", deadline_s=60.0, every_s=0.2)
     until(lambda: "IDLE" not in look(slurm).nodes["gn2"].flags, what="the node is woken", deadline_s=60.0, every_s=0.2)
     log = slurm.folder / "power.log"
-    until(lambda: "resume gn2" in log.read_text(), what="Slurm has run its program", deadline_s=60.0, every_s=0.2)
+    until(lambda: "resume gn2" in text_of(log), what="Slurm has run its program", deadline_s=60.0, every_s=0.2)
 
 
 async def status(engine: Engine) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Jobs of a sandbox by the command line, as its users have them."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from farside.manager_client import ManagerAddress, ManagerClient
 from farside.sandbox.process import command
 from farside.sandbox.session import Session
 from tests.support.waiting import until
@@ -24,13 +24,22 @@ def farside(session: Session, *arguments: str, cwd: Path | None = None, limit_s:
     return done.stdout.strip()
 
 
+def asked(session: Session, *path: str) -> Any:
+    """What a sandbox's manager answers."""
+    with ManagerClient(ManagerAddress(endpoint=f"unix:{session.state}/manager.sock")) as client:
+        return client.get(*path)
+
+
 def until_job(
     session: Session, job: str, *states: str, deadline_s: float = 90.0, every_s: float = 0.2
 ) -> dict[str, Any]:
-    """The job as `farside show --json` has it, once it is in one of these states."""
+    """The job as `farside show --json` has it, once it is in one of these states.
+
+    It is asked for without the command, which would take half a second of processor for each look.
+    """
 
     def there() -> dict[str, Any] | None:
-        found: dict[str, Any] = json.loads(farside(session, "show", "--json", job))
+        found: dict[str, Any] = asked(session, "jobs", job)
         return found if found["state"] in states else None
 
     found = until(there, what=f"job {job} {' or '.join(states)}", deadline_s=deadline_s, every_s=every_s)
