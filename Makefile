@@ -1,7 +1,7 @@
 # Every target installs what it lacks. The second run is quick: stamps in .venv remember what was done.
 #
 #   make demo       both planes on this machine, in two minutes, with real clients and real jobs
-#   make test       everything that is tested
+#   make test       what is tested of each change, side by side: at most 10 minutes from a clean clone on two cores
 #   make check      lint, types, test
 #   make bench      the measurements of docs/benchmarks.md
 #   make bench-simulator  the measurements of docs/benchmarks-simulator.md
@@ -13,6 +13,10 @@
 #   make clean      removes what the above made in this tree
 #
 #   make deb        the Debian package, in build/
+#   make test-all   test, test-random, test-long, test-cluster and test-vm: hours, where machines are emulated; tells in
+#                   the end which of them failed
+#   make test-random  the tests by examples, with new ones: SEED=123 repeats those of a run
+#   make test-long  what takes longer than `make test` may (CONTRIBUTING.md says which that is)
 #   make test-cluster  the tests that need PyTorch, Slurm, MariaDB or PostgreSQL (1 GB), none of which may be skipped
 #   make test-vm    the tests that need a kernel of their own, in virtual machines; `make test` has the smoke of them
 #   make survival   the faults of docs/survival.md in virtual machines, and its tables made anew (two hours, emulated)
@@ -32,6 +36,11 @@ SYSTEM_PYTHON ?= /usr/bin/python3
 PYTHON := .venv/bin/python
 PIP := $(PYTHON) -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
+# The tests wait for processes most of the time, and it is memory that bounds how many may: 0.4 GB a worker. Three for
+# each core keep two cores busy; more of them only collect the same tests once more.
+WORKERS ?= $(shell echo $$((3 * $$(nproc))))
+SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile
+SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 BENCH_ARGS ?=
 DEB_ARGS ?=
 
@@ -59,17 +68,36 @@ ENGINE_INPUTS := $(filter-out $(ENGINE)/_ffi.c, $(wildcard $(ENGINE)/*.[ch])) $(
 	$(wildcard $(PRELOAD)/*.[ch]) agent/profile/build_preload.py
 SHELL_FILES := .ci/run debian/postinst debian/prerm debian/postrm $(wildcard tools/*.sh tests/*/*.sh tests/*/*/*.sh vagrant/*.sh vagrant/*/*.sh)
 
-.PHONY: demo deb test test-cluster test-vm check lint types bench figures bench-simulator bench-apps reproduce venv clean sanitize format \
-	packages-build packages-demo packages-deb packages-test packages-cluster packages-vm vm-image packages-check packages-bench venv-dev \
-	survival screenshots settings-table venv-cluster code-lines
+.PHONY: demo deb test test-all test-random test-long test-cluster test-vm check lint types bench figures bench-simulator bench-apps reproduce venv \
+	clean sanitize format packages-build packages-demo packages-deb packages-test packages-cluster packages-vm vm-image packages-check \
+	packages-bench venv-dev survival screenshots settings-table venv-check venv-cluster code-lines
 
 demo: venv packages-demo
 	@.venv/bin/farside demo
 
-# An image that can't be built fails or skips its own test, not all of them.
-test: venv-dev packages-test .venv/bin/promtool
-	@$(VM_IMAGE) || true
-	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+# The guests' image is built meanwhile, by the system's Python: that needs neither pip nor the engine. An image that
+# can't be built fails or skips its own test, which waits for it, not all of them. `make` is not $(MAKE) here and below:
+# a line with that one is run by `make -n` too.
+test: packages-test
+	@mkdir -p build; \
+	{ test "$${FARSIDE_VM:-}" = none || PYTHONPATH=src:. exec $(SYSTEM_PYTHON) -B -m tests.vm.harness image; } \
+		>build/image.log 2>&1 & image=$$!; \
+	trap 'kill $$image 2>/dev/null || true' EXIT; \
+	make --no-print-directory venv-dev .venv/bin/promtool; \
+	$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m "not long" $(PYTEST_ARGS)
+
+test-all:
+	@failed=""; for part in test test-random test-long test-cluster test-vm; do \
+		make --no-print-directory $$part || failed="$$failed $$part"; \
+	done; test -z "$$failed" || { echo "farside: failed:$$failed" >&2; exit 1; }
+
+test-random: venv-dev packages-test
+	@echo "farside: SEED=$(SEED)"
+	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m hypothesis --hypothesis-profile=random --hypothesis-seed=$(SEED) \
+		$(PYTEST_ARGS)
+
+test-long: venv-dev packages-test
+	@$(PYTHON) -m pytest $(SIDE_BY_SIDE) -m long $(PYTEST_ARGS)
 
 test-cluster: venv-cluster packages-cluster
 	@FARSIDE_NO_SKIP=1 $(PYTHON) -m pytest $(CLUSTER_TESTS) $(PYTEST_ARGS)
@@ -94,7 +122,7 @@ vm-image: venv-dev packages-vm
 
 check: lint types test
 
-lint: venv-dev packages-check
+lint: venv-check packages-check
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@$(PYTHON) -m codespell_lib --toml pyproject.toml $$(git ls-files '*.py' '*.md' '*.c' '*.h' '*.sh' Makefile)
@@ -102,7 +130,7 @@ lint: venv-dev packages-check
 	@shellcheck $(SHELL_FILES)
 	@$(PYTHON) -m tools.check_commits
 
-types: venv-dev
+types: venv-check
 	@$(PYTHON) -m mypy
 	@.venv/bin/basedpyright --warnings
 
@@ -126,7 +154,7 @@ bench-apps: vm-image
 reproduce: venv packages-bench
 	@$(PYTHON) -m benchmarks.reproduce $(BENCH_ARGS)
 
-format: venv-dev packages-check
+format: venv-check packages-check
 	@$(PYTHON) -m ruff check --fix .
 	@$(PYTHON) -m ruff format .
 	@clang-format -i $(C_FILES)
@@ -143,6 +171,7 @@ deb: venv packages-deb
 
 venv: .venv/.stamp-engine
 venv-dev: .venv/.stamp-dev .venv/.stamp-engine
+venv-check: .venv/.stamp-check venv-dev
 venv-cluster: .venv/.stamp-cluster venv-dev
 
 packages-build:
@@ -178,6 +207,11 @@ packages-bench:
 .venv/.stamp-dev: requirements/dev.txt requirements/runtime.txt .venv/.stamp-runtime
 	@echo "farside: installing requirements/dev.txt"
 	@$(PIP) install --no-deps -r requirements/dev.txt
+	@touch $@
+
+.venv/.stamp-check: requirements/check.txt .venv/.stamp-dev
+	@echo "farside: installing requirements/check.txt"
+	@$(PIP) install --no-deps -r requirements/check.txt
 	@touch $@
 
 .venv/.stamp-cluster: requirements/cluster.txt .venv/.stamp-dev

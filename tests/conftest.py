@@ -2,14 +2,39 @@
 
 import os
 from collections.abc import Generator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# How long one example takes depends on what else the machine does, and no test judges that.
-settings.register_profile("farside", deadline=None)
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+
+    from tests.support.side_by_side import SideBySide
+
+# How long an example takes, or the making of one, depends on what else the machine does, and no test judges that. Each
+# run tries the same examples, so that a run fails for what was changed; `make test-random` looks for new ones.
+settings.register_profile("farside", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("random", settings.get_profile("farside"), derandomize=False, print_blob=True)
 settings.load_profile("farside")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "SideBySide":
+    """What pytest-xdist asks for the order in which it gives tests to its workers, when it runs them at all."""
+    from tests.support.side_by_side import SideBySide
+
+    config.option.loadscopereorder = False  # it would sort by how many tests a file has
+    return SideBySide(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a worker of pytest-xdist, what takes longest stands first."""
+    if hasattr(config, "workerinput"):
+        from tests.support.side_by_side import rank
+
+        items.sort(key=lambda item: rank(item.nodeid))
 
 
 @pytest.hookimpl(wrapper=True)

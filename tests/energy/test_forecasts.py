@@ -167,7 +167,6 @@ def test_a_comparison_names_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> No
     assert {one.method for one in scores.means} >= {"persistence", "boosted trees", "the day before"}
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(find_spec("statsmodels") is None, reason="statsmodels is not installed")
 @pytest.mark.parametrize("classic", [naive.arima, naive.exponential])
 def test_classics_forecast_from_what_was_known_at_each_origin(classic: Classic) -> None:

@@ -47,7 +47,7 @@ def build(tmp_path: Path, env: dict[str, str]) -> "subprocess.CompletedProcess[s
     return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_rdma_core_the_engine_is_built_and_says_that_it_has_none(
     bare_machine: dict[str, str], tmp_path: Path
 ) -> None:

@@ -72,7 +72,7 @@ def controls() -> list[bytes]:
     return [bytes([script | role | stage, 1]) + talk for script, talk in talks for role in (0, 1) for stage in (0, 2)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("target", "seeds"), [("fuzz_handshake", handshakes()), ("fuzz_control", controls())],
     ids=["handshake", "control"])  # fmt: skip
 def test_random_bytes_are_events_or_the_peers_fault(target: str, seeds: list[bytes], tmp_path: Path) -> None:

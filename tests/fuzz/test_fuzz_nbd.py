@@ -113,7 +113,7 @@ def compiled(folder: Path) -> Path:
     return fuzzer
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_client_can_upset_the_engine_and_sound_requests_are_answered(tmp_path: Path) -> None:
     fuzzer = compiled(tmp_path)
     write_seeds(tmp_path / "corpus")

@@ -62,7 +62,7 @@ def environment(overlay: Path, reports: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_sanitizers_find_nothing_in_what_the_engine_goes_through(overlay: Path, tmp_path: Path) -> None:
     reports = tmp_path / "reports"
     reports.mkdir()

@@ -56,7 +56,6 @@ def operations_of(manager: Manager) -> int:
     return sum(map(len, paths.values()))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_whatever_schemathesis_asks_is_answered_as_the_document_says(manager: Manager, tmp_path: Path) -> None:
     (tmp_path / "schemathesis.toml").write_text(SETTINGS)

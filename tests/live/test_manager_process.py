@@ -22,7 +22,6 @@ from tests.support.programs import run
 
 LIMIT_S = 60.0
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
-pytestmark = pytest.mark.slow
 
 
 async def eventually(look: Callable[[], object], what: str) -> None:

@@ -12,8 +12,6 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(params=[folder.name for folder in RECORDED])
 def before(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pytest
-
 from farside.sandbox import control
 from farside.sandbox.session import Session, open_sandbox
 from tests.agent.process import agent, write_config
@@ -24,7 +22,6 @@ case $1 in
     status) test -e "$(dirname "$0")/$2.off" && echo off || echo on ;;
 esac
 """
-pytestmark = pytest.mark.slow
 
 
 @contextmanager

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from farside.scheduler.live.event import NodeLost, PowerChanged
 from farside.scheduler.live.invariant import violations
 from tests.agent.process import write_config
@@ -23,7 +21,6 @@ from tests.support.programs import run
 from tests.support.waiting import until
 
 LIMIT_S = 120.0
-pytestmark = pytest.mark.slow
 
 
 class Machine:

@@ -22,7 +22,6 @@ def driver(folder: Path, url: str) -> RedfishDriver:
     return RedfishDriver(node="node7", url=url, user=USER, password_file=password_file(folder))
 
 
-@pytest.mark.slow
 def test_a_bmc_is_switched_and_asked(tmp_path: Path) -> None:
     with redfish_emulator(tmp_path) as url:
         bmc = driver(tmp_path, url)

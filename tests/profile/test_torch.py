@@ -19,7 +19,6 @@ GRADIENT_BYTES = 4 * (16 * 64 + 64 + 64 + 1)
 pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed"),
     pytest.mark.skipif(not LIBRARY.exists(), reason="the profiler's library was not built"),
-    pytest.mark.slow,
 ]
 
 

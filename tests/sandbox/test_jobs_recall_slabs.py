@@ -4,8 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 from farside.sandbox import control
 from farside.sandbox.session import Session, open_sandbox
 from tests.support.job_commands import farside, until_job
@@ -23,7 +21,6 @@ held = b"1" * int(sys.argv[1])
 while not pathlib.Path(sys.argv[2]).exists():
     time.sleep(0.1)
 """
-pytestmark = pytest.mark.slow
 
 
 def nodes(session: Session) -> dict[str, dict[str, object]]:

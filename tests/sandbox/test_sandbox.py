@@ -116,7 +116,6 @@ def test_it_ends_clean_and_leaves_nothing_behind(tmp_path: Path, number: signal.
     assert processes_naming(str(tmp_path)) == []
 
 
-@pytest.mark.slow
 def test_one_whose_processes_all_hang_ends_them_and_says_nothing_went_wrong(tmp_path: Path) -> None:
     """It kills one after the other, each after its own time; whoever waits for it has to wait for all of them."""
     state = tmp_path / "state"

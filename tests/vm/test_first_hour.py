@@ -15,7 +15,7 @@ from tests.vm.harness.network import Network
 from tests.vm.test_package import FORGET_CHECKOUT
 from tests.vm.transcript import EVERYWHERE, Command, File, agrees, section, steps
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow]
+pytestmark = pytest.mark.vm
 
 ROOT = Path(__file__).parents[2]
 KEY = "/etc/farside/key"

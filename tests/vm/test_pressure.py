@@ -24,7 +24,7 @@ START_S = 600.0 * PATIENCE
 LIMIT_S = 2700.0 * PATIENCE
 MODULE = f"cd {TREE} && python3 -B -m tests.vm.guest"
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow, pytest.mark.guests(memory_mib=(384, 1536))]
+pytestmark = [pytest.mark.vm, pytest.mark.guests(memory_mib=(384, 1536))]
 
 
 @pytest.mark.parametrize(("transport", "page_ins"), [("tcp", 100_000), ("rdma", 20_000)])

@@ -44,7 +44,7 @@ def _prepare() -> None:
     began_s = time.monotonic()
     if not is_built():
         print("farside: building the guests' image (2 to 4 minutes, kept for the next time)", flush=True)
-    with workshop() as shop:
+    with workshop(with_payload=False) as shop:
         ready_snapshot(shop, Spec(accelerator=shop.accelerator))
         print(f"farside: guests are ready ({shop.accelerator.name}) after {time.monotonic() - began_s:.0f} s")
 

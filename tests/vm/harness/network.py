@@ -61,8 +61,8 @@ class Network:
 
 
 @contextmanager
-def workshop() -> Iterator[Workshop]:
-    """Image, payload and a folder for one test session.
+def workshop(*, with_payload: bool = True) -> Iterator[Workshop]:
+    """Image, payload and a folder for one test session; without payload for what wakes no guest.
 
     Raises:
         Unavailable: This machine cannot build or run guests; says what it lacks.
@@ -71,7 +71,8 @@ def workshop() -> Iterator[Workshop]:
     image = ready_image()
     with place.scratch_folder() as folder, place.in_use(image.folder):
         chosen = accelerator.choose(image)
-        yield Workshop(image=image, payload=payload.build(folder), folder=folder, accelerator=chosen)
+        made = payload.build(folder) if with_payload else folder / "no-payload"
+        yield Workshop(image=image, payload=made, folder=folder, accelerator=chosen)
 
 
 @contextmanager
