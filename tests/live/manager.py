@@ -62,7 +62,11 @@ class Manager:
         with (self.folder / "log").open("ab") as log:
             command = [*self.on, sys.executable, "-m", "farside", "manager", "-c", "/dev/null", *told]
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        self.wait_ready()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.stop()  # its test has not come to where it does that
+            raise
 
     def wait_ready(self) -> None:
         until(self.is_ready, what="a ready manager", deadline_s=START_LIMIT_S, every_s=0.1)
