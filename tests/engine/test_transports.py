@@ -14,7 +14,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ENGINE = HERE.parents[1] / "kmod_shim" / "engine"
-PARTS = ("crc32c", "shm", "tcp", "fault", "disk", "export", "thread", "verbs_none")
+PARTS = ("crc32c", "shm", "tcp", "fault", "disk", "export", "hedge", "thread", "verbs_none")
 LIBRARIES = ("-luring", "-lcrypto", "-lpthread")
 # In front of the archive, whose verbs_none.o then has nothing to give. The libraries themselves are not linked.
 RDMA_PROGRAM = "rdma"
