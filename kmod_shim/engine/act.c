@@ -188,6 +188,67 @@ static void act_post_waiting(struct worker *w)
 	}
 }
 
+/* ------------------------------------------------------------------ how long reads take (hedge.h) */
+
+/* The usual time of what is quickest besides the donor: the disk, or another donor whose times are known. */
+static uint64_t quickest_second_ns(const struct worker *w, uint32_t donor)
+{
+	uint64_t least = w->disk ? w->disk_times.usual_ns : UINT64_MAX;
+
+	for (uint32_t i = 0; i < w->link_n && has_replicas(w->dev); i++) {
+		const struct hedge_times *times = &w->donor_times[w->link_list[i]];
+
+		if (w->link_list[i] != donor && times->total && times->usual_ns < least)
+			least = times->usual_ns;
+	}
+	return least == UINT64_MAX ? 0 : least;
+}
+
+static void patience_make(struct worker *w)
+{
+	uint64_t least = UINT64_MAX, floor_ns = hedge_floor_ns(&w->dev->params);
+
+	for (uint32_t i = 0; i < w->link_n; i++) {
+		uint64_t late_ns = atomic_load_explicit(&w->late_ns[w->link_list[i]], memory_order_relaxed);
+
+		late_ns = late_ns ? late_ns : floor_ns;
+		least = late_ns < least ? late_ns : least;
+	}
+	w->patience_ns = w->link_n ? least : floor_ns;
+}
+
+static void late_make(struct worker *w, uint32_t donor)
+{
+	uint64_t second_ns = quickest_second_ns(w, donor);
+
+	atomic_store_explicit(&w->late_ns[donor],
+			      hedge_late_ns(&w->donor_times[donor], second_ns, hedge_floor_ns(&w->dev->params)),
+			      memory_order_relaxed);
+	patience_make(w);
+}
+
+void act_times_begin(struct worker *w, uint32_t donor)
+{
+	w->donor_times[donor] = (struct hedge_times){0};
+	atomic_store_explicit(&w->late_ns[donor], 0, memory_order_relaxed);
+	patience_make(w);
+}
+
+static void donor_took(struct worker *w, uint32_t donor, uint64_t took_ns, uint64_t now)
+{
+	hedge_budget_earn(&w->budget);
+	if (hedge_took(&w->donor_times[donor], took_ns, now))
+		late_make(w, donor);
+}
+
+void act_disk_took(struct worker *w, const struct ne_dio *dio)
+{
+	uint64_t now = now_ns();
+
+	if (!dio->status)
+		hedge_took(&w->disk_times, elapsed_ns(now, dio->posted_ns), now);
+}
+
 static bool link_poll(struct worker *w, uint32_t donor)
 {
 	struct ne_link *link = w->links[donor];
@@ -196,14 +257,21 @@ static bool link_poll(struct worker *w, uint32_t donor)
 	int n;
 
 	do {
+		uint64_t now;
+
 		n = link->ops->poll(link, done, 64);
 		if (n > 0 && done[0]->status < 0 && !w->link_err[donor] && !link->ops->alive(link))
 			w->link_err[donor] = -done[0]->status; /* what it died of */
-		for (int i = 0; i < n; i++)
+		if (n <= 0)
+			break;
+		now = now_ns();
+		w->heard_ns[donor] = now;
+		for (int i = 0; i < n; i++) {
+			if (done[i]->op == NE_IO_READ && !done[i]->status)
+				donor_took(w, donor, elapsed_ns(now, done[i]->posted_ns), now);
 			act_end(w, done[i]->owner);
-		if (n > 0)
-			w->heard_ns[donor] = now_ns();
-		any |= n > 0;
+		}
+		any = true;
 	} while (n == 64);
 	return any;
 }
@@ -295,18 +363,56 @@ static bool is_overdue(const struct worker *w, const struct act *act, uint64_t n
 }
 
 /* The age at which act_timers() first looks at an operation: hedging may be later than the deadline, or never. */
-uint64_t act_patience_ns(const struct ne_params *p)
+uint64_t act_patience_ns(const struct worker *w)
 {
-	uint64_t hedge_ns = (uint64_t)p->hedge_us * 1000, deadline_ns = (uint64_t)p->deadline_ms * 1000000;
+	uint64_t deadline_ns = (uint64_t)w->dev->params.deadline_ms * 1000000;
 
-	return hedge_ns < deadline_ns ? hedge_ns : deadline_ns;
+	return w->patience_ns < deadline_ns ? w->patience_ns : deadline_ns;
+}
+
+static bool second_is_overloaded(const struct worker *w, const struct hedge_times *second, uint64_t now)
+{
+	if (second == &w->disk_times && (w->is_full || ne_disk_queued(w->disk)))
+		return true;
+	return second && hedge_is_overloaded(second, now);
+}
+
+/* Whether the second copy is to be asked now (hedge.h). A read that is refused is counted once, and looked at again. */
+static bool is_to_hedge(struct worker *w, const struct act *act, uint64_t now)
+{
+	uint64_t age = elapsed_ns(now, act->io.posted_ns), floor_ns = hedge_floor_ns(&w->dev->params);
+	uint64_t earliest_ns = atomic_load_explicit(&w->late_ns[act->donor], memory_order_relaxed);
+	const struct hedge_times *second = NULL;
+	struct rio *rio = act->rio;
+	enum hedge_verdict verdict;
+
+	if (age < floor_ns || age < earliest_ns || rio->hedged || !rio->req)
+		return false;
+	if (!page_second(w, rio, &second)) {
+		rio->hedged = true;
+		return false;
+	}
+	verdict = hedge_decide(
+		&(struct hedge_case){
+			.age_ns = age,
+			.silent_ns = elapsed_ns(now, w->heard_ns[act->donor]),
+			.late_ns = hedge_late_ns(&w->donor_times[act->donor], second ? second->usual_ns : 0, floor_ns),
+			.suspect = !donor_is(w->dev, act->donor, NE_DONOR_UP),
+			.overloaded = second_is_overloaded(w, second, now),
+		},
+		&w->budget);
+	if (verdict != HEDGE_WAIT && verdict != HEDGE_ASK && !rio->refused) {
+		rio->refused = true;
+		w->stats.hedges_no_budget += verdict == HEDGE_NO_BUDGET;
+		w->stats.hedges_overload += verdict == HEDGE_OVERLOAD;
+	}
+	return verdict == HEDGE_ASK;
 }
 
 /* Hedges reads that are slow, and gives up donors that owe an answer for longer than the deadline. */
 void act_timers(struct worker *w, uint64_t now)
 {
-	const struct ne_params *p = &w->dev->params;
-	uint64_t hedge_ns = (uint64_t)p->hedge_us * 1000, patience_ns = act_patience_ns(p);
+	uint64_t patience_ns = act_patience_ns(w);
 	struct act *act = w->act_old;
 
 	while (act) {
@@ -328,7 +434,7 @@ void act_timers(struct worker *w, uint64_t now)
 				link->ops->kill(link, ETIMEDOUT);
 			}
 			act = act->next;
-		} else if (age >= hedge_ns && act->kind == ACT_READ && !act->rio->hedged) {
+		} else if (act->kind == ACT_READ && is_to_hedge(w, act, now)) {
 			page_hedge(w, act->rio);
 			act = w->act_old; /* each read is hedged once, so this ends */
 		} else {

@@ -153,6 +153,9 @@ class EngineStats:
     reads_retried: int
     writes_round: int
     writes_fenced: int
+    hedges_won: int
+    hedges_no_budget: int
+    hedges_overload: int
     waits_pending: int
     sleeps: int
     spins: int
@@ -348,6 +351,10 @@ class Device:
             for name in EngineStats.__dataclass_fields__
         }
         return EngineStats(**values)
+
+    def hedge_ns(self, donor: int) -> int:
+        """The age from which on reads of the donor are hedged now."""
+        return int(lib.ne_hedge_ns(self._device, donor))
 
     def pending_bytes(self) -> int:
         """Payload bytes that wait for the disk now."""

@@ -49,6 +49,7 @@
 #include <time.h>
 
 #include "engine.h"
+#include "hedge.h"
 #include "link.h"
 
 #define STATE_MAGIC 0x3145544154534546ull /* "FESTATE1" */
@@ -179,6 +180,7 @@ struct req {
 	int error;
 	uint8_t stage;			/* enum req_stage */
 	uint8_t avoid;			/* READ: homes not to ask (hedged) */
+	bool hedged;			/* READ: a second copy has been asked for some of it */
 	bool claimed;			/* WRITE and the like: its pages are claimed */
 	bool need_disk, deferred, again;
 	struct rio *rios;		/* READ: all its parts */
@@ -219,7 +221,8 @@ struct rio {
 	uint32_t first, n, at;		/* pages; index of the first within the request */
 	uint64_t stage_pos;
 	uint8_t home;			/* 0..2, or HOME_DISK, or HOME_HERE */
-	bool ended, hedged;
+	bool ended;
+	bool hedged, refused, won;	/* a second copy: was asked, or there is none; was not asked; was quicker */
 	struct ne_dio dio;
 	uint64_t posted_ns;
 	struct rio *next;
@@ -312,6 +315,10 @@ struct worker {
 	uint32_t act_waiting;
 	int link_err[NE_DONORS_MAX];
 	uint64_t heard_ns[NE_DONORS_MAX]; /* when the donor last answered, or was first asked anew */
+	struct hedge_times donor_times[NE_DONORS_MAX], disk_times;
+	struct hedge_budget budget;
+	_Atomic uint64_t late_ns[NE_DONORS_MAX]; /* from when on its reads are hedged, at the earliest; 0: not measured */
+	uint64_t patience_ns;		/* the least of these, and of the floor where nothing is measured */
 	struct dop *dops, *dop_free;
 	struct dop *dop_wait, **dop_wait_end; /* parked behind another write of the page, or for a retry */
 	struct dop *dop_kept, **dop_kept_end; /* nobody waits for them: they go to the disk with what else comes soon */
@@ -394,6 +401,8 @@ static inline uint64_t now_ns(void)
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
+
+static inline uint64_t hedge_floor_ns(const struct ne_params *p) { return (uint64_t)p->hedge_us * 1000; }
 
 /* now may be a turn's, and older than then: no time has passed in that case. */
 static inline uint64_t elapsed_ns(uint64_t now, uint64_t then) { return now > then ? now - then : 0; }
@@ -558,8 +567,12 @@ struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, 
 bool act_post(struct worker *w, struct act *act);
 bool act_poll(struct worker *w);
 void act_link_drop(struct worker *w, uint32_t donor);
-uint64_t act_patience_ns(const struct ne_params *p);
+uint64_t act_patience_ns(const struct worker *w);
 void act_timers(struct worker *w, uint64_t now);
+/* A donor whose times are not known, as it has been reached anew. */
+void act_times_begin(struct worker *w, uint32_t donor);
+/* The disk has answered a read. */
+void act_disk_took(struct worker *w, const struct ne_dio *dio);
 bool slab_is_in_reach(struct worker *w, uint32_t slab, uint8_t **base);
 uint8_t *direct_base(const struct ne_device *dev, uint32_t slab);
 
@@ -573,6 +586,8 @@ uint64_t dop_kept_left_ns(const struct worker *w, uint64_t now);
 /* page.c, called by act.c when an operation ends */
 void page_read_ended(struct worker *w, struct rio *rio, int status);
 void page_write_ended(struct worker *w, struct act *act);
+/* Times of what the read's second copy would come from, NULL for memory of this host; false: there is none. */
+bool page_second(struct worker *w, const struct rio *rio, const struct hedge_times **ret);
 void page_hedge(struct worker *w, struct rio *rio);
 
 bool disk_mark(struct ne_page *p);

@@ -791,6 +791,18 @@ int ne_stats_get(const struct ne_device *dev, struct ne_stats *ret)
 	return 0;
 }
 
+uint64_t ne_hedge_ns(const struct ne_device *dev, uint32_t donor)
+{
+	uint64_t longest = hedge_floor_ns(&dev->params);
+
+	for (uint32_t i = 0; donor < NE_DONORS_MAX && i < dev->params.workers; i++) {
+		uint64_t late_ns = atomic_load_explicit(&dev->worker[i]->late_ns[donor], memory_order_relaxed);
+
+		longest = late_ns > longest ? late_ns : longest;
+	}
+	return longest;
+}
+
 uint64_t ne_pending_bytes(const struct ne_device *dev)
 {
 	uint64_t pages = 0;

@@ -54,7 +54,7 @@ struct ne_params {
 	uint32_t workers;		/* 1..NE_WORKERS_MAX connections */
 	uint32_t protection;		/* enum ne_protection */
 	uint32_t deadline_ms;		/* a donor that owes an answer longer than this is suspected */
-	uint32_t hedge_us;		/* a read older than this is also asked of another copy, where there is one */
+	uint32_t hedge_us;		/* no read is asked of another copy, too, before it is so old; see hedge.h */
 	uint32_t spin_us;		/* longest busy wait before a worker sleeps; 0 never spins */
 	uint32_t flush_wait_ms;		/* a write that finds pending full waits this long, then fails with EIO */
 	uint32_t encrypt_disk;		/* 1: AES-256-XTS (OpenSSL), key made at creation, kept in the state memfd only */
@@ -241,6 +241,8 @@ struct ne_stats {
 	uint64_t pages_moved;		/* copied from donor to donor by the mover */
 	uint64_t checksum_errors, disk_errors, link_errors, reads_hedged, reads_retried, writes_round;
 	uint64_t writes_fenced;		/* dropped because their connection was dead */
+	uint64_t hedges_won;		/* of reads_hedged: the second copy was there first */
+	uint64_t hedges_no_budget, hedges_overload; /* late reads not hedged at once: too many were; the second copy is too slow */
 	uint64_t waits_pending;		/* requests that found pending full */
 	uint64_t sleeps, spins;
 	uint64_t latency_read[32], latency_write[32]; /* request parsed to reply queued */
@@ -249,6 +251,8 @@ struct ne_stats {
 
 /* Sums over all workers into *ret. */
 int ne_stats_get(const struct ne_device *dev, struct ne_stats *ret);
+/* The age from which on reads of the donor are hedged now, at the worker where that is longest. */
+uint64_t ne_hedge_ns(const struct ne_device *dev, uint32_t donor);
 /* Payload bytes waiting for the disk now, all workers; with what a drain keeps (see ne_slab_drain). */
 uint64_t ne_pending_bytes(const struct ne_device *dev);
 /*

@@ -601,6 +601,16 @@ static bool page_has(const struct req *rq, uint32_t i)
 	return rq->src[i] && rq->src[i] != IN_FLIGHT;
 }
 
+/* A page has come. Where a read that was hedged is still out for it, the second copy was quicker. */
+static void count_won(struct worker *w, const struct req *rq, uint32_t page)
+{
+	for (struct rio *rio = rq->hedged ? rq->rios : NULL; rio; rio = rio->next)
+		if (rio->hedged && !rio->won && !rio->ended && page - rio->first < rio->n) {
+			rio->won = true;
+			w->stats.hedges_won++;
+		}
+}
+
 static struct rio *rio_make(struct worker *w, struct req *rq, uint32_t at, uint32_t n, uint8_t home)
 {
 	struct rio *rio = w->rio_free;
@@ -724,6 +734,7 @@ static bool read_here(struct worker *w, struct req *rq, uint32_t i, const struct
 	if (source_copy(w, rio->first, s, ring_at(&w->stage, rio->stage_pos))) {
 		rq->src[i] = ring_at(&w->stage, rio->stage_pos);
 		rq->done++;
+		count_won(w, rq, rio->first);
 		return true;
 	}
 	rq->rios = rio->next;
@@ -880,6 +891,7 @@ void page_read_ended(struct worker *w, struct rio *rio, int status)
 			rq->done++;
 			used = true;
 			count_page_in(w, rio->home);
+			count_won(w, rq, rio->first + i);
 		} else if (!is_still_asked(rq, rio->first + i)) {
 			rq->src[rio->at + i] = NULL;
 		}
@@ -892,7 +904,30 @@ void page_read_ended(struct worker *w, struct rio *rio, int status)
 		req_defer(w, rq);
 }
 
-/* The read is slow: asks another copy for the same pages, where there is one. Whoever is first, wins. */
+bool page_second(struct worker *w, const struct rio *rio, const struct hedge_times **ret)
+{
+	uint8_t avoid = rio->req->avoid | (uint8_t)(1u << rio->home);
+
+	for (uint32_t i = 0; i < rio->n; i++) {
+		struct source s;
+
+		if (page_has(rio->req, rio->at + i))
+			continue;
+		s = source_find(w, rio->first + i, avoid);
+		if (s.from == FROM_LOST || s.from == FROM_WAIT)
+			continue;
+		if (s.from == FROM_DISK)
+			*ret = &w->disk_times;
+		else if (s.from == FROM_LINK)
+			*ret = &w->donor_times[w->dev->slabs[H_SLAB(s.word)].donor];
+		else
+			*ret = NULL;
+		return true; /* its first such page says it for all of them */
+	}
+	return false;
+}
+
+/* The read is late: asks another copy for the same pages, where there is one. Whoever is first, wins. */
 void page_hedge(struct worker *w, struct rio *rio)
 {
 	struct req *rq = rio->req;
@@ -917,6 +952,7 @@ void page_hedge(struct worker *w, struct rio *rio)
 	if (!any)
 		return;
 	rq->avoid = avoid;
+	rq->hedged = true;
 	w->stats.reads_hedged++;
 	if (page_read(w, rq) == -EAGAIN && !rq->deferred)
 		req_defer(w, rq);

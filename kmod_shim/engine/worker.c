@@ -44,6 +44,7 @@ static void link_take(struct worker *w, uint32_t donor, struct ne_link *link)
 		listed |= w->link_list[i] == donor;
 	if (!listed)
 		w->link_list[w->link_n++] = donor;
+	act_times_begin(w, donor);
 }
 
 void worker_take_mail(struct worker *w)
@@ -88,12 +89,14 @@ void worker_kick(struct worker *w)
 /* What the disk has done: a worker's read, the mover's, or a page written back. */
 void worker_disk_ended(struct worker *w, struct ne_dio *dio)
 {
-	if (dio == &w->lift.dio)
+	if (dio == &w->lift.dio) {
 		w->lift.ended = true;
-	else if (dio->op == NE_IO_WRITE)
+	} else if (dio->op == NE_IO_WRITE) {
 		dop_done(w, dio);
-	else
+	} else {
+		act_disk_took(w, dio);
 		page_read_ended(w, dio->owner, dio->status);
+	}
 }
 
 /* What we have for the disk is waited for from now on. */
@@ -135,7 +138,7 @@ static bool may_run_deferred(const struct worker *w)
 /* Until act_timers() has something to do: the oldest read is to be hedged, or somebody may be overdue. */
 static uint64_t timers_ns(const struct worker *w, uint64_t now)
 {
-	uint64_t patience_ns = act_patience_ns(&w->dev->params), age;
+	uint64_t patience_ns = act_patience_ns(w), age;
 
 	if (!w->act_old)
 		return UINT64_MAX;
@@ -510,6 +513,8 @@ int worker_create(struct ne_device *dev, uint32_t idx, struct worker **ret)
 	w->deferred_end = &w->deferred;
 	w->dop_wait_end = &w->dop_wait;
 	w->dop_kept_end = &w->dop_kept;
+	hedge_budget_begin(&w->budget);
+	w->patience_ns = hedge_floor_ns(&dev->params);
 	atomic_store(&w->sock_mail, -1);
 	w->kick_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	w->pool_bytes = pool_bytes(w) + 16 * 64;

@@ -15,6 +15,7 @@ from tests.support.shadow import Shadow, stamped_pages
 from tests.support.waiting import until
 
 RNG = random.Random(13)
+READS = 60  # more than the hedges that are saved up (hedge.c)
 
 
 def _read_from_a_hanging_donor(rig: Rig) -> None:
@@ -109,7 +110,61 @@ def test_a_read_is_hedged_to_disk_when_its_donor_is_slow(rig: Rig) -> None:
     assert client.read(0, PAGE_BYTES) == data
 
     assert time.monotonic() - started_s < 0.1
-    assert rig.device.stats().reads_hedged > 0
+    stats = rig.device.stats()
+    assert stats.reads_hedged > 0
+    assert 0 < stats.hedges_won <= stats.reads_hedged
+
+
+def test_a_donor_that_is_always_slow_is_read_all_the_same(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    client.write(0, data := stamped_pages(RNG, 1))
+    rig.until_on_disk()
+    rig.device.fault_set(0, Fault.DELAY, 1, 20_000)
+    floor_ns = rig.device.hedge_ns(0)
+
+    for _ in range(READS):
+        assert client.read(0, PAGE_BYTES) == data
+
+    stats = rig.device.stats()
+    assert rig.device.hedge_ns(0) > floor_ns
+    assert stats.reads_hedged < READS / 2
+    assert stats.pages_in_remote > READS / 2
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_every_read_of_a_donor_that_hangs_is_hedged_though_the_budget_is_spent(
+    make_rig: MakeRig, transport: str
+) -> None:
+    rig = make_rig(transport=transport, deadline_ms=60_000)
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    client.write(0, data := stamped_pages(RNG, 1))
+    rig.until_on_disk()
+    rig.device.fault_set(0, Fault.HANG, 1, 0)
+
+    for _ in range(READS):
+        assert client.read(0, PAGE_BYTES) == data
+
+    stats = rig.device.stats()
+    assert stats.reads_hedged == stats.hedges_won == stats.pages_in_disk == READS
+    assert rig.device.donor_get(0) == DonorState.UP
+
+
+def test_of_many_reads_that_are_late_at_once_some_are_refused_at_first_and_all_are_answered(rig: Rig) -> None:
+    rig.donors_with_slabs(1, clusters=1)
+    client = rig.connect()
+    client.write(0, data := stamped_pages(RNG, READS))
+    rig.until_on_disk()
+    rig.device.fault_set(0, Fault.HANG, 1, 0)
+
+    cookies = [client.send(Command.READ, page * PAGE_BYTES, PAGE_BYTES) for page in range(READS)]
+
+    for page, cookie in enumerate(cookies):
+        assert client.wait(cookie).data == data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+    stats = rig.device.stats()
+    assert 0 < stats.hedges_no_budget + stats.hedges_overload <= READS
+    assert stats.pages_in_disk == READS
 
 
 def test_a_read_is_hedged_to_the_replica_when_its_donor_is_slow(make_rig: MakeRig) -> None:
