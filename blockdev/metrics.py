@@ -11,7 +11,7 @@ from dataclasses import asdict
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from farside.blockdev.donor.donor import DonorHealth
-from farside.blockdev.status import Reporter, slab_state
+from farside.blockdev.status import Reporter, hedge_after_s, slab_state
 from farside.blockdev.total import LONGEST, latency_buckets
 
 # Name in the engine's statistics -> (metric, label value): one family for each kind of thing counted.
@@ -97,6 +97,15 @@ class DeviceCollector:
         for state in DonorHealth:
             donors.add_metric([state.value], states[state])
         yield donors
+        hedges = GaugeMetricFamily(
+            "farside_blockdev_hedge_after_seconds",
+            "Age from which on a read of the donor is asked of its second copy as well.",
+            labels=["donor"],
+        )
+        for donor in device.donors.all():
+            if (after_s := hedge_after_s(device, donor)) is not None:
+                hedges.add_metric([donor.address.node], after_s)
+        yield hedges
         counters = asdict(table.counters)
         for name, text in _EVENTS.items():
             yield CounterMetricFamily(f"farside_blockdev_{name}", text, value=counters[name])

@@ -76,6 +76,12 @@ class Reporter:
             "rates": self._rates(stats),
             "pages_in": _by_place(totals, "pages_in_"),
             "pages_out": _by_place(totals, "pages_out_"),
+            "hedges": {
+                "asked": totals["reads_hedged"],
+                "won": totals["hedges_won"],
+                "refused_budget": totals["hedges_no_budget"],
+                "refused_overload": totals["hedges_overload"],
+            },
             "counters": asdict(table.counters) | {"lost_reads": totals["pages_lost"]},
             "errors": {name: totals[f"{name}_errors"] for name in ("checksum", "disk", "link")}
             | {"requests": totals["requests_error"], "pages_lost": totals["pages_lost"]},
@@ -124,6 +130,7 @@ class Reporter:
             "total_bytes": figures.total_bytes if figures else 0,
             "headroom_bytes": figures.headroom_bytes if figures else 0,
             "slabs": donor.view().slabs,
+            "hedge_after_s": hedge_after_s(self._device, donor),
             "faults_hit": self._engine.fault_hits(donor.number),
         }
 
@@ -142,6 +149,13 @@ class Reporter:
         if len(context.activity.counters) <= LIVE_PAGES_CLUSTERS_MAX:
             told["live_pages"] = sum(self._engine.cluster_count(c)[1] for c in context.table.residents(slab.slab))
         return told
+
+
+def hedge_after_s(device: BlockDevice, donor: Donor) -> float | None:
+    """The age from which on a read of the donor is asked of its second copy as well; None: its reads never are."""
+    if not device.context.config.hedge_s:
+        return None
+    return device.context.engine.hedge_ns(donor.number) / 1e9
 
 
 def slab_state(slab: Slab) -> str:

@@ -27,6 +27,7 @@ from tests.support.waiting import until
 
 MIB = 1 << 20
 PAGE = 4096
+MANUAL = Path(__file__).parents[2] / "docs/operating.md"
 
 
 class Process:
@@ -293,6 +294,36 @@ def test_what_prometheus_has_seen_no_takeover_takes_back(tmp_path: Path) -> None
 
     assert sum(before.values()) > 200
     assert {name for name, value in before.items() if after[name] < value} == set()
+
+
+def test_the_metrics_of_the_manual_and_of_late_donors_are_told(tmp_path: Path) -> None:
+    port, nobody = free_port(), free_port()
+    process = Process(tmp_path, metrics_listen=f"127.0.0.1:{port}")
+    (tmp_path / "peers.toml").write_text(f'[[donor]]\nnode = "d1"\ncontrol = "tcp:127.0.0.1:{nobody}"\n')
+    process.start()
+
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    donors = process.status()["donors"]
+    process.close()
+
+    told = {family.name for family in families}
+    in_manual = {name.removesuffix("_total") for name in re.findall(r"farside_blockdev_\w+", MANUAL.read_text())}
+    assert in_manual - told == set()
+    assert {name for name in told if "hedge" in name} - in_manual == set()
+    late = next(family for family in families if family.name == "farside_blockdev_hedge_after_seconds")
+    assert [(sample.labels, sample.value) for sample in late.samples] == [({"donor": "d1"}, 0.005)]
+    assert [donor["hedge_after_s"] for donor in donors] == [0.005]
+
+
+def test_where_nothing_is_hedged_no_donor_has_an_age_to_be_hedged_at(tmp_path: Path) -> None:
+    process = Process(tmp_path, hedge_s=0)
+    (tmp_path / "peers.toml").write_text(f'[[donor]]\nnode = "d1"\ncontrol = "tcp:127.0.0.1:{free_port()}"\n')
+
+    donors = process.start().status()["donors"]
+    process.close()
+
+    assert [donor["hedge_after_s"] for donor in donors] == [None]
 
 
 def test_a_client_beyond_the_workers_is_refused_and_the_others_go_on(process: Process) -> None:

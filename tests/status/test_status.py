@@ -101,6 +101,23 @@ def test_a_device_with_few_words_still_makes_tables(tmp_path: Path) -> None:
     assert "device" in printed((ProcessStatus(name="b", role="blockdev", pid=1, socket="x", status={"name": "d"}),))
 
 
+def test_late_donors_are_told_and_what_came_of_it() -> None:
+    device = {
+        "name": "swap0",
+        "hedges": {"asked": 31, "won": 29, "refused_budget": 17, "refused_overload": 13},
+        "donors": [{"node": "d1", "hedge_after_s": 0.042}, {"node": "d2", "hedge_after_s": None}],
+    }
+
+    lines = printed((ProcessStatus(name="b", role="blockdev", pid=1, socket="x", status=device),)).splitlines()
+
+    rows = {cells[0]: cells[1:] for line in lines if len(cells := [cell.strip() for cell in line.split("│")[1:-1]]) > 1}
+    assert rows["late reads asked of a second copy"] == ["31"]
+    assert rows["... that answered first"] == ["29"]
+    assert rows["... not asked: too many were"] == ["17"]
+    assert rows["... not asked: it is slow itself"] == ["13"]
+    assert (rows["d1"][2], rows["d2"][2]) == ("42 ms", "-")
+
+
 def test_a_process_that_does_not_answer_shows_why(tmp_path: Path) -> None:
     silent = ProcessStatus(name="d9", role="daemon", pid=0, socket="x", error="no process answers there")
     well = ProcessStatus(name="b", role="blockdev", pid=1, socket="y", status={"name": "swap0"})

@@ -66,7 +66,8 @@ class BlockdevConfig(NodeSettings, MemorySettings, MetricsSettings, LogSettings)
     workers: int = count(4, 1, 16, "NBD connections served at once, one thread each")
     deadline_s: float = seconds(1.0, 0.01, 60, "A donor that takes longer than this to answer is suspect")
     grace_s: float = seconds(5.0, 0, 600, "Time that a donor may stay suspect before it is given up")
-    hedge_s: float = seconds(0.005, 0, 60, "A read older than this is also sent to a second copy; 0: never")
+    hedge_s: float = seconds(0.005, 0, 60,
+        "Floor: a read that is late for its donor and older than this is also sent to a second copy; 0: never")
     spin_us: int = microseconds(50, 0, 10_000, "Maximum busy wait for the next request before a worker sleeps")
     hot_slab_pages_per_s_per_gib: float = rate(20.0, 0, 1e9,
         "HotSlab: page I/O above which a region of the device gets a slab")

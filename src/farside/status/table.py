@@ -10,6 +10,12 @@ from farside.status.gather import ProcessStatus
 from farside.units import format_bytes, format_moment, format_seconds
 
 Row = Mapping[str, Any]
+_HEDGES = {
+    "asked": "late reads asked of a second copy",
+    "won": "... that answered first",
+    "refused_budget": "... not asked: too many were",
+    "refused_overload": "... not asked: it is slow itself",
+}
 
 
 def tables(processes: Iterable[ProcessStatus]) -> Iterator[Table]:
@@ -64,6 +70,8 @@ def traffic_table(device: Row) -> Table:
     for direction, title in (("pages_in", "pages in from"), ("pages_out", "pages out to")):
         for place, count in device.get(direction, {}).items():
             table.add_row(f"{title} {place}", str(count))
+    for name, count in device.get("hedges", {}).items():
+        table.add_row(_HEDGES.get(name, name), str(count))
     for name, count in device.get("counters", {}).items():
         table.add_row(name.replace("_", " "), str(count))
     table.add_row("longest request", format_seconds(_number(device, "longest_request_s")))
@@ -73,8 +81,9 @@ def traffic_table(device: Row) -> Table:
 def borrowed_table(device: Row) -> Table:
     """What a device has borrowed from whom."""
     table = _table(
-        "borrowed", "donor", "state", "by", "slabs", "live pages", "pages/s per GiB", "free there", "headroom there"
-    )
+        "borrowed", "donor", "state", "by", "late after", "slabs", "live pages", "pages/s per GiB", "free there",
+        "headroom there",
+    )  # fmt: skip
     slabs = [slab for slab in device.get("slabs", ()) if slab.get("state") != "gone"]
     count = Counter(slab.get("donor") for slab in slabs)
     for donor in device.get("donors", ()):
@@ -83,6 +92,7 @@ def borrowed_table(device: Row) -> Table:
             str(donor.get("node", "-")),
             str(donor.get("state", "-")),
             str(donor.get("transport") or "-"),
+            "-" if (late_s := donor.get("hedge_after_s")) is None else format_seconds(late_s),
             str(count[donor.get("node")]),
             str(sum(int(slab.get("live_pages", 0)) for slab in own)),
             f"{sum(float(slab.get('activity', 0.0)) for slab in own) / max(1, len(own)):.0f}",
