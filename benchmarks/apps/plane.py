@@ -24,7 +24,7 @@ DEVICE = "/dev/nbd0"
 _FILL = ("fio", "--name=fill", "--rw=write", "--bs=256k", "--iodepth=4")
 FILLS = 20  # at most: what was written before its slab was leased goes to the disk, and is written again
 # Emulated processors and networks are ten to twenty times slower than real ones, and so is what counts as late.
-SLOW = {"deadline_s": 5, "grace_s": 20, "hedge_s": 0.2}
+SLOW = {"deadline_s": 5, "grace_s": 20}
 
 
 def plane_of(
