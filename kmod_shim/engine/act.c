@@ -209,10 +209,9 @@ static void patience_make(struct worker *w)
 	uint64_t least = UINT64_MAX, floor_ns = hedge_floor_ns(&w->dev->params);
 
 	for (uint32_t i = 0; i < w->link_n; i++) {
-		uint64_t late_ns = atomic_load_explicit(&w->late_ns[w->link_list[i]], memory_order_relaxed);
+		uint64_t slow_ns = hedge_slow_ns(&w->donor_times[w->link_list[i]], floor_ns);
 
-		late_ns = late_ns ? late_ns : floor_ns;
-		least = late_ns < least ? late_ns : least;
+		least = slow_ns < least ? slow_ns : least;
 	}
 	w->patience_ns = w->link_n ? least : floor_ns;
 }
@@ -381,12 +380,12 @@ static bool second_is_overloaded(const struct worker *w, const struct hedge_time
 static bool is_to_hedge(struct worker *w, const struct act *act, uint64_t now)
 {
 	uint64_t age = elapsed_ns(now, act->io.posted_ns), floor_ns = hedge_floor_ns(&w->dev->params);
-	uint64_t earliest_ns = atomic_load_explicit(&w->late_ns[act->donor], memory_order_relaxed);
+	uint64_t slow_ns = hedge_slow_ns(&w->donor_times[act->donor], floor_ns);
 	const struct hedge_times *second = NULL;
 	struct rio *rio = act->rio;
 	enum hedge_verdict verdict;
 
-	if (age < floor_ns || age < earliest_ns || rio->hedged || !rio->req)
+	if (age < slow_ns || rio->hedged || !rio->req)
 		return false;
 	if (!page_second(w, rio, &second)) {
 		rio->hedged = true;
@@ -395,6 +394,7 @@ static bool is_to_hedge(struct worker *w, const struct act *act, uint64_t now)
 	verdict = hedge_decide(
 		&(struct hedge_case){
 			.age_ns = age,
+			.slow_ns = slow_ns,
 			.silent_ns = elapsed_ns(now, w->heard_ns[act->donor]),
 			.late_ns = hedge_late_ns(&w->donor_times[act->donor], second ? second->usual_ns : 0, floor_ns),
 			.suspect = !donor_is(w->dev, act->donor, NE_DONOR_UP),

@@ -317,8 +317,8 @@ struct worker {
 	uint64_t heard_ns[NE_DONORS_MAX]; /* when the donor last answered, or was first asked anew */
 	struct hedge_times donor_times[NE_DONORS_MAX], disk_times;
 	struct hedge_budget budget;
-	_Atomic uint64_t late_ns[NE_DONORS_MAX]; /* from when on its reads are hedged, at the earliest; 0: not measured */
-	uint64_t patience_ns;		/* the least of these, and of the floor where nothing is measured */
+	_Atomic uint64_t late_ns[NE_DONORS_MAX]; /* to be told: when its reads are late, at the earliest; 0: not known */
+	uint64_t patience_ns;		/* the age at which the first read, of whichever donor, is slow */
 	struct dop *dops, *dop_free;
 	struct dop *dop_wait, **dop_wait_end; /* parked behind another write of the page, or for a retry */
 	struct dop *dop_kept, **dop_kept_end; /* nobody waits for them: they go to the disk with what else comes soon */

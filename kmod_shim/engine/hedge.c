@@ -12,9 +12,9 @@
 #define HEDGE_CENTS   100u
 #define SAVED_CENTS   (16u * HEDGE_CENTS)
 #define LOST_TIMES    4u /* rare even in a tail that is as heavy as a busy machine's */
-#define SLOW_TIMES    2u
-#define SLOW_READS    6
-#define SLOW_KNOWN    8u	    /* reads that make a usual time */
+#define OVER_TIMES    2u
+#define OVER_READS    6
+#define OVER_KNOWN    8u	    /* reads that make a usual time */
 #define STALE_NS      1000000000ull /* what was said of a second copy so long ago says nothing */
 
 static uint32_t bucket_of(uint64_t ns)
@@ -62,9 +62,9 @@ static void forget_half(struct hedge_times *times)
 
 bool hedge_took(struct hedge_times *times, uint64_t took_ns, uint64_t now)
 {
-	bool slow = times->total >= SLOW_KNOWN && took_ns > SLOW_TIMES * times->usual_ns;
+	bool over = times->total >= OVER_KNOWN && took_ns > OVER_TIMES * times->usual_ns;
 
-	times->slow = (uint8_t)(times->slow << 1 | slow);
+	times->over = (uint8_t)(times->over << 1 | over);
 	times->last_ns = now;
 	times->count[bucket_of(took_ns)]++;
 	times->fresh++;
@@ -77,13 +77,18 @@ bool hedge_took(struct hedge_times *times, uint64_t took_ns, uint64_t now)
 	return true;
 }
 
+uint64_t hedge_slow_ns(const struct hedge_times *times, uint64_t floor_ns)
+{
+	return times->quantile_ns > floor_ns ? times->quantile_ns : floor_ns;
+}
+
 /*
  * Looks at the ages where a histogram can change its mind: rules 1 and 2, then the beginning of each later bucket. From
  * the last one on no read is known that took longer.
  */
 uint64_t hedge_late_ns(const struct hedge_times *times, uint64_t second_ns, uint64_t floor_ns)
 {
-	uint64_t age = times->quantile_ns > floor_ns ? times->quantile_ns : floor_ns;
+	uint64_t age = hedge_slow_ns(times, floor_ns);
 	uint32_t bucket = bucket_of(age), longer = 0;
 
 	if (bucket_begin_ns(bucket) < age)
@@ -101,17 +106,19 @@ uint64_t hedge_late_ns(const struct hedge_times *times, uint64_t second_ns, uint
 
 bool hedge_is_overloaded(const struct hedge_times *second, uint64_t now)
 {
-	return __builtin_popcount(second->slow) >= SLOW_READS && now < second->last_ns + STALE_NS;
+	return __builtin_popcount(second->over) >= OVER_READS && now < second->last_ns + STALE_NS;
 }
 
 enum hedge_verdict hedge_decide(const struct hedge_case *read, struct hedge_budget *budget)
 {
-	uint64_t lost_ns = LOST_TIMES * read->late_ns;
+	uint64_t lost_ns = LOST_TIMES * read->slow_ns;
 
-	if (read->age_ns < read->late_ns)
+	if (read->age_ns < read->slow_ns)
 		return HEDGE_WAIT;
 	if (read->suspect || read->age_ns >= lost_ns || read->silent_ns >= lost_ns)
 		return HEDGE_ASK;
+	if (read->age_ns < read->late_ns)
+		return HEDGE_WAIT;
 	if (read->overloaded)
 		return HEDGE_OVERLOAD;
 	if (budget->cents < HEDGE_CENTS)

@@ -133,7 +133,9 @@ TEST(after_any_history_a_late_read_is_above_floor_and_quantile_and_its_second_co
 		CHECK(is_just_above(times.quantile_ns, taken[(reads * 99 + 99) / 100 - 1]));
 		CHECK(is_just_above(times.usual_ns, taken[(reads + 1) / 2 - 1]));
 		late_ns = hedge_late_ns(&times, second_ns, floor_ns);
-		CHECK(late_ns >= floor_ns && late_ns >= times.quantile_ns);
+		CHECK(hedge_slow_ns(&times, floor_ns) >= floor_ns);
+		CHECK(hedge_slow_ns(&times, floor_ns) >= times.quantile_ns);
+		CHECK(late_ns >= hedge_slow_ns(&times, floor_ns));
 		CHECK(is_expected_to_win(late_ns, second_ns, taken, reads));
 		CHECK(late_ns >= hedge_late_ns(&times, second_ns / 2, floor_ns));
 		CHECK(late_ns >= hedge_late_ns(&times, second_ns, floor_ns / 2));
@@ -144,6 +146,7 @@ static enum hedge_verdict decide(struct hedge_budget *budget, uint64_t age_ns, u
 {
 	return hedge_decide(&(struct hedge_case){.age_ns = age_ns,
 						 .silent_ns = silent_ns,
+						 .slow_ns = 10 * MS,
 						 .late_ns = 10 * MS,
 						 .overloaded = overloaded},
 			    budget);
@@ -184,6 +187,17 @@ TEST(no_more_than_sixteen_hedges_are_saved_up)
 	CHECK(decide(&budget, 10 * MS, 0, false) == HEDGE_NO_BUDGET);
 }
 
+TEST(a_read_waits_for_a_second_copy_that_pays_unless_it_may_be_lost)
+{
+	struct hedge_budget budget;
+	struct hedge_case slow = {.age_ns = 39 * MS, .slow_ns = 10 * MS, .late_ns = 90 * MS};
+
+	hedge_budget_begin(&budget);
+	CHECK(hedge_decide(&slow, &budget) == HEDGE_WAIT);
+	slow.age_ns = 40 * MS;
+	CHECK(hedge_decide(&slow, &budget) == HEDGE_ASK);
+}
+
 TEST(a_second_copy_that_is_overloaded_is_left_alone_and_the_budget_kept)
 {
 	struct hedge_budget budget;
@@ -197,7 +211,8 @@ TEST(a_second_copy_that_is_overloaded_is_left_alone_and_the_budget_kept)
 TEST(a_read_that_may_be_lost_is_hedged_without_budget_and_under_overload)
 {
 	struct hedge_budget budget = {0};
-	struct hedge_case suspect = {.age_ns = 10 * MS, .late_ns = 10 * MS, .suspect = true, .overloaded = true};
+	struct hedge_case suspect = {
+		.age_ns = 10 * MS, .slow_ns = 10 * MS, .late_ns = 90 * MS, .suspect = true, .overloaded = true};
 
 	CHECK(decide(&budget, 40 * MS, 0, true) == HEDGE_ASK);
 	CHECK(decide(&budget, 10 * MS, 40 * MS, true) == HEDGE_ASK); /* its donor answers nobody */
