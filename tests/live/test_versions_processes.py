@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.process import agent, until_connected, write_config
+from tests.agent.process import agent, kill, until_connected, write_config
 from tests.live.manager import running_manager
 from tests.live.test_versions import RECORDED
 from tests.support.waiting import until
@@ -26,12 +26,18 @@ def before(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
     return ("env", f"PYTHONPATH={folder / 'src'}")
 
 
+def knows_run_as(on: tuple[str, ...]) -> bool:
+    """Whether a manager has that setting; older ones refuse nobody."""
+    sources = Path(on[-1].removeprefix("PYTHONPATH=")) if on else ROOT / "src"
+    return "run_as" in (sources / "farside/config/manager.py").read_text()
+
+
 @pytest.mark.parametrize("which", ["manager", "agent"])
 def test_one_of_the_version_before_runs_and_ends_jobs_with_the_other_of_ours(
     which: str, before: tuple[str, ...], tmp_path: Path
 ) -> None:
     old_manager, old_agent = (before if which == "manager" else ()), (before if which == "agent" else ())
-    told = {"run_as": None} if old_manager else {}  # it did not know that, and refused nobody
+    told = {} if knows_run_as(old_manager) else {"run_as": None}
     with running_manager(tmp_path / "m", token_submit="true", on=old_manager, **told) as manager:
         (tmp_path / "a").mkdir()
         config = write_config(tmp_path / "a", manager.url, token=manager.node_token, declared_gpus=2)
@@ -45,3 +51,33 @@ def test_one_of_the_version_before_runs_and_ends_jobs_with_the_other_of_ours(
             until(lambda: manager.job(long)["state"] == "running", what="a job that runs", deadline_s=60)
             manager.post("jobs", long, "cancel")
             until(lambda: manager.job(long)["state"] == "cancelled", what="its end", deadline_s=60)
+
+
+@pytest.mark.parametrize("before", ["384bdad"], indirect=True)
+def test_store_settings_and_agent_of_the_version_before_are_taken_over_while_jobs_run(
+    before: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "a").mkdir()
+    waits, jobs = "until test -e end; do sleep 0.05; done; exit", {0: "done", 3: "failed"}
+    with running_manager(tmp_path / "m", token_submit="true", on=before) as manager:
+        config = write_config(tmp_path / "a", manager.url, token=manager.node_token, declared_gpus=3)
+        with agent(config, on=before) as process:
+            until_connected(tmp_path / "a")
+            ids = [manager.submit("sh", "-c", f"{waits} {code}", cwd=str(tmp_path), gpus=code or 2) for code in jobs]
+            behind = manager.submit("true", cwd=str(tmp_path), gpus=3)
+            until(lambda: manager.job(ids[0])["state"] == "running", what="a job that runs", deadline_s=60)
+            kill(process)
+            manager.stop()
+
+            manager.on = ()
+            manager.start()
+            with agent(config):
+                until_connected(tmp_path / "a")
+                during = [manager.job(job)["state"] for job in (*ids, behind)]
+                (tmp_path / "end").touch()
+                for job, state in zip((*ids, behind), (*jobs.values(), "done"), strict=True):
+                    until(lambda: manager.job(job)["state"] == state, what=f"job {job} {state}", deadline_s=60)  # noqa: B023
+                starts = [manager.job(job)["starts"] for job in (*ids, behind)]
+
+    assert during == ["running", "waiting", "waiting"]
+    assert starts == [1, 1, 1]

@@ -12,6 +12,7 @@ from farside.scheduler.live.event import (
     Gpu,
     JobSubmitted,
     NodeJoined,
+    ReleaseRequested,
     TaskChanged,
     TaskPhase,
 )
@@ -108,6 +109,9 @@ class World:
         number = self.state.next_number
         self.settle()
         return str(number)
+
+    def release(self, job_id: str) -> None:
+        self.does(ReleaseRequested(job_id=job_id, by="ann"))
 
     def does(self, event: Event) -> None:
         self.tell(event)
