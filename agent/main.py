@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 from farside import admin
 from farside.agent import messages as m
 from farside.agent.metrics import agent_metrics
-from farside.agent.outbox import Reading
 from farside.agent.peers_file import PeersFile
 from farside.agent.power_off import power_off, why_not
 from farside.agent.run.account import users_here
@@ -172,7 +171,6 @@ class Agent:
     # ---- what the session asks
 
     def _hello(self) -> m.Hello:
-        latest = self.sense.latest
         return m.Hello(
             node=self.node,
             boot_id=boot_id(self._config.proc_root),
@@ -180,14 +178,11 @@ class Agent:
             version=version("farside"),
             cpus=cpus(),
             memory_bytes=self.sense.total_bytes,
-            gpus=latest.reading.gpus,
-            headroom_bytes=latest.reading.headroom_bytes,
             tasks=self.runner.states[: m.TASKS_MAX],
             can=self._can(),
-            donor=latest.reading.donor,
-            swap=latest.reading.swap,
             agent=self._identity,
             users=self._users,
+            **m.fields_of(m.ChangingFacts, self.sense.latest.reading),
         )
 
     def _can(self) -> tuple[str, ...]:
@@ -204,7 +199,7 @@ class Agent:
         _log.info("the manager lets this node sleep: it is shut down", program=self._config.power_off)
         await power_off(self._config.power_off)
 
-    async def _read(self) -> Reading:
+    async def _read(self) -> m.Reading:
         return (await self.sense.read()).reading
 
     def _take_donors(self, told: tuple[m.DonorAddress, ...]) -> None:

@@ -9,7 +9,7 @@ rank of one start of a job; (task_id, start) names it for ever, so that a comman
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -75,11 +75,6 @@ class Gpu(Part, frozen=True, kw_only=True):
     power_w: Annotated[float, Meta(ge=0, le=1e5)] | None = None
 
 
-def _check_named_once(gpus: tuple[Gpu, ...]) -> None:
-    if len({gpu.index for gpu in gpus}) < len(gpus):
-        raise ValueError("a GPU is named twice")
-
-
 class Psi(Part, frozen=True, kw_only=True):
     """Pressure: share of the last 10 s in which programs waited; None where this kernel does not tell."""
 
@@ -127,6 +122,50 @@ class Swap(Part, frozen=True, kw_only=True):
     size_bytes: U63
     used_bytes: U63 = 0
     own_bytes: U63 = 0  # of what is used: by what is no task of ours
+
+
+class ChangingFacts(Part, frozen=True, kw_only=True):
+    """What of a node may change while its agent is connected: HELLO says it, and each REPORT again."""
+
+    headroom_bytes: U63  # memory that jobs may still get
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=GPUS_MAX)]
+    donor: Donor | None = None
+    swap: Swap | None = None
+
+    def __post_init__(self) -> None:
+        if len({gpu.index for gpu in self.gpus}) < len(self.gpus):
+            raise ValueError("a GPU is named twice")
+
+
+class NodeFacts(ChangingFacts, frozen=True, kw_only=True):
+    """What an agent says of its node: the log, what follows from it and the API have the same fields.
+
+    A new fact is declared here, or in `ChangingFacts`, and nowhere else.
+    """
+
+    boot_id: Annotated[str, Meta(min_length=1, max_length=64)]  # of the kernel: another one means that nothing runs
+    version: Text  # of Farside, for people
+    cpus: Annotated[int, Meta(ge=1, le=65536)]
+    memory_bytes: U63
+    agent: Annotated[str, Meta(max_length=64)] = ""
+    """Kept in its state folder, by chance: another one of the same name knows nothing of this one's tasks."""
+    users: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=USERS_MAX)] = ()
+    """Whose tasks run here; empty: everybody's but root's."""
+
+
+class Reading(ChangingFacts, frozen=True, kw_only=True):
+    """What a report says of the node itself."""
+
+    at_s: Moment
+    psi: Psi
+    loans: Annotated[tuple[Loan, ...], Meta(max_length=LOANS_MAX)] = ()  # the largest; none where there is no donor
+    drained: Drained | None = None  # None: the donor lends, or has not answered
+    unfit: Text = ""  # why this node shall take nothing new; empty: nothing speaks against it
+
+
+def fields_of(kind: type[Struct], record: Struct) -> dict[str, Any]:
+    """The fields of ``kind`` as a record has them, to make or change another record that has them too."""
+    return {name: getattr(record, name) for name in kind.__struct_fields__}
 
 
 class TaskProfile(Part, frozen=True, kw_only=True):
@@ -223,50 +262,23 @@ class TaskSpec(Part, frozen=True, kw_only=True):
 # ---- agent to manager
 
 
-class Hello(Message, frozen=True, kw_only=True):
-    """First frame of a connection: what this node is and every task it knows."""
+class Hello(NodeFacts, Message, frozen=True, kw_only=True):
+    """First frame of a connection: what this node is and every task it knows. Flat: each fact is a field of its own."""
 
     node: Node
-    boot_id: Annotated[str, Meta(min_length=1, max_length=64)]  # of the kernel: another one means that nothing runs
     incarnation: Annotated[str, Meta(min_length=1, max_length=64)]  # of the agent process; numbers its reports
-    version: Text  # of Farside, for people
-    cpus: Annotated[int, Meta(ge=1, le=65536)]
-    memory_bytes: U63
-    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=GPUS_MAX)]
-    headroom_bytes: U63  # memory that jobs may still get
     tasks: Annotated[tuple[TaskState, ...], Meta(max_length=TASKS_MAX)]
     can: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
     """What later versions added that an agent must know before it is asked: `CAN_PROBE` and its like."""
-    donor: Donor | None = None
-    swap: Swap | None = None
-    agent: Annotated[str, Meta(max_length=64)] = ""
-    """Kept in its state folder, by chance: another one of the same name knows nothing of this one's tasks."""
-    users: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=USERS_MAX)] = ()
-    """Whose tasks run here; empty: everybody's but root's."""
-
-    def __post_init__(self) -> None:
-        _check_named_once(self.gpus)
 
 
-class Report(Message, frozen=True, kw_only=True):
+class Report(Reading, Message, frozen=True, kw_only=True):
     """What there is to tell since the last one. ``seq`` grows by one within an incarnation; unacknowledged reports come
     again, the same, after a reconnection.
     """
 
     seq: Annotated[int, Meta(ge=1, le=2**63 - 1)]
-    at_s: Moment
-    headroom_bytes: U63
-    psi: Psi
-    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=GPUS_MAX)]
     tasks: Annotated[tuple[TaskState, ...], Meta(max_length=TASKS_MAX)]  # those that changed
-    loans: Annotated[tuple[Loan, ...], Meta(max_length=LOANS_MAX)] = ()  # the largest; none where there is no donor
-    donor: Donor | None = None
-    swap: Swap | None = None
-    drained: Drained | None = None  # None: the donor lends, or has not answered
-    unfit: Text = ""  # why this node shall take nothing new; empty: nothing speaks against it
-
-    def __post_init__(self) -> None:
-        _check_named_once(self.gpus)
 
 
 class Probed(Message, frozen=True, kw_only=True):

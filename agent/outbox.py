@@ -4,28 +4,11 @@ States wait here until a report takes them; of one task only the newest waits. N
 without acknowledgement: behind a manager that does not answer, states gather here, one a task, and nothing grows.
 """
 
-from dataclasses import dataclass
-
 from farside.agent import messages as m
 from farside.agent.run.ledger import Key, key_of
 
 IN_FLIGHT_MAX = 16
 """Reports without an acknowledgement; at one in 5 s that is more than a minute of a manager that hangs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """What a report says of the node itself."""
-
-    at_s: float
-    headroom_bytes: int
-    psi: m.Psi
-    gpus: tuple[m.Gpu, ...]
-    loans: tuple[m.Loan, ...] = ()
-    donor: m.Donor | None = None
-    swap: m.Swap | None = None
-    drained: m.Drained | None = None
-    unfit: str = ""
 
 
 class Outbox:
@@ -51,25 +34,14 @@ class Outbox:
         self._waiting.pop(key, None)  # to the end: the order of events, as far as one report can show it
         self._waiting[key] = state
 
-    def compose(self, reading: Reading) -> m.Report | None:
+    def compose(self, reading: m.Reading) -> m.Report | None:
         """The next report with all that waits, or None while too many are under way."""
         if len(self.unacked) >= IN_FLIGHT_MAX:
             return None
         keys = list(self._waiting)[: m.TASKS_MAX]
         self._last_seq += 1
-        report = m.Report(
-            seq=self._last_seq,
-            at_s=reading.at_s,
-            headroom_bytes=reading.headroom_bytes,
-            psi=reading.psi,
-            gpus=reading.gpus,
-            loans=reading.loans,
-            donor=reading.donor,
-            swap=reading.swap,
-            drained=reading.drained,
-            unfit=reading.unfit,
-            tasks=tuple(self._waiting.pop(key) for key in keys),
-        )
+        told = tuple(self._waiting.pop(key) for key in keys)
+        report = m.Report(seq=self._last_seq, tasks=told, **m.fields_of(m.Reading, reading))
         self.unacked = (*self.unacked, report)
         return report
 

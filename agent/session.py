@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from farside.agent import messages as m
 from farside.agent.backoff import backoff_s
-from farside.agent.outbox import Outbox, Reading
+from farside.agent.outbox import Outbox
 from farside.agent.protocol import FRAME_BYTES_MAX, PATH, AgentSide, close_reason
 from farside.agent.token import read_token
 from farside.clock import Clock
@@ -59,7 +59,7 @@ class Node:
     """What the session needs of the rest of the agent."""
 
     hello: Callable[[], m.Hello]
-    read: Callable[[], Awaitable[Reading]]
+    read: Callable[[], Awaitable[m.Reading]]
     take: Callable[[m.Start | m.Stop | m.Forget], None]
     probe: Callable[[m.Probe], Awaitable[m.Probed]]
     donors: Callable[[tuple[m.DonorAddress, ...]], None]

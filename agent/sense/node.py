@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.agent import messages as m
-from farside.agent.outbox import Reading
 from farside.agent.sense.donor import NOTHING_LENT, DonorSense, Lent
 from farside.agent.sense.gpu import GpuSense
 from farside.agent.sense.headroom import headroom_bytes, promised_bytes
@@ -40,7 +39,7 @@ class RunningTask:
 class NodeReading:
     """The node at one moment."""
 
-    reading: Reading
+    reading: m.Reading
     usage: Mapping[str, Usage]  # by task
 
 
@@ -93,7 +92,7 @@ class NodeSense:
         memory = self._memory.read()
         usage = {task.name: usage_below(task.shepherd_pid) for task in tasks}
         promised = promised_bytes((task.limit_bytes, usage[task.name].rss_bytes) for task in tasks)
-        reading = Reading(
+        reading = m.Reading(
             at_s=time.time(),
             headroom_bytes=headroom_bytes(
                 total_bytes=min(self.total_bytes, memory.total_bytes),

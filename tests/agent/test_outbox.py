@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from farside.agent import messages as m
 from farside.agent.backoff import FIRST_S, backoff_s
-from farside.agent.outbox import IN_FLIGHT_MAX, Outbox, Reading
+from farside.agent.outbox import IN_FLIGHT_MAX, Outbox
 
-READING = Reading(at_s=1.0, headroom_bytes=0, psi=m.Psi(), gpus=())
+READING = m.Reading(at_s=1.0, headroom_bytes=0, psi=m.Psi(), gpus=())
 
 
 def state(name: m.State, task_id: str = "1.0") -> m.TaskState:

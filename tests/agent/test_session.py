@@ -8,7 +8,6 @@ from random import Random
 import pytest
 
 from farside.agent import messages as m
-from farside.agent.outbox import Reading
 from farside.agent.session import ManagerAddress, Node, Session
 from farside.clock import RealClock
 from farside.tls import TlsFiles
@@ -37,8 +36,8 @@ def session(
     token.touch(mode=0o600)
     token.write_text(TOKEN)
 
-    async def read() -> Reading:
-        return Reading(at_s=1.0, headroom_bytes=0, psi=m.Psi(), gpus=())
+    async def read() -> m.Reading:
+        return m.Reading(at_s=1.0, headroom_bytes=0, psi=m.Psi(), gpus=())
 
     async def no_power_off(order: m.PowerOff) -> None:
         raise AssertionError(order)
