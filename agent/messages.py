@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 GPUS_MAX = 64
 """GPUs of one node; the largest machines have 16, and MIG makes up to 7 of each of 8."""
@@ -62,7 +63,7 @@ class Part(Struct, frozen=True, kw_only=True):
     """A record inside a frame."""
 
 
-class Gpu(Part, frozen=True, kw_only=True):
+class Gpu(Part, frozen=True, kw_only=True, omit_defaults=True):
     """One GPU as it is now; without NVML (a declared one) only the first three fields are known."""
 
     index: Annotated[int, Meta(ge=0, lt=GPUS_MAX)]
@@ -73,6 +74,11 @@ class Gpu(Part, frozen=True, kw_only=True):
     memory_used_bytes: U63 | None = None
     busy_pct: Percent | None = None
     power_w: Annotated[float, Meta(ge=0, le=1e5)] | None = None
+
+    @property
+    def lasting(self) -> "Gpu":
+        """The fact alone: without what is another at each reading."""
+        return replace(self, memory_used_bytes=None, busy_pct=None, power_w=None)
 
 
 class Psi(Part, frozen=True, kw_only=True):
@@ -92,7 +98,7 @@ class Loan(Part, frozen=True, kw_only=True):
     slabs: U32 = 0  # 0: an older agent, which does not say how many they are
 
 
-class Donor(Part, frozen=True, kw_only=True):
+class Donor(Part, frozen=True, kw_only=True, omit_defaults=True):
     """The donor of this node, as it said a moment ago, or as it was when it last answered.
 
     ``control`` has host ``0.0.0.0`` or ``[::]`` where it listens on every address: others reach it where the node is.
@@ -105,6 +111,10 @@ class Donor(Part, frozen=True, kw_only=True):
     free_bytes: U63 = 0  # in slabs that it could lend now
     lent_bytes: U63 = 0
 
+    def lasting(self, control: str) -> "Donor":
+        """The fact alone, with where others reach it."""
+        return Donor(node=self.node, control=control, has_rdma=self.has_rdma)
+
 
 class Drained(Part, frozen=True, kw_only=True):
     """By the LENDING of this number the node's donor lends no more, and has so many slabs of others yet.
@@ -116,12 +126,17 @@ class Drained(Part, frozen=True, kw_only=True):
     slabs: U32
 
 
-class Swap(Part, frozen=True, kw_only=True):
+class Swap(Part, frozen=True, kw_only=True, omit_defaults=True):
     """What of this node's swap is a Farside device: programs' pages there are in other nodes' memory."""
 
     size_bytes: U63
     used_bytes: U63 = 0
     own_bytes: U63 = 0  # of what is used: by what is no task of ours
+
+    @property
+    def lasting(self) -> "Swap":
+        """The fact alone: jobs may have all of it but what others use."""
+        return Swap(size_bytes=self.size_bytes, own_bytes=min(self.own_bytes, self.size_bytes))
 
 
 class ChangingFacts(Part, frozen=True, kw_only=True):
@@ -135,6 +150,16 @@ class ChangingFacts(Part, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if len({gpu.index for gpu in self.gpus}) < len(self.gpus):
             raise ValueError("a GPU is named twice")
+
+    @property
+    def swap_bytes(self) -> int:
+        """What it can have of other nodes' memory."""
+        return 0 if self.swap is None else self.swap.size_bytes
+
+    @property
+    def swap_own_bytes(self) -> int:
+        """What its own programs use of that; jobs may have the rest."""
+        return 0 if self.swap is None else self.swap.own_bytes
 
 
 class NodeFacts(ChangingFacts, frozen=True, kw_only=True):

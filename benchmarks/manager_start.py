@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from farside.agent.messages import Gpu
 from farside.scheduler.live.event import (
     Ending,
     Event,
-    Gpu,
     JobEnded,
     JobPlaced,
     JobStarted,
@@ -48,8 +48,11 @@ JOB_S = 190.0
 def events(entries: int) -> Iterator[tuple[Event, float]]:
     """What happens, and when."""
     for at in range(NODES):
-        gpus = tuple(Gpu(index=index, model="H200") for index in range(GPUS))
-        joined = NodeJoined(node=f"n{at}", boot_id="b", address="h", cpus=64, memory_bytes=1 << 40, gpus=gpus)
+        gpus = tuple(Gpu(index=index, model="H200", healthy=True) for index in range(GPUS))
+        joined = NodeJoined(
+            node=f"n{at}", address="h", boot_id="b", version="", cpus=64, memory_bytes=1 << 40,
+            headroom_bytes=1 << 40, gpus=gpus,
+        )  # fmt: skip
         yield joined, BEGIN_S
     spec = JobSpec(argv=("python", "train.py", "--steps", "1000"), gpus=1, env={"HOME": "/home/ann"}, cwd="/home/ann")
     for number in range(1, entries // PER_JOB):
@@ -102,7 +105,7 @@ def main() -> None:
         begun_s = time.monotonic()
         done = compact(store, Archive(Path(folder) / "archive"), now_s, 90 * 86400.0)
         archived = sum(file.stat().st_size for file in (Path(folder) / "archive").iterdir())
-        image_mb = len(store.image() or b"") / 1e6
+        image_mb = len(image.body if (image := store.image()) else b"") / 1e6
         print(
             f"made smaller in {time.monotonic() - begun_s:.1f} s: {done.archived} entries archived, "
             f"{archived / 1e6:.1f} MB; {done.forgotten} jobs forgotten; image of {image_mb:.1f} MB"

@@ -1,7 +1,8 @@
 """Events as JSON and back. PURE.
 
-The name of an event's class is its type. What an older manager wrote is read by a newer one, as fields only grow; what
-a newer one wrote, an older one refuses by its version rather than read it wrong.
+The name of an event's class is its type. What an older manager wrote is read by a newer one: fields only grow, and
+where they were others, version2.py knows them. What a newer one wrote, an older one refuses by its version rather than
+read it wrong.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from farside.errors import ConfigError, RemoteProtocolError
+from farside.scheduler.live import version2
 from farside.scheduler.live.event import VERSION, Decided, Event, Told
 
 
@@ -60,7 +62,9 @@ def decode_event(kind: str, body: str | bytes, version: int = VERSION) -> Event:
     if decoder is None:
         raise RemoteProtocolError(f"an event of the unknown type '{kind:.60}'", hint="run the manager that wrote it")
     try:
+        if version < VERSION and kind in version2.EVENTS:
+            body = _ENCODER.encode(version2.EVENTS[kind](msgspec.json.decode(body)))
         event: Event = decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except version2.DAMAGE as error:
         raise RemoteProtocolError(f"{kind}: {error}", hint="the store is damaged; restore a backup") from error
     return event

@@ -6,16 +6,17 @@ How it works
   again after reconnection, and the agent does it once, as (task, start) names it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec import structs
 
 from farside.agent import messages as m
 from farside.scheduler.live.donors import DonorRing, donor_at
 from farside.scheduler.live.event import (
-    Donor,
     DrainRequested,
     Event,
-    Gpu,
     NodeChanged,
     NodeJoined,
     TaskChanged,
@@ -32,6 +33,7 @@ from farside.scheduler.live.role import Standing, rendezvous
 HEADROOM_STEP = 1 / 8
 SWAP_STEP = 1 / 16  # the same of its Farside swap, and what its own programs use of that
 ENDED = ("exited", "lost")
+SaidT = TypeVar("SaidT", bound=m.ChangingFacts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ class AgentLine:
         self._told: set[tuple[str, TaskKey]] = set()
         self._meter = PowerMeter()
         self._ring_version = -1
-        self._donors: tuple[Donor, ...] | None = None
+        self._donors: tuple[m.Donor, ...] | None = None
         self._move_s = move_s  # borrowers get so long to move what they have
         self._closed_by: int | None = None  # as told; None: nothing was, and nobody knows what the donor does
         self._meetings: dict[tuple[str, int], Meeting] = {}  # by job and start, while commands are looked for
@@ -63,22 +65,9 @@ class AgentLine:
     def joined(self, state: LiveState) -> list[Event]:
         """What HELLO means: who joined, and what became of the processes that the log has there."""
         hello = self.hello
-        event = NodeJoined(
-            node=hello.node,
-            boot_id=hello.boot_id,
-            address=self._address,
-            version=hello.version,
-            cpus=float(hello.cpus),
-            memory_bytes=hello.memory_bytes,
-            gpus=_gpus(hello.gpus),
-            headroom_bytes=hello.headroom_bytes,
-            donor=self._donor(hello.donor),
-            swap_bytes=_swap_bytes(hello.swap),
-            swap_own_bytes=_swap_own_bytes(hello.swap),
-            agent=hello.agent,
-            users=hello.users,
-        )
-        node = state.nodes.get(hello.node)
+        said = self._lasting(hello)
+        event = NodeJoined(node=self.node, address=self._address, **m.fields_of(m.NodeFacts, said))
+        node = state.nodes.get(self.node)
         events: list[Event] = [event] if node is None or _is_news(node, event) else []
         events += self._changes(state, hello.tasks)
         if node is not None and node.boot_id == hello.boot_id:
@@ -109,22 +98,20 @@ class AgentLine:
             drains = any(isinstance(event, DrainRequested) for event in events)
             if report.unfit and not node.drain_reason and not drains:
                 events.append(DrainRequested(node=self.node, reason=report.unfit, by=f"node {self.node}"))
-            donor, swap_bytes = self._donor(report.donor), _swap_bytes(report.swap)
-            moved = abs(report.headroom_bytes - node.headroom_bytes)
-            is_same = _are_same(node.gpus, report.gpus) and (donor, swap_bytes) == (node.donor, node.swap_bytes)
-            own_bytes = _swap_own_bytes(report.swap)
-            is_same = is_same and abs(own_bytes - node.swap_own_bytes) <= SWAP_STEP * node.swap_bytes
-            if not is_same or moved > HEADROOM_STEP * node.memory_bytes:
-                events.append(
-                    NodeChanged(
-                        node=self.node, gpus=_gpus(report.gpus), headroom_bytes=report.headroom_bytes, donor=donor,
-                        swap_bytes=swap_bytes, swap_own_bytes=own_bytes,
-                    )
-                )  # fmt: skip
+            said = self._lasting(report)
+            if _differs(m.ChangingFacts, node, _steadied(node, said)):
+                events.append(NodeChanged(node=self.node, **m.fields_of(m.ChangingFacts, said)))
         return events
 
-    def _donor(self, told: m.Donor | None) -> Donor | None:
-        return None if told is None else donor_at(told.node, told.control, self._address, has_rdma=told.has_rdma)
+    def _lasting(self, said: SaidT) -> SaidT:
+        """What an agent said of its node, as the log keeps it: without readings, and with the donor's true address."""
+        donor, swap = said.donor, said.swap
+        return structs.replace(
+            said,
+            gpus=tuple(gpu.lasting for gpu in said.gpus),
+            donor=None if donor is None else donor_at(donor, self._address),
+            swap=None if swap is None else swap.lasting,
+        )
 
     def _changes(self, state: LiveState, tasks: Iterable[m.TaskState]) -> list[Event]:
         events: list[Event] = []
@@ -340,34 +327,24 @@ def _profiled(node: str, key: TaskKey, told: m.TaskProfile) -> TaskProfiled:
     )  # fmt: skip
 
 
-def _gpus(gpus: Iterable[m.Gpu]) -> tuple[Gpu, ...]:
-    return tuple(Gpu(index=gpu.index, model=gpu.model, is_healthy=gpu.healthy, reason=gpu.reason) for gpu in gpus)
+def _steadied(node: LiveNode, said: SaidT) -> SaidT:
+    """What was said, with what always moves as it is known, where it has not moved far."""
+    swap, headroom_bytes = said.swap, said.headroom_bytes
+    if abs(headroom_bytes - node.headroom_bytes) <= HEADROOM_STEP * node.memory_bytes:
+        headroom_bytes = node.headroom_bytes
+    if swap is not None and abs(swap.own_bytes - node.swap_own_bytes) <= SWAP_STEP * node.swap_bytes:
+        swap = structs.replace(swap, own_bytes=node.swap_own_bytes)
+    return structs.replace(said, headroom_bytes=headroom_bytes, swap=swap)
 
 
-def _are_same(known: Sequence[Gpu], told: Sequence[m.Gpu]) -> bool:
-    """Whether `_gpus` would say the same again. It is asked at each report, and the answer is hardly ever no."""
-    return len(known) == len(told) and all(
-        (one.index, one.model, one.is_healthy, one.reason) == (other.index, other.model, other.healthy, other.reason)
-        for one, other in zip(known, told, strict=True)
-    )
-
-
-def _swap_bytes(told: m.Swap | None) -> int:
-    return 0 if told is None else told.size_bytes
-
-
-def _swap_own_bytes(told: m.Swap | None) -> int:
-    return 0 if told is None else min(told.own_bytes, told.size_bytes)
+def _differs(kind: type[m.ChangingFacts], known: m.ChangingFacts, said: m.ChangingFacts) -> bool:
+    """Whether a fact of this kind is not as it is known."""
+    return any(getattr(known, name) != getattr(said, name) for name in kind.__struct_fields__)
 
 
 def _is_news(node: LiveNode, event: NodeJoined) -> bool:
-    return not node.is_up or (
-        (
-            node.boot_id, node.agent, node.address, node.version, node.cpus, node.memory_bytes, node.gpus, node.donor,
-            node.swap_bytes, node.users,
-        )
-        != (
-            event.boot_id, event.agent, event.address, event.version, event.cpus, event.memory_bytes, event.gpus,
-            event.donor, event.swap_bytes, event.users,
-        )
-    )  # fmt: skip
+    """Whether the log does not say so yet; what always moves is told by the first report."""
+    said = structs.replace(event, headroom_bytes=node.headroom_bytes)
+    if said.swap is not None:
+        said = structs.replace(said, swap=structs.replace(said.swap, own_bytes=node.swap_own_bytes))
+    return not node.is_up or node.address != event.address or _differs(m.NodeFacts, node, said)

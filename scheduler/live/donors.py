@@ -14,27 +14,26 @@ from bisect import bisect
 from collections.abc import Iterable
 from ipaddress import ip_address
 
-from farside.agent.messages import DONORS_MAX
+from farside.agent.messages import DONORS_MAX, Donor
 from farside.endpoint import parse_endpoint
-from farside.scheduler.live.event import Donor
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import LiveNode
 
 
-def donor_at(node: str, control: str, address: str, *, has_rdma: bool = False) -> Donor | None:
+def donor_at(donor: Donor, address: str) -> Donor | None:
     """A node's donor as others reach it; ``address`` is the node's, for a donor that listens on all of its addresses.
 
-    None where ``control`` is no address on a network.
+    None where its ``control`` is no address on a network.
     """
     try:
-        where = parse_endpoint(control)
+        where = parse_endpoint(donor.control)
     except ValueError:
         return None
-    if isinstance(where, str) or not node:
+    if isinstance(where, str) or not donor.node:
         return None
     host, port = where
     host = address if host in ("0.0.0.0", "::", "*") else host
-    return Donor(node=node, control=f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}", has_rdma=has_rdma)
+    return donor.lasting(f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}")
 
 
 class DonorRing:

@@ -16,12 +16,13 @@ How it works
 from dataclasses import dataclass
 from enum import StrEnum
 
-from farside.agent.messages import EndKind
+from farside.agent.messages import ChangingFacts, EndKind, NodeFacts
 from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.spec import JobSpec
 
 # 2: `StopCause` has node_unfit and work_done; nodes sleep, jobs are forgotten.
-VERSION = 2
+# 3: nodes' facts are as agents say them (`NodeFacts`); what version 2 wrote is read by version2.py.
+VERSION = 3
 
 
 class Ending(StrEnum):
@@ -54,25 +55,6 @@ class TaskPhase(StrEnum):
     STOPPING = "stopping"
     EXITED = "exited"
     LOST = "lost"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU of a node. ``reason``: why it is not healthy, as its agent says."""
-
-    index: int
-    model: str = ""
-    is_healthy: bool = True
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Donor:
-    """A node's donor: its name in the memory plane, and where others reach it, ``tcp:HOST:PORT``."""
-
-    node: str
-    control: str
-    has_rdma: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,35 +123,20 @@ class ReleaseRequested:
     by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeJoined:
-    """An agent has connected, for the first time or again. Another ``boot_id``: nothing of before runs there."""
+class NodeJoined(NodeFacts, frozen=True, kw_only=True):
+    """An agent has connected, for the first time or again, and says what its node is.
+
+    Another ``boot_id``: nothing of before runs there. Another ``agent`` knows nothing of this one's processes.
+    """
 
     node: str
-    boot_id: str
     address: str
-    version: str = ""
-    cpus: float = 0.0
-    memory_bytes: int = 0
-    gpus: tuple[Gpu, ...] = ()
-    headroom_bytes: int = 0
-    donor: Donor | None = None
-    swap_bytes: int = 0  # of Farside swap
-    swap_own_bytes: int = 0  # of that: used by what is no job
-    agent: str = ""  # which agent of the node it is: another one knows nothing of this one's processes
-    users: tuple[str, ...] = ()  # whose jobs run there; empty: everybody's
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeChanged:
-    """An agent tells that its node is not as it was."""
+class NodeChanged(ChangingFacts, frozen=True, kw_only=True):
+    """An agent says that its node is not as it was."""
 
     node: str
-    gpus: tuple[Gpu, ...]
-    headroom_bytes: int
-    donor: Donor | None = None
-    swap_bytes: int = 0
-    swap_own_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from farside.errors import RemoteProtocolError
-from farside.scheduler.live.event import NodesWanted
+from farside.scheduler.live import version2
+from farside.scheduler.live.event import VERSION, NodesWanted
 from farside.scheduler.live.hourly import HourlyCounts
 from farside.scheduler.live.job_table import JobTable
 from farside.scheduler.live.live_state import LiveState, RequestKey
@@ -108,15 +109,18 @@ def encode_state(state: LiveState) -> bytes:
     return zlib.compress(_ENCODER.encode(image), _LEVEL)
 
 
-def decode_state(body: bytes) -> LiveState:
-    """The state of an image.
+def decode_state(body: bytes, version: int = VERSION) -> LiveState:
+    """The state of an image that a manager of this version of the log wrote.
 
     Raises:
         RemoteProtocolError: It is damaged.
     """
     try:
-        image = _DECODER.decode(zlib.decompress(body))
-    except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        packed = zlib.decompress(body)
+        if version < VERSION:
+            packed = _ENCODER.encode(version2.image(msgspec.msgpack.decode(packed)))
+        image = _DECODER.decode(packed)
+    except (zlib.error, *version2.DAMAGE) as error:
         raise RemoteProtocolError(f"the store's image of jobs and nodes: {error}", hint="restore a backup") from error
     state = LiveState()
     state.seq, state.at_s, state.generation = image.seq, image.at_s, image.generation

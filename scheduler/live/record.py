@@ -14,12 +14,14 @@ events, are `JobSubmitted`, what the order policy sees of its service, `JobPromo
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
-from farside.agent.messages import EndKind
+import msgspec
+
+from farside.agent.messages import EndKind, NodeFacts
 from farside.scheduler.energy.power.state import Phase as PowerPhase
-from farside.scheduler.live.event import Donor, Ending, Gpu, Place, StopCause, TaskPhase
+from farside.scheduler.live.event import Ending, Place, StopCause, TaskPhase
 from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.profile import JobProfile
 from farside.scheduler.live.spec import JobSpec
@@ -200,39 +202,25 @@ _POWER_WORDS: Mapping[PowerPhase, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveNode:
-    """A node that has ever joined.
+class LiveNode(NodeFacts, frozen=True, kw_only=True):
+    """A node that has ever joined, with what its agent said last.
 
     ``holds`` says which process has which GPU: from the moment that it was decided to start it until the node has told
     that it is gone, however long the node is away. ``others`` are the processes without a GPU, for as long.
-    ``donor`` lends this node's memory to other nodes, and ``swap_bytes`` is what this node can have of theirs, of
-    which its own programs use ``swap_own_bytes`` and jobs may have the rest.
     ``power``: what is kept of its power; None: it has always been on. ``closed_by``: the DRAIN after which no job
-    starts there, as the brain has said; 0: one may. ``users``: whose jobs run there; empty: everybody's.
+    starts there, as the brain has said; 0: one may.
     """
 
     name: str
-    boot_id: str
     address: str
-    version: str = ""
-    cpus: float = 0.0
-    memory_bytes: int = 0
-    gpus: tuple[Gpu, ...] = ()
-    headroom_bytes: int = 0
-    donor: Donor | None = None
-    swap_bytes: int = 0
-    swap_own_bytes: int = 0
     is_up: bool = True
     joined_s: float = 0.0
     drain_reason: str = ""
     lost_reason: str = ""
-    holds: Mapping[int, TaskKey] = field(default_factory=dict)
+    holds: Mapping[int, TaskKey] = msgspec.field(default_factory=dict)
     others: tuple[TaskKey, ...] = ()
     power: PowerNote | None = None
     closed_by: int = 0
-    agent: str = ""
-    users: tuple[str, ...] = ()
 
     @property
     def tasks(self) -> tuple[TaskKey, ...]:
@@ -258,7 +246,7 @@ class LiveNode:
     @property
     def unhealthy(self) -> tuple[int, ...]:
         """The GPUs with errors."""
-        return tuple(gpu.index for gpu in self.gpus if not gpu.is_healthy)
+        return tuple(gpu.index for gpu in self.gpus if not gpu.healthy)
 
     @property
     def is_taking(self) -> bool:
@@ -279,7 +267,7 @@ class LiveNode:
             return self.lost_reason
         if self.drain_reason:
             return self.drain_reason
-        return ", ".join(f"GPU {gpu.index}: {gpu.reason or 'errors'}" for gpu in self.gpus if not gpu.is_healthy)
+        return ", ".join(f"GPU {gpu.index}: {gpu.reason or 'errors'}" for gpu in self.gpus if not gpu.healthy)
 
     @property
     def state(self) -> str:

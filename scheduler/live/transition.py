@@ -16,6 +16,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from msgspec import structs
+
+from farside.agent.messages import ChangingFacts, NodeFacts, fields_of
 from farside.errors import LocalProtocolError
 from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.event import (
@@ -190,27 +193,13 @@ def _joined(state: LiveState, event: NodeJoined, entry: Entry) -> Touched:
         touched = _forget_processes(state, before)
         before = state.nodes[event.node]
     state.donors_version += event.donor is not None or (before is not None and before.donor is not None)
-    state.nodes[event.node] = LiveNode(
-        name=event.node,
-        boot_id=event.boot_id,
-        address=event.address,
-        version=event.version,
-        cpus=event.cpus,
-        memory_bytes=event.memory_bytes,
-        gpus=event.gpus,
-        headroom_bytes=event.headroom_bytes,
-        donor=event.donor,
-        swap_bytes=event.swap_bytes,
-        swap_own_bytes=event.swap_own_bytes,
-        agent=event.agent,
-        users=event.users,
-        joined_s=entry.at_s,
-        drain_reason=before.drain_reason if before is not None else "",
-        holds=before.holds if before is not None else {},
-        others=before.others if before is not None else (),
-        power=before.power if before is not None else None,
-        closed_by=before.closed_by if before is not None else 0,
-    )
+    facts = fields_of(NodeFacts, event)
+    if before is None:
+        now = LiveNode(name=event.node, address=event.address, joined_s=entry.at_s, **facts)
+    else:
+        here = {"is_up": True, "lost_reason": "", "address": event.address, "joined_s": entry.at_s}
+        now = structs.replace(before, **here, **facts)
+    state.nodes[event.node] = now
     return touched
 
 
@@ -229,10 +218,7 @@ def _changed(state: LiveState, event: NodeChanged, entry: Entry) -> Touched:
     node = state.nodes.get(event.node)
     if node is not None:
         state.donors_version += node.donor != event.donor
-        state.nodes[node.name] = replace(
-            node, gpus=event.gpus, headroom_bytes=event.headroom_bytes, donor=event.donor, swap_bytes=event.swap_bytes,
-            swap_own_bytes=event.swap_own_bytes,
-        )  # fmt: skip
+        state.nodes[node.name] = structs.replace(node, **fields_of(ChangingFacts, event))
     return ()
 
 
@@ -241,21 +227,21 @@ def _lost(state: LiveState, event: NodeLost, entry: Entry) -> Touched:
     if node is None or not node.is_up:
         return ()
     state.donors_version += node.donor is not None
-    state.nodes[node.name] = replace(node, is_up=False, lost_reason=event.reason)
+    state.nodes[node.name] = structs.replace(node, is_up=False, lost_reason=event.reason)
     return state.jobs_on(node.name)
 
 
 def _drain(state: LiveState, event: DrainRequested, entry: Entry) -> Touched:
     node = state.nodes.get(event.node)
     if node is not None:
-        state.nodes[node.name] = replace(node, drain_reason=event.reason or f"drained by {event.by}")
+        state.nodes[node.name] = structs.replace(node, drain_reason=event.reason or f"drained by {event.by}")
     return ()
 
 
 def _undrain(state: LiveState, event: UndrainRequested, entry: Entry) -> Touched:
     node = state.nodes.get(event.node)
     if node is not None:
-        state.nodes[node.name] = replace(node, drain_reason="")
+        state.nodes[node.name] = structs.replace(node, drain_reason="")
     return ()
 
 
@@ -287,9 +273,9 @@ def _powered(state: LiveState, event: PowerChanged, entry: Entry) -> Touched:
         return ()
     note, was_off = event.note, node.power is not None and node.power.phase is PowerPhase.OFF
     is_off = note.phase is PowerPhase.OFF
-    after = replace(node, power=note, closed_by=node.closed_by if node.closed_by == note.drain_number else 0)
+    after = structs.replace(node, power=note, closed_by=node.closed_by if node.closed_by == note.drain_number else 0)
     if is_off:
-        after = replace(after, is_up=False, lost_reason="")
+        after = structs.replace(after, is_up=False, lost_reason="")
         state.donors_version += node.is_up and node.donor is not None
     state.nodes[node.name] = after
     if is_off is not was_off:
@@ -335,7 +321,7 @@ def _closed(state: LiveState, event: NodeClosed, entry: Entry) -> Touched:
     if node is None:
         raise _misfit(entry, f"there is no node {event.node}")
     if node.power is not None and node.power.drain_number == event.number:  # else it was opened meanwhile
-        state.nodes[node.name] = replace(node, closed_by=event.number)
+        state.nodes[node.name] = structs.replace(node, closed_by=event.number)
         state.closing.pop(node.name, None)
     return ()
 
@@ -411,7 +397,9 @@ def _keep_task(state: LiveState, task: LiveTask) -> None:
     if task.is_gone:
         node = state.nodes[task.node]
         holds = {at: key for at, key in node.holds.items() if key != task.key}
-        state.nodes[node.name] = replace(node, holds=holds, others=tuple(key for key in node.others if key != task.key))
+        state.nodes[node.name] = structs.replace(
+            node, holds=holds, others=tuple(key for key in node.others if key != task.key)
+        )
     job = state.jobs[task.job_id]
     if job.start != task.start or not job.tasks:
         if task.is_gone:
@@ -478,7 +466,7 @@ def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
         taken = [at for at in place.gpus if at in node.holds]
         if taken:
             raise _misfit(entry, f"GPU {taken[0]} of {node.name} is held by job {node.holds[taken[0]][0]}")
-        state.nodes[node.name] = replace(
+        state.nodes[node.name] = structs.replace(
             node,
             holds={**node.holds, **dict.fromkeys(place.gpus, task.key)},
             others=node.others if place.gpus else (*node.others, task.key),

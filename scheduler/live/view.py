@@ -5,12 +5,16 @@ from collections.abc import Mapping
 
 import msgspec
 
+from farside.agent.messages import NodeFacts
 from farside.scheduler.live.event import Entry, StopCause
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.maintenance import still_there
 from farside.scheduler.live.record import LiveJob, LiveNode, Maintenance, Phase
 
 Shown = Mapping[str, object]
+
+# A node's facts that are shown as they are; the others are the manager's own business, or shown in another form.
+_PLAIN_FACTS = tuple(sorted({*NodeFacts.__struct_fields__} - {"boot_id", "agent", "gpus", "donor", "swap"}))
 
 
 def show_job(job: LiveJob) -> Shown:
@@ -85,24 +89,21 @@ def _show_profile(job: LiveJob) -> Shown | None:
 
 def show_node(node: LiveNode, reserved: str = "") -> Shown:
     """A node, and which job has which of its GPUs. ``reserved``: why and until when nothing starts there; empty: no."""
+    facts = msgspec.to_builtins({name: getattr(node, name) for name in _PLAIN_FACTS})
     return {
+        **facts,
         "name": node.name,
         "state": node.state,
         "reason": node.why_not or reserved,
         "address": node.address,
-        "version": node.version,
-        "cpus": node.cpus,
-        "memory_bytes": node.memory_bytes,
-        "headroom_bytes": node.headroom_bytes,
         "swap_bytes": node.swap_bytes,
         "swap_own_bytes": node.swap_own_bytes,
-        "users": list(node.users),
         "donor": None if node.donor is None else node.donor.control,
         "gpus": [
             {
                 "index": gpu.index,
                 "model": gpu.model,
-                "healthy": gpu.is_healthy,
+                "healthy": gpu.healthy,
                 "reason": gpu.reason,
                 "job": node.holds[gpu.index][0] if gpu.index in node.holds else None,
             }

@@ -12,17 +12,18 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from farside.agent.messages import Donor
 from farside.scheduler.live.api.agents import AgentSessions
 from farside.scheduler.live.api.app import NO_LIMITS, make_app
 from farside.scheduler.live.api.caller import Caller, Callers, Role, add_token
 from farside.scheduler.live.api.glance import Glance
 from farside.scheduler.live.api.web_session import WebSessions, session_key
-from farside.scheduler.live.event import Donor, Gpu, NodeJoined
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.queued import QueueLimits
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.tenancy import Tenancy
+from tests.live.facts import gpus, joined
 from tests.live.store_end import close_after_calls
 
 OTHER = next(entry for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid()))
@@ -82,10 +83,7 @@ async def an_api(
     async with asyncio.TaskGroup() as group:
         running = group.create_task(log.run(ready.set))
         await ready.wait()
-        gpus = tuple(Gpu(index=at, model="H200") for at in range(8))
-        await log.write(
-            [NodeJoined(node="n0", boot_id="b", address="h", cpus=8, memory_bytes=1 << 30, gpus=gpus)], "test"
-        )
+        await log.write([joined("n0", cpus=8, memory_bytes=1 << 30, gpus=gpus(8, "H200"))], "test")
         try:
             yield Api(app, made, sessions, tokens)
         finally:
@@ -334,11 +332,7 @@ def test_the_description_is_openapi_3_1_and_names_every_path(tmp_path: Path) -> 
 def test_a_node_asks_for_its_own_donors_and_people_for_all_of_them(tmp_path: Path) -> None:
     async def test(api: Api) -> None:
         donor = Donor(node="d1", control="tcp:10.0.0.1:7677", has_rdma=True)
-        joined = [
-            NodeJoined(node="n1", boot_id="b", address="10.0.0.1", donor=donor),
-            NodeJoined(node="carl", boot_id="b", address="10.0.0.2"),
-        ]
-        await api.log.write(joined, "test")
+        await api.log.write([joined("n1", "10.0.0.1", donor=donor), joined("carl", "10.0.0.2")], "test")
         node, person = api.as_role(Role.NODE), api.as_uid(OTHER.pw_uid)
 
         own, everybody = await node.get("/v1/donors"), await person.get("/v1/donors")

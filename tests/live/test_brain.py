@@ -18,12 +18,10 @@ from farside.scheduler.live.brain import ASK, WAKE, Brain
 from farside.scheduler.live.event import (
     CancelRequested,
     Event,
-    Gpu,
     JobEnded,
     JobPlaced,
     JobStarted,
     JobSubmitted,
-    NodeJoined,
     TaskChanged,
     TaskPhase,
 )
@@ -34,13 +32,11 @@ from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.live.store.turn import Draft
 from farside.scheduler.live.wake import wake
 from farside.scheduler.state import Action
+from tests.live.facts import gpus, joined
 from tests.live.world import rules
 
 DEADLINE_S = 30.0
-NODE = NodeJoined(
-    node="n0", boot_id="b", address="h", cpus=8, memory_bytes=1 << 36, headroom_bytes=1 << 36,
-    gpus=(Gpu(index=0, model="H200"),),
-)  # fmt: skip
+NODE = joined("n0", cpus=8, memory_bytes=1 << 36, headroom_bytes=1 << 36, gpus=gpus(1, "H200"))
 JOB = JobSubmitted(spec=JobSpec(argv=("true",), gpus=1), user="ann")
 
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farside.agent.messages import Gpu, Swap
 from farside.errors import RemoteProtocolError
 from farside.scheduler.live.codec import TYPES, LaterVersion, decode_event, encode_event
 from farside.scheduler.live.event import (
     VERSION,
-    Gpu,
     JobStarted,
     JobStopping,
     JobSubmitted,
@@ -18,6 +18,7 @@ from farside.scheduler.live.event import (
     TaskChanged,
 )
 from farside.scheduler.live.spec import JobSpec
+from tests.live.facts import joined
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,9 @@ from farside.scheduler.live.spec import JobSpec
     [
         JobSubmitted(spec=JobSpec(argv=("a", "b"), env={"X": "1"}, after=("7",)), user="ann", uid=1000, count=3),
         JobStopping(job_id="7_1", start=2, cause=StopCause.PREEMPTED, reason="why", winner="8"),
-        NodeJoined(node="n", boot_id="b", address="h", gpus=(Gpu(index=0, is_healthy=False),)),
+        joined(
+            "n", gpus=(Gpu(index=0, model="", healthy=False),), swap=Swap(size_bytes=2, own_bytes=1), users=("ann",)
+        ),
     ],
     ids=lambda event: type(event).__name__,
 )

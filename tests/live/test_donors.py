@@ -6,18 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.agent import messages as m
+from farside.agent.messages import Donor
 from farside.scheduler.live.dispatch import AgentLine
 from farside.scheduler.live.donors import DonorRing, donor_at
-from farside.scheduler.live.event import Donor, NodeJoined, NodeLost
+from farside.scheduler.live.event import NodeLost
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import LiveNode
+from tests.live.facts import facts, joined
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
 
 
 def a_node(name: str, *, has_donor: bool = True, address: str = "", control: str = "", is_up: bool = True) -> LiveNode:
     donor = Donor(node=f"{name}-donor", control=control or f"tcp:{name}:7677") if has_donor else None
-    return LiveNode(name=name, boot_id="b", address=address or name, donor=donor, is_up=is_up)
+    return LiveNode(name=name, address=address or name, is_up=is_up, **facts(donor=donor))
 
 
 def ring_of(*nodes: LiveNode) -> DonorRing:
@@ -43,12 +45,12 @@ def names(donors: tuple[Donor, ...]) -> list[str]:
     ],
 )
 def test_a_donor_that_listens_everywhere_is_reached_where_its_node_is(control: str, reached: str) -> None:
-    assert donor_at("d", control, "10.0.0.3") == Donor(node="d", control=reached)
+    assert donor_at(Donor(node="d", control=control), "10.0.0.3") == Donor(node="d", control=reached)
 
 
 @pytest.mark.parametrize("control", ["unix:/run/d.sock", "tcp:nowhere", "", "tcp:h:99999"])
 def test_what_is_no_address_on_a_network_is_no_donor(control: str) -> None:
-    assert donor_at("d", control, "10.0.0.3") is None
+    assert donor_at(Donor(node="d", control=control), "10.0.0.3") is None
 
 
 # ---- who gets whom
@@ -79,7 +81,7 @@ def test_a_donor_on_the_managers_own_machine_that_nobody_else_reaches_is_told_to
 def test_two_donors_of_one_name_are_told_as_one() -> None:
     borrower = a_node("n1", has_donor=False)
     same = [
-        LiveNode(name=name, boot_id="b", address=name, donor=Donor(node="d", control=f"tcp:{name}:1"))
+        LiveNode(name=name, address=name, **facts(donor=Donor(node="d", control=f"tcp:{name}:1")))
         for name in ("n2", "n3")
     ]
 
@@ -107,7 +109,7 @@ def world_with(*donors: str) -> World:
     world = World(rules(), nodes=1)
     for name in donors:
         donor = Donor(node=name, control=f"tcp:{name}:7677")
-        world.does(NodeJoined(node=name, boot_id="b", address=name, donor=donor))
+        world.does(joined(name, name, donor=donor))
     return world
 
 
@@ -126,7 +128,7 @@ def test_an_agent_is_told_on_each_connection_and_then_when_something_changes() -
 
     assert told(first, world) == [["d1"]]
     assert told(first, world) == []
-    world.does(NodeJoined(node="d2", boot_id="b", address="d2", donor=Donor(node="d2", control="tcp:d2:1")))
+    world.does(joined("d2", "d2", donor=Donor(node="d2", control="tcp:d2:1")))
     assert told(first, world) == [["d1", "d2"]]
     world.does(NodeLost(node="d1", reason="test"))
     assert told(first, world) == [["d2"]]

@@ -3,8 +3,8 @@
 from farside.agent import messages as m
 from farside.agent.sense.headroom import headroom_bytes
 from farside.scheduler.live.dispatch import AgentLine
-from farside.scheduler.live.event import Gpu, NodeJoined
 from farside.scheduler.live.record import Phase
+from tests.live.facts import gpus, joined
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
 
@@ -15,14 +15,9 @@ TOTAL = 64 * GIB
 def a_world(**headroom_gib: int) -> World:
     """Nodes of four GPUs and 64 GiB, on which jobs may still get so much."""
     world = World(rules(), nodes=0)
-    gpus = tuple(Gpu(index=at, model="H200") for at in range(4))
     for name, headroom in headroom_gib.items():
-        world.does(
-            NodeJoined(
-                node=name, boot_id="boot-1", address=name, cpus=16, memory_bytes=TOTAL, gpus=gpus,
-                headroom_bytes=headroom * GIB,
-            )
-        )  # fmt: skip
+        memory = {"memory_bytes": TOTAL, "headroom_bytes": headroom * GIB}
+        world.does(joined(name, name, boot_id="boot-1", cpus=16, gpus=gpus(4, "H200"), **memory))
     return world
 
 

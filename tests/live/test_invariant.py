@@ -29,6 +29,7 @@ from farside.scheduler.live.event import (
 )
 from farside.scheduler.live.invariant import violations
 from farside.scheduler.live.record import GONE
+from tests.live.facts import joined
 from tests.live.test_versions import RECORDED
 from tests.live.test_versions import entries as recorded_log
 from tests.live.world import World, rules
@@ -144,7 +145,7 @@ def test_a_start_that_is_not_where_its_place_was_is_found(places: tuple[Place, .
 
 
 def test_a_start_on_a_node_that_never_joined_is_found() -> None:
-    change = NodeJoined(node="other", boot_id="b", address="h")
+    change = joined("other")
 
     assert "job 1 was started on node n0, which never joined" in planted(NodeJoined, change=change)
 

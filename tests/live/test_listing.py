@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -10,12 +9,14 @@ from hypothesis import Phase as Part
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
+from msgspec import structs
 
 from farside.scheduler.live import listing as module
 from farside.scheduler.live.blocks import Blocks
 from farside.scheduler.live.listing import IDLE_S, JobListing, JobListings, NodeListing
 from farside.scheduler.live.record import LiveNode
 from farside.scheduler.live.view import Shown, show_job, show_node
+from tests.live.facts import facts
 from tests.live.test_live_machine import Machine
 from tests.live.world import World, rules
 
@@ -162,8 +163,8 @@ def test_nodes_are_listed_as_they_are_now_with_what_they_are_reserved_for(
 
     for look in looks:
         for name, (is_up, _) in look.items():
-            node = nodes.get(name) or LiveNode(name=name, boot_id="b", address="h")
-            nodes[name] = node if node.is_up == is_up else replace(node, is_up=is_up, lost_reason="gone")
+            node = nodes.get(name) or LiveNode(name=name, address="h", **facts())
+            nodes[name] = node if node.is_up == is_up else structs.replace(node, is_up=is_up, lost_reason="gone")
         reserved = {name: why for name, (_, why) in look.items() if why}
 
         listing.look(nodes, reserved)

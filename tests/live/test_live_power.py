@@ -17,7 +17,7 @@ from farside.scheduler.energy.power.fleet import FleetRules
 from farside.scheduler.energy.power.state import Patience
 from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.brain import Brain
-from farside.scheduler.live.event import Event, Gpu, JobSubmitted, NodeJoined, PowerChanged, TaskChanged, TaskPhase
+from farside.scheduler.live.event import Event, JobSubmitted, PowerChanged, TaskChanged, TaskPhase
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.invariant import violations
 from farside.scheduler.live.overview import Sensed
@@ -28,6 +28,7 @@ from farside.scheduler.live.spec import JobSpec
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.live.store.turn import Draft
+from tests.live.facts import gpus, joined
 from tests.live.store_end import close_after_calls
 from tests.live.stores import KINDS, store_url
 from tests.live.world import rules
@@ -98,8 +99,7 @@ class Plant:
             for name, boot_id in self.beats().items():
                 if known.get(name) != boot_id:
                     known[name] = boot_id
-                    gpus = tuple(Gpu(index=at) for at in range(4))
-                    await self.live.write([NodeJoined(node=name, boot_id=boot_id, address="h", gpus=gpus)], "test")
+                    await self.live.write([joined(name, boot_id=boot_id, gpus=gpus(4))], "test")
             await asyncio.sleep(0.02)
 
     def state(self, name: str) -> str:

@@ -12,22 +12,17 @@ from farside.config.check import agent_problems
 from farside.errors import ConfigError
 from farside.scheduler.live.api.jobs import cluster_problems, room_problems
 from farside.scheduler.live.dispatch import AgentLine
-from farside.scheduler.live.event import Gpu, NodeJoined
 from farside.scheduler.live.record import Phase
 from farside.scheduler.live.role import Role
 from farside.scheduler.live.spec import JobSpec
+from tests.live.facts import gpus, joined
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
 
 
 def join(world: World, name: str, *users: str) -> None:
-    gpus = tuple(Gpu(index=at, model="H200") for at in range(4))
-    world.does(
-        NodeJoined(
-            node=name, boot_id="boot-1", address=name, cpus=16, memory_bytes=1 << 36, gpus=gpus,
-            headroom_bytes=1 << 36, users=users,
-        )
-    )  # fmt: skip
+    memory = {"memory_bytes": 1 << 36, "headroom_bytes": 1 << 36}
+    world.does(joined(name, name, boot_id="boot-1", cpus=16, gpus=gpus(4, "H200"), users=users, **memory))
 
 
 def a_world(**users: tuple[str, ...]) -> World:
@@ -87,12 +82,8 @@ def test_what_its_user_may_use_nowhere_is_refused_in_one_line() -> None:
 
 def test_processes_are_counted_against_the_nodes_that_their_user_may_use() -> None:
     world = World(rules(), nodes=0)
-    for name, gpus, users in (("large", 64, ("ann",)), ("small", 1, ())):
-        world.does(
-            NodeJoined(
-                node=name, boot_id="b", address=name, gpus=tuple(Gpu(index=at) for at in range(gpus)), users=users
-            )
-        )
+    for name, count, users in (("large", 64, ("ann",)), ("small", 1, ())):
+        world.does(joined(name, name, gpus=gpus(count), users=users))
     roles = (Role(name="w", argv=("w",), count=64, gpus=1), Role(name="s", argv=("s",), count=64 * 30, gpus=0))
     spec = JobSpec(argv=("w",), gpus=64, roles=roles)
 

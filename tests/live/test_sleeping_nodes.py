@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from farside.agent.messages import Swap
 from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.event import (
-    Gpu,
     NodeClosed,
-    NodeJoined,
     NodesReserved,
     PowerChanged,
     TaskPhase,
@@ -20,6 +19,7 @@ from farside.scheduler.live.power.past import busy_nodes
 from farside.scheduler.live.power.show import energy_of
 from farside.scheduler.live.record import Phase
 from farside.scheduler.tenancy import Account, Tenancy
+from tests.live.facts import gpus, joined
 from tests.live.world import World, rules
 
 CLOSING = PowerNote(phase=PowerPhase.DRAINING, reason="idle", drain_number=1, number=1)
@@ -156,9 +156,7 @@ def test_a_job_that_the_brain_has_not_looked_at_yet_wakes_nobody() -> None:
 
 def test_a_job_calls_no_node_of_another_model_or_that_is_reserved_or_drained() -> None:
     world = World(rules(), nodes=2)
-    gpus = tuple(Gpu(index=at, model="A100") for at in range(4))
-    world.does(NodeJoined(node="a", boot_id="b", address="h", cpus=16, memory_bytes=1 << 36, gpus=gpus,
-                          headroom_bytes=1 << 36))  # fmt: skip
+    world.does(joined("a", cpus=16, memory_bytes=1 << 36, gpus=gpus(4, "A100"), headroom_bytes=1 << 36))
     asleep(world, "n0", "n1", "a")
     world.does(NodesReserved(nodes=("n0",), begin_s=world.now_s + 60, end_s=world.now_s + 600, reason="", by="root"))
     world.submit(gpus=4, gpu_model="H200")
@@ -183,9 +181,9 @@ def test_a_job_calls_no_node_of_other_users_or_with_too_little_swap(
 ) -> None:
     world = World(rules(), nodes=0)
     world.does(
-        NodeJoined(
-            node="s", boot_id="b", address="h", cpus=16, memory_bytes=1 << 36, gpus=(Gpu(index=0),), users=("ann",),
-            headroom_bytes=1 << 36, swap_bytes=8 << 30, swap_own_bytes=1 << 30,
+        joined(
+            "s", cpus=16, memory_bytes=1 << 36, gpus=gpus(1), users=("ann",), headroom_bytes=1 << 36,
+            swap=Swap(size_bytes=8 << 30, own_bytes=1 << 30),
         )
     )  # fmt: skip
     asleep(world, "s")

@@ -9,9 +9,10 @@ from farside.job_file import read_job
 from farside.scheduler.live.api.jobs import cluster_problems
 from farside.scheduler.live.api.schema import JobBody
 from farside.scheduler.live.dispatch import AgentLine, start_of
-from farside.scheduler.live.event import Gpu, NodeChanged, NodeJoined
+from farside.scheduler.live.event import NodeChanged
 from farside.scheduler.live.record import Phase
 from farside.scheduler.live.spec import JobSpec, spec_problems
+from tests.live.facts import gpus, joined
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
 
@@ -23,13 +24,8 @@ def a_world(**swap_gib: int) -> World:
     """Nodes of four GPUs and 64 GiB, with so much Farside swap each."""
     world = World(rules(), nodes=0)
     for name, size in swap_gib.items():
-        gpus = tuple(Gpu(index=at, model="H200") for at in range(4))
-        world.does(
-            NodeJoined(
-                node=name, boot_id="b", address=name, cpus=16, memory_bytes=64 * GIB, headroom_bytes=64 * GIB,
-                gpus=gpus, swap_bytes=size * GIB,
-            )
-        )  # fmt: skip
+        swap, memory = m.Swap(size_bytes=size * GIB), {"memory_bytes": 64 * GIB, "headroom_bytes": 64 * GIB}
+        world.does(joined(name, name, cpus=16, gpus=gpus(4, "H200"), swap=swap if size else None, **memory))
     return world
 
 
@@ -75,7 +71,8 @@ def test_a_job_starts_when_a_node_gets_swap_and_keeps_running_when_it_goes() -> 
     node = world.state.nodes["n0"]
 
     def swap(size_bytes: int) -> None:
-        world.does(NodeChanged(node="n0", gpus=node.gpus, headroom_bytes=node.headroom_bytes, swap_bytes=size_bytes))
+        swap = m.Swap(size_bytes=size_bytes) if size_bytes else None
+        world.does(NodeChanged(node="n0", gpus=node.gpus, headroom_bytes=node.headroom_bytes, swap=swap))
 
     swap(16 * GIB)
     started = world.phase(job)
@@ -91,8 +88,8 @@ def test_swap_that_the_nodes_own_programs_use_is_not_given_to_jobs() -> None:
     node = world.state.nodes["n0"]
 
     def own(used_gib: int) -> None:
-        event = NodeChanged(node="n0", gpus=node.gpus, headroom_bytes=node.headroom_bytes, swap_bytes=16 * GIB)
-        world.does(replace(event, swap_own_bytes=used_gib * GIB))
+        swap = m.Swap(size_bytes=16 * GIB, own_bytes=used_gib * GIB)
+        world.does(NodeChanged(node="n0", gpus=node.gpus, headroom_bytes=node.headroom_bytes, swap=swap))
 
     own(4)
     first, second = submit(world), submit(world)

@@ -2,9 +2,10 @@
 
 import pytest
 
+from farside.agent.messages import Gpu
 from farside.scheduler.explain import nobody_knows
 from farside.scheduler.foresight import AHEAD_MAX, Foresight
-from farside.scheduler.live.event import DrainRequested, Gpu, NodeChanged, NodeLost, PowerChanged
+from farside.scheduler.live.event import DrainRequested, NodeChanged, NodeLost, PowerChanged
 from farside.scheduler.live.power.note import PowerNote
 from tests.live.test_sleeping_nodes import BOOTING, asleep, powers
 from tests.live.world import World, rules
@@ -27,7 +28,7 @@ def test_drained_lost_sleeping_and_broken_nodes_are_named_with_their_reasons_and
     world.does(NodeLost(node="n2", reason="silent for 60 s"))
     asleep(world, "n3", "n4")
     powers(world, "n4", BOOTING)
-    bad = tuple(Gpu(index=at, model="H200", is_healthy=at != 1) for at in range(4))
+    bad = tuple(Gpu(index=at, model="H200", healthy=at != 1) for at in range(4))
     world.does(NodeChanged(node="n5", gpus=bad, headroom_bytes=1 << 36))
     busy = world.submit(gpus=4)
     world.does(DrainRequested(node=world.job(busy).nodes[0], reason="", by="ann"))

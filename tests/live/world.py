@@ -9,9 +9,7 @@ from farside.scheduler.live.event import (
     BrainTookLead,
     Entry,
     Event,
-    Gpu,
     JobSubmitted,
-    NodeJoined,
     ReleaseRequested,
     TaskChanged,
     TaskPhase,
@@ -22,6 +20,8 @@ from farside.scheduler.live.spec import JobSpec
 from farside.scheduler.live.transition import apply
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
+from tests.live.facts import gpus as a_node_s_gpus
+from tests.live.facts import joined
 
 STEPS_MAX = 1000
 
@@ -96,9 +96,9 @@ class World:
 
     def join(self, node: str, *, gpus: int = 4, boot_id: str = "boot-1") -> None:
         self.tell(
-            NodeJoined(
-                node=node, boot_id=boot_id, address="127.0.0.1", cpus=16, memory_bytes=1 << 36, headroom_bytes=1 << 36,
-                gpus=tuple(Gpu(index=at, model="H200") for at in range(gpus)),
+            joined(
+                node, "127.0.0.1", boot_id=boot_id, cpus=16, memory_bytes=1 << 36, headroom_bytes=1 << 36,
+                gpus=a_node_s_gpus(gpus, "H200"),
             )
         )  # fmt: skip
         self.settle()

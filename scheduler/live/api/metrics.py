@@ -83,7 +83,7 @@ def _gpus(nodes: Iterable[LiveNode]) -> Metric:
         for gpu in node.gpus:
             is_held = gpu.index in node.holds
             free = "free" if node.is_taking else "unavailable"
-            counts["held" if is_held else free if gpu.is_healthy else "broken"] += 1
+            counts["held" if is_held else free if gpu.healthy else "broken"] += 1
     return _by_state("gpus", "GPUs by what may be done with them.", counts, ("held", "free", "unavailable", "broken"))
 
 

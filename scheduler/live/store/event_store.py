@@ -80,6 +80,14 @@ class Extent:
     holder: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """The bytes of an image, and the version of the log that its writer knew."""
+
+    version: int
+    body: bytes
+
+
 class EventStore:
     """One database. May be used from several threads, one call at a time each."""
 
@@ -200,7 +208,7 @@ class EventStore:
 
     # ------------------------------------------------------------------ reading
 
-    def image(self) -> bytes | None:
+    def image(self) -> Image | None:
         """The image; None: there is none yet.
 
         Raises:
@@ -211,7 +219,7 @@ class EventStore:
         if row is None:
             return None
         check_version(row.version)
-        return bytes(row.body)
+        return Image(version=row.version, body=bytes(row.body))
 
     def extent(self) -> "Extent":
         """How far the log reaches.

@@ -13,8 +13,8 @@ def first_state(store: EventStore) -> LiveState:
         StoreError: The store can't be read.
         RemoteProtocolError: The image is damaged, or of a later version.
     """
-    body = store.image()
-    return LiveState() if body is None else decode_state(body)
+    found = store.image()
+    return LiveState() if found is None else decode_state(found.body, found.version)
 
 
 def whole_state(store: EventStore) -> LiveState:

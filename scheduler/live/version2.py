@@ -1,0 +1,41 @@
+"""What version 2 of the log wrote otherwise, in the form of version 3: entries, archives and images. PURE.
+
+Until version 3 the log had a node's facts in a form of its own: GPUs said ``is_healthy``, and swap was two numbers.
+Each function takes a record as JSON or MessagePack gave it, and returns the one that would be written now.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+Plain = dict[str, Any]
+
+# What reading a damaged record of any version raises.
+DAMAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, AttributeError, KeyError, TypeError, ValueError)
+
+
+def facts(old: Plain) -> Plain:
+    """A record with a node's facts: `NodeJoined`, `NodeChanged` or a node of an image."""
+    new = {name: value for name, value in old.items() if name not in ("swap_bytes", "swap_own_bytes")}
+    new["gpus"] = [_gpu(gpu) for gpu in old.get("gpus", ())]
+    if old.get("swap_bytes"):
+        new["swap"] = {"size_bytes": old["swap_bytes"], "own_bytes": old.get("swap_own_bytes", 0)}
+    if "cpus" in old:
+        new["cpus"] = int(old["cpus"])  # it was a float, of what an agent had said as an integer
+    return new
+
+
+def _gpu(old: Plain) -> Plain:
+    new = {name: value for name, value in old.items() if name != "is_healthy"}
+    return {**new, "healthy": old.get("is_healthy", True), "model": old.get("model", "")}
+
+
+def image(old: Plain) -> Plain:
+    """The image of a state."""
+    return {**old, "nodes": {name: facts(node) for name, node in old["nodes"].items()}}
+
+
+EVENTS: Mapping[str, Callable[[Plain], Plain]] = MappingProxyType({"NodeJoined": facts, "NodeChanged": facts})
+"""By the type of an event, those that were others."""
