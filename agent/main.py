@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -19,13 +19,14 @@ from urllib.parse import urlsplit
 
 from farside import admin
 from farside.agent import messages as m
+from farside.agent.gpu_share import Share
 from farside.agent.metrics import agent_metrics
 from farside.agent.peers_file import PeersFile
 from farside.agent.power_off import power_off, why_not
 from farside.agent.run.account import users_here
 from farside.agent.run.containment import cgroup_home
 from farside.agent.run.hook import hooks_of
-from farside.agent.run.ledger import gpus_in_use
+from farside.agent.run.ledger import shares_in
 from farside.agent.run.nursery import Nursery
 from farside.agent.run.probe import Prober
 from farside.agent.run.runner import Policy, Runner
@@ -260,7 +261,7 @@ class Agent:
             peers_problem=self._peers.problem if self._peers is not None else "",
             psi=latest.reading.psi,
             gpus=latest.reading.gpus,
-            gpus_in_use={gpu: folder_name(key) for gpu, key in gpus_in_use(self.runner.ledger).items()},
+            gpus_in_use=_holders(shares_in(self.runner.ledger)),
             tasks=states,
             task_counts=Counter(state.state for state in states),
         )
@@ -288,7 +289,7 @@ class Agent:
             run_as=config.run_as,
             users=frozenset(names_in(config.users)),
             cgroup=self._cgroup,
-            gpus=lambda: healthy(self.sense.latest.reading.gpus),
+            devices=lambda: healthy(self.sense.latest.reading.gpus),
             has_swap=lambda: self.sense.latest.reading.swap is not None,
             processes=config.task_processes,
             hooks=self._hooks,
@@ -361,6 +362,15 @@ def _identity_in(lock: int) -> str:
     with suppress(OSError):  # the disk is full: the next agent makes another one, and waits until we are forgotten
         os.pwrite(lock, made.encode(), 0)
     return made
+
+
+def _holders(shares: Iterable[Share]) -> dict[int, str]:
+    """By GPU the task that holds it, or those that hold parts of it."""
+    found: dict[int, str] = {}
+    for share in shares:
+        names = (found.get(share.gpu), folder_name(share.holder))
+        found[share.gpu] = ", ".join(filter(None, names))
+    return found
 
 
 def _given(path: Path) -> Path | None:

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from farside.agent.gpu_share import PARTS_MAX, WHOLE, Device, devices_of
+
 GPUS_MAX = 64
 """GPUs of one node; the largest machines have 16, and MIG makes up to 7 of each of 8."""
 TASKS_MAX = 512
@@ -70,10 +72,17 @@ class Gpu(Part, frozen=True, kw_only=True, omit_defaults=True):
     model: Text
     healthy: bool
     reason: Text = ""  # why it is not healthy: XID, ECC, not found
+    parts: Annotated[tuple[Text, ...], Meta(max_length=PARTS_MAX)] = ()
+    """What its driver calls the parts that it is cut into; empty: it is whole."""
     memory_bytes: U63 | None = None
     memory_used_bytes: U63 | None = None
     busy_pct: Percent | None = None
     power_w: Annotated[float, Meta(ge=0, le=1e5)] | None = None
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """What of it may be held."""
+        return tuple(Device(self.index, part) for part in self.parts or (WHOLE,))
 
     @property
     def lasting(self) -> "Gpu":
@@ -150,6 +159,11 @@ class ChangingFacts(Part, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if len({gpu.index for gpu in self.gpus}) < len(self.gpus):
             raise ValueError("a GPU is named twice")
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """All that jobs may hold of its GPUs, the lowest first."""
+        return tuple(sorted(device for gpu in self.gpus for device in gpu.devices))
 
     @property
     def swap_bytes(self) -> int:
@@ -282,6 +296,17 @@ class TaskSpec(Part, frozen=True, kw_only=True):
     checkpoint_dir: Path = ""  # FARSIDE_CHECKPOINT_DIR
     swap_bytes: U63 = 0  # of Farside swap that it may use; 0: none, and no other swap either
     profile: bool = False  # note what its processes send, and say what that tells of its model
+    parts: Annotated[tuple[Text, ...], Meta(max_length=GPUS_MAX)] = ()
+    """Which part of each of ``gpus`` it gets; empty: all are whole. Only to an agent that has told of such parts."""
+
+    def __post_init__(self) -> None:
+        if self.parts and len(self.parts) != len(self.gpus):
+            raise ValueError("parts: of each GPU one, or none at all")
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """What of the node's GPUs it gets."""
+        return devices_of(self.gpus, self.parts)
 
 
 # ---- agent to manager

@@ -48,6 +48,7 @@ SCHEDULER_SHELL = (
     "farside.scheduler.live.wall_clock",
 )
 PURE = (
+    "farside.agent.gpu_share",
     "farside.agent.messages",
     "farside.agent.protocol",
     "farside.agent.backoff",
@@ -112,7 +113,7 @@ COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # A protocol is one codec for both roles; its folder is that of the side it was written for first.
 SHARED_PROTOCOL = {
     *(f"farside.daemon.control.{name}" for name in ("protocol", "messages", "keys", "channel")),
-    *(f"farside.agent.{name}" for name in ("protocol", "messages")),
+    *(f"farside.agent.{name}" for name in ("protocol", "messages", "gpu_share")),
 }
 
 

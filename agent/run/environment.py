@@ -13,7 +13,8 @@ def environment(start: m.Start, *, user: str, home: str, shell: str, ready_fd: i
     """The account's variables, then the job's own, then ours, which nobody overrides.
 
     MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE are what `torch.distributed` reads with ``env://``. A task without
-    GPUs has CUDA_VISIBLE_DEVICES empty, which hides them all; indexes are those of NVML, hence the order by bus.
+    GPUs has CUDA_VISIBLE_DEVICES empty, which hides them all; indexes are those of NVML, hence the order by bus. A part
+    of a GPU stands there by its driver's name.
     FARSIDE_RESUME is there only where the job was started before, and FARSIDE_ARRAY_INDEX only in an array.
     FARSIDE_READY is a file: a program may write a line to it when it has loaded all it needs and makes progress, and
     Farside learns how long that took.
@@ -23,7 +24,7 @@ def environment(start: m.Start, *, user: str, home: str, shell: str, ready_fd: i
     account = {"PATH": PATH_DEFAULT, "HOME": home, "USER": user, "LOGNAME": user, "SHELL": shell, "LANG": "C.UTF-8"}
     ours = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, spec.gpus)),
+        "CUDA_VISIBLE_DEVICES": ",".join(part or str(gpu) for gpu, part in spec.devices),
         "MASTER_ADDR": spec.master_addr,
         "MASTER_PORT": str(spec.master_port),
         "RANK": str(spec.rank),

@@ -69,7 +69,7 @@ def hook_environment(start: m.Start, account: str, end: m.TaskState | None = Non
     told = {
         "PATH": PATH_DEFAULT,
         "LANG": "C.UTF-8",
-        "CUDA_VISIBLE_DEVICES": ",".join(map(str, spec.gpus)),
+        "CUDA_VISIBLE_DEVICES": ",".join(part or str(gpu) for gpu, part in spec.devices),
         "FARSIDE_JOB": start.task_id.rpartition(".")[0],
         "FARSIDE_TASK": start.task_id,
         "FARSIDE_START": str(start.start),

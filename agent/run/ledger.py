@@ -5,7 +5,7 @@ The rules of this file:
 * (task_id, start) is started at most once, however often START comes, also after its end and after FORGET. One of the
   same name that is another job's is told apart by when that was submitted, and never taken for this one.
 * A task's states only go forward: starting, running, stopping, and then exited or lost, for good.
-* No GPU is given to two live tasks, whatever the manager says.
+* No GPU, and no part of one, is given to two live tasks, whatever the manager says.
 * A command of an older generation than one seen does nothing.
 * A final state is told until the manager says FORGET; nothing is forgotten by itself.
 
@@ -22,6 +22,7 @@ from typing import TypeAlias
 import msgspec
 
 from farside.agent import messages as m
+from farside.agent.gpu_share import Device, Share, clash, is_twice, shares_of
 
 FORGOTTEN_MAX = 4096
 """Tasks remembered after FORGET, so that a late START finds them: more than are ever under way."""
@@ -38,13 +39,18 @@ class Task:
     """One task: what was asked and how it is."""
 
     state: m.TaskState
-    gpus: tuple[int, ...]
+    devices: tuple[Device, ...] = ()
     memory_bytes: int = 0  # its limit; 0: none
 
     @property
     def is_live(self) -> bool:
         """It may still have processes."""
         return RANK[self.state.state] < FINAL
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What it holds."""
+        return shares_of(self.devices, key_of(self.state)) if self.is_live else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +145,9 @@ def step(ledger: Ledger, event: Event) -> tuple[Ledger, tuple[Action, ...]]:
     return _stop(ledger, command, event)
 
 
-def gpus_in_use(ledger: Ledger) -> Mapping[int, Key]:
-    """Which live task has which GPU."""
-    return {gpu: key for key, task in ledger.tasks.items() if task.is_live for gpu in task.gpus}
+def shares_in(ledger: Ledger) -> tuple[Share, ...]:
+    """Which live task holds what of which GPU."""
+    return tuple(share for task in ledger.tasks.values() for share in task.shares)
 
 
 def _start(ledger: Ledger, start: m.Start, event: Asked) -> tuple[Ledger, tuple[Action, ...]]:
@@ -162,19 +168,17 @@ def _start(ledger: Ledger, start: m.Start, event: Asked) -> tuple[Ledger, tuple[
     if objection:
         # Kept like any other end, so that the answer survives a lost connection.
         refused = _answer(start, "exited", event.at_s, objection)
-        return _with(ledger, Task(state=refused, gpus=())), (Tell(state=refused),)
+        return _with(ledger, Task(state=refused)), (Tell(state=refused),)
     fresh = _answer(start, "starting", event.at_s, "")
-    task = Task(state=fresh, gpus=start.spec.gpus, memory_bytes=start.spec.memory_bytes)
+    task = Task(state=fresh, devices=start.spec.devices, memory_bytes=start.spec.memory_bytes)
     return _with(ledger, task), (Launch(start=start), Tell(state=fresh))
 
 
 def _taken(ledger: Ledger, start: m.Start) -> str:
-    holders = gpus_in_use(ledger)
-    for gpu in start.spec.gpus:
-        if gpu in holders:
-            task_id, nth = holders[gpu]
-            return f"GPU {gpu} is in use by {task_id}, start {nth}"
-    if len(set(start.spec.gpus)) < len(start.spec.gpus):
+    taken = clash(start.spec.devices, shares_in(ledger))
+    if taken is not None:
+        return f"GPU {taken.gpu} is in use by {taken.holder[0]}, start {taken.holder[1]}"
+    if is_twice(start.spec.devices):
         return "a GPU is named twice"
     if any(task.is_live and key[0] == start.task_id for key, task in ledger.tasks.items()):
         return "another start of this task is running"

@@ -21,6 +21,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from farside.agent import messages as m
+from farside.agent.gpu_share import Device
 from farside.agent.profile import ring_file
 from farside.agent.run import ledger as rules
 from farside.agent.run import task_folder as files
@@ -51,7 +52,7 @@ class Policy:
         run_as: "submitter", or "starter" for a sandbox.
         users: Users whose tasks run here; empty: all but uid 0.
         cgroup: Where tasks' cgroups are made; None: process trees.
-        gpus: Indexes of the healthy GPUs now.
+        devices: The healthy GPUs now, or the parts that they are cut into.
         has_swap: Whether tasks may have Farside swap now.
         processes: The most of one task, threads among them; 0: any number.
         hooks: What is run before and after each task.
@@ -60,7 +61,7 @@ class Policy:
     run_as: str
     users: Collection[str]
     cgroup: CgroupHome | None
-    gpus: Callable[[], Collection[int]]
+    devices: Callable[[], Collection[Device]]
     has_swap: Callable[[], bool] = lambda: False
     processes: int = 0
     hooks: Hooks = NO_HOOKS
@@ -180,9 +181,10 @@ class Runner:
             account = account_of(start.spec.user, run_as=self.policy.run_as, allowed=self.policy.users)
         except Refused as refusal:
             return str(refusal), None
-        missing = sorted(set(start.spec.gpus) - set(self.policy.gpus()))
+        missing = sorted(set(start.spec.devices) - set(self.policy.devices()))
         if missing:
-            return f"no healthy GPU {missing[0]} on this node", None
+            what = f"part {missing[0].part} of GPU" if missing[0].part else "GPU"
+            return f"no healthy {what} {missing[0].gpu} on this node", None
         if start.spec.swap_bytes and not self.policy.has_swap():
             return "no Farside swap on this node", None
         return "", account
@@ -359,8 +361,9 @@ class Runner:
         state = m.TaskState(task_id=key[0], start=key[1], state="starting", at_s=0, submitted_s=submitted_s)
         state = status.state if status is not None else state
         if recipe is None:
-            return Task(state=state, gpus=())
-        return Task(state=state, gpus=recipe.start.spec.gpus, memory_bytes=recipe.start.spec.memory_bytes)
+            return Task(state=state)
+        spec = recipe.start.spec
+        return Task(state=state, devices=spec.devices, memory_bytes=spec.memory_bytes)
 
     def _keys(self) -> Iterator[Key]:
         for folder in sorted(self._tasks_folder.iterdir()):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.agent import messages as m
+from farside.agent.gpu_share import Device
 from farside.agent.sense.donor import NOTHING_LENT, DonorSense, Lent
 from farside.agent.sense.gpu import GpuSense
 from farside.agent.sense.headroom import headroom_bytes, promised_bytes
@@ -122,6 +123,6 @@ def cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def healthy(gpus: tuple[m.Gpu, ...]) -> frozenset[int]:
-    """Indexes of those that tasks may have."""
-    return frozenset(gpu.index for gpu in gpus if gpu.healthy)
+def healthy(gpus: tuple[m.Gpu, ...]) -> frozenset[Device]:
+    """What of these tasks may have."""
+    return frozenset(device for gpu in gpus if gpu.healthy for device in gpu.devices)

@@ -12,6 +12,7 @@ import msgspec
 import psutil
 
 from farside.agent import messages as m
+from farside.agent.gpu_share import devices_of
 from farside.agent.run.containment import Cgroup, CgroupHome
 from farside.agent.run.ledger import FINAL, RANK
 from farside.agent.run.nursery import Nursery
@@ -37,7 +38,7 @@ class Node:
     ) -> None:
         self.folder = folder
         self.told: list[m.TaskState] = []
-        settings = {"users": (), "gpus": lambda: range(8), **policy}
+        settings = {"users": (), "devices": lambda: devices_of(range(8)), **policy}
         self.policy = Policy(run_as=run_as, cgroup=cgroup, **settings)
         self.runner = Runner(folder, self.policy, self.told.append, nursery=nursery)
 

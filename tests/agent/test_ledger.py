@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from farside.agent import messages as m
+from farside.agent.gpu_share import Device, parts_of
 from farside.agent.run.ledger import (
     FINAL,
     FORGOTTEN_MAX,
@@ -23,10 +24,12 @@ from farside.agent.run.ledger import (
     Remove,
     Signal,
     Tell,
-    gpus_in_use,
+    shares_in,
     step,
 )
 from tests.agent.frames import SPEC, start
+
+devices = st.builds(Device, st.integers(0, 2), st.sampled_from(["", "", "MIG-a", "MIG-b"]))
 
 
 def asked(command: m.Start | m.Stop | m.Forget, *, objection: str = "", at_s: float = 10.0) -> Asked:
@@ -117,7 +120,7 @@ def test_a_gpu_in_use_is_not_given_again() -> None:
     ledger, actions = after(asked(start("1.0")), asked(start("2.0")))
 
     assert told(actions) == [("exited", "GPU 0 is in use by 1.0, start 1")]
-    assert gpus_in_use(ledger) == {0: ("1.0", 1)}
+    assert [(share.gpu, share.holder) for share in shares_in(ledger)] == [(0, ("1.0", 1))]
 
 
 def test_a_gpu_is_free_once_its_task_ended() -> None:
@@ -218,9 +221,9 @@ class LedgerMachine(RuleBasedStateMachine):
             assert key in self.removed
             assert not before.tasks[key].is_live
 
-    @rule(task_id=task_ids, nth=nths, generation=st.integers(1, 3), gpus=st.lists(st.integers(0, 2), max_size=3))
-    def start(self, task_id: str, nth: int, generation: int, gpus: list[int]) -> None:
-        spec = msgspec.structs.replace(SPEC, gpus=tuple(gpus))
+    @rule(task_id=task_ids, nth=nths, generation=st.integers(1, 3), held=st.lists(devices, max_size=3))
+    def start(self, task_id: str, nth: int, generation: int, held: list[Device]) -> None:
+        spec = msgspec.structs.replace(SPEC, gpus=tuple(one.gpu for one in held), parts=parts_of(held))
         self.take(asked(start(task_id, nth, generation=generation, spec=spec)))
 
     @rule(task_id=task_ids, nth=nths, generation=st.integers(1, 3))
@@ -241,8 +244,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_gpu_belongs_to_two(self) -> None:
-        held = Counter(gpu for task in self.ledger.tasks.values() if task.is_live for gpu in task.gpus)
-        assert all(count == 1 for count in held.values())
+        shares = shares_in(self.ledger)
+        assert len({share.device for share in shares}) == len(shares)
+        whole, in_parts = ({share.gpu for share in shares if bool(share.part) is cut} for cut in (False, True))
+        assert not whole & in_parts
 
     @invariant()
     def what_was_launched_is_known_until_it_is_forgotten(self) -> None:
