@@ -68,6 +68,11 @@ def events(entries: int) -> Iterator[tuple[Event, float]]:
         yield ended, now_s + 60
 
 
+def _image_mb(store: EventStore) -> float:
+    image = store.image()
+    return 0.0 if image is None else len(image.body) / 1e6
+
+
 def write_log(store: EventStore, entries: int) -> float:
     """Writes it; returns the time of its end."""
     upgrade(store)
@@ -100,12 +105,12 @@ def main() -> None:
         _say("the whole log", store, path)
         begun_s = time.monotonic()
         compact(store, Archive(Path(folder) / "archive"), now_s, 0.0)
-        print(f"image made in {time.monotonic() - begun_s:.1f} s, {len(store.image() or b'') / 1e6:.1f} MB")
+        print(f"image made in {time.monotonic() - begun_s:.1f} s, {_image_mb(store):.1f} MB")
         _say("from the image, every job known", store, path)
         begun_s = time.monotonic()
         done = compact(store, Archive(Path(folder) / "archive"), now_s, 90 * 86400.0)
         archived = sum(file.stat().st_size for file in (Path(folder) / "archive").iterdir())
-        image_mb = len(image.body if (image := store.image()) else b"") / 1e6
+        image_mb = _image_mb(store)
         print(
             f"made smaller in {time.monotonic() - begun_s:.1f} s: {done.archived} entries archived, "
             f"{archived / 1e6:.1f} MB; {done.forgotten} jobs forgotten; image of {image_mb:.1f} MB"

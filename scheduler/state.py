@@ -8,7 +8,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# (place of the node in its domain, GPUs there), in the order of the nodes.
+# (place of the node in its domain, devices there), in the order of the nodes. A device is a whole GPU, or a part of one
+# that its driver names: devices are counted here, and never divided.
 Allocation = tuple[tuple[int, int], ...]
 
 

@@ -268,6 +268,7 @@ def start_of(job: LiveJob, task: LiveTask, generation: int, meeting: Meeting | N
             cwd=spec.cwd,
             user=job.user,
             gpus=task.gpus,
+            parts=task.parts,
             cpus=cpus if role is None else role.cpus,
             memory_bytes=int(memory_bytes if role is None else role.memory_bytes),
             swap_bytes=int(swap_bytes if role is None else role.swap_bytes),

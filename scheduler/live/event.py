@@ -16,12 +16,15 @@ How it works
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import Struct
+
+from farside.agent.gpu_share import Device, devices_of
 from farside.agent.messages import ChangingFacts, EndKind, NodeFacts
 from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.spec import JobSpec
 
 # 2: `StopCause` has node_unfit and work_done; nodes sleep, jobs are forgotten.
-# 3: nodes' facts are as agents say them (`NodeFacts`); what version 2 wrote is read by version2.py.
+# 3: nodes' facts are as agents say them (`NodeFacts`), parts of GPUs are given; version2.py reads what 2 wrote.
 VERSION = 3
 
 
@@ -59,26 +62,32 @@ class TaskPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """GPUs of one node, not yet which ones."""
+    """So many GPUs of one node, or parts that these are cut into; not yet which ones. 0: a place without any."""
 
     node: str
     gpus: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPlace:
-    """One process of a job: its rank, its node, and the indexes of its GPUs there.
+class TaskPlace(Struct, frozen=True, kw_only=True):
+    """One process of a job: its rank, its node, and what it gets of the GPUs there.
 
-    Of a job with roles also its role, its rank in that, and where the others reach it.
+    ``parts``: which part of each of ``gpus``; empty: all are whole. Two lists, as no object is to be kept for each GPU
+    of each process that ever was. A job with roles has also its role, its rank in that, and where the others reach it.
     """
 
     rank: int
     node: str
     gpus: tuple[int, ...]
+    parts: tuple[str, ...] = ()
     role: str = ""
     role_rank: int = 0
     address: str = ""
     port: int = 0
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """What it gets of GPUs."""
+        return devices_of(self.gpus, self.parts)
 
 
 # ---------------------------------------------------------------------------------------------- told

@@ -55,7 +55,7 @@ class _Check:
     number: int = 1
     jobs: dict[str, _Job] = field(default_factory=dict)
     processes: dict[_Process, TaskPlace] = field(default_factory=dict)  # that were not reported gone
-    holders: dict[tuple[str, int], _Process] = field(default_factory=dict)  # by node and GPU
+    holders: dict[tuple[str, int], dict[str, _Process]] = field(default_factory=dict)  # by node and GPU, and by part
     boots: dict[str, str] = field(default_factory=dict)
     lost_at: dict[str, int] = field(default_factory=dict)  # the last entry by which a node was away
     drains: dict[str, int] = field(default_factory=dict)  # by node, the order to empty it that stands
@@ -202,11 +202,13 @@ def _started(check: _Check, event: JobStarted) -> Iterator[str]:
             yield f"job {event.job_id} was started on node {task.node}, which is to go off"
         process = event.job_id, event.start, task.rank
         check.processes[process] = task
-        for gpu in task.gpus:
-            holder = check.holders.get((task.node, gpu))
-            if holder is not None:
-                yield f"GPU {gpu} of {task.node} is given to job {event.job_id}, and job {holder[0]} holds it"
-            check.holders[task.node, gpu] = process
+        for at, gpu in enumerate(task.gpus):
+            part = task.parts[at] if task.parts else ""
+            held = check.holders.setdefault((task.node, gpu), {})
+            for other, holder in held.items():
+                if "" in (part, other) or part == other:
+                    yield f"GPU {gpu} of {task.node} is given to job {event.job_id}, and job {holder[0]} holds it"
+            held[part] = process
 
 
 def _stopping(check: _Check, event: JobStopping) -> Iterator[str]:
@@ -260,5 +262,5 @@ def _free(check: _Check, process: _Process) -> None:
     if place is None:
         return
     for gpu in place.gpus:
-        if check.holders.get((place.node, gpu)) == process:
-            del check.holders[place.node, gpu]
+        held = check.holders[place.node, gpu]
+        check.holders[place.node, gpu] = {part: holder for part, holder in held.items() if holder != process}

@@ -9,9 +9,11 @@ A job that can't be started as it is, for whatever fault, is held with the reaso
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 
+from msgspec import structs
+
+from farside.agent.gpu_share import Device, parts_of
 from farside.agent.messages import TASKS_MAX
 from farside.errors import FarsideError
 from farside.scheduler.live.event import HoldRequested, JobStarted, JobUnplaced, TaskPlace
@@ -55,7 +57,7 @@ class _Room:
 
     def __init__(self, state: LiveState) -> None:
         self._state = state
-        self._gpus: dict[str, tuple[int, ...]] = {}
+        self._devices: dict[str, tuple[Device, ...]] = {}
         self._tasks: dict[str, int] = {}
         self._taken_ports = {meeting for meetings in state.meetings.values() for meeting in meetings}
 
@@ -63,7 +65,7 @@ class _Room:
         """Whether nobody has the GPUs of its places, and jobs may start there."""
         for place in job.places:
             node = self._state.nodes[place.node]
-            if not node.is_taking or len(self._gpus.setdefault(node.name, node.free_gpus)) < place.gpus:
+            if not node.is_taking or len(self._devices.setdefault(node.name, node.free_devices)) < place.gpus:
                 return False
         return True
 
@@ -73,8 +75,8 @@ class _Room:
         Raises:
             FarsideError: It can't be started as long as it is what it is.
         """
-        gpus = {place.node: self._gpus[place.node] for place in job.places}
-        tasks = tuple(_tasks(job, gpus))
+        free = {place.node: self._devices[place.node] for place in job.places}
+        tasks = tuple(_tasks(job, free))
         counts = self._counts(job, tasks)
         ports: dict[str, Iterator[int]] = {}
         met = [self._meeting(job, task, ports) for task in (tasks[0], *(tasks if job.spec.roles else ()))]
@@ -82,8 +84,10 @@ class _Room:
             return None
         (address, port), *others = met
         if others:  # each process of a job with roles has a port of its own
-            tasks = tuple(replace(task, address=at, port=one) for task, (at, one) in zip(tasks, others, strict=True))
-        self._gpus.update(gpus)
+            tasks = tuple(
+                structs.replace(task, address=at, port=one) for task, (at, one) in zip(tasks, others, strict=True)
+            )
+        self._devices.update(free)
         self._tasks.update(counts)
         self._taken_ports.update(met)
         return JobStarted(
@@ -121,32 +125,38 @@ class _Room:
                 yield port
 
 
-def _tasks(job: LiveJob, free: dict[str, tuple[int, ...]]) -> Iterator[TaskPlace]:
-    slots: list[tuple[str, int]] = []
+def _tasks(job: LiveJob, free: dict[str, tuple[Device, ...]]) -> Iterator[TaskPlace]:
+    """Its processes, and what each gets of what is ``free``, which is less by that afterwards."""
+    slots: list[tuple[str, tuple[Device, ...]]] = []
     for place in job.places:
-        indexes, free[place.node] = free[place.node][: place.gpus], free[place.node][place.gpus :]
-        slots += [(place.node, index) for index in indexes]
+        given, free[place.node] = free[place.node][: place.gpus], free[place.node][place.gpus :]
+        each = [(place.node, (device,)) for device in given]
+        # A place without a GPU has a process all the same.
+        is_one = job.spec.ranks is Ranks.NODE or not given
+        slots += [(place.node, given)] if is_one and not job.spec.roles else each
     if job.spec.roles:
         yield from _by_role(job, slots)
         return
-    parts: dict[object, list[tuple[str, int]]] = {}
-    for slot in slots:
-        parts.setdefault(slot if job.spec.ranks is Ranks.GPU else slot[0], []).append(slot)
-    for rank, part in enumerate(parts.values()):
-        yield TaskPlace(rank=rank, node=part[0][0], gpus=tuple(index for _, index in part))
+    for rank, (node, devices) in enumerate(slots):
+        yield _task(rank, node, devices)
 
 
-def _by_role(job: LiveJob, slots: list[tuple[str, int]]) -> Iterator[TaskPlace]:
+def _task(rank: int, node: str, devices: Sequence[Device], role: str = "", role_rank: int = 0) -> TaskPlace:
+    gpus, parts = tuple(device.gpu for device in devices), parts_of(devices)
+    return TaskPlace(rank=rank, node=node, gpus=gpus, parts=parts, role=role, role_rank=role_rank)
+
+
+def _by_role(job: LiveJob, slots: list[tuple[str, tuple[Device, ...]]]) -> Iterator[TaskPlace]:
     """A slot for each process with a GPU, in the order of the roles; the others beside them."""
     workers = tuple((at, place.gpus) for at, place in enumerate(job.places))
     left, rank = iter(slots), 0
     for role in job.spec.roles:
-        places: list[tuple[str, tuple[int, ...]]]
+        places: list[tuple[str, tuple[Device, ...]]]
         if role.gpus:
-            places = [(node, (index,)) for node, index in islice(left, role.count)]
+            places = list(islice(left, role.count))
         else:
             beside = servers_beside(workers, role.count)
             places = [(job.places[at].node, ()) for at, count in beside for _ in range(count)]
-        for role_rank, (node, gpus) in enumerate(places):
-            yield TaskPlace(rank=rank, node=node, gpus=gpus, role=role.name, role_rank=role_rank)
+        for role_rank, (node, devices) in enumerate(places):
+            yield _task(rank, node, devices, role.name, role_rank)
             rank += 1

@@ -1,7 +1,8 @@
 """What a node's GPUs draw, added up for each process that holds them, from the agent's reports. PURE.
 
-An agent tells of each GPU what it draws now, every few seconds. Between two reports the mean of both is taken. Of a
-process whose agent was away, or whose connection is a new one, only a part is metered, and it is known how much.
+An agent tells of each GPU what it draws now, every few seconds; what a part of a GPU draws nobody knows. Between two
+reports the mean of both is taken. Of a process whose agent was away, or whose connection is a new one, only a part is
+metered, and it is known how much.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,7 +30,8 @@ class PowerMeter:
         if not power_w or not before_w or not 0 < passed_s <= LONGEST_GAP_S:
             return
         for task in tasks:
-            known = [at for at in task.gpus if at in power_w and at in before_w]
+            whole = task.gpus if not task.parts else ()
+            known = [at for at in whole if at in power_w and at in before_w]
             if known:
                 energy_j, gpu_s = self._spent.get(task.key, (0.0, 0.0))
                 energy_j += passed_s * sum(power_w[at] + before_w[at] for at in known) / 2

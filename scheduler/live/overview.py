@@ -166,9 +166,9 @@ def _cluster(overview: Overview) -> Shown:
     return {
         "nodes": len(nodes),
         "nodes_up": len(up),
-        "gpus": sum(len(node.gpus) for node in nodes),
-        "gpus_up": sum(len(node.gpus) for node in up),
-        "gpus_held": sum(len(node.holds) for node in nodes),
+        "gpus": sum(len(node.devices) for node in nodes),
+        "gpus_up": sum(len(node.devices) for node in up),
+        "gpus_held": sum(len(node.shares) for node in nodes),
         "memory_bytes": sum(node.memory_bytes for node in up),
         "headroom_bytes": sum(node.headroom_bytes for node in up),
         "gpu_power_w": sum(powers_w) if powers_w else None,

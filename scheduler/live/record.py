@@ -17,11 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-import msgspec
-
+from farside.agent.gpu_share import Device, Share, free_devices, shares_of
 from farside.agent.messages import EndKind, NodeFacts
 from farside.scheduler.energy.power.state import Phase as PowerPhase
-from farside.scheduler.live.event import Ending, Place, StopCause, TaskPhase
+from farside.scheduler.live.event import Ending, Place, StopCause, TaskPhase, TaskPlace
 from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.profile import JobProfile
 from farside.scheduler.live.spec import JobSpec
@@ -52,25 +51,17 @@ GONE = frozenset({TaskPhase.EXITED, TaskPhase.LOST})
 TaskKey = tuple[str, int, int]  # job, start, rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveTask:
-    """One process of one start of a job."""
+class LiveTask(TaskPlace, frozen=True, kw_only=True):
+    """One process of one start of a job, where it was placed, and how it is."""
 
     job_id: str
     start: int
-    rank: int
-    node: str
-    gpus: tuple[int, ...]
     phase: TaskPhase = TaskPhase.ASSIGNED
     exit_code: int | None = None
     signal: int | None = None
     cause: str = ""
     kind: EndKind | None = None
     is_ready: bool = False
-    role: str = ""
-    role_rank: int = 0
-    address: str = ""
-    port: int = 0
 
     @property
     def end_kind(self) -> EndKind:
@@ -81,6 +72,11 @@ class LiveTask:
     def key(self) -> TaskKey:
         """What names it in the whole cluster, for ever."""
         return self.job_id, self.start, self.rank
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What it holds of its node's GPUs, in its job's name."""
+        return shares_of(self.devices, (self.job_id, self.start), self.node)
 
     @property
     def is_gone(self) -> bool:
@@ -205,8 +201,8 @@ _POWER_WORDS: Mapping[PowerPhase, str] = {
 class LiveNode(NodeFacts, frozen=True, kw_only=True):
     """A node that has ever joined, with what its agent said last.
 
-    ``holds`` says which process has which GPU: from the moment that it was decided to start it until the node has told
-    that it is gone, however long the node is away. ``others`` are the processes without a GPU, for as long.
+    ``shares`` say which job has which GPU, or which part of it, and ``tasks`` are all processes there: from the moment
+    that it was decided to start one until the node has said that it is gone, however long the node is away.
     ``power``: what is kept of its power; None: it has always been on. ``closed_by``: the DRAIN after which no job
     starts there, as the brain has said; 0: one may.
     """
@@ -217,15 +213,10 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
     joined_s: float = 0.0
     drain_reason: str = ""
     lost_reason: str = ""
-    holds: Mapping[int, TaskKey] = msgspec.field(default_factory=dict)
-    others: tuple[TaskKey, ...] = ()
+    shares: tuple[Share, ...] = ()
+    tasks: tuple[TaskKey, ...] = ()
     power: PowerNote | None = None
     closed_by: int = 0
-
-    @property
-    def tasks(self) -> tuple[TaskKey, ...]:
-        """All processes that hold something here."""
-        return (*dict.fromkeys(self.holds.values()), *self.others)
 
     @property
     def gpu_model(self) -> str:
@@ -284,9 +275,9 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
         return "busy" if self.tasks else "idle"
 
     @property
-    def free_gpus(self) -> tuple[int, ...]:
-        """The GPUs that nobody holds, the lowest first."""
-        return tuple(sorted(gpu.index for gpu in self.gpus if gpu.index not in self.holds))
+    def free_devices(self) -> tuple[Device, ...]:
+        """The GPUs, and parts of GPUs, that nobody holds, the lowest first."""
+        return tuple(free_devices(self.devices, self.shares))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

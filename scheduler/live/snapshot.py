@@ -96,15 +96,15 @@ def node_of(node: LiveNode, promised: Booked = NOTHING) -> Node:
     """A live node as the cycle knows nodes.
 
     Its memory is what jobs there have been promised and what the agent would give besides: what other programs use is
-    not there to be given, nor the swap that they use. It has no fewer GPUs and no less swap than are booked, however
-    much it lost meanwhile.
+    not there to be given, nor the swap that they use. GPUs are whole ones, or the parts that they are cut into. It has
+    no fewer and no less swap than are booked, however much it lost meanwhile.
     """
     memory = math.inf
     if node.memory_bytes:
         memory = min(float(node.memory_bytes), node.headroom_bytes + promised.memory_bytes)
     return Node(
         name=node.name,
-        gpus=max(len(node.gpus), promised.gpus),
+        gpus=max(len(node.devices), promised.gpus),
         cpus=node.cpus or math.inf,
         memory_bytes=max(memory, promised.memory_bytes),
         swap_bytes=max(float(node.swap_bytes - node.swap_own_bytes), promised.swap_bytes),

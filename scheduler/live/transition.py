@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec import structs
 
+from farside.agent.gpu_share import clash
 from farside.agent.messages import ChangingFacts, NodeFacts, fields_of
 from farside.errors import LocalProtocolError
 from farside.scheduler.energy.power.state import Phase as PowerPhase
@@ -50,6 +51,7 @@ from farside.scheduler.live.event import (
     StopCause,
     TaskChanged,
     TaskPhase,
+    TaskPlace,
     TaskProfiled,
     UndrainRequested,
 )
@@ -209,7 +211,7 @@ def _forget_processes(state: LiveState, node: LiveNode) -> Touched:
     for key in node.tasks:
         task = state.task(key)
         if task is not None and not task.is_gone:
-            _keep_task(state, replace(task, phase=TaskPhase.LOST, cause="its node has booted"))
+            _keep_task(state, structs.replace(task, phase=TaskPhase.LOST, cause="its node has booted"))
             touched[task.job_id] = None
     return tuple(touched)
 
@@ -336,7 +338,7 @@ def _task(state: LiveState, event: TaskChanged, entry: Entry) -> Touched:
         return ()
     _keep_task(
         state,
-        replace(
+        structs.replace(
             task,
             phase=event.phase,
             exit_code=event.exit_code,
@@ -396,10 +398,10 @@ def _keep_task(state: LiveState, task: LiveTask) -> None:
     """Puts what is now known of a process in its place, and gives its GPUs back when it is gone."""
     if task.is_gone:
         node = state.nodes[task.node]
-        holds = {at: key for at, key in node.holds.items() if key != task.key}
-        state.nodes[node.name] = structs.replace(
-            node, holds=holds, others=tuple(key for key in node.others if key != task.key)
-        )
+        gone = {*task.shares}
+        shares = tuple(share for share in node.shares if share not in gone) if gone else node.shares
+        tasks_there = tuple(key for key in node.tasks if key != task.key)
+        state.nodes[node.name] = structs.replace(node, shares=shares, tasks=tasks_there)
     job = state.jobs[task.job_id]
     if job.start != task.start or not job.tasks:
         if task.is_gone:
@@ -451,26 +453,13 @@ def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
         raise _misfit(entry, f"job {job.job_id} was started {job.start} times")
     tasks: list[LiveTask] = []
     for place in event.tasks:
-        task = LiveTask(
-            job_id=job.job_id,
-            start=event.start,
-            rank=place.rank,
-            node=place.node,
-            gpus=place.gpus,
-            role=place.role,
-            role_rank=place.role_rank,
-            address=place.address,
-            port=place.port,
-        )
-        node = state.nodes[place.node]
-        taken = [at for at in place.gpus if at in node.holds]
-        if taken:
-            raise _misfit(entry, f"GPU {taken[0]} of {node.name} is held by job {node.holds[taken[0]][0]}")
-        state.nodes[node.name] = structs.replace(
-            node,
-            holds={**node.holds, **dict.fromkeys(place.gpus, task.key)},
-            others=node.others if place.gpus else (*node.others, task.key),
-        )
+        task = LiveTask(job_id=job.job_id, start=event.start, **fields_of(TaskPlace, place))
+        node = state.nodes[task.node]
+        taken = clash(task.devices, node.shares)
+        if taken is not None:
+            raise _misfit(entry, f"GPU {taken.gpu} of {node.name} is held by job {taken.holder[0]}")
+        now = structs.replace(node, shares=(*node.shares, *task.shares), tasks=(*node.tasks, task.key))
+        state.nodes[node.name] = now
         tasks.append(task)
     started = replace(
         job,

@@ -1,6 +1,7 @@
 """What version 2 of the log wrote otherwise, in the form of version 3: entries, archives and images. PURE.
 
-Until version 3 the log had a node's facts in a form of its own: GPUs said ``is_healthy``, and swap was two numbers.
+Until version 3 the log had a node's facts in a form of its own: GPUs said ``is_healthy``, and swap was two numbers. Who
+held which GPU was said by process, and a GPU was held whole.
 Each function takes a record as JSON or MessagePack gave it, and returns the one that would be written now.
 """
 
@@ -34,7 +35,16 @@ def _gpu(old: Plain) -> Plain:
 
 def image(old: Plain) -> Plain:
     """The image of a state."""
-    return {**old, "nodes": {name: facts(node) for name, node in old["nodes"].items()}}
+    return {**old, "nodes": {name: _node(node) for name, node in old["nodes"].items()}}
+
+
+def _node(old: Plain) -> Plain:
+    """A node of an image: which process has which GPU, and which have none, were ``holds`` and ``others``."""
+    new = {name: value for name, value in facts(old).items() if name not in ("holds", "others")}
+    held = [(gpu, tuple(key)) for gpu, key in old["holds"].items()]
+    new["shares"] = [{"node": old["name"], "gpu": gpu, "holder": key[:2]} for gpu, key in held]
+    new["tasks"] = [*dict.fromkeys(key for _, key in held), *old["others"]]
+    return new
 
 
 EVENTS: Mapping[str, Callable[[Plain], Plain]] = MappingProxyType({"NodeJoined": facts, "NodeChanged": facts})

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from farside.agent.gpu_share import Share
 from farside.agent.messages import NodeFacts
 from farside.scheduler.live.event import Entry, StopCause
 from farside.scheduler.live.live_state import LiveState
@@ -56,6 +57,7 @@ def show_job_in_full(job: LiveJob, now_s: float) -> Shown:
                 "role": task.role,
                 "node": task.node,
                 "gpus": list(task.gpus),
+                "parts": list(task.parts),
                 "state": task.phase.value,
                 "exit_code": task.exit_code,
                 "signal": task.signal,
@@ -88,7 +90,13 @@ def _show_profile(job: LiveJob) -> Shown | None:
 
 
 def show_node(node: LiveNode, reserved: str = "") -> Shown:
-    """A node, and which job has which of its GPUs. ``reserved``: why and until when nothing starts there; empty: no."""
+    """A node, and which job has which of its GPUs, the first where several have parts of one.
+
+    ``reserved``: why and until when nothing starts there; empty: no.
+    """
+    held: dict[int, list[Share]] = {}
+    for share in node.shares:
+        held.setdefault(share.gpu, []).append(share)
     facts = msgspec.to_builtins({name: getattr(node, name) for name in _PLAIN_FACTS})
     return {
         **facts,
@@ -105,11 +113,13 @@ def show_node(node: LiveNode, reserved: str = "") -> Shown:
                 "model": gpu.model,
                 "healthy": gpu.healthy,
                 "reason": gpu.reason,
-                "job": node.holds[gpu.index][0] if gpu.index in node.holds else None,
+                "job": held[gpu.index][0].holder[0] if gpu.index in held else None,
+                "parts": list(gpu.parts),
+                "shares": [{"part": one.part, "job": one.holder[0]} for one in held.get(gpu.index, ())],
             }
             for gpu in node.gpus
         ],
-        "free_gpus": len(node.free_gpus),
+        "free_gpus": len(node.free_devices),
         "joined_s": node.joined_s,
     }
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from farside import admin
 from farside.agent import messages as m
+from farside.agent.gpu_share import Device
 from farside.agent.sense.donor import GONE_S, DonorSense, lent_of
 from farside.agent.sense.gpu import DeclaredGpus, NvmlGpus, open_gpus
 from farside.agent.sense.growth import HourlyGrowth
@@ -148,7 +149,7 @@ def test_a_gpu_with_memory_errors_or_none_at_all_is_not_healthy(ecc: Any, reason
     gpus = NvmlGpus(nvml).read()
 
     assert [(gpu.healthy, gpu.reason) for gpu in gpus] == [(True, ""), (False, reason)]
-    assert healthy(gpus) == {0}
+    assert healthy(gpus) == {Device(0)}
 
 
 def test_a_gpu_without_error_counters_is_healthy() -> None:

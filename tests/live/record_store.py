@@ -158,9 +158,11 @@ def lived() -> tuple[World, int]:
     submits(world, job(8, time_limit_s=1e9, name="sweep"), count=3, key="again")
     gone = submits(world, job(1, account="physics"), is_held=True)
     world.does(CancelRequested(job_id=gone, by="ann"))
-    span = {"begin_s": world.now_s + 1e8, "end_s": world.now_s + 2e8}
-    world.does(NodesReserved(nodes=("n2",), reason="disks", by="root", key="once", **span))  # type: ignore[arg-type]
-    world.does(NodesReserved(nodes=("n1",), reason="thought better of", by="root", **span))  # type: ignore[arg-type]
+    planned = NodesReserved(
+        nodes=("n2",), reason="disks", by="root", key="once", begin_s=world.now_s + 1e8, end_s=world.now_s + 2e8
+    )
+    world.does(planned)
+    world.does(replace(planned, nodes=("n1",), reason="thought better of", key=""))
     world.does(ReservationCancelled(reservation_id="m2", by="root"))
     away = world.job(lost).tasks[0].node
     world.does(NodeLost(node=away, reason="silent for 60 s"))
@@ -178,7 +180,7 @@ def shown(state: LiveState) -> Mapping[str, object]:
         "jobs": [show_job_in_full(one, state.at_s) for one in state.jobs.values()],
         "nodes": [show_node(node) for node in state.nodes.values()],
         "reservations": [show_reservation(one, state, state.at_s) for one in state.maintenance.values()],
-        "free": {node.name: list(node.free_gpus) for node in state.nodes.values()},
+        "free": {node.name: [device.gpu for device in node.free_devices] for node in state.nodes.values()},
         "stale": [list(key) for key in state.stale],
         "next_number": state.next_number,
         "requests": sorted([key.kind, key.user, key.key, seq] for key, seq in state.requests.items()),

@@ -1,9 +1,9 @@
 """A job's way through the manager, one behaviour each, with no clock and no processes."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from farside.agent.messages import NOT_STARTED, PROLOG, TIME_LIMIT, EndKind
 from farside.errors import LocalProtocolError
@@ -342,7 +342,7 @@ def test_a_report_of_a_process_that_nobody_started_changes_nothing() -> None:
     world = World(rules())
     job = world.submit(1)
 
-    world.task(replace(world.job(job).tasks[0], start=7), TaskPhase.EXITED, exit_code=0)
+    world.task(structs.replace(world.job(job).tasks[0], start=7), TaskPhase.EXITED, exit_code=0)
 
     assert world.phase(job) is Phase.STARTING
 

@@ -156,7 +156,7 @@ def crowded(order: str = "fifo") -> tuple[World, str]:
     world.runs(job)
     for gpus in (2, 3):
         world.runs(world.submit(gpus=gpus))
-    assert [len(node.free_gpus) for node in world.state.nodes.values()] == [1, 2, 1]
+    assert [len(node.free_devices) for node in world.state.nodes.values()] == [1, 2, 1]
     world.does(DrainRequested(node="n0", reason="", by="test"))
     return world, job
 

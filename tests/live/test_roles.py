@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from farside.agent.gpu_share import Device
 from farside.agent.messages import Hello
 from farside.job_file import read_job
 from farside.scheduler.live import dispatch, launch
@@ -201,7 +202,7 @@ def test_a_fault_in_starting_one_job_holds_that_job_and_no_other(monkeypatch: py
     world = World(rules(), nodes=1, gpus=4)
     tasks = launch._tasks
 
-    def broken(job: LiveJob, free: dict[str, tuple[int, ...]]) -> Iterator[TaskPlace]:
+    def broken(job: LiveJob, free: dict[str, tuple[Device, ...]]) -> Iterator[TaskPlace]:
         if job.spec.gpus == 3:
             raise StopIteration
         return tasks(job, free)

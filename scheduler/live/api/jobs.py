@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
+from msgspec import structs
 
 from farside import admin
 from farside.agent import protocol
@@ -194,7 +195,7 @@ def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]
     problems = []
     there = [node for node in state.nodes.values() if node.runs_jobs_of(user)]
     whose = f" that {user} may use" if len(there) < len(state.nodes) else ""
-    fitting = sum(len(node.gpus) for node in there if node.suits(spec, user))
+    fitting = sum(len(node.devices) for node in there if node.suits(spec, user))
     if spec.gpus > fitting:
         which = (f" of model {spec.gpu_model}" if spec.gpu_model else "") + whose
         has = f"the cluster has {fitting:,}{which}" if fitting else f"the cluster has none{which}"
@@ -217,7 +218,7 @@ def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]
 
 def room_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:
     """Processes without GPUs stand beside the others: whether they are too many for a node that gives all it has."""
-    there = (len(node.gpus) for node in state.nodes.values() if node.runs_jobs_of(user))
+    there = (len(node.devices) for node in state.nodes.values() if node.runs_jobs_of(user))
     most = most_on_a_node(spec.roles, max(there, default=0))
     if most <= TASKS_MAX:
         return []
@@ -244,5 +245,5 @@ def _foreseen(spec: JobSpec, state: LiveState) -> tuple[LiveTask, ...]:
     """Its processes, as long as they can get: all at the node with the longest address."""
     address = max((node.address for node in state.nodes.values()), key=len, default="")
     one = LiveTask(job_id="1", start=1, rank=0, node="n", gpus=(0,), address=address, port=FIRST_PORT)
-    standing = (replace(one, role=role.name, role_rank=at) for role in spec.roles for at in range(role.count))
+    standing = (structs.replace(one, role=role.name, role_rank=at) for role in spec.roles for at in range(role.count))
     return tuple(standing) or (one,)

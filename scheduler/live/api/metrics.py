@@ -80,10 +80,10 @@ def _by_state(name: str, text: str, counts: Counter[str], states: Iterable[str])
 def _gpus(nodes: Iterable[LiveNode]) -> Metric:
     counts: Counter[str] = Counter()
     for node in nodes:
-        for gpu in node.gpus:
-            is_held = gpu.index in node.holds
-            free = "free" if node.is_taking else "unavailable"
-            counts["held" if is_held else free if gpu.healthy else "broken"] += 1
+        free, broken = set(node.free_devices), set(node.unhealthy)
+        idle = "free" if node.is_taking else "unavailable"
+        for device in node.devices:
+            counts["held" if device not in free else "broken" if device.gpu in broken else idle] += 1
     return _by_state("gpus", "GPUs by what may be done with them.", counts, ("held", "free", "unavailable", "broken"))
 
 

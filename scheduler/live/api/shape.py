@@ -54,6 +54,7 @@ class Task(BaseModel):
     role: str
     node: str
     gpus: list[int]
+    parts: list[str]
     state: str
     exit_code: int | None
     signal: int | None
@@ -116,14 +117,23 @@ class Explanation(BaseModel):
     expected_start_s: float | None
 
 
+class GpuShare(BaseModel):
+    """A job that holds a GPU, or the part of it that its driver calls so; an empty part is all of it."""
+
+    part: str
+    job: str
+
+
 class NodeGpu(BaseModel):
-    """A GPU, and the job that has it."""
+    """A GPU, and the job that has it, or the first of those that have parts of it."""
 
     index: int
     model: str
     healthy: bool
     reason: str
     job: str | None
+    parts: list[str]
+    shares: list[GpuShare]
 
 
 class Node(BaseModel):
