@@ -145,6 +145,7 @@ def test_a_node_that_cannot_be_emptied_stays_on_and_is_left_alone() -> None:
     assert story.after(PATIENCE.drain_s) == (Command.OPEN,)
     assert story.is_in(Phase.ON)
     assert "2 foreign slabs" in story.node.reason
+    assert story.node.stay_until_s is not None
     assert story.node.stay_until_s > story.now_s
 
 

@@ -162,7 +162,7 @@ def may_not_sleep(node: NodePower, *, now_s: float, rules: FleetRules) -> str:
         (held is not None and held.reservations > 0, "is reserved"),
         (held is not None and not held.is_movable, "lends memory that other donors have no room for"),
         (now_s - node.since_s < rules.min_on_s, "has just come up"),
-        (now_s < node.stay_until_s, "could not be emptied"),
+        (node.stay_until_s is not None and now_s < node.stay_until_s, "could not be emptied"),
         (_stops(node.stops_s, now_s, DAY_S) >= rules.stops_per_node_per_day, "went off often enough today"),
     )
     return next((why for is_so, why in reasons if is_so), "")

@@ -94,7 +94,7 @@ def _order(node: NodePower, command: Command, now_s: float, reason: str) -> Step
 def _enter(node: NodePower, phase: Phase, now_s: float, reason: str) -> NodePower:
     return replace(
         node, phase=phase, since_s=now_s, reason=reason, pending=None, is_stopping=False, is_wanted=False,
-        is_refused=False, stop_s=math.inf, forced_s=math.inf, doubted_s=math.inf, tries=0,
+        is_refused=False, stop_s=None, forced_s=None, doubted_s=math.inf, tries=0,
     )  # fmt: skip
 
 
@@ -215,9 +215,9 @@ def _stopping_tick(node: NodePower, event: Tick, patience: Patience) -> Step:
     now_s = event.now_s
     if node.pending is not None:
         return node, ()
-    if now_s - node.forced_s >= patience.force_off_s:
+    if node.forced_s is not None and now_s - node.forced_s >= patience.force_off_s:
         return _fail(node, now_s, "does not go off, its power was to be cut", is_pinned=True)
-    if node.forced_s == math.inf and now_s - node.stop_s >= patience.soft_off_s:
+    if node.forced_s is None and node.stop_s is not None and now_s - node.stop_s >= patience.soft_off_s:
         if patience.may_force and _is_ready(node):
             return _order(replace(node, forced_s=now_s), Command.FORCE_OFF, now_s, "did not shut down in time")
         return _fail(node, now_s, "did not shut down in time", is_pinned=True)
@@ -301,7 +301,7 @@ def _failed_pardon(node: NodePower, event: Pardon, patience: Patience) -> Step:
 
 
 def _any_pardon(node: NodePower, event: Pardon, patience: Patience) -> Step:
-    return replace(node, is_pinned=False, stay_until_s=-math.inf), ()
+    return replace(node, is_pinned=False, stay_until_s=None), ()
 
 
 # Each handler gets just the event that stands beside it.

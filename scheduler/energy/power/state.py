@@ -146,55 +146,64 @@ Event = Wanted | Seen | Beat | Answer | Tick | Pardon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodePower:
-    """One node.
+class PowerRecord:
+    """What of a node's power outlives its keeper: the log has it, and who keeps it next goes on from there.
 
     Attributes:
         since_s: When the phase began.
         reason: Why it is in this phase, for an operator.
-        boot_id: Of the last beat that counted; empty before the first.
         past_boots: Boots that were told to end. A beat of one of them is late, or of a node that did not obey.
-        last_beat_s: When it last beat; the time of adoption before that.
-        holdings: As last seen; None: never.
-        empty_since_s: Since when nothing stands on it; infinite while something does.
         drain_number: Of the DRAIN that is in force.
+        number: Of the last order.
         is_stopping: DRAINING only: it has been told to shut down, and cannot be called back.
         is_wanted: While it stops: it is to be booted again at once.
-        is_pinned: It did not go off as told; it stays on until an operator pardons it.
-        stop_s: When it was told to shut down; forced_s: when its power was cut. Infinite: not yet.
-        stay_until_s: A node that could not be emptied is left alone until then.
-        stops_s: When it was told to shut down, of late, the newest last.
         is_refused: Its BMC did not take, or did not answer, the last order to shut down.
-        doubted_s: Since when nobody knows whether its BMC was told to shut it down; infinite: it is known.
+        is_pinned: It did not go off as told; it stays on until an operator pardons it.
+        stops_s: When it was told to shut down, of late, the newest last.
         tries: Orders of this phase that were given again, to boot or to shut down.
-        pending: The order whose answer is awaited.
-        ordered_s: When the last order was given.
-        number: Of the last order.
+        stop_s: When it was told to shut down; forced_s: when its power was cut. None: not yet.
+        stay_until_s: A node that could not be emptied is left alone until then; None: it may be emptied now.
     """
 
-    name: str
     phase: Phase = Phase.ON
     since_s: float = 0.0
     reason: str = ""
-    boot_id: str = ""
     past_boots: tuple[str, ...] = ()
-    last_beat_s: float = 0.0
-    holdings: Holdings | None = None
-    empty_since_s: float = math.inf
     drain_number: int = 0
+    number: int = 0
     is_stopping: bool = False
     is_wanted: bool = False
     is_refused: bool = False
     is_pinned: bool = False
-    stop_s: float = math.inf
-    forced_s: float = math.inf
-    stay_until_s: float = -math.inf
     stops_s: tuple[float, ...] = ()
-    doubted_s: float = math.inf
     tries: int = 0
+    stop_s: float | None = None
+    forced_s: float | None = None
+    stay_until_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePower(PowerRecord):
+    """One node, with what is known of this moment.
+
+    Attributes:
+        boot_id: Of the last beat that counted; empty before the first.
+        last_beat_s: When it last beat; the time of adoption before that.
+        holdings: As last seen; None: never.
+        empty_since_s: Since when nothing stands on it; infinite while something does.
+        doubted_s: Since when nobody knows whether its BMC was told to shut it down; infinite: it is known.
+        pending: The order whose answer is awaited.
+        ordered_s: When the last order was given.
+    """
+
+    name: str
+    boot_id: str = ""
+    last_beat_s: float = 0.0
+    holdings: Holdings | None = None
+    empty_since_s: float = math.inf
+    doubted_s: float = math.inf
     pending: Order | None = None
     ordered_s: float = -math.inf
-    number: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
