@@ -207,20 +207,25 @@ def fields_of(kind: type[Struct], record: Struct) -> dict[str, Any]:
     return {name: getattr(record, name) for name in kind.__struct_fields__}
 
 
-class TaskProfile(Part, frozen=True, kw_only=True):
-    """What a task's processes send, each as the others, in one iteration of training; or why nobody can tell.
+class ProfileFigures(Part, frozen=True, kw_only=True):
+    """What a process sends in one iteration of training; or the ``problem`` why nobody can say, else empty.
 
     ``sent_bytes`` go to all its peers together, ``portion_bytes`` to the one that gets most; ``largest_bytes`` is the
     largest tensor.
     """
 
-    processes: U32  # that sent something of a size
     iterations: U32 = 0
     iteration_s: Duration = 0.0
     sent_bytes: U63 = 0
     largest_bytes: U63 = 0
     portion_bytes: U63 = 0
-    problem: Annotated[str, Meta(max_length=PROFILE_CHARS_MAX)] = ""  # empty: it tells
+    problem: Annotated[str, Meta(max_length=PROFILE_CHARS_MAX)] = ""
+
+
+class TaskProfile(ProfileFigures, frozen=True, kw_only=True):
+    """What each of a task's processes sends, as the others do."""
+
+    processes: U32  # that sent something of a size
 
 
 class EndKind(StrEnum):

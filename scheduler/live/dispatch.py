@@ -8,7 +8,7 @@ How it works
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import structs
 
@@ -84,7 +84,7 @@ class AgentLine:
             if is_new and _is_wanted(state.jobs[task.job_id], task):
                 continue  # it will be told to start it
             cause = "it was never started" if is_new else "its node does not know it any more"
-            yield _changed(node.name, key, TaskPhase.LOST, cause=cause)
+            yield TaskChanged(**_named(node.name, key), phase=TaskPhase.LOST, cause=cause)
 
     def reported(self, state: LiveState, report: m.Report) -> list[Event]:
         """What REPORT means; nothing where it repeats what the log says."""
@@ -123,17 +123,18 @@ class AgentLine:
             if told.unfit and not state.nodes[self.node].drain_reason:
                 events.append(DrainRequested(node=self.node, reason=told.unfit, by=f"node {self.node}"))
             if told.profile is not None:  # before its end, which may be what its job waits for to start again
-                profiled = _profiled(self.node, key, told.profile)
+                figures = m.fields_of(m.ProfileFigures, told.profile)
+                profiled = TaskProfiled(**_named(self.node, key), **figures)
                 events += [] if is_known(state.jobs[task.job_id].profile, profiled) else [profiled]
             is_ready = told.ready_at_s is not None
             if task.phase == told.state and is_ready <= task.is_ready:
                 continue
             energy_j, metered_gpu_s = self._meter.take(key) if told.state in ENDED else (0.0, 0.0)
             events.append(
-                _changed(
-                    self.node, key, TaskPhase(told.state), exit_code=told.exit_code, signal=told.signal,
-                    cause=told.cause, kind=told.kind, at_s=told.at_s, is_ready=is_ready, energy_j=energy_j,
-                    metered_gpu_s=metered_gpu_s,
+                TaskChanged(
+                    **_named(self.node, key), phase=TaskPhase(told.state), exit_code=told.exit_code,
+                    signal=told.signal, cause=told.cause, kind=told.kind, at_s=told.at_s, is_ready=is_ready,
+                    energy_j=energy_j, metered_gpu_s=metered_gpu_s,
                 )
             )  # fmt: skip
         return events
@@ -298,34 +299,10 @@ def _is_wanted(job: LiveJob, task: LiveTask) -> bool:
     return job.start == task.start and job.phase in (Phase.STARTING, Phase.RUNNING)
 
 
-def _changed(
-    node: str,
-    key: TaskKey,
-    phase: TaskPhase,
-    *,
-    exit_code: int | None = None,
-    signal: int | None = None,
-    cause: str = "",
-    kind: m.EndKind | None = None,
-    at_s: float = 0.0,
-    is_ready: bool = False,
-    energy_j: float = 0.0,
-    metered_gpu_s: float = 0.0,
-) -> TaskChanged:
+def _named(node: str, key: TaskKey) -> dict[str, Any]:
+    """How the log names a process that an agent speaks of."""
     job_id, start, rank = key
-    return TaskChanged(
-        node=node, job_id=job_id, start=start, rank=rank, phase=phase, exit_code=exit_code, signal=signal, cause=cause,
-        kind=kind, at_s=at_s, is_ready=is_ready, energy_j=energy_j, metered_gpu_s=metered_gpu_s,
-    )  # fmt: skip
-
-
-def _profiled(node: str, key: TaskKey, told: m.TaskProfile) -> TaskProfiled:
-    job_id, start, rank = key
-    return TaskProfiled(
-        node=node, job_id=job_id, start=start, rank=rank, iterations=told.iterations, iteration_s=told.iteration_s,
-        sent_bytes=told.sent_bytes, largest_bytes=told.largest_bytes, portion_bytes=told.portion_bytes,
-        problem=told.problem,
-    )  # fmt: skip
+    return {"node": node, "job_id": job_id, "start": start, "rank": rank}
 
 
 def _steadied(node: LiveNode, said: SaidT) -> SaidT:

@@ -19,7 +19,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from farside.agent.gpu_share import Device, devices_of
-from farside.agent.messages import ChangingFacts, EndKind, NodeFacts
+from farside.agent.messages import ChangingFacts, EndKind, NodeFacts, ProfileFigures
 from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.spec import JobSpec
 
@@ -173,8 +173,7 @@ class UndrainRequested:
     by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodesReserved:
+class NodesReserved(Struct, frozen=True, kw_only=True):
     """Nothing shall start on nodes that could still run between two times. Its id follows: ``m1``, ``m2``...
 
     ``key`` as in `JobSubmitted`.
@@ -263,23 +262,13 @@ class PowerPardoned:
     by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskProfiled:
-    """An agent tells what a process of a job sends in an iteration of training. ``problem``: why it can't; else empty.
-
-    ``sent_bytes`` go to all its peers together, ``portion_bytes`` to the one that gets most.
-    """
+class TaskProfiled(ProfileFigures, frozen=True, kw_only=True):
+    """An agent says what a process of a job sends in an iteration of training."""
 
     node: str
     job_id: str
     rank: int
     start: int
-    iterations: int = 0
-    iteration_s: float = 0.0
-    sent_bytes: int = 0
-    largest_bytes: int = 0
-    portion_bytes: int = 0
-    problem: str = ""
 
 
 # ---------------------------------------------------------------------------------------------- decided

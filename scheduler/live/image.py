@@ -8,8 +8,9 @@ How it works
 
 import zlib
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import msgspec
 
@@ -31,7 +32,7 @@ _NO_SPEC = JobSpec(argv=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Image:
-    """A state's fields as they are, but for what has no form of its own."""
+    """A state's fields by their names; those that have no form of their own are kept in another (`_FORMS`)."""
 
     seq: int
     at_s: float
@@ -62,6 +63,38 @@ class _Image:
     hourly: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """How a field of a state is kept, and made again."""
+
+    pack: Callable[[Any], Any] = lambda kept: kept
+    unpack: Callable[[Any], Any] = lambda kept: kept
+
+
+_AS_IT_IS = _Form()
+_KEYS = _Form(pack=tuple, unpack=dict.fromkeys)
+_OTHERWISE = {
+    "stale": _Form(pack=lambda stale: tuple(stale.values()), unpack=lambda tasks: {task.key: task for task in tasks}),
+    "unfinished": _KEYS,
+    "placed": _KEYS,
+    "closing": _KEYS,
+    "dependents": _Form(
+        pack=lambda known: {name: tuple(others) for name, others in known.items()},
+        unpack=lambda known: {name: list(others) for name, others in known.items()},
+    ),
+    "present": _Form(
+        pack=lambda known: {name: tuple(jobs) for name, jobs in known.items()},
+        unpack=lambda known: {name: dict.fromkeys(jobs) for name, jobs in known.items()},
+    ),
+    "requests": _Form(pack=lambda requests: tuple(requests.items()), unpack=dict),
+    "slept": _Form(pack=lambda slept: tuple(slept.points), unpack=SleepRecord),
+    "hourly": _Form(pack=lambda hourly: hourly.steps, unpack=HourlyCounts),
+}
+_FORMS: Mapping[str, _Form] = {
+    field.name: _OTHERWISE.get(field.name, _AS_IT_IS)
+    for field in fields(_Image)
+    if field.name not in ("specs", "spec_of", "jobs")
+}
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Image)
 
@@ -77,35 +110,9 @@ def encode_state(state: LiveState) -> bytes:
             at = specs[id(job.spec)] = len(found)
             found.append(job.spec)
         spec_of.append(at)
-    image = _Image(
-        seq=state.seq,
-        at_s=state.at_s,
-        generation=state.generation,
-        next_number=state.next_number,
-        next_sequence=state.next_sequence,
-        forgotten_s=state.forgotten_s,
-        toll=state.toll,
-        specs=tuple(found),
-        spec_of=tuple(spec_of),
-        jobs=tuple(_without_spec(job) for job in state.jobs.values()),
-        nodes=state.nodes,
-        stale=tuple(state.stale.values()),
-        unfinished=tuple(state.unfinished),
-        placed=tuple(state.placed),
-        meetings=state.meetings,
-        submitted=state.submitted,
-        maintenance=state.maintenance,
-        reserved=state.reserved,
-        dependents={name: tuple(others) for name, others in state.dependents.items()},
-        present={name: tuple(jobs) for name, jobs in state.present.items()},
-        donors_version=state.donors_version,
-        requests=tuple(state.requests.items()),
-        closing=tuple(state.closing),
-        slept=tuple(state.slept.points),
-        wanted=state.wanted,
-        wanted_s=state.wanted_s,
-        hourly=state.hourly.steps,
-    )
+    kept = {name: form.pack(getattr(state, name)) for name, form in _FORMS.items()}
+    jobs = tuple(_without_spec(job) for job in state.jobs.values())
+    image = _Image(specs=tuple(found), spec_of=tuple(spec_of), jobs=jobs, **kept)
     return zlib.compress(_ENCODER.encode(image), _LEVEL)
 
 
@@ -123,24 +130,12 @@ def decode_state(body: bytes, version: int = VERSION) -> LiveState:
     except (zlib.error, *version2.DAMAGE) as error:
         raise RemoteProtocolError(f"the store's image of jobs and nodes: {error}", hint="restore a backup") from error
     state = LiveState()
-    state.seq, state.at_s, state.generation = image.seq, image.at_s, image.generation
-    state.next_number, state.next_sequence = image.next_number, image.next_sequence
-    state.forgotten_s, state.toll = image.forgotten_s, image.toll
+    for name, form in _FORMS.items():
+        setattr(state, name, form.unpack(getattr(image, name)))
     state.jobs = JobTable(_with_spec(job, image.specs[at]) for job, at in zip(image.jobs, image.spec_of, strict=True))
-    state.nodes = dict(image.nodes)
-    state.stale = {task.key: task for task in image.stale}
-    state.unfinished, state.placed = dict.fromkeys(image.unfinished), dict.fromkeys(image.placed)
     for at, count in Counter(job.submitted_at for job in state.live_jobs()).items():
         first = state.jobs[next(job_id for job_id in image.submitted[at] if job_id in state.unfinished)]
         state.queued.come(at, first.user, count, first.spec.size_bytes)
-    state.meetings, state.submitted = dict(image.meetings), dict(image.submitted)
-    state.maintenance, state.reserved = dict(image.maintenance), dict(image.reserved)
-    state.dependents = {name: list(others) for name, others in image.dependents.items()}
-    state.present = {name: dict.fromkeys(jobs) for name, jobs in image.present.items()}
-    state.donors_version, state.requests = image.donors_version, dict(image.requests)
-    state.closing, state.slept = dict.fromkeys(image.closing), SleepRecord(image.slept)
-    state.wanted, state.wanted_s = image.wanted, image.wanted_s
-    state.hourly = HourlyCounts(image.hourly)
     return state
 
 

@@ -20,7 +20,7 @@ from enum import StrEnum
 from farside.agent.gpu_share import Device, Share, free_devices, shares_of
 from farside.agent.messages import EndKind, NodeFacts
 from farside.scheduler.energy.power.state import Phase as PowerPhase
-from farside.scheduler.live.event import Ending, Place, StopCause, TaskPhase, TaskPlace
+from farside.scheduler.live.event import Ending, NodesReserved, Place, StopCause, TaskPhase, TaskPlace
 from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.profile import JobProfile
 from farside.scheduler.live.spec import JobSpec
@@ -280,16 +280,10 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
         return tuple(free_devices(self.devices, self.shares))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Maintenance:
+class Maintenance(NodesReserved, frozen=True, kw_only=True):
     """Nodes that are reserved between two times. ``cancelled_by``: who thought better of it; empty: nobody."""
 
     reservation_id: str
-    nodes: tuple[str, ...]
-    begin_s: float
-    end_s: float
-    reason: str
-    by: str
     cancelled_by: str = ""
 
     def is_pending(self, now_s: float) -> bool:

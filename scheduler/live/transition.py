@@ -251,21 +251,15 @@ def _reserved(state: LiveState, event: NodesReserved, entry: Entry) -> Touched:
     reservation_id = f"m{len(state.maintenance) + 1}"
     state.reserved[entry.seq] = reservation_id
     _remember(state, event, entry)
-    state.maintenance[reservation_id] = Maintenance(
-        reservation_id=reservation_id,
-        nodes=event.nodes,
-        begin_s=event.begin_s,
-        end_s=event.end_s,
-        reason=event.reason,
-        by=event.by,
-    )
+    booked = fields_of(NodesReserved, event)
+    state.maintenance[reservation_id] = Maintenance(reservation_id=reservation_id, **booked)
     return ()
 
 
 def _unreserved(state: LiveState, event: ReservationCancelled, entry: Entry) -> Touched:
     found = state.maintenance.get(event.reservation_id)
     if found is not None and found.is_pending(entry.at_s):
-        state.maintenance[found.reservation_id] = replace(found, cancelled_by=event.by)
+        state.maintenance[found.reservation_id] = structs.replace(found, cancelled_by=event.by)
     return ()
 
 

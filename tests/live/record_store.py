@@ -22,6 +22,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from farside.agent import messages as m
 from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.dispatch import AgentLine
@@ -162,7 +164,7 @@ def lived() -> tuple[World, int]:
         nodes=("n2",), reason="disks", by="root", key="once", begin_s=world.now_s + 1e8, end_s=world.now_s + 2e8
     )
     world.does(planned)
-    world.does(replace(planned, nodes=("n1",), reason="thought better of", key=""))
+    world.does(structs.replace(planned, nodes=("n1",), reason="thought better of", key=""))
     world.does(ReservationCancelled(reservation_id="m2", by="root"))
     away = world.job(lost).tasks[0].node
     world.does(NodeLost(node=away, reason="silent for 60 s"))

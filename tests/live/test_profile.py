@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from farside.agent import messages as m
 from farside.cli.cluster_table import job_lines
@@ -40,7 +41,7 @@ def told(
 
 def of_task(task: LiveTask, skew: float) -> TaskProfiled:
     one = told(task.rank, start=task.start, sent=100 * MIB, largest=int(100 * MIB * skew))
-    return replace(one, node=task.node, job_id=task.job_id)
+    return structs.replace(one, node=task.node, job_id=task.job_id)
 
 
 def profile_of(*parts: tuple[TaskProfiled, bool]) -> JobProfile:
@@ -192,7 +193,7 @@ def test_one_that_is_not_goes_where_there_is_room() -> None:
 
 def test_one_that_nobody_could_tell_anything_of_waits_and_is_profiled_again() -> None:
     world, job = crowded()
-    world.tell(replace(of_task(world.job(job).tasks[0], 0.0), problem="it sent nothing"))
+    world.tell(structs.replace(of_task(world.job(job).tasks[0], 0.0), problem="it sent nothing"))
 
     world.exits(job, 1)
 
@@ -296,7 +297,7 @@ def test_people_read_it_in_one_line() -> None:
     world = World(by_skew(), nodes=1, gpus=4)
     job = world.submit(gpus=4)
     lines = []
-    for event in (replace(told(0), problem="it sent nothing"), told(0, sent=100 * MIB, largest=70 * MIB)):
+    for event in (structs.replace(told(0), problem="it sent nothing"), told(0, sent=100 * MIB, largest=70 * MIB)):
         world.does(event)
         lines += [line for line in job_lines(show_job_in_full(world.job(job), 0.0), ()) if "profile" in line]
 
