@@ -102,9 +102,9 @@ class DeviceCollector:
             "Age from which on a read of the donor is asked of its second copy as well.",
             labels=["donor"],
         )
-        for donor in device.donors.all():
-            if (after_s := hedge_after_s(device, donor)) is not None:
-                hedges.add_metric([donor.address.node], after_s)
+        for each in device.donors.all():
+            if (after_s := hedge_after_s(device, each)) is not None:
+                hedges.add_metric([each.address.node], after_s)
         yield hedges
         counters = asdict(table.counters)
         for name, text in _EVENTS.items():

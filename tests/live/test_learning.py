@@ -2,8 +2,9 @@
 
 import pytest
 
-from farside.scheduler.live.event import CancelRequested, Gpu, NodeChanged, TaskPhase
+from farside.scheduler.live.event import CancelRequested, NodeChanged, TaskPhase
 from farside.scheduler.order.gittins import Gittins
+from tests.live.facts import gpus
 from tests.live.world import World, rules
 
 
@@ -69,7 +70,7 @@ def test_a_job_that_ends_before_the_new_domain_is_built_is_learned_from(world: W
     world.runs(job_id)
     world.pass_s(30.0)
     (task,) = world.job(job_id).tasks
-    larger = NodeChanged(node="n0", headroom_bytes=1 << 36, gpus=tuple(Gpu(index=at, model="H200") for at in range(5)))
+    larger = NodeChanged(node="n0", headroom_bytes=1 << 36, gpus=gpus(5, "H200"))
 
     world.tell(larger)
     world.task(task, TaskPhase.EXITED, exit_code=0)

@@ -49,7 +49,7 @@ def rank(nodeid: str) -> int:
     return next((n for n, start in enumerate(FIRST) if nodeid.startswith(start)), len(FIRST))
 
 
-class SideBySide(LoadScopeScheduling):
+class SideBySide(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """pytest-xdist's own scheduler by files, with other units."""
 
     def _split_scope(self, nodeid: str) -> str:
