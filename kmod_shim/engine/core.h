@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * core.h - what device.c, worker.c, nbd.c, page.c, act.c, mover.c and lift.c share: the state that outlives a process,
- * and the rules of it.
+ * core.h - what the files of the borrower's engine share (state.c, device.c, figures.c, worker.c, nbd.c, page.c, slots.c,
+ * inflight.c, writeback.c, mover.c, lift.c): the state that outlives a process, and the rules of it.
  *
  * How it works
  *   The state memfd holds, for the whole device: donors, slabs, clusters (homes), pages; and for each worker: the
@@ -517,8 +517,22 @@ static inline void slab_leave(struct worker *w, uint32_t entered)
 /* device.c */
 #define CONN_STATE_BYTES (128u << 10)
 _Static_assert(sizeof(struct ne_conn_state) <= CONN_STATE_BYTES, "room for the connection's state");
-uint64_t worker_offset(const struct ne_device *dev, uint32_t idx);
 void dev_event(struct ne_device *dev, uint32_t kind, uint32_t a, uint32_t b, uint32_t c, uint32_t d);
+
+/* state.c */
+static inline uint64_t page_up(uint64_t bytes)
+{
+	return (bytes + NE_PAGE_BYTES - 1) & ~(uint64_t)(NE_PAGE_BYTES - 1);
+}
+
+bool params_are_good(const struct ne_params *p);
+/* What all threads share of the memfd: head, slabs, clusters and pages. */
+uint64_t state_common_bytes(const struct ne_params *p);
+uint64_t worker_offset(const struct ne_device *dev, uint32_t idx);
+int state_map(struct ne_device *dev, int fd);
+/* Makes a new state, or finds that there is one to adopt. -ESTALE: it does not fit. */
+int state_begin(struct ne_device *dev);
+int state_adopt_pages(struct ne_device *dev);
 
 /* worker.c */
 int worker_create(struct ne_device *dev, uint32_t idx, struct worker **ret);
@@ -556,11 +570,13 @@ int page_read_now(struct worker *w, struct req *rq, uint8_t *dst);
 int page_read(struct worker *w, struct req *rq);
 void page_req_release(struct worker *w, struct req *rq);
 
-/* act.c: what is in flight to donors and disk */
+/* slots.c */
 /* n contiguous pages, held with `hold`; UINT64_MAX when there is no room now. */
 uint64_t ring_take(struct ring *r, uint32_t n, uint8_t hold);
 void ring_hold(struct ring *r, uint64_t pos, uint8_t hold);
 void ring_drop(struct ring *r, uint64_t pos, uint32_t n, uint8_t hold);
+
+/* inflight.c: what is in flight to donors */
 struct ne_link *worker_link(struct worker *w, uint32_t donor);
 struct act *act_make(struct worker *w, uint8_t op, uint8_t home, uint64_t word, uint32_t page_in_cluster, uint32_t n,
 		     void *buf, uint32_t entered);
@@ -576,14 +592,14 @@ void act_disk_took(struct worker *w, const struct ne_dio *dio);
 bool slab_is_in_reach(struct worker *w, uint32_t slab, uint8_t **base);
 uint8_t *direct_base(const struct ne_device *dev, uint32_t slab);
 
-/* write-back: payload slots to disk */
+/* writeback.c: payload slots to disk */
 void dop_make(struct worker *w, struct req *rq, uint32_t first, uint32_t n, uint64_t slot_pos);
 void dop_done(struct worker *w, struct ne_dio *dio);
 bool dop_retry(struct worker *w, uint64_t now);
 void dop_hurry(struct worker *w);
 uint64_t dop_kept_left_ns(const struct worker *w, uint64_t now);
 
-/* page.c, called by act.c when an operation ends */
+/* page.c, called by inflight.c when an operation ends */
 void page_read_ended(struct worker *w, struct rio *rio, int status);
 void page_write_ended(struct worker *w, struct act *act);
 /* Times of what the read's second copy would come from, NULL for memory of this host; false: there is none. */

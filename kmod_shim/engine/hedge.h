@@ -4,7 +4,7 @@
  *
  * How it works
  *   Each worker measures its reads: one struct hedge_times for each donor, and one for the disk. The last 512 to 1024
- *   reads count; at 1024 all counts are halved. act.c asks here about each read that is in flight for long.
+ *   reads count; at 1024 all counts are halved. inflight.c asks here about each read that is in flight for long.
  *
  *   A read is slow when its age reaches both of these (hedge_slow_ns):
  *     1. the floor, hedge_s;
@@ -19,7 +19,7 @@
  *     - the budget allows it: 3 hedges for each 100 reads that donors answer, of which 16 are saved up at most; and
  *     - the second copy is not overloaded: 6 of its last 8 reads took over twice its usual time, the last of them less
  *       than a second ago (later nothing is known any more, and one hedge finds out); or, at the disk, its queue is
- *       full or writes wait for it (act.c looks).
+ *       full or writes wait for it (inflight.c looks).
  *
  *   A slow read is given up for lost when it is four times as old as that, when its donor has said nothing for so long,
  *   or when its donor is suspect. Then the second copy is asked, whatever its usual time, budget and load say, and it

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * worker.c - one thread and its loop: mail from the control thread, the connection (nbd.c), what is in flight (act.c),
+ * worker.c - one thread and its loop: mail from the control thread, the connection (nbd.c), what is in flight (inflight.c),
  * the disk; and when nothing happens, spinning or sleep.
  *
  * It spins only while that has paid off lately and not too many others spin. A worker lives as long as its device, not
