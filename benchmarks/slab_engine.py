@@ -140,7 +140,7 @@ class _Engine:
             if len(reply) != REPLY_BYTES or reply[4:8] != bytes(4):
                 raise BenchmarkError(f"a write of the slab failed: {reply.hex()}")
         deadline_s = time.monotonic() + WAIT_S
-        while self._device.pending_bytes():
+        while self._device.figures.pending_bytes():
             if time.monotonic() > deadline_s:
                 raise BenchmarkError("the disk does not take what is pending")
             time.sleep(0.01)

@@ -216,7 +216,9 @@ class BlockDevice:
         context.engine.lift_set(wanted)
         if not context.is_committed:
             news = "the backup disk fails: what it alone has is copied to donors" if fails else "it is trusted again"
-            log.warning(news, disk=context.config.disk_path, pages_it_alone_has=context.engine.pages_disk_alone())
+            log.warning(
+                news, disk=context.config.disk_path, pages_it_alone_has=context.engine.figures.pages_disk_alone()
+            )
 
     def _pages_by_slab(self) -> dict[int, int]:
         pages: dict[int, int] = {}

@@ -80,7 +80,7 @@ class EngineEvents:
         self._context.disk_refused_s = self._context.clock.now_s()
         self._map_soon.set()
         if self._may_tell("disk"):
-            alone = self._context.engine.pages_disk_alone()
+            alone = self._context.engine.figures.pages_disk_alone()
             log.error("the backup disk failed a request", errno=event.a, page=event.b, pages_it_alone_has=alone)
 
     def _on_checksum(self, event: EngineEvent) -> None:

@@ -68,22 +68,22 @@ class DeviceCollector:
         )  # fmt: skip
         yield GaugeMetricFamily("farside_blockdev_connections", "Clients now.", value=self._reporter.connections)
         pending = GaugeMetricFamily("farside_blockdev_pending_bytes", "Payload that waits for the disk now.")
-        pending.add_metric([], device.context.engine.pending_bytes())
+        pending.add_metric([], device.context.engine.figures.pending_bytes())
         yield pending
         yield GaugeMetricFamily(
             "farside_blockdev_pages_exposed",
             "Pages with one copy now, though the protection promises two.",
-            value=device.context.engine.pages_exposed(),
+            value=device.context.engine.figures.pages_exposed(),
         )
         yield GaugeMetricFamily(
             "farside_blockdev_pages_single",
             "Pages that one donor has and no second now, though two donors shall.",
-            value=device.context.engine.pages_single(),
+            value=device.context.engine.figures.pages_single(),
         )
         yield GaugeMetricFamily(
             "farside_blockdev_pages_disk_alone",
             "Pages that the backup disk alone has now; one that breaks loses them.",
-            value=device.context.engine.pages_disk_alone(),
+            value=device.context.engine.figures.pages_disk_alone(),
         )
         slabs = GaugeMetricFamily(
             "farside_blockdev_slabs", "Leased slabs by donor and state.", labels=["donor", "state"]

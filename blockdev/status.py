@@ -66,10 +66,10 @@ class Reporter:
             "listen": config.listen,
             "disk_path": os.fspath(config.disk_path) if context.has_disk else "",
             "mapped_bytes": mapped * CLUSTER_BYTES,
-            "pending_bytes": self._engine.pending_bytes(),
-            "pages_exposed": self._engine.pages_exposed(),
-            "pages_single": self._engine.pages_single(),
-            "pages_disk_alone": self._engine.pages_disk_alone(),
+            "pending_bytes": self._engine.figures.pending_bytes(),
+            "pages_exposed": self._engine.figures.pages_exposed(),
+            "pages_single": self._engine.figures.pages_single(),
+            "pages_disk_alone": self._engine.figures.pages_disk_alone(),
             "connections": self.connections,
             "workers": config.workers,
             "longest_request_s": totals[LONGEST] / 1e9,
@@ -155,7 +155,7 @@ def hedge_after_s(device: BlockDevice, donor: Donor) -> float | None:
     """The age from which on a read of the donor is asked of its second copy as well; None: its reads never are."""
     if not device.context.config.hedge_s:
         return None
-    return device.context.engine.hedge_ns(donor.number) / 1e9
+    return device.context.engine.figures.hedge_ns(donor.number) / 1e9
 
 
 def slab_state(slab: Slab) -> str:

@@ -7,7 +7,7 @@ when it raises. One thread at a time calls a `Device`.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -193,8 +193,42 @@ def _params(params: Params) -> object:
     )
 
 
+class Figures:
+    """What a running device says of itself now, added up over all its threads."""
+
+    def __init__(self, handle: Callable[[], Any]) -> None:
+        """``handle`` is asked each time: a device that was destroyed has none."""
+        self._handle = handle
+
+    def hedge_ns(self, donor: int) -> int:
+        """The age from which on reads of the donor are hedged now."""
+        return int(lib.ne_hedge_ns(self._handle(), donor))
+
+    def pending_bytes(self) -> int:
+        """Payload bytes that wait for the disk now."""
+        return int(lib.ne_pending_bytes(self._handle()))
+
+    def pages_exposed(self) -> int:
+        """Pages with one copy, though the protection promises two."""
+        return int(lib.ne_pages_exposed(self._handle()))
+
+    def pages_single(self) -> int:
+        """Pages that one donor has and no second, where two should (replica, both); else 0."""
+        return int(lib.ne_pages_single(self._handle()))
+
+    def pages_disk_alone(self) -> int:
+        """Pages that the disk alone has: one that breaks loses them."""
+        return int(lib.ne_pages_disk_alone(self._handle()))
+
+
 class Device:
-    """A slab block device in this process. `destroy` ends it here; the state memfd keeps it."""
+    """A slab block device in this process. `destroy` ends it here; the state memfd keeps it.
+
+    Attributes:
+        adopted: The state memfd held a device already.
+        event_fd: Readable when `event_next` has something.
+        figures: What it says of itself now.
+    """
 
     def __init__(self, params: Params, state_fd: int, disk_fd: int) -> None:
         """Makes a device over an empty state memfd, or adopts the one that stands in it."""
@@ -203,6 +237,9 @@ class Device:
         self._device = handle[0]
         self._clusters = params.size_bytes // CLUSTER_BYTES
         self._activity = ffi.new("uint32_t[]", self._clusters)
+        self.adopted = bool(lib.ne_device_adopted(self._device))
+        self.event_fd = int(lib.ne_device_event_fd(self._device))
+        self.figures = Figures(lambda: self._device)
 
     @staticmethod
     def state_bytes(params: Params) -> int:
@@ -222,16 +259,6 @@ class Device:
         """Stops, and frees what this process holds. A second call does nothing."""
         device, self._device = self._device, ffi.NULL
         lib.ne_device_destroy(device)
-
-    @property
-    def adopted(self) -> bool:
-        """True when the state memfd held a device already."""
-        return bool(lib.ne_device_adopted(self._device))
-
-    @property
-    def event_fd(self) -> int:
-        """Readable when `event_next` has something."""
-        return int(lib.ne_device_event_fd(self._device))
 
     def prefault(self) -> None:
         """Has in memory what serving pages may touch."""
@@ -351,26 +378,6 @@ class Device:
             for name in EngineStats.__dataclass_fields__
         }
         return EngineStats(**values)
-
-    def hedge_ns(self, donor: int) -> int:
-        """The age from which on reads of the donor are hedged now."""
-        return int(lib.ne_hedge_ns(self._device, donor))
-
-    def pending_bytes(self) -> int:
-        """Payload bytes that wait for the disk now."""
-        return int(lib.ne_pending_bytes(self._device))
-
-    def pages_exposed(self) -> int:
-        """Pages with one copy, though the protection promises two."""
-        return int(lib.ne_pages_exposed(self._device))
-
-    def pages_single(self) -> int:
-        """Pages that one donor has and no second, where two should (replica, both); else 0."""
-        return int(lib.ne_pages_single(self._device))
-
-    def pages_disk_alone(self) -> int:
-        """Pages that the disk alone has: one that breaks loses them."""
-        return int(lib.ne_pages_disk_alone(self._device))
 
     def lift_set(self, on: bool) -> None:
         """Whether such pages are copied to donors in the background; their clusters without a home are told as WANT."""

@@ -93,7 +93,7 @@ async def write_to_disk(world: World) -> bytes:
     """Pages that the disk alone has."""
     client = world.connect()
     client.write(0, data := b"".join(map(page, range(100))))
-    await world.until(lambda: world.engine.pages_disk_alone() == 100)
+    await world.until(lambda: world.engine.figures.pages_disk_alone() == 100)
     return data
 
 
@@ -102,7 +102,7 @@ def test_where_donors_hold_all_no_page_stays_on_the_disk_alone(world: World) -> 
     async def body(device: BlockDevice) -> None:
         data = await write_to_disk(world)
         lend(world, device)
-        await world.until(lambda: world.engine.pages_disk_alone() == 0)
+        await world.until(lambda: world.engine.figures.pages_disk_alone() == 0)
         os.ftruncate(world.disk_fd, 0)
         assert world.clients[0].read(0, len(data)) == data
 
@@ -115,7 +115,9 @@ def test_where_donors_hold_all_twice_what_the_disk_had_is_read_without_it_and_wi
         data = await write_to_disk(world)
         first = lend(world, device)
         lend(world, device)
-        await world.until(lambda: world.engine.pages_disk_alone() == 0 and world.engine.pages_single() == 0)
+        await world.until(
+            lambda: world.engine.figures.pages_disk_alone() == 0 and world.engine.figures.pages_single() == 0
+        )
         os.ftruncate(world.disk_fd, 0)
         world.engine.donor_set(first, DonorState.FAILED)
         assert world.clients[0].read(0, len(data)) == data
@@ -132,7 +134,7 @@ def test_what_the_disk_alone_has_goes_to_donors_when_the_disk_begins_to_fail(wor
 
         world.engine.disk_fault_set(Fault.ERROR, 1, 0)
         world.clients[0].error_of(Command.WRITE, 40 << 20, data=page(1))
-        await world.until(lambda: world.engine.pages_disk_alone() == 0)
+        await world.until(lambda: world.engine.figures.pages_disk_alone() == 0)
         os.ftruncate(world.disk_fd, 0)
         assert world.clients[0].read(0, len(data)) == data
 
@@ -145,7 +147,7 @@ def test_a_disk_that_can_not_be_read_has_begun_to_fail(world: World) -> None:
         os.ftruncate(world.disk_fd, 50 * PAGE)
         assert world.clients[0].error_of(Command.READ, 60 * PAGE, PAGE)
         lend(world, device)
-        await world.until(lambda: world.engine.pages_disk_alone() == 50)
+        await world.until(lambda: world.engine.figures.pages_disk_alone() == 50)
 
     play(world, body)
 

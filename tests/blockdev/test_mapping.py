@@ -620,7 +620,7 @@ def test_what_a_lost_donor_held_is_held_by_another_without_being_written_again(s
 
     asyncio.run(body())
 
-    assert safe.engine.pages_disk_alone() == 0
+    assert safe.engine.figures.pages_disk_alone() == 0
     assert is_intact(client, 4)
     assert all(len(safe.homes(cluster)) == 1 for cluster in range(32))
 
@@ -677,7 +677,7 @@ def test_an_evicted_slab_moves_to_another_donor_where_donors_hold_all(safe: Worl
 
     asyncio.run(body())
 
-    assert safe.engine.pages_disk_alone() == 0
+    assert safe.engine.figures.pages_disk_alone() == 0
     assert is_intact(client, 1)
 
 

@@ -225,7 +225,7 @@ class World:
 
     async def healed(self) -> None:
         """Waits for every page to have its second copy."""
-        await self.until(lambda: not self.engine.pages_exposed())
+        await self.until(lambda: not self.engine.figures.pages_exposed())
 
     async def drained(self, slab: int) -> EngineEvent:
         """Waits for a slab to be empty, and does what follows."""

@@ -37,7 +37,7 @@ def test_a_flush_waits_for_what_another_connection_wrote_last(rig: Rig) -> None:
     for n in range(20):
         writer.write(n * 8 * PAGE_BYTES, stamped_pages(RNG, 8))
         flusher.flush()
-        assert rig.device.pending_bytes() == 0
+        assert rig.device.figures.pending_bytes() == 0
         assert rig.device.stats().pages_out_disk == (n + 1) * 8
 
 
@@ -127,7 +127,7 @@ def test_writes_wait_at_the_pending_bound_and_then_fail_while_reads_never_do(mak
 
     assert errors[0] == 0
     assert set(errors) == {0, errno.EIO}
-    assert rig.device.pending_bytes() <= 16 * MIB * rig.params.workers
+    assert rig.device.figures.pending_bytes() <= 16 * MIB * rig.params.workers
     for n, error in enumerate(errors):
         if error == 0:
             assert client.read(n * MIB, len(data)) == data

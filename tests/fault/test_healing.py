@@ -33,7 +33,7 @@ def twins(request: pytest.FixtureRequest, make_rig: MakeRig) -> Rig:
 
 def until_healed(device: Device) -> None:
     """Returns when every page has its second copy."""
-    until(lambda: device.pages_exposed() == 0, what="every page to have two copies")
+    until(lambda: device.figures.pages_exposed() == 0, what="every page to have two copies")
 
 
 def write_past(rig: Rig, donor: int, data: bytes) -> None:
@@ -46,7 +46,7 @@ def test_pages_written_past_a_suspect_donor_survive_the_loss_of_the_other_one(tw
     client = twins.connect()
     client.write(0, stamped_pages(RNG, 2048))
     write_past(twins, 1, new := stamped_pages(RNG, 1500))
-    assert twins.device.pages_exposed() == 1500
+    assert twins.device.figures.pages_exposed() == 1500
 
     twins.device.donor_set(1, DonorState.UP)
     until_healed(twins.device)
@@ -59,33 +59,33 @@ def test_pages_written_past_a_suspect_donor_survive_the_loss_of_the_other_one(tw
 def test_exposed_pages_are_counted_one_by_one(twins: Rig) -> None:
     client = twins.connect()
     client.write(0, stamped_pages(RNG, 20))
-    assert twins.device.pages_exposed() == 0
+    assert twins.device.figures.pages_exposed() == 0
 
     write_past(twins, 1, stamped_pages(RNG, 8) + bytes(2 * PAGE_BYTES))
-    assert twins.device.pages_exposed() == 8
+    assert twins.device.figures.pages_exposed() == 8
     client.write(4 * PAGE_BYTES, stamped_pages(RNG, 8))
-    assert twins.device.pages_exposed() == 12
+    assert twins.device.figures.pages_exposed() == 12
     client.trim(0, 3 * PAGE_BYTES)
-    assert twins.device.pages_exposed() == 9
+    assert twins.device.figures.pages_exposed() == 9
 
 
 def test_a_page_that_is_written_anew_to_both_donors_is_not_exposed_any_more(twins: Rig) -> None:
     write_past(twins, 1, stamped_pages(RNG, 8))
     twins.device.fault_set(0, Fault.ERROR, 1, 0)  # nothing can be read to be copied
     twins.device.donor_set(1, DonorState.UP)
-    assert twins.device.pages_exposed() == 8
+    assert twins.device.figures.pages_exposed() == 8
 
     twins.device.fault_set(0, Fault.ERROR, 0, 0)
     twins.connect().write(0, stamped_pages(RNG, 8))
 
-    assert twins.device.pages_exposed() == 0
+    assert twins.device.figures.pages_exposed() == 0
 
 
 def test_a_copy_that_one_donor_failed_to_take_is_made_again(twins: Rig) -> None:
     client = twins.connect()
     twins.device.fault_set(1, Fault.ERROR, 1, 0)
     client.write(0, data := stamped_pages(RNG, 64))
-    assert twins.device.pages_exposed() == 64
+    assert twins.device.figures.pages_exposed() == 64
 
     twins.device.fault_set(1, Fault.ERROR, 0, 0)
     until_healed(twins.device)
@@ -114,7 +114,7 @@ def test_a_home_given_after_a_loss_is_filled_without_being_asked_to(twins: Rig) 
     client = twins.connect()
     client.write(0, data := stamped_pages(RNG, 2048))
     twins.lose_donor(0)
-    assert twins.device.pages_exposed() == 2048
+    assert twins.device.figures.pages_exposed() == 2048
 
     twins.add_donor(2)
     third = twins.add_slab(2)
@@ -131,7 +131,7 @@ def test_a_successor_knows_which_copies_are_missing_and_makes_them(twins: Rig) -
     write_past(twins, 1, data := stamped_pages(RNG, 700))
 
     twins.take_over()
-    assert twins.device.pages_exposed() == 700
+    assert twins.device.figures.pages_exposed() == 700
     twins.device.donor_set(1, DonorState.UP)
     until_healed(twins.device)
     twins.lose_donor(0)
@@ -146,7 +146,7 @@ def test_pages_written_while_copies_are_made_again_are_right_on_both_donors(twin
     twins.device.fault_set(1, Fault.DELAY, 1, 2000)  # so that requests meet the copying
 
     twins.device.donor_set(1, DonorState.UP)
-    while twins.device.pages_exposed():
+    while twins.device.figures.pages_exposed():
         sent = []
         for page in RNG.sample(range(0, 2048, 8), 16):
             data = stamped_pages(RNG, RNG.randrange(1, 9))
@@ -187,7 +187,7 @@ def test_a_page_that_went_round_a_suspect_donor_to_the_disk_is_remote_again_afte
     client.write(0, new)
 
     assert rig.device.cluster_count(0) == (16, 16)
-    assert rig.device.pages_exposed() == 0
+    assert rig.device.figures.pages_exposed() == 0
 
 
 def test_a_page_that_the_disk_refuses_is_exposed_until_its_next_write(rig: Rig) -> None:
@@ -195,12 +195,12 @@ def test_a_page_that_the_disk_refuses_is_exposed_until_its_next_write(rig: Rig) 
     client = rig.connect()
     rig.device.disk_fault_set(Fault.ERROR, 1, 0)
     client.write(0, stamped_pages(RNG, 8))
-    until(lambda: rig.device.pages_exposed() == 8, what="the disk's refusal to be known")
+    until(lambda: rig.device.figures.pages_exposed() == 8, what="the disk's refusal to be known")
 
     rig.device.disk_fault_set(Fault.ERROR, 0, 0)
     client.write(0, stamped_pages(RNG, 8))
 
-    assert rig.device.pages_exposed() == 0
+    assert rig.device.figures.pages_exposed() == 0
 
 
 def test_without_protection_no_page_is_promised_a_second_copy(make_rig: MakeRig) -> None:
@@ -209,7 +209,7 @@ def test_without_protection_no_page_is_promised_a_second_copy(make_rig: MakeRig)
 
     rig.connect().write(0, stamped_pages(RNG, 8))
 
-    assert rig.device.pages_exposed() == 0
+    assert rig.device.figures.pages_exposed() == 0
 
 
 def heal_until_killed(rig: Rig, told: mmap.mmap) -> None:
@@ -222,7 +222,7 @@ def heal_until_killed(rig: Rig, told: mmap.mmap) -> None:
         device.link_attach_shm(donor)
         device.donor_set(donor, DonorState.UP)
     while True:
-        told[:4] = device.pages_exposed().to_bytes(4, "little")
+        told[:4] = device.figures.pages_exposed().to_bytes(4, "little")
 
 
 def exposed_at_kill(rig: Rig, below: int) -> int:

@@ -22,7 +22,7 @@ def write_to_disk(rig: Rig, pages: int = PAGES) -> tuple[NbdClient, bytes]:
     """Pages at 0 that the disk alone has."""
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, pages))
-    until(lambda: rig.device.pages_disk_alone() == pages, what="the disk to have them")
+    until(lambda: rig.device.figures.pages_disk_alone() == pages, what="the disk to have them")
     return client, data
 
 
@@ -32,7 +32,7 @@ def map_clusters(rig: Rig, clusters: int = 2) -> None:
 
 
 def until_lifted(rig: Rig) -> None:
-    until(lambda: rig.device.pages_disk_alone() == 0, what="every page to be at a donor")
+    until(lambda: rig.device.figures.pages_disk_alone() == 0, what="every page to be at a donor")
 
 
 def failed_pages(rig: Rig) -> set[int]:
@@ -83,7 +83,7 @@ def test_nothing_is_lifted_unless_it_is_asked_for(rig: Rig) -> None:
         rig.drain(empty)
         rig.forget(empty)
 
-    assert rig.device.pages_disk_alone() == 16
+    assert rig.device.figures.pages_disk_alone() == 16
 
 
 def test_pages_are_counted_as_they_come_to_the_disk_and_leave_it(rig: Rig) -> None:
@@ -92,14 +92,14 @@ def test_pages_are_counted_as_they_come_to_the_disk_and_leave_it(rig: Rig) -> No
     client.write(0, stamped_pages(RNG, 8))
     client.write(CLUSTER_BYTES, stamped_pages(RNG, 8) + bytes(PAGE_BYTES))
     rig.until_on_disk()
-    assert rig.device.pages_disk_alone() == 8
+    assert rig.device.figures.pages_disk_alone() == 8
 
     client.trim(CLUSTER_BYTES, 3 * PAGE_BYTES)
-    assert rig.device.pages_disk_alone() == 5
+    assert rig.device.figures.pages_disk_alone() == 5
     rig.drain(rig.slabs[0])
-    assert rig.device.pages_disk_alone() == 13
+    assert rig.device.figures.pages_disk_alone() == 13
     rig.take_over()
-    assert rig.device.pages_disk_alone() == 13
+    assert rig.device.figures.pages_disk_alone() == 13
 
 
 def test_a_cluster_without_a_home_is_told_as_wanted_without_another_write(rig: Rig) -> None:
@@ -140,7 +140,7 @@ def test_pages_written_while_others_are_lifted_are_right(rig: Rig) -> None:
     rig.device.fault_set(0, Fault.DELAY, 1, 2000)  # so that requests meet the lifting
 
     rig.device.lift_set(True)
-    while rig.device.pages_disk_alone():
+    while rig.device.figures.pages_disk_alone():
         sent = []
         for page in RNG.sample(range(0, 2048, 8), 16):
             new = stamped_pages(RNG, RNG.randrange(1, 9))
@@ -160,7 +160,7 @@ def test_a_page_that_cant_be_read_keeps_no_other_from_being_lifted(rig: Rig) -> 
     map_clusters(rig)
 
     rig.device.lift_set(True)
-    until(lambda: rig.device.pages_disk_alone() == 12, what="what can be read to be at a donor")
+    until(lambda: rig.device.figures.pages_disk_alone() == 12, what="what can be read to be at a donor")
     rig.wait_event(EventKind.DISK_ERROR)
     break_reads(rig)
 
@@ -215,7 +215,7 @@ def test_a_donor_that_takes_no_page_gets_it_when_it_does_again(rig: Rig) -> None
 
     rig.device.lift_set(True)
     until(lambda: rig.device.fault_hits(0) > 1, what="the donor to refuse pages")
-    assert rig.device.pages_disk_alone() == 200
+    assert rig.device.figures.pages_disk_alone() == 200
     rig.device.fault_set(0, Fault.ERROR, 0, 0)
     until_lifted(rig)
     break_reads(rig)
@@ -228,7 +228,7 @@ def test_a_donor_that_wants_its_memory_back_does_not_wait_for_what_is_lifted(mak
     write_to_disk(rig, 4096)
     map_clusters(rig, 8)
     rig.device.lift_set(True)
-    until(lambda: rig.device.pages_disk_alone() < 4096, what="the lifting to begin")
+    until(lambda: rig.device.figures.pages_disk_alone() < 4096, what="the lifting to begin")
 
     assert rig.drain(rig.slabs[0], deadline_ms=0).d == 0
     rig.forget(rig.slabs[0])

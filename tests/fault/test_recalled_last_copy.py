@@ -26,7 +26,7 @@ def written_to_a_donor_alone(rig: Rig, client: NbdClient, seed: int) -> bytes:
     data = stamped_pages(random.Random(seed), PAGES)
     rig.device.disk_fault_set(Fault.ERROR, 1, 0)
     client.write(0, data)
-    until(lambda: rig.device.pages_exposed() == PAGES, what="a disk that has refused every page")
+    until(lambda: rig.device.figures.pages_exposed() == PAGES, what="a disk that has refused every page")
     rig.until_on_disk()
     return data
 
@@ -42,8 +42,8 @@ def test_a_recalled_page_that_the_disk_refuses_is_kept_in_memory(rig: Rig, deadl
 
     assert (drained.b, drained.c, drained.d) == (0, PAGES, 0)
     assert client.read(0, len(data)) == data
-    assert rig.device.pending_bytes() == len(data)
-    assert rig.device.pages_exposed() == 0
+    assert rig.device.figures.pending_bytes() == len(data)
+    assert rig.device.figures.pages_exposed() == 0
     assert client.error_of(Command.FLUSH) == errno.EIO
 
 
@@ -114,13 +114,15 @@ def test_more_than_there_is_room_for_is_lost_and_counted(make_rig: MakeRig) -> N
     rig.device.disk_fault_set(Fault.ERROR, 1, 0)
     for begin in range(0, len(data), MIB):
         client.write(begin, data[begin : begin + MIB])
-    until(lambda: rig.device.pages_exposed() == len(data) // PAGE_BYTES, what="a disk that has refused every page")
+    until(
+        lambda: rig.device.figures.pages_exposed() == len(data) // PAGE_BYTES, what="a disk that has refused every page"
+    )
     rig.until_on_disk()
 
     lost = sum(rig.drain(slab, deadline_ms=0).d for slab in slabs)
 
     assert lost == 8 * MIB // PAGE_BYTES
-    assert rig.device.pending_bytes() == 16 * MIB
+    assert rig.device.figures.pending_bytes() == 16 * MIB
     failed = 0
     for begin in range(0, len(data), PAGE_BYTES):
         reply = client.wait(client.send(Command.READ, begin, PAGE_BYTES))
@@ -149,7 +151,7 @@ def test_without_a_disk_the_last_copy_waits_in_memory_for_a_donor_with_room(bare
     client = bare.connect()
     data = recalled(bare, client, slab, 7)
     assert client.read(0, len(data)) == data
-    assert bare.device.pending_bytes() == len(data)
+    assert bare.device.figures.pending_bytes() == len(data)
 
     bare.add_donor(1)
     target = bare.add_slab(1)
@@ -170,7 +172,7 @@ def test_without_a_disk_a_successor_keeps_them_too(bare: Rig) -> None:
     bare.take_over()
 
     assert client.read(0, len(data)) == data
-    assert bare.device.pending_bytes() == len(data)
+    assert bare.device.figures.pending_bytes() == len(data)
 
 
 def test_what_was_kept_is_dropped_when_a_donor_has_newer_content(rig: Rig) -> None:

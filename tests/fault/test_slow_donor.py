@@ -121,13 +121,13 @@ def test_a_donor_that_is_always_slow_is_read_all_the_same(rig: Rig) -> None:
     client.write(0, data := stamped_pages(RNG, 1))
     rig.until_on_disk()
     rig.device.fault_set(0, Fault.DELAY, 1, 20_000)
-    floor_ns = rig.device.hedge_ns(0)
+    floor_ns = rig.device.figures.hedge_ns(0)
 
     for _ in range(READS):
         assert client.read(0, PAGE_BYTES) == data
 
     stats = rig.device.stats()
-    assert rig.device.hedge_ns(0) > floor_ns
+    assert rig.device.figures.hedge_ns(0) > floor_ns
     assert stats.reads_hedged < READS / 2
     assert stats.pages_in_remote > READS / 2
 

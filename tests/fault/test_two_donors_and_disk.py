@@ -43,7 +43,7 @@ def lose(rig: Rig, what: int | str) -> None:
 
 
 def until_paired(device: Device) -> None:
-    until(lambda: device.pages_single() == 0, what="every page to be at two donors")
+    until(lambda: device.figures.pages_single() == 0, what="every page to be at two donors")
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (0, DISK), (DISK, 1)])
@@ -64,7 +64,7 @@ def test_a_write_that_two_donors_have_needs_no_disk(trio: Rig) -> None:
     lose(trio, DISK)
     client.write(0, data := stamped_pages(RNG, 64))
     until(lambda: trio.device.stats().disk_errors > 0, what="the disk to refuse")
-    assert trio.device.pages_exposed() == 0
+    assert trio.device.figures.pages_exposed() == 0
 
     lose(trio, 0)
 
@@ -78,7 +78,7 @@ def test_a_copy_that_one_donor_missed_is_made_again_though_the_disk_has_the_page
     trio.device.donor_set(1, DonorState.SUSPECT)
     client.write(0, new := stamped_pages(RNG, 64))
     trio.until_on_disk()
-    assert (trio.device.pages_single(), trio.device.pages_exposed()) == (64, 0)
+    assert (trio.device.figures.pages_single(), trio.device.figures.pages_exposed()) == (64, 0)
 
     trio.device.donor_set(1, DonorState.UP)
     until_paired(trio.device)
@@ -92,7 +92,7 @@ def test_after_a_lost_donor_a_third_has_the_second_copies(trio: Rig) -> None:
     client = trio.connect()
     client.write(0, data := stamped_pages(RNG, DATA_PAGES))
     lose(trio, 0)
-    assert trio.device.pages_single() == DATA_PAGES
+    assert trio.device.figures.pages_single() == DATA_PAGES
 
     add_homes(trio, 2)
     until_paired(trio.device)
@@ -106,12 +106,12 @@ def test_what_the_disk_alone_has_goes_to_two_donors(make_rig: MakeRig) -> None:
     rig = make_rig(protection=Protection.BOTH, size_bytes=CLUSTERS * CLUSTER_BYTES)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, DATA_PAGES))
-    until(lambda: rig.device.pages_disk_alone() == DATA_PAGES, what="the disk to have them")
+    until(lambda: rig.device.figures.pages_disk_alone() == DATA_PAGES, what="the disk to have them")
 
     for donor in range(2):
         add_homes(rig, donor)
     rig.device.lift_set(True)
-    until(lambda: rig.device.pages_disk_alone() == 0, what="every page to be at a donor")
+    until(lambda: rig.device.figures.pages_disk_alone() == 0, what="every page to be at a donor")
     until_paired(rig.device)
     lose(rig, DISK)
     lose(rig, 1)
@@ -128,7 +128,7 @@ def test_a_successor_knows_which_pages_one_donor_has(trio: Rig) -> None:
 
     trio.take_over()
 
-    assert trio.device.pages_single() == 62
+    assert trio.device.figures.pages_single() == 62
     trio.device.donor_set(1, DonorState.UP)
     until_paired(trio.device)
     lose(trio, 0)

@@ -228,7 +228,7 @@ class PageState(RuleBasedStateMachine):
 
     @invariant()
     def pending_stays_within_its_bound(self) -> None:
-        assert self.rig.device.pending_bytes() <= WORKERS * 16 * MIB
+        assert self.rig.device.figures.pending_bytes() <= WORKERS * 16 * MIB
 
 
 class PageStateOverTcp(PageState):

@@ -160,11 +160,11 @@ class ReplicaState(RuleBasedStateMachine):
         self.shadow.check(0, self.clients[0].read(0, SIZE_BYTES))
 
     def _until_healed(self) -> None:
-        until(lambda: self.rig.device.pages_single() == 0, what="every page to be at two donors")
+        until(lambda: self.rig.device.figures.pages_single() == 0, what="every page to be at two donors")
 
     @invariant()
     def only_what_a_troubled_donor_missed_is_exposed(self) -> None:
-        assert self.troubled is not None or self.rig.device.pages_exposed() == 0
+        assert self.troubled is not None or self.rig.device.figures.pages_exposed() == 0
 
 
 class ReplicaStateOverTcp(ReplicaState):
