@@ -21,7 +21,7 @@ from tests.agent.frames import SPEC
 from tests.support.waiting import until
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
-DEADLINE_S = 30.0 * float(os.environ.get("FARSIDE_PATIENCE", "1"))  # a guest is emulated, on a host that others use
+DEADLINE_S = 90.0 * float(os.environ.get("FARSIDE_PATIENCE", "1"))  # a guest is emulated, on a host that others use
 
 
 class Node:

@@ -315,7 +315,7 @@ class Scene:
         await until(lambda: self.peer.health is DonorHealth.UP)
 
 
-async def until(look: Callable[[], bool], *, limit_s: float = 10.0) -> None:
+async def until(look: Callable[[], bool], *, limit_s: float = 60.0) -> None:
     async with asyncio.timeout(limit_s):
         while not look():
             await asyncio.sleep(0.01)

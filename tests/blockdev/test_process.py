@@ -111,7 +111,7 @@ class Process:
     def until_said(self, text: str) -> None:
         until(lambda: text.encode() in (self.folder / "log").read_bytes(), what=text, deadline_s=30)
 
-    def end(self, *, limit_s: float = 20) -> int:
+    def end(self, *, limit_s: float = 60) -> int:
         assert self.child is not None
         self.child.send_signal(signal.SIGTERM)
         return self.child.wait(limit_s)

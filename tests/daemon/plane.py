@@ -20,7 +20,7 @@ from tests.support.virtual_clock import VirtualClock
 KEY = b"k" * 32
 MIB = 1 << 20
 SLAB = 2 * MIB
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 TOTAL = 256 * MIB
 HEADROOM = 32 * MIB
 

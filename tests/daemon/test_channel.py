@@ -17,7 +17,7 @@ from farside.errors import PeerError, RemoteProtocolError
 
 KEY = b"k" * 32
 WELCOME = m.Welcome(session=7, slab_bytes=1 << 26, lease_expiry_s=30.0)
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 def borrower(sock: socket.socket) -> Channel:

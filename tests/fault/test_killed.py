@@ -131,7 +131,7 @@ def _kill_again_and_again(inherited: engine_process.Inherited, loads: list[Load]
 
 
 def _wait_for_answers(loads: list[Load], before: list[int]) -> None:
-    pause, end_s = threading.Event(), time.monotonic() + 20
+    pause, end_s = threading.Event(), time.monotonic() + 60
     while any(load.answered < n + 200 for load, n in zip(loads, before, strict=True)):
         troubles = [trouble for load in loads for trouble in load.trouble]
         assert not troubles, troubles

@@ -35,7 +35,7 @@ from farside.scheduler.state import Action
 from tests.live.facts import gpus, joined
 from tests.live.world import rules
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 NODE = joined("n0", cpus=8, memory_bytes=1 << 36, headroom_bytes=1 << 36, gpus=gpus(1, "H200"))
 JOB = JobSubmitted(spec=JobSpec(argv=("true",), gpus=1), user="ann")
 

@@ -17,7 +17,7 @@ from tests.support.programs import Outcome, outcome
 from tests.support.waiting import until
 from tests.web.scene import Scene
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 # What SQLite needs to write what it has begun; less than an entry of the log needs beside it.
 ROOM_BYTES = 20_000
 

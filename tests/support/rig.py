@@ -217,7 +217,7 @@ class Rig:
         """Returns when nothing is kept for the disk any more: it, or donors, have it."""
         until(lambda: self.device.figures.pending_bytes() == 0, what="a borrower that keeps none of it for the disk")
 
-    def wait_event(self, kind: EventKind, *, a: int | None = None, deadline_s: float = 10.0) -> EngineEvent:
+    def wait_event(self, kind: EventKind, *, a: int | None = None, deadline_s: float = 60.0) -> EngineEvent:
         """The first event of that kind (about `a`), which is then taken out of `told`."""
 
         def look() -> EngineEvent | None:

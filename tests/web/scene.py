@@ -23,7 +23,7 @@ from tests.live.fake_agent import FakeNode, FakeSession
 from tests.live.manager import Manager, running_manager
 from tests.support.waiting import until
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 EVIL = "<img src=x onerror=alert(1)>\"'&amp;"
 
 

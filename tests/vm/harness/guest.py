@@ -17,7 +17,7 @@ from tests.vm.harness.program import HarnessError, run
 from tests.vm.harness.remote import Outcome, Remote
 
 BOOT_LIMIT_S = 300.0  # 30 s alone on two cores, emulated; others may want the cores too
-WAKE_LIMIT_S = 90.0
+WAKE_LIMIT_S = 300.0
 SNAPSHOT = "ready"
 _ANSWER_LIMIT_S = 180.0
 _SILENCE_S = 5.0  # of a kernel that has said all that it was asked for
@@ -120,11 +120,11 @@ class Guest:
 
     # --- what one does with it
 
-    def run(self, command: str, *, limit_s: float = 60.0, stdin: bytes = b"") -> str:
+    def run(self, command: str, *, limit_s: float = 180.0, stdin: bytes = b"") -> str:
         """Standard output of a shell command that must succeed."""
         return self.remote.run(command, limit_s=limit_s, stdin=stdin)
 
-    def outcome(self, command: str, *, limit_s: float = 60.0, stdin: bytes = b"") -> Outcome:
+    def outcome(self, command: str, *, limit_s: float = 180.0, stdin: bytes = b"") -> Outcome:
         """Status and both outputs of a shell command, whatever they are."""
         return self.remote.outcome(command, limit_s=limit_s, stdin=stdin)
 
