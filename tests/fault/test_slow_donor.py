@@ -151,7 +151,12 @@ def test_every_read_of_a_donor_that_hangs_is_hedged_though_the_budget_is_spent(
     assert rig.device.donor_get(0) == DonorState.UP
 
 
-def test_of_many_reads_that_are_late_at_once_some_are_refused_at_first_and_all_are_answered(rig: Rig) -> None:
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_of_many_reads_that_are_late_at_once_some_are_refused_at_first_and_all_are_answered(
+    make_rig: MakeRig, transport: str
+) -> None:
+    # late after 250 ms and lost after a second: a busy machine looks at them in between
+    rig = make_rig(transport=transport, hedge_us=250_000, deadline_ms=60_000)
     rig.donors_with_slabs(1, clusters=1)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, READS))
