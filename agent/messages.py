@@ -44,6 +44,7 @@ Moment = Annotated[float, Meta(ge=0, le=4e12)]
 Node = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+\Z")]
 TaskId = Annotated[str, Meta(min_length=3, max_length=64, pattern=r"^[A-Za-z0-9_-]+\.[0-9]+\Z")]
 Text = Annotated[str, Meta(max_length=CAUSE_CHARS_MAX)]
+PartName = Annotated[str, Meta(min_length=1, max_length=CAUSE_CHARS_MAX)]
 # No zero byte may be in what execve(2) takes; JSON could carry one.
 Word = Annotated[str, Meta(max_length=ARGUMENT_CHARS_MAX, pattern=r"^[^\x00]*\Z")]
 Path = Annotated[str, Meta(max_length=4095, pattern=r"^(/[^\x00]*)?\Z")]
@@ -72,12 +73,16 @@ class Gpu(Part, frozen=True, kw_only=True, omit_defaults=True):
     model: Text
     healthy: bool
     reason: Text = ""  # why it is not healthy: XID, ECC, not found
-    parts: Annotated[tuple[Text, ...], Meta(max_length=PARTS_MAX)] = ()
+    parts: Annotated[tuple[PartName, ...], Meta(max_length=PARTS_MAX)] = ()
     """What its driver calls the parts that it is cut into; empty: it is whole."""
     memory_bytes: U63 | None = None
     memory_used_bytes: U63 | None = None
     busy_pct: Percent | None = None
     power_w: Annotated[float, Meta(ge=0, le=1e5)] | None = None
+
+    def __post_init__(self) -> None:
+        if len({*self.parts}) < len(self.parts):
+            raise ValueError("a part of a GPU is named twice")
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -330,9 +330,7 @@ class Planner:
             return True
         promised = booked(self._state).get(name, NOTHING)
         now, then = node_of(self._state.nodes[name], promised), self.domain.ledger.nodes[at]
-        if (now.gpus, now.cpus, now.gpu_model, now.swap_bytes, now.users) != (
-            then.gpus, then.cpus, then.gpu_model, then.swap_bytes, then.users,
-        ):  # fmt: skip
+        if replace(now, memory_bytes=then.memory_bytes) != then:
             return True
         return abs(now.memory_bytes - then.memory_bytes) > then.memory_bytes / 8
 

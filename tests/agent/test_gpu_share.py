@@ -77,6 +77,14 @@ def test_a_start_whose_parts_are_not_one_for_each_gpu_is_not_sent() -> None:
         encode(m.Start(task_id="1.0", start=1, generation=1, spec=wrong()))
 
 
+@pytest.mark.parametrize("parts", ['["a","a"]', '[""]', str(["x"] * 17).replace("'", '"')])
+def test_parts_without_a_name_named_twice_or_too_many_are_refused(parts: str) -> None:
+    gpu = f'{{"index":0,"model":"h","healthy":true,"parts":{parts}}}'
+
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(gpu, type=m.Gpu)
+
+
 def wrong() -> m.TaskSpec:
     spec = msgspec.structs.replace(SPEC, gpus=(0,))
     msgspec.structs.force_setattr(spec, "parts", ("a", "b"))
