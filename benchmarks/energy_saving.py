@@ -9,9 +9,9 @@ from pathlib import Path
 
 from benchmarks.figure import Figure, Row, Table
 from farside.scheduler.energy.catalog import Question, prepare
-from farside.scheduler.energy.read_series import read_series, seconds_of
-from farside.scheduler.energy.replay import Figures, figures, play
-from farside.scheduler.energy.saving import Power, kwh_a_year
+from farside.scheduler.sim.energy.read_series import read_series, seconds_of
+from farside.scheduler.sim.energy.replay import Figures, figures, play
+from farside.scheduler.sim.energy.saving import Power, kwh_a_year
 
 ASKED = (0.25, 0.5, 1.0, 2.0)
 PHILLY, EARTH = "philly_nodes_oct_nov.csv.gz", "earth_vc*.csv.gz"

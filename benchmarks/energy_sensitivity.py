@@ -14,7 +14,7 @@ from benchmarks.figure import Figure, Line, Plot, Row, Table
 from farside.scheduler.energy.catalog import Question, prepare
 from farside.scheduler.energy.paper import Paper, PaperSettings
 from farside.scheduler.energy.policy import EnergyPolicy
-from farside.scheduler.energy.replay import Figures, figures, play
+from farside.scheduler.sim.energy.replay import Figures, figures, play
 
 # Of Algorithm 2: sigma, the thresholds xi, and over which time the two trends are taken.
 PAPER: Mapping[str, tuple[float, ...]] = {

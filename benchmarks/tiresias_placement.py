@@ -39,7 +39,7 @@ def figure(*, seeds: Sequence[int]) -> Figure:
         notes=(
             "The paper: up to 1.67, and fewer than 30 % of the jobs lose, a little. Its picture's values are not in the"
             " text.",
-            "That 1.67 is also what our model of the effect was calibrated with (scheduler/effect.py): the largest"
+            "That 1.67 is also what our model of the effect was calibrated with (scheduler/slowdown.py): the largest"
             " factor is an input, and how many jobs gain is the result. Nobody loses here, since by that model only"
             " skewed jobs mind, and Tiresias consolidates those. On real machines other traffic scatters both ways.",
         ),

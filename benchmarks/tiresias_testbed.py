@@ -38,9 +38,10 @@ def figure(*, seeds: Sequence[int]) -> Figure:
             " text (scheduler/sim/workload/catalog.py), so ours are drawn: another makespan, another average.",
             "The median, of jobs that hardly wait, shrinks nearly as in the paper. The average shrinks less: our large"
             " long jobs pay for it, where the paper's have almost the same JCT under Tiresias and YARN-CS.",
-            "A preemption costs 58 s and the model's transfers (scheduler/cost.py), fitted to the paper's totals, so a"
-            " whole one's cost is an input; how many there are is a result. Ours are more, and cheaper: at each event"
-            " who stands behind may lose its GPUs, also while it still resumes, and then has paid a part only.",
+            "A preemption costs 58 s and the model's transfers (scheduler/preemption_cost.py), fitted to the paper's"
+            " totals, so a whole one's cost is an input; how many there are is a result. Ours are more, and cheaper:"
+            " at each event who stands behind may lose its GPUs, also while it still resumes, and then has paid a part"
+            " only.",
         ),
     )
 

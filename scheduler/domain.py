@@ -21,15 +21,15 @@ from farside.scheduler.admission.queue import Queue
 from farside.scheduler.admission.roster import Roster
 from farside.scheduler.admission.rules import Rules as Rules
 from farside.scheduler.admission.rules import reserve_after as reserve_after
-from farside.scheduler.closure import Closure
-from farside.scheduler.effect import spread_of
 from farside.scheduler.fair_share import FairShare
 from farside.scheduler.ledger import Ledger
+from farside.scheduler.maintenance_window import Closure
 from farside.scheduler.model_zoo import skew_of
 from farside.scheduler.order.policy import OrderPolicy, OrderTraits
 from farside.scheduler.order.tenant import TenantOrder
 from farside.scheduler.placement.sample import Sample
 from farside.scheduler.running import EDGE_S
+from farside.scheduler.slowdown import spread_of
 from farside.scheduler.state import Allocation, Job, Node, Reservation
 from farside.scheduler.table import JobTable
 from farside.scheduler.waiting import Rank

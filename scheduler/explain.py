@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from farside.scheduler.closure import closed_gpus
 from farside.scheduler.domain import Domain, Held
-from farside.scheduler.foresight import AHEAD_MAX, Foresight
+from farside.scheduler.maintenance_window import closed_gpus
 from farside.scheduler.order.reason import why_first
+from farside.scheduler.start_estimate import AHEAD_MAX, Foresight
 from farside.scheduler.state import Allocation, Demand, Job, Reservation
 from farside.scheduler.waiting import Rank
 from farside.units import format_bytes, format_moment, format_seconds

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from farside.scheduler.mask import lowest, mask_of
+from farside.scheduler.node_set import lowest, mask_of
 from farside.scheduler.nodes import EDGE_BYTES, EDGE_CPUS, NodeSets
 from farside.scheduler.state import Allocation, Demand, Node
 

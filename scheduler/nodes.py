@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from farside.scheduler.mask import mask_of
+from farside.scheduler.node_set import mask_of
 from farside.scheduler.state import Demand, Node
 
 # Shares of CPUs do not add up exactly: so much may be missing. Memory is in bytes, so a byte.

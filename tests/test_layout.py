@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 # writes files for the simulator.
 SCHEDULER_SHELL = (
     "farside.scheduler.characterise.report",
-    "farside.scheduler.energy.power.drive",
+    "farside.scheduler.power.driver",
+    "farside.scheduler.power.controller",
     "farside.scheduler.sim.place",
     "farside.scheduler.sim.trace.format",
     "farside.scheduler.sim.trace.intake",
@@ -25,7 +26,7 @@ SCHEDULER_SHELL = (
     "farside.scheduler.sim.trace.write",
     "farside.scheduler.sim.result.write",
     "farside.scheduler.sim.result.report",
-    "farside.scheduler.energy.read",
+    "farside.scheduler.sim.energy.read_series",
     "farside.scheduler.predict.store",
     "farside.scheduler.live.api",
     "farside.scheduler.live.brain",

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from farside.scheduler.admission.roster import Roster
-from farside.scheduler.closure import Closure, closed_gpus
+from farside.scheduler.maintenance_window import Closure, closed_gpus
+from farside.scheduler.quota_use import Tally
 from farside.scheduler.running import EDGE_S, RunningOrder
 from farside.scheduler.state import Allocation, Demand, Node
 from farside.scheduler.table import Floats, JobColumns
-from farside.scheduler.tally import Tally
 from farside.scheduler.waiting import Rank
 
 NOTHING_BUT_GPUS = Demand(gpus=0)

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass, field
 
-from farside.scheduler.cost import CostModel, FreeCost
-from farside.scheduler.effect import NoEffect, PlacementEffect
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.policy import PlacementPolicy
+from farside.scheduler.preemption_cost import CostModel, FreeCost
+from farside.scheduler.slowdown import NoEffect, PlacementEffect
 from farside.scheduler.tenancy import Tenancy
 
 # Who was started for a reservation is left alone as long as it waited: less would be no time to get anywhere in.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.explain import explain
-from farside.scheduler.foresight import Foresight, foresee
 from farside.scheduler.live.draft import Draft, Timer, by_entry, by_timer
 from farside.scheduler.live.event import Entry, Event, JobPlaced, JobStarted, NodeClosed
 from farside.scheduler.live.launch import launches
@@ -23,6 +22,7 @@ from farside.scheduler.live.snapshot import is_ready
 from farside.scheduler.live.transition import apply
 from farside.scheduler.live.why_out import out_of_service
 from farside.scheduler.live.why_place import is_to_be_profiled, why_there
+from farside.scheduler.start_estimate import Foresight, foresee
 
 # So many of the jobs that a job waits for are named to who asks.
 AFTER_SHOWN = 20

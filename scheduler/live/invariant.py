@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from farside.scheduler.energy.power.state import Phase
 from farside.scheduler.live.event import (
     BrainTookLead,
     CancelRequested,
@@ -30,6 +29,7 @@ from farside.scheduler.live.event import (
     TaskPhase,
     TaskPlace,
 )
+from farside.scheduler.power.state import Phase
 
 _Process = tuple[str, int, int]  # job, start, rank
 

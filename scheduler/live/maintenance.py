@@ -3,10 +3,10 @@
 import math
 from collections.abc import Iterator, Mapping
 
-from farside.scheduler.closure import Closure
 from farside.scheduler.live.event import JobUnplaced
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import ACTIVE, LiveJob, Maintenance
+from farside.scheduler.maintenance_window import Closure
 from farside.units import format_moment
 
 

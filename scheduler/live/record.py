@@ -19,12 +19,12 @@ from enum import StrEnum
 
 from farside.agent.gpu_share import Device, Share, free_devices, shares_of
 from farside.agent.messages import EndKind, NodeFacts
-from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.event import Ending, NodesReserved, Place, StopCause, TaskPhase, TaskPlace
 from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.profile import JobProfile
 from farside.scheduler.live.spec import JobSpec
 from farside.scheduler.nodes import models_of
+from farside.scheduler.power.state import Phase as PowerPhase
 
 
 class Phase(StrEnum):

@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from farside.errors import FarsideError
-from farside.scheduler.cost import make_cost
 from farside.scheduler.domain import Rules
 from farside.scheduler.live.event import (
     DrainRequested,
@@ -35,6 +34,7 @@ from farside.scheduler.live.record import LiveJob
 from farside.scheduler.live.snapshot import job_of, node_of
 from farside.scheduler.live.toll import Toll, as_settings
 from farside.scheduler.live.transition import apply
+from farside.scheduler.preemption_cost import make_cost
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Cluster, Node, Resize, VirtualCluster

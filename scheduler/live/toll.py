@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from farside.scheduler.cost import SteppedCost
+from farside.scheduler.preemption_cost import SteppedCost
 from farside.scheduler.state import Job
 
 STEPS = ("one_s", "few_s", "many_s")

@@ -21,7 +21,6 @@ from msgspec import structs
 from farside.agent.gpu_share import clash
 from farside.agent.messages import ChangingFacts, NodeFacts, fields_of
 from farside.errors import LocalProtocolError
-from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.event import (
     AccessNoted,
     BrainTookLead,
@@ -68,6 +67,7 @@ from farside.scheduler.live.record import (
     Stint,
 )
 from farside.scheduler.live.toll import step_of
+from farside.scheduler.power.state import Phase as PowerPhase
 
 Touched = tuple[str, ...]
 # An agent may tell the same twice, or late; a process only ever moves on.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from farside.scheduler.ledger import Ledger
-from farside.scheduler.mask import bits, lowest
+from farside.scheduler.node_set import bits, lowest
 from farside.scheduler.nodes import Capacities
 from farside.scheduler.placement.on_nodes import OnNodes
 from farside.scheduler.state import Allocation, Demand

@@ -10,8 +10,8 @@ from types import ModuleType
 
 from farside.errors import ConfigError
 from farside.scheduler.ledger import Ledger
-from farside.scheduler.mask import bits
 from farside.scheduler.model_zoo import model_bytes_of, skew_of
+from farside.scheduler.node_set import bits
 from farside.scheduler.placement.fragments import Fragments, tightest
 from farside.scheduler.placement.on_nodes import OnNodes, demand_of
 from farside.scheduler.placement.servers import server_sizes

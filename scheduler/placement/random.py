@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from farside.scheduler.ledger import Ledger
-from farside.scheduler.mask import members_of
+from farside.scheduler.node_set import members_of
 from farside.scheduler.placement.on_nodes import OnNodes
 from farside.scheduler.state import Allocation, Demand
 

@@ -9,7 +9,7 @@ class Sample:
 
     Attributes:
         skew: S_J.
-        spread: How far from consolidated it was, from 0 to 1 (effect.py has a measure).
+        spread: How far from consolidated it was, from 0 to 1 (slowdown.py has a measure).
         speed: Its speed there as a share of its speed consolidated.
     """
 

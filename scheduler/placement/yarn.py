@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from farside.scheduler.ledger import Ledger
-from farside.scheduler.mask import bits, lowest
+from farside.scheduler.node_set import bits, lowest
 from farside.scheduler.placement.on_nodes import OnNodes, demand_of
 from farside.scheduler.state import Allocation, Demand, Job
 

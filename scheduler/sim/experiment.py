@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from farside.errors import ConfigError, FarsideError
-from farside.scheduler.cost import COSTS, CostModel, make_cost
 from farside.scheduler.domain import Rules, reserve_after
-from farside.scheduler.effect import EFFECTS, PlacementEffect, make_effect
 from farside.scheduler.order.catalog import ORDERS, Needs, make_order, needs_of
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.predict.gpu_time import GpuTimeParams
 from farside.scheduler.predict.rolling import RollingParams
+from farside.scheduler.preemption_cost import COSTS, CostModel, make_cost
 from farside.scheduler.settings import chosen, from_settings, settings_of
 from farside.scheduler.sim.cluster import Site
 from farside.scheduler.sim.estimator import Estimation, EstimatorName, EstimatorSpec, Foreknown, Judged, Primer
@@ -24,6 +23,7 @@ from farside.scheduler.sim.result.figures import Results, results
 from farside.scheduler.sim.result.record import Recorder, Recording
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.slowdown import EFFECTS, PlacementEffect, make_effect
 from farside.scheduler.tenancy import Account, Tenancy
 
 PLACEMENT = "consolidate"

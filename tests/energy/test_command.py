@@ -9,8 +9,8 @@ from typer.testing import CliRunner, Result
 from farside.cli.energy import energy_app
 from farside.errors import ConfigError
 from farside.scheduler.energy.catalog import Question, prepare
-from farside.scheduler.energy.read_series import read_series, seconds_of
-from farside.scheduler.energy.replay import figures, play
+from farside.scheduler.sim.energy.read_series import read_series, seconds_of
+from farside.scheduler.sim.energy.replay import figures, play
 from tests.support.busy_nodes import real_files, wandering
 
 

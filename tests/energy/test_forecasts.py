@@ -10,11 +10,11 @@ from farside.errors import Unavailable
 from farside.scheduler.energy import naive
 from farside.scheduler.energy.accuracy import coverage, pinball, smape_pct
 from farside.scheduler.energy.catalog import Question
-from farside.scheduler.energy.compare import compare
 from farside.scheduler.energy.feature import artifact_features, causal_features, next_max, next_mean, past_max
 from farside.scheduler.energy.forecast import calibrated, forecast_max, forecast_mean
 from farside.scheduler.energy.series import NodeSeries
 from farside.scheduler.energy.signal import FadingMax, RecentMax
+from farside.scheduler.sim.energy.compare import compare
 from farside.scheduler.table import Floats
 from tests.support.busy_nodes import series_of, wandering
 

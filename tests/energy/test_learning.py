@@ -17,10 +17,10 @@ from farside.scheduler.energy.forecast import forecast_max
 from farside.scheduler.energy.learning import LearningCes, recall
 from farside.scheduler.energy.online import Learned, Lesson, OnlineForecast, learned_from, needed_steps
 from farside.scheduler.energy.policy import EnergyPolicy, Seen, Target
-from farside.scheduler.energy.power.demand import Occupancy, PolicyDemand
-from farside.scheduler.energy.replay import play
 from farside.scheduler.energy.series import NodeSeries
+from farside.scheduler.power.demand import Occupancy, PolicyDemand
 from farside.scheduler.settings import from_settings
+from farside.scheduler.sim.energy.replay import play
 from tests.support.busy_nodes import series_of, wandering
 
 STEP_S, TOTAL = 600.0, 100

@@ -12,9 +12,9 @@ from farside.scheduler.energy.catalog import POLICIES, Question, prepare
 from farside.scheduler.energy.ces import Ces, CesSettings
 from farside.scheduler.energy.paper import Outlook, Paper, PaperSettings
 from farside.scheduler.energy.plain import AllOn, KeepRecent
-from farside.scheduler.energy.replay import Played, figures, play
-from farside.scheduler.energy.saving import Power, co2_kg_a_year, kwh_a_year
 from farside.scheduler.energy.series import NodeSeries
+from farside.scheduler.sim.energy.replay import Played, figures, play
+from farside.scheduler.sim.energy.saving import Power, co2_kg_a_year, kwh_a_year
 from tests.support.busy_nodes import series_of, wandering
 
 STEP_S = 600.0

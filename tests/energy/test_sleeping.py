@@ -10,10 +10,10 @@ from farside.scheduler.domain import Rules
 from farside.scheduler.energy.ces import Ces, CesSettings
 from farside.scheduler.energy.plain import AllOn, KeepRecent
 from farside.scheduler.energy.policy import EnergyPolicy
-from farside.scheduler.energy.sleeping import Cost, SleepingSimulation, cost_of
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.catalog import make_placement
+from farside.scheduler.sim.energy.sleeping import Cost, SleepingSimulation, cost_of
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Cluster

@@ -25,7 +25,6 @@ from typing import Any
 from msgspec import structs
 
 from farside.agent import messages as m
-from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.dispatch import AgentLine
 from farside.scheduler.live.event import (
     BrainTookLead,
@@ -52,6 +51,7 @@ from farside.scheduler.live.store.load import whole_state
 from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.live.store.turn import Draft
 from farside.scheduler.live.view import show_job_in_full, show_node, show_reservation
+from farside.scheduler.power.state import Phase as PowerPhase
 from tests.agent.process import agent, kill, until_connected, write_config
 from tests.live.manager import running_manager
 from tests.live.world import World, rules

@@ -7,7 +7,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from farside.scheduler.energy.power.state import Phase as Power
 from farside.scheduler.live.event import (
     CancelRequested,
     DrainRequested,
@@ -28,6 +27,7 @@ from farside.scheduler.live.record import Phase
 from farside.scheduler.live.role import Role
 from farside.scheduler.live.spec import Ranks
 from farside.scheduler.live.transition import apply
+from farside.scheduler.power.state import Phase as Power
 from tests.live.world import World, rules
 
 NODES, GPUS = 3, 4

@@ -11,11 +11,6 @@ import pytest
 
 from farside.scheduler.energy.catalog import make_online
 from farside.scheduler.energy.policy import Seen, Target
-from farside.scheduler.energy.power.drive.driver import PowerDriver
-from farside.scheduler.energy.power.drive.keeper import PowerKeeper
-from farside.scheduler.energy.power.fleet import FleetRules
-from farside.scheduler.energy.power.state import Patience
-from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.brain import Brain
 from farside.scheduler.live.event import Event, JobSubmitted, PowerChanged, TaskChanged, TaskPhase
 from farside.scheduler.live.follow import LiveLog
@@ -28,6 +23,11 @@ from farside.scheduler.live.spec import JobSpec
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
 from farside.scheduler.live.store.turn import Draft
+from farside.scheduler.power.controller import PowerKeeper
+from farside.scheduler.power.driver.driver import PowerDriver
+from farside.scheduler.power.fleet import FleetRules
+from farside.scheduler.power.state import Patience
+from farside.scheduler.power.state import Phase as PowerPhase
 from tests.live.facts import gpus, joined
 from tests.live.store_end import close_after_calls
 from tests.live.stores import KINDS, store_url

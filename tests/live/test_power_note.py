@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.energy.power.machine import step
-from farside.scheduler.energy.power.state import (
+from farside.scheduler.live.power.note import PowerNote, is_news, note_of, power_of
+from farside.scheduler.live.power.slept import SleepRecord, saved_kwh
+from farside.scheduler.power.machine import step
+from farside.scheduler.power.state import (
     Answer,
     Beat,
     Command,
@@ -21,8 +23,6 @@ from farside.scheduler.energy.power.state import (
     Seen,
     Tick,
 )
-from farside.scheduler.live.power.note import PowerNote, is_news, note_of, power_of
-from farside.scheduler.live.power.slept import SleepRecord, saved_kwh
 
 PATIENCE = Patience(poll_s=10.0, silent_s=15.0, soft_off_s=240.0)
 STOPPING = NodePower(

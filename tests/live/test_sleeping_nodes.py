@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from farside.agent.messages import Swap
-from farside.scheduler.energy.power.state import Phase as PowerPhase
 from farside.scheduler.live.event import (
     NodeClosed,
     NodesReserved,
@@ -18,6 +17,7 @@ from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.power.past import busy_nodes
 from farside.scheduler.live.power.show import energy_of
 from farside.scheduler.live.record import Phase
+from farside.scheduler.power.state import Phase as PowerPhase
 from farside.scheduler.tenancy import Account, Tenancy
 from tests.live.facts import gpus, joined
 from tests.live.world import World, rules

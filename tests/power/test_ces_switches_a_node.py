@@ -13,13 +13,13 @@ import numpy as np
 from farside.clock import RealClock
 from farside.scheduler.energy.ces import CesSettings
 from farside.scheduler.energy.learning import LearningCes
-from farside.scheduler.energy.power.demand import PolicyDemand
-from farside.scheduler.energy.power.drive.dry_run import DryRunDriver
-from farside.scheduler.energy.power.drive.ipmi import IpmiDriver
-from farside.scheduler.energy.power.drive.keeper import PowerKeeper
-from farside.scheduler.energy.power.fleet import FleetRules
-from farside.scheduler.energy.power.state import Holdings, Patience, Phase
 from farside.scheduler.energy.series import DAY_S
+from farside.scheduler.power.controller import PowerKeeper
+from farside.scheduler.power.demand import PolicyDemand
+from farside.scheduler.power.driver.dry_run import DryRunDriver
+from farside.scheduler.power.driver.ipmi import IpmiDriver
+from farside.scheduler.power.fleet import FleetRules
+from farside.scheduler.power.state import Holdings, Patience, Phase
 from tests.power.bmc import USER, ipmi_sim, password_file
 from tests.power.cluster import FakeInventory, SleepingNode
 

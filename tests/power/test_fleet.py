@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from farside.scheduler.energy.power.fleet import FleetRules, Plan, may_not_sleep, plan
-from farside.scheduler.energy.power.state import Holdings, NodePower, Patience, Phase
+from farside.scheduler.power.fleet import FleetRules, Plan, may_not_sleep, plan
+from farside.scheduler.power.state import Holdings, NodePower, Patience, Phase
 
 NOW_S = 100_000.0
 RULES = FleetRules(floor=2, draining_at_once=100, booting_at_once=100, stops_per_hour=100)

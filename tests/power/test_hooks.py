@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from farside.errors import PeerError, Unavailable
-from farside.scheduler.energy.power.drive.command import CommandDriver
-from farside.scheduler.energy.power.drive.dry_run import DryRunDriver
-from farside.scheduler.energy.power.drive.program import MAX_OUTPUT, run_program
-from farside.scheduler.energy.power.state import Power
+from farside.scheduler.power.driver.command import CommandDriver
+from farside.scheduler.power.driver.dry_run import DryRunDriver
+from farside.scheduler.power.driver.program import MAX_OUTPUT, run_program
+from farside.scheduler.power.state import Power
 from tests.support.waiting import text_of, until
 
 _STRIP = """#!/bin/sh

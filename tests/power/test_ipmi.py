@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from farside.errors import ConfigError, PeerError
-from farside.scheduler.energy.power.drive.ipmi import SENDS, IpmiDriver, first_wait_s
-from farside.scheduler.energy.power.state import Power
+from farside.scheduler.power.driver.ipmi import SENDS, IpmiDriver, first_wait_s
+from farside.scheduler.power.state import Power
 from tests.power.bmc import PASSWORD, USER, ipmi_sim, password_file, slow_relay
 from tests.support.ports import free_port
 from tests.support.programs import need

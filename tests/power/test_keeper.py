@@ -6,11 +6,11 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from farside.errors import ConfigError, Unavailable
-from farside.scheduler.energy.power.drive.driver import PowerDriver
-from farside.scheduler.energy.power.drive.keeper import PowerKeeper
-from farside.scheduler.energy.power.fleet import FleetRules
-from farside.scheduler.energy.power.rest import RestCommand, RestRules
-from farside.scheduler.energy.power.state import Holdings, Patience, Phase
+from farside.scheduler.power.controller import PowerKeeper
+from farside.scheduler.power.driver.driver import PowerDriver
+from farside.scheduler.power.fleet import FleetRules
+from farside.scheduler.power.rest import RestCommand, RestRules
+from farside.scheduler.power.state import Holdings, Patience, Phase
 from tests.power.cluster import FakeBmc, FakeInventory, Wanted
 from tests.support.virtual_clock import VirtualClock
 

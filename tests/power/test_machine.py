@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from farside.scheduler.energy.power.machine import adopt, step
-from farside.scheduler.energy.power.state import (
+from farside.scheduler.power.machine import adopt, step
+from farside.scheduler.power.state import (
     Answer,
     Beat,
     Command,

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from farside.errors import ConfigError
-from farside.scheduler.energy.power.drive.catalog import read_drivers
-from farside.scheduler.energy.power.drive.command import CommandDriver
-from farside.scheduler.energy.power.drive.dry_run import DryRunDriver
-from farside.scheduler.energy.power.drive.ipmi import IpmiDriver
-from farside.scheduler.energy.power.drive.redfish import RedfishDriver
+from farside.scheduler.power.driver.catalog import read_drivers
+from farside.scheduler.power.driver.command import CommandDriver
+from farside.scheduler.power.driver.dry_run import DryRunDriver
+from farside.scheduler.power.driver.ipmi import IpmiDriver
+from farside.scheduler.power.driver.redfish import RedfishDriver
 
 _FILE = """
 [node.gpu1]

@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from farside.scheduler.energy.power.fleet import FleetRules, may_not_sleep, plan
-from farside.scheduler.energy.power.machine import adopt, step
-from farside.scheduler.energy.power.state import (
+from farside.scheduler.power.fleet import FleetRules, may_not_sleep, plan
+from farside.scheduler.power.machine import adopt, step
+from farside.scheduler.power.state import (
     Answer,
     Beat,
     Command,

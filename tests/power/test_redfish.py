@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from farside.errors import PeerError, Unavailable
-from farside.scheduler.energy.power.drive.redfish import RedfishDriver
-from farside.scheduler.energy.power.state import Power
+from farside.scheduler.power.driver.redfish import RedfishDriver
+from farside.scheduler.power.state import Power
 from tests.power.bmc import PASSWORD, USER, password_file, redfish_emulator, small_redfish
 from tests.support.waiting import until
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from farside.scheduler.energy.power.rest import Rest, RestCommand, RestRules, next_rest
-from farside.scheduler.energy.power.state import Holdings, NodePower, Phase
+from farside.scheduler.power.rest import Rest, RestCommand, RestRules, next_rest
+from farside.scheduler.power.state import Holdings, NodePower, Phase
 
 RULES = RestRules(after_s=300.0, between_s=600.0)
 IDLE = NodePower(name="n", boot_id="a", holdings=Holdings(), empty_since_s=0.0)

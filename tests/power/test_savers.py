@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from farside.errors import Unavailable
-from farside.scheduler.energy.power.drive.cpu_governor import CpuGovernor
-from farside.scheduler.energy.power.drive.saver import Savers
-from farside.scheduler.energy.power.rest import RestCommand
+from farside.scheduler.power.driver.cpu_governor import CpuGovernor
+from farside.scheduler.power.driver.saver import Savers
+from farside.scheduler.power.rest import RestCommand
 from tests.support.programs import Outcome, need
 
 HERE = Path(__file__).parent
@@ -112,7 +112,7 @@ def test_a_knob_that_is_stuck_does_not_keep_the_others_down() -> None:
 _USE = """
 import sys
 from farside.errors import Unavailable
-from farside.scheduler.energy.power.drive.gpu_cap import GpuCap
+from farside.scheduler.power.driver.gpu_cap import GpuCap
 watts, steps = sys.argv[1], sys.argv[2:]
 cap = GpuCap(float(watts) if watts else None)
 try:

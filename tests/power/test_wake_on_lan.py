@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from farside.errors import PeerError
-from farside.scheduler.energy.power.drive.wake_on_lan import COPIES, WakeOnLanDriver
-from farside.scheduler.energy.power.state import Power
+from farside.scheduler.power.driver.wake_on_lan import COPIES, WakeOnLanDriver
+from farside.scheduler.power.state import Power
 from tests.agent.process import agent, write_config
 from tests.live.manager import running_manager
 from tests.support.waiting import until

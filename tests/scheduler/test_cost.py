@@ -2,8 +2,8 @@
 
 import pytest
 
-from farside.scheduler.cost import FreeCost, ModelCost, SteppedCost
 from farside.scheduler.model_zoo import MODELS
+from farside.scheduler.preemption_cost import FreeCost, ModelCost, SteppedCost
 from farside.scheduler.state import Job
 
 # §3.5.1: how many jobs of how many GPUs; every model has as many.

@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.scheduler.domain import Rules
-from farside.scheduler.effect import NoEffect, SpreadEffect, spread_of
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.model_zoo import MODELS, find_model, model_bytes_of, skew_of
 from farside.scheduler.order.fifo import Fifo
@@ -15,6 +14,7 @@ from farside.scheduler.placement.random import Random
 from farside.scheduler.placement.skew import Skew
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.slowdown import NoEffect, SpreadEffect, spread_of
 from farside.scheduler.state import Demand, Job, Node
 from tests.support.nodes import Occupied, demands, occupied
 from tests.support.traces import flat_cluster

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from farside.errors import ConfigError
-from farside.scheduler.cost import SteppedCost
 from farside.scheduler.order.las import Las
 from farside.scheduler.placement.consolidate import Consolidate
+from farside.scheduler.preemption_cost import SteppedCost
 from farside.scheduler.sim.cluster import Site
 from farside.scheduler.sim.experiment import Scene, Unfinished, make_experiments, run_experiment
 from farside.scheduler.sim.trace.job import TraceJob

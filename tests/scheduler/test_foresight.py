@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules
-from farside.scheduler.foresight import foresee
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.start_estimate import foresee
 from farside.scheduler.state import Action, Node
 from farside.scheduler.table import JobTable
 from farside.scheduler.tenancy import Account, Tenancy

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from farside.scheduler.effect import SpreadEffect, spread_of
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.model_zoo import MODELS
 from farside.scheduler.placement.packlimit import learn_packlimit
@@ -17,6 +16,7 @@ from farside.scheduler.sim.cluster import build_site
 from farside.scheduler.sim.experiment import make_experiments
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.workload.catalog import named
+from farside.scheduler.slowdown import SpreadEffect, spread_of
 from farside.scheduler.state import Demand, Job, Node
 
 GAP = (LARGEST_OF_THE_EVEN, SMALLEST_OF_THE_SKEWED)

@@ -3,12 +3,12 @@
 import pytest
 
 from farside.errors import ConfigError
-from farside.scheduler.cost import COSTS, ModelCost, make_cost
-from farside.scheduler.effect import EFFECTS, SpreadEffect, make_effect
 from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.skew import Skew
 from farside.scheduler.placement.yarn import Yarn
+from farside.scheduler.preemption_cost import COSTS, ModelCost, make_cost
+from farside.scheduler.slowdown import EFFECTS, SpreadEffect, make_effect
 
 
 def test_each_knows_itself_by_the_name_that_users_give_it() -> None:

@@ -5,7 +5,6 @@ from typing import Literal
 
 import pytest
 
-from farside.scheduler.cost import CostModel, FreeCost, SteppedCost
 from farside.scheduler.domain import Rules
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.las import Las
@@ -14,6 +13,7 @@ from farside.scheduler.order.sjf import Sjf
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.preemption_cost import CostModel, FreeCost, SteppedCost
 from farside.scheduler.sim.simulation import Simulation
 from tests.support.traces import CLUSTER_DATA, flat_cluster, philly, trace
 

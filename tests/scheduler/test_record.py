@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farside.scheduler.cost import SteppedCost
 from farside.scheduler.domain import Rules
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.las import Las
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.preemption_cost import SteppedCost
 from farside.scheduler.sim.result import record
 from farside.scheduler.sim.result.record import CAPACITY, STRANDED, USED, WAITING, Recorder, Recording, stranded_gpus
 from farside.scheduler.sim.simulation import Run, Simulation

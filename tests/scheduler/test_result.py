@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farside.scheduler.cost import SteppedCost
 from farside.scheduler.domain import Rules
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.preemption_cost import SteppedCost
 from farside.scheduler.sim.cluster import build_site
 from farside.scheduler.sim.experiment import Scene, make_experiments, run_experiment
 from farside.scheduler.sim.result.column import COLUMNS, Best, Column, best_of

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.fragmentation import stranded_share
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.placement.servers import server_sizes, servers_beside
 from farside.scheduler.placement.traffic import crossing_share, node_traffic
+from farside.scheduler.sim.result.fragmentation import stranded_share
 from farside.scheduler.state import Demand, Node
 
 workers_on_nodes = st.lists(st.integers(1, 8), min_size=1, max_size=6).map(

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farside.scheduler.cost import CostModel, FreeCost, ModelCost, SteppedCost
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.order.catalog import ORDERS, make_order
 from farside.scheduler.order.gittins import Gittins
@@ -15,6 +14,7 @@ from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.order.timeshare import Timeshare
 from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.preemption_cost import CostModel, FreeCost, ModelCost, SteppedCost
 from farside.scheduler.sim.simulation import Run, Simulation, Stuck
 from farside.scheduler.state import Action, Preempt, Start
 from tests.support.traces import flat_cluster, trace

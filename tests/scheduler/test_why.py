@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from farside.scheduler.cost import SteppedCost
 from farside.scheduler.domain import Rules
 from farside.scheduler.explain import explain
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.las import Las
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.consolidate import Consolidate
+from farside.scheduler.preemption_cost import SteppedCost
 from farside.scheduler.sim.result import why
 from farside.scheduler.sim.result.why import Watcher
 from farside.scheduler.sim.simulation import Simulation

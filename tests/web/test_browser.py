@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from farside.scheduler.energy.power.state import Phase as PowerPhase
+from farside.scheduler.power.state import Phase as PowerPhase
 from tests.live.fake_agent import FakeNode
 from tests.support.programs import run
 from tests.web.scene import EVIL, Scene, a_scene, chromium

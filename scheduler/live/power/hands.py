@@ -11,9 +11,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from farside.errors import PeerError
-from farside.scheduler.energy.power.demand import Demand, Occupancy, Wish
-from farside.scheduler.energy.power.drive.dry_run import DryRunDriver
-from farside.scheduler.energy.power.state import Holdings, NodePower, Power
 from farside.scheduler.live.event import Event, NodesWanted, PowerChanged
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.live_state import LiveState
@@ -21,6 +18,9 @@ from farside.scheduler.live.overview import Sensed
 from farside.scheduler.live.power.lack import lacked
 from farside.scheduler.live.power.note import is_news, note_of, power_of
 from farside.scheduler.live.power.setup import PowerSetup
+from farside.scheduler.power.demand import Demand, Occupancy, Wish
+from farside.scheduler.power.driver.dry_run import DryRunDriver
+from farside.scheduler.power.state import Holdings, NodePower, Power
 
 CAUSE = "power"
 ROOM_PERIOD_S = 1.0

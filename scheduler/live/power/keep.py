@@ -19,12 +19,6 @@ from farside.errors import FarsideError
 from farside.log import get_log
 from farside.scheduler.energy.learning import LearningCes
 from farside.scheduler.energy.policy import EnergyPolicy
-from farside.scheduler.energy.power.demand import PolicyDemand, Wish
-from farside.scheduler.energy.power.drive.by_agent import ByAgent
-from farside.scheduler.energy.power.drive.driver import PowerDriver
-from farside.scheduler.energy.power.drive.dry_run import DryRunDriver
-from farside.scheduler.energy.power.drive.keeper import PowerKeeper
-from farside.scheduler.energy.power.drive.wake_on_lan import WakeOnLanDriver
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.event import Event, PowerChanged
 from farside.scheduler.live.follow import LiveLog
@@ -33,6 +27,12 @@ from farside.scheduler.live.power.hands import CAUSE, Agents, DryHands, Hands, R
 from farside.scheduler.live.power.note import PowerNote
 from farside.scheduler.live.power.past import busy_nodes, past_begin_s
 from farside.scheduler.live.power.setup import PowerSetup
+from farside.scheduler.power.controller import PowerKeeper
+from farside.scheduler.power.demand import PolicyDemand, Wish
+from farside.scheduler.power.driver.agent import ByAgent
+from farside.scheduler.power.driver.driver import PowerDriver
+from farside.scheduler.power.driver.dry_run import DryRunDriver
+from farside.scheduler.power.driver.wake_on_lan import WakeOnLanDriver
 
 BEAT_PERIOD_S = 1.0
 ASK_LIMIT_S = 5.0

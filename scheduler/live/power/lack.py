@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from farside.scheduler.energy.power.state import Phase
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import LiveJob, LiveNode
 from farside.scheduler.live.record import Phase as JobPhase
 from farside.scheduler.live.snapshot import is_holding, is_ready, job_of, node_of
-from farside.scheduler.mask import bits
+from farside.scheduler.node_set import bits
 from farside.scheduler.nodes import NodeSets
 from farside.scheduler.placement.on_nodes import demand_of
+from farside.scheduler.power.state import Phase
+from farside.scheduler.quota_use import Tally
 from farside.scheduler.state import Node
-from farside.scheduler.tally import Tally
 from farside.scheduler.tenancy import Standing, Tenancy
 
 # The brain has looked at a job that has waited for so long: what is free is not for it.

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from farside.scheduler.energy.power.state import Command, NodePower, Phase, PowerRecord
+from farside.scheduler.power.state import Command, NodePower, Phase, PowerRecord
 
 # Of these it matters whether they were carried out.
 _TO_BMC = frozenset({Command.SOFT_OFF, Command.FORCE_OFF, Command.POWER_ON})

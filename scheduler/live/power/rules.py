@@ -6,7 +6,7 @@ from farside.config.check import names_in
 from farside.config.shared import PowerSettings
 from farside.scheduler.energy.catalog import make_online
 from farside.scheduler.energy.policy import EnergyPolicy
-from farside.scheduler.energy.power.fleet import FleetRules
+from farside.scheduler.power.fleet import FleetRules
 from farside.scheduler.settings import named_settings
 
 

@@ -7,12 +7,12 @@ from farside.config.check import names_in
 from farside.config.manager import ManagerConfig
 from farside.errors import ConfigError
 from farside.scheduler.energy.policy import EnergyPolicy
-from farside.scheduler.energy.power.drive.catalog import read_drivers
-from farside.scheduler.energy.power.drive.driver import PowerDriver
-from farside.scheduler.energy.power.fleet import FleetRules
-from farside.scheduler.energy.power.state import Patience
 from farside.scheduler.live.accounts import tenancy_of
 from farside.scheduler.live.power.rules import fleet_rules, online_policy
+from farside.scheduler.power.driver.catalog import read_drivers
+from farside.scheduler.power.driver.driver import PowerDriver
+from farside.scheduler.power.fleet import FleetRules
+from farside.scheduler.power.state import Patience
 from farside.scheduler.tenancy import Tenancy
 
 # Between two turns, at most: jobs that wait for nodes should not wait for us.

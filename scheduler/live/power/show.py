@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from farside.scheduler.energy.power.state import NodePower, Phase
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.power.note import note_of
 from farside.scheduler.live.power.slept import saved_kwh
 from farside.scheduler.live.record import LiveNode
+from farside.scheduler.power.state import NodePower, Phase
 
 Shown = Mapping[str, object]
 _WORDS = {

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from farside.errors import PeerError, RemoteProtocolError, Unavailable
 from farside.log import get_log
-from farside.scheduler.energy.power.drive.program import run_program
 from farside.scheduler.live.slurm import read_json, read_sacct, read_text
 from farside.scheduler.live.slurm.action import (
     Hold,
@@ -25,6 +24,7 @@ from farside.scheduler.live.slurm.action import (
 )
 from farside.scheduler.live.slurm.shadow_job import Ended
 from farside.scheduler.live.slurm.snapshot import PRIORITY_LOW, SlurmJob, Snapshot, Traits
+from farside.scheduler.power.driver.program import run_program
 
 # Ten thousand jobs are 40 MB of JSON.
 MOST_BYTES = 256 << 20

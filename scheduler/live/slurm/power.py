@@ -2,17 +2,17 @@
 
 Slurm switches: its SuspendProgram and ResumeProgram, and its own patience with a node that does not come. It also wakes
 a node by itself when it starts a job there. Here it is only decided how many idle nodes are too many, or too few for
-what is to come, by the same energy policy, floor and rates as without Slurm (scheduler/energy/power/fleet.py).
+what is to come, by the same energy policy, floor and rates as without Slurm (scheduler/power/fleet.py).
 """
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from farside.scheduler.energy.power.fleet import DAY_S
-from farside.scheduler.energy.power.state import Holdings, NodePower, Phase, Wanted
 from farside.scheduler.live.slurm.action import PowerAction, PowerDown, PowerUp
 from farside.scheduler.live.slurm.snapshot import SlurmNode
+from farside.scheduler.power.fleet import DAY_S
+from farside.scheduler.power.state import Holdings, NodePower, Phase, Wanted
 
 _OUT = frozenset({"DOWN", "DRAIN", "ERROR", "FAIL", "FUTURE", "INVALID", "INVALID_REG", "MAINT", "NOT_RESPONDING"})
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from farside.scheduler.cost import SteppedCost
 from farside.scheduler.domain import Rules
 from farside.scheduler.live.slurm.decide import Decision
 from farside.scheduler.live.slurm.desk import Group, is_managed
@@ -18,6 +17,7 @@ from farside.scheduler.live.slurm.past import Memory
 from farside.scheduler.live.slurm.shadow_job import Ended, job_of_ended
 from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob, Snapshot
 from farside.scheduler.order.fifo import Fifo
+from farside.scheduler.preemption_cost import SteppedCost
 from farside.scheduler.sim.estimator import Foreknown
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from farside.scheduler.domain import Domain
-from farside.scheduler.fragmentation import stranded_share
 from farside.scheduler.ledger import Ledger
+from farside.scheduler.sim.result.fragmentation import stranded_share
 from farside.scheduler.sim.result.series import Series, SeriesRecorder
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.state import Action, Allocation, Preempt, Start

@@ -81,8 +81,8 @@ def _question(
     holidays: _Holidays = None,
 ) -> "Question":
     from farside.scheduler.energy.catalog import Question
-    from farside.scheduler.energy.read_series import read_series, seconds_of
     from farside.scheduler.energy.series import DAY_S, Zeros
+    from farside.scheduler.sim.energy.read_series import read_series, seconds_of
 
     meant: Mapping[str, Zeros | None] = {"auto": None, "gap": Zeros.GAP, "real": Zeros.REAL}
     series = read_series(files, gpus_per_node=gpus_per_node, zeros=meant[zeros])
@@ -127,8 +127,8 @@ def replay(
     """
     from farside.cli.energy_report import Asked, print_report, report_of, write_json
     from farside.scheduler.energy.catalog import prepare
-    from farside.scheduler.energy.replay import figures, play
-    from farside.scheduler.energy.saving import Power
+    from farside.scheduler.sim.energy.replay import figures, play
+    from farside.scheduler.sim.energy.saving import Power
 
     _check_places({"--json": json_to, "--plot": plot}, files)
     told = {name: _text(value) for name, value in options.overrides(settings).items()}
@@ -164,7 +164,7 @@ def pareto(
     Shows and plots sleeping nodes over wake-ups per day and over missing nodes: the gain for a risk, per policy.
     """
     from farside.cli.energy_report import print_points, write_json
-    from farside.scheduler.energy.sweep import sweep
+    from farside.scheduler.sim.energy.sweep import sweep
 
     _check_places({"--json": json_to, "--plot": plot}, files)
     points = sweep(question, tuple(policies or ()), boot_s=boot_s)
@@ -191,7 +191,7 @@ def forecast(
     smoothing: the errors of the predicted mean, and the accuracy of the quantiles of the predicted maximum.
     """
     from farside.cli.energy_report import print_forecasts, write_json
-    from farside.scheduler.energy.compare import compare
+    from farside.scheduler.sim.energy.compare import compare
 
     _check_places({"--json": json_to}, files)
     scores = compare(question)

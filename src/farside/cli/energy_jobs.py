@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from farside.errors import ConfigError
 from farside.scheduler.energy.catalog import make_online
-from farside.scheduler.energy.sleeping import Cost, SleepingSimulation, cost_of
+from farside.scheduler.sim.energy.sleeping import Cost, SleepingSimulation, cost_of
 from farside.simulate.request import Request, prepare
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from farside.scheduler.energy.catalog import Question
-from farside.scheduler.energy.replay import Played
-from farside.scheduler.energy.sweep import Point
+from farside.scheduler.sim.energy.replay import Played
+from farside.scheduler.sim.energy.sweep import Point
 from farside.scheduler.sim.place import written
 
 # Told apart by shape as well as by colour.

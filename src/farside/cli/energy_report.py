@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from farside.scheduler.energy.catalog import Prepared, Question
-from farside.scheduler.energy.compare import Scores
-from farside.scheduler.energy.replay import Figures
-from farside.scheduler.energy.saving import Power, co2_kg_a_year, kwh_a_year
-from farside.scheduler.energy.sleeping import Cost
-from farside.scheduler.energy.sweep import Point
+from farside.scheduler.sim.energy.compare import Scores
+from farside.scheduler.sim.energy.replay import Figures
+from farside.scheduler.sim.energy.saving import Power, co2_kg_a_year, kwh_a_year
+from farside.scheduler.sim.energy.sleeping import Cost
+from farside.scheduler.sim.energy.sweep import Point
 from farside.scheduler.sim.place import written
 
 

@@ -1,7 +1,7 @@
 """A switch that only says what it would do, and then behaves as if it had."""
 
 from farside.log import get_log
-from farside.scheduler.energy.power.state import Power
+from farside.scheduler.power.state import Power
 
 log = get_log("scheduler.power")
 

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 
 from farside.errors import PeerError
-from farside.scheduler.energy.power.drive.program import run_program
-from farside.scheduler.energy.power.state import Power
+from farside.scheduler.power.driver.program import run_program
+from farside.scheduler.power.state import Power
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

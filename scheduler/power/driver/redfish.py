@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from farside.errors import PeerError, Unavailable
-from farside.scheduler.energy.power.drive.secret import read_secret
-from farside.scheduler.energy.power.state import Power
+from farside.scheduler.power.driver.secret import read_secret
+from farside.scheduler.power.state import Power
 
 T = TypeVar("T")
 

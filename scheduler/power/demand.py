@@ -9,7 +9,7 @@ from typing import Protocol
 from farside.scheduler.energy.learning import Fit, recall
 from farside.scheduler.energy.online import learned_from
 from farside.scheduler.energy.policy import EnergyPolicy, Seen, Target
-from farside.scheduler.energy.power.state import NodePower, Phase
+from farside.scheduler.power.state import NodePower, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

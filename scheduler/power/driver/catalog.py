@@ -17,12 +17,12 @@ from typing import Any, cast
 import msgspec
 
 from farside.errors import ConfigError
-from farside.scheduler.energy.power.drive.command import CommandDriver
-from farside.scheduler.energy.power.drive.driver import PowerDriver
-from farside.scheduler.energy.power.drive.dry_run import DryRunDriver
-from farside.scheduler.energy.power.drive.ipmi import IpmiDriver
-from farside.scheduler.energy.power.drive.redfish import RedfishDriver
-from farside.scheduler.energy.power.drive.wake_on_lan import WakeOnLanDriver
+from farside.scheduler.power.driver.command import CommandDriver
+from farside.scheduler.power.driver.driver import PowerDriver
+from farside.scheduler.power.driver.dry_run import DryRunDriver
+from farside.scheduler.power.driver.ipmi import IpmiDriver
+from farside.scheduler.power.driver.redfish import RedfishDriver
+from farside.scheduler.power.driver.wake_on_lan import WakeOnLanDriver
 from farside.scheduler.settings import chosen
 
 DRIVERS: Mapping[str, type[Any]] = {

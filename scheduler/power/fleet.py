@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from farside.scheduler.energy.power.state import NodePower, Phase, Wanted
+from farside.scheduler.power.state import NodePower, Phase, Wanted
 
 HOUR_S = 3600.0
 DAY_S = 86400.0

@@ -13,13 +13,13 @@ from dataclasses import replace
 from farside.clock import Clock
 from farside.errors import ConfigError, FarsideError
 from farside.log import get_log
-from farside.scheduler.energy.power.demand import Demand, occupancy
-from farside.scheduler.energy.power.drive.driver import PowerDriver
-from farside.scheduler.energy.power.drive.inventory import Inventory
-from farside.scheduler.energy.power.fleet import FleetRules, plan
-from farside.scheduler.energy.power.machine import adopt, step
-from farside.scheduler.energy.power.rest import Rest, RestCommand, RestRules, next_rest
-from farside.scheduler.energy.power.state import (
+from farside.scheduler.power.demand import Demand, occupancy
+from farside.scheduler.power.driver.driver import PowerDriver
+from farside.scheduler.power.fleet import FleetRules, plan
+from farside.scheduler.power.inventory import Inventory
+from farside.scheduler.power.machine import adopt, step
+from farside.scheduler.power.rest import Rest, RestCommand, RestRules, next_rest
+from farside.scheduler.power.state import (
     Answer,
     Beat,
     Command,

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from farside.scheduler.energy.power.state import Holdings
+from farside.scheduler.power.state import Holdings
 
 
 class Inventory(Protocol):

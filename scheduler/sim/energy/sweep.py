@@ -9,8 +9,8 @@ from farside.scheduler.energy.catalog import POLICIES, Question, prepare
 from farside.scheduler.energy.ces import Ces
 from farside.scheduler.energy.paper import Paper
 from farside.scheduler.energy.policy import EnergyPolicy
-from farside.scheduler.energy.replay import figures, play
 from farside.scheduler.settings import chosen
+from farside.scheduler.sim.energy.replay import figures, play
 
 # Shares of all nodes; 0.095 is 40 of Philly's 420.
 BUFFER_SHARES = (0.0, 0.012, 0.024, 0.048, 0.071, 0.095, 0.143, 0.19, 0.238)

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from farside.scheduler.domain import Domain
+from farside.scheduler.quota_use import Tally
 from farside.scheduler.state import Allocation
-from farside.scheduler.tally import Tally
 
 # So many who stand before a job are played through; it takes some microseconds each.
 AHEAD_MAX = 2000

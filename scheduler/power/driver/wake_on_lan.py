@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from farside.endpoint import parse_address
 from farside.errors import PeerError
-from farside.scheduler.energy.power.drive.command import CommandDriver
-from farside.scheduler.energy.power.state import Power
+from farside.scheduler.power.driver.command import CommandDriver
+from farside.scheduler.power.state import Power
 
 COPIES = 3
 """Of the packet: nobody acknowledges one, and one may be lost."""

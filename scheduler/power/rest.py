@@ -7,7 +7,7 @@ Unlike switching off it is over in an instant, so the node stays open: it is end
 from dataclasses import dataclass
 from enum import StrEnum
 
-from farside.scheduler.energy.power.state import NodePower, Phase
+from farside.scheduler.power.state import NodePower, Phase
 
 
 class RestCommand(StrEnum):

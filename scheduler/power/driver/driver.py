@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from farside.scheduler.energy.power.state import Power
+from farside.scheduler.power.state import Power
 
 
 class PowerDriver(Protocol):

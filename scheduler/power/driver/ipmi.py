@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.errors import PeerError
-from farside.scheduler.energy.power.drive.program import Finished, run_program
-from farside.scheduler.energy.power.drive.secret import check_secret
-from farside.scheduler.energy.power.state import Power
+from farside.scheduler.power.driver.program import Finished, run_program
+from farside.scheduler.power.driver.secret import check_secret
+from farside.scheduler.power.state import Power
 
 _READING = re.compile(r"Instantaneous power reading\s*:\s*(\d+(?:\.\d+)?)\s*Watts", re.IGNORECASE)
 _STATUS = re.compile(r"Chassis Power is (on|off)", re.IGNORECASE)

@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable
 
-from farside.scheduler.energy.power.drive.driver import PowerDriver
-from farside.scheduler.energy.power.state import Power
+from farside.scheduler.power.driver.driver import PowerDriver
+from farside.scheduler.power.state import Power
 
 ShutDown = Callable[[str], Awaitable[None]]
 """Has the agent of a node shut it down; raises PeerError where it can't be told."""

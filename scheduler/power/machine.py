@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from farside.scheduler.energy.power.state import (
+from farside.scheduler.power.state import (
     Answer,
     Beat,
     Command,

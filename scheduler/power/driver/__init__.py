@@ -1,0 +1,1 @@
+"""Power drivers, a file each, behind one protocol."""

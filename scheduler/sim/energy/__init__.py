@@ -1,0 +1,1 @@
+"""Replays of energy policies on series of busy nodes and on traces."""
