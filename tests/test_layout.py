@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 # Decisions without side effects: see CONTRIBUTING.md, "functional core". All of the scheduler is, but what reads and
 # writes files for the simulator.
 SCHEDULER_SHELL = (
-    "farside.scheduler.characterise.report",
+    "farside.scheduler.sim.characterise.report",
     "farside.scheduler.power.driver",
     "farside.scheduler.power.controller",
     "farside.scheduler.sim.place",

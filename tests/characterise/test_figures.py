@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from farside.errors import ConfigError
-from farside.scheduler.characterise import jobs, users
-from farside.scheduler.characterise.rhythm import diurnal, months, pattern
-from farside.scheduler.characterise.size import Sizes, sizes_of
-from farside.scheduler.characterise.tenants import box_of, imbalance, tenants
+from farside.scheduler.sim.characterise import jobs, users
+from farside.scheduler.sim.characterise.rhythm import diurnal, months, pattern
+from farside.scheduler.sim.characterise.size import Sizes, sizes_of
+from farside.scheduler.sim.characterise.tenants import box_of, imbalance, tenants
 from farside.scheduler.sim.cluster import VcSize
 from farside.scheduler.sim.trace.log import Status
 from tests.characterise.logs import MONDAY_S, job, log

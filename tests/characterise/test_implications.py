@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from farside.scheduler.characterise.implications import Verdict, verdicts
-from farside.scheduler.characterise.size import Sizes, sizes_of
-from farside.scheduler.characterise.survey import survey
+from farside.scheduler.sim.characterise.implications import Verdict, verdicts
+from farside.scheduler.sim.characterise.size import Sizes, sizes_of
+from farside.scheduler.sim.characterise.survey import survey
 from farside.scheduler.sim.cluster import VcSize
 from farside.scheduler.sim.trace.log import JobLog, Logged, Status
 from tests.characterise.logs import job, log

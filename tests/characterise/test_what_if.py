@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from farside.scheduler.characterise.replay import HeadStarts, Stage, busiest, stage, trace_jobs, waits_s
-from farside.scheduler.characterise.size import Sizes
-from farside.scheduler.characterise.what_if import boost, debug_queue, early_stop, lending
+from farside.scheduler.sim.characterise.replay import HeadStarts, Stage, busiest, stage, trace_jobs, waits_s
+from farside.scheduler.sim.characterise.size import Sizes
+from farside.scheduler.sim.characterise.what_if import boost, debug_queue, early_stop, lending
 from farside.scheduler.sim.cluster import VcSize
 from farside.scheduler.sim.trace.log import Logged, Status
 from tests.characterise.logs import job, log

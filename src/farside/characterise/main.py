@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 
 from farside.errors import ConfigError
-from farside.scheduler.characterise.report_page import answer, change, facts, seconds
-from farside.scheduler.characterise.size import sizes_of
-from farside.scheduler.characterise.study import Study, study
+from farside.scheduler.sim.characterise.report_page import answer, change, facts, seconds
+from farside.scheduler.sim.characterise.size import sizes_of
+from farside.scheduler.sim.characterise.study import Study, study
 from farside.scheduler.sim.place import check_apart, check_writable, written
 from farside.scheduler.sim.trace.log import JobLog
 from farside.scheduler.sim.trace.read_log import read_log
@@ -56,7 +56,7 @@ def run(request: Request, *, tell: Callable[[str], None]) -> Iterator[str]:
     found = study(log, sizes, what_if_jobs=request.what_if_jobs, tell=tell)
     # 4. Write.
     tell(f"writing {request.page}")
-    from farside.scheduler.characterise.report import write_json, write_page  # matplotlib takes long to load
+    from farside.scheduler.sim.characterise.report import write_json, write_page  # matplotlib takes long to load
 
     with written(request.page) as place:
         write_page(place, found)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from farside.scheduler.characterise.study import Stretch, Study
-from farside.scheduler.characterise.survey import STATUSES
+from farside.scheduler.sim.characterise.study import Stretch, Study
+from farside.scheduler.sim.characterise.survey import STATUSES
 from farside.scheduler.sim.result.report_html import document, figure
 from farside.units import format_moment, format_seconds
 

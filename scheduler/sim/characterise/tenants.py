@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.characterise.size import Sizes, gpus_at
-from farside.scheduler.characterise.use import bounded_step_s, edges, mean_use
+from farside.scheduler.sim.characterise.size import Sizes, gpus_at
+from farside.scheduler.sim.characterise.use import bounded_step_s, edges, mean_use
 from farside.scheduler.sim.cluster import WHOLE
 from farside.scheduler.sim.trace.log import JobLog
 from farside.scheduler.table import Floats

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.characterise.rhythm import Month
-from farside.scheduler.characterise.survey import CALENDAR, SIZES, STARTS, STATUSES, USERS, VCS, Survey
-from farside.scheduler.characterise.tenants import STEP_S
-from farside.scheduler.characterise.users import TOP_SHARE
+from farside.scheduler.sim.characterise.rhythm import Month
+from farside.scheduler.sim.characterise.survey import CALENDAR, SIZES, STARTS, STATUSES, USERS, VCS, Survey
+from farside.scheduler.sim.characterise.tenants import STEP_S
+from farside.scheduler.sim.characterise.users import TOP_SHARE
 from farside.scheduler.sim.trace.log import Status
 from farside.units import format_seconds
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.characterise import jobs, users
-from farside.scheduler.characterise.jobs import Curve, Demand, Ends
-from farside.scheduler.characterise.replay import stage, waits_s
-from farside.scheduler.characterise.rhythm import Diurnal, Month, diurnal, months
-from farside.scheduler.characterise.size import Sizes
-from farside.scheduler.characterise.tenants import Imbalance, Tenant, imbalance, tenants
-from farside.scheduler.characterise.users import Concentration
+from farside.scheduler.sim.characterise import jobs, users
+from farside.scheduler.sim.characterise.jobs import Curve, Demand, Ends
+from farside.scheduler.sim.characterise.replay import stage, waits_s
+from farside.scheduler.sim.characterise.rhythm import Diurnal, Month, diurnal, months
+from farside.scheduler.sim.characterise.size import Sizes
+from farside.scheduler.sim.characterise.tenants import Imbalance, Tenant, imbalance, tenants
+from farside.scheduler.sim.characterise.users import Concentration
 from farside.scheduler.sim.cluster import WHOLE
 from farside.scheduler.sim.trace.log import JobLog, Status
 from farside.scheduler.table import Floats

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from farside.scheduler.characterise.replay import HeadStarts, Stage, trace_jobs, waits_s
-from farside.scheduler.characterise.users import TOP_SHARE, concentration
+from farside.scheduler.sim.characterise.replay import HeadStarts, Stage, trace_jobs, waits_s
+from farside.scheduler.sim.characterise.users import TOP_SHARE, concentration
 from farside.scheduler.sim.cluster import VcSize
 from farside.scheduler.sim.trace.log import Status
 from farside.scheduler.table import Floats

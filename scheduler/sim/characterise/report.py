@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from farside.scheduler.characterise import report_plot
-from farside.scheduler.characterise.report_page import page
-from farside.scheduler.characterise.study import Study
-from farside.scheduler.characterise.survey import CALENDAR, CPU_JOBS, SIZES, STARTS, STATUSES, USERS, VCS, Survey
+from farside.scheduler.sim.characterise import report_plot
+from farside.scheduler.sim.characterise.report_page import page
+from farside.scheduler.sim.characterise.study import Study
+from farside.scheduler.sim.characterise.survey import CALENDAR, CPU_JOBS, SIZES, STARTS, STATUSES, USERS, VCS, Survey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

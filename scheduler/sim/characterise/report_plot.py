@@ -7,11 +7,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator, PercentFormatter
 
-from farside.scheduler.characterise.jobs import Curve, Ends
-from farside.scheduler.characterise.rhythm import Diurnal, Month
-from farside.scheduler.characterise.survey import Survey
-from farside.scheduler.characterise.tenants import Tenant
-from farside.scheduler.characterise.users import Concentration
+from farside.scheduler.sim.characterise.jobs import Curve, Ends
+from farside.scheduler.sim.characterise.rhythm import Diurnal, Month
+from farside.scheduler.sim.characterise.survey import Survey
+from farside.scheduler.sim.characterise.tenants import Tenant
+from farside.scheduler.sim.characterise.users import Concentration
 from farside.scheduler.sim.result.report_svg import COLOURS, DASHES, new_axes, new_figure, style, svg
 
 _HEIGHT_IN = 3.4

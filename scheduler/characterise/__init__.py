@@ -1,1 +1,0 @@
-"""What a job log tells of its cluster: Helios's figures and implications, for any log. [helios §3]"""

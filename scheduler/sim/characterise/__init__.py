@@ -1,0 +1,1 @@
+"""What a job log contains: figures of jobs, users and virtual clusters."""
