@@ -24,12 +24,12 @@ from farside.config import SlurmConfig, load_config
 from farside.errors import FarsideError, PeerError
 from farside.sandbox.process import command
 from farside.scheduler.live.rules import rules_of
-from farside.scheduler.live.slurm.commands import SlurmCommands
-from farside.scheduler.live.slurm.desk import groups_of
-from farside.scheduler.live.slurm.notebook import Notebook
-from farside.scheduler.live.slurm.shadow import Gain, expected_gain
-from farside.scheduler.live.slurm.shadow_job import Ended
-from farside.scheduler.live.slurm.snapshot import Snapshot
+from farside.scheduler.slurm.commands import SlurmCommands
+from farside.scheduler.slurm.domain import groups_of
+from farside.scheduler.slurm.shadow import Gain, expected_gain
+from farside.scheduler.slurm.shadow_job import Ended
+from farside.scheduler.slurm.snapshot import Snapshot
+from farside.scheduler.slurm.state_file import Notebook
 from tests.slurm.cluster import SlurmCluster, slurm_cluster
 
 RESULTS = Path(__file__).parent / "results" / "slurm_gain.json"

@@ -7,7 +7,9 @@ from typing import Any
 
 from farside.errors import PeerError
 from farside.scheduler.domain import Rules
-from farside.scheduler.live.slurm.action import (
+from farside.scheduler.order.catalog import make_order
+from farside.scheduler.placement.catalog import make_placement
+from farside.scheduler.slurm.action import (
     Hold,
     PowerDown,
     PowerUp,
@@ -17,10 +19,10 @@ from farside.scheduler.live.slurm.action import (
     SetPriority,
     SlurmAction,
 )
-from farside.scheduler.live.slurm.decide import Ways
-from farside.scheduler.live.slurm.desk import Group, groups_of
-from farside.scheduler.live.slurm.shadow_job import Ended
-from farside.scheduler.live.slurm.snapshot import (
+from farside.scheduler.slurm.decide import Ways
+from farside.scheduler.slurm.domain import Group, groups_of
+from farside.scheduler.slurm.shadow_job import Ended
+from farside.scheduler.slurm.snapshot import (
     PRIORITY_LOW,
     JobPhase,
     SlurmJob,
@@ -29,8 +31,6 @@ from farside.scheduler.live.slurm.snapshot import (
     Snapshot,
     Traits,
 )
-from farside.scheduler.order.catalog import make_order
-from farside.scheduler.placement.catalog import make_placement
 
 NOW_S = 1_800_000_000.0
 TRAITS = Traits(version="22.05.8", is_counting_memory=True, has_power_saving=True)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.errors import ConfigError
-from farside.scheduler.live.slurm.action import Hold, Release, Requeue, SetNice, SetPriority
-from farside.scheduler.live.slurm.decide import Decision, decide, failed, with_mark, without_mark
-from farside.scheduler.live.slurm.past import Memory
-from farside.scheduler.live.slurm.snapshot import HELD_MARK, PRIORITY_HIGH, PRIORITY_LOW, JobPhase, SlurmJob, Snapshot
+from farside.scheduler.slurm.action import Hold, Release, Requeue, SetNice, SetPriority
+from farside.scheduler.slurm.decide import Decision, decide, failed, with_mark, without_mark
+from farside.scheduler.slurm.job_memory import Memory
+from farside.scheduler.slurm.snapshot import HELD_MARK, PRIORITY_HIGH, PRIORITY_LOW, JobPhase, SlurmJob, Snapshot
 from tests.slurm.made import NOW_S, TRAITS, groups, node, over, running, snapshot, waiting, ways
 
 FULL = (running(1, ("gn1", 4)), running(2, ("gn2", 4)))

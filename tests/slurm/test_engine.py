@@ -11,11 +11,11 @@ import pytest
 
 from farside.config import SlurmConfig, load_config
 from farside.errors import ConfigError
-from farside.scheduler.live.slurm import notebook
-from farside.scheduler.live.slurm.action import Hold, PowerDown, Requeue, SetPriority
-from farside.scheduler.live.slurm.engine import MOST_REFUSALS, Engine, Mode
-from farside.scheduler.live.slurm.notebook import Notebook
-from farside.scheduler.live.slurm.snapshot import HELD_MARK
+from farside.scheduler.slurm import state_file as notebook
+from farside.scheduler.slurm.action import Hold, PowerDown, Requeue, SetPriority
+from farside.scheduler.slurm.engine import MOST_REFUSALS, Engine, Mode
+from farside.scheduler.slurm.snapshot import HELD_MARK
+from farside.scheduler.slurm.state_file import Notebook
 from tests.slurm.made import NOW_S, TRAITS, FakeSlurm, node, over, running, snapshot, waiting
 
 FULL = (running(1, ("gn1", 4)), running(2, ("gn2", 4)))

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from farside.config import SlurmConfig, load_config
 from farside.scheduler.live.rules import rules_of
-from farside.scheduler.live.slurm.desk import Desk
-from farside.scheduler.live.slurm.engine import Engine, Mode
-from farside.scheduler.live.slurm.foretell import Foreteller, foretold_gpu_s
-from farside.scheduler.live.slurm.notebook import Notebook
-from farside.scheduler.live.slurm.past import Memory, Past, recall
-from farside.scheduler.live.slurm.read_sacct import FIELDS, ended_of
-from farside.scheduler.live.slurm.shadow_job import Ended, fact_of, job_of_ended
-from farside.scheduler.live.slurm.watcher import Watcher
 from farside.scheduler.order.gittins import Gittins
+from farside.scheduler.slurm.domain import Desk
+from farside.scheduler.slurm.engine import Engine, Mode
+from farside.scheduler.slurm.expected_time import Foreteller, foretold_gpu_s
+from farside.scheduler.slurm.job_memory import Memory, Past, recall
+from farside.scheduler.slurm.read_sacct import FIELDS, ended_of
+from farside.scheduler.slurm.shadow_job import Ended, fact_of, job_of_ended
+from farside.scheduler.slurm.shadow_log import Watcher
+from farside.scheduler.slurm.state_file import Notebook
 from tests.slurm.made import NOW_S, TRAITS, FakeSlurm, groups, running, snapshot, waiting
 
 # As Debian's 22.05 prints it.

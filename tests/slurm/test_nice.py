@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from farside.config import SlurmConfig, load_config
 from farside.errors import ConfigError
-from farside.scheduler.live.slurm.action import SetNice
-from farside.scheduler.live.slurm.decide import decide
-from farside.scheduler.live.slurm.engine import Engine, Mode
-from farside.scheduler.live.slurm.nice import LEAST, lowered
-from farside.scheduler.live.slurm.past import Memory
+from farside.scheduler.slurm.action import SetNice
+from farside.scheduler.slurm.decide import decide
+from farside.scheduler.slurm.engine import Engine, Mode
+from farside.scheduler.slurm.job_memory import Memory
+from farside.scheduler.slurm.nice import LEAST, lowered
 from tests.slurm.made import TRAITS, FakeSlurm, running, snapshot, waiting, ways
 
 jobs = st.lists(st.tuples(st.integers(1, 20_000), st.integers(0, 500)), max_size=40)

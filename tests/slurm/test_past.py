@@ -3,8 +3,8 @@
 import math
 from dataclasses import replace
 
-from farside.scheduler.live.slurm.past import Memory, Past, recall
-from farside.scheduler.live.slurm.snapshot import JobPhase
+from farside.scheduler.slurm.job_memory import Memory, Past, recall
+from farside.scheduler.slurm.snapshot import JobPhase
 from tests.slurm.made import NOW_S, over, running, waiting
 
 

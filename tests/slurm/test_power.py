@@ -11,12 +11,12 @@ import pytest
 from farside.config import SlurmConfig, load_config
 from farside.errors import ConfigError
 from farside.scheduler.live.power.past import KeptPast, continued
-from farside.scheduler.live.slurm.action import PowerAction, PowerDown, PowerUp
-from farside.scheduler.live.slurm.notebook import Notebook
-from farside.scheduler.live.slurm.power import fleet_of, lacking
-from farside.scheduler.live.slurm.sleeper import Sleeper
-from farside.scheduler.live.slurm.snapshot import SlurmNode, Traits
 from farside.scheduler.power.state import NodePower, Phase
+from farside.scheduler.slurm.action import PowerAction, PowerDown, PowerUp
+from farside.scheduler.slurm.node_power import fleet_of, lacking
+from farside.scheduler.slurm.power import Sleeper
+from farside.scheduler.slurm.snapshot import SlurmNode, Traits
+from farside.scheduler.slurm.state_file import Notebook
 from tests.slurm.made import NOW_S, TRAITS, node
 from tests.support.waiting import until
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.live.slurm.priority import changes
+from farside.scheduler.slurm.priority import changes
 
 LOW, HIGH = 100, 200
 priorities = st.lists(st.integers(0, 300), max_size=40)

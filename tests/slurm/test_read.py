@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.live.slurm import read_json, read_text
-from farside.scheduler.live.slurm.hostlist import expand
-from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob
-from farside.scheduler.live.slurm.tres import gpus_asked, gpus_of, held_by_node, memory_bytes_of, model_of
+from farside.scheduler.slurm import read_json, read_text
+from farside.scheduler.slurm.hostlist import expand
+from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob
+from farside.scheduler.slurm.tres import gpus_asked, gpus_of, held_by_node, memory_bytes_of, model_of
 
 DATA = Path(__file__).parent / "data"
 

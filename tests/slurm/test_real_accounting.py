@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.scheduler.live.slurm.commands import SlurmCommands
+from farside.scheduler.slurm.commands import SlurmCommands
 from tests.slurm.cluster import SlurmCluster, slurm_cluster
 from tests.support.waiting import until
 

@@ -19,11 +19,11 @@ import pytest
 from farside import admin
 from farside.config import SlurmConfig, load_config
 from farside.errors import ConfigError, PeerError
-from farside.scheduler.live.slurm import read_text
-from farside.scheduler.live.slurm.commands import SlurmCommands
-from farside.scheduler.live.slurm.engine import Engine, Mode, give_back
-from farside.scheduler.live.slurm.shadow import LEAST_JOBS
-from farside.scheduler.live.slurm.snapshot import HELD_MARK, SlurmJob, Snapshot
+from farside.scheduler.slurm import read_text
+from farside.scheduler.slurm.commands import SlurmCommands
+from farside.scheduler.slurm.engine import Engine, Mode, give_back
+from farside.scheduler.slurm.shadow import LEAST_JOBS
+from farside.scheduler.slurm.snapshot import HELD_MARK, SlurmJob, Snapshot
 from tests.slurm.cluster import SlurmCluster, slurm_cluster
 from tests.slurm.test_read import comparable
 from tests.support.waiting import text_of, until

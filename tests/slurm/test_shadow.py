@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from farside.scheduler.domain import Rules
-from farside.scheduler.live.slurm.decide import decide
-from farside.scheduler.live.slurm.past import Memory
-from farside.scheduler.live.slurm.shadow import (
+from farside.scheduler.order.catalog import make_order
+from farside.scheduler.placement.catalog import make_placement
+from farside.scheduler.slurm.decide import decide
+from farside.scheduler.slurm.job_memory import Memory
+from farside.scheduler.slurm.shadow import (
     LEAST_JOBS,
     compared,
     ended_between,
@@ -15,9 +17,7 @@ from farside.scheduler.live.slurm.shadow import (
     kept,
     told_gain,
 )
-from farside.scheduler.live.slurm.shadow_job import Ended
-from farside.scheduler.order.catalog import make_order
-from farside.scheduler.placement.catalog import make_placement
+from farside.scheduler.slurm.shadow_job import Ended
 from tests.slurm.made import NOW_S, TRAITS, groups, over, running, snapshot, waiting, ways
 
 SRSF = Rules(order=make_order("srsf", {}), placement=make_placement("consolidate", {}))

@@ -40,8 +40,8 @@ def _run(mode: str, config: options.ConfigFiles, settings: options.Overrides) ->
     from farside.config import SlurmConfig, load_config
 
     loaded = load_config(SlurmConfig, config or (), options.overrides(settings))
-    from farside.scheduler.live.slurm.engine import Mode
-    from farside.scheduler.live.slurm.engine import run as run_engine
+    from farside.scheduler.slurm.engine import Mode
+    from farside.scheduler.slurm.engine import run as run_engine
 
     raise typer.Exit(run_engine(loaded, Mode(mode)))
 
@@ -65,7 +65,7 @@ def release(config: options.ConfigFiles = None, settings: options.Overrides = No
     Stop `farside slurm run` first; otherwise it orders them again.
     """
     from farside.config import SlurmConfig, load_config
-    from farside.scheduler.live.slurm.engine import give_back
+    from farside.scheduler.slurm.engine import give_back
     from farside.units import format_count
 
     count = give_back(load_config(SlurmConfig, config or (), options.overrides(settings)))

@@ -15,10 +15,10 @@ from farside.errors import ConfigError
 from farside.scheduler.admission.figures import Figures
 from farside.scheduler.admission.history import History
 from farside.scheduler.domain import Domain, Rules
-from farside.scheduler.live.slurm.past import Memory, Past
-from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, SlurmPartition, Snapshot, Traits
 from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.settings import suggestion
+from farside.scheduler.slurm.job_memory import Memory, Past
+from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, SlurmPartition, Snapshot, Traits
 from farside.scheduler.state import Action, Allocation, Job, Node, Promote
 from farside.scheduler.table import JobTable
 from farside.scheduler.waiting import Rank

@@ -6,15 +6,15 @@ from farside.config import SlurmConfig
 from farside.log import get_log
 from farside.scheduler.admission.history import History
 from farside.scheduler.domain import Rules
-from farside.scheduler.live.slurm.action import Line, SetNice, SetPriority, SlurmAction, told
-from farside.scheduler.live.slurm.decide import Decision
-from farside.scheduler.live.slurm.desk import Group
-from farside.scheduler.live.slurm.foretell import Foreteller
-from farside.scheduler.live.slurm.notebook import MOST_ENDED, Notebook
-from farside.scheduler.live.slurm.past import Memory
-from farside.scheduler.live.slurm.shadow import Gain, compared, ended_between, expected_gain, kept, told_gain
-from farside.scheduler.live.slurm.shadow_job import Ended, fact_of
-from farside.scheduler.live.slurm.snapshot import Snapshot
+from farside.scheduler.slurm.action import Line, SetNice, SetPriority, SlurmAction, told
+from farside.scheduler.slurm.decide import Decision
+from farside.scheduler.slurm.domain import Group
+from farside.scheduler.slurm.expected_time import Foreteller
+from farside.scheduler.slurm.job_memory import Memory
+from farside.scheduler.slurm.shadow import Gain, compared, ended_between, expected_gain, kept, told_gain
+from farside.scheduler.slurm.shadow_job import Ended, fact_of
+from farside.scheduler.slurm.snapshot import Snapshot
+from farside.scheduler.slurm.state_file import MOST_ENDED, Notebook
 from farside.units import format_count
 
 # Between two simulations of the expected gain.

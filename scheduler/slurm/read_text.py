@@ -9,9 +9,9 @@ import math
 import re
 from collections.abc import Mapping
 
-from farside.scheduler.live.slurm.hostlist import expand
-from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, SlurmPartition, Traits
-from farside.scheduler.live.slurm.tres import gpus_asked, gpus_of, held_by_node, memory_bytes_of, model_of
+from farside.scheduler.slurm.hostlist import expand
+from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, SlurmPartition, Traits
+from farside.scheduler.slurm.tres import gpus_asked, gpus_of, held_by_node, memory_bytes_of, model_of
 
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9_/:]*)=")
 _DETAIL = re.compile(r"\sNodes=(\S+) CPU_IDs=\S* Mem=\d+ GRES=(\S*)")

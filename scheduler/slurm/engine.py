@@ -1,7 +1,7 @@
 """The loop over a Slurm: look, decide, act or only say so, write down. In shadow mode nothing is changed at Slurm.
 
 Each turn begins from what Slurm says then, so nothing is lost when a turn is: slurmctld may be away, a command may be
-refused, this process may be killed. All that outlives it is what jobs were served before (notebook.py).
+refused, this process may be killed. All that outlives it is what jobs were served before (state_file.py).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from farside.errors import ConfigError, PeerError, RemoteProtocolError, Unavaila
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
 from farside.scheduler.live.rules import rules_of
-from farside.scheduler.live.slurm.action import (
+from farside.scheduler.slurm.action import (
     JobAction,
     Line,
     PowerAction,
@@ -32,15 +32,15 @@ from farside.scheduler.live.slurm.action import (
     SlurmAction,
     told,
 )
-from farside.scheduler.live.slurm.commands import SlurmCommands
-from farside.scheduler.live.slurm.decide import Decision, Ways, decide, failed, without_mark
-from farside.scheduler.live.slurm.desk import Group, groups_of
-from farside.scheduler.live.slurm.notebook import Notebook
-from farside.scheduler.live.slurm.past import Memory
-from farside.scheduler.live.slurm.shadow_job import Ended
-from farside.scheduler.live.slurm.sleeper import Sleeper
-from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob, Snapshot, Traits
-from farside.scheduler.live.slurm.watcher import Watcher
+from farside.scheduler.slurm.commands import SlurmCommands
+from farside.scheduler.slurm.decide import Decision, Ways, decide, failed, without_mark
+from farside.scheduler.slurm.domain import Group, groups_of
+from farside.scheduler.slurm.job_memory import Memory
+from farside.scheduler.slurm.power import Sleeper
+from farside.scheduler.slurm.shadow_job import Ended
+from farside.scheduler.slurm.shadow_log import Watcher
+from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot, Traits
+from farside.scheduler.slurm.state_file import Notebook
 from farside.units import format_seconds
 
 # In a turn, so many refusals in a row mean that it is not the jobs: the rest waits for the next turn.

@@ -10,17 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from farside.scheduler.domain import Rules
-from farside.scheduler.live.slurm.decide import Decision
-from farside.scheduler.live.slurm.desk import Group, is_managed
-from farside.scheduler.live.slurm.foretell import foretold_gpu_s
-from farside.scheduler.live.slurm.past import Memory
-from farside.scheduler.live.slurm.shadow_job import Ended, job_of_ended
-from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob, Snapshot
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.preemption_cost import SteppedCost
 from farside.scheduler.sim.estimator import Foreknown
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.slurm.decide import Decision
+from farside.scheduler.slurm.domain import Group, is_managed
+from farside.scheduler.slurm.expected_time import foretold_gpu_s
+from farside.scheduler.slurm.job_memory import Memory
+from farside.scheduler.slurm.shadow_job import Ended, job_of_ended
+from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot
 from farside.scheduler.state import Cluster, Node, VirtualCluster
 
 # Fewer jobs say nothing.

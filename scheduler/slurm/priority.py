@@ -8,7 +8,7 @@ are all numbered anew.
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from farside.scheduler.live.slurm.snapshot import PRIORITY_HIGH, PRIORITY_LOW
+from farside.scheduler.slurm.snapshot import PRIORITY_HIGH, PRIORITY_LOW
 
 
 def changes(

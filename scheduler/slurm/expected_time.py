@@ -8,10 +8,10 @@ more than that, a job's time limit is taken.
 import heapq
 from collections.abc import Mapping, Sequence
 
-from farside.scheduler.live.slurm.shadow_job import Ended, fact_of, job_of_ended
 from farside.scheduler.predict.estimator import TimeLimits
 from farside.scheduler.predict.rolling import RollingEstimator, RollingParams
 from farside.scheduler.predict.service import JobEnded
+from farside.scheduler.slurm.shadow_job import Ended, fact_of, job_of_ended
 from farside.scheduler.state import Job
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob
+from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from farside.errors import ConfigError
 from farside.log import get_log
 from farside.scheduler.energy.online import KEPT_STEPS
 from farside.scheduler.live.power.past import KeptPast
-from farside.scheduler.live.slurm.past import Memory
-from farside.scheduler.live.slurm.shadow_job import Ended
+from farside.scheduler.slurm.job_memory import Memory
+from farside.scheduler.slurm.shadow_job import Ended
 
 MEMORY, NODES, ENDED, DONE = "memory.msgpack", "nodes.msgpack", "ended.jsonl", "actions.jsonl"
 # Jobs that have ended, kept for the simulator: weeks of most clusters, seconds of simulation.

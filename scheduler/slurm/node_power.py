@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from farside.scheduler.live.slurm.action import PowerAction, PowerDown, PowerUp
-from farside.scheduler.live.slurm.snapshot import SlurmNode
 from farside.scheduler.power.fleet import DAY_S
 from farside.scheduler.power.state import Holdings, NodePower, Phase, Wanted
+from farside.scheduler.slurm.action import PowerAction, PowerDown, PowerUp
+from farside.scheduler.slurm.snapshot import SlurmNode
 
 _OUT = frozenset({"DOWN", "DRAIN", "ERROR", "FAIL", "FUTURE", "INVALID", "INVALID_REG", "MAINT", "NOT_RESPONDING"})
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from farside.scheduler.live.slurm.read_text import phase_of
-from farside.scheduler.live.slurm.snapshot import JobPhase, SlurmJob
-from farside.scheduler.live.slurm.tres import gpus_asked, held_by_node, memory_bytes_of
+from farside.scheduler.slurm.read_text import phase_of
+from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob
+from farside.scheduler.slurm.tres import gpus_asked, held_by_node, memory_bytes_of
 
 # Slurm's own stand-ins for no number and for infinity, 32 bits.
 _NO_VALUE, _INFINITE = 0xFFFFFFFE, 0xFFFFFFFF

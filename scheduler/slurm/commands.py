@@ -10,8 +10,9 @@ from pathlib import Path
 
 from farside.errors import PeerError, RemoteProtocolError, Unavailable
 from farside.log import get_log
-from farside.scheduler.live.slurm import read_json, read_sacct, read_text
-from farside.scheduler.live.slurm.action import (
+from farside.scheduler.power.driver.program import run_program
+from farside.scheduler.slurm import read_json, read_sacct, read_text
+from farside.scheduler.slurm.action import (
     Hold,
     PowerDown,
     PowerUp,
@@ -22,9 +23,8 @@ from farside.scheduler.live.slurm.action import (
     SlurmAction,
     told,
 )
-from farside.scheduler.live.slurm.shadow_job import Ended
-from farside.scheduler.live.slurm.snapshot import PRIORITY_LOW, SlurmJob, Snapshot, Traits
-from farside.scheduler.power.driver.program import run_program
+from farside.scheduler.slurm.shadow_job import Ended
+from farside.scheduler.slurm.snapshot import PRIORITY_LOW, SlurmJob, Snapshot, Traits
 
 # Ten thousand jobs are 40 MB of JSON.
 MOST_BYTES = 256 << 20

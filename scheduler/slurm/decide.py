@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from farside.scheduler.admission.history import History
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Rules
-from farside.scheduler.live.slurm.action import Hold, JobAction, Release, Requeue, SetNice, SetPriority
-from farside.scheduler.live.slurm.desk import Desk, Group
-from farside.scheduler.live.slurm.nice import lowered
-from farside.scheduler.live.slurm.past import Memory, Past, is_live, recall
-from farside.scheduler.live.slurm.priority import changes
-from farside.scheduler.live.slurm.snapshot import HELD_MARK, JobPhase, SlurmJob, Snapshot, Traits
 from farside.scheduler.predict.estimator import Estimator, TimeLimits
+from farside.scheduler.slurm.action import Hold, JobAction, Release, Requeue, SetNice, SetPriority
+from farside.scheduler.slurm.domain import Desk, Group
+from farside.scheduler.slurm.job_memory import Memory, Past, is_live, recall
+from farside.scheduler.slurm.nice import lowered
+from farside.scheduler.slurm.priority import changes
+from farside.scheduler.slurm.snapshot import HELD_MARK, JobPhase, SlurmJob, Snapshot, Traits
 from farside.scheduler.state import Preempt, Start
 from farside.units import format_count
 

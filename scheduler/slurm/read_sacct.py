@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from farside.scheduler.live.slurm.shadow_job import Ended
-from farside.scheduler.live.slurm.tres import gpus_of
+from farside.scheduler.slurm.shadow_job import Ended
+from farside.scheduler.slurm.tres import gpus_of
 
 FIELDS = (
     "JobIDRaw", "User", "Partition", "State", "Submit", "Start", "End", "ElapsedRaw", "TimelimitRaw", "AllocTRES",

@@ -10,13 +10,13 @@ from farside.scheduler.energy.learning import LearningCes
 from farside.scheduler.live.power.fit import Fitter, local_s
 from farside.scheduler.live.power.past import KeptPast, continued, kept_steps
 from farside.scheduler.live.power.rules import fleet_rules, online_policy
-from farside.scheduler.live.slurm import power
-from farside.scheduler.live.slurm.action import PowerAction
-from farside.scheduler.live.slurm.notebook import NODES, Notebook
-from farside.scheduler.live.slurm.snapshot import SlurmNode, Traits
 from farside.scheduler.power.demand import PolicyDemand, occupancy
 from farside.scheduler.power.fleet import plan
 from farside.scheduler.power.state import NodePower, Phase
+from farside.scheduler.slurm import node_power as power
+from farside.scheduler.slurm.action import PowerAction
+from farside.scheduler.slurm.snapshot import SlurmNode, Traits
+from farside.scheduler.slurm.state_file import NODES, Notebook
 
 # What was busy is written down so often at most: intervals may be of a second.
 WRITE_EVERY_S = 60.0

@@ -1,0 +1,1 @@
+"""The scheduling cycle over a Slurm cluster."""
