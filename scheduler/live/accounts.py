@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from farside.config.check import names_in
 from farside.config.manager import ManagerConfig

@@ -11,38 +11,51 @@ same for all: a process that fails, or a service that ends before the others, en
 """
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from farside.agent.messages import ARGUMENTS_MAX
+from farside.scheduler.live.field_limit import items, limit_problems, number
 
 # Of all roles: each process is told in its environment where all are, and execve(2) takes 128 KiB a variable.
 MAX_PROCESSES = 4096
 MAX_ROLES = 16
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}\Z")
+
+Arguments = Annotated[
+    tuple[str, ...], items("Program and arguments, run without a shell", ARGUMENTS_MAX, "put them in a file")
+]
+_NAME = Meta(
+    description="What FARSIDE_ROLE says",
+    extra={"pattern": "^[a-z][a-z0-9_]{0,31}$", "advice": "small letters, digits and _, at most 32"},
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
-    """``count`` processes that are alike.
+class Role(Struct, frozen=True, kw_only=True):
+    """``count`` processes of a job that are alike."""
 
-    Attributes:
-        name: What FARSIDE_ROLE says.
-        argv: Program and arguments, run without a shell.
-        count: How many.
-        gpus: Of each: 1 or 0.
-        cpus: Of each; 0: not counted. ``memory_bytes``: likewise.
-        swap_bytes: Of each: Farside swap that it may use beyond its memory.
-        is_service: It ends when the others have.
-    """
+    name: Annotated[str, _NAME]
+    argv: Arguments
+    count: Annotated[int, number("How many processes", 1, MAX_PROCESSES)] = 1
+    gpus: Annotated[int, number("GPUs of each process: 1 or 0", 0, 1, "raise count instead")] = 1
+    cpus: Annotated[float, number("CPUs of each process; 0: not counted", 0)] = 0.0
+    memory_bytes: Annotated[float, number("Memory of each process; 0: not counted", 0)] = 0.0
+    swap_bytes: Annotated[float, number("Farside swap of each process beyond its memory; 0: no swap at all", 0)] = 0.0
+    is_service: Annotated[bool, Meta(description="Whether it is told to end when all others have ended well")] = False
 
-    name: str
-    argv: tuple[str, ...]
-    count: int = 1
-    gpus: int = 1
-    cpus: float = 0.0
-    memory_bytes: float = 0.0
-    swap_bytes: float = 0.0
-    is_service: bool = False
+
+class RoleBody(Role, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Processes of a job that are alike, as the API takes them."""
+
+    service: Annotated[bool, Meta(description="The same as is_service, as a job file calls it")] = False
+
+
+def role_of(body: RoleBody) -> Role:
+    """What the log keeps of a role."""
+    found = {name: getattr(body, name) for name in Role.__struct_fields__}
+    return Role(**{**found, "is_service": body.is_service or body.service})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,22 +111,15 @@ def role_problems(roles: Sequence[Role]) -> Iterator[str]:
     count = sum(role.count for role in roles if role.count > 0)
     if count > MAX_PROCESSES:
         yield f"roles: {count:,} processes in all; a job with roles has at most {MAX_PROCESSES:,}; lower their count"
+        return
     names = [role.name for role in roles]
     for role in roles:
         where = f"role {role.name:.40}"
-        if not _NAME.match(role.name):
-            yield f"{where}: its name must be small letters, digits and _, at most 32"
+        yield from (f"{where}: {problem}" for problem in limit_problems(role))
         if names.count(role.name) > 1:
             yield f"{where}: there are two of that name"
         if not role.argv or not role.argv[0]:
             yield f"{where}: argv: is empty; name the program to run"
-        if role.count < 1:
-            yield f"{where}: count: must be 1 to {MAX_PROCESSES}, is {role.count}"
-        if role.gpus not in (0, 1):
-            yield f"{where}: gpus: a process of a role has 1 or 0, not {role.gpus}; raise count instead"
-        for key in ("cpus", "memory_bytes", "swap_bytes"):
-            if not 0 <= getattr(role, key) < 1e18:
-                yield f"{where}: {key}: must be 0 or more, is {getattr(role, key)}"
         if role.swap_bytes and not role.memory_bytes:
             yield f"{where}: swap: it swaps what goes beyond its memory; say how much that is, by memory"
     if not any(role.gpus for role in roles):

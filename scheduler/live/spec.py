@@ -1,12 +1,21 @@
-"""What a user asks for: one job, as it is submitted and kept in the log. PURE."""
+"""A job as its user describes it: one record for the command line, the API, the log and the page. PURE.
+
+How it works
+  A key of a job is declared once, with its meaning and its limits (field_limit.py), as a field of `JobSpec`. `JobBody`
+  is what the API takes: the same keys, how many such jobs, and what may be left out; `spec_of` fills in what follows.
+  The OpenAPI document, the keys of a job file and the refusals all come from these two.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, convert, field
 
 from farside.agent.messages import ARGUMENT_CHARS_MAX, ARGUMENTS_MAX, VARIABLES_MAX
-from farside.scheduler.live.role import Role, gpus_of, per_gpu, role_problems
+from farside.scheduler.live.field_limit import items, limit_problems, line, number, path
+from farside.scheduler.live.role import MAX_ROLES, Arguments, Role, RoleBody, gpus_of, per_gpu, role_of, role_problems
 from farside.units import format_count
 
 # What lies above is a slip of the hand. The message that starts a task on a node holds 1 MiB, all of this included.
@@ -14,15 +23,16 @@ MAX_ARGUMENT_BYTES = 256 * 1024
 MAX_ENVIRONMENT_BYTES = 256 * 1024
 MAX_GPUS = 100_000
 MAX_COUNT = 100_000
-MAX_NAME = 128
-MAX_PATH = 4096
 MAX_RETRIES = 1000
 MAX_GRACE_S = 3600.0
 MAX_TIME_LIMIT_S = 4e9  # 126 years, as much as agents take
 MAX_AFTER = 1000
 # Of a job times its count: each of the jobs is told of each that ends.
 MAX_AFTER_IN_ALL = 100_000
+# What GPUs of a job with roles bring along follows from the roles.
+_PER_GPU = ("cpus_per_gpu", "memory_bytes_per_gpu", "swap_bytes_per_gpu")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
+_AFTER_ADVICE = "wait for one that waits for them"
 
 
 class Ranks(StrEnum):
@@ -32,57 +42,46 @@ class Ranks(StrEnum):
     GPU = "gpu"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """A job as its user described it.
+class JobSpec(Struct, frozen=True, kw_only=True):
+    """A job as its user described it; the log keeps it. ``argv`` of a job with roles is its first role's."""
 
-    Attributes:
-        argv: Program and arguments, run without a shell.
-        gpus: All that it holds, over all nodes; the job starts with all of them or not at all.
-        name: What listings call it; the program's name where it is empty.
-        account: Whom its GPU hours are charged to; the user where it is empty.
-        qos: Its quality of service; empty: none, or the manager's default once it is submitted.
-        cwd: Folder it is started in.
-        env: Variables besides those that Farside sets.
-        ranks: Whether each node or each GPU gets a process.
-        gpu_model: Only GPUs of this model will do; empty: any.
-        cpus_per_gpu: CPUs it needs for each GPU; 0: not counted.
-        memory_bytes_per_gpu: Memory it needs for each GPU; 0: not counted.
-        swap_bytes_per_gpu: Farside swap that it may use beyond that, for each GPU; 0: none.
-        time_limit_s: It is ended once it has held its GPUs this long; 0: never.
-        grace_s: Time between SIGTERM and SIGKILL when it has to stop.
-        preemptible: Whether others may take its GPUs.
-        checkpoint_dir: Folder that all nodes share; a job that is resumed finds its checkpoint there.
-        output: Path of its output, ``%j`` the job, ``%r`` the rank; empty: ``farside-%j.%r.log`` in ``cwd``.
-        retries: How often it is started again after it failed by itself.
-        after: Jobs that must have ended well before it may start.
-        roles: Processes that are not alike (role.py); then ``argv`` is the first role's, and ``ranks`` means nothing.
-        model: What it trains, where that is one that the placement knows (model_zoo.py); empty: something else.
-        profile: Whether what its processes send is noted; None: at first, where jobs are placed by skew.
-    """
-
-    argv: tuple[str, ...]
-    gpus: int = 1
-    name: str = ""
-    account: str = ""
-    qos: str = ""
-    cwd: str = "/"
-    env: Mapping[str, str] = field(default_factory=dict)
-    ranks: Ranks = Ranks.NODE
-    gpu_model: str = ""
-    cpus_per_gpu: float = 0.0
-    memory_bytes_per_gpu: float = 0.0
-    swap_bytes_per_gpu: float = 0.0
-    time_limit_s: float = 0.0
-    grace_s: float = 30.0
-    preemptible: bool = True
-    checkpoint_dir: str = ""
-    output: str = ""
-    retries: int = 0
-    after: tuple[str, ...] = ()
+    argv: Arguments
+    gpus: Annotated[int, number("GPUs over all nodes; the job starts with all of them or not at all", 1, MAX_GPUS)] = 1
+    name: Annotated[str, line("What listings call the job; empty: the name of its program")] = ""
+    account: Annotated[str, line("Whom its GPU hours are charged to; empty: the first account of its user")] = ""
+    qos: Annotated[str, line("Its quality of service; empty: the default")] = ""
+    cwd: Annotated[str, path("Folder it is started in, absolute")] = "/"
+    env: Annotated[
+        Mapping[str, str],
+        items("Variables besides those that Farside sets", VARIABLES_MAX, "put them in a file", word="maxProperties"),
+    ] = field(default_factory=lambda: {})  # noqa: PIE807 - of `dict` itself the log's schema would show a default
+    ranks: Annotated[Ranks, Meta(description="One process for each node, or for each GPU; unused with roles")] = (
+        Ranks.NODE
+    )
+    gpu_model: Annotated[str, line("Only GPUs of this model; empty: any")] = ""
+    cpus_per_gpu: Annotated[float, number("CPUs it needs for each GPU; 0: not counted", 0)] = 0.0
+    memory_bytes_per_gpu: Annotated[float, number("Memory it needs for each GPU; 0: not counted", 0)] = 0.0
+    swap_bytes_per_gpu: Annotated[
+        float, number("Farside swap beyond its memory, for each GPU; 0: no swap at all", 0)
+    ] = 0.0
+    time_limit_s: Annotated[
+        float, number("The job is ended once it has held its GPUs this long", 0, MAX_TIME_LIMIT_S, "0 is none")
+    ] = 0.0
+    grace_s: Annotated[float, number("Time between SIGTERM and SIGKILL when it has to stop", 0, MAX_GRACE_S)] = 30.0
+    preemptible: Annotated[bool, Meta(description="Whether others may take its GPUs")] = True
+    checkpoint_dir: Annotated[
+        str, path("Folder that all nodes share, absolute; a job that is resumed finds its checkpoint there")
+    ] = ""
+    output: Annotated[str, path("Path of its output, %j the job, %r the rank; empty: farside-%j.%r.log in cwd")] = ""
+    retries: Annotated[int, number("How often it is started again after it failed by itself", 0, MAX_RETRIES)] = 0
+    after: Annotated[
+        tuple[str, ...], items("Jobs that must have ended well before it may start", MAX_AFTER, _AFTER_ADVICE)
+    ] = ()
     roles: tuple[Role, ...] = ()
-    model: str = ""
-    profile: bool | None = None
+    model: Annotated[str, line("What it trains, as Tiresias's Table 3.3 calls it: vgg16; empty: something else")] = ""
+    profile: Annotated[
+        bool | None, Meta(description="Whether what it sends is noted; default: at first where jobs are placed by skew")
+    ] = None
 
     def role(self, name: str) -> Role | None:
         """The role of that name; None of a job without roles."""
@@ -97,7 +96,7 @@ class JobSpec:
     def size_bytes(self) -> int:
         """What its texts that may be long take, wherever it is kept."""
         texts = (*_all_arguments(self), *self.env, *self.env.values(), *self.after)
-        return sum(len(text.encode(errors="replace")) for text in texts)
+        return sum(map(_size_bytes, texts))
 
     def output_path(self, job_id: str, rank: int) -> str:
         """Where a rank's output goes."""
@@ -106,69 +105,90 @@ class JobSpec:
         return path if path.startswith("/") else f"{self.cwd.rstrip('/')}/{path}"
 
 
-# fmt: off (a table: what is wrong when the condition holds)
+class JobBody(JobSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job, or ``count`` jobs alike; as in a job file."""
+
+    argv: Arguments = ()
+    preemptible: Annotated[  # type: ignore[assignment] # None is what the log never keeps: see `spec_of`
+        bool | None, Meta(description="Whether others may take its GPUs; default: whether it has a checkpoint_dir")
+    ] = None
+    roles: Annotated[
+        tuple[RoleBody, ...],
+        items("Processes that are not alike, all started at once", MAX_ROLES, "give processes that are alike one role"),
+    ] = ()
+    count: Annotated[int, Meta(ge=1, le=MAX_COUNT, description="So many jobs alike")] = 1
+    hold: Annotated[bool, Meta(description="Whether it does not start before it is released")] = False
+
+
+EXAMPLE: Mapping[str, Any] = {"argv": ["python", "train.py"], "gpus": 2, "cwd": "/home/ann", "time_limit_s": 7200}
+
+
+def spec_of(told: Mapping[str, Any]) -> JobSpec:
+    """What the log keeps of a body that is a `JobBody`: what the body leaves out follows from the rest of it."""
+    body = convert(told, JobBody, strict=False)
+    roles = tuple(map(role_of, body.roles))
+    found = {name: getattr(body, name) for name in JobSpec.__struct_fields__}
+    found |= {"roles": roles, "after": tuple(dict.fromkeys(body.after))}
+    if body.preemptible is None:
+        found["preemptible"] = bool(body.checkpoint_dir)
+    if roles:
+        found |= {name: value for name, value in _of_roles(roles).items() if name not in told}
+    return JobSpec(**found)
+
+
+def _of_roles(roles: tuple[Role, ...]) -> Mapping[str, Any]:
+    """What a job has that its roles say already."""
+    each = {key: per_gpu(roles, key.removesuffix("_per_gpu")) for key in _PER_GPU}
+    return {"argv": roles[0].argv, "gpus": gpus_of(roles), **each}
+
+
 def spec_problems(spec: JobSpec) -> Iterator[str]:
     """What is wrong with a job, whatever the cluster; each line names the key and what to do."""
-    if not spec.argv or not spec.argv[0]:
-        yield "argv: is empty; name the program to run"
-    elif sum(len(one.encode(errors="replace")) for one in _all_arguments(spec)) > MAX_ARGUMENT_BYTES:
-        yield f"argv: is longer than {MAX_ARGUMENT_BYTES} bytes; put it in a file"
-    elif any(len(one.encode(errors="replace")) > ARGUMENT_CHARS_MAX for one in _all_arguments(spec)):
-        yield f"argv: one argument is longer than the {ARGUMENT_CHARS_MAX} bytes that Linux takes; put it in a file"
-    if any(len(argv) > ARGUMENTS_MAX for argv in (spec.argv, *(role.argv for role in spec.roles))):
-        yield f"argv: has more than {ARGUMENTS_MAX} arguments; put them in a file"
-    if not 1 <= spec.gpus <= MAX_GPUS:
-        yield f"gpus: must be 1 to {MAX_GPUS}, is {spec.gpus}"
-    if sum(len(f"{name}={value}".encode(errors="replace")) for name, value in spec.env.items()) > MAX_ENVIRONMENT_BYTES:
-        yield f"env: is longer than {MAX_ENVIRONMENT_BYTES} bytes; put it in a file"
-    elif any(len(f"{name}={value}".encode(errors="replace")) > ARGUMENT_CHARS_MAX for name, value in spec.env.items()):
-        yield f"env: one variable is longer than the {ARGUMENT_CHARS_MAX} bytes that Linux takes; put it in a file"
-    if len(spec.env) > VARIABLES_MAX:
-        yield f"env: has more than {VARIABLES_MAX} variables; put them in a file"
-    for name in spec.env:
-        if not _VARIABLE.match(name):
-            yield f"env: {name[:60]!r} is no name of a variable; they are letters, digits and _, no digit first"
-            break
-    for text in (*_all_arguments(spec), *spec.env, *spec.env.values(), spec.cwd, spec.output, spec.checkpoint_dir):
-        if "\0" in text:
-            yield "a text contains a zero byte, which no program can be given"
-            break
-    for key in ("name", "account", "qos", "gpu_model", "model"):
-        text = getattr(spec, key)
-        if len(text) > MAX_NAME or not text.isprintable():
-            yield f"{key}: must be one line of at most {MAX_NAME} printable characters"
-    for key in ("cwd", "output", "checkpoint_dir"):
-        if len(getattr(spec, key).encode(errors="replace")) > MAX_PATH:
-            yield f"{key}: is longer than the {MAX_PATH} bytes of a path"
-    if not spec.cwd.startswith("/"):
-        yield f"cwd: must be an absolute path, is '{spec.cwd:.60}'"
-    if spec.checkpoint_dir and not spec.checkpoint_dir.startswith("/"):
-        yield f"checkpoint_dir: must be an absolute path, is '{spec.checkpoint_dir:.60}'"
-    for key in ("cpus_per_gpu", "memory_bytes_per_gpu", "swap_bytes_per_gpu"):
-        if not 0 <= getattr(spec, key) < 1e18:
-            yield f"{key}: must be 0 or more, is {getattr(spec, key)}"
+    yield from _text_problems(spec)
+    yield from limit_problems(spec)
+    for key, folder in (("cwd", spec.cwd), ("checkpoint_dir", spec.checkpoint_dir or "/")):
+        if not folder.startswith("/"):
+            yield f"{key}: must be an absolute path, is '{folder:.60}'"
     if spec.swap_bytes_per_gpu and not spec.memory_bytes_per_gpu:
         yield "swap: a job swaps what goes beyond its memory; say how much that is, by memory_per_gpu"
-    if not 0 <= spec.time_limit_s <= MAX_TIME_LIMIT_S:
-        yield f"time_limit_s: must be 0 to {MAX_TIME_LIMIT_S:g} seconds, is {spec.time_limit_s:g}; 0 is none"
-    if not 0 <= spec.grace_s <= MAX_GRACE_S:
-        yield f"grace_s: must be 0 to {MAX_GRACE_S:g} seconds, is {spec.grace_s:g}"
-    if not 0 <= spec.retries <= MAX_RETRIES:
-        yield f"retries: must be 0 to {MAX_RETRIES}, is {spec.retries}"
-    if len(spec.after) > MAX_AFTER:
-        yield f"after: at most {MAX_AFTER:,} jobs, not {len(spec.after):,}; wait for one that waits for them"
     if spec.roles:
         yield from role_problems(spec.roles)
-        if spec.argv != spec.roles[0].argv:
+        told = {key: getattr(spec, key) for key, value in _of_roles(spec.roles).items() if getattr(spec, key) != value}
+        if "argv" in told:
             yield "argv: each role has its own; leave it out"
-        if spec.gpus != gpus_of(spec.roles):
+        if "gpus" in told:
             yield f"gpus: the roles ask for {gpus_of(spec.roles)} in all, not {spec.gpus}; leave it out"
-        for key in ("cpus_per_gpu", "memory_bytes_per_gpu", "swap_bytes_per_gpu"):
-            if getattr(spec, key) != per_gpu(spec.roles, key.removesuffix("_per_gpu")):
+        for key in _PER_GPU:
+            if key in told:
                 yield f"{key}: each role has its own cpus, memory_bytes and swap_bytes; leave it out"
 
 
-# fmt: on
+def _text_problems(spec: JobSpec) -> Iterator[str]:
+    """What no program can be given, or Linux does not take."""
+    arguments = _all_arguments(spec)
+    if not spec.argv or not spec.argv[0]:
+        yield "argv: is empty; name the program to run"
+    elif sum(map(_size_bytes, arguments)) > MAX_ARGUMENT_BYTES:
+        yield f"argv: is longer than {MAX_ARGUMENT_BYTES} bytes; put it in a file"
+    elif any(_size_bytes(one) > ARGUMENT_CHARS_MAX for one in arguments):
+        yield f"argv: one argument is longer than the {ARGUMENT_CHARS_MAX} bytes that Linux takes; put it in a file"
+    if any(len(argv) > ARGUMENTS_MAX for argv in (spec.argv, *(role.argv for role in spec.roles))):
+        yield f"argv: has more than {ARGUMENTS_MAX} arguments; put them in a file"
+    variables = [_size_bytes(f"{name}={value}") for name, value in spec.env.items()]
+    if sum(variables) > MAX_ENVIRONMENT_BYTES:
+        yield f"env: is longer than {MAX_ENVIRONMENT_BYTES} bytes; put it in a file"
+    elif any(size_bytes > ARGUMENT_CHARS_MAX for size_bytes in variables):
+        yield f"env: one variable is longer than the {ARGUMENT_CHARS_MAX} bytes that Linux takes; put it in a file"
+    wrong = next((name for name in spec.env if not _VARIABLE.match(name)), None)
+    if wrong is not None:
+        yield f"env: {wrong[:60]!r} is no name of a variable; they are letters, digits and _, no digit first"
+    texts = (*arguments, *spec.env, *spec.env.values(), spec.cwd, spec.output, spec.checkpoint_dir)
+    if any("\0" in text for text in texts):
+        yield "a text contains a zero byte, which no program can be given"
+
+
+def _size_bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
 
 
 def _all_arguments(spec: JobSpec) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, time
+from functools import cache
 from pathlib import Path
 
 from farside.errors import ConfigError
@@ -62,24 +63,30 @@ _SPOKEN_OF_A_ROLE: Mapping[str, tuple[str, Callable[[object], object]]] = {
     "memory": ("memory_bytes", _bytes),
     "swap": ("swap_bytes", _bytes),
 }
-KEYS: Mapping[str, str] = {
-    **{written: key for written, (key, _) in _SPOKEN.items()},
-    **{
-        key: key
-        for key in (
-            "gpus", "name", "account", "qos", "cwd", "env", "ranks", "gpu_model", "cpus_per_gpu", "preemptible",
-            "checkpoint_dir", "output", "retries", "after", "model", "profile", "count", "hold",
-        )
-    },
-}  # fmt: skip
-"""The keys of a job file, as people write them, and what the manager calls each."""
-ROLE_KEYS: Mapping[str, str] = {
-    **{written: key for written, (key, _) in _SPOKEN_OF_A_ROLE.items()},
-    **{key: key for key in ("name", "count", "gpus", "cpus", "service")},
-}
-"""The same of a role."""
-_WRITTEN = {key: written for written, key in KEYS.items()}
-_WRITTEN_OF_A_ROLE = {key: written for written, key in ROLE_KEYS.items()}
+
+
+@cache
+def job_keys() -> Mapping[str, str]:
+    """The keys of a job file, as people write them, and what the manager calls each."""
+    from farside.scheduler.live.spec import JobBody  # late: nobody needs it who wrote all keys right
+
+    return _keys(_SPOKEN, JobBody.__struct_fields__)
+
+
+@cache
+def role_keys() -> Mapping[str, str]:
+    """The keys of a role, as people write them, and what the manager calls each."""
+    from farside.scheduler.live.role import RoleBody
+
+    # The log says is_service, people and the manager's users service.
+    return _keys(_SPOKEN_OF_A_ROLE, [key for key in RoleBody.__struct_fields__ if key != "is_service"])
+
+
+def _keys(spoken: Mapping[str, tuple[str, object]], all_keys: Iterable[str]) -> Mapping[str, str]:
+    found = {written: key for written, (key, _) in spoken.items()}
+    return found | {key: key for key in all_keys if key not in found.values()}
+
+
 # `gpus: ...`, `role ps: count: ...`, `cpus_per_gpu, memory_bytes_per_gpu: ...`, where the manager begins to say
 # something of a key; and what it says of one that it does not know.
 _SAID = re.compile(r"(?:^|(?<=; ))(role \S+: )?([a-z]\w*(?:\.[^:;, ]+)*(?:, [a-z]\w*)*): (no such key)?")
@@ -109,12 +116,12 @@ class WantedJob:
         role, keys, is_unknown = said[1], said[2].split(", "), bool(said[3])
         if role:
             source = f"{self.source}: " if self.source else ""
-            return f"{source}{role}{', '.join(_WRITTEN_OF_A_ROLE.get(key, key) for key in keys)}: "
-        keys = [KEYS.get(key, key) for key in keys]
+            return f"{source}{role}{', '.join(_written(key, role_keys()) for key in keys)}: "
+        keys = [job_keys().get(key, key) for key in keys]
         told = [key for key in keys if key.partition(".")[0] in self.names]
-        if not told and not all(key in _WRITTEN for key in keys):
+        if not told and not all(key in job_keys().values() for key in keys):
             return said[0]
-        text = ", ".join(self._name(key) for key in told) or ", ".join(_WRITTEN[key] for key in keys)
+        text = ", ".join(self._name(key) for key in told) or ", ".join(_written(key, job_keys()) for key in keys)
         text = text.replace(f", {self.source}: ", ", ")
         return f"{text}: {_unknown(keys[0]) if is_unknown else ''}"
 
@@ -125,13 +132,18 @@ class WantedJob:
         if first != "roles" or len(parts) < 2 or not isinstance(roles, list):
             return ".".join([self.names[first], *parts])
         at, inside, *_ = parts
-        return f"{self.names[first]} {roles[int(at)].get('name', at)}: {_WRITTEN_OF_A_ROLE.get(inside, inside)}"
+        return f"{self.names[first]} {roles[int(at)].get('name', at)}: {_written(inside, role_keys())}"
+
+
+def _written(key: str, keys: Mapping[str, str]) -> str:
+    """As people write a key of the manager's."""
+    return next((written for written, one in keys.items() if one == key), key)
 
 
 def _unknown(key: str) -> str:
     from farside.config.convert import nearest  # late: nobody needs it who wrote all keys right
 
-    keys = ROLE_KEYS if key.startswith("roles.") else KEYS
+    keys = role_keys() if key.startswith("roles.") else job_keys()
     meant = nearest(key.rpartition(".")[2], keys)
     return "no such key; " + (f"did you mean '{meant}'?" if meant else f"the keys are {', '.join(sorted(keys))}")
 

@@ -221,12 +221,12 @@ ROLE = {"name": "worker", "argv": ["x"]}
     ("body", "detail"),
     [
         ({"argv": [1] * 5000}, "argv: at most 4,096, not 5,000; put them in a file"),
-        ({"argv": [1] * 4096}, "argv.0: Input should be a valid string"),
-        ({"argv": ["x"], "after": [1] * 1000}, "after.0: Input should be a valid string"),
+        ({"argv": [1] * 4096}, "argv.0: expected text, got a whole number"),
+        ({"argv": ["x"], "after": [1] * 1000}, "after.0: expected text, got a whole number"),
         ({"argv": ["x"], "after": ["1"] * 1001}, "after: at most 1,000, not 1,001; wait for one that waits for them"),
         ({"env": {str(at): 1 for at in range(2000)}}, "env: at most 1,024, not 2,000; put them in a file"),
         ({"roles": [{}] * 17}, "roles: at most 16, not 17; give processes that are alike one role"),
-        ({"roles": [{**ROLE, "argv": [1] * 4096}] * 16}, "roles.0.argv.0: Input should be a valid string"),
+        ({"roles": [{**ROLE, "argv": [1] * 4096}] * 16}, "roles.0.argv.0: expected text, got a whole number"),
         ({str(at): 1 for at in range(1000)}, "body: has 1000 keys, and most are unknown"),
     ],
 )  # fmt: skip

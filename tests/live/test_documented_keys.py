@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from pydantic import BaseModel
 
-from farside.job_file import KEYS
+from farside.job_file import job_keys
 from farside.scheduler.live.api import shape
-from farside.scheduler.live.api.schema import JobBody
 from farside.scheduler.live.audit import show_audit
 from farside.scheduler.live.event import CancelRequested, Entry, NodesReserved
 from farside.scheduler.live.overview import Sensed, Survey, show_overview
 from farside.scheduler.live.power.show import energy_of, show_energy, show_power
+from farside.scheduler.live.spec import JobBody
 from farside.scheduler.live.usage import Usage, show_usage
 from farside.scheduler.live.view import show_entry, show_job, show_job_in_full, show_node, show_reservation
 from tests.live.world import World, rules
@@ -72,7 +72,7 @@ def test_every_key_of_a_job_file_is_documented_and_is_one_of_the_manager() -> No
     documented = [name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.split("|")[1])]
 
     assert len(documented) == len(set(documented))
-    assert {KEYS[name] for name in documented} == set(JobBody.model_fields)
+    assert {job_keys()[name] for name in documented} == set(JobBody.__struct_fields__)
 
 
 def glimpse(w: World) -> Mapping[str, object]:

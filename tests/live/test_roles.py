@@ -1,21 +1,20 @@
 """Jobs whose processes are not alike: where they stand, what they are told, and how such a job ends."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from farside.agent.gpu_share import Device
 from farside.agent.messages import Hello
 from farside.job_file import read_job
 from farside.scheduler.live import dispatch, launch
-from farside.scheduler.live.api.schema import JobBody
 from farside.scheduler.live.dispatch import AgentLine, meeting_of, start_of
 from farside.scheduler.live.event import JobStarted, ReleaseRequested, TaskPhase, TaskPlace
 from farside.scheduler.live.record import LiveJob, LiveTask, Phase
 from farside.scheduler.live.role import Role, per_gpu, role_problems
-from farside.scheduler.live.spec import JobSpec, spec_problems
+from farside.scheduler.live.spec import JobSpec, spec_of, spec_problems
 from tests.live.world import World, rules
 
 PS = Role(name="ps", argv=("server",), count=2, gpus=0, cpus=2.0, is_service=True)
@@ -148,7 +147,7 @@ def test_a_job_file_names_roles_in_the_units_that_people_write(tmp_path: Path) -
         '[[role]]\nname = "ps"\ncommand = ["serve"]\ngpus = 0\nservice = true\n'
     )
 
-    spec = JobBody.model_validate(read_job([str(file)], {}, "/", {}).body).spec()
+    spec = spec_of(read_job([str(file)], {}, "/", {}).body)
 
     assert list(spec_problems(spec)) == []
     assert (spec.gpus, spec.argv, spec.memory_bytes_per_gpu) == (4, ("work",), 8 << 30)
@@ -164,9 +163,9 @@ def test_a_job_file_names_roles_in_the_units_that_people_write(tmp_path: Path) -
         ((PS,), {"gpus": 0}, "none has GPUs"),
         ((PS, replace(WORKER, is_service=True)), {}, "would never end"),
         ((WORKER, WORKER), {"gpus": 12}, "there are two of that name"),
-        ((replace(WORKER, gpus=2),), {"gpus": 12}, "has 1 or 0, not 2"),
+        ((replace(WORKER, gpus=2),), {"gpus": 12}, "gpus: must be 0 to 1, is 2; raise count instead"),
         ((replace(WORKER, count=0),), {}, "count: must be 1 to"),
-        ((replace(WORKER, name="Worker 1"),), {}, "its name must be"),
+        ((replace(WORKER, name="Worker 1"),), {}, "name: must be small letters, digits and _, at most 32, is Worker 1"),
         ((replace(WORKER, argv=()),), {}, "argv: is empty"),
         ((WORKER,), {"gpus": 8}, "gpus: the roles ask for 6 in all, not 8"),
         ((WORKER,), {"argv": ("other",)}, "argv: each role has its own"),

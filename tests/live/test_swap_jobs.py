@@ -3,15 +3,15 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from farside.agent import messages as m
 from farside.job_file import read_job
 from farside.scheduler.live.api.jobs import cluster_problems
-from farside.scheduler.live.api.schema import JobBody
 from farside.scheduler.live.dispatch import AgentLine, start_of
 from farside.scheduler.live.event import NodeChanged
 from farside.scheduler.live.record import Phase
-from farside.scheduler.live.spec import JobSpec, spec_problems
+from farside.scheduler.live.spec import JobSpec, spec_of, spec_problems
 from tests.live.facts import gpus, joined
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
@@ -139,7 +139,7 @@ def test_a_process_of_a_role_gets_its_own() -> None:
         ]
     }
     world = a_world(n0=64)
-    spec = JobBody(**read_job((), told, "/", {}).body).spec()  # type: ignore[arg-type]
+    spec = spec_of(read_job((), told, "/", {}).body)
     job = world.job(world.submit(2, **{name: getattr(spec, name) for name in SHAPE}))
 
     assert spec.swap_bytes_per_gpu == 4 * GIB
@@ -152,7 +152,7 @@ SHAPE = ("argv", "roles", "memory_bytes_per_gpu", "swap_bytes_per_gpu")
 def test_a_job_file_and_a_flag_say_it_alike() -> None:
     body = read_job(("train",), {"swap": "8GiB", "memory_per_gpu": "4GiB"}, "/", {}).body
 
-    assert JobBody(**body).spec().swap_bytes_per_gpu == 8 * GIB  # type: ignore[arg-type]
+    assert spec_of(body).swap_bytes_per_gpu == 8 * GIB
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_job_that_no_node_could_give_its_swap_is_refused_in_one_line(swap_gib:
 
 
 def test_swap_without_a_limit_on_memory_means_nothing_and_is_refused() -> None:
-    problems = list(spec_problems(replace(SPEC, memory_bytes_per_gpu=0.0)))
+    problems = list(spec_problems(structs.replace(SPEC, memory_bytes_per_gpu=0.0)))
 
     assert problems == ["swap: a job swaps what goes beyond its memory; say how much that is, by memory_per_gpu"]
     assert list(spec_problems(SPEC)) == []

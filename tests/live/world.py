@@ -1,6 +1,6 @@
 """A small cluster without clock, store or sockets: a log in memory, the manager's mind, and nodes that obey it."""
 
-from dataclasses import replace
+import msgspec
 
 from farside.scheduler.domain import Rules
 from farside.scheduler.live.codec import decode_event, encode_event, is_decided
@@ -104,7 +104,7 @@ class World:
         self.settle()
 
     def submit(self, gpus: int = 1, *, count: int = 1, user: str = "ann", **more: object) -> str:
-        spec = replace(JobSpec(argv=("true",), gpus=gpus), **more)  # type: ignore[arg-type]
+        spec = msgspec.structs.replace(JobSpec(argv=("true",), gpus=gpus), **more)
         self.tell(JobSubmitted(spec=spec, user=user, count=count))
         number = self.state.next_number
         self.settle()

@@ -16,6 +16,7 @@ from farside.scheduler.live.api.body_limit import BodyLimit
 from farside.scheduler.live.api.brain_watch import BrainWatch
 from farside.scheduler.live.api.caller import Callers
 from farside.scheduler.live.api.depends import Anyone
+from farside.scheduler.live.api.document import describe
 from farside.scheduler.live.api.donors import donor_routes
 from farside.scheduler.live.api.glance import Glance, glance_routes
 from farside.scheduler.live.api.jobs import job_routes
@@ -35,8 +36,6 @@ from farside.scheduler.tenancy import Tenancy
 
 # What an H200 SXM may draw, by its maker; for those who do not say (`gpu_power_w`).
 GPU_POWER_W = 700.0
-# Of what is wrong with a body; who mends so much finds the rest.
-SAID_MAX = 10
 NO_LIMITS = QueueLimits()
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -116,9 +115,7 @@ def make_app(
 
     @app.exception_handler(RequestValidationError)
     async def wrong(request: Request, error: RequestValidationError) -> Response:
-        errors = error.errors()
-        more = [f"and {len(errors) - SAID_MAX:,} more"] if len(errors) > SAID_MAX else []
-        return await no(request, 422, "; ".join([*(_said(one) for one in errors[:SAID_MAX]), *more]))
+        return await no(request, 422, "; ".join(map(_said, error.errors())))
 
     @app.exception_handler(ConfigError)
     async def mistaken(request: Request, error: ConfigError) -> Response:
@@ -141,11 +138,6 @@ def make_app(
         response.headers.update(error.headers or {})
         return response
 
-    @app.exception_handler(400)
-    async def no_text(request: Request, _: Exception) -> Response:
-        # The framework's word for bytes that are no text; here it is that for whatever is wrong with a request.
-        return await no(request, 422, "body: is no JSON in UTF-8")
-
     @app.exception_handler(405)
     async def no_such_method(request: Request, _: Exception) -> Response:
         allowed = ", ".join(sorted(_methods_at(app, request)))
@@ -153,6 +145,7 @@ def make_app(
         response.headers["Allow"] = allowed
         return response
 
+    describe(app)
     return app
 
 
@@ -171,11 +164,8 @@ def _operation_id(route: APIRoute) -> str:
 
 
 def _said(error: object) -> str:
+    """What is wrong with a part of the address or a header; bodies have words of their own (body.py)."""
     found = msgspec.convert(error, dict[str, object], strict=False)
     where = found.get("loc")
     names = [f"{one!s:.100}" for one in where[1:]] if isinstance(where, tuple | list) else []
-    if found.get("type") == "json_invalid":
-        return f"body: is no JSON from character {'.'.join(names)} on"
-    if found.get("type") == "extra_forbidden":
-        return f"{'.'.join(names)}: no such key"
-    return f"{'.'.join(names) or 'body'}: {found.get('msg')}"
+    return f"{'.'.join(names)}: {found.get('msg')}"

@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from msgspec import structs
 
@@ -17,10 +18,11 @@ from farside.agent.messages import TASKS_MAX
 from farside.errors import FarsideError, LocalProtocolError
 from farside.scheduler.live.accounts import charged, quota_problems
 from farside.scheduler.live.api.answer import Known, answer, listed, up_to_date
+from farside.scheduler.live.api.body import read_body
 from farside.scheduler.live.api.caller import Caller
 from farside.scheduler.live.api.depends import OwnJob, Person, trail_of
+from farside.scheduler.live.api.document import takes
 from farside.scheduler.live.api.once import Key, Once
-from farside.scheduler.live.api.schema import JobBody
 from farside.scheduler.live.api.shape import Explanation, History, Job, JobInFull, JobList, Submitted, lists, says
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.dispatch import meeting_of, start_of
@@ -31,8 +33,8 @@ from farside.scheduler.live.listing import JobListing, JobListings
 from farside.scheduler.live.live_state import LiveState, RequestKey
 from farside.scheduler.live.queued import QueueGate, QueueLimits
 from farside.scheduler.live.record import ACTIVE, LiveJob, LiveTask, Phase
-from farside.scheduler.live.role import most_on_a_node
-from farside.scheduler.live.spec import JobSpec, array_problems, spec_problems
+from farside.scheduler.live.role import RoleBody, most_on_a_node
+from farside.scheduler.live.spec import EXAMPLE, JobBody, JobSpec, array_problems, spec_of, spec_problems
 from farside.scheduler.live.view import show_entry, show_job, show_job_in_full
 from farside.scheduler.tenancy import Tenancy
 from farside.units import format_bytes
@@ -72,21 +74,24 @@ def job_routes(
     @router.post(
         "", status_code=201, summary="Submit a job, or several alike",
         responses=says(Submitted, 413, 422, 429, status=201, links=_LINKS),
+        openapi_extra=takes(JobBody, RoleBody, example=EXAMPLE),
     )  # fmt: skip
-    async def submit(body: JobBody, caller: Person, key: Key = "") -> Response:
+    async def submit(request: Request, caller: Person, key: Key = "") -> Response:
+        told = await read_body(request, JobBody)
+        body = msgspec.convert(told, JobBody, strict=False)
         if caller.uid < 0 and not may_tokens_submit:
             raise HTTPException(403, "a token does not prove who you are: submit through the manager's unix socket")
         if only_uid is not None and caller.uid >= 0 and caller.uid != only_uid:
             whose = f"all jobs here run as uid {only_uid}, who started this manager, and only he submits"
             raise HTTPException(403, f"{whose}; start a sandbox of your own")
         if only_uid is None and caller.uid == 0:
-            told = f"{caller.name} is uid 0, and no task runs as that: submit as the user whose job it is"
-            raise HTTPException(403, f"{told} (runuser -u USER -- farside ...)")
-        request = RequestKey(kind="job", user=caller.name, key=key)
-        known = once.place_of(request)
+            whose = f"{caller.name} is uid 0, and no task runs as that: submit as the user whose job it is"
+            raise HTTPException(403, f"{whose} (runuser -u USER -- farside ...)")
+        asked = RequestKey(kind="job", user=caller.name, key=key)
+        known = once.place_of(asked)
         if known is not None:
             return answer({"ids": log.state.submitted[known]}, 201)
-        spec = charged(after_arrays(body.spec(), log.state), caller.name, tenancy)
+        spec = charged(after_arrays(spec_of(told), log.state), caller.name, tenancy)
         problems = [
             *spec_problems(spec),
             *array_problems(spec, body.count),
@@ -111,7 +116,7 @@ def job_routes(
             now_s=log.now_s(),
             is_free=caller.is_operator,
         ):
-            place = await once.write(event, request, caller.told)
+            place = await once.write(event, asked, caller.told)
         return answer({"ids": log.state.submitted[place]}, 201)
 
     @router.get("", summary="Jobs, the oldest first", responses=lists(JobList, 422))
@@ -187,7 +192,7 @@ def after_arrays(spec: JobSpec, state: LiveState) -> JobSpec:
         return spec
     # What is neither job nor array stays, and is refused by its name.
     each = ([task.job_id for task in state.array(other)] or [other] for other in dict.fromkeys(spec.after))
-    return replace(spec, after=tuple(chain.from_iterable(each)))
+    return msgspec.structs.replace(spec, after=tuple(chain.from_iterable(each)))
 
 
 def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:

@@ -1,18 +1,27 @@
 """/v1/nodes: list, show, drain, undrain."""
 
 import asyncio
+from typing import Annotated
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
+from msgspec import Meta, Struct
 
 from farside.scheduler.live.api.answer import Known, answer, listed, up_to_date
+from farside.scheduler.live.api.body import body_of
 from farside.scheduler.live.api.depends import NodeNamed, Operator, Person
-from farside.scheduler.live.api.schema import DrainBody
+from farside.scheduler.live.api.document import takes
 from farside.scheduler.live.api.shape import History, Node, NodeList, lists, says
 from farside.scheduler.live.event import DrainRequested, UndrainRequested
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.listing import NodeListing
 from farside.scheduler.live.maintenance import reserved_now
 from farside.scheduler.live.view import show_entry, show_node
+
+
+class DrainBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why a node shall take nothing new."""
+
+    reason: Annotated[str, Meta(max_length=200)] = ""
 
 
 def node_routes(log: LiveLog) -> APIRouter:
@@ -41,8 +50,13 @@ def node_routes(log: LiveLog) -> APIRouter:
         entries = await asyncio.to_thread(log.store.history, node.name)
         return answer({"entries": [show_entry(entry) for entry in entries]})
 
-    @router.post("/{name}/drain", summary="Start nothing new on a node", responses=says(Node, 404, 413))
-    async def drain(caller: Operator, node: NodeNamed, body: DrainBody) -> Response:
+    @router.post(
+        "/{name}/drain", summary="Start nothing new on a node", responses=says(Node, 404, 413),
+        openapi_extra=takes(DrainBody),
+    )  # fmt: skip
+    async def drain(
+        caller: Operator, node: NodeNamed, body: Annotated[DrainBody, Depends(body_of(DrainBody))]
+    ) -> Response:
         await log.write([DrainRequested(node=node.name, reason=body.reason, by=caller.name)], caller.told)
         return shown(node.name)
 

@@ -8,12 +8,14 @@ import hashlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
-from pydantic import BaseModel, ConfigDict, Field
+from msgspec import Meta, Struct
 
 from farside.scheduler.live.api.answer import answer
+from farside.scheduler.live.api.body import body_of
 from farside.scheduler.live.api.caller import Callers, Role, refuse_other_sites, unknown_caller
 from farside.scheduler.live.api.web_session import COOKIE, LASTS_S
 
@@ -34,12 +36,10 @@ HEADERS = {
 }
 
 
-class SignIn(BaseModel):
+class SignIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the page's form says."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    token: str = Field(min_length=1, max_length=200)
+    token: Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def page_routes(callers: Callers) -> APIRouter:
         return _sent(files[name], request)
 
     @router.post("/ui/session")
-    async def sign_in(request: Request, body: SignIn) -> Response:
+    async def sign_in(request: Request, body: Annotated[SignIn, Depends(body_of(SignIn))]) -> Response:
         refuse_other_sites(request)
         caller = callers.of_token(body.token.strip())
         if caller is None:

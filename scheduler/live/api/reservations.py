@@ -2,22 +2,38 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, HTTPException, Query, Response
+from fastapi import APIRouter, Depends, HTTPException, Query, Response
+from msgspec import Meta, Struct
 
 from farside.scheduler.live.api.answer import answer
+from farside.scheduler.live.api.body import body_of
 from farside.scheduler.live.api.depends import Operator, Person
+from farside.scheduler.live.api.document import takes
 from farside.scheduler.live.api.once import Key, Once
-from farside.scheduler.live.api.schema import ReservationBody
 from farside.scheduler.live.api.shape import Reservation, ReservationList, says
 from farside.scheduler.live.event import NodesReserved, ReservationCancelled
+from farside.scheduler.live.field_limit import items
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.live_state import RequestKey
 from farside.scheduler.live.view import show_reservation
 from farside.units import format_moment
 
+MAX_RESERVED = 100_000
 _LINKS = {
     "unreserve": {"operationId": "reservations_unreserve", "parameters": {"reservation_id": "$response.body#/id"}}
 }
+_Moment = Annotated[float, Meta(ge=0, le=1e11, description="Seconds since 1970")]
+
+
+class ReservationBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nodes on which nothing starts that could still run between two times."""
+
+    nodes: Annotated[
+        tuple[str, ...], Meta(min_length=1), items("Their names", MAX_RESERVED, "make several reservations")
+    ]
+    from_s: _Moment
+    to_s: _Moment
+    reason: Annotated[str, Meta(max_length=200)] = ""
 
 
 def reservation_routes(log: LiveLog) -> APIRouter:
@@ -41,9 +57,11 @@ def reservation_routes(log: LiveLog) -> APIRouter:
 
     @router.post(
         "", status_code=201, summary="Start nothing on nodes that could still run at some time",
-        responses=says(Reservation, 413, 422, status=201, links=_LINKS),
+        responses=says(Reservation, 413, 422, status=201, links=_LINKS), openapi_extra=takes(ReservationBody),
     )  # fmt: skip
-    async def reserve(caller: Operator, body: ReservationBody, key: Key = "") -> Response:
+    async def reserve(
+        caller: Operator, body: Annotated[ReservationBody, Depends(body_of(ReservationBody))], key: Key = ""
+    ) -> Response:
         request = RequestKey(kind="reservation", user=caller.name, key=key)
         known = once.place_of(request)
         if known is not None:

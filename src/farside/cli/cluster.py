@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from farside.cli import options
 from farside.errors import ConfigError, FarsideError, PeerError
-from farside.job_file import KEYS, read_job
+from farside.job_file import job_keys, read_job
 from farside.terminal import printable
 
 if TYPE_CHECKING:
@@ -41,11 +41,19 @@ class _Submit(TyperCommand):
         ctx.meta[_BEHIND] = len(args) - args.index("--") - 1 if "--" in args else 0
         return super().parse_args(ctx, args)
 
+    @property
+    def epilog(self) -> str:
+        """The keys of a job file; found for the help alone, as that takes a while."""
+        return f"Keys of a job file: {', '.join(job_keys())}; docs/manager.md says what each means."
+
+    @epilog.setter
+    def epilog(self, _: str | None) -> None:
+        """What the command line's framework tells each command."""
+
 
 def cluster_commands(app: typer.Typer) -> None:
     """Adds these commands."""
-    keys = f"Keys of a job file: {', '.join(KEYS)}; docs/manager.md says what each means."
-    app.command(cls=_Submit, epilog=keys, context_settings={"ignore_unknown_options": True})(submit)
+    app.command(cls=_Submit, context_settings={"ignore_unknown_options": True})(submit)
     for command in (queue, show, cancel, hold, release, explain, logs, nodes, drain, undrain):
         app.command()(command)
 

@@ -1,0 +1,90 @@
+"""What a field of a Struct means and how much it takes, declared where the field is. PURE.
+
+How it works
+  A limit is ``extra`` of the field's `msgspec.Meta`, in the words of JSON schema: so nothing enforces it where a record
+  is read. A log keeps jobs that were taken under other limits, and must be read all the same. `limit_problems` holds
+  what is asked now to the limits, and the OpenAPI document shows them (api/document.py).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+from msgspec import Meta
+
+MAX_LINE = 128
+MAX_PATH = 4096
+# Above it no number makes sense, and none is named as a limit.
+UNLIMITED = 1e18
+# What JSON schema has no word for: a way out of the refusal.
+_ADVICE = "advice"
+
+
+def number(meaning: str, low: float, high: float = UNLIMITED, advice: str = "") -> Meta:
+    """A number between two others, which may both be taken."""
+    return Meta(description=meaning, extra={"minimum": low, "maximum": high, _ADVICE: advice})
+
+
+def line(meaning: str) -> Meta:
+    """A text of one line, of at most `MAX_LINE` printable characters."""
+    return Meta(description=meaning, extra={"maxLength": MAX_LINE, "format": "line"})
+
+
+def path(meaning: str) -> Meta:
+    """A path, of at most `MAX_PATH` bytes."""
+    return Meta(description=meaning, extra={"maxLength": MAX_PATH, "format": "path"})
+
+
+def items(meaning: str, most: int, advice: str, *, word: str = "maxItems") -> Meta:
+    """A list, or by ``word`` maxProperties a table, that is not longer."""
+    return Meta(description=meaning, extra={word: most, _ADVICE: advice})
+
+
+@cache
+def limits_of(kind: type[msgspec.Struct]) -> Mapping[str, Mapping[str, Any]]:
+    """The limits of each key that has some, as they were declared."""
+    told = msgspec.inspect.type_info(kind)
+    assert isinstance(told, msgspec.inspect.StructType)
+    types = {field.encode_name: field.type for field in told.fields}
+    found = {key: one.extra for key, one in types.items() if isinstance(one, msgspec.inspect.Metadata)}
+    return {key: limits for key, limits in found.items() if limits}
+
+
+def schema_of(limits: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Limits as JSON schema shows them."""
+    return {word: value for word, value in limits.items() if word != _ADVICE and value != UNLIMITED}
+
+
+def length_problem(limits: Mapping[str, Any], value: object) -> str:
+    """What is wrong with the length of a list or a table; empty: nothing. Asked before each item is looked at."""
+    most = limits.get("maxItems", limits.get("maxProperties"))
+    if most is None or not isinstance(value, list | dict) or len(value) <= most:
+        return ""
+    return f"at most {most:,}, not {len(value):,}; {limits[_ADVICE]}"
+
+
+def limit_problems(told: msgspec.Struct) -> Iterator[str]:
+    """What is beyond the limits of its field; each line names the key."""
+    for key, limits in limits_of(type(told)).items():
+        value = getattr(told, key)
+        if "minimum" in limits and not limits["minimum"] <= value <= limits["maximum"]:
+            said = f"{value:g}" if isinstance(value, float) else f"{value!s:.20}"
+            yield f"{key}: must be {_range(key, limits)}, is {said}{_or_nothing(limits[_ADVICE])}"
+        elif limits.get("format") == "line" and (len(value) > limits["maxLength"] or not value.isprintable()):
+            yield f"{key}: must be one line of at most {limits['maxLength']} printable characters"
+        elif limits.get("format") == "path" and len(value.encode(errors="replace")) > limits["maxLength"]:
+            yield f"{key}: is longer than the {limits['maxLength']} bytes of a path"
+        elif "pattern" in limits and not re.fullmatch(limits["pattern"], value):
+            yield f"{key}: must be {limits[_ADVICE]}, is {value:.40}"
+
+
+def _range(key: str, limits: Mapping[str, Any]) -> str:
+    low, high = limits["minimum"], limits["maximum"]
+    unit = " seconds" if key.endswith("_s") else ""
+    return f"{low:g} or more" if high == UNLIMITED else f"{low:g} to {high:g}{unit}"
+
+
+def _or_nothing(advice: str) -> str:
+    return f"; {advice}" if advice else ""
