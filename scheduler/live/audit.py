@@ -6,6 +6,8 @@ at of other people's jobs, is put there for the audit alone (`AccessNoted`), but
 
 from collections.abc import Mapping
 
+from msgspec import Struct
+
 from farside.scheduler.live.event import AccessNoted, Entry, JobSubmitted
 from farside.scheduler.live.live_state import LiveState
 
@@ -26,7 +28,19 @@ _KINDS: Mapping[str, str] = {
 }
 
 
-def show_audit(entry: Entry, state: LiveState) -> Mapping[str, object]:
+class AuditLine(Struct, frozen=True, kw_only=True):
+    """Who did what."""
+
+    seq: int
+    at_s: float
+    actor: str
+    proof: str
+    action: str
+    object: str
+    result: str
+
+
+def show_audit(entry: Entry, state: LiveState) -> AuditLine:
     """One line: who, by what proof, did what to which object, and what came of it."""
     event = entry.event
     actor, proof = split_cause(entry.cause)
@@ -35,15 +49,9 @@ def show_audit(entry: Entry, state: LiveState) -> Mapping[str, object]:
     else:
         kind = type(event).__name__
         action, target, result = _KINDS.get(kind, kind), _target_of(entry, state), DONE
-    return {
-        "seq": entry.seq,
-        "at_s": entry.at_s,
-        "actor": actor,
-        "proof": proof,
-        "action": action,
-        "object": target,
-        "result": result,
-    }
+    return AuditLine(
+        seq=entry.seq, at_s=entry.at_s, actor=actor, proof=proof, action=action, object=target, result=result
+    )
 
 
 def split_cause(cause: str) -> tuple[str, str]:

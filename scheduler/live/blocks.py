@@ -15,8 +15,6 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from farside.scheduler.live.view import Shown
-
 Record = TypeVar("Record")
 _ENCODER = msgspec.json.Encoder()
 
@@ -31,7 +29,7 @@ class _Block(Generic[Record]):
 class Blocks(Generic[Record]):
     """Records by place. Each is frozen: what is the same object is the same."""
 
-    def __init__(self, show: Callable[[Record], Shown], size: int) -> None:
+    def __init__(self, show: Callable[[Record], object], size: int) -> None:
         """``size``: places of a block."""
         self.version = 0
         self._show, self._size = show, size

@@ -16,7 +16,7 @@ from farside.scheduler.live.blocks import Blocks
 from farside.scheduler.live.job_table import JobTable
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import LiveJob, LiveNode
-from farside.scheduler.live.view import Shown, show_job, show_node
+from farside.scheduler.live.view import Node, show_job, show_node
 
 IDLE_S = 600.0
 # Jobs that are looked at in one step when a listing is made.
@@ -148,5 +148,5 @@ class NodeListing:
         return self._rows.pieces("nodes", len(self._rows))
 
 
-def _show_seen(seen: tuple[LiveNode, str]) -> Shown:
+def _show_seen(seen: tuple[LiveNode, str]) -> Node:
     return show_node(*seen)

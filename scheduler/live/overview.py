@@ -11,11 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
+
+from msgspec import Struct, structs
 
 from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.power.show import Energy, show_energy
+from farside.scheduler.live.power.show import Energy
 from farside.scheduler.live.record import LiveJob, LiveNode, Phase
-from farside.scheduler.live.view import Shown, show_job, show_node
+from farside.scheduler.live.view import Job, Node, show_job, show_node
 
 # Lines of each list: more than anybody reads, and some hundred KiB at most.
 LINES_MAX = 300
@@ -64,7 +67,58 @@ class Overview:
     nodes: tuple[LiveNode, ...]
     why: Mapping[str, str] = field(default_factory=dict)
     sensed: Mapping[str, Sensed] = field(default_factory=dict)
-    energy: Energy | None = None
+    energy: Energy = field(default_factory=Energy)
+
+
+class Loan(Struct, frozen=True, kw_only=True):
+    """Memory that a node has lent."""
+
+    borrower: str
+    bytes: int
+
+
+class SensedNode(Struct, frozen=True, kw_only=True):
+    """What a node's agent told last, and no log keeps."""
+
+    gpu_busy_pct: float | None
+    gpu_power_w: float | None
+    memory_stall_pct: float | None
+    loans: list[Loan]
+    lends: bool
+    lendable_bytes: int
+    swap_used_bytes: int
+
+
+class Cluster(Energy, frozen=True, kw_only=True):
+    """Sums over the nodes."""
+
+    nodes: int
+    nodes_up: int
+    gpus: int
+    gpus_up: int
+    gpus_held: int
+    memory_bytes: int
+    headroom_bytes: int
+    gpu_power_w: float | None
+    loan_bytes: int
+
+
+class Glimpse(Struct, frozen=True, kw_only=True):
+    """The cluster at a glance."""
+
+    seq: int
+    generation: int
+    at_s: float
+    counts: Mapping[str, int]
+    cluster: Cluster
+    active: list[str]
+    waiting: list[str]
+    ended: list[str]
+    node_names: list[str]
+    jobs: list[Job]
+    nodes: list[Node]
+    why: Mapping[str, str]
+    sensed: Mapping[str, SensedNode]
 
 
 class Survey:
@@ -107,50 +161,50 @@ def show_overview(
     overview: Overview,
     now_s: float,
     before: Overview | None = None,
-    node_row: Callable[[LiveNode], object] = show_node,
-) -> Shown:
+    node_row: Callable[[LiveNode], Any] = show_node,
+) -> Glimpse:
     """An overview as JSON; with ``before``, jobs and nodes that are as they were are left out, not from the order.
 
-    ``node_row`` shows a node; it may know what it said of the same object before.
+    ``node_row`` shows a node; it may know what it said of the same object before, as JSON.
     """
     jobs = (*overview.active, *overview.waiting, *overview.ended)
     old_jobs, old_nodes = (set(), set()) if before is None else _identities(before)
-    return {
-        "seq": overview.seq,
-        "generation": overview.generation,
-        "at_s": now_s,
-        "counts": overview.counts,
-        "cluster": _cluster(overview),
-        "active": [job.job_id for job in overview.active],
-        "waiting": [job.job_id for job in overview.waiting],
-        "ended": [job.job_id for job in overview.ended],
-        "node_names": [node.name for node in overview.nodes],
-        "jobs": [show_job(job) for job in jobs if id(job) not in old_jobs],
-        "nodes": [node_row(node) for node in overview.nodes if id(node) not in old_nodes],
-        "why": overview.why,
-        "sensed": {
+    return Glimpse(
+        seq=overview.seq,
+        generation=overview.generation,
+        at_s=now_s,
+        counts=overview.counts,
+        cluster=_cluster(overview),
+        active=[job.job_id for job in overview.active],
+        waiting=[job.job_id for job in overview.waiting],
+        ended=[job.job_id for job in overview.ended],
+        node_names=[node.name for node in overview.nodes],
+        jobs=[show_job(job) for job in jobs if id(job) not in old_jobs],
+        nodes=[node_row(node) for node in overview.nodes if id(node) not in old_nodes],
+        why=overview.why,
+        sensed={
             name: _show_sensed(told)
             for name, told in overview.sensed.items()
             if before is None or before.sensed.get(name) != told
         },
-    }
+    )
 
 
-def _show_sensed(told: Sensed) -> Shown:
-    return {
-        "gpu_busy_pct": told.gpu_busy_pct,
-        "gpu_power_w": told.gpu_power_w,
-        "memory_stall_pct": told.memory_stall_pct,
-        "loans": show_loans(told),
-        "lends": told.lends,
-        "lendable_bytes": told.lendable_bytes,
-        "swap_used_bytes": told.swap_used_bytes,
-    }
+def _show_sensed(told: Sensed) -> SensedNode:
+    return SensedNode(
+        gpu_busy_pct=told.gpu_busy_pct,
+        gpu_power_w=told.gpu_power_w,
+        memory_stall_pct=told.memory_stall_pct,
+        loans=show_loans(told),
+        lends=told.lends,
+        lendable_bytes=told.lendable_bytes,
+        swap_used_bytes=told.swap_used_bytes,
+    )
 
 
-def show_loans(told: Sensed) -> list[Shown]:
+def show_loans(told: Sensed) -> list[Loan]:
     """Who has borrowed a node's memory, and how much of it."""
-    return [{"borrower": name, "bytes": count} for name, count in sorted(told.loans.items())]
+    return [Loan(borrower=name, bytes=count) for name, count in sorted(told.loans.items())]
 
 
 def _identities(overview: Overview) -> tuple[set[int], set[int]]:
@@ -159,22 +213,22 @@ def _identities(overview: Overview) -> tuple[set[int], set[int]]:
     return {id(job) for job in jobs}, {id(node) for node in overview.nodes}
 
 
-def _cluster(overview: Overview) -> Shown:
+def _cluster(overview: Overview) -> Cluster:
     nodes = overview.nodes
     up = [node for node in nodes if node.is_up]
     powers_w = [told.gpu_power_w for told in overview.sensed.values() if told.gpu_power_w is not None]
-    return {
-        "nodes": len(nodes),
-        "nodes_up": len(up),
-        "gpus": sum(len(node.devices) for node in nodes),
-        "gpus_up": sum(len(node.devices) for node in up),
-        "gpus_held": sum(len(node.shares) for node in nodes),
-        "memory_bytes": sum(node.memory_bytes for node in up),
-        "headroom_bytes": sum(node.headroom_bytes for node in up),
-        "gpu_power_w": sum(powers_w) if powers_w else None,
-        "loan_bytes": sum(sum(told.loans.values()) for told in overview.sensed.values()),
-        **({} if overview.energy is None else show_energy(overview.energy)),
-    }
+    return Cluster(
+        nodes=len(nodes),
+        nodes_up=len(up),
+        gpus=sum(len(node.devices) for node in nodes),
+        gpus_up=sum(len(node.devices) for node in up),
+        gpus_held=sum(len(node.shares) for node in nodes),
+        memory_bytes=sum(node.memory_bytes for node in up),
+        headroom_bytes=sum(node.headroom_bytes for node in up),
+        gpu_power_w=sum(powers_w) if powers_w else None,
+        loan_bytes=sum(sum(told.loans.values()) for told in overview.sensed.values()),
+        **structs.asdict(overview.energy),
+    )
 
 
 def waiting_ids(overview: Overview, limit: int) -> list[str]:

@@ -109,9 +109,10 @@ class JobBody(JobSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job, or ``count`` jobs alike; as in a job file."""
 
     argv: Arguments = ()
-    preemptible: Annotated[  # type: ignore[assignment] # None is what the log never keeps: see `spec_of`
+    # None says that the default counts; `spec_of` sees to it that the log never keeps it.
+    preemptible: Annotated[
         bool | None, Meta(description="Whether others may take its GPUs; default: whether it has a checkpoint_dir")
-    ] = None
+    ] = None  # type: ignore[assignment]
     roles: Annotated[
         tuple[RoleBody, ...],
         items("Processes that are not alike, all started at once", MAX_ROLES, "give processes that are alike one role"),

@@ -3,9 +3,11 @@
 From the jobs' stints, so from the log: what a job held is known exactly, whatever was preempted, lost or started anew.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from farside.scheduler.live.record import LiveJob
 
@@ -41,6 +43,18 @@ class Usage:
     wait_s: float = 0.0
     energy_j: float = 0.0
     metered_gpu_s: float = 0.0
+
+
+class UsageRow(Struct, frozen=True, kw_only=True):
+    """What the jobs of a user or an account used."""
+
+    name: str
+    jobs: int
+    ended: int
+    gpu_hours: float
+    wait_hours: float
+    kwh: float
+    metered_gpu_hours: float
 
 
 def usage_of(jobs: Iterable[LiveJob], by: By, begin_s: float, end_s: float, gpu_power_w: float) -> tuple[Usage, ...]:
@@ -90,14 +104,14 @@ def _with(before: Usage, job: LiveJob, begin_s: float, end_s: float, there_s: fl
     )
 
 
-def show_usage(one: Usage) -> Mapping[str, object]:
+def show_usage(one: Usage) -> UsageRow:
     """As the API and ``--json`` show it: documented in docs/manager.md."""
-    return {
-        "name": one.name,
-        "jobs": one.jobs,
-        "ended": one.ended,
-        "gpu_hours": one.gpu_s / S_PER_H,
-        "wait_hours": one.wait_s / S_PER_H,
-        "kwh": one.energy_j / J_PER_KWH,
-        "metered_gpu_hours": one.metered_gpu_s / S_PER_H,
-    }
+    return UsageRow(
+        name=one.name,
+        jobs=one.jobs,
+        ended=one.ended,
+        gpu_hours=one.gpu_s / S_PER_H,
+        wait_hours=one.wait_s / S_PER_H,
+        kwh=one.energy_j / J_PER_KWH,
+        metered_gpu_hours=one.metered_gpu_s / S_PER_H,
+    )

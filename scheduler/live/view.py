@@ -1,153 +1,295 @@
-"""Jobs and nodes as the API and ``--json`` show them: stable keys, documented in docs/manager.md. PURE."""
+"""Jobs, nodes and reservations as the API, ``--json`` and the page show them. PURE.
+
+Keys are stable and documented in docs/manager.md. What the API answers is made here and in its like (overview.py,
+power/show.py, usage.py, audit.py), as Structs whose schemas are in the OpenAPI document. Times are seconds since 1970,
+null before there is one.
+"""
 
 import math
-from collections.abc import Mapping
+from typing import Annotated, Any
 
-import msgspec
+from msgspec import Meta, Struct, defstruct, structs
 
-from farside.agent.gpu_share import Share
 from farside.agent.messages import NodeFacts
-from farside.scheduler.live.event import Entry, StopCause
+from farside.scheduler.live import event as log
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.maintenance import still_there
 from farside.scheduler.live.record import LiveJob, LiveNode, Maintenance, Phase
+from farside.scheduler.live.spec import JobSpec
 
-Shown = Mapping[str, object]
+
+class Job(Struct, frozen=True, kw_only=True):
+    """A job in short."""
+
+    id: str
+    name: str
+    user: str
+    account: str
+    qos: str
+    state: Phase
+    exit_code: int | None
+    gpus: int
+    nodes: tuple[str, ...]
+    submit_s: float
+    start_s: float | None
+    started_s: float | None
+    end_s: float | None
+    starts: int
+    preemptions: int
+    reason: str
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """A process of a job."""
+
+    rank: int
+    role: str
+    node: str
+    gpus: tuple[int, ...]
+    parts: tuple[str, ...]
+    state: log.TaskPhase
+    exit_code: int | None
+    signal: int | None
+    cause: str
+    output: str
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """What the messages of a job's processes told of its model; ``problem``: why they told nothing."""
+
+    start: int
+    processes: int
+    iterations: int
+    iteration_s: float
+    model_bytes: int
+    skew: float
+    problem: str
+
+
+class JobInFull(Job, frozen=True, kw_only=True):
+    """A job with its processes and all that was asked for."""
+
+    held_s: float
+    gpu_s: float
+    failures: int
+    pause_s: float | None
+    resume_s: float | None
+    profile: Profile | None
+    spec: JobSpec
+    tasks: tuple[Task, ...]
+
+
+class JobList(Struct, frozen=True, kw_only=True):
+    """Jobs, the oldest first."""
+
+    jobs: tuple[Job, ...]
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """A line of a history: an entry of the manager's log."""
+
+    seq: int
+    at_s: float
+    cause: str
+    generation: int
+    type: str
+    event: Annotated[Any, Meta(extra_json_schema={"type": "object"})]
+
+
+class History(Struct, frozen=True, kw_only=True):
+    """Entries of the log, the oldest first."""
+
+    entries: tuple[Entry, ...]
+
+
+class GpuShare(Struct, frozen=True, kw_only=True):
+    """A job that holds a GPU, or the part of it that its driver calls so; an empty part is all of it."""
+
+    part: str
+    job: str
+
+
+class NodeGpu(Struct, frozen=True, kw_only=True):
+    """A GPU, and the job that has it, or the first of those that have parts of it."""
+
+    index: int
+    model: str
+    healthy: bool
+    reason: str
+    job: str | None
+    parts: tuple[str, ...]
+    shares: tuple[GpuShare, ...]
+
 
 # A node's facts that are shown as they are; the others are the manager's own business, or shown in another form.
-_PLAIN_FACTS = tuple(sorted({*NodeFacts.__struct_fields__} - {"boot_id", "agent", "gpus", "donor", "swap"}))
+_PLAIN_FACTS = sorted({*NodeFacts.__struct_fields__} - {"boot_id", "agent", "gpus", "donor", "swap"})
+_FACT_TYPES = {one.name: one.type for one in structs.fields(NodeFacts)}
+_Facts: Any = defstruct("_Facts", [(name, _FACT_TYPES[name]) for name in _PLAIN_FACTS], frozen=True, kw_only=True)
 
 
-def show_job(job: LiveJob) -> Shown:
-    """A job in short. Times are seconds since the epoch, null before there is one."""
-    return {
-        "id": job.job_id,
-        "name": job.spec.title,
-        "user": job.user,
-        "account": job.spec.account or job.user,
-        "qos": job.spec.qos,
-        "state": job.phase.value,
-        "exit_code": job.exit_code,
-        "gpus": job.spec.gpus,
-        "nodes": list(job.nodes),
-        "submit_s": job.submit_s,
-        "start_s": _or_none(job.start_s),
-        "started_s": _or_none(job.started_s),
-        "end_s": _or_none(job.end_s),
-        "starts": job.start,
-        "preemptions": job.preemptions,
-        "reason": job.reason,
-    }
+class Node(_Facts, frozen=True, kw_only=True):  # type: ignore[misc] # a new fact is shown without being named here
+    """A node."""
+
+    name: str
+    state: str
+    reason: str
+    address: str
+    swap_bytes: int
+    swap_own_bytes: int
+    donor: str | None
+    gpus: tuple[NodeGpu, ...]
+    free_gpus: int
+    joined_s: float
 
 
-def show_job_in_full(job: LiveJob, now_s: float) -> Shown:
+class NodeList(Struct, frozen=True, kw_only=True):
+    """Nodes by name."""
+
+    nodes: tuple[Node, ...]
+
+
+class Reservation(Struct, frozen=True, kw_only=True):
+    """Nodes on which nothing starts that could still run in a time."""
+
+    id: str
+    state: str
+    nodes: tuple[str, ...]
+    from_s: float
+    to_s: float
+    reason: str
+    by: str
+    jobs: tuple[str, ...]
+
+
+def show_job(job: LiveJob) -> Job:
+    """A job in short."""
+    return Job(
+        id=job.job_id,
+        name=job.spec.title,
+        user=job.user,
+        account=job.spec.account or job.user,
+        qos=job.spec.qos,
+        state=job.phase,
+        exit_code=job.exit_code,
+        gpus=job.spec.gpus,
+        nodes=job.nodes,
+        submit_s=job.submit_s,
+        start_s=_or_none(job.start_s),
+        started_s=_or_none(job.started_s),
+        end_s=_or_none(job.end_s),
+        starts=job.start,
+        preemptions=job.preemptions,
+        reason=job.reason,
+    )
+
+
+def show_job_in_full(job: LiveJob, now_s: float) -> JobInFull:
     """A job with its processes and all that was asked for."""
-    return {
-        **show_job(job),
-        "held_s": job.held_until(now_s),
-        "gpu_s": job.held_until(now_s) * job.spec.gpus,
-        "failures": job.failures + _has_failed_for_good(job),
-        "pause_s": _or_none(job.pause_s),
-        "resume_s": _or_none(job.resume_s),
-        "profile": _show_profile(job),
-        "spec": msgspec.to_builtins(job.spec),
-        "tasks": [
-            {
-                "rank": task.rank,
-                "role": task.role,
-                "node": task.node,
-                "gpus": list(task.gpus),
-                "parts": list(task.parts),
-                "state": task.phase.value,
-                "exit_code": task.exit_code,
-                "signal": task.signal,
-                "cause": task.cause,
-                "output": job.spec.output_path(job.job_id, task.rank),
-            }
+    return JobInFull(
+        **structs.asdict(show_job(job)),
+        held_s=job.held_until(now_s),
+        gpu_s=job.held_until(now_s) * job.spec.gpus,
+        failures=job.failures + _has_failed_for_good(job),
+        pause_s=_or_none(job.pause_s),
+        resume_s=_or_none(job.resume_s),
+        profile=_show_profile(job),
+        spec=job.spec,
+        tasks=tuple(
+            Task(
+                rank=task.rank,
+                role=task.role,
+                node=task.node,
+                gpus=task.gpus,
+                parts=task.parts,
+                state=task.phase,
+                exit_code=task.exit_code,
+                signal=task.signal,
+                cause=task.cause,
+                output=job.spec.output_path(job.job_id, task.rank),
+            )
             for task in job.tasks
-        ],
-    }
+        ),
+    )
 
 
 def _has_failed_for_good(job: LiveJob) -> bool:
     """By itself: `LiveJob.failures` has those that were forgiven."""
-    return job.phase is Phase.FAILED and job.stop_cause is StopCause.TASK_FAILED
+    return job.phase is Phase.FAILED and job.stop_cause is log.StopCause.TASK_FAILED
 
 
-def _show_profile(job: LiveJob) -> Shown | None:
+def _show_profile(job: LiveJob) -> Profile | None:
     profile = job.profile
     if profile is None:
         return None
-    return {
-        "start": profile.start,
-        "processes": len(profile.parts),
-        "iterations": profile.iterations,
-        "iteration_s": profile.iteration_s,
-        "model_bytes": profile.model_bytes,
-        "skew": profile.skew,
-        "problem": profile.problem,
-    }
+    return Profile(
+        start=profile.start,
+        processes=len(profile.parts),
+        iterations=profile.iterations,
+        iteration_s=profile.iteration_s,
+        model_bytes=profile.model_bytes,
+        skew=profile.skew,
+        problem=profile.problem,
+    )
 
 
-def show_node(node: LiveNode, reserved: str = "") -> Shown:
+def show_node(node: LiveNode, reserved: str = "") -> Node:
     """A node, and which job has which of its GPUs, the first where several have parts of one.
 
     ``reserved``: why and until when nothing starts there; empty: no.
     """
-    held: dict[int, list[Share]] = {}
+    held: dict[int, list[GpuShare]] = {}
     for share in node.shares:
-        held.setdefault(share.gpu, []).append(share)
-    facts = msgspec.to_builtins({name: getattr(node, name) for name in _PLAIN_FACTS})
-    return {
-        **facts,
-        "name": node.name,
-        "state": node.state,
-        "reason": node.why_not or reserved,
-        "address": node.address,
-        "swap_bytes": node.swap_bytes,
-        "swap_own_bytes": node.swap_own_bytes,
-        "donor": None if node.donor is None else node.donor.control,
-        "gpus": [
-            {
-                "index": gpu.index,
-                "model": gpu.model,
-                "healthy": gpu.healthy,
-                "reason": gpu.reason,
-                "job": held[gpu.index][0].holder[0] if gpu.index in held else None,
-                "parts": list(gpu.parts),
-                "shares": [{"part": one.part, "job": one.holder[0]} for one in held.get(gpu.index, ())],
-            }
+        held.setdefault(share.gpu, []).append(GpuShare(part=share.part, job=share.holder[0]))
+    return Node(
+        name=node.name,
+        state=node.state,
+        reason=node.why_not or reserved,
+        address=node.address,
+        swap_bytes=node.swap_bytes,
+        swap_own_bytes=node.swap_own_bytes,
+        donor=None if node.donor is None else node.donor.control,
+        gpus=tuple(
+            NodeGpu(
+                index=gpu.index,
+                model=gpu.model,
+                healthy=gpu.healthy,
+                reason=gpu.reason,
+                job=held[gpu.index][0].job if gpu.index in held else None,
+                parts=gpu.parts,
+                shares=tuple(held.get(gpu.index, ())),
+            )
             for gpu in node.gpus
-        ],
-        "free_gpus": len(node.free_devices),
-        "joined_s": node.joined_s,
-    }
+        ),
+        free_gpus=len(node.free_devices),
+        joined_s=node.joined_s,
+        **{name: getattr(node, name) for name in _PLAIN_FACTS},
+    )
 
 
-def show_reservation(one: Maintenance, state: LiveState, now_s: float) -> Shown:
+def show_reservation(one: Maintenance, state: LiveState, now_s: float) -> Reservation:
     """A reservation; ``jobs`` run on its nodes and may still do so when it begins."""
-    return {
-        "id": one.reservation_id,
-        "state": one.state(now_s),
-        "nodes": list(one.nodes),
-        "from_s": one.begin_s,
-        "to_s": one.end_s,
-        "reason": one.reason,
-        "by": one.by,
-        "jobs": still_there(state, one, now_s) if one.is_pending(now_s) else [],
-    }
+    return Reservation(
+        id=one.reservation_id,
+        state=one.state(now_s),
+        nodes=one.nodes,
+        from_s=one.begin_s,
+        to_s=one.end_s,
+        reason=one.reason,
+        by=one.by,
+        jobs=tuple(still_there(state, one, now_s)) if one.is_pending(now_s) else (),
+    )
 
 
-def show_entry(entry: Entry) -> Shown:
+def show_entry(entry: log.Entry) -> Entry:
     """One line of a job's or a node's history."""
-    return {
-        "seq": entry.seq,
-        "at_s": entry.at_s,
-        "cause": entry.cause,
-        "generation": entry.generation,
-        "type": type(entry.event).__name__,
-        "event": msgspec.to_builtins(entry.event),
-    }
+    return Entry(
+        seq=entry.seq,
+        at_s=entry.at_s,
+        cause=entry.cause,
+        generation=entry.generation,
+        type=type(entry.event).__name__,
+        event=entry.event,
+    )
 
 
 def _or_none(value: float) -> float | None:

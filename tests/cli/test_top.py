@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,12 @@ def overview(jobs: int = 3, nodes: int = 2) -> Mapping[str, Any]:
     world = World(rules(), nodes=nodes)
     for number in range(jobs):
         world.submit(4, argv=(f"train{number}",))
-    return show_overview(Survey(world.state).overview(None), world.now_s)
+    return shown(world)
+
+
+def shown(world: World) -> Mapping[str, Any]:
+    told: Mapping[str, Any] = msgspec.to_builtins(show_overview(Survey(world.state).overview(None), world.now_s))
+    return told
 
 
 def drawn(told: Mapping[str, Any], room: Room = EVERYTHING, problem: str = "") -> list[str]:
@@ -79,7 +85,7 @@ def test_a_screen_is_never_overrun_if_it_has_any_room_at_all(lines: int, jobs: i
 def test_names_with_markup_and_control_characters_are_shown_harmless() -> None:
     world = World(rules())
     world.submit(4, name="[red]x[/red]\x1b[2J\nb")
-    told = show_overview(Survey(world.state).overview(None), world.now_s)
+    told = shown(world)
 
     text = "\n".join(drawn(told))
 
@@ -91,7 +97,7 @@ def test_a_lost_node_says_why() -> None:
     world = World(rules())
     world.does(NodeLost(node="n1", reason="not heard of for 60 s"))
 
-    lines = drawn(show_overview(Survey(world.state).overview(None), world.now_s))
+    lines = drawn(shown(world))
 
     assert any(line.startswith("n1") and "lost" in line and "not heard of for 60 s" in line for line in lines)
 

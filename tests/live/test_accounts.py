@@ -125,7 +125,7 @@ def test_without_declared_accounts_a_job_is_charged_to_whom_it_names() -> None:
     named, unnamed = w.submit(account="anybody"), w.submit()
 
     assert tenancy_of(ManagerConfig(node="m")) is None
-    assert [show_job(w.job(job))["account"] for job in (named, unnamed)] == ["anybody", "ann"]
+    assert [show_job(w.job(job)).account for job in (named, unnamed)] == ["anybody", "ann"]
     assert JobSpec(argv=("true",)).qos == ""
 
 

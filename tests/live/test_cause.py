@@ -113,4 +113,4 @@ def test_a_log_of_an_older_version_is_shown_as_it_is() -> None:
 
     old = Entry(seq=9, at_s=1.0, generation=1, cause="cycle", event=last(world, JobPlaced).event)
 
-    assert show_entry(old)["cause"] == "cycle"
+    assert show_entry(old).cause == "cycle"

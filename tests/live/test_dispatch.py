@@ -207,10 +207,9 @@ def test_a_node_with_a_broken_gpu_says_which_and_why_keeps_its_jobs_and_starts_n
         world.does(event)
     other = world.submit(1)
     shown = show_node(world.state.nodes["n0"])
-    gpus = msgspec.convert(shown["gpus"], list[dict[str, object]])
 
-    assert (shown["state"], shown["reason"]) == ("draining", "GPU 1: XID 79")
-    assert [(gpu["healthy"], gpu["reason"]) for gpu in gpus[:2]] == [(True, ""), (False, "XID 79")]
+    assert (shown.state, shown.reason) == ("draining", "GPU 1: XID 79")
+    assert [(gpu.healthy, gpu.reason) for gpu in shown.gpus[:2]] == [(True, ""), (False, "XID 79")]
     assert (world.phase("1"), world.phase(other)) == (Phase.RUNNING, Phase.WAITING)
     assert line.reported(world.state, with_a_broken_gpu()) == []
 

@@ -408,7 +408,7 @@ def test_a_job_that_failed_for_good_is_shown_with_that_failure_too(retries: int)
         world.exits(job, 1)
 
     assert world.phase(job) is Phase.FAILED
-    assert show_job_in_full(world.job(job), world.now_s)["failures"] == retries + 1
+    assert show_job_in_full(world.job(job), world.now_s).failures == retries + 1
 
 
 def test_a_job_that_is_given_a_place_and_loses_it_in_the_same_cycle_waits_and_is_never_told_to_stop(

@@ -15,7 +15,7 @@ from farside.scheduler.live import listing as module
 from farside.scheduler.live.blocks import Blocks
 from farside.scheduler.live.listing import IDLE_S, JobListing, JobListings, NodeListing
 from farside.scheduler.live.record import LiveNode
-from farside.scheduler.live.view import Shown, show_job, show_node
+from farside.scheduler.live.view import show_job, show_node
 from tests.live.facts import facts
 from tests.live.test_live_machine import Machine
 from tests.live.world import World, rules
@@ -25,7 +25,7 @@ ALL = 100_000
 whose = st.sampled_from([None, *USERS])
 
 
-def encoded(what: str, rows: Iterable[Shown]) -> bytes:
+def encoded(what: str, rows: Iterable[object]) -> bytes:
     """As an answer that is made in one piece."""
     return msgspec.json.encode({what: list(rows)})
 
@@ -96,7 +96,7 @@ Listed.TestCase.settings = settings(max_examples=40, stateful_step_count=25, dea
 TestListed = Listed.TestCase
 
 
-def numbered(number: int) -> Shown:
+def numbered(number: int) -> dict[str, int]:
     return {"number": number}
 
 

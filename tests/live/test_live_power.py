@@ -18,7 +18,7 @@ from farside.scheduler.live.invariant import violations
 from farside.scheduler.live.overview import Sensed
 from farside.scheduler.live.power.keep import LivePower
 from farside.scheduler.live.power.setup import PowerSetup
-from farside.scheduler.live.power.show import energy_of, show_energy
+from farside.scheduler.live.power.show import Energy, energy_of
 from farside.scheduler.live.spec import JobSpec
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
@@ -230,9 +230,9 @@ def sleepers(plant: Plant) -> int:
     return sum(node.phase is PowerPhase.OFF for node in nodes.values())
 
 
-def shown(plant: Plant) -> Mapping[str, object]:
+def shown(plant: Plant) -> Energy:
     state, power = plant.live.state, plant.power
-    return show_energy(energy_of(state, plant.live.now_s(), 800.0, power.forecast))
+    return energy_of(state, plant.live.now_s(), 800.0, power.forecast)
 
 
 @pytest.mark.parametrize("is_dry_run", [False, True])
@@ -244,8 +244,8 @@ def test_with_a_forecast_it_learns_from_the_log_at_each_start_and_keeps_nodes_as
         for _ in range(2):  # the second is a restart: the past is in the store
             async with keeping(plant):
                 await plant.until(lambda: sleepers(plant) == 2, "all but the floor are off")
-                assert str(shown(plant)["forecast"]).startswith("a forecast by trees of 4.8 days")
-            assert shown(plant)["forecast"] == ""
+                assert shown(plant).forecast.startswith("a forecast by trees of 4.8 days")
+            assert shown(plant).forecast == ""
         if is_dry_run:
             assert all(plant.commands(name) == [] for name in plant.bmcs)
             return
@@ -262,7 +262,7 @@ def test_before_enough_is_known_it_keeps_nodes_without_a_forecast_and_says_so(tm
         async with keeping(plant):
             await plant.until(lambda: "asleep" in plant.states(), "one is asleep")
 
-            assert shown(plant)["forecast"] == "no forecast before 2.7 days are known, 2.0 are; rules alone decide"
+            assert shown(plant).forecast == "no forecast before 2.7 days are known, 2.0 are; rules alone decide"
 
     play(story, tmp_path, nodes=2, old_s=2 * 86400.0 + 100.0)
 

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from farside.scheduler.live.event import HoldRequested, NodeLost
 from farside.scheduler.live.overview import (
     ENDED_MAX,
@@ -29,7 +31,8 @@ def seen(world: World, user: str | None = None) -> Overview:
 
 
 def shown(overview: Overview, before: Overview | None = None) -> dict[str, Any]:
-    return dict(show_overview(overview, 0.0, before))
+    told: dict[str, Any] = msgspec.to_builtins(show_overview(overview, 0.0, before))
+    return told
 
 
 def test_a_user_sees_own_jobs_an_operator_all_and_everybody_the_nodes() -> None:

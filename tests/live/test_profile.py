@@ -282,7 +282,7 @@ def test_an_agent_s_profile_is_written_once_and_before_the_end_of_its_process() 
     assert events_of(running) == ["TaskProfiled"]
     assert events_of(running) == []
     assert events_of(replace_state(state, "exited", sent_bytes=20)) == ["TaskProfiled", "TaskChanged"]
-    shown = show_job_in_full(world.job(job), world.now_s)["profile"]
+    shown = msgspec.to_builtins(show_job_in_full(world.job(job), world.now_s).profile)
     assert shown == {
         "start": 1, "processes": 1, "iterations": 9, "iteration_s": 0.1, "model_bytes": 20, "skew": 0.35, "problem": "",
     }  # fmt: skip
@@ -299,7 +299,11 @@ def test_people_read_it_in_one_line() -> None:
     lines = []
     for event in (structs.replace(told(0), problem="it sent nothing"), told(0, sent=100 * MIB, largest=70 * MIB)):
         world.does(event)
-        lines += [line for line in job_lines(show_job_in_full(world.job(job), 0.0), ()) if "profile" in line]
+        lines += [
+            line
+            for line in job_lines(msgspec.to_builtins(show_job_in_full(world.job(job), 0.0)), ())
+            if "profile" in line
+        ]
 
     assert lines == [
         "  profile   start 1: it sent nothing",

@@ -41,10 +41,9 @@ def test_parts_of_a_gpu_are_given_to_jobs_of_their_own_and_a_device_never_to_two
     world.exits(jobs[0])
     assert [(task.gpus, task.parts) for task in world.job(jobs[3]).tasks] == [((0,), ("MIG-a",))]
     assert start_of(world.job(jobs[3]), world.job(jobs[3]).tasks[0], 1).spec.devices == (Device(0, "MIG-a"),)
-    shown = show_node(world.state.nodes["n0"])["gpus"]
-    assert isinstance(shown, list)
-    held = [{"part": "MIG-b", "job": "2"}, {"part": "MIG-a", "job": "4"}]
-    assert (shown[0]["parts"], shown[0]["shares"]) == (["MIG-a", "MIG-b"], held)
+    shown = show_node(world.state.nodes["n0"]).gpus[0]
+    held = [("MIG-b", "2"), ("MIG-a", "4")]
+    assert (shown.parts, [(one.part, one.job) for one in shown.shares]) == (("MIG-a", "MIG-b"), held)
     assert list(violations(world.log)) == []
 
 

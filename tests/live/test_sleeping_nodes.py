@@ -125,7 +125,7 @@ def test_sleep_is_counted_from_off_to_booting() -> None:
 
     energy = energy_of(world.state, world.now_s, 800.0)
 
-    assert (energy.asleep, energy.booting) == (0, 1)
+    assert (energy.nodes_asleep, energy.nodes_booting) == (0, 1)
     assert energy.saved_kwh == pytest.approx(0.8)
 
 

@@ -1,7 +1,5 @@
 """Jobs that may use memory of other nodes: where they go, what they are given there, and what is refused."""
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
 

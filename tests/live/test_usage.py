@@ -44,7 +44,7 @@ def test_what_was_held_and_waited_for_is_added_up_by_user_and_by_account() -> No
         ("bob", 100, 100, 1, 0),
     ]
     assert (by_account.name, by_account.gpu_s, by_account.energy_j) == ("ml", 500, 500 * GPU_W)
-    assert show_usage(by_account)["kwh"] == pytest.approx(500 * GPU_W / J_PER_KWH)
+    assert show_usage(by_account).kwh == pytest.approx(500 * GPU_W / J_PER_KWH)
 
 
 def test_a_time_counts_only_what_lies_in_it_and_parts_add_up_to_the_whole() -> None:

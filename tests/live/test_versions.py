@@ -68,7 +68,7 @@ def test_a_log_of_the_version_before_gives_the_same_jobs(before: Path) -> None:
         apply(state, entry)
 
     for told in json.loads((before / "jobs.json").read_text()):
-        now = show_job(state.jobs[told["id"]])
+        now = msgspec.to_builtins(show_job(state.jobs[told["id"]]))
         assert {key: now[key] for key in told} == told
     assert list(violations(entries(before), is_complete=True)) == []
     assert (state.nodes["n1"].donor, state.nodes["n1"].swap_bytes) == (None, 0)

@@ -10,8 +10,6 @@ import msgspec
 from fastapi import Header, Response
 from starlette.types import Receive, Scope, Send
 
-from farside.scheduler.live.view import Shown
-
 # So long a listing is renewed before others have their turn.
 SLICE_S = 0.002
 # What a client has of a listing, if it has one, as it was told by `ETag`.
@@ -31,7 +29,7 @@ def answer(value: object, status: int = 200) -> Response:
 class Rows(Generic[Record]):
     """Nodes as JSON, kept: there are thousands, and few of them are others than a moment ago."""
 
-    def __init__(self, show: Callable[[Record], Shown]) -> None:
+    def __init__(self, show: Callable[[Record], object]) -> None:
         self._show = show
         self._kept: dict[str, tuple[Record, msgspec.Raw]] = {}
 

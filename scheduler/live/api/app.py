@@ -14,9 +14,9 @@ from farside.scheduler.live.api.agents import AgentSessions
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.body_limit import BodyLimit
 from farside.scheduler.live.api.brain_watch import BrainWatch
-from farside.scheduler.live.api.caller import Callers
+from farside.scheduler.live.api.caller import Callers, Role
 from farside.scheduler.live.api.depends import Anyone
-from farside.scheduler.live.api.document import describe
+from farside.scheduler.live.api.document import describe, says, shows
 from farside.scheduler.live.api.donors import donor_routes
 from farside.scheduler.live.api.glance import Glance, glance_routes
 from farside.scheduler.live.api.jobs import job_routes
@@ -24,7 +24,6 @@ from farside.scheduler.live.api.nodes import node_routes
 from farside.scheduler.live.api.page import page_routes
 from farside.scheduler.live.api.power import power_routes
 from farside.scheduler.live.api.reservations import reservation_routes
-from farside.scheduler.live.api.shape import Health, Whoami, says
 from farside.scheduler.live.api.trail import Trail, audit_routes
 from farside.scheduler.live.api.usage import usage_routes
 from farside.scheduler.live.follow import LiveLog
@@ -38,6 +37,26 @@ from farside.scheduler.tenancy import Tenancy
 GPU_POWER_W = 700.0
 NO_LIMITS = QueueLimits()
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+class Whoami(msgspec.Struct, frozen=True, kw_only=True):
+    """Who the manager takes the caller for."""
+
+    name: str
+    role: Role
+    proved: bool
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """Up to which entry of the log it has read, and which brain leads; 0: none yet.
+
+    And of this manager's own brain: when a cycle failed last, null where none has, and how many have since one did not.
+    """
+
+    seq: int
+    generation: int
+    cycle_failed_s: float | None
+    cycle_failures_in_a_row: int
 
 
 def make_app(
@@ -93,20 +112,20 @@ def make_app(
 
     @app.get("/v1/whoami", tags=["manager"], summary="Who the manager takes the caller for", responses=says(Whoami))
     async def whoami(caller: Anyone) -> Response:
-        return answer({"name": caller.name, "role": caller.role.value, "proved": caller.uid >= 0})
+        return answer(Whoami(name=caller.name, role=caller.role, proved=caller.uid >= 0))
 
     @app.get(
         "/v1/health", tags=["manager"], summary="Whether it answers, up to which entry it has read, if cycles fail",
-        responses={200: {"model": Health}},
+        responses={200: shows(Health)},
     )  # fmt: skip
     async def health() -> Response:
         return answer(
-            {
-                "seq": log.state.seq,
-                "generation": log.state.generation,
-                "cycle_failed_s": brain.failed_s,
-                "cycle_failures_in_a_row": brain.failures_in_a_row,
-            }
+            Health(
+                seq=log.state.seq,
+                generation=log.state.generation,
+                cycle_failed_s=brain.failed_s,
+                cycle_failures_in_a_row=brain.failures_in_a_row,
+            )
         )
 
     async def no(request: Request, status: int, detail: str, *, noted: str = "") -> Response:

@@ -4,16 +4,34 @@ from collections.abc import Callable, Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query, Response
+from msgspec import UNSET, Struct, UnsetType
 
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.caller import Caller, Role
 from farside.scheduler.live.api.depends import Anyone
-from farside.scheduler.live.api.shape import DonorList, says
+from farside.scheduler.live.api.document import says
 from farside.scheduler.live.donors import DonorRing
 from farside.scheduler.live.follow import LiveLog
-from farside.scheduler.live.overview import Sensed, show_loans
+from farside.scheduler.live.overview import Loan, Sensed, show_loans
 from farside.scheduler.live.record import LiveNode
-from farside.scheduler.live.view import Shown
+
+
+class Donor(Struct, frozen=True, kw_only=True):
+    """A donor. Its node, and who has how much of it, are left out where one node asks where it may borrow."""
+
+    donor: str
+    control: str
+    rdma: bool
+    node: str | UnsetType = UNSET
+    lends: bool | UnsetType = UNSET
+    lendable_bytes: int | UnsetType = UNSET
+    loans: list[Loan] | UnsetType = UNSET
+
+
+class DonorList(Struct, frozen=True, kw_only=True):
+    """Donors by the name of their node, or those of one node."""
+
+    donors: list[Donor]
 
 
 def donor_routes(log: LiveLog, ring: Callable[[], DonorRing], sensed: Callable[[], Mapping[str, Sensed]]) -> APIRouter:
@@ -33,12 +51,12 @@ def donor_routes(log: LiveLog, ring: Callable[[], DonorRing], sensed: Callable[[
         if borrower is None:
             told = sensed()
             lenders = (one for _, one in sorted(log.state.nodes.items()) if one.donor is not None)
-            return answer({"donors": [_show(one, told.get(one.name, Sensed())) for one in lenders]})
+            return answer(DonorList(donors=[_show(one, told.get(one.name, Sensed())) for one in lenders]))
         found = log.state.nodes.get(borrower)
         if found is None:
             raise HTTPException(404, f"there is no node {borrower:.64}")
-        rows = ({"donor": one.node, "control": one.control, "rdma": one.has_rdma} for one in ring().of(found))
-        return answer({"donors": list(rows)})
+        near = [Donor(donor=one.node, control=one.control, rdma=one.has_rdma) for one in ring().of(found)]
+        return answer(DonorList(donors=near))
 
     return router
 
@@ -54,15 +72,15 @@ def _borrower(caller: Caller, asked: str | None) -> str | None:
     return asked or caller.name
 
 
-def _show(node: LiveNode, told: Sensed) -> Shown:
+def _show(node: LiveNode, told: Sensed) -> Donor:
     donor = node.donor
     assert donor is not None
-    return {
-        "node": node.name,
-        "donor": donor.node,
-        "control": donor.control,
-        "rdma": donor.has_rdma,
-        "lends": node.is_up and told.lends,
-        "lendable_bytes": told.lendable_bytes,
-        "loans": show_loans(told),
-    }
+    return Donor(
+        node=node.name,
+        donor=donor.node,
+        control=donor.control,
+        rdma=donor.has_rdma,
+        lends=node.is_up and told.lends,
+        lendable_bytes=told.lendable_bytes,
+        loans=show_loans(told),
+    )

@@ -23,12 +23,12 @@ from farside.errors import FarsideError
 from farside.scheduler.live.api.answer import Rows, answer
 from farside.scheduler.live.api.caller import Caller
 from farside.scheduler.live.api.depends import Person, callers_of, trail_of
-from farside.scheduler.live.api.shape import Glimpse, Refusal, Refusals, refusals, says
+from farside.scheduler.live.api.document import refusals, says
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.follow import LiveLog
-from farside.scheduler.live.overview import Overview, Sensed, Survey, show_overview, waiting_ids
+from farside.scheduler.live.overview import Glimpse, Overview, Sensed, Survey, show_overview, waiting_ids
 from farside.scheduler.live.power.show import energy_of
-from farside.scheduler.live.view import Shown, show_node
+from farside.scheduler.live.view import show_node
 
 STREAMS_MAX = 64
 # Of one caller; and of those who are no operators in all.
@@ -42,11 +42,6 @@ WHY_AGE_S = 5.0
 WHY_LIMIT_S = 2.0
 
 _ENCODER = msgspec.json.Encoder()
-# They are JSON where the answer is not, which has to be said in full.
-_REFUSED = {"application/json": {"schema": {"$ref": f"#/components/schemas/{Refusal.__name__}"}}}
-_REFUSALS: Refusals = {
-    status: {"description": told["description"], "content": _REFUSED} for status, told in refusals().items()
-}
 
 
 class EventStream(StreamingResponse):
@@ -116,7 +111,7 @@ class Glance:
         energy = energy_of(self._log.state, self._log.now_s(), self._idle_w, self._forecast())
         return replace(overview, why=why, sensed=self._sensed(), energy=energy)
 
-    def show(self, overview: Overview, before: Overview | None = None) -> Shown:
+    def show(self, overview: Overview, before: Overview | None = None) -> Glimpse:
         """It as JSON; see `show_overview`."""
         return show_overview(overview, self._log.now_s(), before, lambda node: self._nodes.row(node.name, node))
 
@@ -176,7 +171,7 @@ def glance_routes(glance: Glance) -> APIRouter:
 
     @router.get(
         "/stream", summary="The same, and what changes, as server-sent events", response_class=EventStream,
-        responses=_REFUSALS,
+        responses=refusals(),
     )  # fmt: skip
     async def stream(request: Request, caller: Person) -> Response:
         if caller.is_operator:

@@ -3,14 +3,12 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, HTTPException, Query, Request, Response
-from msgspec import structs
+from msgspec import Struct, convert, structs
 
 from farside import admin
 from farside.agent import protocol
@@ -21,9 +19,8 @@ from farside.scheduler.live.api.answer import Known, answer, listed, up_to_date
 from farside.scheduler.live.api.body import read_body
 from farside.scheduler.live.api.caller import Caller
 from farside.scheduler.live.api.depends import OwnJob, Person, trail_of
-from farside.scheduler.live.api.document import takes
+from farside.scheduler.live.api.document import lists, says, takes
 from farside.scheduler.live.api.once import Key, Once
-from farside.scheduler.live.api.shape import Explanation, History, Job, JobInFull, JobList, Submitted, lists, says
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.dispatch import meeting_of, start_of
 from farside.scheduler.live.event import CancelRequested, HoldRequested, JobSubmitted, ReleaseRequested
@@ -35,7 +32,7 @@ from farside.scheduler.live.queued import QueueGate, QueueLimits
 from farside.scheduler.live.record import ACTIVE, LiveJob, LiveTask, Phase
 from farside.scheduler.live.role import RoleBody, most_on_a_node
 from farside.scheduler.live.spec import EXAMPLE, JobBody, JobSpec, array_problems, spec_of, spec_problems
-from farside.scheduler.live.view import show_entry, show_job, show_job_in_full
+from farside.scheduler.live.view import History, Job, JobInFull, JobList, show_entry, show_job, show_job_in_full
 from farside.scheduler.tenancy import Tenancy
 from farside.units import format_bytes
 
@@ -48,6 +45,19 @@ _LINKS = {
     name: {"operationId": f"jobs_{name}", **_FIRST}
     for name in ("show", "history", "explain", "hold", "release", "cancel")
 }
+
+
+class Submitted(Struct, frozen=True, kw_only=True):
+    """Jobs that were taken."""
+
+    ids: tuple[str, ...]
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """Why a job waits, and by when it starts if everybody before it uses up their time limits."""
+
+    lines: list[str]
+    expected_start_s: float | None
 
 
 def job_routes(
@@ -78,7 +88,7 @@ def job_routes(
     )  # fmt: skip
     async def submit(request: Request, caller: Person, key: Key = "") -> Response:
         told = await read_body(request, JobBody)
-        body = msgspec.convert(told, JobBody, strict=False)
+        body = convert(told, JobBody, strict=False)
         if caller.uid < 0 and not may_tokens_submit:
             raise HTTPException(403, "a token does not prove who you are: submit through the manager's unix socket")
         if only_uid is not None and caller.uid >= 0 and caller.uid != only_uid:
@@ -90,7 +100,7 @@ def job_routes(
         asked = RequestKey(kind="job", user=caller.name, key=key)
         known = once.place_of(asked)
         if known is not None:
-            return answer({"ids": log.state.submitted[known]}, 201)
+            return answer(Submitted(ids=log.state.submitted[known]), 201)
         spec = charged(after_arrays(spec_of(told), log.state), caller.name, tenancy)
         problems = [
             *spec_problems(spec),
@@ -117,7 +127,7 @@ def job_routes(
             is_free=caller.is_operator,
         ):
             place = await once.write(event, asked, caller.told)
-        return answer({"ids": log.state.submitted[place]}, 201)
+        return answer(Submitted(ids=log.state.submitted[place]), 201)
 
     @router.get("", summary="Jobs, the oldest first", responses=lists(JobList, 422))
     async def jobs(
@@ -146,7 +156,7 @@ def job_routes(
     @router.get("/{job_id}/history", summary="All that happened to a job", responses=says(History, 404))
     async def history(job: OwnJob) -> Response:
         entries = await asyncio.to_thread(log.store.history, job.job_id, at=job.submitted_at)
-        return answer({"entries": [show_entry(entry) for entry in entries]})
+        return answer(History(entries=tuple(map(show_entry, entries))))
 
     @router.get("/{job_id}/explain", summary="Why a job waits, in words", responses=says(Explanation, 404))
     async def explain(job: OwnJob) -> Response:
@@ -192,7 +202,7 @@ def after_arrays(spec: JobSpec, state: LiveState) -> JobSpec:
         return spec
     # What is neither job nor array stays, and is refused by its name.
     each = ([task.job_id for task in state.array(other)] or [other] for other in dict.fromkeys(spec.after))
-    return msgspec.structs.replace(spec, after=tuple(chain.from_iterable(each)))
+    return structs.replace(spec, after=tuple(chain.from_iterable(each)))
 
 
 def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:

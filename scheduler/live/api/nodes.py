@@ -9,13 +9,12 @@ from msgspec import Meta, Struct
 from farside.scheduler.live.api.answer import Known, answer, listed, up_to_date
 from farside.scheduler.live.api.body import body_of
 from farside.scheduler.live.api.depends import NodeNamed, Operator, Person
-from farside.scheduler.live.api.document import takes
-from farside.scheduler.live.api.shape import History, Node, NodeList, lists, says
+from farside.scheduler.live.api.document import lists, says, takes
 from farside.scheduler.live.event import DrainRequested, UndrainRequested
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.listing import NodeListing
 from farside.scheduler.live.maintenance import reserved_now
-from farside.scheduler.live.view import show_entry, show_node
+from farside.scheduler.live.view import History, Node, NodeList, show_entry, show_node
 
 
 class DrainBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,7 +47,7 @@ def node_routes(log: LiveLog) -> APIRouter:
     @router.get("/{name}/history", summary="All that happened to a node", responses=says(History, 404))
     async def history(_: Operator, node: NodeNamed) -> Response:
         entries = await asyncio.to_thread(log.store.history, node.name)
-        return answer({"entries": [show_entry(entry) for entry in entries]})
+        return answer(History(entries=tuple(map(show_entry, entries))))
 
     @router.post(
         "/{name}/drain", summary="Start nothing new on a node", responses=says(Node, 404, 413),

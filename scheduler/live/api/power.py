@@ -1,14 +1,15 @@
 """/v1/power: which nodes sleep, why, what it saves; and pardon for one that did not obey."""
 
 from fastapi import APIRouter, HTTPException, Response
+from msgspec import structs
 
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.depends import NodeNamed, Operator, Person
-from farside.scheduler.live.api.shape import NodePower, PowerReport, says
+from farside.scheduler.live.api.document import says
 from farside.scheduler.live.event import PowerPardoned
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.power.keep import LivePower
-from farside.scheduler.live.power.show import driver_names, energy_of, show_energy, show_power
+from farside.scheduler.live.power.show import PowerReport, PowerRow, driver_names, energy_of, show_power
 
 
 def power_routes(log: LiveLog, power: LivePower) -> APIRouter:
@@ -28,24 +29,24 @@ def power_routes(log: LiveLog, power: LivePower) -> APIRouter:
         drivers = driver_names(setup.drivers, state.nodes)
         energy = energy_of(state, now_s, setup.idle_w, power.forecast)
         return answer(
-            {
-                "policy": setup.policy,
-                "dry_run": setup.is_dry_run,
-                "keeps": keeper is not None,
-                "at_s": now_s,
-                "idle_w": setup.idle_w,
-                **show_energy(energy),
-                "nodes": [
+            PowerReport(
+                policy=setup.policy,
+                dry_run=setup.is_dry_run,
+                keeps=keeper is not None,
+                at_s=now_s,
+                idle_w=setup.idle_w,
+                **structs.asdict(energy),
+                nodes=[
                     show_power(node, drivers[name], kept.get(name), stays.get(name, ""))
                     for name, node in sorted(state.nodes.items())
                 ],
-            }
+            )
         )
 
     @router.post(
         "/{name}/pardon",
         summary="A node that did not obey its power switch is mended: it may serve again",
-        responses=says(NodePower, 404, 409),
+        responses=says(PowerRow, 404, 409),
     )
     async def pardon(caller: Operator, node: NodeNamed) -> Response:
         keeper = power.keeper

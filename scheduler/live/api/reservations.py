@@ -8,14 +8,13 @@ from msgspec import Meta, Struct
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.body import body_of
 from farside.scheduler.live.api.depends import Operator, Person
-from farside.scheduler.live.api.document import takes
+from farside.scheduler.live.api.document import says, takes
 from farside.scheduler.live.api.once import Key, Once
-from farside.scheduler.live.api.shape import Reservation, ReservationList, says
 from farside.scheduler.live.event import NodesReserved, ReservationCancelled
 from farside.scheduler.live.field_limit import items
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.live_state import RequestKey
-from farside.scheduler.live.view import show_reservation
+from farside.scheduler.live.view import Reservation, show_reservation
 from farside.units import format_moment
 
 MAX_RESERVED = 100_000
@@ -36,6 +35,12 @@ class ReservationBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reason: Annotated[str, Meta(max_length=200)] = ""
 
 
+class ReservationList(Struct, frozen=True, kw_only=True):
+    """Reservations, the earliest first."""
+
+    reservations: list[Reservation]
+
+
 def reservation_routes(log: LiveLog) -> APIRouter:
     """The routes about reservations. Everybody sees them; only operators make and cancel them."""
     router = APIRouter(prefix="/v1/reservations", tags=["nodes"])
@@ -53,7 +58,7 @@ def reservation_routes(log: LiveLog) -> APIRouter:
         now_s = log.now_s()
         found = sorted(log.state.maintenance.values(), key=lambda one: (one.begin_s, one.reservation_id))
         shown = [show_reservation(one, log.state, now_s) for one in found if everything or one.is_pending(now_s)]
-        return answer({"reservations": shown})
+        return answer(ReservationList(reservations=shown))
 
     @router.post(
         "", status_code=201, summary="Start nothing on nodes that could still run at some time",

@@ -4,6 +4,7 @@ import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
+from msgspec import Struct
 from starlette.requests import HTTPConnection
 
 from farside.errors import FarsideError
@@ -11,8 +12,8 @@ from farside.log import get_log
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.caller import Caller, Callers
 from farside.scheduler.live.api.depends import Operator
-from farside.scheduler.live.api.shape import AuditPage, says
-from farside.scheduler.live.audit import READ, AccessGate, show_audit
+from farside.scheduler.live.api.document import says
+from farside.scheduler.live.audit import READ, AccessGate, AuditLine, show_audit
 from farside.scheduler.live.event import AccessNoted
 from farside.scheduler.live.follow import LiveLog
 
@@ -59,6 +60,13 @@ class Trail:
             _log.error("a note for the audit is lost", actor=caller.told, action=action, target=target, reason=error)
 
 
+class AuditPage(Struct, frozen=True, kw_only=True):
+    """Lines of the audit, the newest first. ``before``: where older ones begin; null: there are none."""
+
+    entries: list[AuditLine]
+    before: int | None
+
+
 def audit_routes(log: LiveLog) -> APIRouter:
     """The route about the audit, for operators."""
     router = APIRouter(prefix="/v1/audit", tags=["manager"])
@@ -72,6 +80,6 @@ def audit_routes(log: LiveLog) -> APIRouter:
     ) -> Response:
         entries = await asyncio.to_thread(log.store.told_by_people, actor=actor, before=before, limit=limit)
         last = entries[-1].seq if len(entries) == limit else None
-        return answer({"entries": [show_audit(entry, log.state) for entry in entries], "before": last})
+        return answer(AuditPage(entries=[show_audit(entry, log.state) for entry in entries], before=last))
 
     return router

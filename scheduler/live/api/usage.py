@@ -4,16 +4,31 @@ import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query, Response
+from msgspec import Struct
 
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.depends import Person
-from farside.scheduler.live.api.shape import UsageReport, says
+from farside.scheduler.live.api.document import says
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.power.slept import saved_kwh
-from farside.scheduler.live.usage import S_PER_H, By, show_usage, usage_of
+from farside.scheduler.live.usage import S_PER_H, By, UsageRow, show_usage, usage_of
 
 DEFAULT_SPAN_S = 30 * 86400.0
 _Moment = Annotated[float | None, Query(ge=0, le=1e11, allow_inf_nan=False, description="Seconds since 1970")]
+
+
+class UsageReport(Struct, frozen=True, kw_only=True):
+    """Usage in a time. ``known_from_s``: the log does not reach back further; null: it has all."""
+
+    by: By
+    from_s: float
+    to_s: float
+    gpu_power_w: float
+    known_from_s: float | None
+    asleep_node_hours: float
+    idle_w: float
+    saved_kwh: float
+    rows: list[UsageRow]
 
 
 def usage_routes(log: LiveLog, gpu_power_w: float, idle_w: float) -> APIRouter:
@@ -32,10 +47,19 @@ def usage_routes(log: LiveLog, gpu_power_w: float, idle_w: float) -> APIRouter:
             raise HTTPException(422, "from_s: must not be later than to_s or now")
         jobs = [job for job in log.state.jobs.values() if caller.is_operator or job.user == caller.name]
         rows = await asyncio.to_thread(usage_of, jobs, by, begin_s, end_s, gpu_power_w)
-        told: dict[str, object] = {"by": by.value, "from_s": begin_s, "to_s": end_s, "gpu_power_w": gpu_power_w}
-        told |= {"known_from_s": log.state.forgotten_s or None}
         slept_s = log.state.slept.node_s(begin_s, end_s)
-        told |= {"asleep_node_hours": slept_s / S_PER_H, "idle_w": idle_w, "saved_kwh": saved_kwh(slept_s, idle_w)}
-        return answer({**told, "rows": [show_usage(row) for row in rows]})
+        return answer(
+            UsageReport(
+                by=by,
+                from_s=begin_s,
+                to_s=end_s,
+                gpu_power_w=gpu_power_w,
+                known_from_s=log.state.forgotten_s or None,
+                asleep_node_hours=slept_s / S_PER_H,
+                idle_w=idle_w,
+                saved_kwh=saved_kwh(slept_s, idle_w),
+                rows=[show_usage(row) for row in rows],
+            )
+        )
 
     return router

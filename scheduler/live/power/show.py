@@ -1,7 +1,9 @@
 """The nodes' power as the API, ``farside power`` and the page show it: keys are documented in docs/manager.md. PURE."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.power.note import note_of
@@ -9,7 +11,6 @@ from farside.scheduler.live.power.slept import saved_kwh
 from farside.scheduler.live.record import LiveNode
 from farside.scheduler.power.state import NodePower, Phase
 
-Shown = Mapping[str, object]
 _WORDS = {
     "IpmiDriver": "ipmi",
     "RedfishDriver": "redfish",
@@ -19,73 +20,81 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Energy:
-    """The cluster's sleep at a glance.
+class Energy(Struct, frozen=True, kw_only=True):
+    """How many nodes sleep, and what that saves."""
 
-    Attributes:
-        asleep, booting, closing: Nodes.
-        wanted: How many nodes shall be on; None: nobody decides that.
-        why: Why so many.
-        saved_kwh: What sleeping nodes have not drawn since the first slept, against all nodes on, without cooling.
-        forecast: What the policy's forecast is worth now; empty: none was asked for, or it is made elsewhere.
-    """
+    nodes_asleep: int = 0
+    nodes_booting: int = 0
+    nodes_closing: int = 0
+    nodes_wanted: Annotated[int | None, Meta(description="How many shall be on; null: nobody decides that")] = None
+    wanted_reason: str = ""
+    forecast: Annotated[
+        str, Meta(description="What the policy's forecast is worth now; empty: there is none, or it is made elsewhere")
+    ] = ""
+    saved_kwh: Annotated[
+        float, Meta(description="What sleeping nodes have not drawn since the first slept, without cooling")
+    ] = 0.0
 
-    asleep: int
-    booting: int
-    closing: int
-    wanted: int | None
-    why: str
-    saved_kwh: float
-    forecast: str = ""
+
+class PowerRow(Struct, frozen=True, kw_only=True):
+    """A node's power."""
+
+    name: str
+    state: str
+    driver: str
+    power: Phase
+    since_s: float | None
+    reason: str
+    stays_on: str
+    order: str
+    pinned: bool
+    stops_today: int
+
+
+class PowerReport(Energy, frozen=True, kw_only=True):
+    """Which nodes sleep, and why."""
+
+    policy: str
+    dry_run: bool
+    keeps: bool
+    at_s: float
+    idle_w: float
+    nodes: list[PowerRow]
 
 
 def energy_of(state: LiveState, now_s: float, idle_w: float, forecast: str = "") -> Energy:
     """The glance, by the log."""
     states = [node.state for node in state.nodes.values() if node.power is not None]
     return Energy(
-        asleep=states.count("asleep"),
-        booting=states.count("booting"),
-        closing=states.count("closing"),
-        wanted=None if state.wanted is None else state.wanted.nodes,
-        why="" if state.wanted is None else state.wanted.reason,
+        nodes_asleep=states.count("asleep"),
+        nodes_booting=states.count("booting"),
+        nodes_closing=states.count("closing"),
+        nodes_wanted=None if state.wanted is None else state.wanted.nodes,
+        wanted_reason="" if state.wanted is None else state.wanted.reason,
         saved_kwh=saved_kwh(state.slept.node_s(0.0, now_s), idle_w),
         forecast=forecast,
     )
 
 
-def show_energy(energy: Energy) -> Shown:
-    """It as JSON."""
-    return {
-        "nodes_asleep": energy.asleep,
-        "nodes_booting": energy.booting,
-        "nodes_closing": energy.closing,
-        "nodes_wanted": energy.wanted,
-        "wanted_reason": energy.why,
-        "forecast": energy.forecast,
-        "saved_kwh": energy.saved_kwh,
-    }
-
-
-def show_power(node: LiveNode, driver: str, power: NodePower | None, stays_on: str = "") -> Shown:
+def show_power(node: LiveNode, driver: str, power: NodePower | None, stays_on: str = "") -> PowerRow:
     """One node. ``power``: as who keeps it knows it, where that is here; else what the log says.
 
     ``stays_on``: why it does, though it is not needed.
     """
     note = node.power if power is None else note_of(power)
     phase, reason = (Phase.ON, "") if note is None else (note.phase, note.reason)
-    return {
-        "name": node.name,
-        "state": node.state,
-        "driver": driver,
-        "power": phase.value,
-        "since_s": None if note is None else note.since_s,
-        "reason": reason,
-        "stays_on": stays_on,
-        "order": "" if note is None else note.command,
-        "pinned": note is not None and note.is_pinned,
-        "stops_today": 0 if note is None else len(note.stops_s),
-    }
+    return PowerRow(
+        name=node.name,
+        state=node.state,
+        driver=driver,
+        power=phase,
+        since_s=None if note is None else note.since_s,
+        reason=reason,
+        stays_on=stays_on,
+        order="" if note is None else note.command,
+        pinned=note is not None and note.is_pinned,
+        stops_today=0 if note is None else len(note.stops_s),
+    )
 
 
 def driver_names(drivers: Mapping[str, object], names: Iterable[str]) -> Mapping[str, str]:
