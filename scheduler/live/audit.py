@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from farside.scheduler.live.event import AccessNoted, Entry, JobSubmitted
+from farside.scheduler.live.like import like
 from farside.scheduler.live.live_state import LiveState
 
 DONE, READ = "done", "read"
@@ -49,9 +50,7 @@ def show_audit(entry: Entry, state: LiveState) -> AuditLine:
     else:
         kind = type(event).__name__
         action, target, result = _KINDS.get(kind, kind), _target_of(entry, state), DONE
-    return AuditLine(
-        seq=entry.seq, at_s=entry.at_s, actor=actor, proof=proof, action=action, object=target, result=result
-    )
+    return like(AuditLine, entry, actor=actor, proof=proof, action=action, object=target, result=result)
 
 
 def split_cause(cause: str) -> tuple[str, str]:

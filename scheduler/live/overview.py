@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from farside.scheduler.live.like import like
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.power.show import Energy
 from farside.scheduler.live.record import LiveJob, LiveNode, Phase
@@ -169,11 +170,10 @@ def show_overview(
     """
     jobs = (*overview.active, *overview.waiting, *overview.ended)
     old_jobs, old_nodes = (set(), set()) if before is None else _identities(before)
-    return Glimpse(
-        seq=overview.seq,
-        generation=overview.generation,
+    return like(
+        Glimpse,
+        overview,
         at_s=now_s,
-        counts=overview.counts,
         cluster=_cluster(overview),
         active=[job.job_id for job in overview.active],
         waiting=[job.job_id for job in overview.waiting],
@@ -181,24 +181,11 @@ def show_overview(
         node_names=[node.name for node in overview.nodes],
         jobs=[show_job(job) for job in jobs if id(job) not in old_jobs],
         nodes=[node_row(node) for node in overview.nodes if id(node) not in old_nodes],
-        why=overview.why,
         sensed={
-            name: _show_sensed(told)
+            name: like(SensedNode, told, loans=show_loans(told))
             for name, told in overview.sensed.items()
             if before is None or before.sensed.get(name) != told
         },
-    )
-
-
-def _show_sensed(told: Sensed) -> SensedNode:
-    return SensedNode(
-        gpu_busy_pct=told.gpu_busy_pct,
-        gpu_power_w=told.gpu_power_w,
-        memory_stall_pct=told.memory_stall_pct,
-        loans=show_loans(told),
-        lends=told.lends,
-        lendable_bytes=told.lendable_bytes,
-        swap_used_bytes=told.swap_used_bytes,
     )
 
 

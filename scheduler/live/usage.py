@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from farside.scheduler.live.like import like
 from farside.scheduler.live.record import LiveJob
 
 J_PER_KWH = 3.6e6
@@ -106,10 +107,9 @@ def _with(before: Usage, job: LiveJob, begin_s: float, end_s: float, there_s: fl
 
 def show_usage(one: Usage) -> UsageRow:
     """As the API and ``--json`` show it: documented in docs/manager.md."""
-    return UsageRow(
-        name=one.name,
-        jobs=one.jobs,
-        ended=one.ended,
+    return like(
+        UsageRow,
+        one,
         gpu_hours=one.gpu_s / S_PER_H,
         wait_hours=one.wait_s / S_PER_H,
         kwh=one.energy_j / J_PER_KWH,

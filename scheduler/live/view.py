@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, defstruct, structs
 
 from farside.agent.messages import NodeFacts
 from farside.scheduler.live import event as log
+from farside.scheduler.live.like import like
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.maintenance import still_there
 from farside.scheduler.live.record import LiveJob, LiveNode, Maintenance, Phase
@@ -195,19 +196,7 @@ def show_job_in_full(job: LiveJob, now_s: float) -> JobInFull:
         profile=_show_profile(job),
         spec=job.spec,
         tasks=tuple(
-            Task(
-                rank=task.rank,
-                role=task.role,
-                node=task.node,
-                gpus=task.gpus,
-                parts=task.parts,
-                state=task.phase,
-                exit_code=task.exit_code,
-                signal=task.signal,
-                cause=task.cause,
-                output=job.spec.output_path(job.job_id, task.rank),
-            )
-            for task in job.tasks
+            like(Task, task, state=task.phase, output=job.spec.output_path(job.job_id, task.rank)) for task in job.tasks
         ),
     )
 
@@ -221,15 +210,7 @@ def _show_profile(job: LiveJob) -> Profile | None:
     profile = job.profile
     if profile is None:
         return None
-    return Profile(
-        start=profile.start,
-        processes=len(profile.parts),
-        iterations=profile.iterations,
-        iteration_s=profile.iteration_s,
-        model_bytes=profile.model_bytes,
-        skew=profile.skew,
-        problem=profile.problem,
-    )
+    return like(Profile, profile, processes=len(profile.parts))
 
 
 def show_node(node: LiveNode, reserved: str = "") -> Node:
@@ -240,15 +221,13 @@ def show_node(node: LiveNode, reserved: str = "") -> Node:
     held: dict[int, list[GpuShare]] = {}
     for share in node.shares:
         held.setdefault(share.gpu, []).append(GpuShare(part=share.part, job=share.holder[0]))
-    return Node(
-        name=node.name,
-        state=node.state,
+    return like(
+        Node,
+        node,
         reason=node.why_not or reserved,
-        address=node.address,
-        swap_bytes=node.swap_bytes,
-        swap_own_bytes=node.swap_own_bytes,
         donor=None if node.donor is None else node.donor.control,
         gpus=tuple(
+            # In full, as `like` would take as long as all the rest of a node.
             NodeGpu(
                 index=gpu.index,
                 model=gpu.model,
@@ -261,35 +240,25 @@ def show_node(node: LiveNode, reserved: str = "") -> Node:
             for gpu in node.gpus
         ),
         free_gpus=len(node.free_devices),
-        joined_s=node.joined_s,
-        **{name: getattr(node, name) for name in _PLAIN_FACTS},
     )
 
 
 def show_reservation(one: Maintenance, state: LiveState, now_s: float) -> Reservation:
     """A reservation; ``jobs`` run on its nodes and may still do so when it begins."""
-    return Reservation(
+    return like(
+        Reservation,
+        one,
         id=one.reservation_id,
         state=one.state(now_s),
-        nodes=one.nodes,
         from_s=one.begin_s,
         to_s=one.end_s,
-        reason=one.reason,
-        by=one.by,
         jobs=tuple(still_there(state, one, now_s)) if one.is_pending(now_s) else (),
     )
 
 
 def show_entry(entry: log.Entry) -> Entry:
     """One line of a job's or a node's history."""
-    return Entry(
-        seq=entry.seq,
-        at_s=entry.at_s,
-        cause=entry.cause,
-        generation=entry.generation,
-        type=type(entry.event).__name__,
-        event=entry.event,
-    )
+    return like(Entry, entry, type=type(entry.event).__name__)
 
 
 def _or_none(value: float) -> float | None:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from farside.scheduler.live.like import like
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.power.note import note_of
 from farside.scheduler.live.power.slept import saved_kwh
@@ -42,7 +43,7 @@ class PowerRow(Struct, frozen=True, kw_only=True):
     name: str
     state: str
     driver: str
-    power: Phase
+    power: str
     since_s: float | None
     reason: str
     stays_on: str
@@ -83,11 +84,11 @@ def show_power(node: LiveNode, driver: str, power: NodePower | None, stays_on: s
     """
     note = node.power if power is None else note_of(power)
     phase, reason = (Phase.ON, "") if note is None else (note.phase, note.reason)
-    return PowerRow(
-        name=node.name,
-        state=node.state,
+    return like(
+        PowerRow,
+        node,
         driver=driver,
-        power=phase,
+        power=phase.value,
         since_s=None if note is None else note.since_s,
         reason=reason,
         stays_on=stays_on,
