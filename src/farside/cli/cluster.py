@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from farside.cli import options
 from farside.errors import ConfigError, FarsideError, PeerError
-from farside.job_file import job_keys, read_job
+from farside.job_file import WantedJob, job_keys, read_job
 from farside.terminal import printable
 
 if TYPE_CHECKING:
@@ -130,10 +130,7 @@ def submit(
     given = {key: one for key, one in told.items() if one[1] is not None}
     is_file = False if behind >= len(words) else None
     job = read_job(words, _settings(settings), os.getcwd(), os.environ, options=given, is_file=is_file)
-    try:
-        answer = client_of(manager, state).post("jobs", body=job.body)
-    except ConfigError as error:
-        raise ConfigError(job.in_own_words(str(error))) from error
+    answer = _submit(job, client_of(manager, state))
     ids: list[str] = answer["ids"]
     if as_json:
         print(json.dumps(answer))
@@ -141,6 +138,14 @@ def submit(
         print("\n".join(ids))
     else:
         print(f"job {ids[0]}" if len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}")
+
+
+def _submit(job: WantedJob, client: "ManagerClient") -> Any:
+    """Hands a job in; what the manager refuses is told in the words of the person who wrote the job."""
+    try:
+        return client.post("jobs", body=job.body)
+    except ConfigError as error:
+        raise ConfigError(job.in_own_words(str(error))) from error
 
 
 def _refuse_a_slip(context: typer.Context, before: Sequence[str], words: Sequence[str]) -> None:

@@ -54,15 +54,21 @@ def sizing(
     Memory and its use default to those of this machine. Cost model and power defaults are Infiniswap's; memory has no
     default price.
     """
-    import msgspec
-
-    from farside.sizing import CostModel, benefit, borrower_size, donor_size
+    from farside.sizing import CostModel, borrower_size
 
     _hold_to_settings(
         memory=memory, used=used, headroom=headroom, size=size, slab=slab, pending=pending, replicas=replicas
     )
-    has_disk = disk or replicas == 1
-    total, now_used = _machine() if not (memory and used) else (memory, used)
+    donor = _donor(memory=memory, used=used, headroom=headroom, slab=slab)
+    borrower = borrower_size(
+        size_bytes=size,
+        replicas=replicas,
+        has_disk=disk or replicas == 1,
+        pages_out_per_s=page_outs,
+        donor=donor,
+        workers=workers,
+        pending_bytes=pending,
+    )
     model = CostModel(
         opex_per_watt_month=opex,
         electricity_per_kwh=electricity,
@@ -71,6 +77,14 @@ def sizing(
         switch_ports=switch_ports,
         power_usage_effectiveness=pue,
     )
+    _show(donor, borrower, model, price=price, discount=discount, as_json=as_json)
+
+
+def _donor(*, memory: int, used: int, headroom: int, slab: int) -> "DonorSize":
+    """What a donor lends; 0 for memory or its use: this machine's."""
+    from farside.sizing import donor_size
+
+    total, now_used = _machine() if not (memory and used) else (memory, used)
     donor = donor_size(
         memory_bytes=memory or total, used_bytes=used or now_used, slab_bytes=slab, headroom_bytes=headroom
     )
@@ -79,15 +93,17 @@ def sizing(
             f"--used {format_bytes(donor.used_bytes)} is more than --memory {format_bytes(donor.memory_bytes)}",
             hint="name both",
         )
-    borrower = borrower_size(
-        size_bytes=size,
-        replicas=replicas,
-        has_disk=has_disk,
-        pages_out_per_s=page_outs,
-        donor=donor,
-        workers=workers,
-        pending_bytes=pending,
-    )
+    return donor
+
+
+def _show(
+    donor: "DonorSize", borrower: "BorrowerSize", model: "CostModel", *, price: float, discount: float, as_json: bool
+) -> None:
+    """Prints the sizes, and what lending earns at a price of memory."""
+    import msgspec
+
+    from farside.sizing import benefit
+
     share = donor.lent_bytes / donor.memory_bytes
     worth = benefit(
         model, memory_bytes=donor.memory_bytes, lent_share=share, price_per_gib_month=price, discount=discount
