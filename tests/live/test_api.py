@@ -14,11 +14,14 @@ from fastapi import FastAPI
 
 from farside.agent.messages import Donor
 from farside.scheduler.live.api.agents import AgentSessions
-from farside.scheduler.live.api.app import NO_LIMITS, make_app
+from farside.scheduler.live.api.app import make_app
 from farside.scheduler.live.api.caller import Caller, Callers, Role, add_token
+from farside.scheduler.live.api.context import NO_LIMITS, Context
 from farside.scheduler.live.api.glance import Glance
 from farside.scheduler.live.api.web_session import WebSessions, session_key
 from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.power.keep import NOBODY, LivePower
+from farside.scheduler.live.power.setup import PowerSetup
 from farside.scheduler.live.queued import QueueLimits
 from farside.scheduler.live.store.event_store import EventStore
 from farside.scheduler.live.store.migrate import upgrade
@@ -39,9 +42,10 @@ class Api:
         self.sessions = sessions
         self.tokens = tokens
         self._tokens_file = tokens_file
-        self.log: LiveLog = app.state.log
-        self.callers: Callers = app.state.callers
-        self.glance: Glance = app.state.glance
+        self.context: Context = app.state.context
+        self.log: LiveLog = self.context.log
+        self.callers: Callers = self.context.callers
+        self.glance: Glance = self.context.glance
 
     def caller(self, role: Role) -> Caller:
         return Caller(name="carl", role=role)
@@ -75,9 +79,12 @@ async def an_api(
     log = LiveLog(store, folder)
     callers = Callers(tokens, operators, os.geteuid(), WebSessions(session_key(folder)))
     sessions = AgentSessions(log, callers, 60.0)
+    power = LivePower(PowerSetup(policy=NOBODY, is_dry_run=False), log, sessions, folder)
     app = make_app(
-        log, callers, folder, sessions, may_tokens_submit=False, only_uid=only_uid, tenancy=tenancy,
-        queue_limits=queue_limits,
+        Context(
+            log=log, callers=callers, folder=folder, sessions=sessions, power=power, may_tokens_submit=False,
+            gpu_power_w=700.0, only_uid=only_uid, tenancy=tenancy, queue_limits=queue_limits,
+        )
     )  # fmt: skip
     ready = asyncio.Event()
     async with asyncio.TaskGroup() as group:

@@ -1,39 +1,26 @@
 """What a route may ask for: who calls, a job of theirs, a node. Each refuses in one line.
 
-``app.state`` holds the log and the callers that these look into; `app.py` puts them there. All are ``async`` though
-hardly any waits: FastAPI hands what is not to a thread, which takes ten times as long as the look itself.
+``app.state.context`` is what they look into; `app.py` puts it there. All are ``async`` though hardly any waits: FastAPI
+hands what is not to a thread, which takes ten times as long as the look itself.
 """
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import Depends, HTTPException, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.requests import HTTPConnection
 
-from farside.scheduler.live.api.caller import Caller, Callers, Role
-from farside.scheduler.live.follow import LiveLog
+from farside.scheduler.live.api.caller import Caller, Role
+from farside.scheduler.live.api.context import Context
 from farside.scheduler.live.record import LiveJob, LiveNode
 
-if TYPE_CHECKING:
-    from farside.scheduler.live.api.trail import Trail
+
+async def _context(connection: HTTPConnection) -> Context:
+    context: Context = connection.app.state.context
+    return context
 
 
-def log_of(connection: HTTPConnection) -> LiveLog:
-    """The log that this application is over."""
-    log: LiveLog = connection.app.state.log
-    return log
-
-
-def callers_of(connection: HTTPConnection) -> Callers:
-    """Who finds out who calls."""
-    callers: Callers = connection.app.state.callers
-    return callers
-
-
-def trail_of(connection: HTTPConnection) -> "Trail":
-    """Where this application notes for the audit."""
-    trail: Trail = connection.app.state.trail
-    return trail
+Shared = Annotated[Context, Depends(_context)]
 
 
 # For the OpenAPI document: `Callers` reads the header itself, and other proofs too.
@@ -41,10 +28,9 @@ _BEARER = HTTPBearer(auto_error=False, description="Over TCP. On the unix socket
 _Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 
-async def _anyone(connection: HTTPConnection, _: _Bearer) -> Caller:
-    callers = callers_of(connection)
-    await callers.meet(connection)
-    return callers.of(connection)
+async def _anyone(connection: HTTPConnection, shared: Shared, _: _Bearer) -> Caller:
+    await shared.callers.meet(connection)
+    return shared.callers.of(connection)
 
 
 Anyone = Annotated[Caller, Depends(_anyone)]
@@ -68,8 +54,8 @@ async def _operator(caller: Person) -> Caller:
 Operator = Annotated[Caller, Depends(_operator)]
 
 
-async def _own_job(connection: HTTPConnection, job_id: str, caller: Person) -> LiveJob:
-    state = log_of(connection).state
+async def _own_job(connection: HTTPConnection, job_id: str, caller: Person, shared: Shared) -> LiveJob:
+    state = shared.log.state
     job = state.jobs.get(job_id)
     # Whether others' jobs are there is none of a user's business.
     if job is None or not (caller.is_operator or job.user == caller.name):
@@ -79,15 +65,15 @@ async def _own_job(connection: HTTPConnection, job_id: str, caller: Person) -> L
             raise HTTPException(404, f"job {job_id:.60} is an array: {span}; name one of them")
         raise HTTPException(404, f"job {job_id:.60}: you have no such job")
     if job.user != caller.name and connection.scope["method"] == "GET":
-        await trail_of(connection).looked(caller, connection, f"job {job.job_id}")
+        await shared.trail.looked(caller, connection, f"job {job.job_id}")
     return job
 
 
 OwnJob = Annotated[LiveJob, Depends(_own_job)]
 
 
-async def _node_named(connection: HTTPConnection, name: str) -> LiveNode:
-    node = log_of(connection).state.nodes.get(name)
+async def _node_named(name: str, shared: Shared) -> LiveNode:
+    node = shared.log.state.nodes.get(name)
     if node is None:
         raise HTTPException(404, f"there is no node {name:.64}")
     return node

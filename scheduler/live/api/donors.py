@@ -1,6 +1,8 @@
-"""/v1/donors: who lends memory, where it is reached, and who has how much of it."""
+"""/v1/donors: who lends memory, where it is reached, and who has how much of it.
 
-from collections.abc import Callable, Mapping
+Agents are told by their sessions; this is for nodes without one, and for people.
+"""
+
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query, Response
@@ -8,12 +10,12 @@ from msgspec import UNSET, Struct, UnsetType
 
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.caller import Caller, Role
-from farside.scheduler.live.api.depends import Anyone
+from farside.scheduler.live.api.depends import Anyone, Shared
 from farside.scheduler.live.api.document import says
-from farside.scheduler.live.donors import DonorRing
-from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.overview import Loan, Sensed, show_loans
 from farside.scheduler.live.record import LiveNode
+
+router = APIRouter(prefix="/v1/donors", tags=["nodes"])
 
 
 class Donor(Struct, frozen=True, kw_only=True):
@@ -34,31 +36,23 @@ class DonorList(Struct, frozen=True, kw_only=True):
     donors: list[Donor]
 
 
-def donor_routes(log: LiveLog, ring: Callable[[], DonorRing], sensed: Callable[[], Mapping[str, Sensed]]) -> APIRouter:
-    """The route about donors. Agents are told by their sessions; this is for nodes without one, and for people."""
-    router = APIRouter(prefix="/v1/donors", tags=["nodes"])
-
-    @router.get(
-        "", summary="Donors: all of them, or those that one node may borrow from", responses=says(DonorList, 404)
-    )
-    async def donors(
-        caller: Anyone,
-        node: Annotated[
-            str | None, Query(description="The borrower; who has a node's token sees no other node's")
-        ] = None,
-    ) -> Response:
-        borrower = _borrower(caller, node)
-        if borrower is None:
-            told = sensed()
-            lenders = (one for _, one in sorted(log.state.nodes.items()) if one.donor is not None)
-            return answer(DonorList(donors=[_show(one, told.get(one.name, Sensed())) for one in lenders]))
-        found = log.state.nodes.get(borrower)
-        if found is None:
-            raise HTTPException(404, f"there is no node {borrower:.64}")
-        near = [Donor(donor=one.node, control=one.control, rdma=one.has_rdma) for one in ring().of(found)]
-        return answer(DonorList(donors=near))
-
-    return router
+@router.get("", responses=says(DonorList, 404))
+async def donors(
+    caller: Anyone,
+    shared: Shared,
+    node: Annotated[str | None, Query(description="The borrower; who has a node's token sees no other node's")] = None,
+) -> Response:
+    """Donors: all of them, or those that one node may borrow from."""
+    borrower, nodes = _borrower(caller, node), shared.log.state.nodes
+    if borrower is None:
+        told = shared.sessions.sensed()
+        lenders = (one for _, one in sorted(nodes.items()) if one.donor is not None)
+        return answer(DonorList(donors=[_show(one, told.get(one.name, Sensed())) for one in lenders]))
+    found = nodes.get(borrower)
+    if found is None:
+        raise HTTPException(404, f"there is no node {borrower:.64}")
+    near = shared.sessions.ring.of(found)
+    return answer(DonorList(donors=[Donor(donor=one.node, control=one.control, rdma=one.has_rdma) for one in near]))
 
 
 def _borrower(caller: Caller, asked: str | None) -> str | None:

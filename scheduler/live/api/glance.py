@@ -1,4 +1,4 @@
-"""/v1/overview: the cluster at a glance, once or as a stream of server-sent events that follows the log.
+"""Overviews for all who look: one survey for each entry of the log, and streams that follow it.
 
 How it works
   A stream sends one event with everything, then one for each change, at most one in `PERIOD_S`: who reads slowly gets
@@ -10,20 +10,14 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import msgspec
-from fastapi import APIRouter, HTTPException, Request, Response
-from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from farside import admin
 from farside.errors import FarsideError
-from farside.scheduler.live.api.answer import Rows, answer
+from farside.scheduler.live.api.answer import Rows
 from farside.scheduler.live.api.caller import Caller
-from farside.scheduler.live.api.depends import Person, callers_of, trail_of
-from farside.scheduler.live.api.document import refusals, says
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.overview import Glimpse, Overview, Sensed, Survey, show_overview, waiting_ids
@@ -42,20 +36,6 @@ WHY_AGE_S = 5.0
 WHY_LIMIT_S = 2.0
 
 _ENCODER = msgspec.json.Encoder()
-
-
-class EventStream(StreamingResponse):
-    """Server-sent events."""
-
-    media_type = "text/event-stream"
-    leave: Callable[[], None]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Leaves its place when it is over, also if its reader has gone before it began."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.leave()
 
 
 class Whys:
@@ -157,38 +137,3 @@ class Glance:
             yield b"event: over\ndata: {}\n\n"
         finally:
             self._log.unwatch(changed)
-
-
-def glance_routes(glance: Glance) -> APIRouter:
-    """The routes of the overview. Users see their own jobs in it, operators all."""
-    router = APIRouter(prefix="/v1/overview", tags=["manager"])
-
-    @router.get("", summary="The cluster at a glance: nodes, what runs, what waits and why", responses=says(Glimpse))
-    async def overview(request: Request, caller: Person) -> Response:
-        if caller.is_operator:
-            await trail_of(request).looked(caller, request, "jobs of all")
-        return answer(glance.show(await glance.of(caller)))
-
-    @router.get(
-        "/stream", summary="The same, and what changes, as server-sent events", response_class=EventStream,
-        responses=refusals(),
-    )  # fmt: skip
-    async def stream(request: Request, caller: Person) -> Response:
-        if caller.is_operator:
-            await trail_of(request).looked(caller, request, "jobs of all")
-
-        def is_valid() -> bool:
-            try:
-                return callers_of(request).of(request) == caller
-            except HTTPException:  # the token was taken out of the file, or the session is over
-                return False
-
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        refusal = glance.enter(caller)
-        if refusal:
-            raise HTTPException(503, refusal, headers={"Retry-After": "10"})
-        stream = EventStream(glance.follow(caller, is_valid), headers=headers)
-        stream.leave = partial(glance.leave, caller)
-        return stream
-
-    return router

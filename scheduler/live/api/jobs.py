@@ -2,9 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from itertools import chain
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
@@ -18,26 +16,24 @@ from farside.scheduler.live.accounts import charged, quota_problems
 from farside.scheduler.live.api.answer import Known, answer, listed, up_to_date
 from farside.scheduler.live.api.body import read_body
 from farside.scheduler.live.api.caller import Caller
-from farside.scheduler.live.api.depends import OwnJob, Person, trail_of
+from farside.scheduler.live.api.context import Context
+from farside.scheduler.live.api.depends import OwnJob, Person, Shared
 from farside.scheduler.live.api.document import lists, says, takes
-from farside.scheduler.live.api.once import Key, Once
+from farside.scheduler.live.api.once import Key
 from farside.scheduler.live.brain import ASK
 from farside.scheduler.live.dispatch import meeting_of, start_of
 from farside.scheduler.live.event import CancelRequested, HoldRequested, JobSubmitted, ReleaseRequested
-from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.launch import FIRST_PORT
-from farside.scheduler.live.listing import JobListing, JobListings
+from farside.scheduler.live.listing import JobListing
 from farside.scheduler.live.live_state import LiveState, RequestKey
-from farside.scheduler.live.queued import QueueGate, QueueLimits
 from farside.scheduler.live.record import ACTIVE, LiveJob, LiveTask, Phase
 from farside.scheduler.live.role import RoleBody, most_on_a_node
 from farside.scheduler.live.spec import EXAMPLE, JobBody, JobSpec, array_problems, spec_of, spec_problems
 from farside.scheduler.live.view import History, Job, JobInFull, JobList, show_entry, show_job, show_job_in_full
-from farside.scheduler.tenancy import Tenancy
 from farside.units import format_bytes
 
 EXPLAIN_LIMIT_S = 5.0
-CheckpointProblem = Callable[[str, str], Awaitable[str]]
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _Limit = Annotated[int, Query(ge=1, le=1_000_000)]
 # What may be asked of the first job that was taken, as OpenAPI says it.
 _FIRST = {"parameters": {"job_id": "$response.body#/ids/0"}}
@@ -60,135 +56,140 @@ class Explanation(Struct, frozen=True, kw_only=True):
     expected_start_s: float | None
 
 
-def job_routes(
-    log: LiveLog,
-    folder: Path,
-    checkpoint_problem: CheckpointProblem,
-    tenancy: Tenancy | None = None,
-    *,
-    may_tokens_submit: bool,
-    only_uid: int | None = None,
-    limits: QueueLimits,
-) -> APIRouter:
-    """The routes about jobs.
+@router.post(
+    "",
+    status_code=201,
+    responses=says(Submitted, 413, 422, 429, status=201, links=_LINKS),
+    openapi_extra=takes(JobBody, RoleBody, example=EXAMPLE),
+)
+async def submit(request: Request, caller: Person, shared: Shared, key: Key = "") -> Response:
+    """Submit a job, or several alike."""
+    told = await read_body(request, JobBody)
+    body = convert(told, JobBody, strict=False)
+    _refuse_submitter(caller, shared)
+    log, asked = shared.log, RequestKey(kind="job", user=caller.name, key=key)
+    known = shared.once.place_of(asked)
+    if known is not None:
+        return answer(Submitted(ids=log.state.submitted[known]), 201)
+    spec = charged(after_arrays(spec_of(told), log.state), caller.name, shared.tenancy)
+    problems = await _problems(spec, body.count, caller, shared)
+    if problems:
+        raise HTTPException(422, "; ".join(problems))
+    event = JobSubmitted(spec=spec, user=caller.name, uid=caller.uid, count=body.count, is_held=body.hold, key=key)
+    with shared.gate.passing(
+        caller.name,
+        body.count,
+        spec.size_bytes,
+        log.state.queued,
+        hourly=log.state.hourly,
+        now_s=log.now_s(),
+        is_free=caller.is_operator,
+    ):
+        place = await shared.once.write(event, asked, caller.told)
+    return answer(Submitted(ids=log.state.submitted[place]), 201)
 
-    ``checkpoint_problem``: why a user can't keep checkpoints in a folder; empty: he can. ``only_uid``: of all users,
-    only this one may submit, since all jobs run as him, even where he is root; None: all may but root, as nodes run no
-    task as root. ``limits``: what one who is no operator may have in the queue, and submit within an hour.
-    """
-    router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
-    listings = JobListings()
-    once = Once(log)
-    gate = QueueGate(limits)
 
-    @router.post(
-        "", status_code=201, summary="Submit a job, or several alike",
-        responses=says(Submitted, 413, 422, 429, status=201, links=_LINKS),
-        openapi_extra=takes(JobBody, RoleBody, example=EXAMPLE),
-    )  # fmt: skip
-    async def submit(request: Request, caller: Person, key: Key = "") -> Response:
-        told = await read_body(request, JobBody)
-        body = convert(told, JobBody, strict=False)
-        if caller.uid < 0 and not may_tokens_submit:
-            raise HTTPException(403, "a token does not prove who you are: submit through the manager's unix socket")
-        if only_uid is not None and caller.uid >= 0 and caller.uid != only_uid:
-            whose = f"all jobs here run as uid {only_uid}, who started this manager, and only he submits"
-            raise HTTPException(403, f"{whose}; start a sandbox of your own")
-        if only_uid is None and caller.uid == 0:
-            whose = f"{caller.name} is uid 0, and no task runs as that: submit as the user whose job it is"
-            raise HTTPException(403, f"{whose} (runuser -u USER -- farside ...)")
-        asked = RequestKey(kind="job", user=caller.name, key=key)
-        known = once.place_of(asked)
-        if known is not None:
-            return answer(Submitted(ids=log.state.submitted[known]), 201)
-        spec = charged(after_arrays(spec_of(told), log.state), caller.name, tenancy)
-        problems = [
-            *spec_problems(spec),
-            *array_problems(spec, body.count),
-            *cluster_problems(spec, log.state, user=caller.name),
-            *quota_problems(spec, caller.name, tenancy),
-            *room_problems(spec, log.state, user=caller.name),
-        ]
-        problems = problems or command_problems(spec, caller, log.state)
-        if not problems and spec.checkpoint_dir:
-            problems = list(filter(None, [await checkpoint_problem(caller.name, spec.checkpoint_dir)]))
-        if problems:
-            raise HTTPException(422, "; ".join(problems))
-        event = JobSubmitted(
-            spec=spec, user=caller.name, uid=caller.uid, count=body.count, is_held=body.hold, key=key
-        )  # fmt: skip
-        with gate.passing(
-            caller.name,
-            body.count,
-            spec.size_bytes,
-            log.state.queued,
-            hourly=log.state.hourly,
-            now_s=log.now_s(),
-            is_free=caller.is_operator,
-        ):
-            place = await once.write(event, asked, caller.told)
-        return answer(Submitted(ids=log.state.submitted[place]), 201)
+def _refuse_submitter(caller: Caller, shared: Context) -> None:
+    """Refuses who may not submit here, whatever the job."""
+    only_uid = shared.only_uid
+    if caller.uid < 0 and not shared.may_tokens_submit:
+        raise HTTPException(403, "a token does not prove who you are: submit through the manager's unix socket")
+    if only_uid is not None and caller.uid >= 0 and caller.uid != only_uid:
+        whose = f"all jobs here run as uid {only_uid}, who started this manager, and only he submits"
+        raise HTTPException(403, f"{whose}; start a sandbox of your own")
+    if only_uid is None and caller.uid == 0:
+        whose = f"{caller.name} is uid 0, and no task runs as that: submit as the user whose job it is"
+        raise HTTPException(403, f"{whose} (runuser -u USER -- farside ...)")
 
-    @router.get("", summary="Jobs, the oldest first", responses=lists(JobList, 422))
-    async def jobs(
-        request: Request,
-        caller: Person,
-        everything: Annotated[bool, Query(alias="all", description="Also those that are over")] = False,
-        user: str | None = None,
-        limit: _Limit = 100_000,
-        known: Known = "",
-    ) -> Response:
-        whose = caller.name if not caller.is_operator else user
 
-        def look() -> JobListing:
-            return listings.of(log.state, whose, everything=everything, now_s=time.monotonic())
+async def _problems(spec: JobSpec, count: int, caller: Caller, shared: Context) -> list[str]:
+    """Why so many of this job can't be taken; each question is asked only if the ones before found nothing."""
+    state = shared.log.state
+    found = [
+        *spec_problems(spec),
+        *array_problems(spec, count),
+        *cluster_problems(spec, state, user=caller.name),
+        *quota_problems(spec, caller.name, shared.tenancy),
+        *room_problems(spec, state, user=caller.name),
+    ]
+    found = found or command_problems(spec, caller, state)
+    if not found and spec.checkpoint_dir:
+        return [*filter(None, [await shared.sessions.checkpoint_problem(caller.name, spec.checkpoint_dir)])]
+    return found
 
+
+@router.get("", responses=lists(JobList, 422))
+async def jobs(
+    request: Request,
+    caller: Person,
+    shared: Shared,
+    everything: Annotated[bool, Query(alias="all", description="Also those that are over")] = False,
+    user: str | None = None,
+    limit: _Limit = 100_000,
+    known: Known = "",
+) -> Response:
+    """Jobs, the oldest first."""
+    whose = caller.name if not caller.is_operator else user
+
+    def look() -> JobListing:
+        return shared.jobs.of(shared.log.state, whose, everything=everything, now_s=time.monotonic())
+
+    listing = await up_to_date(look)
+    if listing.has_others_than(caller.name):
+        await shared.trail.looked(caller, request, f"jobs of {user or 'all'}")
         listing = await up_to_date(look)
-        if listing.has_others_than(caller.name):
-            await trail_of(request).looked(caller, request, f"jobs of {user or 'all'}")
-            listing = await up_to_date(look)
-        return listed(f"{listing.mark}-{limit}", lambda: listing.pieces(limit), known)
+    return listed(f"{listing.mark}-{limit}", lambda: listing.pieces(limit), known)
 
-    @router.get("/{job_id}", summary="One job with its processes", responses=says(JobInFull, 404))
-    async def show(job: OwnJob) -> Response:
-        return answer(show_job_in_full(job, log.now_s()))
 
-    @router.get("/{job_id}/history", summary="All that happened to a job", responses=says(History, 404))
-    async def history(job: OwnJob) -> Response:
-        entries = await asyncio.to_thread(log.store.history, job.job_id, at=job.submitted_at)
-        return answer(History(entries=tuple(map(show_entry, entries))))
+@router.get("/{job_id}", responses=says(JobInFull, 404))
+async def show(job: OwnJob, shared: Shared) -> Response:
+    """One job with its processes."""
+    return answer(show_job_in_full(job, shared.log.now_s()))
 
-    @router.get("/{job_id}/explain", summary="Why a job waits, in words", responses=says(Explanation, 404))
-    async def explain(job: OwnJob) -> Response:
-        try:
-            told = await admin.ask(folder / ASK, "explain", timeout_s=EXPLAIN_LIMIT_S, job_id=job.job_id)
-        except FarsideError as error:
-            raise HTTPException(503, f"the brain does not answer: {error}") from error
-        return answer(told)
 
-    @router.post("/{job_id}/cancel", summary="End a job", responses=says(Job, 404, 409))
-    async def cancel(job: OwnJob, caller: Person) -> Response:
-        _refuse_over(job)
-        await log.write([CancelRequested(job_id=job.job_id, by=caller.name)], caller.told)
-        return answer(show_job(log.state.jobs[job.job_id]))
+@router.get("/{job_id}/history", responses=says(History, 404))
+async def history(job: OwnJob, shared: Shared) -> Response:
+    """All that happened to a job."""
+    entries = await asyncio.to_thread(shared.log.store.history, job.job_id, at=job.submitted_at)
+    return answer(History(entries=tuple(map(show_entry, entries))))
 
-    @router.post("/{job_id}/hold", summary="Keep a job from starting", responses=says(Job, 404, 409))
-    async def hold(job: OwnJob, caller: Person) -> Response:
-        _refuse_over(job)
-        if job.phase in ACTIVE:
-            raise HTTPException(409, f"job {job.job_id} runs; cancel it, or hold it while it waits")
-        await log.write([HoldRequested(job_id=job.job_id, by=caller.name)], caller.told)
-        return answer(show_job(log.state.jobs[job.job_id]))
 
-    @router.post("/{job_id}/release", summary="Let a held job start", responses=says(Job, 404, 409))
-    async def release(job: OwnJob, caller: Person) -> Response:
-        _refuse_over(job)
-        if job.held_by and job.held_by != caller.name and not caller.is_operator:
-            raise HTTPException(403, f"{job.held_by} holds job {job.job_id}, and only an operator may release it")
-        await log.write([ReleaseRequested(job_id=job.job_id, by=caller.name)], caller.told)
-        return answer(show_job(log.state.jobs[job.job_id]))
+@router.get("/{job_id}/explain", responses=says(Explanation, 404))
+async def explain(job: OwnJob, shared: Shared) -> Response:
+    """Why a job waits, in words."""
+    try:
+        told = await admin.ask(shared.folder / ASK, "explain", timeout_s=EXPLAIN_LIMIT_S, job_id=job.job_id)
+    except FarsideError as error:
+        raise HTTPException(503, f"the brain does not answer: {error}") from error
+    return answer(told)
 
-    return router
+
+@router.post("/{job_id}/cancel", responses=says(Job, 404, 409))
+async def cancel(job: OwnJob, caller: Person, shared: Shared) -> Response:
+    """End a job."""
+    _refuse_over(job)
+    await shared.log.write([CancelRequested(job_id=job.job_id, by=caller.name)], caller.told)
+    return answer(show_job(shared.log.state.jobs[job.job_id]))
+
+
+@router.post("/{job_id}/hold", responses=says(Job, 404, 409))
+async def hold(job: OwnJob, caller: Person, shared: Shared) -> Response:
+    """Keep a job from starting."""
+    _refuse_over(job)
+    if job.phase in ACTIVE:
+        raise HTTPException(409, f"job {job.job_id} runs; cancel it, or hold it while it waits")
+    await shared.log.write([HoldRequested(job_id=job.job_id, by=caller.name)], caller.told)
+    return answer(show_job(shared.log.state.jobs[job.job_id]))
+
+
+@router.post("/{job_id}/release", responses=says(Job, 404, 409))
+async def release(job: OwnJob, caller: Person, shared: Shared) -> Response:
+    """Let a held job start."""
+    _refuse_over(job)
+    if job.held_by and job.held_by != caller.name and not caller.is_operator:
+        raise HTTPException(403, f"{job.held_by} holds job {job.job_id}, and only an operator may release it")
+    await shared.log.write([ReleaseRequested(job_id=job.job_id, by=caller.name)], caller.told)
+    return answer(show_job(shared.log.state.jobs[job.job_id]))
 
 
 def _refuse_over(job: LiveJob) -> None:

@@ -1,5 +1,7 @@
 """/ui/: the page. Files as they are, from the package; and signing in.
 
+It asks ``/v1`` for all that it shows, so it shows nobody more than the API would.
+
 Nothing but these files runs in it (Content-Security-Policy): no script from elsewhere, none inside the document, and
 none that was text a moment ago (Trusted Types, where the browser has them).
 """
@@ -16,7 +18,8 @@ from msgspec import Meta, Struct
 
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.body import body_of
-from farside.scheduler.live.api.caller import Callers, Role, refuse_other_sites, unknown_caller
+from farside.scheduler.live.api.caller import Role, refuse_other_sites, unknown_caller
+from farside.scheduler.live.api.depends import Shared
 from farside.scheduler.live.api.web_session import COOKIE, LASTS_S
 
 FOLDER = Path(__file__).with_name("web")
@@ -35,6 +38,8 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 
+router = APIRouter(include_in_schema=False)
+
 
 class SignIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the page's form says."""
@@ -49,48 +54,50 @@ class _File:
     tag: str
 
 
-def page_routes(callers: Callers) -> APIRouter:
-    """The routes of the page. It asks ``/v1`` for all that it shows, so it shows nobody more than the API would."""
-    router = APIRouter(include_in_schema=False)
-    files = _files()
+@router.get("/")
+async def root() -> Response:
+    """Lead to the page."""
+    return RedirectResponse("/ui/")
 
-    @router.get("/")
-    async def root() -> Response:
-        return RedirectResponse("/ui/")
 
-    @router.get("/ui/")
-    async def start(request: Request) -> Response:
-        return _sent(files[START], request)
+@router.get("/ui/")
+async def start(request: Request) -> Response:
+    """Send the page."""
+    return _sent(_FILES[START], request)
 
-    @router.get("/ui/{name}")
-    async def file(name: str, request: Request) -> Response:
-        if name not in files:
-            raise HTTPException(404, f"there is no {name:.60} here")
-        return _sent(files[name], request)
 
-    @router.post("/ui/session")
-    async def sign_in(request: Request, body: Annotated[SignIn, Depends(body_of(SignIn))]) -> Response:
-        refuse_other_sites(request)
-        caller = callers.of_token(body.token.strip())
-        if caller is None:
-            raise unknown_caller("this token is not known here")
-        if caller.role is Role.NODE:
-            raise HTTPException(403, "a node's token is for its agent's session only")
-        response = answer({"name": caller.name, "role": caller.role.value})
-        response.set_cookie(
-            COOKIE, callers.cookie_for(body.token.strip(), time.time()), max_age=int(LASTS_S), path="/",
-            secure=request.url.scheme == "https", httponly=True, samesite="strict",
-        )  # fmt: skip
-        return response
+@router.get("/ui/{name}")
+async def file(name: str, request: Request) -> Response:
+    """Send one file of the page."""
+    if name not in _FILES:
+        raise HTTPException(404, f"there is no {name:.60} here")
+    return _sent(_FILES[name], request)
 
-    @router.delete("/ui/session")
-    async def sign_out(request: Request) -> Response:
-        refuse_other_sites(request)
-        response = answer({})
-        response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
-        return response
 
-    return router
+@router.post("/ui/session")
+async def sign_in(request: Request, shared: Shared, body: Annotated[SignIn, Depends(body_of(SignIn))]) -> Response:
+    """Give a browser a cookie for its token."""
+    refuse_other_sites(request)
+    caller = shared.callers.of_token(body.token.strip())
+    if caller is None:
+        raise unknown_caller("this token is not known here")
+    if caller.role is Role.NODE:
+        raise HTTPException(403, "a node's token is for its agent's session only")
+    response = answer({"name": caller.name, "role": caller.role.value})
+    response.set_cookie(
+        COOKIE, shared.callers.cookie_for(body.token.strip(), time.time()), max_age=int(LASTS_S), path="/",
+        secure=request.url.scheme == "https", httponly=True, samesite="strict",
+    )  # fmt: skip
+    return response
+
+
+@router.delete("/ui/session")
+async def sign_out(request: Request) -> Response:
+    """Take the cookie back."""
+    refuse_other_sites(request)
+    response = answer({})
+    response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+    return response
 
 
 def _files() -> dict[str, _File]:
@@ -102,6 +109,9 @@ def _files() -> dict[str, _File]:
             tag = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
             found[path.name] = _File(body=body, kind=KINDS[path.suffix], tag=tag)
     return found
+
+
+_FILES = _files()
 
 
 def _sent(file: _File, request: Request) -> Response:

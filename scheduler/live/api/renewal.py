@@ -10,13 +10,30 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
+from farside.config import ManagerConfig
 from farside.errors import ConfigError
 from farside.log import get_log
-from farside.tls import TlsFiles, load_clients_ca, load_own
+from farside.tls import TlsFiles, load_clients_ca, load_own, server_tls
 
 PERIOD_S = 20.0
 
 _log = get_log("manager")
+
+
+def files_of(config: ManagerConfig) -> TlsFiles:
+    """The files of a manager's own certificate, and of those that it trusts."""
+    return TlsFiles(ca=config.tls_client_ca, cert=config.tls_cert, key=config.tls_key)
+
+
+def tls_of(config: ManagerConfig) -> ssl.SSLContext | None:
+    """How a manager speaks TLS; None: it has no certificate.
+
+    Raises:
+        ConfigError: A file can't be used.
+    """
+    if not config.tls_cert.is_absolute():
+        return None
+    return server_tls(files_of(config), is_required=config.tls_client_required)
 
 
 class Renewal:

@@ -1,4 +1,4 @@
-"""/v1/usage: who used what in a time."""
+"""/v1/usage: who used what in a time. Operators see everybody's use, users that of their own jobs."""
 
 import asyncio
 from typing import Annotated
@@ -7,13 +7,13 @@ from fastapi import APIRouter, HTTPException, Query, Response
 from msgspec import Struct
 
 from farside.scheduler.live.api.answer import answer
-from farside.scheduler.live.api.depends import Person
+from farside.scheduler.live.api.depends import Person, Shared
 from farside.scheduler.live.api.document import says
-from farside.scheduler.live.follow import LiveLog
 from farside.scheduler.live.power.slept import saved_kwh
 from farside.scheduler.live.usage import S_PER_H, By, UsageRow, show_usage, usage_of
 
 DEFAULT_SPAN_S = 30 * 86400.0
+router = APIRouter(prefix="/v1/usage", tags=["manager"])
 _Moment = Annotated[float | None, Query(ge=0, le=1e11, allow_inf_nan=False, description="Seconds since 1970")]
 
 
@@ -31,35 +31,30 @@ class UsageReport(Struct, frozen=True, kw_only=True):
     rows: list[UsageRow]
 
 
-def usage_routes(log: LiveLog, gpu_power_w: float, idle_w: float) -> APIRouter:
-    """The route about usage. Operators see everybody's, users that of their own jobs."""
-    router = APIRouter(prefix="/v1/usage", tags=["manager"])
-
-    @router.get(
-        "", summary="GPU hours, waiting and energy by user or account; of the last 30 days unless told",
-        responses=says(UsageReport, 422),
-    )  # fmt: skip
-    async def usage(caller: Person, by: By = By.USER, from_s: _Moment = None, to_s: _Moment = None) -> Response:
-        now_s = log.now_s()
-        end_s = min(now_s, now_s if to_s is None else to_s)
-        begin_s = end_s - DEFAULT_SPAN_S if from_s is None else from_s
-        if begin_s > end_s:
-            raise HTTPException(422, "from_s: must not be later than to_s or now")
-        jobs = [job for job in log.state.jobs.values() if caller.is_operator or job.user == caller.name]
-        rows = await asyncio.to_thread(usage_of, jobs, by, begin_s, end_s, gpu_power_w)
-        slept_s = log.state.slept.node_s(begin_s, end_s)
-        return answer(
-            UsageReport(
-                by=by,
-                from_s=begin_s,
-                to_s=end_s,
-                gpu_power_w=gpu_power_w,
-                known_from_s=log.state.forgotten_s or None,
-                asleep_node_hours=slept_s / S_PER_H,
-                idle_w=idle_w,
-                saved_kwh=saved_kwh(slept_s, idle_w),
-                rows=[show_usage(row) for row in rows],
-            )
+@router.get("", responses=says(UsageReport, 422))
+async def usage(
+    caller: Person, shared: Shared, by: By = By.USER, from_s: _Moment = None, to_s: _Moment = None
+) -> Response:
+    """GPU hours, waiting and energy by user or account; of the last 30 days unless told."""
+    state, now_s = shared.log.state, shared.log.now_s()
+    gpu_power_w, idle_w = shared.gpu_power_w, shared.power.setup.idle_w
+    end_s = min(now_s, now_s if to_s is None else to_s)
+    begin_s = end_s - DEFAULT_SPAN_S if from_s is None else from_s
+    if begin_s > end_s:
+        raise HTTPException(422, "from_s: must not be later than to_s or now")
+    jobs = [job for job in state.jobs.values() if caller.is_operator or job.user == caller.name]
+    rows = await asyncio.to_thread(usage_of, jobs, by, begin_s, end_s, gpu_power_w)
+    slept_s = state.slept.node_s(begin_s, end_s)
+    return answer(
+        UsageReport(
+            by=by,
+            from_s=begin_s,
+            to_s=end_s,
+            gpu_power_w=gpu_power_w,
+            known_from_s=state.forgotten_s or None,
+            asleep_node_hours=slept_s / S_PER_H,
+            idle_w=idle_w,
+            saved_kwh=saved_kwh(slept_s, idle_w),
+            rows=[show_usage(row) for row in rows],
         )
-
-    return router
+    )
