@@ -94,7 +94,7 @@ class Blocks(Generic[Record]):
         return True
 
     def pieces(self, what: str, last: int) -> tuple[bytes, ...]:
-        """``{what: [...]}`` of the last so many records, in pieces; no block may be stale."""
+        """``{what: [...]}`` of the ``last`` records, in pieces; no block may be stale."""
         assert not self._stale
         found: list[bytes] = []
         for number in sorted(self._blocks, reverse=True):

@@ -66,7 +66,7 @@ def length_problem(limits: Mapping[str, Any], value: object) -> str:
 
 
 def limit_problems(told: msgspec.Struct) -> Iterator[str]:
-    """What is beyond the limits of its field; each line names the key."""
+    """The values that are beyond the limits of their fields; each line names the key."""
     for key, limits in limits_of(type(told)).items():
         value = getattr(told, key)
         if "minimum" in limits and not limits["minimum"] <= value <= limits["maximum"]:

@@ -65,7 +65,7 @@ class JobListing:
         return len(self._rows) > self._users[user]
 
     def pieces(self, last: int) -> tuple[bytes, ...]:
-        """The answer, with the last so many of its jobs; once it is renewed."""
+        """The answer, with the ``last`` of its jobs; the listing must be renewed."""
         return self._rows.pieces("jobs", last)
 
 

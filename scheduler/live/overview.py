@@ -30,7 +30,7 @@ LOOKED_BACK = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensed:
-    """What a node's agent told last, and no log keeps.
+    """The latest report of a node's agent on what no log keeps.
 
     ``loans``: borrower of its memory to bytes. ``lends``: its donor answers and takes borrowers, and could lend
     ``lendable_bytes`` more. ``swap_used_bytes``: of the Farside swap of this node.
@@ -79,7 +79,7 @@ class Loan(Struct, frozen=True, kw_only=True):
 
 
 class SensedNode(Struct, frozen=True, kw_only=True):
-    """What a node's agent told last, and no log keeps."""
+    """The latest report of a node's agent on what no log keeps."""
 
     gpu_busy_pct: float | None
     gpu_power_w: float | None

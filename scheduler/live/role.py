@@ -84,7 +84,7 @@ def per_gpu(roles: Sequence[Role], what: str) -> float:
 
 
 def most_on_a_node(roles: Sequence[Role], gpus: int) -> int:
-    """How many processes a node may get, of which the job gets at most so many GPUs."""
+    """How many processes a node may get that has ``gpus`` GPUs for the job."""
     total = gpus_of(roles)
     there = min(gpus, total)
     if not there:

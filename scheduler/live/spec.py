@@ -197,7 +197,7 @@ def _all_arguments(spec: JobSpec) -> tuple[str, ...]:
 
 
 def array_problems(spec: JobSpec, count: int) -> Iterator[str]:
-    """What is wrong with so many of a job, though one alone may be right."""
+    """What is wrong with ``count`` jobs alike, though one alone may be right."""
     waits = len(spec.after) * count
     if waits > MAX_AFTER_IN_ALL:
         each = f"{format_count(len(spec.after), 'job')} for each of {count:,}"

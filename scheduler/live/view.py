@@ -56,7 +56,7 @@ class Task(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """What the messages of a job's processes told of its model; ``problem``: why they told nothing."""
+    """What the messages of a job's processes say about its model; ``problem``: why they say nothing."""
 
     start: int
     processes: int

@@ -126,7 +126,7 @@ class WantedJob:
         return f"{text}: {_unknown(keys[0]) if is_unknown else ''}"
 
     def _name(self, key: str) -> str:
-        """Of ``gpus`` or, of a part of what was told, ``env.PATH``, ``roles.0.argv``."""
+        """A key as it was written: of ``gpus``, or of a part such as ``env.PATH`` or ``roles.0.argv``."""
         first, *parts = key.split(".")
         roles = self.body.get("roles")
         if first != "roles" or len(parts) < 2 or not isinstance(roles, list):

@@ -92,7 +92,7 @@ class Glance:
         return replace(overview, why=why, sensed=self._sensed(), energy=energy)
 
     def show(self, overview: Overview, before: Overview | None = None) -> Glimpse:
-        """It as JSON; see `show_overview`."""
+        """An overview as the API answers it; see `show_overview`."""
         return show_overview(overview, self._log.now_s(), before, lambda node: self._nodes.row(node.name, node))
 
     @property
@@ -111,7 +111,7 @@ class Glance:
         return ""
 
     def leave(self, caller: Caller) -> None:
-        """Gives it back."""
+        """Gives the place back."""
         self._follow[caller.told] -= 1
         self._follow += Counter()  # keeps those alone that are more than none
         self._users_streams -= not caller.is_operator

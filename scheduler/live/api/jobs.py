@@ -103,7 +103,7 @@ def _refuse_submitter(caller: Caller, shared: Context) -> None:
 
 
 async def _problems(spec: JobSpec, count: int, caller: Caller, shared: Context) -> list[str]:
-    """Why so many of this job can't be taken; each question is asked only if the ones before found nothing."""
+    """What is wrong with a submission; the costly questions are asked only where the others found nothing."""
     state = shared.log.state
     found = [
         *spec_problems(spec),
@@ -233,7 +233,7 @@ def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]
 
 
 def room_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:
-    """Processes without GPUs stand beside the others: whether they are too many for a node that gives all it has."""
+    """What is wrong with a job that would put more processes on one node than a node takes."""
     there = (len(node.devices) for node in state.nodes.values() if node.runs_jobs_of(user))
     most = most_on_a_node(spec.roles, max(there, default=0))
     if most <= TASKS_MAX:
@@ -242,7 +242,7 @@ def room_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:
 
 
 def command_problems(spec: JobSpec, caller: Caller, state: LiveState) -> list[str]:
-    """What would keep a node from being told to start it: found now, and not when it is its turn."""
+    """What would keep a node from starting the job: found at submission, not when it is the job's turn."""
     job = LiveJob(
         job_id="1", sequence=0, spec=spec, user=caller.name, uid=caller.uid, submit_s=0.0, phase=Phase.STARTING,
         since_s=0.0, tasks=_foreseen(spec, state),

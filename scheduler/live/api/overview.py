@@ -39,7 +39,7 @@ async def overview(request: Request, caller: Person, shared: Shared) -> Response
 
 @router.get("/stream", response_class=EventStream, responses=refusals())
 async def stream(request: Request, caller: Person, shared: Shared) -> Response:
-    """The same, and what changes, as server-sent events."""
+    """The cluster at a glance, and each change of it, as server-sent events."""
     if caller.is_operator:
         await shared.trail.looked(caller, request, "jobs of all")
 

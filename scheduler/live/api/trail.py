@@ -16,7 +16,7 @@ _log = get_log("manager.audit")
 
 
 class Trail:
-    """Writes notes into the log. What can't be written is told in the process's own log, and holds up nobody."""
+    """Writes notes into the log. A note that can't be written is an error in the process's log, and holds up nobody."""
 
     def __init__(self, log: LiveLog, callers: Callers) -> None:
         self._log = log

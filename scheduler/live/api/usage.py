@@ -35,7 +35,7 @@ class UsageReport(Struct, frozen=True, kw_only=True):
 async def usage(
     caller: Person, shared: Shared, by: By = By.USER, from_s: _Moment = None, to_s: _Moment = None
 ) -> Response:
-    """GPU hours, waiting and energy by user or account; of the last 30 days unless told."""
+    """GPU hours, waiting and energy by user or account; of the last 30 days by default."""
     state, now_s = shared.log.state, shared.log.now_s()
     gpu_power_w, idle_w = shared.gpu_power_w, shared.power.setup.idle_w
     end_s = min(now_s, now_s if to_s is None else to_s)

@@ -78,7 +78,7 @@ def energy_of(state: LiveState, now_s: float, idle_w: float, forecast: str = "")
 
 
 def show_power(node: LiveNode, driver: str, power: NodePower | None, stays_on: str = "") -> PowerRow:
-    """One node. ``power``: as who keeps it knows it, where that is here; else what the log says.
+    """The power of one node. ``power``: what its controller knows, where that is here; None: as the log says.
 
     ``stays_on``: why it does, though it is not needed.
     """

@@ -48,7 +48,7 @@ class _Submit(TyperCommand):
 
     @epilog.setter
     def epilog(self, _: str | None) -> None:
-        """What the command line's framework tells each command."""
+        """Set by the framework for each command; the keys stay."""
 
 
 def cluster_commands(app: typer.Typer) -> None:
@@ -141,7 +141,7 @@ def submit(
 
 
 def _submit(job: WantedJob, client: "ManagerClient") -> Any:
-    """Hands a job in; what the manager refuses is told in the words of the person who wrote the job."""
+    """Hands a job in; a refusal names keys as the person who wrote the job did."""
     try:
         return client.post("jobs", body=job.body)
     except ConfigError as error:
