@@ -7,11 +7,11 @@ How it works
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct, convert, field
+from msgspec import Meta, Struct, field
 
 from farside.agent.messages import ARGUMENT_CHARS_MAX, ARGUMENTS_MAX, VARIABLES_MAX
 from farside.scheduler.live.field_limit import items, limit_problems, line, number, path
@@ -124,16 +124,15 @@ class JobBody(JobSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
 EXAMPLE: Mapping[str, Any] = {"argv": ["python", "train.py"], "gpus": 2, "cwd": "/home/ann", "time_limit_s": 7200}
 
 
-def spec_of(told: Mapping[str, Any]) -> JobSpec:
-    """What the log keeps of a body that is a `JobBody`: what the body leaves out follows from the rest of it."""
-    body = convert(told, JobBody, strict=False)
+def spec_of(body: JobBody, named: Container[str]) -> JobSpec:
+    """What the log keeps of a body: what is not ``named`` in it follows from the rest of it."""
     roles = tuple(map(role_of, body.roles))
     found = {name: getattr(body, name) for name in JobSpec.__struct_fields__}
     found |= {"roles": roles, "after": tuple(dict.fromkeys(body.after))}
     if body.preemptible is None:
         found["preemptible"] = bool(body.checkpoint_dir)
     if roles:
-        found |= {name: value for name, value in _of_roles(roles).items() if name not in told}
+        found |= {name: value for name, value in _of_roles(roles).items() if name not in named}
     return JobSpec(**found)
 
 

@@ -8,14 +8,15 @@ import msgspec
 from farside.scheduler.live.codec import decode_event
 from farside.scheduler.live.event import JobSubmitted
 from farside.scheduler.live.field_limit import limits_of
-from farside.scheduler.live.spec import MAX_GPUS, JobBody, JobSpec, spec_of, spec_problems
+from farside.scheduler.live.spec import MAX_GPUS, JobBody, JobSpec, spec_problems
 from tests.live.test_api import OTHER, Api, api_test
+from tests.live.world import submitted_spec
 
 BEYOND: dict[str, Any] = {"gpus": MAX_GPUS + 1, "retries": -1, "name": "two\nlines", "output": "x" * 5000}
 
 
 def test_every_key_beyond_its_limit_is_one_line_that_names_it() -> None:
-    problems = list(spec_problems(spec_of({"argv": ["true"], **BEYOND})))
+    problems = list(spec_problems(submitted_spec({"argv": ["true"], **BEYOND})))
 
     assert [line.partition(":")[0] for line in problems] == ["gpus", "name", "output", "retries"]
 

@@ -14,8 +14,8 @@ from farside.scheduler.live.dispatch import AgentLine, meeting_of, start_of
 from farside.scheduler.live.event import JobStarted, ReleaseRequested, TaskPhase, TaskPlace
 from farside.scheduler.live.record import LiveJob, LiveTask, Phase
 from farside.scheduler.live.role import Role, per_gpu, role_problems
-from farside.scheduler.live.spec import JobSpec, spec_of, spec_problems
-from tests.live.world import World, rules
+from farside.scheduler.live.spec import JobSpec, spec_problems
+from tests.live.world import World, rules, submitted_spec
 
 PS = Role(name="ps", argv=("server",), count=2, gpus=0, cpus=2.0, is_service=True)
 WORKER = Role(name="worker", argv=("work",), count=6, cpus=1.0)
@@ -147,7 +147,7 @@ def test_a_job_file_names_roles_in_the_units_that_people_write(tmp_path: Path) -
         '[[role]]\nname = "ps"\ncommand = ["serve"]\ngpus = 0\nservice = true\n'
     )
 
-    spec = spec_of(read_job([str(file)], {}, "/", {}).body)
+    spec = submitted_spec(read_job([str(file)], {}, "/", {}).body)
 
     assert list(spec_problems(spec)) == []
     assert (spec.gpus, spec.argv, spec.memory_bytes_per_gpu) == (4, ("work",), 8 << 30)

@@ -9,10 +9,10 @@ from farside.scheduler.live.api.jobs import cluster_problems
 from farside.scheduler.live.dispatch import AgentLine, start_of
 from farside.scheduler.live.event import NodeChanged
 from farside.scheduler.live.record import Phase
-from farside.scheduler.live.spec import JobSpec, spec_of, spec_problems
+from farside.scheduler.live.spec import JobSpec, spec_problems
 from tests.live.facts import gpus, joined
 from tests.live.fake_agent import FakeNode
-from tests.live.world import World, rules
+from tests.live.world import World, rules, submitted_spec
 
 GIB = 1 << 30
 SPEC = JobSpec(argv=("true",), memory_bytes_per_gpu=4 * GIB, swap_bytes_per_gpu=8 * GIB)
@@ -137,7 +137,7 @@ def test_a_process_of_a_role_gets_its_own() -> None:
         ]
     }
     world = a_world(n0=64)
-    spec = spec_of(read_job((), told, "/", {}).body)
+    spec = submitted_spec(read_job((), told, "/", {}).body)
     job = world.job(world.submit(2, **{name: getattr(spec, name) for name in SHAPE}))
 
     assert spec.swap_bytes_per_gpu == 4 * GIB
@@ -150,7 +150,7 @@ SHAPE = ("argv", "roles", "memory_bytes_per_gpu", "swap_bytes_per_gpu")
 def test_a_job_file_and_a_flag_say_it_alike() -> None:
     body = read_job(("train",), {"swap": "8GiB", "memory_per_gpu": "4GiB"}, "/", {}).body
 
-    assert spec_of(body).swap_bytes_per_gpu == 8 * GIB
+    assert submitted_spec(body).swap_bytes_per_gpu == 8 * GIB
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """A small cluster without clock, store or sockets: a log in memory, the manager's mind, and nodes that obey it."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from farside.scheduler.domain import Rules
@@ -16,7 +18,7 @@ from farside.scheduler.live.event import (
 )
 from farside.scheduler.live.live_state import LiveState
 from farside.scheduler.live.record import LiveJob, LiveTask, Phase
-from farside.scheduler.live.spec import JobSpec
+from farside.scheduler.live.spec import JobBody, JobSpec, spec_of
 from farside.scheduler.live.transition import apply
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
@@ -28,6 +30,11 @@ STEPS_MAX = 1000
 
 def rules(order: str = "fifo", **settings: str) -> Rules:
     return Rules(order=make_order(order, settings), placement=make_placement("consolidate", {}))
+
+
+def submitted_spec(told: Mapping[str, object]) -> JobSpec:
+    """What the log keeps of a body that the API takes."""
+    return spec_of(msgspec.convert(told, JobBody, strict=False), told)
 
 
 class World:

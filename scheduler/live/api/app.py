@@ -25,7 +25,7 @@ from farside.scheduler.live.api import (
 from farside.scheduler.live.api.answer import answer
 from farside.scheduler.live.api.body_limit import BodyLimit
 from farside.scheduler.live.api.context import Context
-from farside.scheduler.live.api.depends import Anyone, Shared
+from farside.scheduler.live.api.depends import Anyone, Shared, context_of
 from farside.scheduler.live.api.document import Refusal, describe, says, shows
 from farside.scheduler.live.hourly import TooMany
 
@@ -99,8 +99,7 @@ def make_app(context: Context) -> FastAPI:
 
 async def _no(request: Request, status: int, detail: str, *, noted: str = "") -> Response:
     """Refuses in one line, which the audit has as well."""
-    context: Context = request.app.state.context
-    await context.trail.refused(request, status, noted or detail)
+    await context_of(request).trail.refused(request, status, noted or detail)
     return answer(Refusal(detail=detail), status)
 
 

@@ -37,23 +37,28 @@ def body_of(kind: type[T]) -> Callable[[Request], Coroutine[Any, Any, T]]:
     """A dependency of a route: its body. Put it behind who calls, as FastAPI asks for them in that order."""
 
     async def read(request: Request) -> T:
-        return msgspec.convert(await read_body(request, kind), kind, strict=False)
+        _, body = await read_body(request, kind)
+        return body
 
     return read
 
 
-async def read_body(request: Request, kind: type[msgspec.Struct]) -> Mapping[str, Any]:
-    """A body as it was sent, that can be converted to its kind.
+async def read_body(request: Request, kind: type[T]) -> tuple[Mapping[str, Any], T]:
+    """A body as it was sent, and what it says.
 
     Raises:
-        HTTPException: 422, it can't.
+        HTTPException: 422, it is not of this kind.
     """
     told = _json_of(await request.body(), request.headers.get("content-type", ""))
-    problems = list(_problems(told, kind))
-    if problems:
-        more = [f"and {len(problems) - SAID_MAX:,} more"] if len(problems) > SAID_MAX else []
-        raise HTTPException(422, "; ".join([*problems[:SAID_MAX], *more]))
-    return told
+    lengths = {key: length_problem(limits, told.get(key)) for key, limits in limits_of(kind).items()}
+    try:
+        if not any(lengths.values()):
+            return told, msgspec.convert(told, kind, strict=False)
+    except msgspec.ValidationError:
+        pass  # which tells of the first thing alone
+    problems = list(_problems(told, kind, lengths))
+    more = [f"and {len(problems) - SAID_MAX:,} more"] if len(problems) > SAID_MAX else []
+    raise HTTPException(422, "; ".join([*problems[:SAID_MAX], *more]))
 
 
 def _json_of(body: bytes, content_type: str) -> dict[str, Any]:
@@ -72,15 +77,14 @@ def _json_of(body: bytes, content_type: str) -> dict[str, Any]:
     return told
 
 
-def _problems(told: Mapping[str, Any], kind: type[msgspec.Struct]) -> Iterator[str]:
+def _problems(told: Mapping[str, Any], kind: type[msgspec.Struct], lengths: Mapping[str, str]) -> Iterator[str]:
     """What is wrong, at most a line for each key."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    limits = limits_of(kind)
     for key, value in told.items():
         field = fields.get(key)
         if field is None:
             yield f"{key:.{_NAME_MAX}}: no such key"
-        elif problem := length_problem(limits.get(key, {}), value):
+        elif problem := lengths.get(key):
             yield f"{key}: {problem}"
         else:
             yield from _wrong(key, value, field.type)

@@ -15,12 +15,17 @@ from farside.scheduler.live.api.context import Context
 from farside.scheduler.live.record import LiveJob, LiveNode
 
 
-async def _context(connection: HTTPConnection) -> Context:
+def context_of(connection: HTTPConnection) -> Context:
+    """What all routes share."""
     context: Context = connection.app.state.context
     return context
 
 
-Shared = Annotated[Context, Depends(_context)]
+async def _shared(connection: HTTPConnection) -> Context:
+    return context_of(connection)
+
+
+Shared = Annotated[Context, Depends(_shared)]
 
 
 # For the OpenAPI document: `Callers` reads the header itself, and other proofs too.
@@ -28,9 +33,10 @@ _BEARER = HTTPBearer(auto_error=False, description="Over TCP. On the unix socket
 _Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(_BEARER)]
 
 
-async def _anyone(connection: HTTPConnection, shared: Shared, _: _Bearer) -> Caller:
-    await shared.callers.meet(connection)
-    return shared.callers.of(connection)
+async def _anyone(connection: HTTPConnection, _: _Bearer) -> Caller:
+    callers = context_of(connection).callers
+    await callers.meet(connection)
+    return callers.of(connection)
 
 
 Anyone = Annotated[Caller, Depends(_anyone)]
@@ -54,7 +60,8 @@ async def _operator(caller: Person) -> Caller:
 Operator = Annotated[Caller, Depends(_operator)]
 
 
-async def _own_job(connection: HTTPConnection, job_id: str, caller: Person, shared: Shared) -> LiveJob:
+async def _own_job(connection: HTTPConnection, job_id: str, caller: Person) -> LiveJob:
+    shared = context_of(connection)
     state = shared.log.state
     job = state.jobs.get(job_id)
     # Whether others' jobs are there is none of a user's business.
@@ -72,8 +79,8 @@ async def _own_job(connection: HTTPConnection, job_id: str, caller: Person, shar
 OwnJob = Annotated[LiveJob, Depends(_own_job)]
 
 
-async def _node_named(name: str, shared: Shared) -> LiveNode:
-    node = shared.log.state.nodes.get(name)
+async def _node_named(connection: HTTPConnection, name: str) -> LiveNode:
+    node = context_of(connection).log.state.nodes.get(name)
     if node is None:
         raise HTTPException(404, f"there is no node {name:.64}")
     return node

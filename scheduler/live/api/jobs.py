@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Annotated
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
-from msgspec import Struct, convert, structs
+from msgspec import Struct, structs
 
 from farside import admin
 from farside.agent import protocol
@@ -64,14 +64,13 @@ class Explanation(Struct, frozen=True, kw_only=True):
 )
 async def submit(request: Request, caller: Person, shared: Shared, key: Key = "") -> Response:
     """Submit a job, or several alike."""
-    told = await read_body(request, JobBody)
-    body = convert(told, JobBody, strict=False)
+    told, body = await read_body(request, JobBody)
     _refuse_submitter(caller, shared)
     log, asked = shared.log, RequestKey(kind="job", user=caller.name, key=key)
     known = shared.once.place_of(asked)
     if known is not None:
         return answer(Submitted(ids=log.state.submitted[known]), 201)
-    spec = charged(after_arrays(spec_of(told), log.state), caller.name, shared.tenancy)
+    spec = charged(after_arrays(spec_of(body, told), log.state), caller.name, shared.tenancy)
     problems = await _problems(spec, body.count, caller, shared)
     if problems:
         raise HTTPException(422, "; ".join(problems))
