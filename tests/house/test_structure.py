@@ -19,13 +19,8 @@ VARIANTS = ("cli", "order", "placement", "driver", "format")
 
 LARGE_CLASSES: set[str] = set()
 LONG_FUNCTIONS = {
-    "farside.cli.cluster.submit",
     "farside.cli.sim_trace.generate",
-    "farside.cli.sizing.sizing",
     "farside.cli.swap.attach",
-    "farside.scheduler.live.api.app.make_app",
-    "farside.scheduler.live.api.jobs.job_routes",
-    "farside.scheduler.live.manager._api",
 }
 FULL_FOLDERS = {
     "farside",

@@ -31,6 +31,14 @@ JobIds = Annotated[
 ]
 # Key in the context: the number of words after `--`.
 _BEHIND = "farside.behind"
+# Options of `submit` that are called otherwise than the key of the job.
+_KEY_OF = {
+    "--time": "time_limit_s",
+    "--swap": "swap_bytes_per_gpu",
+    "--checkpoint": "checkpoint_dir",
+    "--per-gpu": "ranks",
+    "--array": "count",
+}
 
 
 class _Submit(TyperCommand):
@@ -112,25 +120,21 @@ def submit(
     Options override the job file. The job runs in the current folder, with the current environment if the file has no
     [env].
     """
-    from farside.units import parse_bytes, parse_seconds
-
     words, behind = command or [], context.meta[_BEHIND]
     _refuse_a_slip(context, words[: len(words) - behind], words)
-    told: dict[str, tuple[str, object]] = {
-        "gpus": ("--gpus", gpus), "name": ("--name", name), "account": ("--account", account), "qos": ("--qos", qos),
-        "checkpoint_dir": ("--checkpoint", None if checkpoint is None else str(checkpoint.absolute())),
-        "output": ("--output", output), "retries": ("--retries", retries), "after": ("--after", after or None),
-        "ranks": ("--per-gpu", "gpu" if per_gpu else None),
-        "swap_bytes_per_gpu": ("--swap", None if swap is None else options.value_of("--swap", swap, parse_bytes)),
-        "time_limit_s": (
-            "--time", None if time_limit is None else options.value_of("--time", time_limit, parse_seconds)
-        ),
-        "count": ("--array", count), "hold": ("--hold", True if held else None),
+    said = {
+        "--gpus": gpus, "--name": name, "--account": account, "--qos": qos, "--time": time_limit, "--swap": swap,
+        "--checkpoint": None if checkpoint is None else str(checkpoint.absolute()), "--output": output,
+        "--per-gpu": "gpu" if per_gpu else None, "--retries": retries, "--after": after or None, "--array": count,
+        "--hold": True if held else None,
     }  # fmt: skip
-    given = {key: one for key, one in told.items() if one[1] is not None}
     is_file = False if behind >= len(words) else None
-    job = read_job(words, _settings(settings), os.getcwd(), os.environ, options=given, is_file=is_file)
+    job = read_job(words, _settings(settings), os.getcwd(), os.environ, options=_keys(said), is_file=is_file)
     answer = _submit(job, client_of(manager, state))
+    _print_submitted(answer, quiet=quiet, as_json=as_json)
+
+
+def _print_submitted(answer: Any, *, quiet: bool, as_json: bool) -> None:
     ids: list[str] = answer["ids"]
     if as_json:
         print(json.dumps(answer))
@@ -138,6 +142,16 @@ def submit(
         print("\n".join(ids))
     else:
         print(f"job {ids[0]}" if len(ids) == 1 else f"jobs {ids[0]} to {ids[-1]}")
+
+
+def _keys(said: Mapping[str, Any]) -> dict[str, tuple[str, object]]:
+    """Options that were given, and their values, by the key of the job that each one sets."""
+    from farside.units import parse_bytes, parse_seconds
+
+    parse = {"--swap": parse_bytes, "--time": parse_seconds}
+    given = {option: value for option, value in said.items() if value is not None}
+    given |= {option: options.value_of(option, given[option], parse[option]) for option in parse.keys() & given}
+    return {_KEY_OF.get(option, option.removeprefix("--")): (option, value) for option, value in given.items()}
 
 
 def _submit(job: WantedJob, client: "ManagerClient") -> Any:
