@@ -153,7 +153,6 @@ def test_an_agent_of_now_opens_the_state_folder_of_one_before_and_forgets_no_tas
     assert node.told[-1].cause == "this start is over"
 
 
-@pytest.mark.slow
 def test_a_manager_of_now_goes_on_with_store_and_settings_of_before(before: Path, tmp_path: Path) -> None:
     settings: Mapping[str, object] = tomllib.loads((before / "settings.toml").read_text())
     manager = Manager(tmp_path / "m", store_url=f"sqlite:///{before}/manager.db", **settings)  # type: ignore[arg-type]
