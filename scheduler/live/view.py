@@ -128,7 +128,7 @@ _FACT_TYPES = {one.name: one.type for one in structs.fields(NodeFacts)}
 _Facts: Any = defstruct("_Facts", [(name, _FACT_TYPES[name]) for name in _PLAIN_FACTS], frozen=True, kw_only=True)
 
 
-class Node(_Facts, frozen=True, kw_only=True):  # type: ignore[misc, call-arg]  # a new fact is shown without being named here
+class Node(_Facts, Struct, frozen=True, kw_only=True):  # type: ignore[misc] # a new fact is shown without being named here
     """A node."""
 
     name: str
