@@ -33,9 +33,9 @@ from farside import admin
 from farside.errors import FarsideError
 from farside.manager_client import ManagerAddress, ManagerClient, UnixConnection
 from farside.sandbox.waiting import wait_until
-from farside.scheduler.live.api.caller import Role, add_token
-from farside.scheduler.live.brain import ASK
-from farside.scheduler.live.manager_parts import PIDS
+from farside.scheduler.manager.auth.caller import Role, add_token
+from farside.scheduler.manager.decider.scheduler_process import ASK
+from farside.scheduler.manager.processes import PIDS
 
 START_LIMIT_S = 120.0
 CLIENTS = 4

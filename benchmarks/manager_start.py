@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from farside.agent.messages import Gpu
-from farside.scheduler.live.event import (
+from farside.scheduler.manager.model.event import (
     Ending,
     Event,
     JobEnded,
@@ -29,14 +29,14 @@ from farside.scheduler.live.event import (
     TaskPhase,
     TaskPlace,
 )
-from farside.scheduler.live.image import encode_state
-from farside.scheduler.live.spec import JobSpec
-from farside.scheduler.live.store.archive import Archive
-from farside.scheduler.live.store.compact import compact
-from farside.scheduler.live.store.event_store import EventStore
-from farside.scheduler.live.store.load import first_state, read_on
-from farside.scheduler.live.store.migrate import upgrade
-from farside.scheduler.live.store.turn import PAGE, Draft
+from farside.scheduler.manager.model.snapshot import encode_state
+from farside.scheduler.manager.model.spec import JobSpec
+from farside.scheduler.manager.store.archive import Archive
+from farside.scheduler.manager.store.compact import compact
+from farside.scheduler.manager.store.event_store import EventStore
+from farside.scheduler.manager.store.load import first_state, read_on
+from farside.scheduler.manager.store.migrate import upgrade
+from farside.scheduler.manager.store.transaction import PAGE, Draft
 
 NODES, GPUS = 100, 8
 PER_JOB = 6

@@ -23,7 +23,7 @@ from farside import admin
 from farside.config import SlurmConfig, load_config
 from farside.errors import FarsideError, PeerError
 from farside.sandbox.process import command
-from farside.scheduler.live.rules import rules_of
+from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.slurm.commands import SlurmCommands
 from farside.scheduler.slurm.domain import groups_of
 from farside.scheduler.slurm.shadow import Gain, expected_gain

@@ -21,7 +21,7 @@ from farside.ending import on_end_signals
 from farside.errors import ConfigError, PeerError, RemoteProtocolError, Unavailable
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd
-from farside.scheduler.live.rules import rules_of
+from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.slurm.action import (
     JobAction,
     Line,

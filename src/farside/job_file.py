@@ -68,7 +68,7 @@ _SPOKEN_OF_A_ROLE: Mapping[str, tuple[str, Callable[[object], object]]] = {
 @cache
 def job_keys() -> Mapping[str, str]:
     """The keys of a job file, as people write them, and what the manager calls each."""
-    from farside.scheduler.live.spec import JobBody  # late: nobody needs it who wrote all keys right
+    from farside.scheduler.manager.model.spec import JobBody  # late: nobody needs it who wrote all keys right
 
     return _keys(_SPOKEN, JobBody.__struct_fields__)
 
@@ -76,7 +76,7 @@ def job_keys() -> Mapping[str, str]:
 @cache
 def role_keys() -> Mapping[str, str]:
     """The keys of a role, as people write them, and what the manager calls each."""
-    from farside.scheduler.live.role import RoleBody
+    from farside.scheduler.manager.model.role import RoleBody
 
     # The log says is_service, people and the manager's users service.
     return _keys(_SPOKEN_OF_A_ROLE, [key for key in RoleBody.__struct_fields__ if key != "is_service"])

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from farside.cli.top_view import EVERYTHING, Room, room_for, top_view
-from farside.scheduler.live.event import NodeLost
-from farside.scheduler.live.overview import Survey, show_overview
+from farside.scheduler.manager.model.event import NodeLost
+from farside.scheduler.manager.view.overview import Survey, show_overview
 from tests.live.manager import running_manager
 from tests.live.world import World, rules
 from tests.support.programs import outcome

@@ -13,7 +13,7 @@ from farside.demo.cluster import Round, Scene, play
 from farside.demo.cluster_jobs import demo_jobs
 from farside.demo.cluster_report import improvement, print_scene, scene_faults
 from farside.demo.show import Show
-from farside.scheduler.live.replay import Compared, Fidelity
+from farside.scheduler.manager.compare_simulation import Compared, Fidelity
 from tests.support.waiting import until
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from farside.agent.messages import Gpu, NodeFacts, fields_of
-from farside.scheduler.live.event import NodeJoined
+from farside.scheduler.manager.model.event import NodeJoined
 
 
 def gpus(count: int, model: str = "") -> tuple[Gpu, ...]:

@@ -12,9 +12,9 @@ from typing import Any
 
 from farside.manager_client import ManagerAddress, ManagerClient
 from farside.sandbox.settings import PATIENCE
-from farside.scheduler.live.api.caller import Role, add_token
-from farside.scheduler.live.event import Entry
-from farside.scheduler.live.store.event_store import EventStore
+from farside.scheduler.manager.auth.caller import Role, add_token
+from farside.scheduler.manager.model.event import Entry
+from farside.scheduler.manager.store.event_store import EventStore
 from tests.support.ports import free_port
 from tests.support.waiting import until
 

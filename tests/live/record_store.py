@@ -25,8 +25,7 @@ from typing import Any
 from msgspec import structs
 
 from farside.agent import messages as m
-from farside.scheduler.live.dispatch import AgentLine
-from farside.scheduler.live.event import (
+from farside.scheduler.manager.model.event import (
     BrainTookLead,
     CancelRequested,
     DrainRequested,
@@ -39,18 +38,19 @@ from farside.scheduler.live.event import (
     PowerChanged,
     ReservationCancelled,
 )
-from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.power.note import PowerNote
-from farside.scheduler.live.record import Phase
-from farside.scheduler.live.role import Role, gpus_of
-from farside.scheduler.live.spec import JobSpec
-from farside.scheduler.live.store.archive import Archive
-from farside.scheduler.live.store.compact import compact
-from farside.scheduler.live.store.event_store import EventStore
-from farside.scheduler.live.store.load import whole_state
-from farside.scheduler.live.store.migrate import upgrade
-from farside.scheduler.live.store.turn import Draft
-from farside.scheduler.live.view import show_job_in_full, show_node, show_reservation
+from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.model.record import Phase
+from farside.scheduler.manager.model.role import Role, gpus_of
+from farside.scheduler.manager.model.spec import JobSpec
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.nodes.dispatch import AgentLine
+from farside.scheduler.manager.store.archive import Archive
+from farside.scheduler.manager.store.compact import compact
+from farside.scheduler.manager.store.event_store import EventStore
+from farside.scheduler.manager.store.load import whole_state
+from farside.scheduler.manager.store.migrate import upgrade
+from farside.scheduler.manager.store.transaction import Draft
+from farside.scheduler.manager.view.view import show_job_in_full, show_node, show_reservation
 from farside.scheduler.power.state import Phase as PowerPhase
 from tests.agent.process import agent, kill, until_connected, write_config
 from tests.live.manager import running_manager

@@ -23,8 +23,8 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from farside.agent import messages as m
-from farside.scheduler.live.codec import TYPES, encode_event
-from farside.scheduler.live.event import VERSION
+from farside.scheduler.manager.model.codec import TYPES, encode_event
+from farside.scheduler.manager.model.event import VERSION
 from tests.agent.process import agent, until_connected, write_config
 from tests.live.manager import Manager, running_manager
 from tests.support.waiting import until

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from farside.scheduler.live.store.event_store import EventStore
+from farside.scheduler.manager.store.event_store import EventStore
 
 
 async def close_after_calls(*stores: EventStore) -> None:

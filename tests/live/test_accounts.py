@@ -12,10 +12,10 @@ import pytest
 from farside.config import ManagerConfig
 from farside.config.check import manager_problems
 from farside.config.manager import AccountRow, QosRow
-from farside.scheduler.live.accounts import tenancy_of
-from farside.scheduler.live.record import Phase
-from farside.scheduler.live.spec import JobSpec
-from farside.scheduler.live.view import show_job
+from farside.scheduler.manager.model.accounts import tenancy_of
+from farside.scheduler.manager.model.record import Phase
+from farside.scheduler.manager.model.spec import JobSpec
+from farside.scheduler.manager.view.view import show_job
 from farside.scheduler.tenancy import Tenancy
 from tests.live.test_api import an_api
 from tests.live.world import World, rules

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import uvicorn
 from uvicorn.server import ServerState
 
-from farside.scheduler.live.api.agent_socket import WAITING_MAX, AgentSocketProtocol
+from farside.scheduler.manager.nodes.agent_socket import WAITING_MAX, AgentSocketProtocol
 
 
 async def _app(scope: Any, receive: Any, send: Any) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 from starlette.types import Message
 
-from farside.scheduler.live.api import answer as module
-from farside.scheduler.live.api.answer import listed, up_to_date
+from farside.scheduler.manager.api import answer as module
+from farside.scheduler.manager.api.answer import listed, up_to_date
 
 
 class Slow:

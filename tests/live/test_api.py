@@ -13,18 +13,18 @@ import pytest
 from fastapi import FastAPI
 
 from farside.agent.messages import Donor
-from farside.scheduler.live.api.agents import AgentSessions
-from farside.scheduler.live.api.app import make_app
-from farside.scheduler.live.api.caller import Caller, Callers, Role, add_token
-from farside.scheduler.live.api.context import NO_LIMITS, Context
-from farside.scheduler.live.api.glance import Glance
-from farside.scheduler.live.api.web_session import WebSessions, session_key
-from farside.scheduler.live.follow import LiveLog
-from farside.scheduler.live.power.keep import NOBODY, LivePower
-from farside.scheduler.live.power.setup import PowerSetup
-from farside.scheduler.live.queued import QueueLimits
-from farside.scheduler.live.store.event_store import EventStore
-from farside.scheduler.live.store.migrate import upgrade
+from farside.scheduler.manager.api.app import make_app
+from farside.scheduler.manager.api.context import NO_LIMITS, Context
+from farside.scheduler.manager.api.overview_stream import Glance
+from farside.scheduler.manager.auth.caller import Caller, Callers, Role, add_token
+from farside.scheduler.manager.auth.web_session import WebSessions, session_key
+from farside.scheduler.manager.log_follower import LiveLog
+from farside.scheduler.manager.model.queue_quota import QueueLimits
+from farside.scheduler.manager.nodes.sessions import AgentSessions
+from farside.scheduler.manager.power.check_setup import PowerSetup
+from farside.scheduler.manager.power.controller import NOBODY, LivePower
+from farside.scheduler.manager.store.event_store import EventStore
+from farside.scheduler.manager.store.migrate import upgrade
 from farside.scheduler.tenancy import Tenancy
 from tests.live.facts import gpus, joined
 from tests.live.store_end import close_after_calls

@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.live.api.caller import Role
-from farside.scheduler.live.audit import NOTES_PER_MINUTE, REPEAT_S, AccessGate, split_cause
-from farside.scheduler.live.event import AccessNoted
+from farside.scheduler.manager.auth.caller import Role
+from farside.scheduler.manager.model.event import AccessNoted
+from farside.scheduler.manager.view.audit import NOTES_PER_MINUTE, REPEAT_S, AccessGate, split_cause
 from tests.live.test_api import THIRD, Api, an_api
 
 USER = next(entry for entry in pwd.getpwall() if entry.pw_uid not in (0, os.geteuid()))

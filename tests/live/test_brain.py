@@ -13,9 +13,13 @@ from farside import admin
 from farside.errors import FarsideError
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain
-from farside.scheduler.live import brain, mishap, planner
-from farside.scheduler.live.brain import ASK, WAKE, Brain
-from farside.scheduler.live.event import (
+from farside.scheduler.manager.decider import cycle_failures as mishap
+from farside.scheduler.manager.decider import planner
+from farside.scheduler.manager.decider import scheduler_process as brain
+from farside.scheduler.manager.decider.cycle_failures import IN_A_ROW_MAX, CyclesFail, Mishaps
+from farside.scheduler.manager.decider.scheduler_process import ASK, WAKE, Brain
+from farside.scheduler.manager.log_wakeup import wake
+from farside.scheduler.manager.model.event import (
     CancelRequested,
     Event,
     JobEnded,
@@ -25,12 +29,10 @@ from farside.scheduler.live.event import (
     TaskChanged,
     TaskPhase,
 )
-from farside.scheduler.live.mishap import IN_A_ROW_MAX, CyclesFail, Mishaps
-from farside.scheduler.live.spec import JobSpec
-from farside.scheduler.live.store.event_store import EventStore
-from farside.scheduler.live.store.migrate import upgrade
-from farside.scheduler.live.store.turn import Draft
-from farside.scheduler.live.wake import wake
+from farside.scheduler.manager.model.spec import JobSpec
+from farside.scheduler.manager.store.event_store import EventStore
+from farside.scheduler.manager.store.migrate import upgrade
+from farside.scheduler.manager.store.transaction import Draft
 from farside.scheduler.state import Action
 from tests.live.facts import gpus, joined
 from tests.live.world import rules

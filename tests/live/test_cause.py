@@ -1,6 +1,6 @@
 """Each decision in the log names what brought it about: an entry, or a timer."""
 
-from farside.scheduler.live.event import (
+from farside.scheduler.manager.model.event import (
     CancelRequested,
     Entry,
     Event,
@@ -12,7 +12,7 @@ from farside.scheduler.live.event import (
     NodeJoined,
     TaskChanged,
 )
-from farside.scheduler.live.view import show_entry
+from farside.scheduler.manager.view.view import show_entry
 from tests.live.world import World, rules
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from farside.errors import FarsideError
 from farside.manager_client import ManagerAddress, ManagerClient, find_manager, variable
-from farside.scheduler.live.api.caller import Role, add_token
-from farside.scheduler.live.api.certificate import named_in
+from farside.scheduler.manager.auth.caller import Role, add_token
+from farside.scheduler.manager.auth.certificate import named_in
 from farside.tls import TlsFiles, client_tls
 from tests.agent.process import agent, status, write_config
 from tests.live.manager import Manager, running_manager

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from farside.agent import messages as m
-from farside.scheduler.live.api.checkpoint import Asker, folder_problem
+from farside.scheduler.manager.nodes.checkpoint_folder import Asker, folder_problem
 
 PATH = "/shared/run"
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from farside.agent.messages import Gpu, Swap
 from farside.errors import RemoteProtocolError
-from farside.scheduler.live.codec import TYPES, LaterVersion, decode_event, encode_event
-from farside.scheduler.live.event import (
+from farside.scheduler.manager.model.codec import TYPES, LaterVersion, decode_event, encode_event
+from farside.scheduler.manager.model.event import (
     VERSION,
     JobStarted,
     JobStopping,
@@ -17,7 +17,7 @@ from farside.scheduler.live.event import (
     StopCause,
     TaskChanged,
 )
-from farside.scheduler.live.spec import JobSpec
+from farside.scheduler.manager.model.spec import JobSpec
 from tests.live.facts import joined
 
 

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 
 from farside.errors import ConfigError, FarsideError, LocalProtocolError, RemoteProtocolError
-from farside.scheduler.live.event import BrainTookLead, Entry, HistoryForgotten, TaskPhase
-from farside.scheduler.live.image import decode_state, encode_state
-from farside.scheduler.live.invariant import violations
-from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.store import compact as compaction
-from farside.scheduler.live.store.archive import Archive
-from farside.scheduler.live.store.compact import compact, is_due, whole_log
-from farside.scheduler.live.store.event_store import EventStore, Extent
-from farside.scheduler.live.store.load import first_state, read_on
-from farside.scheduler.live.store.migrate import backup, restore, upgrade
-from farside.scheduler.live.store.turn import Draft
-from farside.scheduler.live.transition import apply
+from farside.scheduler.manager.model.apply import apply
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.event import BrainTookLead, Entry, HistoryForgotten, TaskPhase
+from farside.scheduler.manager.model.snapshot import decode_state, encode_state
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.store import compact as compaction
+from farside.scheduler.manager.store.archive import Archive
+from farside.scheduler.manager.store.compact import compact, is_due, whole_log
+from farside.scheduler.manager.store.event_store import EventStore, Extent
+from farside.scheduler.manager.store.load import first_state, read_on
+from farside.scheduler.manager.store.migrate import backup, restore, upgrade
+from farside.scheduler.manager.store.transaction import Draft
 from tests.live.world import World, rules
 
 DAY_S = 86400.0
@@ -289,9 +289,9 @@ def test_compactions_killed_by_the_kernel_leave_a_sound_store(tmp_path: Path) ->
     before = [entry.event for entry in store.read_all()]
     argv = [sys.executable, "-c",
             "import sys; from pathlib import Path\n"
-            "from farside.scheduler.live.store import compact as c\n"
-            "from farside.scheduler.live.store.archive import Archive\n"
-            "from farside.scheduler.live.store.event_store import EventStore\n"
+            "from farside.scheduler.manager.store import compact as c\n"
+            "from farside.scheduler.manager.store.archive import Archive\n"
+            "from farside.scheduler.manager.store.event_store import EventStore\n"
             "c.FILE_ENTRIES = 2; store = EventStore(sys.argv[1]); print('go', flush=True)\n"
             "c.compact(store, Archive(Path(sys.argv[2])), float(sys.argv[3]), float(sys.argv[4]))",
             store.url, str(tmp_path / "old"), str(world.now_s), str(90 * DAY_S)]  # fmt: skip

@@ -17,11 +17,12 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from farside.listen import open_listener
-from farside.scheduler.live.api import connection, crowd
-from farside.scheduler.live.api.answer import listed
-from farside.scheduler.live.api.connection import LimitedProtocol
-from farside.scheduler.live.api.crowd import Crowd, say_rarely
-from farside.scheduler.live.api.handshake import CountedListener, forget_failed
+from farside.scheduler.manager.api.answer import listed
+from farside.scheduler.manager.api.limit import connections as crowd
+from farside.scheduler.manager.api.limit import http_connection as connection
+from farside.scheduler.manager.api.limit.connections import Crowd, say_rarely
+from farside.scheduler.manager.api.limit.handshake import CountedListener, forget_failed
+from farside.scheduler.manager.api.limit.http_connection import LimitedProtocol
 from farside.tls import TlsFiles, client_tls, server_tls
 from tests.support.certificates import SERVER, Authority
 

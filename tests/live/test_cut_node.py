@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from farside.scheduler.live.invariant import violations
+from farside.scheduler.manager.model.check_log import violations
 from tests.agent.process import agent, write_config
 from tests.live.manager import running_manager
 from tests.support.namespaces import FIRST, two_machines

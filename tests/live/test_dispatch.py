@@ -3,11 +3,18 @@
 import msgspec
 
 from farside.agent import messages as m
-from farside.scheduler.live.dispatch import AgentLine
-from farside.scheduler.live.event import CancelRequested, NodeChanged, NodeJoined, NodeLost, TaskChanged, TaskPhase
-from farside.scheduler.live.record import Phase
-from farside.scheduler.live.spec import Ranks
-from farside.scheduler.live.view import show_node
+from farside.scheduler.manager.model.event import (
+    CancelRequested,
+    NodeChanged,
+    NodeJoined,
+    NodeLost,
+    TaskChanged,
+    TaskPhase,
+)
+from farside.scheduler.manager.model.record import Phase
+from farside.scheduler.manager.model.spec import Ranks
+from farside.scheduler.manager.nodes.dispatch import AgentLine
+from farside.scheduler.manager.view.view import show_node
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules
 

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from farside.job_file import job_keys
-from farside.scheduler.live.audit import show_audit
-from farside.scheduler.live.event import CancelRequested, Entry, NodesReserved
-from farside.scheduler.live.overview import Glimpse, Sensed, Survey, show_overview
-from farside.scheduler.live.power.show import energy_of, show_power
-from farside.scheduler.live.spec import JobBody
-from farside.scheduler.live.usage import Usage, show_usage
-from farside.scheduler.live.view import show_entry, show_job, show_job_in_full, show_node, show_reservation
+from farside.scheduler.manager.model.event import CancelRequested, Entry, NodesReserved
+from farside.scheduler.manager.model.spec import JobBody
+from farside.scheduler.manager.view.audit import show_audit
+from farside.scheduler.manager.view.overview import Glimpse, Sensed, Survey, show_overview
+from farside.scheduler.manager.view.power import energy_of, show_power
+from farside.scheduler.manager.view.usage import Usage, show_usage
+from farside.scheduler.manager.view.view import show_entry, show_job, show_job_in_full, show_node, show_reservation
 from tests.live.test_api import Api, api_test
 from tests.live.world import World, rules
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from farside.agent import messages as m
 from farside.agent.messages import Donor
-from farside.scheduler.live.dispatch import AgentLine
-from farside.scheduler.live.donors import DonorRing, donor_at
-from farside.scheduler.live.event import NodeLost
-from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.record import LiveNode
+from farside.scheduler.manager.model.event import NodeLost
+from farside.scheduler.manager.model.record import LiveNode
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.nodes.dispatch import AgentLine
+from farside.scheduler.manager.nodes.donors import DonorRing, donor_at
 from tests.live.facts import facts, joined
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules

@@ -3,10 +3,10 @@
 import math
 from pathlib import Path
 
-from farside.scheduler.live.elsewhere import Elsewhere, Presence
-from farside.scheduler.live.store.event_store import EventStore
-from farside.scheduler.live.store.migrate import upgrade
-from farside.scheduler.live.store.presence import FORGOTTEN_S, tell
+from farside.scheduler.manager.model.presence import Elsewhere, Presence
+from farside.scheduler.manager.store.event_store import EventStore
+from farside.scheduler.manager.store.migrate import upgrade
+from farside.scheduler.manager.store.presence import FORGOTTEN_S, tell
 
 
 def said(beat: int, *nodes: str) -> dict[str, Presence]:

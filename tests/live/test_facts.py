@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from farside.agent import messages as m
 from farside.agent.protocol import decode_from_agent, encode
-from farside.scheduler.live.codec import decode_event, encode_event
-from farside.scheduler.live.dispatch import AgentLine
-from farside.scheduler.live.event import NodeChanged, NodeJoined
-from farside.scheduler.live.image import decode_state, encode_state
-from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.record import LiveNode
-from farside.scheduler.live.view import show_node
+from farside.scheduler.manager.model.codec import decode_event, encode_event
+from farside.scheduler.manager.model.event import NodeChanged, NodeJoined
+from farside.scheduler.manager.model.record import LiveNode
+from farside.scheduler.manager.model.snapshot import decode_state, encode_state
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.nodes.dispatch import AgentLine
+from farside.scheduler.manager.view.view import show_node
 from tests.live.facts import facts, joined
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from farside.scheduler.live.codec import decode_event
-from farside.scheduler.live.event import JobSubmitted
-from farside.scheduler.live.field_limit import limits_of
-from farside.scheduler.live.spec import MAX_GPUS, JobBody, JobSpec, spec_problems
+from farside.scheduler.manager.field_limit import limits_of
+from farside.scheduler.manager.model.codec import decode_event
+from farside.scheduler.manager.model.event import JobSubmitted
+from farside.scheduler.manager.model.spec import MAX_GPUS, JobBody, JobSpec, spec_problems
 from tests.live.test_api import OTHER, Api, api_test
 from tests.live.world import submitted_spec
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from farside.scheduler.live import garbage
+from farside.scheduler.manager import garbage_collection as garbage
 
 DEADLINE_S = 90.0
 

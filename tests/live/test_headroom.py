@@ -2,8 +2,8 @@
 
 from farside.agent import messages as m
 from farside.agent.sense.headroom import headroom_bytes
-from farside.scheduler.live.dispatch import AgentLine
-from farside.scheduler.live.record import Phase
+from farside.scheduler.manager.model.record import Phase
+from farside.scheduler.manager.nodes.dispatch import AgentLine
 from tests.live.facts import gpus, joined
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules

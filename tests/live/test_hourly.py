@@ -7,10 +7,10 @@ import httpx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.live.event import CancelRequested
-from farside.scheduler.live.hourly import STEP_S, WINDOW_S, HourlyCounts, TooMany
-from farside.scheduler.live.image import decode_state, encode_state
-from farside.scheduler.live.queued import QueueLimits
+from farside.scheduler.manager.model.event import CancelRequested
+from farside.scheduler.manager.model.queue_quota import QueueLimits
+from farside.scheduler.manager.model.snapshot import decode_state, encode_state
+from farside.scheduler.manager.model.submit_rate import STEP_S, WINDOW_S, HourlyCounts, TooMany
 from tests.live.test_api import OTHER, THIRD, Api, an_api
 from tests.live.world import World, rules
 

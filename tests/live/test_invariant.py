@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from farside.scheduler.live.event import (
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.event import (
     BrainTookLead,
     CancelRequested,
     DrainRequested,
@@ -27,8 +28,7 @@ from farside.scheduler.live.event import (
     TaskPlace,
     UndrainRequested,
 )
-from farside.scheduler.live.invariant import violations
-from farside.scheduler.live.record import GONE
+from farside.scheduler.manager.model.record import GONE
 from tests.live.facts import joined
 from tests.live.test_versions import RECORDED
 from tests.live.test_versions import entries as recorded_log

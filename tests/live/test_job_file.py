@@ -7,8 +7,8 @@ import pytest
 
 from farside.errors import ConfigError
 from farside.job_file import WantedJob, job_keys, passed_on, read_job, role_keys
-from farside.scheduler.live.role import Role
-from farside.scheduler.live.spec import JobSpec
+from farside.scheduler.manager.model.role import Role
+from farside.scheduler.manager.model.spec import JobSpec
 
 
 def test_a_job_file_is_read_in_the_units_that_people_write(tmp_path: Path) -> None:

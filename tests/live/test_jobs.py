@@ -9,8 +9,10 @@ from farside.agent.messages import NOT_STARTED, PROLOG, TIME_LIMIT, EndKind
 from farside.errors import LocalProtocolError
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain
-from farside.scheduler.live import planner
-from farside.scheduler.live.event import (
+from farside.scheduler.manager.decider import planner
+from farside.scheduler.manager.model.apply import apply
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.event import (
     CancelRequested,
     DrainRequested,
     HoldRequested,
@@ -23,12 +25,10 @@ from farside.scheduler.live.event import (
     TaskPhase,
     UndrainRequested,
 )
-from farside.scheduler.live.invariant import violations
-from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.record import Phase
-from farside.scheduler.live.spec import Ranks
-from farside.scheduler.live.transition import apply
-from farside.scheduler.live.view import show_job_in_full
+from farside.scheduler.manager.model.record import Phase
+from farside.scheduler.manager.model.spec import Ranks
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.view.view import show_job_in_full
 from farside.scheduler.state import Action, Preempt, Start
 from tests.live.world import World, rules
 

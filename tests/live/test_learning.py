@@ -2,7 +2,7 @@
 
 import pytest
 
-from farside.scheduler.live.event import CancelRequested, NodeChanged, TaskPhase
+from farside.scheduler.manager.model.event import CancelRequested, NodeChanged, TaskPhase
 from farside.scheduler.order.gittins import Gittins
 from tests.live.facts import gpus
 from tests.live.world import World, rules

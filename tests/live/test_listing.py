@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from msgspec import structs
 
-from farside.scheduler.live import listing as module
-from farside.scheduler.live.blocks import Blocks
-from farside.scheduler.live.listing import IDLE_S, JobListing, JobListings, NodeListing
-from farside.scheduler.live.record import LiveNode
-from farside.scheduler.live.view import show_job, show_node
+from farside.scheduler.manager.model.record import LiveNode
+from farside.scheduler.manager.view import listing as module
+from farside.scheduler.manager.view.json_blocks import Blocks
+from farside.scheduler.manager.view.listing import IDLE_S, JobListing, JobListings, NodeListing
+from farside.scheduler.manager.view.view import show_job, show_node
 from tests.live.facts import facts
 from tests.live.test_live_machine import Machine
 from tests.live.world import World, rules

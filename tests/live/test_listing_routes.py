@@ -3,9 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from farside.scheduler.live.api.caller import Role
-from farside.scheduler.live.event import Ending, HistoryForgotten, JobEnded
-from farside.scheduler.live.store.turn import Draft
+from farside.scheduler.manager.auth.caller import Role
+from farside.scheduler.manager.model.event import Ending, HistoryForgotten, JobEnded
+from farside.scheduler.manager.store.transaction import Draft
 from tests.live.test_api import OTHER, THIRD, Api, api_test
 
 LISTINGS = ("/v1/jobs", "/v1/jobs?all=true", "/v1/nodes")

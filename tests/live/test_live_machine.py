@@ -7,7 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from farside.scheduler.live.event import (
+from farside.scheduler.manager.model.apply import apply
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.event import (
     CancelRequested,
     DrainRequested,
     HistoryForgotten,
@@ -19,14 +21,12 @@ from farside.scheduler.live.event import (
     TaskPhase,
     UndrainRequested,
 )
-from farside.scheduler.live.image import decode_state, encode_state
-from farside.scheduler.live.invariant import violations
-from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.power.note import PowerNote
-from farside.scheduler.live.record import Phase
-from farside.scheduler.live.role import Role
-from farside.scheduler.live.spec import Ranks
-from farside.scheduler.live.transition import apply
+from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.model.record import Phase
+from farside.scheduler.manager.model.role import Role
+from farside.scheduler.manager.model.snapshot import decode_state, encode_state
+from farside.scheduler.manager.model.spec import Ranks
+from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.power.state import Phase as Power
 from tests.live.world import World, rules
 

@@ -11,18 +11,18 @@ import pytest
 
 from farside.scheduler.energy.catalog import make_online
 from farside.scheduler.energy.policy import Seen, Target
-from farside.scheduler.live.brain import Brain
-from farside.scheduler.live.event import Event, JobSubmitted, PowerChanged, TaskChanged, TaskPhase
-from farside.scheduler.live.follow import LiveLog
-from farside.scheduler.live.invariant import violations
-from farside.scheduler.live.overview import Sensed
-from farside.scheduler.live.power.keep import LivePower
-from farside.scheduler.live.power.setup import PowerSetup
-from farside.scheduler.live.power.show import Energy, energy_of
-from farside.scheduler.live.spec import JobSpec
-from farside.scheduler.live.store.event_store import EventStore
-from farside.scheduler.live.store.migrate import upgrade
-from farside.scheduler.live.store.turn import Draft
+from farside.scheduler.manager.decider.scheduler_process import Brain
+from farside.scheduler.manager.log_follower import LiveLog
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.event import Event, JobSubmitted, PowerChanged, TaskChanged, TaskPhase
+from farside.scheduler.manager.model.spec import JobSpec
+from farside.scheduler.manager.power.check_setup import PowerSetup
+from farside.scheduler.manager.power.controller import LivePower
+from farside.scheduler.manager.store.event_store import EventStore
+from farside.scheduler.manager.store.migrate import upgrade
+from farside.scheduler.manager.store.transaction import Draft
+from farside.scheduler.manager.view.overview import Sensed
+from farside.scheduler.manager.view.power import Energy, energy_of
 from farside.scheduler.power.controller import PowerKeeper
 from farside.scheduler.power.driver.driver import PowerDriver
 from farside.scheduler.power.fleet import FleetRules

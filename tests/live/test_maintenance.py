@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.moment import parse_moment
-from farside.scheduler.live.event import NodesReserved, ReservationCancelled
-from farside.scheduler.live.maintenance import reserved_now, still_there
-from farside.scheduler.live.record import Phase
 from farside.scheduler.maintenance_window import Closure
+from farside.scheduler.manager.model.event import NodesReserved, ReservationCancelled
+from farside.scheduler.manager.model.maintenance import reserved_now, still_there
+from farside.scheduler.manager.model.record import Phase
 from farside.units import format_moment
 from tests.live.test_api import an_api
 from tests.live.world import World, rules

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from farside.config import ManagerConfig
-from farside.scheduler.live.manager_parts import Part, Parts
+from farside.scheduler.manager.processes import Part, Parts
 
 
 async def broken(config: ManagerConfig) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from farside.scheduler.live.event import VERSION, CancelRequested, NodeLost
-from farside.scheduler.live.invariant import violations
-from farside.scheduler.live.store import table
-from farside.scheduler.live.store.event_store import EventStore
-from farside.scheduler.live.store.turn import Draft
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.event import VERSION, CancelRequested, NodeLost
+from farside.scheduler.manager.store import table
+from farside.scheduler.manager.store.event_store import EventStore
+from farside.scheduler.manager.store.transaction import Draft
 from tests.live.fake_agent import FakeNode, FakeSession
 from tests.live.manager import Manager, running_manager
 from tests.live.stores import KINDS, store_url

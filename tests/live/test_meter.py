@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.agent import messages as m
-from farside.scheduler.live.meter import LONGEST_GAP_S, PowerMeter
-from farside.scheduler.live.record import LiveTask
-from farside.scheduler.live.usage import By, usage_of
+from farside.scheduler.manager.model.record import LiveTask
+from farside.scheduler.manager.nodes.energy_meter import LONGEST_GAP_S, PowerMeter
+from farside.scheduler.manager.view.usage import By, usage_of
 from tests.live.test_dispatch import line_of, told, world_with_a_job
 
 TASK = LiveTask(job_id="1", start=1, rank=0, node="n", gpus=(0, 1))

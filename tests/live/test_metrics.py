@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from farside.scheduler.live.api.metrics import ManagerCollector
-from farside.scheduler.live.event import DrainRequested
+from farside.scheduler.manager.api.metrics import ManagerCollector
+from farside.scheduler.manager.model.event import DrainRequested
 from tests.live.manager import Manager, running_manager
 from tests.live.test_api import OTHER, Api, api_test
 from tests.support.ports import free_port

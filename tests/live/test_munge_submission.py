@@ -14,8 +14,8 @@ import pytest
 from farside.errors import ConfigError, FarsideError
 from farside.manager_client import ManagerAddress, ManagerClient, find_manager
 from farside.munge import make_credential, request_mark
-from farside.scheduler.live.api.caller import Role, add_token
-from farside.scheduler.live.event import JobSubmitted
+from farside.scheduler.manager.auth.caller import Role, add_token
+from farside.scheduler.manager.model.event import JobSubmitted
 from tests.live.fake_agent import FakeNode
 from tests.live.manager import Manager, running_manager
 from tests.live.test_api import OTHER

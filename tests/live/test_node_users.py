@@ -10,11 +10,11 @@ from farside.agent.run.account import users_here
 from farside.config import AgentConfig
 from farside.config.check import agent_problems
 from farside.errors import ConfigError
-from farside.scheduler.live.api.jobs import cluster_problems, room_problems
-from farside.scheduler.live.dispatch import AgentLine
-from farside.scheduler.live.record import Phase
-from farside.scheduler.live.role import Role
-from farside.scheduler.live.spec import JobSpec
+from farside.scheduler.manager.api.jobs import cluster_problems, room_problems
+from farside.scheduler.manager.model.record import Phase
+from farside.scheduler.manager.model.role import Role
+from farside.scheduler.manager.model.spec import JobSpec
+from farside.scheduler.manager.nodes.dispatch import AgentLine
 from tests.live.facts import gpus, joined
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules

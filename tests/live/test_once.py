@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from farside.scheduler.live.api.once import Once
-from farside.scheduler.live.event import JobSubmitted, NodesReserved, ReleaseRequested
-from farside.scheduler.live.follow import LiveLog
-from farside.scheduler.live.live_state import request_of
-from farside.scheduler.live.spec import JobSpec
-from farside.scheduler.live.store.event_store import AskedBefore, EventStore
-from farside.scheduler.live.store.migrate import upgrade
-from farside.scheduler.live.store.turn import Draft
+from farside.scheduler.manager.api.idempotency import Once
+from farside.scheduler.manager.log_follower import LiveLog
+from farside.scheduler.manager.model.event import JobSubmitted, NodesReserved, ReleaseRequested
+from farside.scheduler.manager.model.spec import JobSpec
+from farside.scheduler.manager.model.state import request_of
+from farside.scheduler.manager.store.event_store import AskedBefore, EventStore
+from farside.scheduler.manager.store.migrate import upgrade
+from farside.scheduler.manager.store.transaction import Draft
 from tests.live.store_end import close_after_calls
 from tests.live.stores import KINDS, store_url
 

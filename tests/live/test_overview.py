@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from farside.scheduler.live.event import HoldRequested, NodeLost
-from farside.scheduler.live.overview import (
+from farside.scheduler.manager.model.event import HoldRequested, NodeLost
+from farside.scheduler.manager.view.overview import (
     ENDED_MAX,
     LINES_MAX,
     Overview,

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from farside.scheduler.live.api.caller import Caller, Role
-from farside.scheduler.live.api.page import FOLDER
-from farside.scheduler.live.api.web_session import LASTS_S, WebSessions, mark_of, session_key
+from farside.scheduler.manager.api.page import FOLDER
+from farside.scheduler.manager.auth.caller import Caller, Role
+from farside.scheduler.manager.auth.web_session import LASTS_S, WebSessions, mark_of, session_key
 from tests.live.test_api import OTHER, THIRD, Api, api_test
 
 SESSIONS = WebSessions(b"k" * 32)

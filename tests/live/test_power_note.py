@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.live.power.note import PowerNote, is_news, note_of, power_of
-from farside.scheduler.live.power.slept import SleepRecord, saved_kwh
+from farside.scheduler.manager.model.power_record import PowerNote, is_news, note_of, power_of
+from farside.scheduler.manager.model.sleep_time import SleepRecord, saved_kwh
 from farside.scheduler.power.machine import step
 from farside.scheduler.power.state import (
     Answer,

@@ -12,13 +12,13 @@ from msgspec import structs
 from farside.agent import messages as m
 from farside.cli.cluster_table import job_lines
 from farside.scheduler.domain import Rules
-from farside.scheduler.live.dispatch import AgentLine, start_of
-from farside.scheduler.live.event import DrainRequested, NodeChanged, StopCause, TaskProfiled, UndrainRequested
-from farside.scheduler.live.profile import JobProfile, joined
-from farside.scheduler.live.record import LiveTask, Phase
-from farside.scheduler.live.role import Role
-from farside.scheduler.live.snapshot import job_of
-from farside.scheduler.live.view import show_job_in_full
+from farside.scheduler.manager.decider.adapter import job_of
+from farside.scheduler.manager.model.event import DrainRequested, NodeChanged, StopCause, TaskProfiled, UndrainRequested
+from farside.scheduler.manager.model.profile import JobProfile, joined
+from farside.scheduler.manager.model.record import LiveTask, Phase
+from farside.scheduler.manager.model.role import Role
+from farside.scheduler.manager.nodes.dispatch import AgentLine, start_of
+from farside.scheduler.manager.view.view import show_job_in_full
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
 from tests.live.world import World

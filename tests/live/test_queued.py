@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from farside.errors import ConfigError
-from farside.scheduler.live.event import CancelRequested
-from farside.scheduler.live.hourly import HourlyCounts, TooMany
-from farside.scheduler.live.image import decode_state, encode_state
-from farside.scheduler.live.queued import QueueCounts, QueueGate, QueueLimits
+from farside.scheduler.manager.model.event import CancelRequested
+from farside.scheduler.manager.model.queue_quota import QueueCounts, QueueGate, QueueLimits
+from farside.scheduler.manager.model.snapshot import decode_state, encode_state
+from farside.scheduler.manager.model.submit_rate import HourlyCounts, TooMany
 from tests.live.test_api import OTHER, THIRD, an_api
 from tests.live.world import World, rules
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.scheduler.live.api.renewal import Renewal
+from farside.scheduler.manager.auth.tls_reload import Renewal
 from farside.tls import TlsFiles, server_tls, tls_problem
 from tests.house.test_tls import ask, files, serving
 from tests.support.certificates import SERVER, Authority, Made

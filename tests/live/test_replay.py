@@ -3,9 +3,9 @@
 import pytest
 
 from farside.errors import FarsideError
-from farside.scheduler.live.event import CancelRequested, DrainRequested, HoldRequested, ReleaseRequested
-from farside.scheduler.live.record import Phase
-from farside.scheduler.live.replay import PAPER_APART_PCT, Fidelity, recording, simulated
+from farside.scheduler.manager.compare_simulation import PAPER_APART_PCT, Fidelity, recording, simulated
+from farside.scheduler.manager.model.event import CancelRequested, DrainRequested, HoldRequested, ReleaseRequested
+from farside.scheduler.manager.model.record import Phase
 from tests.live.world import World, rules
 
 

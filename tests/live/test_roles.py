@@ -9,12 +9,13 @@ from msgspec.structs import replace
 from farside.agent.gpu_share import Device
 from farside.agent.messages import Hello
 from farside.job_file import read_job
-from farside.scheduler.live import dispatch, launch
-from farside.scheduler.live.dispatch import AgentLine, meeting_of, start_of
-from farside.scheduler.live.event import JobStarted, ReleaseRequested, TaskPhase, TaskPlace
-from farside.scheduler.live.record import LiveJob, LiveTask, Phase
-from farside.scheduler.live.role import Role, per_gpu, role_problems
-from farside.scheduler.live.spec import JobSpec, spec_problems
+from farside.scheduler.manager.decider import launch
+from farside.scheduler.manager.model.event import JobStarted, ReleaseRequested, TaskPhase, TaskPlace
+from farside.scheduler.manager.model.record import LiveJob, LiveTask, Phase
+from farside.scheduler.manager.model.role import Role, per_gpu, role_problems
+from farside.scheduler.manager.model.spec import JobSpec, spec_problems
+from farside.scheduler.manager.nodes import dispatch
+from farside.scheduler.manager.nodes.dispatch import AgentLine, meeting_of, start_of
 from tests.live.world import World, rules, submitted_spec
 
 PS = Role(name="ps", argv=("server",), count=2, gpus=0, cpus=2.0, is_service=True)

@@ -7,7 +7,7 @@ import pytest
 
 from farside.config import ManagerConfig, SlurmConfig
 from farside.errors import ConfigError
-from farside.scheduler.live.rules import rules_of
+from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.order.catalog import ORDERS
 
 

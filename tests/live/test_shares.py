@@ -7,12 +7,12 @@ from msgspec import structs
 
 from farside.agent.gpu_share import Device
 from farside.agent.messages import ChangingFacts, fields_of
-from farside.scheduler.live.dispatch import start_of
-from farside.scheduler.live.event import JobPlaced, JobStarted, NodeChanged, Place, TaskPhase, TaskPlace
-from farside.scheduler.live.image import decode_state, encode_state
-from farside.scheduler.live.invariant import violations
-from farside.scheduler.live.record import Phase
-from farside.scheduler.live.view import show_node
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.event import JobPlaced, JobStarted, NodeChanged, Place, TaskPhase, TaskPlace
+from farside.scheduler.manager.model.record import Phase
+from farside.scheduler.manager.model.snapshot import decode_state, encode_state
+from farside.scheduler.manager.nodes.dispatch import start_of
+from farside.scheduler.manager.view.view import show_node
 from tests.live.world import World, rules
 
 

@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 
 from farside.agent.messages import Swap
-from farside.scheduler.live.event import (
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.event import (
     NodeClosed,
     NodesReserved,
     PowerChanged,
     TaskPhase,
 )
-from farside.scheduler.live.invariant import violations
-from farside.scheduler.live.power.lack import SETTLED_S, lacked
-from farside.scheduler.live.power.note import PowerNote
-from farside.scheduler.live.power.past import busy_nodes
-from farside.scheduler.live.power.show import energy_of
-from farside.scheduler.live.record import Phase
+from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.model.record import Phase
+from farside.scheduler.manager.power.nodes_needed import SETTLED_S, lacked
+from farside.scheduler.manager.view.power import energy_of
+from farside.scheduler.power.busy_history import busy_nodes
 from farside.scheduler.power.state import Phase as PowerPhase
 from farside.scheduler.tenancy import Account, Tenancy
 from tests.live.facts import gpus, joined

@@ -12,12 +12,12 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import make_url, text
 
 from farside.errors import ConfigError, FarsideError
-from farside.scheduler.live.codec import LaterVersion
-from farside.scheduler.live.event import VERSION, CancelRequested, DrainRequested, JobPromoted
-from farside.scheduler.live.store import table
-from farside.scheduler.live.store.event_store import EventStore, StoreError, alive_args
-from farside.scheduler.live.store.migrate import backup, restore, upgrade
-from farside.scheduler.live.store.turn import Draft, LeadLost
+from farside.scheduler.manager.model.codec import LaterVersion
+from farside.scheduler.manager.model.event import VERSION, CancelRequested, DrainRequested, JobPromoted
+from farside.scheduler.manager.store import table
+from farside.scheduler.manager.store.event_store import EventStore, StoreError, alive_args
+from farside.scheduler.manager.store.migrate import backup, restore, upgrade
+from farside.scheduler.manager.store.transaction import Draft, LeadLost
 from tests.live.stores import KINDS, a_database, store_url
 
 

@@ -5,11 +5,11 @@ from msgspec import structs
 
 from farside.agent import messages as m
 from farside.job_file import read_job
-from farside.scheduler.live.api.jobs import cluster_problems
-from farside.scheduler.live.dispatch import AgentLine, start_of
-from farside.scheduler.live.event import NodeChanged
-from farside.scheduler.live.record import Phase
-from farside.scheduler.live.spec import JobSpec, spec_problems
+from farside.scheduler.manager.api.jobs import cluster_problems
+from farside.scheduler.manager.model.event import NodeChanged
+from farside.scheduler.manager.model.record import Phase
+from farside.scheduler.manager.model.spec import JobSpec, spec_problems
+from farside.scheduler.manager.nodes.dispatch import AgentLine, start_of
 from tests.live.facts import gpus, joined
 from tests.live.fake_agent import FakeNode
 from tests.live.world import World, rules, submitted_spec

@@ -2,9 +2,9 @@
 
 import math
 
-from farside.scheduler.live.event import TaskPhase
-from farside.scheduler.live.record import Phase
-from farside.scheduler.live.toll import Toll, as_settings
+from farside.scheduler.manager.model.event import TaskPhase
+from farside.scheduler.manager.model.preemption_times import Toll, as_settings
+from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.sim.experiment import make_experiments
 from tests.live.world import World, rules
 

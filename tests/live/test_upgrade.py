@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from farside.scheduler.live.event import BrainTookLead, JobEnded, JobStarted, NodeJoined
-from farside.scheduler.live.image import decode_state, encode_state
-from farside.scheduler.live.invariant import violations
-from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.record import Phase
-from farside.scheduler.live.store.compact import archive_of, whole_log
-from farside.scheduler.live.store.event_store import EventStore
-from farside.scheduler.live.store.load import whole_state
-from farside.scheduler.live.transition import apply
+from farside.scheduler.manager.model.apply import apply
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.event import BrainTookLead, JobEnded, JobStarted, NodeJoined
+from farside.scheduler.manager.model.record import Phase
+from farside.scheduler.manager.model.snapshot import decode_state, encode_state
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.store.compact import archive_of, whole_log
+from farside.scheduler.manager.store.event_store import EventStore
+from farside.scheduler.manager.store.load import whole_state
 from tests.agent.node import Node
 from tests.live.fake_agent import FakeNode
 from tests.live.manager import Manager

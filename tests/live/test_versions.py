@@ -14,15 +14,15 @@ import pytest
 
 from farside.agent import messages as m
 from farside.agent.protocol import AgentSide, ManagerSide, decode_from_agent, decode_from_manager
-from farside.scheduler.live import version2
-from farside.scheduler.live.codec import TYPES, decode_event
-from farside.scheduler.live.dispatch import AgentLine
-from farside.scheduler.live.donors import DonorRing
-from farside.scheduler.live.event import VERSION, Entry
-from farside.scheduler.live.invariant import violations
-from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.transition import apply
-from farside.scheduler.live.view import show_job
+from farside.scheduler.manager.model import log_version2 as version2
+from farside.scheduler.manager.model.apply import apply
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.codec import TYPES, decode_event
+from farside.scheduler.manager.model.event import VERSION, Entry
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.nodes.dispatch import AgentLine
+from farside.scheduler.manager.nodes.donors import DonorRing
+from farside.scheduler.manager.view.view import show_job
 from tests.live.record_version import MESSAGES
 from tests.live.world import World, rules
 

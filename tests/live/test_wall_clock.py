@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.scheduler.live.wall_clock import FILE, WallClock
+from farside.scheduler.manager.wall_clock import FILE, WallClock
 
 DAY_S = 86400.0
 

@@ -10,8 +10,8 @@ from fastapi.routing import iter_route_contexts
 from starlette.types import Message
 
 from farside.agent import protocol
-from farside.scheduler.live.api.caller import Role
-from farside.scheduler.live.api.web_session import COOKIE
+from farside.scheduler.manager.auth.caller import Role
+from farside.scheduler.manager.auth.web_session import COOKIE
 from tests.live.fake_agent import FakeNode
 from tests.live.test_api import OTHER, Api, an_api, api_test
 

@@ -4,8 +4,8 @@ import pytest
 
 from farside.agent.messages import Gpu
 from farside.scheduler.explain import nobody_knows
-from farside.scheduler.live.event import DrainRequested, NodeChanged, NodeLost, PowerChanged
-from farside.scheduler.live.power.note import PowerNote
+from farside.scheduler.manager.model.event import DrainRequested, NodeChanged, NodeLost, PowerChanged
+from farside.scheduler.manager.model.power_record import PowerNote
 from farside.scheduler.start_estimate import AHEAD_MAX, Foresight
 from tests.live.test_sleeping_nodes import BOOTING, asleep, powers
 from tests.live.world import World, rules

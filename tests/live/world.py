@@ -5,9 +5,10 @@ from collections.abc import Mapping
 import msgspec
 
 from farside.scheduler.domain import Rules
-from farside.scheduler.live.codec import decode_event, encode_event, is_decided
-from farside.scheduler.live.decide import Mind
-from farside.scheduler.live.event import (
+from farside.scheduler.manager.decider.decide import Mind
+from farside.scheduler.manager.model.apply import apply
+from farside.scheduler.manager.model.codec import decode_event, encode_event, is_decided
+from farside.scheduler.manager.model.event import (
     BrainTookLead,
     Entry,
     Event,
@@ -16,10 +17,9 @@ from farside.scheduler.live.event import (
     TaskChanged,
     TaskPhase,
 )
-from farside.scheduler.live.live_state import LiveState
-from farside.scheduler.live.record import LiveJob, LiveTask, Phase
-from farside.scheduler.live.spec import JobBody, JobSpec, spec_of
-from farside.scheduler.live.transition import apply
+from farside.scheduler.manager.model.record import LiveJob, LiveTask, Phase
+from farside.scheduler.manager.model.spec import JobBody, JobSpec, spec_of
+from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.placement.catalog import make_placement
 from tests.live.facts import gpus as a_node_s_gpus

@@ -10,9 +10,9 @@ from farside.scheduler.energy.ces import CesSettings
 from farside.scheduler.energy.learning import LearningCes
 from farside.scheduler.energy.online import Learned, Lesson, learned_from
 from farside.scheduler.energy.plain import AllOn
-from farside.scheduler.live.power import fit
-from farside.scheduler.live.power.fit import Fitter
+from farside.scheduler.power import fit
 from farside.scheduler.power.demand import Occupancy, PolicyDemand
+from farside.scheduler.power.fit import Fitter
 from tests.support.busy_nodes import wandering
 from tests.support.waiting import until
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from farside.scheduler.live.event import NodeLost, PowerChanged
-from farside.scheduler.live.invariant import violations
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.event import NodeLost, PowerChanged
 from tests.agent.process import write_config
 from tests.live.manager import Manager
 from tests.power.bmc import USER, ipmi_sim, password_file, redfish_emulator

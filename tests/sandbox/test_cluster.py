@@ -17,7 +17,7 @@ from farside.sandbox.layout import Shape
 from farside.sandbox.process import END_LIMIT_S, command
 from farside.sandbox.session import Session, open_sandbox
 from farside.sandbox.settings import PATIENCE
-from farside.scheduler.live import manager_parts
+from farside.scheduler.manager import processes as manager_parts
 from tests.agent.node import processes_with
 from tests.support.job_commands import farside, until_job
 from tests.support.sandbox import kill_agent, start_agent

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from farside.config import ManagerConfig
 from farside.errors import ConfigError
+from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.domain import Rules
-from farside.scheduler.live.rules import rules_of
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.placement.ilp import Ilp
 from farside.scheduler.placement.ilp_program import TrafficProblem, solve

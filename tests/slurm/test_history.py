@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.config import SlurmConfig, load_config
-from farside.scheduler.live.rules import rules_of
+from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.slurm.domain import Desk
 from farside.scheduler.slurm.engine import Engine, Mode

@@ -10,7 +10,7 @@ import pytest
 
 from farside.config import SlurmConfig, load_config
 from farside.errors import ConfigError
-from farside.scheduler.live.power.past import KeptPast, continued
+from farside.scheduler.power.busy_history import KeptPast, continued
 from farside.scheduler.power.state import NodePower, Phase
 from farside.scheduler.slurm.action import PowerAction, PowerDown, PowerUp
 from farside.scheduler.slurm.node_power import fleet_of, lacking

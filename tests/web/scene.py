@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from farside.agent import messages as m
-from farside.scheduler.live.api.caller import Role, add_token
-from farside.scheduler.live.event import NodesWanted, PowerChanged
-from farside.scheduler.live.power.note import PowerNote
-from farside.scheduler.live.store.event_store import EventStore
-from farside.scheduler.live.store.turn import Draft
+from farside.scheduler.manager.auth.caller import Role, add_token
+from farside.scheduler.manager.model.event import NodesWanted, PowerChanged
+from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.store.event_store import EventStore
+from farside.scheduler.manager.store.transaction import Draft
 from farside.scheduler.power.state import Phase as PowerPhase
 from tests.live.fake_agent import FakeNode, FakeSession
 from tests.live.manager import Manager, running_manager

@@ -114,7 +114,7 @@ def _hold_to_policies(loaded: "AnyEffective") -> None:
     if not isinstance(config, ManagerConfig | SlurmConfig):
         return
     try:
-        from farside.scheduler.live.rules import rules_of
+        from farside.scheduler.configured_rules import rules_of
     except ModuleNotFoundError:  # a machine without numpy: neither program runs there
         return
     try:

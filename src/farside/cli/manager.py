@@ -42,7 +42,7 @@ def manager(config: options.ConfigFiles = None, settings: options.Overrides = No
     from farside.config import ManagerConfig, load_config
 
     loaded = load_config(ManagerConfig, config or (), options.overrides(settings))
-    from farside.scheduler.live.manager import run
+    from farside.scheduler.manager.main import run
 
     raise typer.Exit(run(loaded))
 
@@ -58,7 +58,7 @@ def token(
 
     The file keeps only the hash of the token. A running manager accepts the token at once.
     """
-    from farside.scheduler.live.api.caller import Role, add_token
+    from farside.scheduler.manager.auth.caller import Role, add_token
 
     print(add_token(file, name, Role(role.value)))
 
@@ -84,8 +84,8 @@ def backup(
     state: State = None,
 ) -> None:
     """Copy the store into one file, while the manager runs."""
-    from farside.scheduler.live.store.event_store import EventStore
-    from farside.scheduler.live.store.migrate import backup as copy
+    from farside.scheduler.manager.store.event_store import EventStore
+    from farside.scheduler.manager.store.migrate import backup as copy
 
     store = EventStore(_settings(config, settings, state).store_url)
     print(f"{to}: {copy(store, to)} entries")
@@ -99,8 +99,8 @@ def restore(
     state: State = None,
 ) -> None:
     """Restore a backup into an empty store; the manager must not run."""
-    from farside.scheduler.live.store.event_store import EventStore
-    from farside.scheduler.live.store.migrate import restore as copy
+    from farside.scheduler.manager.store.event_store import EventStore
+    from farside.scheduler.manager.store.migrate import restore as copy
 
     store = EventStore(_settings(config, settings, state).store_url)
     print(f"{source}: {copy(source, store)} entries restored")
@@ -109,8 +109,8 @@ def restore(
 @store_app.command()
 def upgrade(config: options.ConfigFiles = None, settings: options.Overrides = None, state: State = None) -> None:
     """Create the store, or upgrade that of an older Farside; the manager does this when it starts."""
-    from farside.scheduler.live.store.event_store import EventStore
-    from farside.scheduler.live.store.migrate import upgrade as bring
+    from farside.scheduler.manager.store.event_store import EventStore
+    from farside.scheduler.manager.store.migrate import upgrade as bring
 
     bring(EventStore(_settings(config, settings, state).store_url))
     print("the store is up to date")
@@ -129,9 +129,9 @@ def check(
 
     Entries that have left the log are read from the archive.
     """
-    from farside.scheduler.live.invariant import violations
-    from farside.scheduler.live.store.compact import archive_of, whole_log
-    from farside.scheduler.live.store.event_store import EventStore
+    from farside.scheduler.manager.model.check_log import violations
+    from farside.scheduler.manager.store.compact import archive_of, whole_log
+    from farside.scheduler.manager.store.event_store import EventStore
 
     loaded = _settings(config, settings, state)
     entries = whole_log(EventStore(loaded.store_url), archive_of(loaded.store_url, loaded.archive_dir))
@@ -149,10 +149,10 @@ def compact(config: options.ConfigFiles = None, settings: options.Overrides = No
 
     Writes a snapshot, so that the manager starts fast; entries older than keep_history_s move to the archive.
     """
-    from farside.scheduler.live.store.compact import archive_of
-    from farside.scheduler.live.store.compact import compact as make_smaller
-    from farside.scheduler.live.store.event_store import EventStore
-    from farside.scheduler.live.store.migrate import upgrade as bring
+    from farside.scheduler.manager.store.compact import archive_of
+    from farside.scheduler.manager.store.compact import compact as make_smaller
+    from farside.scheduler.manager.store.event_store import EventStore
+    from farside.scheduler.manager.store.migrate import upgrade as bring
 
     loaded = _settings(config, settings, state)
     store = EventStore(loaded.store_url)

@@ -19,10 +19,10 @@ from farside.manager_client import ManagerClient, find_manager
 from farside.sandbox import control, settings
 from farside.sandbox.session import open_sandbox
 from farside.sandbox.waiting import wait_until
-from farside.scheduler.live.event import Entry
-from farside.scheduler.live.invariant import violations
-from farside.scheduler.live.replay import Fidelity
-from farside.scheduler.live.store.event_store import EventStore
+from farside.scheduler.manager.compare_simulation import Fidelity
+from farside.scheduler.manager.model.check_log import violations
+from farside.scheduler.manager.model.event import Entry
+from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.simulate.replay import replay
 from farside.state_folder import sandbox_config

@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farside.demo.cluster import Scene
-from farside.scheduler.live.replay import PAPER_APART_PCT, PAPER_SIMULATOR, PAPER_TESTBED
+from farside.scheduler.manager.compare_simulation import PAPER_APART_PCT, PAPER_SIMULATOR, PAPER_TESTBED
 
 ERROR_MAX_PCT = 25.0
 """The simulator's mean JCT may be so far off. The paper's was within 7.1 % [tiresias §3.5.3.1], ours within 2 % on a

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from farside.config import ManagerConfig, load_config
-from farside.scheduler.live.replay import (
+from farside.scheduler.configured_rules import rules_of
+from farside.scheduler.manager.compare_simulation import (
     PAPER_APART_PCT,
     PAPER_SIMULATOR,
     PAPER_TESTBED,
@@ -20,10 +21,9 @@ from farside.scheduler.live.replay import (
     recording,
     simulated,
 )
-from farside.scheduler.live.rules import rules_of
-from farside.scheduler.live.store.compact import archive_of, whole_log
-from farside.scheduler.live.store.event_store import EventStore
-from farside.scheduler.live.toll import Toll, as_settings
+from farside.scheduler.manager.model.preemption_times import Toll, as_settings
+from farside.scheduler.manager.store.compact import archive_of, whole_log
+from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.sim.trace.job import Trace
 from farside.scheduler.sim.trace.write import write_trace
 from farside.terminal import standard_output

@@ -1,1 +1,0 @@
-"""The manager's HTTP API, version 1, and the agents' sessions."""

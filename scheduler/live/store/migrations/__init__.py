@@ -1,1 +1,0 @@
-"""How older stores become what `table.py` says; alembic runs these."""

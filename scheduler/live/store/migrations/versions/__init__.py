@@ -1,1 +1,0 @@
-"""One file a change, in the order of their numbers."""

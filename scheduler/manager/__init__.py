@@ -1,0 +1,1 @@
+"""The live manager, `farside manager`: an event log, the processes that read it, and the HTTP API."""

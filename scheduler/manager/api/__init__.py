@@ -1,0 +1,1 @@
+"""The manager's HTTP API, version 1."""

@@ -1,0 +1,57 @@
+"""What all routes share: one value for the whole application, which `depends.py` hands to each of them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from farside.scheduler.manager.api.access_log import Trail
+from farside.scheduler.manager.api.idempotency import Once
+from farside.scheduler.manager.api.overview_stream import Glance
+from farside.scheduler.manager.auth.caller import Callers
+from farside.scheduler.manager.log_follower import LiveLog
+from farside.scheduler.manager.model.queue_quota import QueueGate, QueueLimits
+from farside.scheduler.manager.nodes.sessions import AgentSessions
+from farside.scheduler.manager.power.controller import LivePower
+from farside.scheduler.manager.scheduler_watch import BrainWatch
+from farside.scheduler.manager.view.listing import JobListings, NodeListing
+from farside.scheduler.tenancy import Tenancy
+
+NO_LIMITS = QueueLimits()
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """The API over one log.
+
+    Attributes:
+        folder: The manager's state folder, where the brain answers.
+        may_tokens_submit: Whether a token proves enough to submit jobs.
+        only_uid: Only this user may submit, even root, since all jobs run as this user; None: all but root may, as
+            nodes run no task as root.
+        queue_limits: What one who is no operator may have in the queue, and submit within an hour.
+    """
+
+    log: LiveLog
+    callers: Callers
+    folder: Path
+    sessions: AgentSessions
+    power: LivePower
+    may_tokens_submit: bool
+    gpu_power_w: float
+    only_uid: int | None = None
+    tenancy: Tenancy | None = None
+    queue_limits: QueueLimits = NO_LIMITS
+    trail: Trail = field(init=False)
+    brain: BrainWatch = field(init=False)
+    glance: Glance = field(init=False)
+    gate: QueueGate = field(init=False)
+    once: Once = field(init=False)
+    jobs: JobListings = field(init=False, default_factory=JobListings)
+    nodes: NodeListing = field(init=False, default_factory=NodeListing)
+
+    def __post_init__(self) -> None:
+        power = self.power
+        self.trail = Trail(self.log, self.callers)
+        self.brain = BrainWatch(self.folder)
+        self.glance = Glance(self.log, self.folder, self.sessions.sensed, power.setup.idle_w, lambda: power.forecast)
+        self.gate = QueueGate(self.queue_limits)
+        self.once = Once(self.log)

@@ -1,0 +1,59 @@
+"""Requests that come a second time, because the answer to the first was lost: they get that answer.
+
+A client that means the same request says so by a key of its own (Idempotency-Key), which the log keeps with what was
+written, so that a restart forgets none. Two that come here at the same moment wait for each other; of two that come to
+two managers the second is refused where the log is written, and nobody else writes (`EventStore.append`).
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated
+from weakref import WeakValueDictionary
+
+from fastapi import Header
+
+from farside.scheduler.manager.log_follower import LiveLog
+from farside.scheduler.manager.model.event import JobSubmitted, NodesReserved
+from farside.scheduler.manager.model.state import RequestKey
+from farside.scheduler.manager.store.event_store import AskedBefore
+
+HEADER = "Idempotency-Key"
+TAKES: Mapping[str, str] = {"Farside-Takes": HEADER}
+"""What every answer says, so that a client knows whether it may ask again."""
+
+Key = Annotated[
+    str,
+    Header(
+        alias=HEADER, max_length=64, pattern=r"^[!-~]*$",
+        description="The same as in an earlier request of yours: it is that one, and gets its answer",
+    ),
+]  # fmt: skip
+
+
+class Once:
+    """Writes what is asked, once for each key of a caller."""
+
+    def __init__(self, log: LiveLog) -> None:
+        self._log = log
+        self._locks: WeakValueDictionary[RequestKey, asyncio.Lock] = WeakValueDictionary()
+
+    def place_of(self, request: RequestKey) -> int | None:
+        """The entry of the log that an earlier one made; None: there was none, or it has no key."""
+        return self._log.state.requests.get(request) if request.key else None
+
+    async def write(self, event: JobSubmitted | NodesReserved, request: RequestKey, cause: str) -> int:
+        """The entry that this event, or that of an earlier request, has become.
+
+        Raises:
+            StoreError: It could not be written.
+        """
+        if not request.key:
+            return (await self._log.write([event], cause)).start
+        lock = self._locks.setdefault(request, asyncio.Lock())
+        async with lock:  # the first may be on its way into the log
+            try:
+                return (await self._log.write([event], cause)).start
+            except AskedBefore:
+                known = self.place_of(request)
+                assert known is not None, "the log was read up to it"
+                return known

@@ -1,0 +1,264 @@
+"""/v1/jobs: submit, list, show, cancel, hold, release, explain, history."""
+
+import asyncio
+import time
+from itertools import chain
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException, Query, Request, Response
+from msgspec import Struct, structs
+
+from farside import admin
+from farside.agent import protocol
+from farside.agent.messages import TASKS_MAX
+from farside.errors import FarsideError, LocalProtocolError
+from farside.scheduler.manager.api.answer import Known, answer, listed, up_to_date
+from farside.scheduler.manager.api.body import read_body
+from farside.scheduler.manager.api.context import Context
+from farside.scheduler.manager.api.idempotency import Key
+from farside.scheduler.manager.api.openapi_document import lists, says, takes
+from farside.scheduler.manager.api.route_arguments import OwnJob, Person, Shared
+from farside.scheduler.manager.auth.caller import Caller
+from farside.scheduler.manager.decider.launch import FIRST_PORT
+from farside.scheduler.manager.decider.scheduler_process import ASK
+from farside.scheduler.manager.model.accounts import charged, quota_problems
+from farside.scheduler.manager.model.event import CancelRequested, HoldRequested, JobSubmitted, ReleaseRequested
+from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveTask, Phase
+from farside.scheduler.manager.model.role import RoleBody, most_on_a_node
+from farside.scheduler.manager.model.spec import EXAMPLE, JobBody, JobSpec, array_problems, spec_of, spec_problems
+from farside.scheduler.manager.model.state import LiveState, RequestKey
+from farside.scheduler.manager.nodes.dispatch import meeting_of, start_of
+from farside.scheduler.manager.view.listing import JobListing
+from farside.scheduler.manager.view.view import History, Job, JobInFull, JobList, show_entry, show_job, show_job_in_full
+from farside.units import format_bytes
+
+EXPLAIN_LIMIT_S = 5.0
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+_Limit = Annotated[int, Query(ge=1, le=1_000_000)]
+# What may be asked of the first job that was taken, as OpenAPI says it.
+_FIRST = {"parameters": {"job_id": "$response.body#/ids/0"}}
+_LINKS = {
+    name: {"operationId": f"jobs_{name}", **_FIRST}
+    for name in ("show", "history", "explain", "hold", "release", "cancel")
+}
+
+
+class Submitted(Struct, frozen=True, kw_only=True):
+    """Jobs that were taken."""
+
+    ids: tuple[str, ...]
+
+
+class Explanation(Struct, frozen=True, kw_only=True):
+    """Why a job waits, and by when it starts if everybody before it uses up their time limits."""
+
+    lines: list[str]
+    expected_start_s: float | None
+
+
+@router.post(
+    "",
+    status_code=201,
+    responses=says(Submitted, 413, 422, 429, status=201, links=_LINKS),
+    openapi_extra=takes(JobBody, RoleBody, example=EXAMPLE),
+)
+async def submit(request: Request, caller: Person, shared: Shared, key: Key = "") -> Response:
+    """Submit a job, or several alike."""
+    told, body = await read_body(request, JobBody)
+    _refuse_submitter(caller, shared)
+    log, asked = shared.log, RequestKey(kind="job", user=caller.name, key=key)
+    known = shared.once.place_of(asked)
+    if known is not None:
+        return answer(Submitted(ids=log.state.submitted[known]), 201)
+    spec = charged(after_arrays(spec_of(body, told), log.state), caller.name, shared.tenancy)
+    problems = await _problems(spec, body.count, caller, shared)
+    if problems:
+        raise HTTPException(422, "; ".join(problems))
+    event = JobSubmitted(spec=spec, user=caller.name, uid=caller.uid, count=body.count, is_held=body.hold, key=key)
+    with shared.gate.passing(
+        caller.name,
+        body.count,
+        spec.size_bytes,
+        log.state.queued,
+        hourly=log.state.hourly,
+        now_s=log.now_s(),
+        is_free=caller.is_operator,
+    ):
+        place = await shared.once.write(event, asked, caller.told)
+    return answer(Submitted(ids=log.state.submitted[place]), 201)
+
+
+def _refuse_submitter(caller: Caller, shared: Context) -> None:
+    """Refuses who may not submit here, whatever the job."""
+    only_uid = shared.only_uid
+    if caller.uid < 0 and not shared.may_tokens_submit:
+        raise HTTPException(403, "a token does not prove who you are: submit through the manager's unix socket")
+    if only_uid is not None and caller.uid >= 0 and caller.uid != only_uid:
+        whose = f"all jobs here run as uid {only_uid}, who started this manager, and only he submits"
+        raise HTTPException(403, f"{whose}; start a sandbox of your own")
+    if only_uid is None and caller.uid == 0:
+        whose = f"{caller.name} is uid 0, and no task runs as that: submit as the user whose job it is"
+        raise HTTPException(403, f"{whose} (runuser -u USER -- farside ...)")
+
+
+async def _problems(spec: JobSpec, count: int, caller: Caller, shared: Context) -> list[str]:
+    """What is wrong with a submission; the costly questions are asked only where the others found nothing."""
+    state = shared.log.state
+    found = [
+        *spec_problems(spec),
+        *array_problems(spec, count),
+        *cluster_problems(spec, state, user=caller.name),
+        *quota_problems(spec, caller.name, shared.tenancy),
+        *room_problems(spec, state, user=caller.name),
+    ]
+    found = found or command_problems(spec, caller, state)
+    if not found and spec.checkpoint_dir:
+        return [*filter(None, [await shared.sessions.checkpoint_problem(caller.name, spec.checkpoint_dir)])]
+    return found
+
+
+@router.get("", responses=lists(JobList, 422))
+async def jobs(
+    request: Request,
+    caller: Person,
+    shared: Shared,
+    everything: Annotated[bool, Query(alias="all", description="Also those that are over")] = False,
+    user: str | None = None,
+    limit: _Limit = 100_000,
+    known: Known = "",
+) -> Response:
+    """Jobs, the oldest first."""
+    whose = caller.name if not caller.is_operator else user
+
+    def look() -> JobListing:
+        return shared.jobs.of(shared.log.state, whose, everything=everything, now_s=time.monotonic())
+
+    listing = await up_to_date(look)
+    if listing.has_others_than(caller.name):
+        await shared.trail.looked(caller, request, f"jobs of {user or 'all'}")
+        listing = await up_to_date(look)
+    return listed(f"{listing.mark}-{limit}", lambda: listing.pieces(limit), known)
+
+
+@router.get("/{job_id}", responses=says(JobInFull, 404))
+async def show(job: OwnJob, shared: Shared) -> Response:
+    """One job with its processes."""
+    return answer(show_job_in_full(job, shared.log.now_s()))
+
+
+@router.get("/{job_id}/history", responses=says(History, 404))
+async def history(job: OwnJob, shared: Shared) -> Response:
+    """All that happened to a job."""
+    entries = await asyncio.to_thread(shared.log.store.history, job.job_id, at=job.submitted_at)
+    return answer(History(entries=tuple(map(show_entry, entries))))
+
+
+@router.get("/{job_id}/explain", responses=says(Explanation, 404))
+async def explain(job: OwnJob, shared: Shared) -> Response:
+    """Why a job waits, in words."""
+    try:
+        told = await admin.ask(shared.folder / ASK, "explain", timeout_s=EXPLAIN_LIMIT_S, job_id=job.job_id)
+    except FarsideError as error:
+        raise HTTPException(503, f"the brain does not answer: {error}") from error
+    return answer(told)
+
+
+@router.post("/{job_id}/cancel", responses=says(Job, 404, 409))
+async def cancel(job: OwnJob, caller: Person, shared: Shared) -> Response:
+    """End a job."""
+    _refuse_over(job)
+    await shared.log.write([CancelRequested(job_id=job.job_id, by=caller.name)], caller.told)
+    return answer(show_job(shared.log.state.jobs[job.job_id]))
+
+
+@router.post("/{job_id}/hold", responses=says(Job, 404, 409))
+async def hold(job: OwnJob, caller: Person, shared: Shared) -> Response:
+    """Keep a job from starting."""
+    _refuse_over(job)
+    if job.phase in ACTIVE:
+        raise HTTPException(409, f"job {job.job_id} runs; cancel it, or hold it while it waits")
+    await shared.log.write([HoldRequested(job_id=job.job_id, by=caller.name)], caller.told)
+    return answer(show_job(shared.log.state.jobs[job.job_id]))
+
+
+@router.post("/{job_id}/release", responses=says(Job, 404, 409))
+async def release(job: OwnJob, caller: Person, shared: Shared) -> Response:
+    """Let a held job start."""
+    _refuse_over(job)
+    if job.held_by and job.held_by != caller.name and not caller.is_operator:
+        raise HTTPException(403, f"{job.held_by} holds job {job.job_id}, and only an operator may release it")
+    await shared.log.write([ReleaseRequested(job_id=job.job_id, by=caller.name)], caller.told)
+    return answer(show_job(shared.log.state.jobs[job.job_id]))
+
+
+def _refuse_over(job: LiveJob) -> None:
+    if job.is_over:
+        raise HTTPException(409, f"job {job.job_id} is over: {job.phase}")
+
+
+def after_arrays(spec: JobSpec, state: LiveState) -> JobSpec:
+    """The job, where it waits for an array, waiting for each of its tasks."""
+    if all(other in state.jobs for other in spec.after):
+        return spec
+    # What is neither job nor array stays, and is refused by its name.
+    each = ([task.job_id for task in state.array(other)] or [other] for other in dict.fromkeys(spec.after))
+    return structs.replace(spec, after=tuple(chain.from_iterable(each)))
+
+
+def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:
+    """What makes a job of this user impossible on this cluster, however long it waits."""
+    problems = []
+    there = [node for node in state.nodes.values() if node.runs_jobs_of(user)]
+    whose = f" that {user} may use" if len(there) < len(state.nodes) else ""
+    fitting = sum(len(node.devices) for node in there if node.suits(spec, user))
+    if spec.gpus > fitting:
+        which = (f" of model {spec.gpu_model}" if spec.gpu_model else "") + whose
+        has = f"the cluster has {fitting:,}{which}" if fitting else f"the cluster has none{which}"
+        problems.append(f"gpus: it asks for {spec.gpus:,}, and {has}; ask for {'fewer' if fitting else 'others'}")
+    nodes = [node for node in there if node.gpus]
+    if nodes and not any(
+        node.cpus >= spec.cpus_per_gpu and node.memory_bytes >= spec.memory_bytes_per_gpu for node in nodes
+    ):
+        problems.append("cpus_per_gpu, memory_bytes_per_gpu: no node has that much for a single GPU")
+    if spec.swap_bytes_per_gpu and not any(node.swap_bytes >= spec.swap_bytes_per_gpu for node in nodes):
+        most = max((node.swap_bytes for node in nodes), default=0)
+        has = f"the largest is {format_bytes(most)}" if most else "none has any"
+        problems.append(f"swap: no node has {format_bytes(int(spec.swap_bytes_per_gpu))} of Farside swap; {has}")
+    unknown = [other for other in spec.after if other not in state.jobs]
+    if unknown:
+        more = f", and {len(unknown) - 1:,} others are not there" if len(unknown) > 1 else ""
+        problems.append(f"after: there is no job {unknown[0]:.60}{more}")
+    return problems
+
+
+def room_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:
+    """What is wrong with a job that would put more processes on one node than a node takes."""
+    there = (len(node.devices) for node in state.nodes.values() if node.runs_jobs_of(user))
+    most = most_on_a_node(spec.roles, max(there, default=0))
+    if most <= TASKS_MAX:
+        return []
+    return [f"roles: {most:,} processes would stand on one node, which takes {TASKS_MAX}; lower their count"]
+
+
+def command_problems(spec: JobSpec, caller: Caller, state: LiveState) -> list[str]:
+    """What would keep a node from starting the job: found at submission, not when it is the job's turn."""
+    job = LiveJob(
+        job_id="1", sequence=0, spec=spec, user=caller.name, uid=caller.uid, submit_s=0.0, phase=Phase.STARTING,
+        since_s=0.0, tasks=_foreseen(spec, state),
+    )  # fmt: skip
+    meeting = meeting_of(job)
+    try:
+        for task in meeting.masters.values():
+            protocol.encode(start_of(job, task, 1, meeting))
+    except LocalProtocolError as error:
+        told = str(error).removeprefix("START cannot be sent: ").removeprefix("no frame of this protocol: ")
+        return [f"a node can't be told to start it, which puts all that it needs into one message: {told}"]
+    return []
+
+
+def _foreseen(spec: JobSpec, state: LiveState) -> tuple[LiveTask, ...]:
+    """Its processes, as long as they can get: all at the node with the longest address."""
+    address = max((node.address for node in state.nodes.values()), key=len, default="")
+    one = LiveTask(job_id="1", start=1, rank=0, node="n", gpus=(0,), address=address, port=FIRST_PORT)
+    standing = (structs.replace(one, role=role.name, role_rank=at) for role in spec.roles for at in range(role.count))
+    return tuple(standing) or (one,)

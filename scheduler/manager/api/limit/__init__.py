@@ -1,0 +1,1 @@
+"""Limits on connections, handshakes and bodies."""

@@ -1,0 +1,88 @@
+"""Connections that have not got through a TLS handshake yet, counted from when they are accepted.
+
+asyncio tells a protocol of a connection once its handshake is over. Until then it has only time, not number, as its
+limit; so the listening socket itself asks the crowd, and the accepted one says when it is closed.
+
+Of a handshake that fails asyncio keeps 0.3 MiB: its error has the frames that it went through, and these have the
+error. Such circles are found late (garbage.py), so whoever opens and closes connections would fill the memory.
+`forget_failed` has them broken at once.
+"""
+
+import asyncio
+import socket
+import traceback
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from farside.scheduler.manager.api.limit.connections import Crowd
+
+
+class CountedListener(socket.socket):
+    """A listening TCP socket whose connections belong to the crowd from the start."""
+
+    def __init__(self, listener: socket.socket, crowd: Crowd) -> None:
+        """Takes the place of ``listener``, which is no socket any more."""
+        super().__init__(listener.family, listener.type, listener.proto, fileno=listener.detach())
+        self._crowd = crowd
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection.
+
+        Raises:
+            ConnectionAbortedError: Its address has too many, and all of these are being answered; asyncio goes on.
+        """
+        made, address = super().accept()
+        accepted = _Accepted(made.family, made.type, made.proto, fileno=made.detach())
+        fd = accepted.fileno()
+        if not self._crowd.shake(address[0], fd, accepted.hang_up):
+            accepted.close()
+            raise ConnectionAbortedError(f"{address[0]} has too many connections")
+        accepted.on_close = lambda: self._crowd.shaken(fd)
+        return accepted, address
+
+
+class _Accepted(socket.socket):
+    on_close: Callable[[], None] | None = None
+
+    def hang_up(self) -> None:
+        """Whoever reads from it, which is asyncio, finds its end."""
+        with suppress(OSError):  # its client was faster
+            self.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        told, self.on_close = self.on_close, None
+        if told is not None:
+            told()
+        super().close()
+
+
+def forget_failed(loop: asyncio.AbstractEventLoop) -> None:
+    """Has a loop keep nothing of handshakes that failed."""
+    loop.set_task_factory(_make_task)
+
+
+def _make_task(
+    loop: asyncio.AbstractEventLoop, made: Coroutine[Any, Any, Any] | Generator[Any, Any, Any], **more: Any
+) -> "asyncio.Task[Any]":
+    # asyncio's own, which waits for the handshake of one connection and swallows its error.
+    if isinstance(made, Coroutine) and getattr(made, "__name__", "") == "_accept_connection2":
+        made = _forgetting(made)
+    return asyncio.Task(made, loop=loop, **more)
+
+
+async def _forgetting(accepting: Coroutine[Any, Any, Any]) -> None:
+    frame: FrameType | None = getattr(accepting, "cr_frame", None)
+    try:
+        await accepting
+    finally:
+        if frame is not None:
+            had = frame.f_locals
+            waiter = had.get("waiter")
+            if isinstance(waiter, asyncio.Future) and waiter.done() and not waiter.cancelled():
+                error = waiter.exception()
+                traceback.clear_frames(error.__traceback__ if error is not None else None)
+                del error
+            frame.clear()
+            had.clear()

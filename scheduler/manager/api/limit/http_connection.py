@@ -1,0 +1,119 @@
+"""A connection of HTTP that is closed when its client takes too long over a request, or when its owner has too many.
+
+uvicorn has a limit for neither a header nor a body, of time or of bytes; only for the pause between two requests.
+"""
+
+import asyncio
+from typing import Any
+
+from farside.scheduler.manager.api.limit.connections import (
+    BODY_BYTES_MAX,
+    BODY_LIMIT_S,
+    CONNECTIONS_A_USER,
+    CONNECTIONS_AN_ADDRESS,
+    HEADER_BYTES_MAX,
+    HEADER_LIMIT_S,
+    Crowd,
+)
+from farside.scheduler.manager.auth.caller import PeerProtocol, is_peer
+
+
+class LimitedProtocol(PeerProtocol):
+    """One connection, among those of its owner."""
+
+    def __init__(self, *args: Any, crowd: Crowd, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._crowd = crowd
+        self._owner = ""  # empty: it does not count
+        self._late: asyncio.TimerHandle | None = None  # None: nothing of a request is missing
+        self._bytes, self._bytes_max = 0, HEADER_BYTES_MAX
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Counts it."""
+        super().connection_made(transport)
+        owner = self.client[0] if self.client is not None else "nobody"
+        self._crowd.shaken(transport.get_extra_info("socket").fileno())
+        if not self._crowd.admit(owner, CONNECTIONS_A_USER if is_peer(owner) else CONNECTIONS_AN_ADDRESS):
+            self.transport.abort()
+            return
+        self._owner = owner
+        self._expect(HEADER_LIMIT_S, HEADER_BYTES_MAX)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It counts no more."""
+        self._leave()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Some of a request. Blank lines before one keep nobody's connection open, so they are part of its header."""
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if self._late is None and is_idle:
+            self._expect(HEADER_LIMIT_S, HEADER_BYTES_MAX)
+        self._bytes += len(data)
+        super().data_received(data)
+        if self._late is not None and self._bytes > self._bytes_max:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        """A header begins."""
+        super().on_message_begin()
+        if self._late is None:
+            self._expect(HEADER_LIMIT_S, HEADER_BYTES_MAX)
+
+    def on_headers_complete(self) -> None:
+        """A body may follow."""
+        super().on_headers_complete()
+        self._expect(BODY_LIMIT_S, BODY_BYTES_MAX)
+
+    def on_message_complete(self) -> None:
+        """All of a request is here."""
+        super().on_message_complete()
+        self._expect_nothing()
+        if not self.flow.write_paused:  # else we wait for its client, whatever else he asks for
+            self._crowd.is_answered(self._owner, self)
+
+    def on_response_complete(self) -> None:
+        """Another request may follow, or not."""
+        super().on_response_complete()
+        if self._owner and not self.pipeline:
+            self._crowd.waits(self._owner, self, self._evict)
+
+    def pause_writing(self) -> None:
+        """Its client does not read what it is sent: a long answer waits for it."""
+        super().pause_writing()
+        if self._owner:
+            self._crowd.waits(self._owner, self, self._evict)
+
+    def resume_writing(self) -> None:
+        """It has read on."""
+        super().resume_writing()
+        if self._owner and self.cycle is not None and not self.cycle.response_complete:
+            self._crowd.is_answered(self._owner, self)
+
+    def handle_websocket_upgrade(self) -> None:
+        """An agent's session has its own limits."""
+        self._leave()
+        super().handle_websocket_upgrade()
+
+    def _expect(self, limit_s: float, bytes_max: int) -> None:
+        self._expect_nothing()
+        self._late = self.loop.call_later(limit_s, self.transport.abort)
+        self._bytes, self._bytes_max = 0, bytes_max
+        if self._owner:
+            self._crowd.waits(self._owner, self, self._evict)
+
+    def _expect_nothing(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _evict(self) -> None:
+        self._owner = ""
+        self._expect_nothing()
+        self.transport.abort()
+
+    def _leave(self) -> None:
+        self._expect_nothing()
+        if self._owner:
+            self._crowd.leave(self._owner, self)
+            self._owner = ""

@@ -1,0 +1,139 @@
+"""Overviews for all who look: one survey for each entry of the log, and streams that follow it.
+
+How it works
+  A stream sends one event with everything, then one for each change, at most one in `PERIOD_S`: who reads slowly gets
+  fewer events, not more memory here, because the next one is made only when the last has gone out. So a stream costs
+  one overview, whatever happens in the cluster, and there are at most `STREAMS_MAX`.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from farside import admin
+from farside.errors import FarsideError
+from farside.scheduler.manager.api.answer import Rows
+from farside.scheduler.manager.auth.caller import Caller
+from farside.scheduler.manager.decider.scheduler_process import ASK
+from farside.scheduler.manager.log_follower import LiveLog
+from farside.scheduler.manager.view.overview import Glimpse, Overview, Sensed, Survey, show_overview, waiting_ids
+from farside.scheduler.manager.view.power import energy_of
+from farside.scheduler.manager.view.view import show_node
+
+STREAMS_MAX = 64
+# Of one caller; and of those who are no operators in all.
+STREAMS_A_CALLER, USERS_STREAMS_MAX = 4, 56
+PERIOD_S = 1.0
+# Without news something is sent so often: sensors have moved, and a reader that is gone is noticed.
+REFRESH_S = 5.0
+# The brain is asked about so many waiting jobs of one person, and about one job so often.
+WHY_MAX = 40
+WHY_AGE_S = 5.0
+WHY_LIMIT_S = 2.0
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class Whys:
+    """Why jobs wait, as the brain said a moment ago. However many ask, the brain is asked one thing at a time."""
+
+    def __init__(self, folder: Path, now_s: Callable[[], float]) -> None:
+        self._folder, self._now_s = folder, now_s
+        self._known: dict[str, tuple[float, str]] = {}  # when it was asked, the answer
+        self._asking = asyncio.Lock()
+
+    async def of(self, job_ids: list[str]) -> Mapping[str, str]:
+        """A line for each job that the brain could say something about; none where no brain answers here."""
+        async with self._asking:
+            now_s = self._now_s()
+            self._known = {job: told for job, told in self._known.items() if now_s - told[0] < WHY_AGE_S}
+            unknown = [job for job in job_ids if job not in self._known]
+            if unknown:
+                found = await self._ask(unknown)
+                self._known |= {job: (now_s, found.get(job, "")) for job in unknown}
+        return {job: self._known[job][1] for job in job_ids if self._known[job][1]}
+
+    async def _ask(self, job_ids: list[str]) -> Mapping[str, str]:
+        try:
+            return dict(await admin.ask(self._folder / ASK, "whys", timeout_s=WHY_LIMIT_S, job_ids=job_ids))
+        except FarsideError:
+            return {}  # it starts, or leads elsewhere: the page shows what the log says
+
+
+class Glance:
+    """Makes overviews: one survey for each entry of the log, whoever asks."""
+
+    def __init__(
+        self,
+        log: LiveLog,
+        folder: Path,
+        sensed: Callable[[], Mapping[str, Sensed]],
+        idle_w: float = 0.0,
+        forecast: Callable[[], str] = str,
+    ) -> None:
+        self._log, self._sensed, self._idle_w, self._forecast = log, sensed, idle_w, forecast
+        self._whys = Whys(folder, log.clock.now_s)
+        self._survey: Survey | None = None
+        self._nodes = Rows(show_node)
+        self._follow: Counter[str] = Counter()
+        self._users_streams = 0
+
+    async def of(self, caller: Caller) -> Overview:
+        """What this caller sees now."""
+        if self._survey is None or self._survey.seq != self._log.state.seq:
+            self._survey = Survey(self._log.state)
+        overview = self._survey.overview(None if caller.is_operator else caller.name)
+        why = await self._whys.of(waiting_ids(overview, WHY_MAX))
+        energy = energy_of(self._log.state, self._log.now_s(), self._idle_w, self._forecast())
+        return replace(overview, why=why, sensed=self._sensed(), energy=energy)
+
+    def show(self, overview: Overview, before: Overview | None = None) -> Glimpse:
+        """An overview as the API answers it; see `show_overview`."""
+        return show_overview(overview, self._log.now_s(), before, lambda node: self._nodes.row(node.name, node))
+
+    @property
+    def streams(self) -> int:
+        """How many follow."""
+        return self._follow.total()
+
+    def enter(self, caller: Caller) -> str:
+        """Takes a place among those who follow, until `leave`; or why there is none."""
+        if self._follow[caller.told] >= STREAMS_A_CALLER:
+            return f"{STREAMS_A_CALLER} of yours follow already; close one"
+        if self.streams >= STREAMS_MAX or (not caller.is_operator and self._users_streams >= USERS_STREAMS_MAX):
+            return f"{self.streams} follow already; come again"
+        self._follow[caller.told] += 1
+        self._users_streams += not caller.is_operator
+        return ""
+
+    def leave(self, caller: Caller) -> None:
+        """Gives the place back."""
+        self._follow[caller.told] -= 1
+        self._follow += Counter()  # keeps those alone that are more than none
+        self._users_streams -= not caller.is_operator
+
+    async def follow(self, caller: Caller, is_valid: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Events for one reader, until it goes or is not valid any more."""
+        changed = asyncio.Event()
+        self._log.watch(changed)
+        before: Overview | None = None
+        try:
+            while is_valid():
+                changed.clear()
+                now = await self.of(caller)
+                shown = self.show(now, before)
+                yield b"event: %b\ndata: %b\n\n" % (b"all" if before is None else b"change", _ENCODER.encode(shown))
+                before = now
+                await asyncio.sleep(PERIOD_S)
+                try:
+                    async with asyncio.timeout(REFRESH_S - PERIOD_S):
+                        await changed.wait()
+                except TimeoutError:
+                    pass
+            yield b"event: over\ndata: {}\n\n"
+        finally:
+            self._log.unwatch(changed)

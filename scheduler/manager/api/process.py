@@ -1,0 +1,152 @@
+"""The API's process: it listens, serves the application, and keeps what runs beside it running."""
+
+import asyncio
+import os
+import ssl
+import sys
+from asyncio import constants
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from socket import socket
+
+import uvicorn
+
+from farside.config import ManagerConfig
+from farside.config.check import names_in
+from farside.endpoint import parse_endpoint
+from farside.listen import allow_many_connections, close_listener, open_listener
+from farside.log import get_log
+from farside.notify import notify_systemd
+from farside.scheduler.manager.api.app import make_app
+from farside.scheduler.manager.api.context import Context
+from farside.scheduler.manager.api.idempotency import TAKES
+from farside.scheduler.manager.api.limit.connections import HEADER_LIMIT_S, Crowd, say_rarely
+from farside.scheduler.manager.api.limit.handshake import CountedListener, forget_failed
+from farside.scheduler.manager.api.limit.http_connection import LimitedProtocol
+from farside.scheduler.manager.api.metrics import ManagerCollector
+from farside.scheduler.manager.auth.caller import Callers, peer_host
+from farside.scheduler.manager.auth.tls_reload import Renewal, files_of, tls_of
+from farside.scheduler.manager.auth.web_session import WebSessions, session_key
+from farside.scheduler.manager.log_follower import LiveLog
+from farside.scheduler.manager.model.accounts import tenancy_of
+from farside.scheduler.manager.model.queue_quota import QueueLimits
+from farside.scheduler.manager.nodes.agent_socket import AgentSocketProtocol
+from farside.scheduler.manager.nodes.sessions import AgentSessions
+from farside.scheduler.manager.power.check_setup import power_setup
+from farside.scheduler.manager.power.controller import LivePower
+from farside.scheduler.manager.scheduler_watch import keep_asking
+from farside.scheduler.manager.store.event_store import EventStore
+from farside.scrape import serve_metrics
+
+SWITCH_S = 5e-4
+MOVE_SHARE = 0.5  # of the time to empty a node: for its borrowers to move what they have
+_FRAME_BYTES = 1 << 20
+
+_log = get_log("manager")
+
+
+class _Server(uvicorn.Server):
+    """One that leaves signals to us."""
+
+    capture_signals = nullcontext  # type: ignore[assignment]
+
+
+async def serve(config: ManagerConfig) -> None:
+    """Serves the API until it is cancelled."""
+    _prepare(asyncio.get_running_loop())
+    context = _context(config)
+    app = make_app(context)
+    secure = tls_of(config)
+    crowd = Crowd(frozenset({peer_host(0), peer_host(os.geteuid())}))
+    metrics = ManagerCollector(context.log, context.sessions, context.glance, context.brain)
+    with ExitStack() as stack:
+        sockets = _listeners(config, crowd, is_secure=secure is not None, stack=stack)
+        if config.metrics_listen:
+            scraped = await serve_metrics(config.metrics_listen, metrics.registry())
+            stack.callback(scraped.close)
+        ready = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(context.log.run(ready.set))
+            await ready.wait()
+            group.create_task(context.sessions.watch_silence())
+            group.create_task(context.power.run())
+            if secure is not None:
+                group.create_task(Renewal(secure, files_of(config)).run())
+            group.create_task(keep_asking(context.brain.ask))
+            if config.metrics_listen:
+                group.create_task(keep_asking(metrics.ask))
+            for kind, listeners in sockets.items():
+                if listeners:
+                    server = _server(app, crowd, secure if kind == "tcp" else None)
+                    group.create_task(server.serve(sockets=listeners))
+            _log.info("ready", listen=", ".join(config.listen), entries=context.log.state.seq)
+            notify_systemd("READY=1")
+
+
+def _prepare(loop: asyncio.AbstractEventLoop) -> None:
+    """Sets what holds for the whole process."""
+    # The store is read in a thread; by default that one keeps the loop waiting for 5 ms at each turn.
+    sys.setswitchinterval(SWITCH_S)
+    allow_many_connections()
+    say_rarely(loop)
+    forget_failed(loop)
+    # Of a handshake of TLS, which comes before a header; uvicorn passes no other on.
+    constants.SSL_HANDSHAKE_TIMEOUT = HEADER_LIMIT_S
+
+
+def _context(config: ManagerConfig) -> Context:
+    log = LiveLog(EventStore(config.store_url), config.state_dir)
+    callers = Callers(
+        config.tokens_file, frozenset(names_in(config.operators)), os.geteuid(),
+        WebSessions(session_key(config.state_dir)),
+        munge_socket=config.munge_socket if config.auth == "munge" else None,
+    )  # fmt: skip
+    sessions = AgentSessions(log, callers, config.node_timeout_s, move_s=config.power_drain_s * MOVE_SHARE)
+    return Context(
+        log=log,
+        callers=callers,
+        folder=config.state_dir,
+        sessions=sessions,
+        power=LivePower(power_setup(config), log, sessions, config.state_dir),
+        may_tokens_submit=config.token_submit,
+        gpu_power_w=config.gpu_power_w,
+        only_uid=os.geteuid() if config.run_as == "starter" else None,
+        tenancy=tenancy_of(config),
+        queue_limits=QueueLimits(
+            jobs=config.max_queued_jobs_per_user,
+            size_bytes=config.max_queued_bytes_per_user,
+            hourly_jobs=config.max_hourly_jobs_per_user,
+        ),
+    )
+
+
+def _listeners(config: ManagerConfig, crowd: Crowd, *, is_secure: bool, stack: ExitStack) -> Mapping[str, list[socket]]:
+    """Sockets by kind, unix and tcp, which ``stack`` closes."""
+    found: dict[str, list[socket]] = {"unix": [], "tcp": []}
+    for endpoint in config.listen:
+        listener = open_listener(endpoint)
+        if is_secure and endpoint.startswith("tcp:"):
+            listener = CountedListener(listener, crowd)
+        stack.callback(close_listener, listener)
+        where = parse_endpoint(endpoint)
+        if isinstance(where, str) and config.run_as == "submitter":
+            os.chmod(where, 0o666)  # noqa: S103 - anybody may connect: the kernel says who it is
+        found[endpoint.partition(":")[0]].append(listener)
+    return found
+
+
+def _server(app: object, crowd: Crowd, secure: ssl.SSLContext | None) -> uvicorn.Server:
+    return _Server(
+        uvicorn.Config(
+            app, http=partial(LimitedProtocol, crowd=crowd),  # type: ignore[arg-type]
+            ws=AgentSocketProtocol, ws_max_size=_FRAME_BYTES, ws_ping_interval=10.0,
+            ws_ping_timeout=10.0, lifespan="off", log_config=None, access_log=False, proxy_headers=False,
+            server_header=False, timeout_graceful_shutdown=2, headers=list(TAKES.items()),
+            ssl_context_factory=None if secure is None else _always(secure),
+        )
+    )  # fmt: skip
+
+
+def _always(context: ssl.SSLContext) -> Callable[..., ssl.SSLContext]:
+    return lambda *_: context

@@ -1,0 +1,1 @@
+"""Callers: users of this machine, of munge, of tokens and of certificates."""

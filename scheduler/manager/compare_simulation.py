@@ -1,0 +1,243 @@
+"""How near the simulator comes to what really happened: a log's jobs simulated by the rules they ran under. PURE.
+
+How it works
+  A job's trace is made from the log: it comes when it was ready to run (submitted, released, its predecessors done),
+  and needs the time that its processes were held less what preemptions cost: each pause, and each start but the first
+  until it worked again (toll.py). What it lost since a checkpoint and did again counts as time that it needs. The
+  simulation charges each preemption with the mean of what was measured, on the nodes that took jobs at the time.
+
+  So what may differ is what the simulator does not know: how long it takes to decide, to tell nodes and to start
+  processes, which pause and resume is longer than the mean, and nodes that were lost while jobs ran there.
+"""
+
+import math
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from farside.errors import FarsideError
+from farside.scheduler.domain import Rules
+from farside.scheduler.manager.decider.adapter import job_of, node_of
+from farside.scheduler.manager.model.apply import apply
+from farside.scheduler.manager.model.event import (
+    DrainRequested,
+    Entry,
+    JobEnded,
+    JobRequeued,
+    JobSubmitted,
+    NodeChanged,
+    NodeJoined,
+    NodeLost,
+    ReleaseRequested,
+    UndrainRequested,
+)
+from farside.scheduler.manager.model.preemption_times import Toll, as_settings
+from farside.scheduler.manager.model.record import LiveJob
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.preemption_cost import make_cost
+from farside.scheduler.sim.simulation import Simulation
+from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.state import Cluster, Node, Resize, VirtualCluster
+
+# Improvement of the mean JCT over YARN-CS by TIRESIAS-L: on the testbed [tiresias §3.5.2.1] and in the simulator that
+# replayed the same workload [tiresias §3.5.3.1].
+PAPER_TESTBED, PAPER_SIMULATOR = 5.5, 5.11
+PAPER_APART_PCT = 100 * (PAPER_TESTBED - PAPER_SIMULATOR) / PAPER_TESTBED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A job that ran and is over: what a trace says of it, and what became of it."""
+
+    traced: TraceJob
+    start_s: float
+    end_s: float
+    preemptions: int
+
+    @property
+    def jct_s(self) -> float:
+        """From when it was ready to run until its end."""
+        return self.end_s - self.traced.job.submit_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What a log holds for the simulator. ``left_out``: jobs that are not in ``jobs``, by reason.
+
+    ``nodes`` are all there ever were, the largest that each ever was; ``resizes`` which of them took jobs when.
+    """
+
+    jobs: tuple[Recorded, ...]
+    nodes: tuple[Node, ...]
+    resizes: tuple[Resize, ...]
+    toll: Toll
+    left_out: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One job, really and simulated. Times in seconds."""
+
+    job_id: str
+    gpus: int
+    jct_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """How far the prediction is off, as a share of the truth; below 0: it is too short."""
+        return (self.predicted_s - self.jct_s) / self.jct_s if self.jct_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fidelity:
+    """All jobs of a recording, really and simulated. At least one."""
+
+    jobs: tuple[Compared, ...]
+    preemptions: int
+    predicted_preemptions: int
+
+    @property
+    def mean_jct_s(self) -> float:
+        """Of what really happened; ``predicted_mean_s``: of what was simulated."""
+        return statistics.fmean(job.jct_s for job in self.jobs)
+
+    @property
+    def predicted_mean_s(self) -> float:
+        """Simulated."""
+        return statistics.fmean(job.predicted_s for job in self.jobs)
+
+    @property
+    def mean_error(self) -> float:
+        """Of the mean JCT, as a share of it."""
+        return (self.predicted_mean_s - self.mean_jct_s) / self.mean_jct_s
+
+    @property
+    def median_error(self) -> float:
+        """Half of the jobs are predicted no worse than this, as a share of their JCT, whichever way."""
+        return statistics.median(abs(job.error) for job in self.jobs)
+
+
+@dataclass(slots=True)
+class _Reading:
+    state: LiveState = field(default_factory=LiveState)
+    ready_s: dict[str, float] = field(default_factory=dict)
+    overhead_s: dict[str, float] = field(default_factory=dict)
+    gpus: dict[str, Node] = field(default_factory=dict)
+    taking: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
+
+
+def recording(entries: Iterable[Entry], only: Collection[str] | None = None) -> Recording:
+    """What a log says, of all jobs or ``only`` of these."""
+    read = _Reading()
+    for entry in entries:
+        apply(read.state, entry)
+        _note(read, entry)
+    left_out: dict[str, int] = {}
+    found: list[Recorded] = []
+    for job in read.state.jobs.values():
+        if only is not None and job.job_id not in only:
+            continue
+        why = _unfit(job)
+        if why:
+            left_out[why] = left_out.get(why, 0) + 1
+        else:
+            found.append(_recorded(read, job))
+    found.sort(key=lambda one: (one.traced.job.submit_s, one.traced.job.sequence))
+    nodes = tuple(read.gpus.values())
+    resizes = tuple(
+        Resize(at_s=at_s, vc="", nodes=tuple(read.gpus[name] for name in names)) for at_s, names in read.taking
+    )
+    return Recording(jobs=tuple(found), nodes=nodes, resizes=resizes, toll=read.state.toll, left_out=left_out)
+
+
+def _note(read: _Reading, entry: Entry) -> None:
+    state = read.state
+    match entry.event:
+        case JobSubmitted():
+            read.ready_s.update(dict.fromkeys(state.submitted[entry.seq], entry.at_s))
+        case ReleaseRequested(job_id=job_id) if job_id in state.jobs and not state.jobs[job_id].start:
+            read.ready_s[job_id] = entry.at_s
+        case JobRequeued(job_id=job_id) | JobEnded(job_id=job_id):
+            job = state.jobs[job_id]
+            _note_stint(read, job, is_preempted=isinstance(entry.event, JobRequeued))
+        case NodeJoined() | NodeChanged() | NodeLost() | DrainRequested() | UndrainRequested():
+            _note_nodes(read, entry.at_s)
+        case _:
+            pass
+
+
+def _note_stint(read: _Reading, job: LiveJob, *, is_preempted: bool) -> None:
+    cost_s = job.resume_s if job.start > 1 and not math.isnan(job.resume_s) else 0.0
+    if is_preempted and job.stopping_s >= job.started_s and not math.isnan(job.pause_s):
+        cost_s += job.pause_s
+    read.overhead_s[job.job_id] = read.overhead_s.get(job.job_id, 0.0) + cost_s
+
+
+def _note_nodes(read: _Reading, now_s: float) -> None:
+    for node in read.state.nodes.values():
+        known = read.gpus.get(node.name)
+        if known is None or known.gpus < len(node.devices):
+            # Of memory a job may have all there is: what other programs used then, the simulator does not know.
+            read.gpus[node.name] = replace(node_of(node), memory_bytes=float(node.memory_bytes or math.inf))
+    names = tuple(node.name for node in read.state.nodes.values() if node.is_taking)
+    if not read.taking or read.taking[-1][1] != names:
+        read.taking.append((now_s, names))
+
+
+def _unfit(job: LiveJob) -> str:
+    if not job.is_over:
+        return "not over yet"
+    if not job.start:
+        return "never started"
+    return ""
+
+
+def _recorded(read: _Reading, job: LiveJob) -> Recorded:
+    jobs = read.state.jobs
+    before = [jobs[other].end_s for other in job.spec.after if other in jobs]
+    ready_s = max([read.ready_s[job.job_id], *before])
+    seen = replace(job_of(job), submit_s=min(ready_s, job.start_s))
+    needs_s = max(1e-3, job.held_s - read.overhead_s.get(job.job_id, 0.0))
+    traced = TraceJob(job=seen, duration_s=needs_s)
+    return Recorded(traced=traced, start_s=job.start_s, end_s=job.end_s, preemptions=job.preemptions)
+
+
+def simulated(found: Recording, rules: Rules) -> Fidelity:
+    """The same jobs in the simulator, by the rules that the manager had.
+
+    Raises:
+        FarsideError: There are none, or some never end there.
+    """
+    if not found.jobs:
+        raise FarsideError("no job of this log has run to its end", hint="run some first")
+    settings = dict(as_settings(found.toll))
+    rules = replace(rules, cost=make_cost(settings.pop("cost", "free"), settings))
+    cluster = Cluster(virtual_clusters=(VirtualCluster(name="", nodes=found.nodes),))
+    jobs = [one.traced for one in found.jobs]
+    runs = Simulation(cluster, rules, jobs, is_in_whole_seconds=False, resizes=_needed(found)).run()
+    stuck = [one.traced.job.job_id for one, run in zip(found.jobs, runs, strict=True) if math.isnan(run.end_s)]
+    if stuck:
+        raise FarsideError(f"job {stuck[0]} never ends in the simulation", hint="were its nodes taken away?")
+    return Fidelity(
+        jobs=tuple(
+            Compared(
+                job_id=one.traced.job.job_id,
+                gpus=one.traced.job.gpus,
+                jct_s=one.jct_s,
+                predicted_s=run.end_s - one.traced.job.submit_s,
+            )
+            for one, run in zip(found.jobs, runs, strict=True)
+        ),
+        preemptions=sum(one.preemptions for one in found.jobs),
+        predicted_preemptions=sum(run.preemptions for run in runs),
+    )
+
+
+def _needed(found: Recording) -> Sequence[Resize]:
+    """What changed after the first job came, and what was so when it did."""
+    first_s = found.jobs[0].traced.job.submit_s
+    before = [resize for resize in found.resizes if resize.at_s <= first_s]
+    return [replace(resize, at_s=first_s) for resize in before[-1:]] + [
+        resize for resize in found.resizes if resize.at_s > first_s
+    ]

@@ -1,0 +1,1 @@
+"""The scheduler process: it reads the log, decides, and writes its decisions."""

@@ -1,0 +1,137 @@
+"""What the cycle gets to see of live jobs and nodes: the scheduler's own `Job` and `Node`. PURE."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from farside.scheduler.admission.figures import Figures
+from farside.scheduler.manager.model.event import Place, StopCause
+from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode, Phase
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.predict.estimator import Estimator
+from farside.scheduler.state import Allocation, Job, Node
+
+
+def is_ready(state: LiveState, job: LiveJob) -> bool:
+    """Whether all jobs that it waits for have ended well."""
+    return all(other in state.jobs and state.jobs[other].phase is Phase.DONE for other in job.spec.after)
+
+
+def is_holding(job: LiveJob) -> bool:
+    """Whether the plan gives it the GPUs of its places: not if it has to leave them to another."""
+    if job.phase is Phase.STOPPING:
+        return job.stop_cause is not StopCause.PREEMPTED
+    return job.phase in (Phase.PLACED, Phase.STARTING, Phase.RUNNING)
+
+
+def may_wait(state: LiveState, job: LiveJob) -> bool:
+    """Whether the plan has it among those that wait for GPUs: also while it leaves its own to another."""
+    is_leaving = job.phase is Phase.STOPPING and job.stop_cause is StopCause.PREEMPTED and not job.cancelled_by
+    return (job.phase is Phase.WAITING or is_leaving) and not job.held_by and is_ready(state, job)
+
+
+def job_of(job: LiveJob, *, asks_users: bool = False) -> Job:
+    """A live job as the cycle knows jobs. ``asks_users``: some node runs jobs of some users only."""
+    spec = job.spec
+    return Job(
+        job_id=job.job_id,
+        sequence=job.sequence,
+        submit_s=job.submit_s,
+        gpus=spec.gpus,
+        user=job.user,
+        account=spec.account,
+        qos=spec.qos,
+        name=spec.title,
+        cpus_per_gpu=spec.cpus_per_gpu,
+        memory_bytes_per_gpu=spec.memory_bytes_per_gpu,
+        swap_bytes_per_gpu=spec.swap_bytes_per_gpu,
+        gpu_model=spec.gpu_model,
+        runs_as=job.user if asks_users else "",
+        preemptible=spec.preemptible,
+        limit_s=spec.time_limit_s or math.inf,
+        parameter_servers=sum(role.count for role in spec.roles if not role.gpus),
+        model=spec.model,
+        model_bytes=job.profile.model_bytes if job.profile is not None else 0,
+        skew=job.profile.skew if job.profile is not None else 0.0,
+    )
+
+
+def figures_of(
+    job: LiveJob, seen: Job, estimator: Estimator, now_s: float, *, share_level: float | None = None
+) -> Figures:  # fmt: skip
+    """What a live job, as the cycle has ``seen`` it, has behind it, but for what it holds; and what is expected of it.
+
+    One that leaves its GPUs to another waits in the plan from now on, while its processes still go.
+    """
+    since_s, executed_s = max(job.since_s, job.submit_s), job.executed_s
+    is_leaving = job.phase in ACTIVE and not is_holding(job)
+    if is_leaving:
+        since_s, executed_s = now_s, executed_s + now_s - job.since_s
+    is_first_start = job.phase in ACTIVE and is_holding(job) and job.start == 1
+    return Figures(
+        remaining_s=estimator.remaining_s(seen, job.held_s),
+        predicted_gpu_s=estimator.predicted_gpu_s(seen, now_s),
+        executed_s=executed_s,
+        waited_s=job.waited_s,
+        since_s=since_s,
+        first_start_s=job.start_s if job.start else math.inf,
+        has_to_resume=bool(job.start) and not is_first_start,
+        share_level=share_level,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Booked:
+    """What jobs have been promised on a node."""
+
+    gpus: int = 0
+    memory_bytes: float = 0.0
+    swap_bytes: float = 0.0
+
+
+NOTHING = Booked()
+
+
+def node_of(node: LiveNode, promised: Booked = NOTHING) -> Node:
+    """A live node as the cycle knows nodes.
+
+    Its memory is what jobs there have been promised and what the agent would give besides: what other programs use is
+    not there to be given, nor the swap that they use. GPUs are whole ones, or the parts that they are cut into. It has
+    no fewer and no less swap than are booked, however much it lost meanwhile.
+    """
+    memory = math.inf
+    if node.memory_bytes:
+        memory = min(float(node.memory_bytes), node.headroom_bytes + promised.memory_bytes)
+    return Node(
+        name=node.name,
+        gpus=max(len(node.devices), promised.gpus),
+        cpus=node.cpus or math.inf,
+        memory_bytes=max(memory, promised.memory_bytes),
+        swap_bytes=max(float(node.swap_bytes - node.swap_own_bytes), promised.swap_bytes),
+        gpu_model=node.gpu_model,
+        users=node.users,
+    )
+
+
+def allocation_of(places: tuple[Place, ...], node_index: Mapping[str, int]) -> Allocation:
+    """GPUs by the nodes' places in the cycle's ledger."""
+    return tuple(sorted((node_index[place.node], place.gpus) for place in places))
+
+
+def places_of(allocation: Allocation, nodes: Sequence[Node]) -> tuple[Place, ...]:
+    """An allocation of the cycle's by the names of its nodes."""
+    return tuple(Place(node=nodes[at].name, gpus=gpus) for at, gpus in allocation)
+
+
+def booked(state: LiveState) -> dict[str, Booked]:
+    """What jobs have been promised on each node where any have."""
+    found: dict[str, Booked] = {}
+    for job in state.live_jobs():
+        for place in job.places if is_holding(job) else ():
+            before = found.get(place.node, NOTHING)
+            found[place.node] = Booked(
+                gpus=before.gpus + place.gpus,
+                memory_bytes=before.memory_bytes + place.gpus * job.spec.memory_bytes_per_gpu,
+                swap_bytes=before.swap_bytes + place.gpus * job.spec.swap_bytes_per_gpu,
+            )
+    return found

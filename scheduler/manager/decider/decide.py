@@ -1,0 +1,142 @@
+"""The brain's mind: entries of the log in, the next decisions out. PURE.
+
+Its owner reads entries and gives each to `hear`; asks `next_events`; writes what comes out into the log, reads that
+again, and so on until nothing comes. Each answer rests on a state that has all earlier ones in it.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterable
+
+from farside.scheduler.domain import Domain, Rules
+from farside.scheduler.explain import explain
+from farside.scheduler.manager.decider.adapter import is_ready
+from farside.scheduler.manager.decider.launch import launches
+from farside.scheduler.manager.decider.next_step import consequences, limit_at_s
+from farside.scheduler.manager.decider.placement_reason import is_to_be_profiled, why_there
+from farside.scheduler.manager.decider.planner import Planner
+from farside.scheduler.manager.decider.unavailable_nodes import out_of_service
+from farside.scheduler.manager.model.apply import apply
+from farside.scheduler.manager.model.draft import Draft, Timer, by_entry, by_timer
+from farside.scheduler.manager.model.event import Entry, Event, JobPlaced, JobStarted, NodeClosed
+from farside.scheduler.manager.model.maintenance import late_places
+from farside.scheduler.manager.model.record import LiveJob, Phase
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.start_estimate import Foresight, foresee
+
+# So many of the jobs that a job waits for are named to who asks.
+AFTER_SHOWN = 20
+
+
+class Mind:
+    """Decides for one state, from the first entry of the log or from wherever ``state`` is."""
+
+    def __init__(self, rules: Rules, state: LiveState, now_s: float) -> None:
+        self.state = state
+        self._planner = Planner(rules, state, now_s)
+        # By job the entry that touched it last, as a cause: of all that something may follow for, and of those that
+        # got a place since the last look at who can start.
+        self._touched = dict.fromkeys(state.unfinished, by_entry(state.seq))
+        self._just_placed: dict[str, str] = {}
+        self._limits: list[tuple[float, str]] = []
+        for job in state.live_jobs():
+            self._note_limit(job)
+
+    @property
+    def domain(self) -> Domain:
+        """What the cycle works on."""
+        return self._planner.domain
+
+    def hear(self, entry: Entry) -> None:
+        """Moves on by the next entry of the log."""
+        touched = apply(self.state, entry)
+        self._planner.hear(entry, touched)
+        cause = by_entry(entry.seq)
+        self._touched.update(dict.fromkeys(touched, cause))
+        if isinstance(entry.event, JobPlaced):
+            self._just_placed[entry.event.job_id] = cause
+        if isinstance(entry.event, JobStarted):
+            self._note_limit(self.state.jobs[entry.event.job_id])
+
+    def _note_limit(self, job: LiveJob) -> None:
+        at_s = limit_at_s(job)
+        if at_s is not None:
+            heapq.heappush(self._limits, (at_s, job.job_id))
+
+    def next_events(self, now_s: float, *, may_plan: bool = True) -> tuple[Draft, ...]:
+        """What to write into the log next, each with its cause; nothing when all is as it should be.
+
+        ``may_plan``: False: nothing, too, when the cycle is to be run first, which may take long.
+        """
+        while self._limits and self._limits[0][0] <= now_s:
+            self._touched[heapq.heappop(self._limits)[1]] = by_timer(Timer.TIME_LIMIT)
+        # Without those that were over and forgotten meanwhile.
+        touched = {job_id: cause for job_id, cause in self._touched.items() if job_id in self.state.jobs}
+        self._touched = {}
+        steps = consequences(self.state, touched, now_s)
+        followed = tuple(Draft(event=step, cause=touched[step.job_id]) for step in steps)
+        followed = followed or self._drafts(late_places(self.state, now_s)) or self._drafts(self._closings())
+        if followed or (not may_plan and self._planner.is_due(now_s)):
+            return followed
+        return self._planner.plan(now_s) or self._launches()
+
+    def _drafts(self, events: Iterable[Event]) -> tuple[Draft, ...]:
+        """What rests on all that was heard so far, and so on the newest entry."""
+        cause = by_entry(self.state.seq)
+        return tuple(Draft(event=event, cause=cause) for event in events)
+
+    def _launches(self) -> tuple[Draft, ...]:
+        """The starts that are possible: because the job got its place just now, or because others have left it."""
+        placed, self._just_placed = self._just_placed, {}
+        cause = by_entry(self.state.seq)
+        return tuple(
+            Draft(event=event, cause=placed.get(event.job_id, cause))
+            for event in launches(self.state, self._is_profiled)
+        )
+
+    def _closings(self) -> tuple[Event, ...]:
+        """Nodes that are to go off: whoever was about to start there has lost the place by now, and nobody gets one."""
+        closing = ((name, self.state.nodes[name].power) for name in self.state.closing)
+        return tuple(NodeClosed(node=name, number=power.drain_number) for name, power in closing if power is not None)
+
+    def next_wake_s(self) -> float:
+        """When to ask again though nothing has happened; infinite: never."""
+        return min(self._planner.next_wake_s(), self._limits[0][0] if self._limits else math.inf)
+
+    def foresee(self, job_id: str, now_s: float) -> Foresight | None:
+        """When a job is expected to start, by the time limits of those before it.
+
+        None: it doesn't wait, or for other jobs and not for GPUs, or no cycle has looked at it yet.
+        """
+        job = self.state.jobs.get(job_id)
+        row = self._planner.row(job_id)
+        if job is None or job.phase is not Phase.WAITING or row not in self.domain.waiting:
+            return None
+        return foresee(self.domain, row, now_s)
+
+    def _is_profiled(self, job: LiveJob) -> bool:
+        return is_to_be_profiled(job, self.domain.rules.placement)
+
+    def why(self, job_id: str, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:
+        """Lines that say why a job waits or where it runs, and what its place goes by; empty: there is no such job."""
+        job = self.state.jobs.get(job_id)
+        if job is None:
+            return ()
+        return (*self._why(job, now_s, clock), *why_there(job, self.domain.rules.placement))
+
+    def _why(self, job: LiveJob, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:
+        if job.phase is Phase.WAITING and not is_ready(self.state, job):
+            after, most = job.spec.after, AFTER_SHOWN
+            more = f" and {len(after) - most:,} others" if len(after) > most else ""
+            return (f"waits for the end of job {', '.join(after[:most])}{more}",)
+        row = self._planner.row(job.job_id)
+        if row >= 0 and job.phase is Phase.WAITING:
+            return (*explain(self.domain, row, now_s, clock), *out_of_service(self.state.nodes.values(), job))
+        if job.phase is Phase.PLACED:
+            nodes = ", ".join(f"{place.node} ({place.gpus})" for place in job.places)
+            return (f"has a place on {nodes}, and starts as soon as others have left it", job.reason)
+        if job.phase is Phase.HELD:
+            reason = job.reason if job.reason.startswith("held") else f"held: {job.reason}"
+            return (reason, f"`farside release {job.job_id}` lets it start")
+        where = f" on {', '.join(job.nodes)}" if job.nodes else ""
+        return (f"{job.phase}{where}: {job.reason}",)

@@ -1,0 +1,162 @@
+"""Which placed jobs can start now, and on which GPUs. PURE.
+
+The cycle decides as if who loses GPUs were gone at once; on real nodes that takes until the last process has written
+its checkpoint. So a job that was placed waits here until each of its nodes has enough GPUs that nobody holds, room for
+its processes, and a port for each.
+
+A job that can't be started as it is, for whatever fault, is held with the reason: it may not keep all others waiting.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from msgspec import structs
+
+from farside.agent.gpu_share import Device, parts_of
+from farside.agent.messages import TASKS_MAX
+from farside.errors import FarsideError
+from farside.scheduler.manager.model.event import HoldRequested, JobStarted, JobUnplaced, TaskPlace
+from farside.scheduler.manager.model.record import LiveJob
+from farside.scheduler.manager.model.spec import Ranks
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.placement.servers import servers_beside
+
+# Where the processes of a job meet. Outside Linux's range for outgoing connections, 32768 and up.
+FIRST_PORT, PORTS = 20_000, 10_000
+BRAIN = "the manager"
+"""Who holds a job that can't be started."""
+REASON_CHARS = 400
+
+
+def launches(
+    state: LiveState, is_profiled: Callable[[LiveJob], bool]
+) -> Iterator[JobStarted | HoldRequested | JobUnplaced]:
+    """The starts that are possible, the first placed first; no two with the same GPU or the same port of a node.
+
+    And what is to be written of those that are held instead. ``is_profiled``: whether what a job sends is to be noted.
+    """
+    if not state.placed:
+        return
+    room = _Room(state)
+    for job_id in state.placed:
+        job = state.jobs[job_id]
+        try:
+            start = room.start(job, is_profiled(job)) if room.has_gpus(job) else None
+        except Exception as error:  # what is wrong with one job must not keep the others from starting
+            told = str(error) if isinstance(error, FarsideError) else f"{error!r:.200}; report this"
+            yield HoldRequested(job_id=job_id, by=BRAIN)
+            yield JobUnplaced(job_id=job_id, reason=f"it can't be started: {told}"[:REASON_CHARS], is_held=True)
+            continue
+        if start is not None:
+            yield start
+
+
+class _Room:
+    """What nobody has, or is about to get, on the nodes; looked at as jobs need it."""
+
+    def __init__(self, state: LiveState) -> None:
+        self._state = state
+        self._devices: dict[str, tuple[Device, ...]] = {}
+        self._tasks: dict[str, int] = {}
+        self._taken_ports = {meeting for meetings in state.meetings.values() for meeting in meetings}
+
+    def has_gpus(self, job: LiveJob) -> bool:
+        """Whether nobody has the GPUs of its places, and jobs may start there."""
+        for place in job.places:
+            node = self._state.nodes[place.node]
+            if not node.is_taking or len(self._devices.setdefault(node.name, node.free_devices)) < place.gpus:
+                return False
+        return True
+
+    def start(self, job: LiveJob, is_profiled: bool) -> JobStarted | None:
+        """Its start; None: the processes or ports that others have there are too many, and it waits for them to go.
+
+        Raises:
+            FarsideError: It can't be started as long as it is what it is.
+        """
+        free = {place.node: self._devices[place.node] for place in job.places}
+        tasks = tuple(_tasks(job, free))
+        counts = self._counts(job, tasks)
+        ports: dict[str, Iterator[int]] = {}
+        met = [self._meeting(job, task, ports) for task in (tasks[0], *(tasks if job.spec.roles else ()))]
+        if counts is None or not all(port for _, port in met):
+            return None
+        (address, port), *others = met
+        if others:  # each process of a job with roles has a port of its own
+            tasks = tuple(
+                structs.replace(task, address=at, port=one) for task, (at, one) in zip(tasks, others, strict=True)
+            )
+        self._devices.update(free)
+        self._tasks.update(counts)
+        self._taken_ports.update(met)
+        return JobStarted(
+            job_id=job.job_id,
+            start=job.start + 1,
+            tasks=tasks,
+            master_addr=address,
+            master_port=port,
+            is_profiled=is_profiled,
+        )
+
+    def _counts(self, job: LiveJob, tasks: Sequence[TaskPlace]) -> dict[str, int] | None:
+        """How many processes each of its nodes has with it; None: more than an agent takes, until others have gone."""
+        own = Counter(task.node for task in tasks)
+        node, most = own.most_common(1)[0]
+        if most > TASKS_MAX:
+            raise FarsideError(f"{most:,} of its processes would stand on {node}, and a node takes {TASKS_MAX}")
+        before = {node: self._tasks.get(node, len(self._state.nodes[node].tasks)) for node in own}
+        counts = {node: before[node] + count for node, count in own.items()}
+        return counts if max(counts.values()) <= TASKS_MAX else None
+
+    def _meeting(self, job: LiveJob, task: TaskPlace, ports: dict[str, Iterator[int]]) -> tuple[str, int]:
+        """Address and port; 0: there is none that nobody has."""
+        address = self._state.nodes[task.node].address
+        if address not in ports:
+            ports[address] = self._free_ports(job, address)
+        return address, next(ports[address], 0)
+
+    def _free_ports(self, job: LiveJob, address: str) -> Iterator[int]:
+        """Those that nobody has there. Not first those of the start before, which may linger."""
+        first = job.sequence + job.start * 101
+        for more in range(PORTS):
+            port = FIRST_PORT + (first + more) % PORTS
+            if (address, port) not in self._taken_ports:
+                yield port
+
+
+def _tasks(job: LiveJob, free: dict[str, tuple[Device, ...]]) -> Iterator[TaskPlace]:
+    """Its processes, and what each gets of what is ``free``, which is less by that afterwards."""
+    slots: list[tuple[str, tuple[Device, ...]]] = []
+    for place in job.places:
+        given, free[place.node] = free[place.node][: place.gpus], free[place.node][place.gpus :]
+        each = [(place.node, (device,)) for device in given]
+        # A place without a GPU has a process all the same.
+        is_one = job.spec.ranks is Ranks.NODE or not given
+        slots += [(place.node, given)] if is_one and not job.spec.roles else each
+    if job.spec.roles:
+        yield from _by_role(job, slots)
+        return
+    for rank, (node, devices) in enumerate(slots):
+        yield _task(rank, node, devices)
+
+
+def _task(rank: int, node: str, devices: Sequence[Device], role: str = "", role_rank: int = 0) -> TaskPlace:
+    gpus, parts = tuple(device.gpu for device in devices), parts_of(devices)
+    return TaskPlace(rank=rank, node=node, gpus=gpus, parts=parts, role=role, role_rank=role_rank)
+
+
+def _by_role(job: LiveJob, slots: list[tuple[str, tuple[Device, ...]]]) -> Iterator[TaskPlace]:
+    """A slot for each process with a GPU, in the order of the roles; the others beside them."""
+    workers = tuple((at, place.gpus) for at, place in enumerate(job.places))
+    left, rank = iter(slots), 0
+    for role in job.spec.roles:
+        places: list[tuple[str, tuple[Device, ...]]]
+        if role.gpus:
+            places = list(islice(left, role.count))
+        else:
+            beside = servers_beside(workers, role.count)
+            places = [(job.places[at].node, ()) for at, count in beside for _ in range(count)]
+        for role_rank, (node, devices) in enumerate(places):
+            yield _task(rank, node, devices, role.name, role_rank)
+            rank += 1

@@ -1,0 +1,232 @@
+"""The brain: a process that reads the log, decides, and writes what it decided. It talks to nobody but the log.
+
+One page: lead, read all, then read on, decide, write, wake the API, sleep until there is news or it is time.
+
+What follows from a decision at once is written with it, such as the starts of jobs that were given a place; the cycle
+is run between transactions, so that nobody who writes waits for it. While the database waits for its disk the event
+loop turns, so that who asks why a job waits is not kept waiting.
+
+A cycle that fails by a fault of ours has written nothing. It is tried again with a mind made anew from the log: half of
+what it was about to decide may stand in the old one.
+"""
+
+import asyncio
+import math
+import time
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from farside import admin
+from farside.errors import FarsideError
+from farside.log import get_log
+from farside.scheduler.domain import Rules
+from farside.scheduler.explain import nobody_knows
+from farside.scheduler.manager.decider.cycle_failures import Mishaps
+from farside.scheduler.manager.decider.decide import Mind
+from farside.scheduler.manager.log_wakeup import sleeping_at, wake
+from farside.scheduler.manager.model.draft import Draft
+from farside.scheduler.manager.model.event import Event, JobUnplaced
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.store.event_store import EventStore, StoreError
+from farside.scheduler.manager.store.leadership import leading
+from farside.scheduler.manager.store.load import whole_state
+from farside.scheduler.manager.store.transaction import PAGE, LeadLost
+from farside.scheduler.manager.wall_clock import WallClock
+from farside.units import format_moment
+
+WAKE, API_WAKE, ASK = "brain.wake", "api.wake", "brain.sock"
+# A cycle that takes longer than this is told in the log of the process.
+SLOW_S = 1.0
+# Upper bounds of what cycles are counted by; one more has the rest.
+CYCLE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# A transaction keeps the API's from being written; after so long nothing more is decided in it.
+HOLD_S = 0.05
+# So long at a time is spent on saying why many jobs wait.
+WHYS_LIMIT_S = 0.05
+
+Entered = TypeVar("Entered")
+
+_log = get_log("manager.brain")
+
+
+class Brain:
+    """Decides for one store; at most one leads, see `EventStore.take_lead`."""
+
+    def __init__(self, store: EventStore, rules: Rules, folder: Path, holder: str) -> None:
+        self._store = store
+        self._rules = rules
+        self._folder = folder
+        self._holder = holder
+        self._clock = WallClock(folder)
+        self._cycles = 0
+        self._slowest_s = 0.0
+        self._spent_s = 0.0
+        self._by_bucket = [0] * (len(CYCLE_BUCKETS_S) + 1)
+        self._read_state: LiveState | None = None  # what a mind is made of next; None: it has to be read
+        self._mind: Mind | None = None
+        self._is_spoilt = False  # a cycle failed in the middle of it
+        self._next_wake_s = math.inf
+        self._mishaps = Mishaps()
+
+    async def run(self) -> None:
+        """Leads until it is cancelled.
+
+        Raises:
+            CyclesFail: Whatever it tries.
+            LeadLost: Another brain leads.
+            StoreError: The store can't be read or written.
+        """
+        async with leading(self._store):
+            with sleeping_at(self._folder / WAKE) as sleeper:
+                self._lead()
+                handlers = {"explain": self._on_explain, "whys": self._on_whys, "status": self._on_status}
+                async with await admin.serve(self._folder / ASK, handlers):
+                    while True:
+                        if not await self._try_to_decide():
+                            await sleeper.sleep(self._next_wake_s - self._clock.now_s())
+
+    def _lead(self) -> None:
+        state = whole_state(self._store)
+        self._clock.not_before(state.at_s)
+        self._generation = self._store.take_lead(self._holder, self._clock.now_s())
+        self._read_state = state
+        _log.info("leads", generation=self._generation, entries=state.seq, unfinished=len(state.unfinished))
+
+    def _now_s(self, state: LiveState) -> float:
+        return max(self._clock.now_s(), state.at_s)
+
+    async def _try_to_decide(self) -> bool:
+        """As `_decide`; where that fails by a fault of ours, True after a pause."""
+        mishaps = self._mishaps
+        try:
+            is_more = await self._decide()
+        except (LeadLost, StoreError):
+            raise
+        except Exception as error:  # a policy's fault, or one job that nobody has foreseen
+            self._is_spoilt = True
+            mishaps.note(error, self._clock.now_s())
+            pause_s = mishaps.pause_s
+            _log.error("a cycle failed", reason=mishaps.last, in_a_row=mishaps.in_a_row, again_in_s=pause_s)
+            _log.debug("where it failed", cause=error)
+            mishaps.refuse_more()
+            await asyncio.sleep(pause_s)
+            return True
+        mishaps.note_success()
+        return is_more
+
+    def _sound_mind(self) -> Mind:
+        if self._mind is None or self._is_spoilt:
+            state, self._read_state = self._read_state or whole_state(self._store), None
+            self._mind = Mind(self._rules, state, self._now_s(state))
+            self._is_spoilt = False
+        return self._mind
+
+    async def _decide(self) -> bool:
+        """Reads on, decides, and writes that; False: there was nothing to decide."""
+        begun_s, mind = time.monotonic(), self._sound_mind()
+        self._read(mind)
+        drafts = mind.next_events(self._now_s(mind.state))
+        if drafts:
+            await self._write(mind, drafts)
+            self._cycles += 1
+            wake(self._folder / API_WAKE)
+        spent_s = time.monotonic() - begun_s
+        self._slowest_s = max(self._slowest_s, spent_s)
+        self._spent_s += spent_s
+        self._by_bucket[bisect_left(CYCLE_BUCKETS_S, spent_s)] += 1
+        if spent_s > SLOW_S:
+            _log.warning("a slow cycle", seconds=spent_s, unfinished=len(mind.state.unfinished))
+        self._next_wake_s = mind.next_wake_s()
+        return bool(drafts)
+
+    async def _write(self, mind: Mind, drafts: Sequence[Draft]) -> None:
+        """Writes what was decided, and what follows from it."""
+        async with _in_threads(self._store.turn(self._generation, mind.state.seq)) as turn:
+            begun_s = time.monotonic()
+            for entry in turn.unread:
+                mind.hear(entry)
+            while drafts:
+                for entry in turn.add(drafts, self._clock.now_s()):
+                    mind.hear(entry)
+                    _tell_of(entry.event)
+                is_long = time.monotonic() - begun_s > HOLD_S
+                drafts = () if is_long else mind.next_events(self._now_s(mind.state), may_plan=False)
+
+    def _read(self, mind: Mind) -> None:
+        while True:
+            entries = self._store.read(mind.state.seq)
+            for entry in entries:
+                mind.hear(entry)
+            if len(entries) < PAGE:
+                return
+
+    # ------------------------------------------------------------------ asked by the API
+
+    def _asked_mind(self) -> Mind:
+        if self._mind is None or self._is_spoilt:
+            raise FarsideError(f"the last cycle failed, by {self._mishaps.last}; it is tried again")
+        return self._mind
+
+    async def _on_explain(self, told: Mapping[str, object]) -> object:
+        mind = self._asked_mind()
+        job_id, now_s = str(told.get("job_id", "")), self._now_s(mind.state)
+        lines = mind.why(job_id, now_s, format_moment)
+        if not lines:
+            raise FarsideError(f"job {told.get('job_id')}: not known")
+        foreseen = mind.foresee(job_id, now_s)
+        if foreseen is None:
+            return {"lines": list(lines), "expected_start_s": None}
+        if foreseen.at_s == math.inf:
+            return {"lines": [*lines, nobody_knows(mind.domain, foreseen)], "expected_start_s": None}
+        when = f"expected to start by {format_moment(foreseen.at_s)}, by the time limits of those before it"
+        return {"lines": [*lines, when], "expected_start_s": foreseen.at_s}
+
+    async def _on_whys(self, told: Mapping[str, object]) -> object:
+        """The first line about each job, as far as it gets in a moment: the cycle must not wait for who looks on."""
+        mind, found = self._asked_mind(), dict[str, str]()
+        end_s = time.monotonic() + WHYS_LIMIT_S
+        job_ids = told.get("job_ids")
+        for job_id in job_ids if isinstance(job_ids, list) else ():
+            lines = mind.why(str(job_id), self._now_s(mind.state), format_moment)
+            found |= {str(job_id): lines[0]} if lines else {}
+            if time.monotonic() > end_s:
+                break
+        return found
+
+    async def _on_status(self, _: Mapping[str, object]) -> object:
+        state, mishaps = None if self._mind is None else self._mind.state, self._mishaps
+        return {
+            "generation": self._generation,
+            "seq": 0 if state is None else state.seq,
+            "unfinished": 0 if state is None else len(state.unfinished),
+            "cycle_failures": mishaps.count,
+            "cycle_failures_in_a_row": mishaps.in_a_row,
+            "cycle_failed_s": mishaps.last_s if mishaps.count else None,
+            "cycle_failure": mishaps.last,
+            "cycles": self._cycles,
+            "slowest_s": self._slowest_s,
+            "spent_s": self._spent_s,
+            "cycles_by_bucket": self._by_bucket,
+            "policy": self._rules.order.name,
+            "placement": self._rules.placement.name,
+        }
+
+
+def _tell_of(event: Event) -> None:
+    if isinstance(event, JobUnplaced) and event.is_held:
+        _log.error("a job is held", job=event.job_id, reason=event.reason, hint=f"farside release {event.job_id}")
+
+
+@asynccontextmanager
+async def _in_threads(context: AbstractContextManager[Entered]) -> AsyncIterator[Entered]:
+    """A context whose beginning and end block; both in threads, and what is done in it is done here."""
+    entered = await asyncio.to_thread(context.__enter__)
+    try:
+        yield entered
+    except BaseException as error:
+        await asyncio.to_thread(context.__exit__, type(error), error, error.__traceback__)
+        raise
+    await asyncio.to_thread(context.__exit__, None, None, None)

@@ -1,0 +1,167 @@
+"""The API's side of the log: what is known from it so far, and many small writes made into few large ones."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from farside.scheduler.manager.decider.scheduler_process import API_WAKE, WAKE
+from farside.scheduler.manager.log_wakeup import LOOK_PERIOD_S, sleeping_at, wake
+from farside.scheduler.manager.model.apply import apply
+from farside.scheduler.manager.model.event import BrainTookLead, Entry, Event
+from farside.scheduler.manager.model.state import LiveState, keyed_request_of
+from farside.scheduler.manager.store.event_store import AskedBefore, EventStore
+from farside.scheduler.manager.store.load import first_state
+from farside.scheduler.manager.store.transaction import PAGE, Draft
+from farside.scheduler.manager.wall_clock import WallClock
+
+# Entries written in one transaction; a larger one would keep the brain waiting.
+BATCH = 2000
+# So long a page of entries is applied before others have their turn.
+SLICE_S = 0.005
+ALL = ""
+
+_Part: TypeAlias = tuple[Sequence[Draft], asyncio.Future[range]]
+"""What one writer wants to write, and who waits for it."""
+
+
+class LiveLog:
+    """One state that follows the log, and one writer. All of it in one event loop, the database in threads."""
+
+    def __init__(self, store: EventStore, folder: Path) -> None:
+        self.state = LiveState()
+        self.clock = WallClock(folder)
+        self._store = store
+        self._folder = folder
+        self._reading = asyncio.Lock()
+        self._pending: list[_Part] = []
+        self._is_pending = asyncio.Event()
+        self._watchers: dict[str, set[asyncio.Event]] = {}  # by node; who watches all is under ALL
+
+    @property
+    def store(self) -> EventStore:
+        """The database; its calls block, so they belong into threads."""
+        return self._store
+
+    def now_s(self) -> float:
+        """The time, never before that of the last entry."""
+        return max(self.clock.now_s(), self.state.at_s)
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        """Reads and writes until it is cancelled; ``on_ready`` is called once all of the log is read."""
+        with sleeping_at(self._folder / API_WAKE) as sleeper:
+            self.state = await asyncio.to_thread(first_state, self._store)
+            await self.catch_up()
+            self.clock.not_before(self.state.at_s)
+            on_ready()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_writing())
+                while True:
+                    await self.catch_up()
+                    await sleeper.sleep(LOOK_PERIOD_S)
+
+    async def catch_up(self) -> None:
+        """Reads on to the end of the log."""
+        async with self._reading:
+            while True:
+                entries = await asyncio.to_thread(self._store.read, self.state.seq)
+                await self._follow(entries)
+                if len(entries) < PAGE:
+                    return
+
+    async def _catch_up_with(self, written: Sequence[Entry]) -> None:
+        """The same where the last are known: read are those of others before them."""
+        async with self._reading:
+            if written and self.state.seq == written[0].seq - 1:
+                await self._follow(written)
+                return
+        await self.catch_up()
+
+    async def _follow(self, entries: Sequence[Entry]) -> None:
+        """Applies entries, and lets others have the loop now and then: a page of them takes a tenth of a second."""
+        since_s = time.perf_counter()
+        for entry in entries:
+            touched = apply(self.state, entry)
+            for node in self._concerned(entry.event, touched):
+                for watcher in self._watchers.get(node, ()):
+                    watcher.set()
+            if time.perf_counter() - since_s > SLICE_S:
+                await asyncio.sleep(0)
+                since_s = time.perf_counter()
+
+    def _concerned(self, event: Event, touched: Iterable[str]) -> Iterable[str]:
+        """The nodes that may have to be told something else now; commands bear the generation of who leads."""
+        if isinstance(event, BrainTookLead):
+            return self._watchers
+        jobs = self.state.jobs
+        return {ALL, getattr(event, "node", ALL), *(task.node for job_id in touched for task in jobs[job_id].tasks)}
+
+    def watch(self, watcher: asyncio.Event, node: str = ALL) -> None:
+        """``watcher`` is set whenever there is something new (about what a node has to be told), until `unwatch`."""
+        self._watchers.setdefault(node, set()).add(watcher)
+
+    def unwatch(self, watcher: asyncio.Event, node: str = ALL) -> None:
+        """It is set no more."""
+        self._watchers[node].discard(watcher)
+        if not self._watchers[node]:
+            del self._watchers[node]
+
+    async def write(self, events: Sequence[Event], cause: str) -> range:
+        """Writes events, all or none, and returns when they are in the log and in `state`: their places.
+
+        Raises:
+            AskedBefore: One is a request with a key that the log has already; none of these was written.
+            StoreError: The store could not do it; nothing was written.
+        """
+        if not events:
+            return range(0)
+        done: asyncio.Future[range] = asyncio.get_running_loop().create_future()
+        self._pending.append(([Draft(event=event, cause=cause) for event in events], done))
+        self._is_pending.set()
+        return await done
+
+    async def _keep_writing(self) -> None:
+        while True:
+            await self._is_pending.wait()
+            batch, count = [], 0
+            while self._pending and count < BATCH:
+                batch.append(self._pending.pop(0))
+                count += len(batch[-1][0])
+            if not self._pending:
+                self._is_pending.clear()
+            await self._write_batch(batch)
+
+    async def _write_batch(self, batch: list[_Part]) -> None:
+        try:
+            batch, entries = await self._append(batch)
+            wake(self._folder / WAKE)
+            await self._catch_up_with(entries)
+        except Exception as error:  # each writer gets it: the store is full, or gone
+            for _, done in batch:
+                if not done.done():
+                    done.set_exception(error)
+            return
+        first = entries[0].seq if entries else 0
+        for part, done in batch:
+            if not done.done():
+                done.set_result(range(first, first + len(part)))
+            first += len(part)
+
+    async def _append(self, batch: list[_Part]) -> tuple[list[_Part], list[Entry]]:
+        """What of a batch was written, and as what; requests that the log has already are told so."""
+        while True:
+            batch = [part for part in batch if not self._is_repeat(part)]
+            drafts = [draft for part, _ in batch for draft in part]
+            read_to = self.state.seq if any(keyed_request_of(draft.event) for draft in drafts) else None
+            try:
+                return batch, await asyncio.to_thread(self._store.append, drafts, self.clock.now_s(), read_to=read_to)
+            except AskedBefore:  # it came to another manager as well, a moment ago
+                await self.catch_up()
+
+    def _is_repeat(self, part: _Part) -> bool:
+        drafts, done = part
+        is_known = any(keyed_request_of(draft.event) in self.state.requests for draft in drafts)
+        if is_known and not done.done():
+            done.set_exception(AskedBefore("the log has this request already"))
+        return is_known

@@ -1,0 +1,54 @@
+"""`farside manager`: the brain and the API, a process each, and this one, which starts them again when they end.
+
+The brain may compute for a second; the API must answer meanwhile, so they share nothing but the store. Each can be
+killed at any moment: what it knew is in the log, and its successor reads it (manager_parts.py has their keeper).
+"""
+
+import asyncio
+import os
+
+from farside.config import ManagerConfig
+from farside.log import start_logging
+from farside.scheduler.configured_rules import rules_of
+from farside.scheduler.manager.auth.tls_reload import tls_of
+from farside.scheduler.manager.power.check_setup import power_setup
+from farside.scheduler.manager.processes import Part, Parts
+from farside.scheduler.manager.store.event_store import EventStore
+from farside.scheduler.manager.store.housekeeping import keep_house
+from farside.scheduler.manager.store.migrate import upgrade
+
+# A part's event loop that has not turned for so long hangs. The brain reads all of the log before its loop turns.
+HANG_S = {"brain": 600.0, "api": 60.0}
+
+
+def run(config: ManagerConfig) -> int:
+    """Runs a manager until SIGTERM or SIGINT; returns the process's exit code.
+
+    Raises:
+        ConfigError: A setting, the store or an address cannot be used.
+        FarsideError: The store cannot be brought up to date.
+    """
+    start_logging(config.log_level)
+    rules_of(config)
+    power_setup(config)
+    tls_of(config)
+    config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
+    store = EventStore(config.store_url)
+    upgrade(store)
+    store.close()
+    works = {"brain": _brain, "api": _api}
+    parts = {name: Part(work=work, hang_s=HANG_S[name]) for name, work in works.items()}
+    return asyncio.run(Parts(config, parts).run(beside=keep_house(config)))
+
+
+async def _brain(config: ManagerConfig) -> None:
+    from farside.scheduler.manager.decider.scheduler_process import Brain
+
+    holder = f"{config.node}:{os.getpid()}"
+    await Brain(EventStore(config.store_url), rules_of(config), config.state_dir, holder).run()
+
+
+async def _api(config: ManagerConfig) -> None:
+    from farside.scheduler.manager.api.process import serve
+
+    await serve(config)

@@ -1,0 +1,582 @@
+"""What an entry of the log does to what is known: `apply`. PURE, and the same in every process that reads the log.
+
+How it works
+  What was told and makes no sense (a report about a start that nobody knows, a release of a job that runs) changes
+  nothing. What was decided must fit: the leader wrote it knowing all that stood before it about jobs, as it alone moves
+  them. One that does not fit means that the log is damaged or two brains wrote, and that is an error, not a surprise to
+  be smoothed over.
+
+  A GPU is held from `JobStarted` until its process is reported gone, or its node joins with another boot id. A node
+  that is lost holds on to all of it.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from msgspec import structs
+
+from farside.agent.gpu_share import clash
+from farside.agent.messages import ChangingFacts, NodeFacts, fields_of
+from farside.errors import LocalProtocolError
+from farside.scheduler.manager.model.event import (
+    AccessNoted,
+    BrainTookLead,
+    CancelRequested,
+    DrainRequested,
+    Entry,
+    HistoryForgotten,
+    HoldRequested,
+    JobEnded,
+    JobPlaced,
+    JobPromoted,
+    JobRequeued,
+    JobStarted,
+    JobStopping,
+    JobSubmitted,
+    JobUnplaced,
+    NodeChanged,
+    NodeClosed,
+    NodeJoined,
+    NodeLost,
+    NodesReserved,
+    NodesWanted,
+    PowerChanged,
+    PowerPardoned,
+    ReleaseRequested,
+    ReservationCancelled,
+    StopCause,
+    TaskChanged,
+    TaskPhase,
+    TaskPlace,
+    TaskProfiled,
+    UndrainRequested,
+)
+from farside.scheduler.manager.model.preemption_times import step_of
+from farside.scheduler.manager.model.profile import joined
+from farside.scheduler.manager.model.record import (
+    ACTIVE,
+    PHASE_OF_ENDING,
+    LiveJob,
+    LiveNode,
+    LiveTask,
+    Maintenance,
+    Phase,
+    Stint,
+)
+from farside.scheduler.manager.model.state import LiveState, request_of
+from farside.scheduler.power.state import Phase as PowerPhase
+
+Touched = tuple[str, ...]
+# An agent may tell the same twice, or late; a process only ever moves on.
+_ORDER: Mapping[TaskPhase, int] = MappingProxyType({phase: at for at, phase in enumerate(TaskPhase)})
+
+
+def apply(state: LiveState, entry: Entry) -> Touched:
+    """Moves ``state`` on by one entry, the next; returns the jobs that something happened to.
+
+    Raises:
+        LocalProtocolError: It is not the next, or was decided against what stands before it.
+    """
+    if entry.seq <= state.seq:
+        raise LocalProtocolError(f"entry {entry.seq} comes after entry {state.seq} of the log")
+    if entry.seq > state.seq + 1:
+        hint = "they are in its archive; who begins anew goes on from the store's image"
+        raise LocalProtocolError(f"entries {state.seq + 1} to {entry.seq - 1} of the log are missing", hint=hint)
+    touched = _APPLIERS[type(entry.event)](state, entry.event, entry)
+    state.seq, state.at_s = entry.seq, max(state.at_s, entry.at_s)
+    return touched
+
+
+def _misfit(entry: Entry, what: str) -> LocalProtocolError:
+    return LocalProtocolError(
+        f"entry {entry.seq} of the log, {type(entry.event).__name__}, does not fit: {what}",
+        hint="restore a backup, and report this",
+    )
+
+
+def _job(state: LiveState, entry: Entry, job_id: str, *phases: Phase) -> LiveJob:
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise _misfit(entry, f"there is no job {job_id}")
+    if job.phase not in phases:
+        raise _misfit(entry, f"job {job_id} is {job.phase}")
+    return job
+
+
+# ---------------------------------------------------------------------------------------------- jobs, as told
+
+
+def _submitted(state: LiveState, event: JobSubmitted, entry: Entry) -> Touched:
+    number, state.next_number = state.next_number, state.next_number + 1
+    ids = (str(number),) if event.count == 1 else tuple(f"{number}_{at}" for at in range(event.count))
+    phase = Phase.HELD if event.is_held else Phase.WAITING
+    reason = f"held by {event.user}" if event.is_held else "submitted"
+    for job_id in ids:
+        state.jobs[job_id] = LiveJob(
+            job_id=job_id,
+            sequence=state.next_sequence,
+            spec=event.spec,
+            user=event.user,
+            uid=event.uid,
+            submit_s=entry.at_s,
+            phase=phase,
+            since_s=entry.at_s,
+            submitted_at=entry.seq,
+            reason=reason,
+            held_by=event.user if event.is_held else "",
+        )
+        state.next_sequence += 1
+        state.unfinished[job_id] = None
+        for other in event.spec.after:
+            state.dependents.setdefault(other, []).append(job_id)
+    state.submitted[entry.seq] = ids
+    state.queued.come(entry.seq, event.user, len(ids), event.spec.size_bytes)
+    state.hourly.come(event.user, len(ids), max(entry.at_s, state.at_s))
+    _remember(state, event, entry)
+    return ids
+
+
+def _remember(state: LiveState, event: JobSubmitted | NodesReserved, entry: Entry) -> None:
+    if event.key:
+        state.requests.setdefault(request_of(event), entry.seq)
+
+
+def _cancel(state: LiveState, event: CancelRequested, entry: Entry) -> Touched:
+    job = state.jobs.get(event.job_id)
+    if job is None or job.is_over or job.cancelled_by:
+        return ()
+    state.jobs[job.job_id] = replace(job, cancelled_by=event.by)
+    return (job.job_id,)
+
+
+def _hold(state: LiveState, event: HoldRequested, entry: Entry) -> Touched:
+    job = state.jobs.get(event.job_id)
+    if job is None or job.is_over or job.held_by:
+        return ()
+    held = replace(job, held_by=event.by)
+    if job.phase is Phase.WAITING:
+        held = _waited(replace(held, phase=Phase.HELD, reason=f"held by {event.by}"), job, entry.at_s)
+    state.jobs[job.job_id] = held
+    return (job.job_id,)
+
+
+def _release(state: LiveState, event: ReleaseRequested, entry: Entry) -> Touched:
+    job = state.jobs.get(event.job_id)
+    if job is None or not job.held_by:
+        return ()
+    free = replace(job, held_by="")
+    if job.phase is Phase.HELD:
+        free = replace(free, phase=Phase.WAITING, since_s=entry.at_s, reason=f"released by {event.by}")
+    state.jobs[job.job_id] = free
+    return (job.job_id,)
+
+
+def _idle(job: LiveJob, reason: str) -> LiveJob:
+    """A job without a place: it waits, or is held if somebody asked for that meanwhile."""
+    if job.held_by:
+        return replace(job, phase=Phase.HELD, places=(), reason=f"held by {job.held_by}; {reason}")
+    return replace(job, phase=Phase.WAITING, places=(), reason=reason)
+
+
+def _waited(after: LiveJob, before: LiveJob, now_s: float) -> LiveJob:
+    return replace(after, waited_s=before.waited_s + (now_s - before.since_s), since_s=now_s)
+
+
+# ---------------------------------------------------------------------------------------------- nodes, as told
+
+
+def _joined(state: LiveState, event: NodeJoined, entry: Entry) -> Touched:
+    before = state.nodes.get(event.node)
+    touched: Touched = ()
+    if before is not None and before.boot_id != event.boot_id:
+        touched = _forget_processes(state, before)
+        before = state.nodes[event.node]
+    state.donors_version += event.donor is not None or (before is not None and before.donor is not None)
+    facts = fields_of(NodeFacts, event)
+    if before is None:
+        now = LiveNode(name=event.node, address=event.address, joined_s=entry.at_s, **facts)
+    else:
+        here = {"is_up": True, "lost_reason": "", "address": event.address, "joined_s": entry.at_s}
+        now = structs.replace(before, **here, **facts)
+    state.nodes[event.node] = now
+    return touched
+
+
+def _forget_processes(state: LiveState, node: LiveNode) -> Touched:
+    """A node has booted: nothing of what ran there does."""
+    touched: dict[str, None] = {}
+    for key in node.tasks:
+        task = state.task(key)
+        if task is not None and not task.is_gone:
+            _keep_task(state, structs.replace(task, phase=TaskPhase.LOST, cause="its node has booted"))
+            touched[task.job_id] = None
+    return tuple(touched)
+
+
+def _changed(state: LiveState, event: NodeChanged, entry: Entry) -> Touched:
+    node = state.nodes.get(event.node)
+    if node is not None:
+        state.donors_version += node.donor != event.donor
+        state.nodes[node.name] = structs.replace(node, **fields_of(ChangingFacts, event))
+    return ()
+
+
+def _lost(state: LiveState, event: NodeLost, entry: Entry) -> Touched:
+    node = state.nodes.get(event.node)
+    if node is None or not node.is_up:
+        return ()
+    state.donors_version += node.donor is not None
+    state.nodes[node.name] = structs.replace(node, is_up=False, lost_reason=event.reason)
+    return state.jobs_on(node.name)
+
+
+def _drain(state: LiveState, event: DrainRequested, entry: Entry) -> Touched:
+    node = state.nodes.get(event.node)
+    if node is not None:
+        state.nodes[node.name] = structs.replace(node, drain_reason=event.reason or f"drained by {event.by}")
+    return ()
+
+
+def _undrain(state: LiveState, event: UndrainRequested, entry: Entry) -> Touched:
+    node = state.nodes.get(event.node)
+    if node is not None:
+        state.nodes[node.name] = structs.replace(node, drain_reason="")
+    return ()
+
+
+def _reserved(state: LiveState, event: NodesReserved, entry: Entry) -> Touched:
+    reservation_id = f"m{len(state.maintenance) + 1}"
+    state.reserved[entry.seq] = reservation_id
+    _remember(state, event, entry)
+    booked = fields_of(NodesReserved, event)
+    state.maintenance[reservation_id] = Maintenance(reservation_id=reservation_id, **booked)
+    return ()
+
+
+def _unreserved(state: LiveState, event: ReservationCancelled, entry: Entry) -> Touched:
+    found = state.maintenance.get(event.reservation_id)
+    if found is not None and found.is_pending(entry.at_s):
+        state.maintenance[found.reservation_id] = structs.replace(found, cancelled_by=event.by)
+    return ()
+
+
+def _powered(state: LiveState, event: PowerChanged, entry: Entry) -> Touched:
+    node = state.nodes.get(event.node)
+    if node is None or event.generation != state.generation:
+        return ()
+    note, was_off = event.note, node.power is not None and node.power.phase is PowerPhase.OFF
+    is_off = note.phase is PowerPhase.OFF
+    after = structs.replace(node, power=note, closed_by=node.closed_by if node.closed_by == note.drain_number else 0)
+    if is_off:
+        after = structs.replace(after, is_up=False, lost_reason="")
+        state.donors_version += node.is_up and node.donor is not None
+    state.nodes[node.name] = after
+    if is_off is not was_off:
+        off = sum(one.power is not None and one.power.phase is PowerPhase.OFF for one in state.nodes.values())
+        state.slept.note(entry.at_s, off)
+    if note.drain_number and after.closed_by != note.drain_number:
+        state.closing[node.name] = None
+    else:
+        state.closing.pop(node.name, None)
+    return () if after.has_power else state.jobs_on(node.name)
+
+
+def _forgotten(state: LiveState, event: HistoryForgotten, entry: Entry) -> Touched:
+    """All but what somebody still waits for, or may still have a process somewhere."""
+    named = {other for job in state.live_jobs() for other in job.spec.after}
+    named.update(job_id for job_id, _, _ in state.stale)
+    named.update(key[0] for node in state.nodes.values() for key in node.tasks)
+    gone = [
+        job_id
+        for job_id, job in state.jobs.items()
+        if job.is_over and job.end_s < event.before_s and job_id not in named
+    ]
+    places = {state.jobs[job_id].submitted_at for job_id in gone}
+    for job_id in gone:
+        del state.jobs[job_id]
+    for place in places:
+        if not any(job_id in state.jobs for job_id in state.submitted.get(place, ())):
+            state.submitted.pop(place, None)
+    kept = (one for one in state.requests.items() if one[0].kind != "job" or one[1] in state.submitted)
+    state.requests = dict(kept)
+    state.slept.forget(event.before_s)
+    state.forgotten_s = max(state.forgotten_s, event.before_s)
+    return ()
+
+
+def _wanted(state: LiveState, event: NodesWanted, entry: Entry) -> Touched:
+    state.wanted, state.wanted_s = event, entry.at_s
+    return ()
+
+
+def _closed(state: LiveState, event: NodeClosed, entry: Entry) -> Touched:
+    node = state.nodes.get(event.node)
+    if node is None:
+        raise _misfit(entry, f"there is no node {event.node}")
+    if node.power is not None and node.power.drain_number == event.number:  # else it was opened meanwhile
+        state.nodes[node.name] = structs.replace(node, closed_by=event.number)
+        state.closing.pop(node.name, None)
+    return ()
+
+
+def _noted(state: LiveState, event: AccessNoted | PowerPardoned, entry: Entry) -> Touched:
+    return ()
+
+
+def _task(state: LiveState, event: TaskChanged, entry: Entry) -> Touched:
+    task = state.task((event.job_id, event.start, event.rank))
+    if task is None or task.node != event.node or task.is_gone or _ORDER[event.phase] < _ORDER[task.phase]:
+        return ()
+    _keep_task(
+        state,
+        structs.replace(
+            task,
+            phase=event.phase,
+            exit_code=event.exit_code,
+            signal=event.signal,
+            cause=event.cause,
+            kind=event.kind,
+            is_ready=task.is_ready or event.is_ready,
+        ),
+    )
+    if event.metered_gpu_s:
+        _meter(state, event)
+    _time_start(state, event.job_id, entry.at_s)
+    return (event.job_id,)
+
+
+def _profiled(state: LiveState, event: TaskProfiled, entry: Entry) -> Touched:
+    task, job = state.task((event.job_id, event.start, event.rank)), state.jobs.get(event.job_id)
+    if task is None or job is None or task.node != event.node:
+        return ()
+    profile = joined(job.profile, event, is_server=not task.gpus)
+    if profile is job.profile:
+        return ()
+    state.jobs[job.job_id] = replace(job, profile=profile)
+    return (job.job_id,)
+
+
+def _meter(state: LiveState, event: TaskChanged) -> None:
+    """What a process drew belongs to the stint of its start."""
+    job = state.jobs[event.job_id]
+    stints = list(job.stints)
+    stint = stints[event.start - 1]
+    stints[event.start - 1] = replace(
+        stint, energy_j=stint.energy_j + event.energy_j, metered_gpu_s=stint.metered_gpu_s + event.metered_gpu_s
+    )
+    state.jobs[job.job_id] = replace(job, stints=tuple(stints))
+
+
+def _time_start(state: LiveState, job_id: str, now_s: float) -> None:
+    """How long the latest start took: until all ran, and better, until the first said that it makes progress."""
+    job = state.jobs[job_id]
+    if job.phase is not Phase.RUNNING or job.is_ready:
+        return
+    is_ready = any(task.is_ready for task in job.tasks)
+    if not is_ready and not math.isnan(job.resume_s):
+        return
+    took_s = now_s - job.started_s
+    state.jobs[job_id] = replace(job, resume_s=took_s, is_ready=is_ready)
+    if job.start > 1:
+        times = state.toll.resumes[step_of(job.spec.gpus)]
+        if math.isnan(job.resume_s):
+            times.add(took_s)
+        else:
+            times.correct(job.resume_s, took_s)
+
+
+def _keep_task(state: LiveState, task: LiveTask) -> None:
+    """Puts what is now known of a process in its place, and gives its GPUs back when it is gone."""
+    if task.is_gone:
+        node = state.nodes[task.node]
+        gone = {*task.shares}
+        shares = tuple(share for share in node.shares if share not in gone) if gone else node.shares
+        tasks_there = tuple(key for key in node.tasks if key != task.key)
+        state.nodes[node.name] = structs.replace(node, shares=shares, tasks=tasks_there)
+    job = state.jobs[task.job_id]
+    if job.start != task.start or not job.tasks:
+        if task.is_gone:
+            state.stale.pop(task.key, None)
+        else:
+            state.stale[task.key] = task
+        return
+    tasks = (*job.tasks[: task.rank], task, *job.tasks[task.rank + 1 :])
+    job = replace(job, tasks=tasks)
+    if job.phase is Phase.STARTING and all(_ORDER[one.phase] >= _ORDER[TaskPhase.RUNNING] for one in tasks):
+        job = replace(job, phase=Phase.RUNNING)
+    state.jobs[job.job_id] = job
+    if job.phase not in ACTIVE and not task.is_gone:
+        state.stale[task.key] = task
+    elif task.is_gone:
+        state.stale.pop(task.key, None)
+
+
+# ---------------------------------------------------------------------------------------------- decided
+
+
+def _lead(state: LiveState, event: BrainTookLead, entry: Entry) -> Touched:
+    if event.generation <= state.generation:
+        raise _misfit(entry, f"generation {state.generation} has led already")
+    state.generation = event.generation
+    return ()
+
+
+def _placed(state: LiveState, event: JobPlaced, entry: Entry) -> Touched:
+    # Held a moment ago, when the leader had not read that yet: it takes the place back as soon as it has.
+    job = _job(state, entry, event.job_id, Phase.WAITING, Phase.HELD)
+    placed = state.jobs[job.job_id] = replace(job, phase=Phase.PLACED, places=event.places, reason=event.reason)
+    state.placed[job.job_id] = None
+    state.give_places(placed)
+    return (job.job_id,)
+
+
+def _unplaced(state: LiveState, event: JobUnplaced, entry: Entry) -> Touched:
+    job = _job(state, entry, event.job_id, Phase.PLACED)
+    state.take_places(job)
+    state.jobs[job.job_id] = _idle(job, event.reason)
+    del state.placed[job.job_id]
+    return (job.job_id,)
+
+
+def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
+    job = _job(state, entry, event.job_id, Phase.PLACED)
+    if event.start != job.start + 1:
+        raise _misfit(entry, f"job {job.job_id} was started {job.start} times")
+    tasks: list[LiveTask] = []
+    for place in event.tasks:
+        task = LiveTask(job_id=job.job_id, start=event.start, **fields_of(TaskPlace, place))
+        node = state.nodes[task.node]
+        taken = clash(task.devices, node.shares)
+        if taken is not None:
+            raise _misfit(entry, f"GPU {taken.gpu} of {node.name} is held by job {taken.holder[0]}")
+        now = structs.replace(node, shares=(*node.shares, *task.shares), tasks=(*node.tasks, task.key))
+        state.nodes[node.name] = now
+        tasks.append(task)
+    started = replace(
+        job,
+        phase=Phase.STARTING,
+        start=event.start,
+        tasks=tuple(tasks),
+        start_s=entry.at_s if job.start == 0 else job.start_s,
+        started_s=entry.at_s,
+        resume_s=math.nan,
+        is_ready=False,
+        stop_cause=None,
+        exit_code=None,
+        stints=(*job.stints, Stint(begin_s=entry.at_s, places=job.places)),
+        master_addr=event.master_addr,
+        master_port=event.master_port,
+        is_profiled=event.is_profiled,
+    )
+    state.jobs[job.job_id] = _waited(started, job, entry.at_s)
+    ports = ((task.address, task.port) for task in tasks if task.port)
+    state.meetings[job.job_id] = ((event.master_addr, event.master_port), *ports)
+    del state.placed[job.job_id]
+    return (job.job_id,)
+
+
+def _stopping(state: LiveState, event: JobStopping, entry: Entry) -> Touched:
+    job = _job(state, entry, event.job_id, Phase.STARTING, Phase.RUNNING)
+    is_preempted = event.cause is StopCause.PREEMPTED
+    state.jobs[job.job_id] = replace(
+        job,
+        phase=Phase.STOPPING,
+        stopping_s=entry.at_s,
+        stop_cause=event.cause,
+        reason=event.reason,
+        preemptions=job.preemptions + is_preempted,
+    )
+    return (job.job_id,)
+
+
+def _requeued(state: LiveState, event: JobRequeued, entry: Entry) -> Touched:
+    job = _job(state, entry, event.job_id, *ACTIVE)
+    _leave_behind(state, job)
+    state.take_places(job)
+    ran = replace(_left(job, entry.at_s), failures=job.failures + event.is_failure)
+    if job.phase is Phase.STOPPING and job.stop_cause is StopCause.PREEMPTED:
+        ran = replace(ran, pause_s=entry.at_s - job.stopping_s)
+        state.toll.pauses[step_of(job.spec.gpus)].add(ran.pause_s)
+    state.jobs[job.job_id] = _idle(ran, event.reason)
+    return (job.job_id,)
+
+
+def _leave_behind(state: LiveState, job: LiveJob) -> None:
+    """Processes of a job that goes on without them: only a node that is away can have any."""
+    state.stale.update((task.key, task) for task in job.tasks if not task.is_gone)
+
+
+def _ran(job: LiveJob, now_s: float) -> LiveJob:
+    spent_s = now_s - job.since_s
+    return replace(job, executed_s=job.executed_s + spent_s, held_s=job.held_s + spent_s, since_s=now_s)
+
+
+def _left(job: LiveJob, now_s: float) -> LiveJob:
+    *before, last = job.stints
+    return replace(_ran(job, now_s), stints=(*before, replace(last, end_s=now_s)))
+
+
+def _ended(state: LiveState, event: JobEnded, entry: Entry) -> Touched:
+    job = _job(state, entry, event.job_id, *(set(Phase) - set(PHASE_OF_ENDING.values())))
+    if job.phase in ACTIVE:
+        _leave_behind(state, job)
+        job = _left(job, entry.at_s)
+    else:
+        job = _waited(job, job, entry.at_s)
+    state.jobs[job.job_id] = replace(
+        job,
+        phase=PHASE_OF_ENDING[event.ending],
+        end_s=entry.at_s,
+        exit_code=event.exit_code,
+        reason=event.reason,
+    )
+    del state.unfinished[job.job_id]
+    state.queued.leave(job.submitted_at)
+    state.take_places(job)
+    state.meetings.pop(job.job_id, None)
+    state.placed.pop(job.job_id, None)
+    return (job.job_id, *state.dependents.pop(job.job_id, ()))
+
+
+def _promoted(state: LiveState, event: JobPromoted, entry: Entry) -> Touched:
+    job = _job(state, entry, event.job_id, *(set(Phase) - set(PHASE_OF_ENDING.values())))
+    if job.phase in ACTIVE:  # it has been told to stop, and waits as far as the cycle knows
+        job = _ran(job, entry.at_s)
+    state.jobs[job.job_id] = replace(job, executed_s=0.0, waited_s=0.0, since_s=entry.at_s, reason=event.reason)
+    return ()
+
+
+_APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, Entry], Touched]] = MappingProxyType(
+    {
+        JobSubmitted: _submitted,
+        CancelRequested: _cancel,
+        HoldRequested: _hold,
+        ReleaseRequested: _release,
+        NodeJoined: _joined,
+        NodeChanged: _changed,
+        NodeLost: _lost,
+        DrainRequested: _drain,
+        UndrainRequested: _undrain,
+        NodesReserved: _reserved,
+        ReservationCancelled: _unreserved,
+        AccessNoted: _noted,
+        PowerChanged: _powered,
+        NodesWanted: _wanted,
+        HistoryForgotten: _forgotten,
+        PowerPardoned: _noted,
+        NodeClosed: _closed,
+        TaskChanged: _task,
+        TaskProfiled: _profiled,
+        BrainTookLead: _lead,
+        JobPlaced: _placed,
+        JobUnplaced: _unplaced,
+        JobStarted: _started,
+        JobStopping: _stopping,
+        JobRequeued: _requeued,
+        JobEnded: _ended,
+        JobPromoted: _promoted,
+    }
+)

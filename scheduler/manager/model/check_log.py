@@ -1,0 +1,266 @@
+"""What must hold of any log, checked from the log alone. PURE.
+
+It shares no code with what decides and applies: a fault there shall not hide itself here.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from farside.scheduler.manager.model.event import (
+    BrainTookLead,
+    CancelRequested,
+    Ending,
+    Entry,
+    JobEnded,
+    JobPlaced,
+    JobRequeued,
+    JobStarted,
+    JobStopping,
+    JobSubmitted,
+    JobUnplaced,
+    NodeClosed,
+    NodeJoined,
+    NodeLost,
+    Place,
+    PowerChanged,
+    StopCause,
+    TaskChanged,
+    TaskPhase,
+    TaskPlace,
+)
+from farside.scheduler.power.state import Phase
+
+_Process = tuple[str, int, int]  # job, start, rank
+
+
+@dataclass(slots=True)
+class _Job:
+    may_be_cancelled: bool  # it waits for others, or somebody asked for its end
+    places: tuple[Place, ...] = ()  # given, and not started on yet
+    nodes: list[tuple[str, ...]] = field(default_factory=list)  # of each start, by rank
+    started_at: int = 0
+    is_started: bool = False
+    is_stopping: bool = False
+    is_over: bool = False
+
+
+@dataclass(slots=True)
+class _Check:
+    """What the log has said so far."""
+
+    seq: int = 0
+    at_s: float = 0.0
+    generation: int = 0
+    number: int = 1
+    jobs: dict[str, _Job] = field(default_factory=dict)
+    processes: dict[_Process, TaskPlace] = field(default_factory=dict)  # that were not reported gone
+    holders: dict[tuple[str, int], dict[str, _Process]] = field(default_factory=dict)  # by node and GPU, and by part
+    boots: dict[str, str] = field(default_factory=dict)
+    lost_at: dict[str, int] = field(default_factory=dict)  # the last entry by which a node was away
+    drains: dict[str, int] = field(default_factory=dict)  # by node, the order to empty it that stands
+    closed: set[str] = field(default_factory=set)
+
+
+def violations(entries: Iterable[Entry], *, is_complete: bool = False) -> Iterator[str]:
+    """Each way in which a log says that something was lost, done twice, or given to two; nothing for a sound one.
+
+    ``is_complete``: all jobs are supposed to have ended.
+    """
+    check = _Check()
+    for entry in entries:
+        for what in _one(check, entry):
+            yield f"entry {entry.seq}: {what}"
+    if is_complete:
+        for job_id, job in check.jobs.items():
+            if not job.is_over:
+                yield f"job {job_id} was lost: it never ended"
+
+
+def _one(check: _Check, entry: Entry) -> Iterator[str]:
+    event = entry.event
+    if entry.seq != check.seq + 1:
+        yield f"does not follow entry {check.seq}"
+    if entry.at_s < check.at_s:
+        yield "is older than the one before"
+    check.seq, check.at_s = entry.seq, max(check.at_s, entry.at_s)
+    if isinstance(event, BrainTookLead):
+        if event.generation <= check.generation:
+            yield f"generation {event.generation} took the lead when {check.generation} had led"
+        check.generation = max(check.generation, event.generation)
+    elif entry.generation not in (0, check.generation):
+        yield f"was decided by generation {entry.generation} when {check.generation or 'none'} led"
+    match event:
+        case JobSubmitted():
+            _submitted(check, event)
+        case CancelRequested():
+            if event.job_id in check.jobs:
+                check.jobs[event.job_id].may_be_cancelled = True
+        case JobPlaced() | JobUnplaced():
+            yield from _placed(check, event)
+        case JobStarted():
+            yield from _started(check, event)
+        case JobStopping():
+            yield from _stopping(check, event)
+        case JobRequeued() | JobEnded():
+            yield from _stopped(check, event)
+        case TaskChanged():
+            yield from _task(check, event)
+        case NodeJoined():
+            if check.boots.get(event.node) != event.boot_id:
+                _boot(check, event)
+            check.boots[event.node] = event.boot_id
+        case NodeLost():
+            _gone(check, event.node)
+        case PowerChanged():
+            yield from _powered(check, event)
+        case NodeClosed():
+            if check.drains.get(event.node) == event.number:
+                check.closed.add(event.node)
+        case _:
+            pass
+
+
+# ---- nodes
+
+
+def _powered(check: _Check, event: PowerChanged) -> Iterator[str]:
+    if event.generation != check.generation:
+        return  # it came too late, and counts for nothing
+    note = event.note
+    if note.drain_number != check.drains.get(event.node, 0):
+        check.closed.discard(event.node)
+    check.drains[event.node] = note.drain_number
+    if note.phase is Phase.OFF:
+        _gone(check, event.node)
+    if note.command not in ("soft-off", "force-off"):
+        return
+    if event.node not in check.closed:
+        yield f"node {event.node} is told to go off, and jobs may start there"
+    for process, place in check.processes.items():
+        if place.node == event.node:
+            yield f"node {event.node} is told to go off, and job {process[0]} runs there"
+            break
+
+
+def _gone(check: _Check, node: str) -> None:
+    check.lost_at[node] = check.seq
+
+
+def _boot(check: _Check, event: NodeJoined) -> None:
+    for process, place in list(check.processes.items()):
+        if place.node == event.node:
+            _free(check, process)
+
+
+# ---- jobs
+
+
+def _submitted(check: _Check, event: JobSubmitted) -> None:
+    ids = [str(check.number)] if event.count == 1 else [f"{check.number}_{at}" for at in range(event.count)]
+    check.number += 1
+    check.jobs.update((job_id, _Job(may_be_cancelled=bool(event.spec.after))) for job_id in ids)
+
+
+def _placed(check: _Check, event: JobPlaced | JobUnplaced) -> Iterator[str]:
+    job = check.jobs.get(event.job_id)
+    what = "was given a place" if isinstance(event, JobPlaced) else "lost its place"
+    if job is None or job.is_over:
+        yield f"job {event.job_id} {what}, and {'was never submitted' if job is None else 'had ended before'}"
+        return
+    if job.is_started:
+        yield f"job {event.job_id} {what} while it runs"
+    if isinstance(event, JobPlaced) and job.places:
+        yield f"job {event.job_id} was given two places"
+    if isinstance(event, JobUnplaced) and not job.places:
+        yield f"job {event.job_id} {what}, and had none"
+    job.places = event.places if isinstance(event, JobPlaced) else ()
+
+
+def _started(check: _Check, event: JobStarted) -> Iterator[str]:
+    job = check.jobs.get(event.job_id)
+    if job is None:
+        yield f"job {event.job_id} was started, and never submitted"
+        return
+    if job.is_started:
+        yield f"job {event.job_id} was started twice"
+    if job.is_over:
+        yield f"job {event.job_id} was started after its end"
+    if event.start != len(job.nodes) + 1:
+        yield f"job {event.job_id}: start {event.start} follows start {len(job.nodes)}"
+    given = Counter({place.node: place.gpus for place in job.places})
+    if given != Counter(task.node for task in event.tasks for _ in task.gpus):
+        yield f"job {event.job_id} was started on other GPUs than it was given"
+    if [task.rank for task in event.tasks] != list(range(len(event.tasks))):
+        yield f"job {event.job_id} was started with ranks missing"
+    job.nodes.append(tuple(task.node for task in event.tasks))
+    job.started_at, job.is_started, job.is_stopping, job.places = check.seq, True, False, ()
+    for task in event.tasks:
+        if task.node not in check.boots:
+            yield f"job {event.job_id} was started on node {task.node}, which never joined"
+        if task.node in check.closed:
+            yield f"job {event.job_id} was started on node {task.node}, which is to go off"
+        process = event.job_id, event.start, task.rank
+        check.processes[process] = task
+        for at, gpu in enumerate(task.gpus):
+            part = task.parts[at] if task.parts else ""
+            held = check.holders.setdefault((task.node, gpu), {})
+            for other, holder in held.items():
+                if "" in (part, other) or part == other:
+                    yield f"GPU {gpu} of {task.node} is given to job {event.job_id}, and job {holder[0]} holds it"
+            held[part] = process
+
+
+def _stopping(check: _Check, event: JobStopping) -> Iterator[str]:
+    job = check.jobs.get(event.job_id)
+    if job is None or not job.is_started or job.is_stopping or event.start != len(job.nodes):
+        yield f"job {event.job_id} is told to stop start {event.start}, which does not run"
+        return
+    if event.cause is StopCause.CANCELLED and not job.may_be_cancelled:
+        yield f"job {event.job_id} is cancelled, and nobody asked for it"
+    job.is_stopping = True
+
+
+def _stopped(check: _Check, event: JobRequeued | JobEnded) -> Iterator[str]:
+    job = check.jobs.get(event.job_id)
+    if job is None or job.is_over:
+        yield f"job {event.job_id} ended, and {'was never submitted' if job is None else 'had ended before'}"
+        return
+    ending = event.ending if isinstance(event, JobEnded) else None
+    if job.is_started:
+        if not job.is_stopping and ending is not Ending.DONE:
+            yield f"job {event.job_id} was taken from its nodes, and never told to stop"
+        yield from _left_behind(check, job, event.job_id)
+    elif ending is not Ending.CANCELLED:
+        yield f"job {event.job_id} ended as {ending or 'to wait again'}, and did not run"
+    if ending is Ending.CANCELLED and not job.may_be_cancelled:
+        yield f"job {event.job_id} is cancelled, and nobody asked for it"
+    job.is_started, job.is_over, job.places = False, ending is not None, ()
+
+
+def _left_behind(check: _Check, job: _Job, job_id: str) -> Iterator[str]:
+    """Processes that were not reported gone, on nodes that were never away meanwhile."""
+    start = len(job.nodes)
+    for rank, node in enumerate(job.nodes[-1]):
+        if (job_id, start, rank) in check.processes and check.lost_at.get(node, 0) < job.started_at:
+            yield f"job {job_id} was taken from its nodes, and its process {rank} on {node} is not gone"
+
+
+def _task(check: _Check, event: TaskChanged) -> Iterator[str]:
+    job = check.jobs.get(event.job_id)
+    nodes = job.nodes[event.start - 1] if job is not None and 1 <= event.start <= len(job.nodes) else ()
+    if not 0 <= event.rank < len(nodes) or nodes[event.rank] != event.node:
+        start = f"start {event.start}, rank {event.rank}"
+        yield f"node {event.node} tells of a process of job {event.job_id}, {start}, that was not started there"
+        return
+    if event.phase in (TaskPhase.EXITED, TaskPhase.LOST):
+        _free(check, (event.job_id, event.start, event.rank))
+
+
+def _free(check: _Check, process: _Process) -> None:
+    place = check.processes.pop(process, None)
+    if place is None:
+        return
+    for gpu in place.gpus:
+        held = check.holders[place.node, gpu]
+        check.holders[place.node, gpu] = {part: holder for part, holder in held.items() if holder != process}

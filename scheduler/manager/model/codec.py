@@ -1,0 +1,70 @@
+"""Events as JSON and back. PURE.
+
+The name of an event's class is its type. What an older manager wrote is read by a newer one: fields only grow, and
+where they were others, version2.py knows them. What a newer one wrote, an older one refuses by its version rather than
+read it wrong.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, get_args
+
+import msgspec
+
+from farside.errors import ConfigError, RemoteProtocolError
+from farside.scheduler.manager.model import log_version2 as version2
+from farside.scheduler.manager.model.event import VERSION, Decided, Event, Told
+
+
+class LaterVersion(RemoteProtocolError):
+    """A newer manager wrote this log. Starting this one again does not help, so it ends for good."""
+
+    exit_code = ConfigError.exit_code
+
+
+DECIDED: frozenset[type[Any]] = frozenset(get_args(Decided))
+TYPES: Mapping[str, type[Any]] = MappingProxyType({one.__name__: one for one in (*get_args(Told), *get_args(Decided))})
+_DECODERS = {name: msgspec.json.Decoder(kind) for name, kind in TYPES.items()}
+_ENCODER = msgspec.json.Encoder()
+
+
+def is_decided(event: Event) -> bool:
+    """Whether only the leading brain may write it."""
+    return type(event) in DECIDED
+
+
+def encode_event(event: Event) -> tuple[str, str]:
+    """Type and JSON of an event."""
+    return type(event).__name__, _ENCODER.encode(event).decode()
+
+
+def check_version(version: int) -> None:
+    """Refuses what a newer manager wrote.
+
+    Raises:
+        LaterVersion: It did.
+    """
+    if version > VERSION:
+        raise LaterVersion(
+            f"the log is of version {version}, and {VERSION} is the latest known here", hint="run the newer manager"
+        )
+
+
+def decode_event(kind: str, body: str | bytes, version: int = VERSION) -> Event:
+    """The event of a type and its JSON.
+
+    Raises:
+        LaterVersion: A newer manager wrote it.
+        RemoteProtocolError: It is of no known type, or not what its type says.
+    """
+    check_version(version)
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        raise RemoteProtocolError(f"an event of the unknown type '{kind:.60}'", hint="run the manager that wrote it")
+    try:
+        if version < VERSION and kind in version2.EVENTS:
+            body = _ENCODER.encode(version2.EVENTS[kind](msgspec.json.decode(body)))
+        event: Event = decoder.decode(body)
+    except version2.DAMAGE as error:
+        raise RemoteProtocolError(f"{kind}: {error}", hint="the store is damaged; restore a backup") from error
+    return event

@@ -1,0 +1,39 @@
+"""An entry that has no place in the log yet, and the words for what brought it about. PURE.
+
+The cause of what people and agents do names them. The cause of a decision is the newest entry that it rests on, or the
+timer that made the scheduler look: ``entry 812``, ``timer time_limit``. Older versions wrote ``cycle`` for all.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from farside.scheduler.manager.model.event import Event
+
+
+class Timer(StrEnum):
+    """What a decision may rest on besides entries: that time has passed."""
+
+    TIME_LIMIT = "time_limit"  # a job has held its GPUs for as long as it may
+    RESERVE = "reserve_after_s"  # a job has waited so long that GPUs are held for it
+    MIN_RUN = "min_run_s"  # a job may be preempted from now on
+    THRESHOLD = "threshold"  # a job came to what its policy told: a queue's limit, the end of a slice or of patience
+    MAINTENANCE = "maintenance"  # reserved nodes are free again
+    FAIR_SHARE = "fair_share"  # accounts are compared
+
+
+def by_entry(seq: int) -> str:
+    """The cause of what rests on an entry."""
+    return f"entry {seq}"
+
+
+def by_timer(timer: Timer) -> str:
+    """The cause of what rests on a timer."""
+    return f"timer {timer}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """An entry that has no place yet."""
+
+    event: Event
+    cause: str

@@ -1,0 +1,393 @@
+"""Everything that can stand in the log: what happened, what somebody asked, what the manager decided. PURE.
+
+How it works
+  The log is the truth; what is known of jobs and nodes is what follows from it (transition.py). Two kinds of events:
+
+  * told: users, operators and agents say so; any process of the manager may write them at any time. One that makes no
+    sense any more, such as cancelling a job that has ended, is kept and changes nothing.
+  * decided: only the leading brain writes them, one at a time, each with its generation. A brain that has lost the lead
+    can't write any more (store/event_store.py), so they always fit the state before them.
+
+  An event's fields may grow, with defaults: an older manager skips them. What it must not skip (a new event, a new
+  value of a choice, a field that changes what follows) takes a new `VERSION`, by which it refuses the log in one line.
+  What a field means never changes.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from msgspec import Struct
+
+from farside.agent.gpu_share import Device, devices_of
+from farside.agent.messages import ChangingFacts, EndKind, NodeFacts, ProfileFigures
+from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.model.spec import JobSpec
+
+# 2: `StopCause` has node_unfit and work_done; nodes sleep, jobs are forgotten.
+# 3: nodes' facts are as agents say them (`NodeFacts`), parts of GPUs are given; version2.py reads what 2 wrote.
+VERSION = 3
+
+
+class Ending(StrEnum):
+    """How a job ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+
+
+class StopCause(StrEnum):
+    """Why a job's processes are stopped."""
+
+    PREEMPTED = "preempted"
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time_limit"
+    TASK_FAILED = "task_failed"
+    NODE_LOST = "node_lost"
+    NODE_UNFIT = "node_unfit"  # its prolog failed
+    WORK_DONE = "work_done"  # all but the services have ended well
+
+
+class TaskPhase(StrEnum):
+    """What a node tells of one process of a job; ``assigned`` until it has told anything."""
+
+    ASSIGNED = "assigned"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    EXITED = "exited"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """So many GPUs of one node, or parts that these are cut into; not yet which ones. 0: a place without any."""
+
+    node: str
+    gpus: int
+
+
+class TaskPlace(Struct, frozen=True, kw_only=True):
+    """One process of a job: its rank, its node, and what it gets of the GPUs there.
+
+    ``parts``: which part of each of ``gpus``; empty: all are whole. Two lists, as no object is to be kept for each GPU
+    of each process that ever was. A job with roles has also its role, its rank in that, and where the others reach it.
+    """
+
+    rank: int
+    node: str
+    gpus: tuple[int, ...]
+    parts: tuple[str, ...] = ()
+    role: str = ""
+    role_rank: int = 0
+    address: str = ""
+    port: int = 0
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """What it gets of GPUs."""
+        return devices_of(self.gpus, self.parts)
+
+
+# ---------------------------------------------------------------------------------------------- told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """Somebody wants jobs run, ``count`` alike. Their ids follow from the log: the next number, ``7_0``... of several.
+
+    ``uid`` is -1 where only a token says who it is. ``key``: what the client calls this request, empty: nothing.
+    """
+
+    spec: JobSpec
+    user: str
+    uid: int = -1
+    count: int = 1
+    is_held: bool = False
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRequested:
+    """A job shall end."""
+
+    job_id: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldRequested:
+    """A waiting job shall not start until it is released."""
+
+    job_id: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseRequested:
+    """A held job may start."""
+
+    job_id: str
+    by: str
+
+
+class NodeJoined(NodeFacts, frozen=True, kw_only=True):
+    """An agent has connected, for the first time or again, and says what its node is.
+
+    Another ``boot_id``: nothing of before runs there. Another ``agent`` knows nothing of this one's processes.
+    """
+
+    node: str
+    address: str
+
+
+class NodeChanged(ChangingFacts, frozen=True, kw_only=True):
+    """An agent says that its node is not as it was."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """Nothing was heard of a node for too long. What runs there may run on; nobody knows."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested:
+    """Nothing new shall start on a node."""
+
+    node: str
+    reason: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UndrainRequested:
+    """Jobs may start on a node again."""
+
+    node: str
+    by: str
+
+
+class NodesReserved(Struct, frozen=True, kw_only=True):
+    """Nothing shall start on nodes that could still run between two times. Its id follows: ``m1``, ``m2``...
+
+    ``key`` as in `JobSubmitted`.
+    """
+
+    nodes: tuple[str, ...]
+    begin_s: float
+    end_s: float
+    reason: str
+    by: str
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationCancelled:
+    """Jobs may start there again."""
+
+    reservation_id: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessNoted:
+    """For the audit alone: somebody was refused something, or looked at what is another's. Changes nothing."""
+
+    action: str
+    target: str
+    result: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskChanged:
+    """An agent tells what became of a process. ``cause`` is empty when it ended by itself; see `EndKind`.
+
+    With its end comes what its GPUs drew, ``energy_j``, of as many GPU seconds as were metered.
+    """
+
+    node: str
+    job_id: str
+    rank: int
+    start: int
+    phase: TaskPhase
+    exit_code: int | None = None
+    signal: int | None = None
+    cause: str = ""
+    at_s: float = 0.0
+    is_ready: bool = False  # it has said that it makes progress
+    energy_j: float = 0.0
+    metered_gpu_s: float = 0.0
+    kind: EndKind | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerChanged:
+    """A node's power is as ``note`` says from here on; written before the order in it is given to its BMC.
+
+    It counts only while the brain of this ``generation`` leads: who keeps the power beside it may have been overtaken.
+    """
+
+    node: str
+    generation: int
+    note: PowerNote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesWanted:
+    """How many nodes shall be on from here on, and why; jobs that there were needed ``needed``."""
+
+    nodes: int
+    needed: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryForgotten:
+    """Jobs that were over before a time are not known from here on; they stand in the archive of the log."""
+
+    before_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerPardoned:
+    """For the audit: an operator has mended a node that did not obey. What follows is a `PowerChanged`."""
+
+    node: str
+    by: str
+
+
+class TaskProfiled(ProfileFigures, frozen=True, kw_only=True):
+    """An agent says what a process of a job sends in an iteration of training."""
+
+    node: str
+    job_id: str
+    rank: int
+    start: int
+
+
+# ---------------------------------------------------------------------------------------------- decided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrainTookLead:
+    """A brain decides from here on."""
+
+    generation: int
+    holder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeClosed:
+    """Whoever decides has read that a node is to go off: from here on no job starts there until it is open again.
+
+    ``number``: of the DRAIN that it is an answer to.
+    """
+
+    node: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlaced:
+    """The cycle gave a job GPUs. It starts as soon as those who must leave them have left."""
+
+    job_id: str
+    places: tuple[Place, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobUnplaced:
+    """A job that had not started yet lost its place; ``is_held``: because no start of it can be made."""
+
+    job_id: str
+    reason: str
+    is_held: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStarted:
+    """A job's processes are to be started, for the ``start``-th time; ``is_profiled``: and what they send be noted."""
+
+    job_id: str
+    start: int
+    tasks: tuple[TaskPlace, ...]
+    master_addr: str
+    master_port: int
+    is_profiled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStopping:
+    """A job's processes are to be stopped. ``winner`` is the job that gets its GPUs, where there is one."""
+
+    job_id: str
+    start: int
+    cause: StopCause
+    reason: str
+    winner: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequeued:
+    """None of a job's processes is there any more, and it waits again."""
+
+    job_id: str
+    start: int
+    reason: str
+    is_failure: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded:
+    """A job is over."""
+
+    job_id: str
+    ending: Ending
+    reason: str
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPromoted:
+    """A starving job's figures begin again at zero. [tiresias §3.3.2.3]"""
+
+    job_id: str
+    reason: str
+
+
+Told = (
+    JobSubmitted | CancelRequested | HoldRequested | ReleaseRequested | NodeJoined | NodeChanged | NodeLost
+    | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | AccessNoted | TaskChanged
+    | PowerChanged | NodesWanted | PowerPardoned | HistoryForgotten
+    | TaskProfiled
+)  # fmt: skip
+Decided = (
+    BrainTookLead | NodeClosed | JobPlaced | JobUnplaced | JobStarted | JobStopping | JobRequeued | JobEnded
+    | JobPromoted
+)  # fmt: skip
+Event = Told | Decided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of the log.
+
+    Attributes:
+        seq: Its place; entries are read in this order.
+        at_s: When it was written, seconds since the epoch, by the writer's clock; never less than the one before.
+        generation: Of the brain that decided it; 0 for what was told.
+        cause: Who or what brought it about: ``user ann, uid 1000``, ``node n3``, ``cycle``.
+    """
+
+    seq: int
+    at_s: float
+    generation: int
+    cause: str
+    event: Event

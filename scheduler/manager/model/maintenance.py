@@ -1,0 +1,69 @@
+"""Reservations of nodes for maintenance: what the cycle makes of them, and who they would meet. PURE."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+from farside.scheduler.maintenance_window import Closure
+from farside.scheduler.manager.model.event import JobUnplaced
+from farside.scheduler.manager.model.record import ACTIVE, LiveJob, Maintenance
+from farside.scheduler.manager.model.state import LiveState
+from farside.units import format_moment
+
+
+def closures_of(state: LiveState, node_index: Mapping[str, int], now_s: float) -> tuple[Closure, ...]:
+    """The reservations that are not over, by the nodes' places in the cycle's ledger."""
+    return tuple(
+        Closure(
+            nodes=frozenset(node_index[node] for node in one.nodes if node in node_index),
+            begin_s=one.begin_s,
+            end_s=one.end_s,
+            why=words_of(one),
+        )
+        for one in state.maintenance.values()
+        if one.is_pending(now_s)
+    )
+
+
+def reserved_now(state: LiveState, now_s: float) -> dict[str, str]:
+    """``reserved: new disks until ...`` of each node under a reservation that has begun."""
+    active = [one for one in state.maintenance.values() if one.is_pending(now_s) and one.begin_s <= now_s]
+    return {
+        node: f"reserved{f': {one.reason}' if one.reason else ''} until {format_moment(one.end_s)}"
+        for one in sorted(active, key=lambda one: one.end_s)
+        for node in one.nodes
+    }
+
+
+def words_of(one: Maintenance) -> str:
+    """``n1, n2 reserved from ... to ... (new disks)``."""
+    reason = f" ({one.reason})" if one.reason else ""
+    span = f"from {format_moment(one.begin_s)} to {format_moment(one.end_s)}"
+    return f"{', '.join(one.nodes)} reserved {span}{reason}"
+
+
+def late_places(state: LiveState, now_s: float) -> Iterator[JobUnplaced]:
+    """Placed jobs that waited so long for others to go that they could still run when their nodes are reserved."""
+    pending = [one for one in state.maintenance.values() if one.is_pending(now_s)]
+    if not pending:
+        return
+    for job_id in state.placed:
+        job = state.jobs[job_id]
+        for one in pending:
+            if now_s + _longest_s(job) > one.begin_s and not set(one.nodes).isdisjoint(job.nodes):
+                yield JobUnplaced(job_id=job_id, reason=f"its place went before it started: {words_of(one)}")
+                break
+
+
+def _longest_s(job: LiveJob) -> float:
+    return job.spec.time_limit_s or math.inf
+
+
+def still_there(state: LiveState, one: Maintenance, now_s: float) -> list[str]:
+    """Jobs that run on its nodes and may still do so when it begins: it ends nobody."""
+    found = []
+    for job in state.live_jobs():
+        if job.phase in ACTIVE and not set(one.nodes).isdisjoint(job.nodes):
+            limit_s = job.spec.time_limit_s
+            if not limit_s or now_s + limit_s - job.held_until(now_s) > one.begin_s:
+                found.append(job.job_id)
+    return found

@@ -1,0 +1,99 @@
+"""What all processes of a job tell together of its model. PURE. [tiresias §3.3.3.2]
+
+S_J is the share of the largest tensor in the model, as in Table 3.3. Each worker sends all its gradients in an
+iteration, so what one sends is the model, and its largest message the largest tensor; the middle of all workers is
+taken. Where only parameter servers tell, each sends its portion to every worker: the model is all portions together
+("each parameter server periodically sends out its portion of the updated model to each worker").
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from farside.scheduler.manager.model.event import TaskProfiled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one process of a job told. ``is_server``: it has no GPU."""
+
+    told: TaskProfiled
+    is_server: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobProfile:
+    """A job's model as one of its starts has shown it.
+
+    Attributes:
+        start: Which one.
+        parts: By rank, those that have told so far.
+        iterations: The fewest that one of them has seen.
+        iteration_s: Time of one.
+        model_bytes: What one worker sends in it.
+        skew: S_J, over 0 and at most 1; 0 where ``problem`` says why nobody can tell.
+        problem: Empty: it tells.
+    """
+
+    start: int
+    parts: tuple[Part, ...]
+    iterations: int = 0
+    iteration_s: float = 0.0
+    model_bytes: int = 0
+    skew: float = 0.0
+    problem: str = ""
+
+
+def is_known(profile: JobProfile | None, told: TaskProfiled) -> bool:
+    """Whether this has been told before."""
+    return profile is not None and any(part.told == told for part in profile.parts)
+
+
+def joined(profile: JobProfile | None, told: TaskProfiled, *, is_server: bool) -> JobProfile | None:
+    """The profile with what one process told; the same where that changes nothing.
+
+    A later start replaces an earlier one, unless it has nothing to tell where the earlier had.
+    """
+    part = Part(told=told, is_server=is_server)
+    if profile is None:
+        return _profile((part,))
+    if told.start < profile.start or is_known(profile, told):
+        return profile
+    if told.start > profile.start:
+        return profile if told.problem and not profile.problem else _profile((part,))
+    others = (other for other in profile.parts if other.told.rank != told.rank)
+    return _profile((*others, part))
+
+
+def _profile(parts: Iterable[Part]) -> JobProfile:
+    ordered = tuple(sorted(parts, key=lambda part: part.told.rank))
+    start = ordered[0].told.start
+    tells = [part for part in ordered if _tells(part.told)]
+    if not tells:
+        problem = ordered[0].told.problem or "what it told makes no sense"
+        return JobProfile(start=start, parts=ordered, problem=problem)
+    workers = [part.told for part in tells if not part.is_server]
+    model_bytes, skew = _of_workers(workers) if workers else _of_servers([part.told for part in tells])
+    return JobProfile(
+        start=start,
+        parts=ordered,
+        iterations=min(part.told.iterations for part in tells),
+        iteration_s=median(part.told.iteration_s for part in tells),
+        model_bytes=model_bytes,
+        skew=skew,
+    )
+
+
+def _tells(told: TaskProfiled) -> bool:
+    return not told.problem and 0 < told.largest_bytes <= told.sent_bytes
+
+
+def _of_workers(workers: Iterable[TaskProfiled]) -> tuple[int, float]:
+    listed = list(workers)
+    return int(median(one.sent_bytes for one in listed)), median(one.largest_bytes / one.sent_bytes for one in listed)
+
+
+def _of_servers(servers: Iterable[TaskProfiled]) -> tuple[int, float]:
+    listed = list(servers)
+    model_bytes = sum(max(one.portion_bytes, one.largest_bytes) for one in listed)
+    return model_bytes, max(one.largest_bytes for one in listed) / model_bytes

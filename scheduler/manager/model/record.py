@@ -1,0 +1,299 @@
+"""What is known of a job, a process and a node, as it follows from the log. PURE.
+
+A job's way [tiresias Figure 3.9], with the event that takes it each step:
+
+    submitted --> WAITING --placed--> PLACED --started--> STARTING --all run--> RUNNING --ended--> DONE, FAILED
+      |  held ^   ^  ^                  | unplaced           |                     |
+      v       |   |  +------------------+                    +------stopping-------+
+     HELD ----+   |                                          v
+    (released)    +--------------requeued---------------- STOPPING --ended--> CANCELLED, TIMED_OUT, FAILED, DONE
+
+Preempted is a job that waits again after STOPPING. Arrival, activity, starvation and completion, the paper's four
+events, are `JobSubmitted`, what the order policy sees of its service, `JobPromoted` and `JobEnded`.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from farside.agent.gpu_share import Device, Share, free_devices, shares_of
+from farside.agent.messages import EndKind, NodeFacts
+from farside.scheduler.manager.model.event import Ending, NodesReserved, Place, StopCause, TaskPhase, TaskPlace
+from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.model.profile import JobProfile
+from farside.scheduler.manager.model.spec import JobSpec
+from farside.scheduler.nodes import models_of
+from farside.scheduler.power.state import Phase as PowerPhase
+
+
+class Phase(StrEnum):
+    """Where a job is."""
+
+    HELD = "held"
+    WAITING = "waiting"
+    PLACED = "placed"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+
+
+IDLE = frozenset({Phase.HELD, Phase.WAITING})
+ACTIVE = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})  # it has processes, or may have
+OVER = frozenset({Phase.DONE, Phase.FAILED, Phase.CANCELLED, Phase.TIMED_OUT})
+PHASE_OF_ENDING: Mapping[Ending, Phase] = {ending: Phase(ending.value) for ending in Ending}
+GONE = frozenset({TaskPhase.EXITED, TaskPhase.LOST})
+
+TaskKey = tuple[str, int, int]  # job, start, rank
+
+
+class LiveTask(TaskPlace, frozen=True, kw_only=True):
+    """One process of one start of a job, where it was placed, and how it is."""
+
+    job_id: str
+    start: int
+    phase: TaskPhase = TaskPhase.ASSIGNED
+    exit_code: int | None = None
+    signal: int | None = None
+    cause: str = ""
+    kind: EndKind | None = None
+    is_ready: bool = False
+
+    @property
+    def end_kind(self) -> EndKind:
+        """What brought it to its end; an older agent or log has it in words only."""
+        return self.kind or EndKind.of_text(self.cause)
+
+    @property
+    def key(self) -> TaskKey:
+        """What names it in the whole cluster, for ever."""
+        return self.job_id, self.start, self.rank
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """What it holds of its node's GPUs, in its job's name."""
+        return shares_of(self.devices, (self.job_id, self.start), self.node)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it holds nothing any more."""
+        return self.phase in GONE
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended otherwise than with exit code 0."""
+        return self.phase is TaskPhase.LOST or (self.phase is TaskPhase.EXITED and self.exit_code != 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stint:
+    """A time during which a job held GPUs: from the decision to start it to the end of its last process.
+
+    ``energy_j``: what its nodes say that its GPUs drew, of ``metered_gpu_s`` GPU seconds of it.
+    """
+
+    begin_s: float
+    places: tuple[Place, ...]
+    end_s: float = math.inf
+    energy_j: float = 0.0
+    metered_gpu_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveJob:
+    """A job. Times are seconds since the epoch; NaN before there is one.
+
+    Attributes:
+        job_id: What users call it.
+        sequence: Its place among all jobs ever submitted.
+        start: How often it was started; the number of its latest start.
+        places: The nodes that the cycle gave it, from PLACED on.
+        tasks: The processes of its latest start, by rank.
+        since_s: When its phase last changed between waiting and holding GPUs, or it was promoted.
+        executed_s: t_J up to ``since_s``: seconds it has held GPUs since it was submitted or promoted.
+        waited_s: The same of waiting.
+        held_s: Seconds it has held GPUs in all, up to ``since_s``.
+        stints: When and where it held GPUs, the last without an end while it does.
+        submitted_at: The entry of the log that submitted it.
+        started_s: When its latest start was decided, and ``stopping_s`` the latest stop.
+        pause_s: How long its processes took to go when it was preempted last.
+        resume_s: How long its latest start took until all of them ran, or the first said that it makes progress.
+        is_ready: One of its latest start has said so.
+        is_profiled: What the processes of its latest start send is noted.
+        profile: What that tells, of the latest start that told something.
+        reason: Why it is as it is, in words.
+        cancelled_by: Who wants it to end; empty: nobody.
+        held_by: Who wants it not to start; empty: nobody. One that runs is held once it has stopped.
+    """
+
+    job_id: str
+    sequence: int
+    spec: JobSpec
+    user: str
+    uid: int
+    submit_s: float
+    phase: Phase
+    since_s: float
+    submitted_at: int = 0
+    start: int = 0
+    places: tuple[Place, ...] = ()
+    tasks: tuple[LiveTask, ...] = ()
+    executed_s: float = 0.0
+    waited_s: float = 0.0
+    held_s: float = 0.0
+    stints: tuple[Stint, ...] = ()
+    start_s: float = math.nan
+    end_s: float = math.nan
+    started_s: float = math.nan
+    stopping_s: float = math.nan
+    pause_s: float = math.nan
+    resume_s: float = math.nan
+    is_ready: bool = False
+    preemptions: int = 0
+    failures: int = 0
+    exit_code: int | None = None
+    reason: str = ""
+    stop_cause: StopCause | None = None
+    cancelled_by: str = ""
+    held_by: str = ""
+    master_addr: str = ""
+    master_port: int = 0
+    is_profiled: bool = False
+    profile: JobProfile | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will happen to it any more."""
+        return self.phase in OVER
+
+    @property
+    def workers(self) -> tuple[LiveTask, ...]:
+        """The processes of its latest start without those of services."""
+        services = {role.name for role in self.spec.roles if role.is_service}
+        return tuple(task for task in self.tasks if task.role not in services) if services else self.tasks
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that it has, had last, or is about to have."""
+        return tuple(place.node for place in self.places)
+
+    def held_until(self, now_s: float) -> float:
+        """Seconds that it has held GPUs in all."""
+        return self.held_s + (now_s - self.since_s if self.phase in ACTIVE else 0.0)
+
+
+_POWER_STATES: Mapping[PowerPhase, str] = {
+    PowerPhase.DRAINING: "closing",
+    PowerPhase.OFF: "asleep",
+    PowerPhase.BOOTING: "booting",
+}
+_POWER_WORDS: Mapping[PowerPhase, str] = {
+    **_POWER_STATES,
+    PowerPhase.ON: "about to open",
+    PowerPhase.FAILED: "did not obey its power switch",
+}
+
+
+class LiveNode(NodeFacts, frozen=True, kw_only=True):
+    """A node that has ever joined, with what its agent said last.
+
+    ``shares`` say which job has which GPU, or which part of it, and ``tasks`` are all processes there: from the moment
+    that it was decided to start one until the node has said that it is gone, however long the node is away.
+    ``power``: what is kept of its power; None: it has always been on. ``closed_by``: the DRAIN after which no job
+    starts there, as the brain has said; 0: one may.
+    """
+
+    name: str
+    address: str
+    is_up: bool = True
+    joined_s: float = 0.0
+    drain_reason: str = ""
+    lost_reason: str = ""
+    shares: tuple[Share, ...] = ()
+    tasks: tuple[TaskKey, ...] = ()
+    power: PowerNote | None = None
+    closed_by: int = 0
+
+    @property
+    def gpu_model(self) -> str:
+        """The model of all its GPUs; empty: they differ, or it does not say."""
+        models = {gpu.model for gpu in self.gpus}
+        return models.pop() if len(models) == 1 else ""
+
+    def runs_jobs_of(self, user: str) -> bool:
+        """Whether this user's jobs may stand there."""
+        return not self.users or user in self.users
+
+    def suits(self, spec: JobSpec, user: str) -> bool:
+        """Whether it runs jobs of this user, on GPUs of a model that will do; `NodeSets.suitable` of one node."""
+        if not self.runs_jobs_of(user):
+            return False
+        return not spec.gpu_model or self.gpu_model.casefold() in models_of(spec.gpu_model)
+
+    @property
+    def unhealthy(self) -> tuple[int, ...]:
+        """The GPUs with errors."""
+        return tuple(gpu.index for gpu in self.gpus if not gpu.healthy)
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether jobs may start there. A node with a broken GPU drains by itself."""
+        return self.is_up and not self.drain_reason and not self.unhealthy and self.has_power
+
+    @property
+    def has_power(self) -> bool:
+        """Whether it is on, and neither to go off nor just coming up."""
+        return self.power is None or self.power.is_open
+
+    @property
+    def why_not(self) -> str:
+        """Why no job may start there; empty: one may."""
+        if self.power is not None and not self.has_power:
+            return f"{_POWER_WORDS[self.power.phase]}: {self.power.reason}"
+        if not self.is_up:
+            return self.lost_reason
+        if self.drain_reason:
+            return self.drain_reason
+        return ", ".join(f"GPU {gpu.index}: {gpu.reason or 'errors'}" for gpu in self.gpus if not gpu.healthy)
+
+    @property
+    def state(self) -> str:
+        """``lost``, ``draining`` (jobs still run there), ``drained``, ``busy`` or ``idle``.
+
+        And of nodes that sleep: ``closing``, ``asleep``, ``booting``.
+        """
+        if self.power is not None and self.power.phase in _POWER_STATES:
+            return _POWER_STATES[self.power.phase]
+        if not self.is_up:
+            return "lost"
+        if not self.is_taking:
+            return "draining" if self.tasks else "drained"
+        return "busy" if self.tasks else "idle"
+
+    @property
+    def free_devices(self) -> tuple[Device, ...]:
+        """The GPUs, and parts of GPUs, that nobody holds, the lowest first."""
+        return tuple(free_devices(self.devices, self.shares))
+
+
+class Maintenance(NodesReserved, frozen=True, kw_only=True):
+    """Nodes that are reserved between two times. ``cancelled_by``: who thought better of it; empty: nobody."""
+
+    reservation_id: str
+    cancelled_by: str = ""
+
+    def is_pending(self, now_s: float) -> bool:
+        """Whether it is not over, and not cancelled."""
+        return not self.cancelled_by and now_s < self.end_s
+
+    def state(self, now_s: float) -> str:
+        """``planned``, ``active``, ``over`` or ``cancelled``."""
+        if self.cancelled_by:
+            return "cancelled"
+        if now_s >= self.end_s:
+            return "over"
+        return "active" if now_s >= self.begin_s else "planned"

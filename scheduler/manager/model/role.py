@@ -1,0 +1,128 @@
+"""Roles of a job: processes that are not alike, such as workers and parameter servers. PURE.
+
+All processes of all roles start together or not at all. A process of a role with GPUs has one; those of a role without
+stand beside the others, in their proportion (servers.py), and never hold a job up that has room for its GPUs. For the
+cycle each GPU asks for its own process's CPUs and memory and for as many of each role without GPUs as one node can
+get for a GPU, rounded up: so what is promised is always enough.
+
+A role that is a service, as parameter servers are, runs for as long as the others: when all processes of all other
+roles have ended well, the services are told to end and the job is done, however they end then. The failure rule is the
+same for all: a process that fails, or a service that ends before the others, ends the job, which counts as one failure.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from farside.agent.messages import ARGUMENTS_MAX
+from farside.scheduler.manager.field_limit import items, limit_problems, number
+
+# Of all roles: each process is told in its environment where all are, and execve(2) takes 128 KiB a variable.
+MAX_PROCESSES = 4096
+MAX_ROLES = 16
+
+Arguments = Annotated[
+    tuple[str, ...], items("Program and arguments, run without a shell", ARGUMENTS_MAX, "put them in a file")
+]
+_NAME = Meta(
+    description="What FARSIDE_ROLE says",
+    extra={"pattern": "^[a-z][a-z0-9_]{0,31}$", "advice": "small letters, digits and _, at most 32"},
+)
+
+
+class Role(Struct, frozen=True, kw_only=True):
+    """``count`` processes of a job that are alike."""
+
+    name: Annotated[str, _NAME]
+    argv: Arguments
+    count: Annotated[int, number("How many processes", 1, MAX_PROCESSES)] = 1
+    gpus: Annotated[int, number("GPUs of each process: 1 or 0", 0, 1, "raise count instead")] = 1
+    cpus: Annotated[float, number("CPUs of each process; 0: not counted", 0)] = 0.0
+    memory_bytes: Annotated[float, number("Memory of each process; 0: not counted", 0)] = 0.0
+    swap_bytes: Annotated[float, number("Farside swap of each process beyond its memory; 0: no swap at all", 0)] = 0.0
+    is_service: Annotated[bool, Meta(description="Whether it is told to end when all others have ended well")] = False
+
+
+class RoleBody(Role, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Processes of a job that are alike, as the API takes them."""
+
+    service: Annotated[bool, Meta(description="The same as is_service, as a job file calls it")] = False
+
+
+def role_of(body: RoleBody) -> Role:
+    """What the log keeps of a role."""
+    found = {name: getattr(body, name) for name in Role.__struct_fields__}
+    return Role(**{**found, "is_service": body.is_service or body.service})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Which process of which role somebody is, and where the others of its role and the services are reached."""
+
+    role: str
+    rank: int
+    address: str
+    port: int
+
+
+def gpus_of(roles: Iterable[Role]) -> int:
+    """All GPUs of a job."""
+    return sum(role.count * role.gpus for role in roles)
+
+
+def per_gpu(roles: Sequence[Role], what: str) -> float:
+    """What a GPU has to bring along of ``cpus``, ``memory_bytes`` or ``swap_bytes``, whatever the places."""
+    gpus = gpus_of(roles)
+    if not gpus:
+        return 0.0
+    own: float = max(getattr(role, what) for role in roles if role.gpus)
+    beside: float = sum(math.ceil(role.count / gpus) * getattr(role, what) for role in roles if not role.gpus)
+    return own + beside
+
+
+def most_on_a_node(roles: Sequence[Role], gpus: int) -> int:
+    """How many processes a node may get that has ``gpus`` GPUs for the job."""
+    total = gpus_of(roles)
+    there = min(gpus, total)
+    if not there:
+        return 0
+    return there + sum(math.ceil(there * role.count / total) for role in roles if not role.gpus)
+
+
+def rendezvous(standings: Iterable[Standing]) -> Mapping[str, str]:
+    """FARSIDE_HOSTS_WORKER and the like: HOST:PORT of each process of a role, by rank, with commas between.
+
+    The port is one that no other job of Farside's has on that node; nobody but the job listens there.
+    """
+    hosts: dict[str, list[str]] = {}
+    for one in sorted(standings, key=lambda one: (one.role, one.rank)):
+        hosts.setdefault(one.role, []).append(f"{one.address}:{one.port}")
+    return {f"FARSIDE_HOSTS_{role.upper()}": ",".join(told) for role, told in hosts.items()}
+
+
+def role_problems(roles: Sequence[Role]) -> Iterator[str]:
+    """What is wrong with the roles of a job; each line names the role, the key and what to do."""
+    if len(roles) > MAX_ROLES:
+        yield f"roles: at most {MAX_ROLES}, not {len(roles)}"
+        return
+    count = sum(role.count for role in roles if role.count > 0)
+    if count > MAX_PROCESSES:
+        yield f"roles: {count:,} processes in all; a job with roles has at most {MAX_PROCESSES:,}; lower their count"
+        return
+    names = [role.name for role in roles]
+    for role in roles:
+        where = f"role {role.name:.40}"
+        yield from (f"{where}: {problem}" for problem in limit_problems(role))
+        if names.count(role.name) > 1:
+            yield f"{where}: there are two of that name"
+        if not role.argv or not role.argv[0]:
+            yield f"{where}: argv: is empty; name the program to run"
+        if role.swap_bytes and not role.memory_bytes:
+            yield f"{where}: swap: it swaps what goes beyond its memory; say how much that is, by memory"
+    if not any(role.gpus for role in roles):
+        yield "roles: none has GPUs; a job has at least one"
+    if all(role.is_service for role in roles):
+        yield "roles: all are services, and such a job would never end; one role has to do the work"

@@ -1,0 +1,217 @@
+"""A job as its user describes it: one record for the command line, the API, the log and the page. PURE.
+
+How it works
+  A key of a job is declared once, with its meaning and its limits (field_limit.py), as a field of `JobSpec`. `JobBody`
+  is what the API takes: the same keys, how many such jobs, and what may be left out; `spec_of` fills in what follows.
+  The OpenAPI document, the keys of a job file and the refusals all come from these two.
+"""
+
+import re
+from collections.abc import Container, Iterator, Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, field
+
+from farside.agent.messages import ARGUMENT_CHARS_MAX, ARGUMENTS_MAX, VARIABLES_MAX
+from farside.scheduler.manager.field_limit import items, limit_problems, line, number, path
+from farside.scheduler.manager.model.role import (
+    MAX_ROLES,
+    Arguments,
+    Role,
+    RoleBody,
+    gpus_of,
+    per_gpu,
+    role_of,
+    role_problems,
+)
+from farside.units import format_count
+
+# What lies above is a slip of the hand. The message that starts a task on a node holds 1 MiB, all of this included.
+MAX_ARGUMENT_BYTES = 256 * 1024
+MAX_ENVIRONMENT_BYTES = 256 * 1024
+MAX_GPUS = 100_000
+MAX_COUNT = 100_000
+MAX_RETRIES = 1000
+MAX_GRACE_S = 3600.0
+MAX_TIME_LIMIT_S = 4e9  # 126 years, as much as agents take
+MAX_AFTER = 1000
+# Of a job times its count: each of the jobs is told of each that ends.
+MAX_AFTER_IN_ALL = 100_000
+# What GPUs of a job with roles bring along follows from the roles.
+_PER_GPU = ("cpus_per_gpu", "memory_bytes_per_gpu", "swap_bytes_per_gpu")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}\Z")
+_AFTER_ADVICE = "wait for one that waits for them"
+
+
+class Ranks(StrEnum):
+    """How many processes a job has: one on each of its nodes, or one for each of its GPUs."""
+
+    NODE = "node"
+    GPU = "gpu"
+
+
+class JobSpec(Struct, frozen=True, kw_only=True):
+    """A job as its user described it; the log keeps it. ``argv`` of a job with roles is its first role's."""
+
+    argv: Arguments
+    gpus: Annotated[int, number("GPUs over all nodes; the job starts with all of them or not at all", 1, MAX_GPUS)] = 1
+    name: Annotated[str, line("What listings call the job; empty: the name of its program")] = ""
+    account: Annotated[str, line("Whom its GPU hours are charged to; empty: the first account of its user")] = ""
+    qos: Annotated[str, line("Its quality of service; empty: the default")] = ""
+    cwd: Annotated[str, path("Folder it is started in, absolute")] = "/"
+    env: Annotated[
+        Mapping[str, str],
+        items("Variables besides those that Farside sets", VARIABLES_MAX, "put them in a file", word="maxProperties"),
+    ] = field(default_factory=lambda: {})  # noqa: PIE807 - of `dict` itself the log's schema would show a default
+    ranks: Annotated[Ranks, Meta(description="One process for each node, or for each GPU; unused with roles")] = (
+        Ranks.NODE
+    )
+    gpu_model: Annotated[str, line("Only GPUs of this model; empty: any")] = ""
+    cpus_per_gpu: Annotated[float, number("CPUs it needs for each GPU; 0: not counted", 0)] = 0.0
+    memory_bytes_per_gpu: Annotated[float, number("Memory it needs for each GPU; 0: not counted", 0)] = 0.0
+    swap_bytes_per_gpu: Annotated[
+        float, number("Farside swap beyond its memory, for each GPU; 0: no swap at all", 0)
+    ] = 0.0
+    time_limit_s: Annotated[
+        float, number("The job is ended once it has held its GPUs this long", 0, MAX_TIME_LIMIT_S, "0 is none")
+    ] = 0.0
+    grace_s: Annotated[float, number("Time between SIGTERM and SIGKILL when it has to stop", 0, MAX_GRACE_S)] = 30.0
+    preemptible: Annotated[bool, Meta(description="Whether others may take its GPUs")] = True
+    checkpoint_dir: Annotated[
+        str, path("Folder that all nodes share, absolute; a job that is resumed finds its checkpoint there")
+    ] = ""
+    output: Annotated[str, path("Path of its output, %j the job, %r the rank; empty: farside-%j.%r.log in cwd")] = ""
+    retries: Annotated[int, number("How often it is started again after it failed by itself", 0, MAX_RETRIES)] = 0
+    after: Annotated[
+        tuple[str, ...], items("Jobs that must have ended well before it may start", MAX_AFTER, _AFTER_ADVICE)
+    ] = ()
+    roles: tuple[Role, ...] = ()
+    model: Annotated[str, line("What it trains, as Tiresias's Table 3.3 calls it: vgg16; empty: something else")] = ""
+    profile: Annotated[
+        bool | None, Meta(description="Whether what it sends is noted; default: at first where jobs are placed by skew")
+    ] = None
+
+    def role(self, name: str) -> Role | None:
+        """The role of that name; None of a job without roles."""
+        return next((role for role in self.roles if role.name == name), None)
+
+    @property
+    def title(self) -> str:
+        """Its name, or that of its program."""
+        return self.name or self.argv[0].rsplit("/", 1)[-1]
+
+    @property
+    def size_bytes(self) -> int:
+        """What its texts that may be long take, wherever it is kept."""
+        texts = (*_all_arguments(self), *self.env, *self.env.values(), *self.after)
+        return sum(map(_size_bytes, texts))
+
+    def output_path(self, job_id: str, rank: int) -> str:
+        """Where a rank's output goes."""
+        pattern = self.output or "farside-%j.%r.log"
+        path = pattern.replace("%j", job_id).replace("%r", str(rank))
+        return path if path.startswith("/") else f"{self.cwd.rstrip('/')}/{path}"
+
+
+class JobBody(JobSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job, or ``count`` jobs alike; as in a job file."""
+
+    argv: Arguments = ()
+    # None says that the default counts; `spec_of` sees to it that the log never keeps it.
+    preemptible: Annotated[
+        bool | None, Meta(description="Whether others may take its GPUs; default: whether it has a checkpoint_dir")
+    ] = None  # type: ignore[assignment]
+    roles: Annotated[
+        tuple[RoleBody, ...],
+        items("Processes that are not alike, all started at once", MAX_ROLES, "give processes that are alike one role"),
+    ] = ()
+    count: Annotated[int, Meta(ge=1, le=MAX_COUNT, description="So many jobs alike")] = 1
+    hold: Annotated[bool, Meta(description="Whether it does not start before it is released")] = False
+
+
+EXAMPLE: Mapping[str, Any] = {"argv": ["python", "train.py"], "gpus": 2, "cwd": "/home/ann", "time_limit_s": 7200}
+
+
+def spec_of(body: JobBody, named: Container[str]) -> JobSpec:
+    """What the log keeps of a body: what is not ``named`` in it follows from the rest of it."""
+    roles = tuple(map(role_of, body.roles))
+    found = {name: getattr(body, name) for name in JobSpec.__struct_fields__}
+    found |= {"roles": roles, "after": tuple(dict.fromkeys(body.after))}
+    if body.preemptible is None:
+        found["preemptible"] = bool(body.checkpoint_dir)
+    if roles:
+        found |= {name: value for name, value in _of_roles(roles).items() if name not in named}
+    return JobSpec(**found)
+
+
+def _of_roles(roles: tuple[Role, ...]) -> Mapping[str, Any]:
+    """What a job has that its roles say already."""
+    each = {key: per_gpu(roles, key.removesuffix("_per_gpu")) for key in _PER_GPU}
+    return {"argv": roles[0].argv, "gpus": gpus_of(roles), **each}
+
+
+def spec_problems(spec: JobSpec) -> Iterator[str]:
+    """What is wrong with a job, whatever the cluster; each line names the key and what to do."""
+    yield from _text_problems(spec)
+    yield from limit_problems(spec)
+    for key, folder in (("cwd", spec.cwd), ("checkpoint_dir", spec.checkpoint_dir or "/")):
+        if not folder.startswith("/"):
+            yield f"{key}: must be an absolute path, is '{folder:.60}'"
+    if spec.swap_bytes_per_gpu and not spec.memory_bytes_per_gpu:
+        yield "swap: a job swaps what goes beyond its memory; say how much that is, by memory_per_gpu"
+    if spec.roles:
+        yield from role_problems(spec.roles)
+        told = {key: getattr(spec, key) for key, value in _of_roles(spec.roles).items() if getattr(spec, key) != value}
+        if "argv" in told:
+            yield "argv: each role has its own; leave it out"
+        if "gpus" in told:
+            yield f"gpus: the roles ask for {gpus_of(spec.roles)} in all, not {spec.gpus}; leave it out"
+        for key in _PER_GPU:
+            if key in told:
+                yield f"{key}: each role has its own cpus, memory_bytes and swap_bytes; leave it out"
+
+
+def _text_problems(spec: JobSpec) -> Iterator[str]:
+    """What no program can be given, or Linux does not take."""
+    arguments = _all_arguments(spec)
+    if not spec.argv or not spec.argv[0]:
+        yield "argv: is empty; name the program to run"
+    elif sum(map(_size_bytes, arguments)) > MAX_ARGUMENT_BYTES:
+        yield f"argv: is longer than {MAX_ARGUMENT_BYTES} bytes; put it in a file"
+    elif any(_size_bytes(one) > ARGUMENT_CHARS_MAX for one in arguments):
+        yield f"argv: one argument is longer than the {ARGUMENT_CHARS_MAX} bytes that Linux takes; put it in a file"
+    if any(len(argv) > ARGUMENTS_MAX for argv in (spec.argv, *(role.argv for role in spec.roles))):
+        yield f"argv: has more than {ARGUMENTS_MAX} arguments; put them in a file"
+    variables = [_size_bytes(f"{name}={value}") for name, value in spec.env.items()]
+    if sum(variables) > MAX_ENVIRONMENT_BYTES:
+        yield f"env: is longer than {MAX_ENVIRONMENT_BYTES} bytes; put it in a file"
+    elif any(size_bytes > ARGUMENT_CHARS_MAX for size_bytes in variables):
+        yield f"env: one variable is longer than the {ARGUMENT_CHARS_MAX} bytes that Linux takes; put it in a file"
+    wrong = next((name for name in spec.env if not _VARIABLE.match(name)), None)
+    if wrong is not None:
+        yield f"env: {wrong[:60]!r} is no name of a variable; they are letters, digits and _, no digit first"
+    texts = (*arguments, *spec.env, *spec.env.values(), spec.cwd, spec.output, spec.checkpoint_dir)
+    if any("\0" in text for text in texts):
+        yield "a text contains a zero byte, which no program can be given"
+
+
+def _size_bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
+
+
+def _all_arguments(spec: JobSpec) -> tuple[str, ...]:
+    return (*spec.argv, *(word for role in spec.roles[1:] for word in role.argv))
+
+
+def array_problems(spec: JobSpec, count: int) -> Iterator[str]:
+    """What is wrong with ``count`` jobs alike, though one alone may be right."""
+    waits = len(spec.after) * count
+    if waits > MAX_AFTER_IN_ALL:
+        each = f"{format_count(len(spec.after), 'job')} for each of {count:,}"
+        yield f"after: {each} are more than {MAX_AFTER_IN_ALL:,} in all; wait for one that waits for them"
+
+
+def gpus_text(gpus: int) -> str:
+    """``1 GPU``, ``16 GPUs``."""
+    return format_count(gpus, "GPU")

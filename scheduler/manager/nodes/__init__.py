@@ -1,0 +1,1 @@
+"""The manager's side of the agents: sessions, orders, donors."""

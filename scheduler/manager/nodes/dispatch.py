@@ -1,0 +1,328 @@
+"""What an agent is told, and what its reports mean for the log. PURE.
+
+How it works
+  Nothing is kept of what was sent: what an agent has to be told follows from the log and from what it says it knows.
+  One `AgentLine` a connection; a new connection starts anew with HELLO. So a command that was lost on the way is sent
+  again after reconnection, and the agent does it once, as (task, start) names it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from msgspec import structs
+
+from farside.agent import messages as m
+from farside.scheduler.manager.model.event import (
+    DrainRequested,
+    Event,
+    NodeChanged,
+    NodeJoined,
+    TaskChanged,
+    TaskPhase,
+    TaskProfiled,
+)
+from farside.scheduler.manager.model.profile import is_known
+from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey
+from farside.scheduler.manager.model.role import Standing, rendezvous
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.nodes.donors import DonorRing, donor_at
+from farside.scheduler.manager.nodes.energy_meter import PowerMeter
+
+# Headroom moves all the time; only so large a share of a node's memory is worth an entry in the log.
+HEADROOM_STEP = 1 / 8
+SWAP_STEP = 1 / 16  # the same of its Farside swap, and what its own programs use of that
+ENDED = ("exited", "lost")
+SaidT = TypeVar("SaidT", bound=m.ChangingFacts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the processes of a job find each other: the first of each role, and the variables that name all hosts."""
+
+    masters: Mapping[str, LiveTask]
+    hosts: Mapping[str, str]
+
+
+class AgentLine:
+    """One connection of an agent: what it knows, and what it has been told on it."""
+
+    def __init__(self, hello: m.Hello, address: str, *, move_s: float = 900.0) -> None:
+        self.hello = hello
+        self.node = hello.node
+        self._address = address
+        self._known: dict[TaskKey, m.TaskState] = {key_of(task): task for task in hello.tasks}
+        self._told: set[tuple[str, TaskKey]] = set()
+        self._meter = PowerMeter()
+        self._ring_version = -1
+        self._donors: tuple[m.Donor, ...] | None = None
+        self._move_s = move_s  # borrowers get so long to move what they have
+        self._closed_by: int | None = None  # as told; None: nothing was, and nobody knows what the donor does
+        self._meetings: dict[tuple[str, int], Meeting] = {}  # by job and start, while commands are looked for
+
+    # ------------------------------------------------------------------ agent to log
+
+    def joined(self, state: LiveState) -> list[Event]:
+        """What HELLO means: who joined, and what became of the processes that the log has there."""
+        hello = self.hello
+        said = self._lasting(hello)
+        event = NodeJoined(node=self.node, address=self._address, **m.fields_of(m.NodeFacts, said))
+        node = state.nodes.get(self.node)
+        events: list[Event] = [event] if node is None or _is_news(node, event) else []
+        events += self._changes(state, hello.tasks)
+        if node is not None and node.boot_id == hello.boot_id:
+            events += self._forgotten(state, node)
+        return events
+
+    def _forgotten(self, state: LiveState, node: LiveNode) -> Iterator[Event]:
+        """Processes that this agent should know, and does not: they are gone, or never came to be."""
+        for key in node.tasks:
+            task = state.task(key)
+            if task is None or self._knows(state, key):
+                continue
+            is_new = task.phase is TaskPhase.ASSIGNED
+            if is_new and _is_wanted(state.jobs[task.job_id], task):
+                continue  # it will be told to start it
+            cause = "it was never started" if is_new else "its node does not know it any more"
+            yield TaskChanged(**_named(node.name, key), phase=TaskPhase.LOST, cause=cause)
+
+    def reported(self, state: LiveState, report: m.Report) -> list[Event]:
+        """What REPORT means; nothing where it repeats what the log says."""
+        self._known.update((key_of(task), task) for task in report.tasks)
+        node = state.nodes.get(self.node)
+        if node is not None:
+            there = (state.task(key) for key in node.tasks)
+            self._meter.read((task for task in there if task is not None), report.gpus, report.at_s)
+        events = self._changes(state, report.tasks)
+        if node is not None:
+            drains = any(isinstance(event, DrainRequested) for event in events)
+            if report.unfit and not node.drain_reason and not drains:
+                events.append(DrainRequested(node=self.node, reason=report.unfit, by=f"node {self.node}"))
+            said = self._lasting(report)
+            if _differs(m.ChangingFacts, node, _steadied(node, said)):
+                events.append(NodeChanged(node=self.node, **m.fields_of(m.ChangingFacts, said)))
+        return events
+
+    def _lasting(self, said: SaidT) -> SaidT:
+        """What an agent said of its node, as the log keeps it: without readings, and with the donor's true address."""
+        donor, swap = said.donor, said.swap
+        return structs.replace(
+            said,
+            gpus=tuple(gpu.lasting for gpu in said.gpus),
+            donor=None if donor is None else donor_at(donor, self._address),
+            swap=None if swap is None else swap.lasting,
+        )
+
+    def _changes(self, state: LiveState, tasks: Iterable[m.TaskState]) -> list[Event]:
+        events: list[Event] = []
+        for told in tasks:
+            key = key_of(told)
+            task = state.task(key)
+            if task is None or task.is_gone or not _is_of(told, state.jobs[task.job_id]):
+                continue
+            if told.unfit and not state.nodes[self.node].drain_reason:
+                events.append(DrainRequested(node=self.node, reason=told.unfit, by=f"node {self.node}"))
+            if told.profile is not None:  # before its end, which may be what its job waits for to start again
+                figures = m.fields_of(m.ProfileFigures, told.profile)
+                profiled = TaskProfiled(**_named(self.node, key), **figures)
+                events += [] if is_known(state.jobs[task.job_id].profile, profiled) else [profiled]
+            is_ready = told.ready_at_s is not None
+            if task.phase == told.state and is_ready <= task.is_ready:
+                continue
+            energy_j, metered_gpu_s = self._meter.take(key) if told.state in ENDED else (0.0, 0.0)
+            events.append(
+                TaskChanged(
+                    **_named(self.node, key), phase=TaskPhase(told.state), exit_code=told.exit_code,
+                    signal=told.signal, cause=told.cause, kind=told.kind, at_s=told.at_s, is_ready=is_ready,
+                    energy_j=energy_j, metered_gpu_s=metered_gpu_s,
+                )
+            )  # fmt: skip
+        return events
+
+    # ------------------------------------------------------------------ log to agent
+
+    def commands(self, state: LiveState) -> list[m.ManagerMessage]:
+        """What there is to tell now that has not been told on this connection."""
+        node = state.nodes.get(self.node)
+        if node is None:
+            return []
+        found: list[m.ManagerMessage] = []
+        for key in node.tasks:
+            task = state.task(key)
+            if task is not None:
+                found += self._about(state, task)
+        found += self._leftovers(state)
+        self._meetings.clear()
+        return found
+
+    def awaits_donors(self, ring: DonorRing) -> bool:
+        """Whether `donors` would look: there may be others than this node was told of."""
+        return m.CAN_DONORS in self.hello.can and ring.version != self._ring_version
+
+    def donors(self, state: LiveState, ring: DonorRing) -> Iterator[m.Donors]:
+        """The donors that this node may borrow from, when they are others than it was told on this connection."""
+        node = state.nodes.get(self.node)
+        if node is None or not self.awaits_donors(ring):
+            return
+        found, self._ring_version = ring.of(node), ring.version
+        if found != self._donors:
+            self._donors = found
+            yield m.Donors(donors=tuple(m.DonorAddress(node=one.node, control=one.control) for one in found))
+
+    def lending(self, state: LiveState) -> Iterator[m.Lending]:
+        """Whether its donor may lend, when that is other than it was told on this connection."""
+        node = state.nodes.get(self.node)
+        closed_by = 0 if node is None or node.power is None else node.power.drain_number
+        if m.CAN_LENDING in self.hello.can and closed_by != self._closed_by:
+            self._closed_by = closed_by
+            yield m.Lending(closed_by=closed_by, generation=state.generation, deadline_s=self._move_s)
+
+    def _about(self, state: LiveState, task: LiveTask) -> Iterator[m.ManagerMessage]:
+        job, known = state.jobs[task.job_id], self._known.get(task.key)
+        known = known if known is not None and _is_of(known, job) else None
+        if _is_wanted(job, task):
+            if known is None and self._first_time("start", task.key):
+                yield start_of(job, task, state.generation, self._meeting(job))
+        elif (known is None or known.state not in ENDED) and self._first_time("stop", task.key):
+            cause = job.stop_cause.value if job.stop_cause is not None and job.start == task.start else "an old start"
+            yield stop_of(task.key, state.generation, cause, job.spec.grace_s)
+
+    def _meeting(self, job: LiveJob) -> Meeting:
+        """Made once for all processes of a job that this node gets."""
+        key = job.job_id, job.start
+        if key not in self._meetings:
+            self._meetings[key] = meeting_of(job)
+        return self._meetings[key]
+
+    def _leftovers(self, state: LiveState) -> Iterator[m.ManagerMessage]:
+        """What the agent knows and the log has done with, or never knew (it was restored from a backup)."""
+        for key, told in list(self._known.items()):
+            task = state.task(key)
+            if task is not None and not task.is_gone and _is_of(told, state.jobs[task.job_id]):
+                continue
+            if told.state in ENDED:
+                del self._known[key]
+                if self._first_time("forget", key):
+                    yield m.Forget(task_id=told.task_id, start=told.start)
+            elif self._first_time("stop", key):
+                yield stop_of(key, state.generation, "the manager does not know it", 30.0)
+
+    def _knows(self, state: LiveState, key: TaskKey) -> bool:
+        known = self._known.get(key)
+        return known is not None and _is_of(known, state.jobs[key[0]])
+
+    def _first_time(self, what: str, key: TaskKey) -> bool:
+        if (what, key) in self._told:
+            return False
+        self._told.add((what, key))
+        if what == "forget":
+            self._told.difference_update((("start", key), ("stop", key)))
+        return True
+
+
+def _is_of(told: m.TaskState, job: LiveJob) -> bool:
+    """Whether this is a process of this job.
+
+    An agent may know one of another job with the same number: of a log that was lost, or of the part of it that a
+    backup did not have. How that one ended is not how this one did.
+    """
+    return told.submitted_s is None or told.submitted_s == job.submit_s
+
+
+def key_of(told: m.TaskState) -> TaskKey:
+    """Job, start and rank of what an agent calls a task."""
+    job_id, _, rank = told.task_id.rpartition(".")
+    return job_id, told.start, int(rank)
+
+
+def task_id_of(job_id: str, rank: int) -> str:
+    """What agents call a process."""
+    return f"{job_id}.{rank}"
+
+
+def meeting_of(job: LiveJob) -> Meeting:
+    """That of its latest start."""
+    masters: dict[str, LiveTask] = {}
+    for task in job.tasks:
+        masters.setdefault(task.role, task)
+    there = (Standing(role=one.role, rank=one.role_rank, address=one.address, port=one.port) for one in job.tasks)
+    return Meeting(masters=masters, hosts=rendezvous(there) if job.spec.roles else {})
+
+
+def start_of(job: LiveJob, task: LiveTask, generation: int, meeting: Meeting | None = None) -> m.Start:
+    """The command that starts a process. ``meeting``: its job's, where that was made already."""
+    meeting = meeting or meeting_of(job)
+    spec, role = job.spec, job.spec.role(task.role)
+    cpus, memory_bytes = spec.cpus_per_gpu * len(task.gpus), spec.memory_bytes_per_gpu * len(task.gpus)
+    swap_bytes = spec.swap_bytes_per_gpu * len(task.gpus)
+    first = meeting.masters.get(task.role, task)
+    role_variables = {"FARSIDE_ROLE": task.role, "FARSIDE_RANK": str(task.rank), **meeting.hosts}
+    limit_s = max(1.0, spec.time_limit_s - job.held_s) if spec.time_limit_s else 0.0
+    return m.Start(
+        task_id=task_id_of(job.job_id, task.rank),
+        start=task.start,
+        generation=generation,
+        submitted_s=job.submit_s,
+        spec=m.TaskSpec(
+            argv=spec.argv if role is None else role.argv,
+            env=dict(spec.env) if role is None else {**spec.env, **role_variables},
+            cwd=spec.cwd,
+            user=job.user,
+            gpus=task.gpus,
+            parts=task.parts,
+            cpus=cpus if role is None else role.cpus,
+            memory_bytes=int(memory_bytes if role is None else role.memory_bytes),
+            swap_bytes=int(swap_bytes if role is None else role.swap_bytes),
+            stdout=spec.output_path(job.job_id, task.rank),
+            rank=task.rank if role is None else task.role_rank,
+            world_size=max(1, len(job.tasks)) if role is None else role.count,
+            master_addr=first.address or job.master_addr or "127.0.0.1",
+            master_port=first.port or job.master_port or 1,
+            time_limit_s=limit_s,
+            grace_s=spec.grace_s,
+            resume=job.start > 1,
+            checkpoint_dir=spec.checkpoint_dir,
+            profile=job.is_profiled,
+        ),
+    )
+
+
+def stop_of(key: TaskKey, generation: int, cause: str, grace_s: float) -> m.Stop:
+    """The command that stops a process."""
+    job_id, start, rank = key
+    return m.Stop(
+        task_id=task_id_of(job_id, rank), start=start, generation=generation, cause=cause, grace_s=grace_s
+    )  # fmt: skip
+
+
+def _is_wanted(job: LiveJob, task: LiveTask) -> bool:
+    return job.start == task.start and job.phase in (Phase.STARTING, Phase.RUNNING)
+
+
+def _named(node: str, key: TaskKey) -> dict[str, Any]:
+    """How the log names a process that an agent speaks of."""
+    job_id, start, rank = key
+    return {"node": node, "job_id": job_id, "start": start, "rank": rank}
+
+
+def _steadied(node: LiveNode, said: SaidT) -> SaidT:
+    """What was said, with what always moves as it is known, where it has not moved far."""
+    swap, headroom_bytes = said.swap, said.headroom_bytes
+    if abs(headroom_bytes - node.headroom_bytes) <= HEADROOM_STEP * node.memory_bytes:
+        headroom_bytes = node.headroom_bytes
+    if swap is not None and abs(swap.own_bytes - node.swap_own_bytes) <= SWAP_STEP * node.swap_bytes:
+        swap = structs.replace(swap, own_bytes=node.swap_own_bytes)
+    return structs.replace(said, headroom_bytes=headroom_bytes, swap=swap)
+
+
+def _differs(kind: type[m.ChangingFacts], known: m.ChangingFacts, said: m.ChangingFacts) -> bool:
+    """Whether a fact of this kind is not as it is known."""
+    return any(getattr(known, name) != getattr(said, name) for name in kind.__struct_fields__)
+
+
+def _is_news(node: LiveNode, event: NodeJoined) -> bool:
+    """Whether the log does not say so yet; what always moves is told by the first report."""
+    said = structs.replace(event, headroom_bytes=node.headroom_bytes)
+    if said.swap is not None:
+        said = structs.replace(said, swap=structs.replace(said.swap, own_bytes=node.swap_own_bytes))
+    return not node.is_up or node.address != event.address or _differs(m.NodeFacts, node, said)

@@ -1,0 +1,78 @@
+"""Which donors each node may borrow from. PURE.
+
+How it works
+  All donors of nodes that are up stand on a ring, each at the hash of its name. A borrower gets the first
+  `DONORS_MAX` behind its own name's hash: each donor goes to about as many borrowers, and when one comes or goes,
+  a borrower's list changes by one at most. Nobody gets its own node's donor, nor one that only its own machine reaches.
+
+  These are addresses. Who answers there proves by the cluster's key that it is a donor, and the manager does not have
+  that key: the worst that a wrong list can do is to name donors that nobody can use.
+"""
+
+import hashlib
+from bisect import bisect
+from collections.abc import Iterable
+from ipaddress import ip_address
+
+from farside.agent.messages import DONORS_MAX, Donor
+from farside.endpoint import parse_endpoint
+from farside.scheduler.manager.model.record import LiveNode
+from farside.scheduler.manager.model.state import LiveState
+
+
+def donor_at(donor: Donor, address: str) -> Donor | None:
+    """A node's donor as others reach it; ``address`` is the node's, for a donor that listens on all of its addresses.
+
+    None where its ``control`` is no address on a network.
+    """
+    try:
+        where = parse_endpoint(donor.control)
+    except ValueError:
+        return None
+    if isinstance(where, str) or not donor.node:
+        return None
+    host, port = where
+    host = address if host in ("0.0.0.0", "::", "*") else host
+    return donor.lasting(f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}")
+
+
+class DonorRing:
+    """The donors of one state."""
+
+    def __init__(self, state: LiveState) -> None:
+        self.version = state.donors_version
+        self._ring = sorted((_place_of(node.name), node.name) for node in state.nodes.values() if _lends(node))
+        self._nodes = {name: state.nodes[name] for _, name in self._ring}
+
+    def of(self, borrower: LiveNode, most: int = DONORS_MAX) -> tuple[Donor, ...]:
+        """Those that this node may borrow from, by name; no two with the same name."""
+        found: dict[str, Donor] = {}
+        for node in self._behind(borrower.name):
+            donor = node.donor
+            assert donor is not None
+            is_near = not _is_loopback(donor.control) or _is_loopback(f"tcp:{borrower.address}:1")
+            if node.name != borrower.name and is_near:
+                found.setdefault(donor.node, donor)
+            if len(found) == most:
+                break
+        return tuple(found[name] for name in sorted(found))
+
+    def _behind(self, name: str) -> Iterable[LiveNode]:
+        first = bisect(self._ring, (_place_of(name), name))
+        return (self._nodes[one] for _, one in (*self._ring[first:], *self._ring[:first]))
+
+
+def _lends(node: LiveNode) -> bool:
+    return node.is_up and node.donor is not None
+
+
+def _place_of(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest())
+
+
+def _is_loopback(control: str) -> bool:
+    where = parse_endpoint(control)
+    try:
+        return isinstance(where, tuple) and ip_address(where[0]).is_loopback
+    except ValueError:
+        return where[0] == "localhost"

@@ -1,0 +1,321 @@
+"""/v1/agents/session: one WebSocket an agent; and who was not heard of for too long."""
+
+import asyncio
+import math
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
+from fastapi import FastAPI, HTTPException
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from farside.agent import messages as m
+from farside.agent import protocol
+from farside.errors import FarsideError, LocalProtocolError, PeerError, RemoteProtocolError
+from farside.log import get_log
+from farside.scheduler.manager.auth.caller import Caller, Callers, Role
+from farside.scheduler.manager.log_follower import LiveLog
+from farside.scheduler.manager.model.event import Event, NodeLost
+from farside.scheduler.manager.model.presence import Elsewhere
+from farside.scheduler.manager.nodes import checkpoint_folder as checkpoint
+from farside.scheduler.manager.nodes.dispatch import AgentLine
+from farside.scheduler.manager.nodes.donors import DonorRing
+from farside.scheduler.manager.store.presence import tell
+from farside.scheduler.manager.view.overview import Sensed
+from farside.units import format_seconds
+
+# Close codes of RFC 6455 §7.4.1.
+GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR = 1001, 1008, 1011
+HELLO_LIMIT_S = 10.0
+LEAD_LIMIT_S = 30.0
+WATCH_PERIOD_S = 1.0
+# So often in a node's timeout a manager says which nodes it hears: one may come late, or be lost.
+BEATS = 4
+# Made anew for each of a thousand nodes that join at a time, the list of donors would take all of the processor. Each
+# agent looks at it after its next report at the latest.
+RING_PERIOD_S = 1.0
+
+_log = get_log("manager.agents")
+
+
+class AgentSessions:
+    """All connected agents.
+
+    ``node_timeout_s``: a node that is silent for so long is lost. ``move_s``: borrowers of a node that is to sleep get
+    so long to move what they have there.
+    """
+
+    def __init__(self, log: LiveLog, callers: Callers, node_timeout_s: float, *, move_s: float = 900.0) -> None:
+        self._log = log
+        self._callers = callers
+        self._node_timeout_s = node_timeout_s
+        self._move_s = move_s
+        self._connected: dict[str, tuple[m.Hello, WebSocket]] = {}
+        self._askers: dict[str, checkpoint.Asker] = {}
+        self._heard_s: dict[str, float] = {}
+        self._sensed: dict[str, Sensed] = {}
+        self._ring, self._ring_s = DonorRing(log.state), -math.inf
+        self._begun_s = log.clock.now_s()
+        self._name = secrets.token_hex(8)  # of this process, among the managers of one store
+        self._elsewhere = Elsewhere()
+
+    def sensed(self) -> Mapping[str, Sensed]:
+        """What each connected agent told last of what no log keeps."""
+        return dict(self._sensed)
+
+    def beats(self) -> Mapping[str, str]:
+        """The boot of each node that is up: of those that are connected here, and others that the log says so of.
+
+        A node that was connected here and is not any more is silent, whatever the log says until it is called lost.
+        """
+        found = {name: hello.boot_id for name, (hello, _) in self._connected.items()}
+        for node in self._log.state.nodes.values():
+            is_stopping = node.power is not None and node.power.is_stopping
+            if node.is_up and not is_stopping and node.name not in self._heard_s:
+                found.setdefault(node.name, node.boot_id)
+        return found
+
+    @property
+    def ring(self) -> DonorRing:
+        """The donors that nodes may borrow from now."""
+        now_s = self._log.clock.now_s()
+        if self._ring.version != self._log.state.donors_version and now_s - self._ring_s >= RING_PERIOD_S:
+            self._ring, self._ring_s = DonorRing(self._log.state), now_s
+        return self._ring
+
+    @property
+    def connected(self) -> int:
+        """Agents that are connected here."""
+        return len(self._connected)
+
+    def serve(self, app: FastAPI) -> None:
+        """Adds the route."""
+
+        @app.websocket(protocol.PATH)
+        async def session(socket: WebSocket) -> None:
+            try:
+                caller = self._callers.of(socket)
+            except HTTPException as error:
+                await socket.close(POLICY_VIOLATION, str(error.detail)[: protocol.REASON_BYTES_MAX])
+                return
+            await socket.accept()
+            try:
+                await self._converse(socket, caller)
+            except RemoteProtocolError as error:
+                _log.warning("hung up on an agent", caller=caller.name, reason=error)
+                with suppress(RuntimeError):
+                    await socket.close(error.code or POLICY_VIOLATION, protocol.close_reason(error))
+            except FarsideError as error:  # the store is full, or gone: the agent keeps what it has to tell
+                _log.error("hung up on an agent", caller=caller.name, reason=error)
+                with suppress(RuntimeError):
+                    await socket.close(INTERNAL_ERROR, "the manager's store can't be written; come again")
+            except (WebSocketDisconnect, RuntimeError, TimeoutError):
+                pass  # it is gone, or never said HELLO; starlette says RuntimeError when we speak after that
+            except asyncio.CancelledError:
+                pass  # this process ends, and uvicorn would write a page about it
+
+    async def watch_silence(self) -> None:
+        """Writes into the log which nodes nobody heard of for too long, until it is cancelled."""
+        beat, next_beat_s = 0, -math.inf
+        while True:
+            await asyncio.sleep(WATCH_PERIOD_S)
+            now_s = self._log.clock.now_s()
+            try:
+                if now_s >= next_beat_s:
+                    beat, next_beat_s = beat + 1, now_s + self._node_timeout_s / BEATS
+                    said = await asyncio.to_thread(
+                        tell, self._log.store, self._name, beat, list(self._connected), now_s
+                    )
+                    self._elsewhere.told(said, now_s)
+                await self._log.write(list(self._lost(now_s)), "silence")
+            except FarsideError as error:
+                _log.error("could not be written", what="lost nodes", reason=error)
+
+    def _lost(self, now_s: float) -> Iterator[Event]:
+        for node in list(self._log.state.nodes.values()):
+            if node.name in self._connected or (node.power is not None and node.power.is_expected_silent):
+                continue
+            heard_s = max(self._heard_s.get(node.name, self._begun_s), self._elsewhere.heard_s(node.name))
+            if node.is_up and now_s - heard_s > self._node_timeout_s:
+                yield NodeLost(node=node.name, reason=f"not heard of for {format_seconds(self._node_timeout_s)}")
+
+    async def checkpoint_problem(self, user: str, path: str) -> str:
+        """Why this user can't keep checkpoints in this folder; empty: no node that is connected speaks against it."""
+        return await checkpoint.folder_problem(dict(self._askers), user, path)
+
+    async def power_off(self, node: str) -> None:
+        """Has an agent shut its node down, which was closed by the order that is in force.
+
+        Raises:
+            PeerError: It is not connected here, or can't.
+        """
+        asker, connected = self._askers.get(node), self._connected.get(node)
+        if asker is None or connected is None:
+            raise PeerError(f"{node}: its agent is not connected here")
+        if m.CAN_POWER_OFF not in connected[0].can:
+            hint = 'power_off = "systemctl poweroff" in its agent.toml'
+            raise PeerError(f"{node}: its agent may not shut it down", hint=hint)
+        state = self._log.state
+        asker.tell(m.PowerOff(closed_by=state.nodes[node].closed_by, generation=state.generation))
+
+    # ------------------------------------------------------------------ one session
+
+    async def _converse(self, socket: WebSocket, caller: Caller) -> None:
+        side = protocol.ManagerSide()
+        async with asyncio.timeout(HELLO_LIMIT_S):
+            hello = side.receive(await _frame(socket))
+        assert isinstance(hello, m.Hello)
+        self._admit(hello, caller)
+        line = AgentLine(hello, _address_of(socket), move_s=self._move_s)
+        older = self._connected.get(hello.node)
+        self._connected[hello.node] = hello, socket
+        try:
+            if older is not None:
+                with suppress(RuntimeError):
+                    await older[1].close(GOING_AWAY, "another connection of this node")
+            await self._log.write(line.joined(self._log.state), f"node {line.node}")
+            await self._wait_for_lead()
+            await socket.send_text(side.send(m.Welcome(generation=self._log.state.generation)))
+            _log.info("a node joined", node=line.node, gpus=len(hello.gpus), tasks=len(hello.tasks))
+            await self._both_ways(socket, side, line)
+        finally:
+            if self._connected.get(hello.node, (None, None))[1] is socket:
+                del self._connected[hello.node]
+                self._sensed.pop(hello.node, None)
+                self._heard_s[hello.node] = self._log.clock.now_s()
+
+    def _admit(self, hello: m.Hello, caller: Caller) -> None:
+        if caller.role is Role.USER or (caller.role is Role.NODE and caller.name not in ("", hello.node)):
+            text = f"{caller.role} {caller.name or '(any)'} may not speak for node {hello.node}"
+            raise RemoteProtocolError(text, code=protocol.CloseCode.FORBIDDEN)
+        rival = self._rival_of(hello)
+        if rival:
+            raise RemoteProtocolError(rival, code=protocol.CloseCode.NAME_TAKEN)
+
+    def _rival_of(self, hello: m.Hello) -> str:
+        """Who else has this name, and what to do; empty: nobody.
+
+        An agent with another state folder knows nothing of the first one's tasks. Were it let in while that one may
+        come back, these would be called lost, and start again on the same GPUs.
+        """
+        connected, node = self._connected.get(hello.node), self._log.state.nodes.get(hello.node)
+        if connected is not None and connected[0].boot_id != hello.boot_id:
+            return f"another machine is connected as {hello.node}; give one of them another name"
+        known = [connected[0].agent] if connected is not None else []
+        if node is not None and node.is_up and node.boot_id == hello.boot_id:
+            known.append(node.agent)  # until it is called lost it may come back, or talk to another manager
+        if hello.agent and any(agent not in ("", hello.agent) for agent in known):
+            return f"an agent with another state_dir is {hello.node:.40} here; end it, or give one of them another name"
+        return ""
+
+    async def _wait_for_lead(self) -> None:
+        """Commands bear the generation of a brain; the first may not have taken the lead yet."""
+        changed = asyncio.Event()
+        self._log.watch(changed)
+        try:
+            async with asyncio.timeout(LEAD_LIMIT_S):
+                while not self._log.state.generation:
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            raise RemoteProtocolError("no brain leads yet; come again", code=GOING_AWAY) from None
+        finally:
+            self._log.unwatch(changed)
+
+    async def _both_ways(self, socket: WebSocket, side: protocol.ManagerSide, line: AgentLine) -> None:
+        changed = asyncio.Event()
+        self._log.watch(changed, line.node)
+        asker = checkpoint.Asker(changed.set)
+        if m.CAN_PROBE in line.hello.can:
+            self._askers[line.node] = asker
+        try:
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(self._send(socket, side, line, asker, changed))
+                try:
+                    await self._receive(socket, side, line, asker, changed)
+                finally:
+                    sending.cancel()
+        except ExceptionGroup as several:
+            raise several.exceptions[0] from None
+        finally:
+            self._log.unwatch(changed, line.node)
+            asker.close()
+            if self._askers.get(line.node) is asker:
+                del self._askers[line.node]
+
+    async def _receive(
+        self,
+        socket: WebSocket,
+        side: protocol.ManagerSide,
+        line: AgentLine,
+        asker: checkpoint.Asker,
+        changed: asyncio.Event,
+    ) -> None:
+        while True:
+            report = side.receive(await _frame(socket))
+            if isinstance(report, m.Probed):
+                asker.answered(report)
+                continue
+            assert isinstance(report, m.Report)
+            self._sensed[line.node] = sensed_of(report, can_close=m.CAN_LENDING in line.hello.can)
+            await self._log.write(line.reported(self._log.state, report), f"node {line.node}")
+            await socket.send_text(side.send(m.Ack(seq=report.seq)))
+            if report.tasks or line.awaits_donors(self.ring):
+                changed.set()  # what it said may be all that its next command waits for
+
+    async def _send(
+        self,
+        socket: WebSocket,
+        side: protocol.ManagerSide,
+        line: AgentLine,
+        asker: checkpoint.Asker,
+        changed: asyncio.Event,
+    ) -> None:
+        while True:
+            changed.clear()
+            state = self._log.state
+            told = (*asker.unsent(), *line.commands(state), *line.donors(state, self.ring), *line.lending(state))
+            for command in told:
+                try:
+                    frame = side.send(command)
+                except LocalProtocolError as error:  # the API lets no such job in; one of an older version may be there
+                    _log.error("a command can't be sent", node=line.node, reason=error)
+                    continue
+                await socket.send_text(frame)
+            await changed.wait()
+
+
+def sensed_of(report: m.Report, *, can_close: bool = False) -> Sensed:
+    """What of a report is for the moment only."""
+    busy = [gpu.busy_pct for gpu in report.gpus if gpu.busy_pct is not None]
+    powers_w = [gpu.power_w for gpu in report.gpus if gpu.power_w is not None]
+    loans: Counter[str] = Counter()
+    for loan in report.loans:
+        loans[loan.borrower] += loan.bytes
+    return Sensed(
+        gpu_busy_pct=round(sum(busy) / len(busy)) if busy else None,
+        gpu_power_w=round(sum(powers_w)) if powers_w else None,
+        memory_stall_pct=report.psi.memory_full_pct,
+        loans=dict(loans),
+        lends=report.donor is not None and report.donor.lends,
+        lendable_bytes=0 if report.donor is None else report.donor.free_bytes,
+        swap_used_bytes=0 if report.swap is None else report.swap.used_bytes,
+        can_close=can_close,
+        closed_by=0 if report.drained is None else report.drained.number,
+        slabs=sum(max(1, loan.slabs) for loan in report.loans) if report.drained is None else report.drained.slabs,
+    )
+
+
+async def _frame(socket: WebSocket) -> str:
+    try:
+        return await socket.receive_text()
+    except KeyError:  # what starlette says to a frame of bytes
+        text = "frames of this protocol are text"
+        raise RemoteProtocolError(text, code=protocol.CloseCode.MALFORMED) from None
+
+
+def _address_of(socket: WebSocket) -> str:
+    """Where other nodes reach this one: where it came from."""
+    host = socket.client.host if socket.client is not None else ""
+    return "127.0.0.1" if not host or host.startswith("uid:") else host

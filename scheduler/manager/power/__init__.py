@@ -1,0 +1,1 @@
+"""Node power in the manager: which nodes are needed, and who switches them."""

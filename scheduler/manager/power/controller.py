@@ -1,0 +1,197 @@
+"""Keeps as many nodes on as are wanted, beside the brain that leads: what stands on nodes comes from the log.
+
+How it works
+  The state machine and the loop are those of `scheduler/energy/power`. Here they get their owners: what a node holds is
+  what the log says, closing a node is an entry that the brain answers by another (`NodeClosed`), beats are the agents'
+  connections. Every order is in the log before a BMC hears of it, with the generation of the brain beside which it was
+  given; once another leads, such an entry counts for nothing, and the order is dropped.
+
+  Of several managers the one whose brain leads does this. When that changes, or nodes come that can be switched, all of
+  it begins anew from the log.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from farside import admin
+from farside.errors import FarsideError
+from farside.log import get_log
+from farside.scheduler.energy.learning import LearningCes
+from farside.scheduler.energy.policy import EnergyPolicy
+from farside.scheduler.manager.decider.scheduler_process import ASK
+from farside.scheduler.manager.log_follower import LiveLog
+from farside.scheduler.manager.model.event import Event, PowerChanged
+from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.power.check_setup import PowerSetup
+from farside.scheduler.manager.power.inventory import CAUSE, Agents, DryHands, Hands, RealHands, Wishes
+from farside.scheduler.power.busy_history import busy_nodes, past_begin_s
+from farside.scheduler.power.controller import PowerKeeper
+from farside.scheduler.power.demand import PolicyDemand, Wish
+from farside.scheduler.power.driver.agent import ByAgent
+from farside.scheduler.power.driver.driver import PowerDriver
+from farside.scheduler.power.driver.dry_run import DryRunDriver
+from farside.scheduler.power.driver.wake_on_lan import WakeOnLanDriver
+from farside.scheduler.power.fit import Fitter, local_s
+
+BEAT_PERIOD_S = 1.0
+ASK_LIMIT_S = 5.0
+NOBODY = "none"
+
+log = get_log("manager.power")
+
+
+class LivePower:
+    """The power of the nodes that can be switched.
+
+    Args:
+        setup: What was told of it.
+        live: The log.
+        agents: Who is up.
+        folder: Where the brain of this manager is asked.
+    """
+
+    def __init__(self, setup: PowerSetup, live: LiveLog, agents: Agents, folder: Path) -> None:
+        self.setup = setup
+        self._live = live
+        self._agents = agents
+        self._folder = folder
+        self.keeper: PowerKeeper | None = None
+        self._fitter: Fitter | None = None
+        self._told: frozenset[str] = frozenset()  # of which nodes it was said that nobody wakes them
+
+    async def run(self) -> None:
+        """Keeps them until it is cancelled."""
+        while True:
+            if self.setup.policy == NOBODY:
+                await self._open_again()
+                await asyncio.sleep(self.setup.every_s)
+                continue
+            generation = await self._own_generation()
+            names = self._known_names()
+            if not names or generation != self._live.state.generation:
+                await asyncio.sleep(BEAT_PERIOD_S)
+                continue
+            await self._keep(generation, names)
+
+    @property
+    def forecast(self) -> str:
+        """What the policy's forecast is worth now; empty where none was asked for, or another manager keeps nodes."""
+        return "" if self._fitter is None else self._fitter.remark
+
+    # ------------------------------------------------------------------ while this brain leads
+
+    def _known_names(self) -> frozenset[str]:
+        return frozenset(self.setup.drivers) & frozenset(self._live.state.nodes)
+
+    async def _own_generation(self) -> int:
+        """Of the brain beside us; -1: it does not lead, or does not answer."""
+        try:
+            told = await admin.ask(self._folder / ASK, "status", timeout_s=ASK_LIMIT_S)
+        except FarsideError:
+            return -1
+        return int(told["generation"])
+
+    async def _keep(self, generation: int, names: frozenset[str]) -> None:
+        """Keeps these nodes until another brain leads, or there are others."""
+        assert self.setup.make_policy is not None, "somebody decides"
+        policy = self.setup.make_policy(len(names))
+        self._fitter = fitter = Fitter(policy)
+        try:
+            demand = Wishes(await self._demand(policy, fitter, names, self._live.now_s()))
+            await self._keep_by(demand, fitter, generation, names)
+        finally:
+            fitter.close()
+            self._fitter = None
+
+    async def _keep_by(self, demand: "Wishes", fitter: Fitter, generation: int, names: frozenset[str]) -> None:
+        setup, state, now_s = self.setup, self._live.state, self._live.now_s()
+        drivers: Mapping[str, PowerDriver] = {name: self._driver(name) for name in sorted(names)}
+        if setup.is_dry_run:
+            dry = {name: DryRunDriver(name) for name in sorted(names)}
+            hands: Hands = DryHands(self._live, self._agents, dry)
+            drivers = dry
+        else:
+            hands = RealHands(self._live, self._agents, setup, generation, demand)
+        self.keeper = keeper = PowerKeeper(
+            drivers, inventory=hands, demand=demand, lacking=lambda: len(hands.called()), called=hands.called,
+            clock=_LogClock(self._live), rules=setup.rules, patience=setup.patience, every_s=setup.every_s,
+            known=hands.known(state, names, now_s), record=hands.record,
+        )  # fmt: skip
+        log.info("keeps the nodes' power", generation=generation, nodes=len(names), dry_run=setup.is_dry_run)
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = group.create_task(keeper.run())
+                await asyncio.sleep(0)
+                while state.generation == generation and self._known_names() == names:
+                    fitter.look()
+                    for name, boot_id in hands.beats().items():
+                        keeper.beat(name, boot_id)
+                    if not setup.is_dry_run:
+                        await self._tell_wish(demand)
+                    await asyncio.sleep(BEAT_PERIOD_S)
+                running.cancel()
+        finally:
+            self.keeper = None
+
+    def _driver(self, name: str) -> PowerDriver:
+        driver = self.setup.drivers[name]
+        if isinstance(driver, WakeOnLanDriver) and not driver.program:
+            return ByAgent(name, driver, self._agents.power_off)
+        return driver
+
+    async def _demand(self, policy: EnergyPolicy, fitter: Fitter, names: frozenset[str], now_s: float) -> PolicyDemand:
+        """The policy as a demand, once it has learned what the log has of the past."""
+        setup, jobs = self.setup, list(self._live.state.jobs.values())
+        first_s = jobs[0].submit_s if jobs else now_s
+        begin_s = past_begin_s(first_s, now_s, setup.step_s)
+        past = await asyncio.to_thread(busy_nodes, jobs, names, begin_s, now_s, setup.step_s)
+        told = self._live.state.wanted
+        first = None if told is None or setup.is_dry_run else Wish(nodes=told.nodes, reason=told.reason)
+        if isinstance(policy, LearningCes):
+            policy.begin(local_s(begin_s))
+        demand = PolicyDemand(policy, step_s=setup.step_s, past=past, first=first)
+        await asyncio.wrap_future(fitter.learn(demand, float(len(names))))
+        return demand
+
+    async def _tell_wish(self, demand: "Wishes") -> None:
+        await self._write(demand.untold(self._live.state))
+
+    async def _write(self, events: Iterable[Event]) -> None:
+        try:
+            await self._live.write(tuple(events), CAUSE)
+        except FarsideError as error:
+            log.error("could not be written", what="the nodes' power", reason=error)
+
+    # ------------------------------------------------------------------ when nobody shall sleep
+
+    async def _open_again(self) -> None:
+        """Nodes that are closed or asleep from when there was a policy: those that are up serve again."""
+        state, now_s = self._live.state, self._live.now_s()
+        closed = {node.name: node for node in state.nodes.values() if not node.has_power}
+        asleep = frozenset(name for name, node in closed.items() if not node.is_up)
+        if asleep - self._told:
+            log.warning("nodes are asleep, and nobody wakes them: switch them on", nodes=", ".join(sorted(asleep)))
+        self._told = asleep
+        await self._write(
+            PowerChanged(
+                node=node.name,
+                generation=state.generation,
+                note=PowerNote(since_s=now_s, reason="no policy lets nodes sleep any more", number=node.power.number),
+            )
+            for node in closed.values()
+            if node.is_up and node.power is not None
+        )
+
+
+class _LogClock:
+    """The log's time: seconds since the epoch that only grow, over restarts too."""
+
+    def __init__(self, live: LiveLog) -> None:
+        self._live = live
+
+    def now_s(self) -> float:
+        return self._live.now_s()
+
+    async def sleep_until_s(self, when_s: float) -> None:
+        await asyncio.sleep(max(0.0, when_s - self.now_s()))

@@ -1,0 +1,146 @@
+"""Which nodes the jobs that wait would fill: idle ones that must stay on, and sleeping ones that are woken. PURE.
+
+The simulator counts in whole nodes of one size [helios §4.3.2, JobArrivalCheck]; here nodes differ, so they are named,
+and a job wakes none that it could not use: of another model or of other users, reserved, too small for one of its GPUs.
+Nor does a job that its account or QOS holds back. What a node could hold, and what caps leave, the cycle's own tables
+say: `NodeSets` and `Tally`.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from farside.scheduler.manager.decider.adapter import is_holding, is_ready, job_of, node_of
+from farside.scheduler.manager.model.record import LiveJob, LiveNode
+from farside.scheduler.manager.model.record import Phase as JobPhase
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.node_set import bits
+from farside.scheduler.nodes import NodeSets
+from farside.scheduler.placement.on_nodes import demand_of
+from farside.scheduler.power.state import Phase
+from farside.scheduler.quota_use import Tally
+from farside.scheduler.state import Node
+from farside.scheduler.tenancy import Standing, Tenancy
+
+# The brain has looked at a job that has waited for so long: what is free is not for it.
+SETTLED_S = 5.0
+# So many are looked at; who stands behind them waits for others than nodes anyway.
+LOOKED_AT = 1000
+_REACHABLE = (Phase.OFF, Phase.BOOTING)
+
+
+def lacked(state: LiveState, tenancy: Tenancy | None, now_s: float) -> tuple[str, ...]:
+    """The nodes that waiting jobs would fill: first idle ones that are on, then those on their way up, then others.
+
+    A job that has just come may get an idle node at any moment; it wakes none before the brain has looked at it.
+    """
+    waiting = list(islice(_waiting(state), LOOKED_AT))
+    if not waiting:
+        return ()
+    rooms = _Rooms(state)
+    tally = Tally()
+    for job in state.live_jobs():
+        if is_holding(job):
+            tally.take(_standing(tenancy, job), job.spec.gpus)
+    for job in waiting:
+        if not rooms.has_any():
+            break
+        standing = _standing(tenancy, job)
+        if tally.why_not(standing, job.spec.gpus):
+            continue
+        tally.take(standing, job.spec.gpus)  # it is thought to get its GPUs, whoever gives them
+        fits = rooms.fits(job, now_s)
+        if rooms.most(fits) < job.spec.gpus:
+            continue
+        left = rooms.fill(fits, job.spec.gpus, rooms.free)
+        if now_s - max(job.since_s, job.submit_s) >= SETTLED_S:
+            rooms.fill(fits, left, rooms.asleep)
+    return rooms.called
+
+
+def _waiting(state: LiveState) -> Iterator[LiveJob]:
+    return (job for job in state.live_jobs() if job.phase is JobPhase.WAITING and is_ready(state, job))
+
+
+def _standing(tenancy: Tenancy | None, job: LiveJob) -> Standing:
+    return Standing() if tenancy is None else tenancy.standing(job_of(job))
+
+
+class _Rooms:
+    """The nodes by their place in the state, and the GPUs there that jobs which wait may still be thought to fill.
+
+    Attributes:
+        free: Nodes that are on and have no job.
+        asleep: Others, those first that are up soonest.
+    """
+
+    def __init__(self, state: LiveState) -> None:
+        self._state = state
+        self._nodes = tuple(state.nodes.values())
+        self._sets = NodeSets([_empty(node) for node in self._nodes])
+        self._asks_users = any(node.users for node in self._nodes)
+        self._gpus = [len(node.devices) for node in self._nodes]
+        self._called: dict[str, None] = {}
+        busy = {name for job in state.live_jobs() for name in job.nodes if is_holding(job)}
+        self.free = [
+            at for at, node in enumerate(self._nodes) if node.is_taking and not node.tasks and node.name not in busy
+        ]
+        order: Mapping[Phase, int] = {Phase.BOOTING: 0, Phase.DRAINING: 1, Phase.OFF: 2}
+        found = [
+            (order[node.power.phase], node.name, at)
+            for at, node in enumerate(self._nodes)
+            if node.power is not None and node.power.phase in order
+        ]
+        self.asleep = [at for _, _, at in sorted(found)]
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """The nodes that were filled, in the order in which they were."""
+        return tuple(self._called)
+
+    def has_any(self) -> bool:
+        """Whether any GPU is left."""
+        return any(self._gpus[at] for at in (*self.free, *self.asleep))
+
+    def fits(self, job: LiveJob, now_s: float) -> Mapping[int, int]:
+        """GPUs of a job by node, were the node empty; without nodes where it may not start now."""
+        end_s = now_s + (job.spec.time_limit_s or math.inf)
+        pending = [one for one in self._state.maintenance.values() if one.is_pending(now_s) and end_s > one.begin_s]
+        reserved = {name for one in pending for name in one.nodes}
+        demand = demand_of(job_of(job, asks_users=self._asks_users), is_consolidated=False)
+        places = ((at, gpus) for gpus, nodes in self._sets.capacities(demand) for at in bits(nodes))
+        return {at: gpus for at, gpus in places if self._is_open(at) and self._nodes[at].name not in reserved}
+
+    def _is_open(self, at: int) -> bool:
+        return not (self._nodes[at].drain_reason or self._nodes[at].unhealthy)
+
+    def most(self, fits: Mapping[int, int]) -> int:
+        """GPUs that it could have with every node on and nobody else there."""
+        return sum(gpus for at, gpus in fits.items() if self._nodes[at].is_up or _is_off(self._nodes[at]))
+
+    def fill(self, fits: Mapping[int, int], gpus: int, within: Sequence[int]) -> int:
+        """Takes GPUs for a job where it fits; how many it still lacks."""
+        for at in within:
+            taken = min(gpus, self._gpus[at], fits.get(at, 0))
+            if taken > 0:
+                self._gpus[at] -= taken
+                gpus -= taken
+                self._called[self._nodes[at].name] = None
+            if not gpus:
+                break
+        return gpus
+
+
+def _is_off(node: LiveNode) -> bool:
+    return node.power is not None and node.power.phase in _REACHABLE
+
+
+def _empty(node: LiveNode) -> Node:
+    """The node as the cycle would know it with nobody there; what ran on it before it slept is gone."""
+    own_bytes = node.swap_own_bytes if node.is_up else 0
+    return replace(
+        node_of(node),
+        memory_bytes=float(node.memory_bytes) or math.inf,
+        swap_bytes=float(max(0, node.swap_bytes - own_bytes)),
+    )

@@ -1,0 +1,115 @@
+"""Old entries of the log, in files that are written once: gzip, a line of JSON for each, as it stood in the table.
+
+How it works
+  A file is named by its first and last entry, and has its name only once it is whole and on the disk. Entries are taken
+  out of the log after that. Who is killed between the two leaves them in both; they count once.
+"""
+
+import gzip
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from farside.errors import FarsideError, RemoteProtocolError
+from farside.scheduler.manager.model.codec import decode_event
+from farside.scheduler.manager.model.event import Entry
+from farside.whole_file import sync_folder
+
+_NAME = re.compile(r"log-(\d+)-(\d+)\.jsonl\.gz")
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    seq: int
+    at_s: float
+    generation: int
+    cause: str
+    version: int
+    kind: str
+    subject: str
+    body: str
+
+
+_DECODER = msgspec.json.Decoder(_Line)
+
+
+class Archive:
+    """A folder of such files. It is made when the first is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def last_seq(self) -> int:
+        """The last entry that is here; 0: there is none."""
+        return max((last for _, last, _ in self._files()), default=0)
+
+    def holds(self, row: Mapping[str, Any]) -> bool:
+        """Whether the last entry that is here is this one of a log, and not of another log."""
+        last = max(self._files(), key=lambda found: found[1], default=None)
+        lines = deque(_lines(last[2]) if last is not None else (), maxlen=1)
+        return bool(lines) and msgspec.to_builtins(lines[0]) == dict(row)
+
+    def add(self, rows: Iterable[Mapping[str, Any]], first: int, last: int) -> Path:
+        """Writes entries ``first`` to ``last``, which ``rows`` are, into a file of their own.
+
+        Raises:
+            FarsideError: The disk is full, or the folder can't be written; nothing of them is here.
+        """
+        path = self.folder / f"log-{first:012d}-{last:012d}.jsonl.gz"
+        part = path.with_name(f".{path.name}.part")
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with part.open("wb") as file:
+                with gzip.GzipFile(filename="", fileobj=file, mode="wb", compresslevel=6, mtime=0) as packed:
+                    for row in rows:
+                        packed.write(_ENCODER.encode(row) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+            sync_folder(self.folder)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            hint = "the log keeps its old entries until it can"
+            raise FarsideError(f"{path}: {error.strerror}", hint=hint) from error
+        return path
+
+    def entries(self) -> Iterator[Entry]:
+        """All of them in their order, each once.
+
+        Raises:
+            RemoteProtocolError: A file is damaged.
+        """
+        seen = 0
+        for _, last, path in sorted(self._files()):
+            if last <= seen:
+                continue
+            for line in _lines(path):
+                if line.seq > seen:
+                    seen = line.seq
+                    yield Entry(
+                        seq=line.seq,
+                        at_s=line.at_s,
+                        generation=line.generation,
+                        cause=line.cause,
+                        event=decode_event(line.kind, line.body, line.version),
+                    )
+
+    def _files(self) -> list[tuple[int, int, Path]]:
+        found = ((_NAME.fullmatch(path.name), path) for path in self.folder.glob("log-*.jsonl.gz"))
+        return [(int(match[1]), int(match[2]), path) for match, path in found if match is not None]
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    try:
+        with gzip.open(path, "rb") as packed:
+            for text in packed:
+                yield _DECODER.decode(text)
+    except (OSError, EOFError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"{path}: {error}", hint="the file is damaged; take it from a backup") from error

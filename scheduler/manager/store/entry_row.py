@@ -1,0 +1,40 @@
+"""Entries of the log as rows of its table, and back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import bindparam, select
+
+from farside.scheduler.manager.model.codec import decode_event, encode_event
+from farside.scheduler.manager.model.event import VERSION, Entry, Event
+from farside.scheduler.manager.store.table import log
+
+CAUSE_MAX, SUBJECT_MAX = 200, 100  # characters, as wide as the columns
+
+# What is said to the database all the time is put together once: that takes longer than the database's own part.
+COLUMNS = select(log.c.seq, log.c.at_s, log.c.generation, log.c.cause, log.c.kind, log.c.body, log.c.version)
+READ_ON = COLUMNS.where(log.c.seq > bindparam("after")).order_by(log.c.seq).limit(bindparam("most"))
+
+
+def entry_of(row: Any) -> Entry:
+    """The entry of a row of `COLUMNS`.
+
+    Raises:
+        RemoteProtocolError: It is damaged, or of a later version.
+    """
+    seq, at_s, generation, cause, kind, body, version = row
+    return Entry(seq=seq, at_s=at_s, generation=generation, cause=cause, event=decode_event(kind, body, version))
+
+
+def row_of(entry: Entry) -> Mapping[str, object]:
+    """What is to be inserted for an entry."""
+    kind, body = encode_event(entry.event)
+    return {
+        "seq": entry.seq, "at_s": entry.at_s, "generation": entry.generation, "cause": entry.cause, "version": VERSION,
+        "kind": kind, "subject": subject_of(entry.event)[:SUBJECT_MAX], "body": body,
+    }  # fmt: skip
+
+
+def subject_of(event: Event) -> str:
+    """What an event is about: a job, a node; empty: all of it, or a job that has no id yet."""
+    return str(getattr(event, "job_id", "") or getattr(event, "node", ""))

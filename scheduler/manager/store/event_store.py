@@ -1,0 +1,463 @@
+"""The log in a database: append, read on, lead.
+
+How it works
+  All writers lock the one row of `lead`, so entries get their places in the order in which they become visible, and a
+  reader that has come to place n never finds one before it later. That row also has the generation: a brain that took
+  the lead made it greater, and what an older one wants to write from then on is refused, whatever it believes.
+
+  SQLite: one file, write-ahead log, synced at each commit; what was acknowledged survives a crash of the machine.
+  Entries are written many at once where many wait, as a commit costs the same for one and for a thousand.
+"""
+
+import math
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    Engine,
+    create_engine,
+    delete,
+    event,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from farside.errors import ConfigError, FarsideError
+from farside.scheduler.manager.model.codec import check_version
+from farside.scheduler.manager.model.event import VERSION, BrainTookLead, Entry
+from farside.scheduler.manager.model.state import keyed_request_of
+from farside.scheduler.manager.store.entry_row import COLUMNS, READ_ON, entry_of
+from farside.scheduler.manager.store.table import image, lead, log
+from farside.scheduler.manager.store.transaction import PAGE, Draft, Turn, lock
+
+# How long one waits in SQLite for another writer, and how often it looks; a commit takes milliseconds.
+BUSY_S, LOOK_S = 30.0, 0.0005
+_NEVER = threading.Event()  # waited for instead of time.sleep, which fails where libfaketime makes a clock jump
+_BEGIN_WRITING = "BEGIN IMMEDIATE"
+# A machine that does not answer is given up after two seconds and three more, or when what was sent to it stays without
+# an answer for five.
+KEEP_ALIVE_IDLE_S, KEEP_ALIVE_INTERVAL_S, KEEP_ALIVE_COUNT = 2, 1, 3
+SILENT_MAX_MS = 5000
+CONNECT_LIMIT_S = 5
+# A commit that finds so many pages in SQLite's write-ahead log moves them into the database itself, which takes ten
+# times as long as the commit. A manager sees to it that none does, see `EventStore.checkpoint`.
+CHECKPOINT_PAGES = 8000
+
+
+class StoreError(FarsideError):
+    """The store could not be read or written; what was to be written is not there."""
+
+
+class AskedBefore(FarsideError):
+    """Requests that were to be written are in the log already, by another writer; nothing was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """The first and last entry, up to where there is an image (0: there is none), and who led last.
+
+    Of an empty log the first is the one that comes next.
+    """
+
+    first_seq: int
+    first_at_s: float
+    last_seq: int
+    image_seq: int
+    holder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """The bytes of an image, and the version of the log that its writer knew."""
+
+    version: int
+    body: bytes
+
+
+class EventStore:
+    """One database. May be used from several threads, one call at a time each."""
+
+    def __init__(self, url: str) -> None:
+        """Opens, but does not make it: see `migrate.py`.
+
+        Raises:
+            ConfigError: The URL is none, or of a database that Farside does not know.
+        """
+        self.url = url
+        self.engine = open_engine(url)
+
+    def close(self) -> None:
+        """Closes its connections."""
+        self.engine.dispose()
+
+    # ------------------------------------------------------------------ writing
+
+    def take_lead(self, holder: str, now_s: float) -> int:
+        """The generation of a brain that leads from now on; all before it can't write decisions any more."""
+        with self._writing() as connection:
+            generation = int(lock(connection).generation) + 1
+            connection.execute(update(lead).values(generation=generation, holder=holder))
+            turn = Turn(connection, generation)
+            turn.add([Draft(event=BrainTookLead(generation=generation, holder=holder), cause=holder)], now_s)
+            turn.write()
+        return generation
+
+    @contextmanager
+    def turn(self, generation: int = 0, after: float = math.inf) -> Iterator[Turn]:
+        """One transaction, committed at the end of the block; see turn.py.
+
+        Args:
+            generation: Of the brain that decides; 0: none does.
+            after: What stands behind this place is read first.
+
+        Raises:
+            LeadLost: Another brain leads.
+            StoreError: The database could not do it; nothing was written.
+        """
+        with self._writing() as connection:
+            turn = Turn(connection, generation, after)
+            yield turn
+            turn.write()
+
+    def append(
+        self, drafts: Sequence[Draft], now_s: float, *, generation: int = 0, read_to: int | None = None
+    ) -> list[Entry]:
+        """Writes entries, all or none, and returns what they have become.
+
+        Args:
+            drafts: What to write, in this order.
+            now_s: The writer's clock. Where it stands before the last entry's time, that time is taken.
+            generation: Of the brain that decided it; 0: none did.
+            read_to: The writer has read the log so far, and found none of the requests that it writes. What others
+                wrote behind that is looked at here, where nobody else writes; None: there are no requests among it.
+
+        Raises:
+            AskedBefore: Another writer has written one of the requests.
+            LeadLost: Another brain leads.
+            StoreError: The database could not do it; nothing was written.
+        """
+        with self.turn(generation, math.inf if read_to is None else read_to) as turn:
+            _refuse_repeats(turn.unread, drafts)
+            return turn.add(drafts, now_s)
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        try:
+            with self.engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise broken(self.url, error) from error
+
+    def keep_image(self, seq: int, at_s: float, body: bytes) -> bool:
+        """Puts an image of entry ``seq`` in the place of an older one; False: there is a newer one already.
+
+        Raises:
+            StoreError: The database could not do it; the old one is as it was.
+        """
+        with self._writing() as connection:
+            lock(connection)
+            if (connection.execute(select(image.c.seq)).scalar() or 0) >= seq:
+                return False
+            connection.execute(delete(image))
+            connection.execute(insert(image), [{"seq": seq, "at_s": at_s, "version": VERSION, "body": body}])
+            return True
+
+    def drop(self, up_to: int, *, limit: int = PAGE) -> int:
+        """Takes the oldest entries away, at most ``limit``, none behind ``up_to`` or the image; returns how many.
+
+        Raises:
+            StoreError: The database could not do it; they are all there.
+        """
+        with self._writing() as connection:
+            lock(connection)
+            last = min(up_to, connection.execute(select(image.c.seq)).scalar() or 0)
+            first = connection.execute(select(func.min(log.c.seq))).scalar()
+            if first is None or first > last:
+                return 0
+            last = min(last, first + limit - 1)
+            connection.execute(delete(log).where(log.c.seq <= last))
+            return int(last - first + 1)
+
+    def checkpoint(self) -> None:
+        """Moves what SQLite's write-ahead log has into the database, beside who reads and writes: nobody waits for it.
+
+        Raises:
+            StoreError: The database could not do it; nothing is lost.
+        """
+        if self.engine.dialect.name != "sqlite":
+            return
+        try:
+            with closing(self.engine.raw_connection()) as connection:
+                connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)")
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            raise broken(self.url, error) from error
+
+    # ------------------------------------------------------------------ reading
+
+    def image(self) -> Image | None:
+        """The image; None: there is none yet.
+
+        Raises:
+            StoreError: The database could not do it.
+            LaterVersion: A newer manager wrote it.
+        """
+        row = self._first(select(image.c.version, image.c.body))
+        if row is None:
+            return None
+        check_version(row.version)
+        return Image(version=row.version, body=bytes(row.body))
+
+    def extent(self) -> "Extent":
+        """How far the log reaches.
+
+        Raises:
+            StoreError: The database could not do it.
+        """
+        row = self._first(
+            select(
+                lead.c.last_seq,
+                lead.c.holder,
+                select(func.min(log.c.seq)).scalar_subquery().label("first_seq"),
+                select(log.c.at_s).order_by(log.c.seq).limit(1).scalar_subquery().label("first_at_s"),
+                select(func.max(image.c.seq)).scalar_subquery().label("image_seq"),
+            )
+        )
+        assert row is not None, "a store has the row that writers lock"
+        return Extent(
+            first_seq=row.first_seq or row.last_seq + 1,
+            first_at_s=row.first_at_s or 0.0,
+            last_seq=row.last_seq,
+            image_seq=row.image_seq or 0,
+            holder=row.holder,
+        )
+
+    def rows(self, after: int, *, limit: int = PAGE) -> list[Mapping[str, Any]]:
+        """Entries as they stand in the table, for the archive.
+
+        Raises:
+            StoreError: The database could not do it.
+        """
+        try:
+            with self.engine.connect().execution_options(is_reading=True) as connection:
+                found = connection.execute(select(log).where(log.c.seq > after).order_by(log.c.seq).limit(limit))
+                return [dict(row) for row in found.mappings()]
+        except SQLAlchemyError as error:
+            raise broken(self.url, error) from error
+
+    def _first(self, query: Any) -> Any:
+        try:
+            with self.engine.connect().execution_options(is_reading=True) as connection:
+                return connection.execute(query).first()
+        except SQLAlchemyError as error:
+            raise broken(self.url, error) from error
+
+    def read(self, after: int, *, limit: int = PAGE) -> list[Entry]:
+        """The entries behind a place, at most ``limit``; fewer only when there are no more.
+
+        Raises:
+            StoreError: The database could not do it.
+            RemoteProtocolError: An entry is damaged, or of a later version.
+        """
+        return self._entries(READ_ON, {"after": after, "most": limit})
+
+    def read_all(self) -> Iterator[Entry]:
+        """All entries that are not in an archive, page by page."""
+        after = 0
+        while entries := self.read(after):
+            yield from entries
+            after = entries[-1].seq
+
+    def history(self, subject: str, *, at: int = 0, limit: int = PAGE) -> list[Entry]:
+        """The entries about one job or node, and that at one place, the oldest first."""
+        query = COLUMNS.where((log.c.subject == subject) | (log.c.seq == at)).order_by(log.c.seq).limit(limit)
+        return self._entries(query)
+
+    def newest_version(self) -> int:
+        """The version of the last entry; 0: there is none.
+
+        Raises:
+            StoreError: The database could not do it.
+        """
+        row = self._first(select(log.c.version).order_by(log.c.seq.desc()).limit(1))
+        return 0 if row is None else int(row.version)
+
+    def size_bytes(self) -> int:
+        """What the database takes on its disk, as far as it tells.
+
+        Raises:
+            StoreError: It could not be asked.
+        """
+        if self.engine.url.get_backend_name() == "sqlite":
+            parts = (Path(f"{self.engine.url.database}{end}") for end in ("", "-wal"))
+            return sum(part.stat().st_size for part in parts if part.exists())
+        try:
+            with self.engine.connect() as connection:
+                return int(connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
+        except SQLAlchemyError as error:
+            raise broken(self.url, error) from error
+
+    def told_by_people(self, *, actor: str = "", before: int | None = None, limit: int = PAGE) -> list[Entry]:
+        """The entries that users and operators brought about (one of them: ``actor``), the newest first."""
+        names = [f"{role} {escaped(actor)}" for role in ("user", "operator", "node")] if actor else []
+        patterns = [p for name in names for p in (name, f"{name}, %")] or ["user %", "operator %"]
+        by_people = or_(*(log.c.cause.like(pattern, escape="\\") for pattern in patterns))
+        by_people = or_(by_people, log.c.kind == "AccessNoted") if not actor else by_people
+        query = COLUMNS.where(by_people).order_by(log.c.seq.desc()).limit(limit)
+        return self._entries(query if before is None else query.where(log.c.seq < before))
+
+    def _entries(self, query: Any, values: Mapping[str, int] | None = None) -> list[Entry]:
+        try:
+            with self.engine.connect().execution_options(is_reading=True) as connection:
+                rows: Sequence[Any] = connection.execute(query, values).all()
+        except SQLAlchemyError as error:
+            raise broken(self.url, error) from error
+        return [entry_of(row) for row in rows]
+
+
+def _refuse_repeats(unread: Sequence[Entry], drafts: Sequence[Draft]) -> None:
+    """Of two managers each may get the same request, at the same moment.
+
+    Raises:
+        AskedBefore: One of these drafts is among what others have written.
+    """
+    theirs = {keyed_request_of(entry.event) for entry in unread} - {None}
+    if theirs and any(keyed_request_of(draft.event) in theirs for draft in drafts):
+        raise AskedBefore("another manager has written this request meanwhile")
+
+
+def escaped(told: str) -> str:
+    """A text that LIKE takes as it is."""
+    return told.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+def open_engine(url: str) -> Engine:
+    """The engine of a URL.
+
+    Raises:
+        ConfigError: It is none, or its folder is not there.
+    """
+    hint = "write sqlite:////var/lib/farside/manager.db or postgresql+psycopg://user@host/name"
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+            raise ConfigError(f"store_url: {parsed.get_backend_name()} is no store that Farside knows", hint=hint)
+        if parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        if parsed.get_backend_name() == "sqlite":
+            return _open_sqlite(parsed)
+        return create_engine(parsed, pool_pre_ping=True, connect_args=alive_args(parsed))
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise ConfigError(f"store_url: {str(error).splitlines()[0]}", hint=hint) from error
+
+
+def alive_args(parsed: URL) -> dict[str, str | int]:
+    """How both sides of a connection to PostgreSQL notice that the other's machine has died; the URL's own win.
+
+    Without, the server keeps the session of a brain whose machine lost its power, and the lead with it, for two hours.
+    """
+    server = {
+        "tcp_keepalives_idle": KEEP_ALIVE_IDLE_S,
+        "tcp_keepalives_interval": KEEP_ALIVE_INTERVAL_S,
+        "tcp_keepalives_count": KEEP_ALIVE_COUNT,
+        "tcp_user_timeout": SILENT_MAX_MS,
+    }
+    options = [f"-c {name}={value}" for name, value in server.items()]
+    told = parsed.query.get("options", "")
+    ours: dict[str, str | int] = {
+        "connect_timeout": CONNECT_LIMIT_S,
+        "keepalives_idle": KEEP_ALIVE_IDLE_S,
+        "keepalives_interval": KEEP_ALIVE_INTERVAL_S,
+        "keepalives_count": KEEP_ALIVE_COUNT,
+        "tcp_user_timeout": SILENT_MAX_MS,
+    }
+    kept = {name: value for name, value in ours.items() if name not in parsed.query}
+    # Of two that set the same, the server takes the last.
+    return {**kept, "options": " ".join([*options, *([told] if isinstance(told, str) else told)]).strip()}
+
+
+def _open_sqlite(parsed: Any) -> Engine:
+    if not parsed.database or not Path(parsed.database).is_absolute():
+        raise ConfigError("store_url: needs the absolute path of a file", hint="sqlite:////var/lib/farside/manager.db")
+    if not Path(parsed.database).parent.is_dir():
+        raise ConfigError(f"store_url: {Path(parsed.database).parent}: no such folder", hint="make it")
+    engine = create_engine(parsed, connect_args={"timeout": BUSY_S, "check_same_thread": False})
+
+    @event.listens_for(engine, "do_connect")
+    def _make(*_: object) -> None:
+        _keep_private(Path(parsed.database))
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # else the driver begins transactions by itself, and too late
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")
+        cursor.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        if connection.get_execution_options().get("is_reading"):
+            connection.exec_driver_sql("BEGIN")
+        else:
+            _begin_writing(connection)
+
+    return engine
+
+
+def _keep_private(file: Path) -> None:
+    """Makes it for its owner only, or tightens it: jobs' environments have secrets. SQLite's files beside it follow."""
+    try:
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        for one in (file, *(file.with_name(file.name + suffix) for suffix in ("-wal", "-shm"))):
+            if one.exists() and one.stat().st_mode & 0o077:
+                one.chmod(0o600)
+    except OSError:
+        pass  # SQLite says what is wrong, or this user only reads what is another's
+
+
+def _begin_writing(connection: Connection) -> None:
+    """Begins with the lock: IMMEDIATE takes the place of the row lock that SQLite has not. Readers need none.
+
+    SQLite itself would look for it less and less often, in the end ten times a second: where two write without a pause,
+    who has waited longest has the least chance.
+    """
+    cursor, end_s = connection.connection.cursor(), time.monotonic() + BUSY_S
+    cursor.execute("PRAGMA busy_timeout=0")
+    try:
+        while time.monotonic() < end_s:
+            try:
+                cursor.execute(_BEGIN_WRITING)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    break
+                _NEVER.wait(LOOK_S)
+            else:
+                return
+        connection.exec_driver_sql(_BEGIN_WRITING)  # again, as the errors that callers know are this one's
+    finally:
+        cursor.execute(f"PRAGMA busy_timeout={BUSY_S * 1e3:.0f}")
+        cursor.close()
+
+
+def broken(url: str, error: SQLAlchemyError | sqlite3.Error) -> StoreError:
+    """What a database could not do, in one line."""
+    cause = str(error.orig) if isinstance(error, DBAPIError) and error.orig is not None else str(error)
+    first = cause.strip().splitlines()[0] if cause.strip() else type(error).__name__
+    if "no such table" in first or "does not exist" in first:
+        return StoreError(f"{make_url(url).render_as_string()}: {first}", hint="run `farside store upgrade`")
+    return StoreError(f"{make_url(url).render_as_string()}: {first}", hint="nothing was written")

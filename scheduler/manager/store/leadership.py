@@ -1,0 +1,77 @@
+"""Of several managers on one store, one brain leads; another takes over when it ends, however it ends.
+
+A lock that the operating system or the database takes away from who is gone: flock(2) beside an SQLite file, an
+advisory lock of the session in PostgreSQL. It decides who tries; that a brain which only believes to lead writes
+nothing is seen to by the generation (event_store.py).
+"""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from farside.log import get_log
+from farside.scheduler.manager.store.event_store import EventStore
+
+TRY_PERIOD_S = 0.5
+# Any number will do as long as no other program that shares the database takes it: "farside" in ASCII.
+_ADVISORY = int.from_bytes(b"farside")
+
+_log = get_log("manager.brain")
+
+_Lock = tuple[Callable[[], bool], Callable[[], None]]  # try to lead; let go
+
+
+@asynccontextmanager
+async def leading(store: EventStore) -> AsyncIterator[None]:
+    """Waits until nobody else leads, and leads until the block is left."""
+    try_lead, let_go = _of_file(store) if store.engine.dialect.name == "sqlite" else _of_session(store)
+    has_told = False
+    try:
+        while not try_lead():
+            if not has_told:
+                _log.info("stands by: another brain leads")
+            has_told = True
+            await asyncio.sleep(TRY_PERIOD_S)
+        yield
+    finally:
+        let_go()
+
+
+def _of_file(store: EventStore) -> _Lock:
+    fd = os.open(f"{store.engine.url.database}.lead", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def try_lead() -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    return try_lead, lambda: os.close(fd)
+
+
+def _of_session(store: EventStore) -> _Lock:
+    held: list[Connection] = []
+
+    def try_lead() -> bool:
+        try:
+            connection = store.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            if connection.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": _ADVISORY}).scalar_one():
+                held.append(connection)
+                return True
+            connection.close()
+        except SQLAlchemyError as error:  # a database that restarts comes back
+            _log.warning("the store does not answer", reason=str(error).splitlines()[0])
+        return False
+
+    def let_go() -> None:
+        for connection in held:
+            connection.invalidate()  # closes the session, and the lock goes with it
+            connection.close()
+
+    return try_lead, let_go

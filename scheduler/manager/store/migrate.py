@@ -1,0 +1,153 @@
+"""Making a store, bringing it up to date, keeping and restoring copies of it."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import insert, select, update
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from farside.errors import ConfigError, FarsideError
+from farside.scheduler.manager.model.codec import check_version
+from farside.scheduler.manager.store.event_store import EventStore
+from farside.scheduler.manager.store.table import image, lead, log
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+def upgrade(store: EventStore) -> None:
+    """Makes the tables, or brings those of an older Farside up to date.
+
+    Raises:
+        FarsideError: It cannot, or a newer Farside wrote it; what was there is as it was.
+    """
+    try:
+        with store.engine.begin() as connection:
+            config = _config()
+            known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+            found = MigrationContext.configure(connection).get_current_revision()
+            if found is not None and found not in known:
+                raise ConfigError(f"the store is of a later version, {found}", hint="run the newer manager")
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    except SQLAlchemyError as error:
+        first = str(error).splitlines()[0]
+        raise FarsideError(f"store_url: {first}", hint="is the database there, and may this user write it?") from error
+    check_version(store.newest_version())
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("path_separator", "os")
+    config.set_main_option("version_locations", str(MIGRATIONS / "versions"))
+    return config
+
+
+def backup(store: EventStore, to: Path) -> int:
+    """Writes a copy of the log as it is at this moment into a new SQLite file, while managers run on.
+
+    Returns:
+        The entries in it.
+
+    Raises:
+        ConfigError: There is a file already.
+        FarsideError: The disk is full, or the store can't be read.
+    """
+    if to.exists() or to.is_symlink():
+        raise ConfigError(f"{to}: is there already", hint="name another file")
+    part = to.with_name(f".{to.name}.part")
+    part.unlink(missing_ok=True)
+    target = EventStore(f"sqlite:///{part.absolute()}")
+    try:
+        os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # nobody else's, nor a link
+    except OSError as error:
+        raise ConfigError(f"{to}: {error.strerror}", hint="name another file") from error
+    try:
+        count = _copy(store, target)
+        with closing(sqlite3.connect(part)) as connection:
+            connection.execute("PRAGMA journal_mode=DELETE")  # one file, without a write-ahead log beside it
+        part.replace(to)
+    finally:
+        for left in (part, part.with_name(part.name + "-wal"), part.with_name(part.name + "-shm")):
+            left.unlink(missing_ok=True)
+    return count
+
+
+def restore(source: Path, store: EventStore) -> int:
+    """Writes a backup into a store that is empty.
+
+    The generation goes on from the backup's and skips a million: agents that have seen later ones obey again.
+
+    Returns:
+        The entries in it.
+
+    Raises:
+        ConfigError: There is no such file, it is no whole backup, or the store has entries.
+    """
+    if not source.is_file():
+        raise ConfigError(f"{source}: no such file", hint="name what `farside store backup` has written")
+    if not _is_whole(source):
+        hint = "nothing was written; name another that `farside store backup` has written"
+        raise ConfigError(f"{source}: is damaged, cut short, or no backup of a store", hint=hint)
+    upgrade(store)
+    if store.extent().last_seq:
+        where = make_url(store.url).render_as_string()
+        raise ConfigError(f"{where}: has entries", hint="stop the manager and move its store away first")
+    count = _copy(EventStore(f"sqlite:///{source.absolute()}"), store)
+    with store.engine.begin() as connection:
+        connection.execute(update(lead).values(generation=lead.c.generation + GENERATIONS_SKIPPED))
+    return count
+
+
+def _is_whole(source: Path) -> bool:
+    """Whether a file is a store of SQLite, and no page of it is damaged or missing."""
+    try:
+        with closing(sqlite3.connect(source)) as connection:
+            connection.execute("SELECT last_seq FROM lead").fetchone()
+            return bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
+    except sqlite3.Error:
+        return False
+
+
+# More than any cluster's managers take the lead between a backup and its return.
+GENERATIONS_SKIPPED = 1_000_000
+
+
+def _copy(source: EventStore, target: EventStore) -> int:
+    try:
+        upgrade(target)
+        with source.engine.connect().execution_options(is_reading=True) as reading, target.engine.begin() as writing:
+            leading = reading.execute(select(lead)).one()
+            rows = reading.execute(select(log).where(log.c.seq <= leading.last_seq).order_by(log.c.seq))
+            count = 0
+            for part in _parts(rows.mappings()):
+                writing.execute(insert(log), part)
+                count += len(part)
+            for row in reading.execute(select(image)).mappings():
+                writing.execute(insert(image), [dict(row)])
+            writing.execute(update(lead).values(dict(leading._mapping)))
+        return count
+    except SQLAlchemyError as error:
+        raise FarsideError(f"the copy was not made: {str(error).splitlines()[0]}") from error
+    finally:
+        source.close()
+        target.close()
+
+
+def _parts(rows: "Iterator[object]") -> Iterator[list[dict[str, object]]]:
+    part: list[dict[str, object]] = []
+    for row in rows:
+        part.append(dict(row))  # type: ignore[call-overload]
+        if len(part) == 1000:
+            yield part
+            part = []
+    if part:
+        yield part

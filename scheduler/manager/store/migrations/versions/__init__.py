@@ -1,0 +1,1 @@
+"""Migrations, a file each."""

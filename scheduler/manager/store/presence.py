@@ -1,0 +1,31 @@
+"""Which nodes the APIs of one store hear. With two managers, each hears only the agents that came to it."""
+
+import json
+from collections.abc import Iterable, Mapping
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from farside.scheduler.manager.model.presence import Presence
+from farside.scheduler.manager.store.event_store import EventStore, broken
+from farside.scheduler.manager.store.table import presence
+
+FORGOTTEN_S = 86_400.0
+
+
+def tell(store: EventStore, manager: str, beat: int, nodes: Iterable[str], now_s: float) -> Mapping[str, Presence]:
+    """Writes what this API hears, and returns what all others said last, by their names.
+
+    Raises:
+        StoreError: The database could not do it.
+    """
+    try:
+        with store.engine.begin() as connection:
+            mine, old = presence.c.manager == manager, presence.c.at_s < now_s - FORGOTTEN_S
+            connection.execute(delete(presence).where(mine | old))
+            row = {"manager": manager, "beat": beat, "at_s": now_s, "nodes": json.dumps(sorted(nodes))}
+            connection.execute(insert(presence), [row])
+            others = connection.execute(select(presence).where(presence.c.manager != manager)).all()
+    except SQLAlchemyError as error:
+        raise broken(store.url, error) from error
+    return {row.manager: Presence(beat=row.beat, nodes=frozenset(json.loads(row.nodes))) for row in others}

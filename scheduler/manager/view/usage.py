@@ -1,0 +1,117 @@
+"""Who used what in a time: GPU hours, waiting, energy, by user or by account. PURE.
+
+From the jobs' stints, so from the log: what a job held is known exactly, whatever was preempted, lost or started anew.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from msgspec import Struct
+
+from farside.scheduler.manager.model.record import LiveJob
+from farside.scheduler.manager.view.like import like
+
+J_PER_KWH = 3.6e6
+S_PER_H = 3600.0
+
+
+class By(StrEnum):
+    """Whose use is added up."""
+
+    USER = "user"
+    ACCOUNT = "account"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What the jobs of one user or account used.
+
+    Attributes:
+        name: Theirs.
+        jobs: Jobs that waited or held GPUs in the time.
+        ended: Of these, how many were over by its end.
+        gpu_s: GPU seconds held.
+        wait_s: Seconds that they were there without GPUs, held ones and those that waited for others too.
+        energy_j: What the GPUs drew meanwhile.
+        metered_gpu_s: Of ``gpu_s``, that for which nodes measured the energy; the rest is reckoned.
+    """
+
+    name: str
+    jobs: int = 0
+    ended: int = 0
+    gpu_s: float = 0.0
+    wait_s: float = 0.0
+    energy_j: float = 0.0
+    metered_gpu_s: float = 0.0
+
+
+class UsageRow(Struct, frozen=True, kw_only=True):
+    """What the jobs of a user or an account used."""
+
+    name: str
+    jobs: int
+    ended: int
+    gpu_hours: float
+    wait_hours: float
+    kwh: float
+    metered_gpu_hours: float
+
+
+def usage_of(jobs: Iterable[LiveJob], by: By, begin_s: float, end_s: float, gpu_power_w: float) -> tuple[Usage, ...]:
+    """What was used between two times, a line a user or account, the most GPU time first.
+
+    Args:
+        jobs: All that might have been there.
+        by: Whose use is added up.
+        begin_s: Seconds since the epoch.
+        end_s: The same, not after now: what is held now is taken as held until then.
+        gpu_power_w: What a GPU that is held draws where its node did not measure it.
+    """
+    found: dict[str, Usage] = {}
+    for job in jobs:
+        over_s = job.end_s if job.is_over else end_s
+        there_s = _common_s(job.submit_s, over_s, begin_s, end_s)
+        if there_s <= 0:
+            continue
+        name = job.user if by is By.USER else job.spec.account or job.user
+        found[name] = _with(found.get(name, Usage(name=name)), job, begin_s, end_s, there_s, gpu_power_w)
+    return tuple(sorted(found.values(), key=lambda one: (-one.gpu_s, one.name)))
+
+
+def _common_s(begin_s: float, end_s: float, other_begin_s: float, other_end_s: float) -> float:
+    return max(0.0, min(end_s, other_end_s) - max(begin_s, other_begin_s))
+
+
+def _with(before: Usage, job: LiveJob, begin_s: float, end_s: float, there_s: float, gpu_power_w: float) -> Usage:
+    held_s = gpu_s = energy_j = metered_gpu_s = 0.0
+    for stint in job.stints:
+        part_s = _common_s(stint.begin_s, stint.end_s, begin_s, end_s)
+        held_s += part_s
+        gpu_s += part_s * job.spec.gpus
+        if part_s and stint.metered_gpu_s:
+            # Of a stint that began before or went on after, in proportion: its power is not known by the minute.
+            share = part_s / (stint.end_s - stint.begin_s)
+            energy_j += share * stint.energy_j
+            metered_gpu_s += share * stint.metered_gpu_s
+    return Usage(
+        name=before.name,
+        jobs=before.jobs + 1,
+        ended=before.ended + (job.is_over and job.end_s <= end_s),
+        gpu_s=before.gpu_s + gpu_s,
+        wait_s=before.wait_s + there_s - held_s,
+        energy_j=before.energy_j + energy_j + max(0.0, gpu_s - metered_gpu_s) * gpu_power_w,
+        metered_gpu_s=before.metered_gpu_s + metered_gpu_s,
+    )
+
+
+def show_usage(one: Usage) -> UsageRow:
+    """As the API and ``--json`` show it: documented in docs/manager.md."""
+    return like(
+        UsageRow,
+        one,
+        gpu_hours=one.gpu_s / S_PER_H,
+        wait_hours=one.wait_s / S_PER_H,
+        kwh=one.energy_j / J_PER_KWH,
+        metered_gpu_hours=one.metered_gpu_s / S_PER_H,
+    )

@@ -1,0 +1,265 @@
+"""Jobs, nodes and reservations as the API, ``--json`` and the page show them. PURE.
+
+Keys are stable and documented in docs/manager.md. What the API answers is made here and in its like (overview.py,
+power/show.py, usage.py, audit.py), as Structs whose schemas are in the OpenAPI document. Times are seconds since 1970,
+null before there is one.
+"""
+
+import math
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct, defstruct, structs
+
+from farside.agent.messages import NodeFacts
+from farside.scheduler.manager.model import event as log
+from farside.scheduler.manager.model.maintenance import still_there
+from farside.scheduler.manager.model.record import LiveJob, LiveNode, Maintenance, Phase
+from farside.scheduler.manager.model.spec import JobSpec
+from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.view.like import like
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """A job in short."""
+
+    id: str
+    name: str
+    user: str
+    account: str
+    qos: str
+    state: Phase
+    exit_code: int | None
+    gpus: int
+    nodes: tuple[str, ...]
+    submit_s: float
+    start_s: float | None
+    started_s: float | None
+    end_s: float | None
+    starts: int
+    preemptions: int
+    reason: str
+
+
+class Task(Struct, frozen=True, kw_only=True):
+    """A process of a job."""
+
+    rank: int
+    role: str
+    node: str
+    gpus: tuple[int, ...]
+    parts: tuple[str, ...]
+    state: log.TaskPhase
+    exit_code: int | None
+    signal: int | None
+    cause: str
+    output: str
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """What the messages of a job's processes say about its model; ``problem``: why they say nothing."""
+
+    start: int
+    processes: int
+    iterations: int
+    iteration_s: float
+    model_bytes: int
+    skew: float
+    problem: str
+
+
+class JobInFull(Job, frozen=True, kw_only=True):
+    """A job with its processes and all that was asked for."""
+
+    held_s: float
+    gpu_s: float
+    failures: int
+    pause_s: float | None
+    resume_s: float | None
+    profile: Profile | None
+    spec: JobSpec
+    tasks: tuple[Task, ...]
+
+
+class JobList(Struct, frozen=True, kw_only=True):
+    """Jobs, the oldest first."""
+
+    jobs: tuple[Job, ...]
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """A line of a history: an entry of the manager's log."""
+
+    seq: int
+    at_s: float
+    cause: str
+    generation: int
+    type: str
+    event: Annotated[Any, Meta(extra_json_schema={"type": "object"})]
+
+
+class History(Struct, frozen=True, kw_only=True):
+    """Entries of the log, the oldest first."""
+
+    entries: tuple[Entry, ...]
+
+
+class GpuShare(Struct, frozen=True, kw_only=True):
+    """A job that holds a GPU, or the part of it that its driver calls so; an empty part is all of it."""
+
+    part: str
+    job: str
+
+
+class NodeGpu(Struct, frozen=True, kw_only=True):
+    """A GPU, and the job that has it, or the first of those that have parts of it."""
+
+    index: int
+    model: str
+    healthy: bool
+    reason: str
+    job: str | None
+    parts: tuple[str, ...]
+    shares: tuple[GpuShare, ...]
+
+
+# A node's facts that are shown as they are; the others are the manager's own business, or shown in another form.
+_PLAIN_FACTS = sorted({*NodeFacts.__struct_fields__} - {"boot_id", "agent", "gpus", "donor", "swap"})
+_FACT_TYPES = {one.name: one.type for one in structs.fields(NodeFacts)}
+_Facts: Any = defstruct("_Facts", [(name, _FACT_TYPES[name]) for name in _PLAIN_FACTS], frozen=True, kw_only=True)
+
+
+class Node(_Facts, Struct, frozen=True, kw_only=True):  # type: ignore[misc] # a new fact is shown without being named here
+    """A node."""
+
+    name: str
+    state: str
+    reason: str
+    address: str
+    swap_bytes: int
+    swap_own_bytes: int
+    donor: str | None
+    gpus: tuple[NodeGpu, ...]
+    free_gpus: int
+    joined_s: float
+
+
+class NodeList(Struct, frozen=True, kw_only=True):
+    """Nodes by name."""
+
+    nodes: tuple[Node, ...]
+
+
+class Reservation(Struct, frozen=True, kw_only=True):
+    """Nodes on which nothing starts that could still run in a time."""
+
+    id: str
+    state: str
+    nodes: tuple[str, ...]
+    from_s: float
+    to_s: float
+    reason: str
+    by: str
+    jobs: tuple[str, ...]
+
+
+def show_job(job: LiveJob) -> Job:
+    """A job in short."""
+    return Job(
+        id=job.job_id,
+        name=job.spec.title,
+        user=job.user,
+        account=job.spec.account or job.user,
+        qos=job.spec.qos,
+        state=job.phase,
+        exit_code=job.exit_code,
+        gpus=job.spec.gpus,
+        nodes=job.nodes,
+        submit_s=job.submit_s,
+        start_s=_or_none(job.start_s),
+        started_s=_or_none(job.started_s),
+        end_s=_or_none(job.end_s),
+        starts=job.start,
+        preemptions=job.preemptions,
+        reason=job.reason,
+    )
+
+
+def show_job_in_full(job: LiveJob, now_s: float) -> JobInFull:
+    """A job with its processes and all that was asked for."""
+    return JobInFull(
+        **structs.asdict(show_job(job)),
+        held_s=job.held_until(now_s),
+        gpu_s=job.held_until(now_s) * job.spec.gpus,
+        failures=job.failures + _has_failed_for_good(job),
+        pause_s=_or_none(job.pause_s),
+        resume_s=_or_none(job.resume_s),
+        profile=_show_profile(job),
+        spec=job.spec,
+        tasks=tuple(
+            like(Task, task, state=task.phase, output=job.spec.output_path(job.job_id, task.rank)) for task in job.tasks
+        ),
+    )
+
+
+def _has_failed_for_good(job: LiveJob) -> bool:
+    """By itself: `LiveJob.failures` has those that were forgiven."""
+    return job.phase is Phase.FAILED and job.stop_cause is log.StopCause.TASK_FAILED
+
+
+def _show_profile(job: LiveJob) -> Profile | None:
+    profile = job.profile
+    if profile is None:
+        return None
+    return like(Profile, profile, processes=len(profile.parts))
+
+
+def show_node(node: LiveNode, reserved: str = "") -> Node:
+    """A node, and which job has which of its GPUs, the first where several have parts of one.
+
+    ``reserved``: why and until when nothing starts there; empty: no.
+    """
+    held: dict[int, list[GpuShare]] = {}
+    for share in node.shares:
+        held.setdefault(share.gpu, []).append(GpuShare(part=share.part, job=share.holder[0]))
+    return like(
+        Node,
+        node,
+        reason=node.why_not or reserved,
+        donor=None if node.donor is None else node.donor.control,
+        gpus=tuple(
+            # In full, as `like` would take as long as all the rest of a node.
+            NodeGpu(
+                index=gpu.index,
+                model=gpu.model,
+                healthy=gpu.healthy,
+                reason=gpu.reason,
+                job=held[gpu.index][0].job if gpu.index in held else None,
+                parts=gpu.parts,
+                shares=tuple(held.get(gpu.index, ())),
+            )
+            for gpu in node.gpus
+        ),
+        free_gpus=len(node.free_devices),
+    )
+
+
+def show_reservation(one: Maintenance, state: LiveState, now_s: float) -> Reservation:
+    """A reservation; ``jobs`` run on its nodes and may still do so when it begins."""
+    return like(
+        Reservation,
+        one,
+        id=one.reservation_id,
+        state=one.state(now_s),
+        from_s=one.begin_s,
+        to_s=one.end_s,
+        jobs=tuple(still_there(state, one, now_s)) if one.is_pending(now_s) else (),
+    )
+
+
+def show_entry(entry: log.Entry) -> Entry:
+    """One line of a job's or a node's history."""
+    return like(Entry, entry, type=type(entry.event).__name__)
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value
