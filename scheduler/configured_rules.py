@@ -1,13 +1,16 @@
-"""By what live jobs are scheduled, from the settings of a manager or of the engine over Slurm. PURE."""
+"""The rules of live scheduling, from the settings of a manager or of the engine over Slurm. PURE."""
 
+import math
+
+from farside.config.check import names_in
 from farside.config.manager import ManagerConfig
 from farside.config.slurm import SlurmConfig
 from farside.errors import ConfigError
 from farside.scheduler.admission.rules import Rules, reserve_after
-from farside.scheduler.manager.model.accounts import tenancy_of
 from farside.scheduler.order.catalog import Needs, make_order, needs_of
 from farside.scheduler.placement.catalog import make_placement
 from farside.scheduler.settings import named_settings
+from farside.scheduler.tenancy import Account, Qos, Tenancy
 
 
 def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
@@ -36,4 +39,37 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
         min_run_s=config.min_run_s,
         reserve_after_s=reserve_after_s,
         tenancy=tenancy_of(config) if isinstance(config, ManagerConfig) else None,
+    )
+
+
+def tenancy_of(config: ManagerConfig) -> Tenancy | None:
+    """The accounts and qualities of service of these settings; None: there are none."""
+    if not config.account and not config.qos:
+        return None
+    accounts = {
+        row.name: Account(
+            name=row.name,
+            shares=row.shares,
+            quota_gpus=row.quota_gpus or math.inf,
+            users=frozenset(names_in(row.users)),
+        )
+        for row in config.account
+    }
+    qualities = {
+        row.name: Qos(
+            name=row.name,
+            priority=row.priority,
+            max_gpus_per_user=row.max_gpus_per_user or math.inf,
+            max_jobs_per_user=row.max_jobs_per_user or math.inf,
+            may_preempt=row.may_preempt,
+            accounts=frozenset(names_in(row.accounts)),
+        )
+        for row in config.qos
+    }
+    return Tenancy(
+        accounts=accounts,
+        qualities=qualities,
+        default_account=config.default_account,
+        default_qos=config.default_qos,
+        half_life_s=config.fair_share_half_life_s if accounts else 0.0,
     )

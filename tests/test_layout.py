@@ -113,7 +113,7 @@ IMPURE = {
 # Lower may not import higher.
 FOUNDATION = (
     "errors", "units", "geometry", "boot", "ending", "endpoint", "clock", "log", "listen", "memory_sense", "notify",
-    "own_task", "munge", "peers_text", "proof", "scrape", "tls", "whole_file", "admin", "config",
+    "own_task", "http_header", "munge", "peers_text", "proof", "scrape", "tls", "whole_file", "admin", "config",
 )  # fmt: skip
 COMPONENTS = ("agent", "blockdev", "daemon", "scheduler")
 # A protocol is one codec for both roles; its folder is that of the side it was written for first.

@@ -4,15 +4,11 @@ So a policy that has to watch for a day before it promises anything does not beg
 """
 
 import math
-from collections.abc import Container, Iterable
 from dataclasses import dataclass
-
-import numpy as np
 
 from farside.errors import ConfigError
 from farside.scheduler.energy.learning import PAST_S
 from farside.scheduler.energy.online import KEPT_STEPS
-from farside.scheduler.manager.model.record import LiveJob
 
 # What nobody saw is taken to be as it was, up to a week; a past before a longer silence tells nothing of the hours now.
 LONGEST_SILENCE_S = 7 * 86400.0
@@ -51,26 +47,6 @@ def continued(past: KeptPast, of: str, now_s: float, step_s: float) -> tuple[flo
         raise ConfigError(f"it ended more than {LONGEST_SILENCE_S / 86400:g} days ago")
     missed = math.floor(max(0.0, now_s - past.end_s) / step_s)
     return (past.active + past.active[-1:] * missed)[-kept_steps(step_s) :]
-
-
-def busy_nodes(
-    jobs: Iterable[LiveJob], names: Container[str], begin_s: float, now_s: float, step_s: float
-) -> tuple[float, ...]:
-    """How many of these nodes had a job at any time of each interval from ``begin_s`` on, without the one now."""
-    steps = max(0, math.floor((now_s - begin_s) / step_s))
-    by_node: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
-    for job in jobs:
-        for stint in job.stints:
-            first = max(0, math.floor((stint.begin_s - begin_s) / step_s))
-            last = min(steps - 1, math.floor((min(stint.end_s, now_s) - begin_s) / step_s))
-            if first > last:
-                continue
-            for place in (one for one in stint.places if one.node in names):
-                by_node.setdefault(place.node, np.zeros(steps, dtype=np.bool_))[first : last + 1] = True
-    total = np.zeros(steps)
-    for busy in by_node.values():
-        total += busy
-    return tuple(total.tolist())
 
 
 def past_begin_s(first_s: float, now_s: float, step_s: float) -> float:

@@ -21,16 +21,13 @@ from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 from farside.errors import ConfigError, FarsideError, PeerError
+from farside.http_header import IDEMPOTENCY_KEY, TAKES
 from farside.state_folder import state_told
 from farside.tls import TlsFiles, client_tls, tls_problem
 
 STANDARD = "unix:/run/farside/manager.sock"
 SOCKET_IN_STATE = "manager.sock"
 LIMIT_S = 60.0
-IDEMPOTENCY_KEY = "Idempotency-Key"
-"""A request of a caller that bears the same one as an earlier one is that one, come again."""
-TAKES = "Farside-Takes"
-"""What of such things a manager knows; of an older one it is not there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

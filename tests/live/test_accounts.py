@@ -12,7 +12,7 @@ import pytest
 from farside.config import ManagerConfig
 from farside.config.check import manager_problems
 from farside.config.manager import AccountRow, QosRow
-from farside.scheduler.manager.model.accounts import tenancy_of
+from farside.scheduler.configured_rules import tenancy_of
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.manager.view.view import show_job

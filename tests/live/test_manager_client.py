@@ -11,7 +11,8 @@ from typing import BinaryIO
 import pytest
 
 from farside.errors import ConfigError, PeerError
-from farside.manager_client import IDEMPOTENCY_KEY, TAKES, ManagerAddress, ManagerClient
+from farside.http_header import IDEMPOTENCY_KEY, TAKES
+from farside.manager_client import ManagerAddress, ManagerClient
 from tests.support.waiting import until
 
 

@@ -14,9 +14,9 @@ from farside.scheduler.manager.model.event import (
 )
 from farside.scheduler.manager.model.power_record import PowerNote
 from farside.scheduler.manager.model.record import Phase
+from farside.scheduler.manager.power.busy_nodes import busy_nodes
 from farside.scheduler.manager.power.nodes_needed import SETTLED_S, lacked
 from farside.scheduler.manager.view.power import energy_of
-from farside.scheduler.power.busy_history import busy_nodes
 from farside.scheduler.power.state import Phase as PowerPhase
 from farside.scheduler.tenancy import Account, Tenancy
 from tests.live.facts import gpus, joined

@@ -12,19 +12,20 @@ from weakref import WeakValueDictionary
 
 from fastapi import Header
 
+from farside.http_header import IDEMPOTENCY_KEY
+from farside.http_header import TAKES as TAKES_HEADER
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.event import JobSubmitted, NodesReserved
 from farside.scheduler.manager.model.state import RequestKey
 from farside.scheduler.manager.store.event_store import AskedBefore
 
-HEADER = "Idempotency-Key"
-TAKES: Mapping[str, str] = {"Farside-Takes": HEADER}
+TAKES: Mapping[str, str] = {TAKES_HEADER: IDEMPOTENCY_KEY}
 """What every answer says, so that a client knows whether it may ask again."""
 
 Key = Annotated[
     str,
     Header(
-        alias=HEADER, max_length=64, pattern=r"^[!-~]*$",
+        alias=IDEMPOTENCY_KEY, max_length=64, pattern=r"^[!-~]*$",
         description="The same as in an earlier request of yours: it is that one, and gets its answer",
     ),
 ]  # fmt: skip

@@ -18,6 +18,7 @@ from farside.endpoint import parse_endpoint
 from farside.listen import allow_many_connections, close_listener, open_listener
 from farside.log import get_log
 from farside.notify import notify_systemd
+from farside.scheduler.configured_rules import tenancy_of
 from farside.scheduler.manager.api.app import make_app
 from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.api.idempotency import TAKES
@@ -29,7 +30,6 @@ from farside.scheduler.manager.auth.caller import Callers, peer_host
 from farside.scheduler.manager.auth.tls_reload import Renewal, files_of, tls_of
 from farside.scheduler.manager.auth.web_session import WebSessions, session_key
 from farside.scheduler.manager.log_follower import LiveLog
-from farside.scheduler.manager.model.accounts import tenancy_of
 from farside.scheduler.manager.model.queue_quota import QueueLimits
 from farside.scheduler.manager.nodes.agent_socket import AgentSocketProtocol
 from farside.scheduler.manager.nodes.sessions import AgentSessions

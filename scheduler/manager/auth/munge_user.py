@@ -6,8 +6,8 @@ from pathlib import Path
 from fastapi import HTTPException, Request
 
 from farside.errors import Unavailable
+from farside.http_header import IDEMPOTENCY_KEY
 from farside.munge import IS_OURS, MungeError, open_credential, request_mark
-from farside.scheduler.manager.api.idempotency import HEADER
 
 OPEN_LIMIT_S = 10.0
 
@@ -27,7 +27,7 @@ async def uid_of(request: Request, credential: str, socket: Path) -> int:
         raise HTTPException(503, str(error) or "munged does not answer in time") from error
     query = request.scope.get("query_string", b"")
     target = request.scope["raw_path"] + (b"?" + query if query else b"")
-    mark = request_mark(request.method, target.decode(), request.headers.get(HEADER, ""), await request.body())
+    mark = request_mark(request.method, target.decode(), request.headers.get(IDEMPOTENCY_KEY, ""), await request.body())
     if opened.payload != mark:
         raise HTTPException(401, "munge: this credential was made for another request")
     return opened.uid

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from farside.config.check import names_in
 from farside.config.manager import ManagerConfig
 from farside.errors import ConfigError
+from farside.scheduler.configured_rules import tenancy_of
 from farside.scheduler.energy.policy import EnergyPolicy
-from farside.scheduler.manager.model.accounts import tenancy_of
 from farside.scheduler.power.driver.catalog import read_drivers
 from farside.scheduler.power.driver.driver import PowerDriver
 from farside.scheduler.power.fleet import FleetRules

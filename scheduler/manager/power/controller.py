@@ -23,9 +23,10 @@ from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.event import Event, PowerChanged
 from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.power.busy_nodes import busy_nodes
 from farside.scheduler.manager.power.check_setup import PowerSetup
 from farside.scheduler.manager.power.inventory import CAUSE, Agents, DryHands, Hands, RealHands, Wishes
-from farside.scheduler.power.busy_history import busy_nodes, past_begin_s
+from farside.scheduler.power.busy_history import past_begin_s
 from farside.scheduler.power.controller import PowerKeeper
 from farside.scheduler.power.demand import PolicyDemand, Wish
 from farside.scheduler.power.driver.agent import ByAgent

@@ -1,0 +1,6 @@
+"""Names of HTTP headers that the manager and its clients agree on."""
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+"""The client's own key of a request that may come twice; munge's mark of a request covers it."""
+TAKES = "Farside-Takes"
+"""In the manager's answers: the headers of requests that it knows."""
