@@ -17,7 +17,6 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,7 @@ def submits(world: World, spec: JobSpec, *, user: str = "ann", count: int = 1, *
 
 
 def job(gpus: int = 1, **more: object) -> JobSpec:
-    return replace(JobSpec(argv=("train", "--fast"), gpus=gpus, cwd="/home/ann"), **more)  # type: ignore[arg-type]
+    return structs.replace(JobSpec(argv=("train", "--fast"), gpus=gpus, cwd="/home/ann"), **more)
 
 
 def lived() -> tuple[World, int]:
