@@ -23,8 +23,8 @@ from typing import Protocol
 from benchmarks.beside_render import HEAD, section
 from benchmarks.machine import this_command, this_commit, this_machine
 from benchmarks.section import keep
+from farside.client.manager_client import ManagerClient, find_manager
 from farside.errors import FarsideError
-from farside.manager_client import ManagerClient, find_manager
 from farside.sandbox.process import command
 from farside.sandbox.session import Session, open_sandbox
 from farside.sandbox.waiting import wait_until

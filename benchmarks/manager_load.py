@@ -30,8 +30,8 @@ from benchmarks.manager_agents import Fleet
 from benchmarks.render import table
 from benchmarks.result import Machine
 from farside import admin
+from farside.client.manager_client import ManagerAddress, ManagerClient, UnixConnection
 from farside.errors import FarsideError
-from farside.manager_client import ManagerAddress, ManagerClient, UnixConnection
 from farside.sandbox.waiting import wait_until
 from farside.scheduler.manager.auth.caller import Role, add_token
 from farside.scheduler.manager.decider.scheduler_process import ASK

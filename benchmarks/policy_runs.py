@@ -14,12 +14,12 @@ from statistics import median
 import numpy as np
 
 from benchmarks.figure import Row, Table
+from farside.cli.simulate.parallel import run_all
+from farside.cli.simulate.request import Request, prepare
 from farside.scheduler.sim.cluster import build_site
 from farside.scheduler.sim.experiment import Outcome, Scene, make_experiments
 from farside.scheduler.sim.result.figures import Results
 from farside.scheduler.sim.workload.catalog import TIRESIAS_480, named
-from farside.simulate.parallel import run_all
-from farside.simulate.request import Request, prepare
 
 TESTBED_NODES, TESTBED_GPUS_PER_NODE = 15, 4  # [tiresias §3.5.1]
 PHILLY_GPUS_PER_NODE = 8

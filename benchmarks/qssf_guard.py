@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.figure import Figure, Row, Table
 from benchmarks.qssf_repeating import FIFO, SJF, qssf
 from benchmarks.qssf_runs import Lesson, Take, lesson, outcomes
-from farside.simulate.request import Request, prepare
+from farside.cli.simulate.request import Request, prepare
 
 # Complete virtual clusters of Philly's, on so few nodes that their queues grow for weeks.
 BUSY = (("2869ce", 8), ("7f04ca", 20))

@@ -7,10 +7,10 @@ import msgspec
 
 from benchmarks.figure import Figure, Row, Table
 from benchmarks.qssf_runs import HeliosNoise, Take, average_with, outcomes
+from farside.cli.simulate.request import Request, prepare
 from farside.scheduler.sim.estimator import Foreknown, past_of
 from farside.scheduler.sim.experiment import Scene
 from farside.scheduler.sim.trace.read import read_trace
-from farside.simulate.request import Request, prepare
 
 _AS_PUBLISHED = (("remainder_on_fullest", "true"), ("patience_s", "inf"))
 QSSF = Take(label="QSSF", policy="qssf", settings=_AS_PUBLISHED)

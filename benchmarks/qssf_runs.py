@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from farside.cli.simulate.parallel import run_all
 from farside.scheduler.predict.history import Past
 from farside.scheduler.sim.cluster import build_site
 from farside.scheduler.sim.estimator import Primer, past_of
@@ -13,7 +14,6 @@ from farside.scheduler.sim.experiment import Experiment, Outcome, Scene, make_ex
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.workload.catalog import WORKLOADS
 from farside.scheduler.sim.workload.generate import Workload, draw, to_trace
-from farside.simulate.parallel import run_all
 
 NODES, GPUS_PER_NODE = 16, 8
 

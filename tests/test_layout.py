@@ -19,7 +19,7 @@ SCHEDULER_SHELL = (
     "farside.scheduler.sim.characterise.report",
     "farside.scheduler.power.driver",
     "farside.scheduler.power.controller",
-    "farside.scheduler.sim.place",
+    "farside.scheduler.sim.output_files",
     "farside.scheduler.sim.trace.format",
     "farside.scheduler.sim.trace.intake",
     "farside.scheduler.sim.trace.read",

@@ -18,7 +18,7 @@ import nbd
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from farside.manager_client import ManagerClient, find_manager
+from farside.client.manager_client import ManagerClient, find_manager
 from farside.sandbox.session import Session, open_sandbox
 from farside.scheduler.manager.auth.caller import Role, add_token
 

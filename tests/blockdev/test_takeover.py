@@ -7,8 +7,8 @@ import pytest
 
 from farside.blockdev.device import BlockDevice
 from farside.blockdev.mapping.activity import RangeState
+from farside.cli.keygen import make_key
 from farside.daemon.control.keys import KeyRing
-from farside.keygen import make_key
 from tests.blockdev.world import World
 from tests.support.virtual_clock import VirtualClock
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from farside.cli.cluster_logs import follow_output
+from farside.client.manager_client import find_manager
 from farside.errors import ConfigError
-from farside.manager_client import find_manager
 from tests.live.fake_agent import FakeNode
 from tests.live.manager import Manager, running_manager
 from tests.support.programs import Outcome

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from farside.errors import ConfigError, FarsideError
-from farside.scheduler.sim.place import check_apart, check_writable, is_stream, written
+from farside.scheduler.sim.output_files import check_apart, check_writable, is_stream, written
 
 TRACE = "job_id,submit_s,gpus,duration_s,vc\n1,0,4,100,a\n2,10,4,50,a\n"
 COMMON = ("--policy", "fifo", "--nodes", "1", "--gpus-per-node", "4")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.terminal import printable
+from farside.cli.terminal import printable
 
 TRACE = "job_id,submit_s,gpus,duration_s,vc\n1,0,4,100,a\n2,10,4,50,a\n"
 COMMON = ("--policy", "fifo", "--gpus-per-node", "4")

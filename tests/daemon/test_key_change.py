@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from farside.cli.keygen import add_key, retire_key
 from farside.daemon.control import messages as m
 from farside.daemon.control.keys import KeyRing
 from farside.daemon.control.protocol import Connection, Side
 from farside.errors import PeerError
-from farside.keygen import add_key, retire_key
 from tests.daemon.plane import KEY, Plane, running
 
 MACHINES = ("donor", "b1", "b2")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from farside.demo import cluster_jobs
-from farside.demo.cluster import Round, Scene, play
-from farside.demo.cluster_jobs import demo_jobs
-from farside.demo.cluster_report import improvement, print_scene, scene_faults
-from farside.demo.show import Show
+from farside.cli.demo import cluster_jobs
+from farside.cli.demo.cluster import Round, Scene, play
+from farside.cli.demo.cluster_jobs import demo_jobs
+from farside.cli.demo.cluster_report import improvement, print_scene, scene_faults
+from farside.cli.demo.show import Show
 from farside.scheduler.manager.compare_simulation import Compared, Fidelity
 from tests.support.waiting import until
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from farside.demo.load import Tally, fio_tally
-from farside.demo.report import Outcome, faults, rows
+from farside.cli.demo.load import Tally, fio_tally
+from farside.cli.demo.report import Outcome, faults, rows
 
 GIB = 1 << 30
 GOOD = Outcome(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farside.demo.act import until_clients_transmit
+from farside.cli.demo.act import until_clients_transmit
 from farside.errors import PeerError
 from farside.sandbox import control
 from farside.sandbox.session import Session, open_sandbox

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import machine
-from farside.demo.main import PROGRAMS as DEMO_PROGRAMS
+from farside.cli.demo.main import PROGRAMS as DEMO_PROGRAMS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tools" / "install_packages.sh"

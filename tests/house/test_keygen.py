@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from farside.cli.keygen import add_key, make_key, retire_key
 from farside.daemon.control.keys import read_keys
 from farside.errors import ConfigError
-from farside.keygen import add_key, make_key, retire_key
 
 
 def test_a_new_key_file_is_its_owners_only(tmp_path: Path) -> None:

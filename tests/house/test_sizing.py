@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from farside.cli.app import app
+from farside.cli.sizing_model import BorrowerSize, CostModel, DonorSize, benefit, borrower_size, donor_size
 from farside.errors import ConfigError
-from farside.sizing import BorrowerSize, CostModel, DonorSize, benefit, borrower_size, donor_size
 from farside.units import GIB, MIB
 from tests.support.programs import outcome
 from tests.support.sandbox import farside

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.keygen import make_key
+from farside.cli.keygen import make_key
 from tests.interop.dashboard import read_dashboard
 from tests.support.ports import free_port
 from tests.support.waiting import until

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from farside.manager_client import ManagerAddress, ManagerClient
+from farside.client.manager_client import ManagerAddress, ManagerClient
 from farside.sandbox.settings import PATIENCE
 from farside.scheduler.manager.auth.caller import Role, add_token
 from farside.scheduler.manager.model.event import Entry

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farside.client.manager_client import ManagerAddress, ManagerClient, find_manager, variable
 from farside.errors import FarsideError
-from farside.manager_client import ManagerAddress, ManagerClient, find_manager, variable
 from farside.scheduler.manager.auth.caller import Role, add_token
 from farside.scheduler.manager.auth.certificate import named_in
 from farside.tls import TlsFiles, client_tls

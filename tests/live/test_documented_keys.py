@@ -9,7 +9,7 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from farside.job_file import job_keys
+from farside.cli.job_file import job_keys
 from farside.scheduler.manager.model.event import CancelRequested, Entry, NodesReserved
 from farside.scheduler.manager.model.spec import JobBody
 from farside.scheduler.manager.view.audit import show_audit

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from farside.blockdev.peers_file import DonorAddress, read_peers
-from farside.manager_client import ManagerClient
+from farside.client.manager_client import ManagerClient
 from tests.agent.donor import DONOR, serving
 from tests.agent.process import agent, status, until_connected, write_config
 from tests.live.manager import Manager, running_manager

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from farside.cli.job_file import WantedJob, job_keys, passed_on, read_job, role_keys
 from farside.errors import ConfigError
-from farside.job_file import WantedJob, job_keys, passed_on, read_job, role_keys
 from farside.scheduler.manager.model.role import Role
 from farside.scheduler.manager.model.spec import JobSpec
 

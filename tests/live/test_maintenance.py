@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farside.moment import parse_moment
+from farside.cli.moment import parse_moment
 from farside.scheduler.maintenance_window import Closure
 from farside.scheduler.manager.model.event import NodesReserved, ReservationCancelled
 from farside.scheduler.manager.model.maintenance import reserved_now, still_there

@@ -10,9 +10,9 @@ from typing import BinaryIO
 
 import pytest
 
+from farside.client.manager_client import ManagerAddress, ManagerClient
 from farside.errors import ConfigError, PeerError
 from farside.http_header import IDEMPOTENCY_KEY, TAKES
-from farside.manager_client import ManagerAddress, ManagerClient
 from tests.support.waiting import until
 
 

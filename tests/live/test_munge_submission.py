@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from farside.client.manager_client import ManagerAddress, ManagerClient, find_manager
 from farside.errors import ConfigError, FarsideError
-from farside.manager_client import ManagerAddress, ManagerClient, find_manager
 from farside.munge import make_credential, request_mark
 from farside.scheduler.manager.auth.caller import Role, add_token
 from farside.scheduler.manager.model.event import JobSubmitted

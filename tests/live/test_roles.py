@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from farside.agent.gpu_share import Device
 from farside.agent.messages import Hello
-from farside.job_file import read_job
+from farside.cli.job_file import read_job
 from farside.scheduler.manager.decider import launch
 from farside.scheduler.manager.model.event import JobStarted, ReleaseRequested, TaskPhase, TaskPlace
 from farside.scheduler.manager.model.record import LiveJob, LiveTask, Phase

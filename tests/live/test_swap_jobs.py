@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from farside.agent import messages as m
-from farside.job_file import read_job
+from farside.cli.job_file import read_job
 from farside.scheduler.manager.api.jobs import cluster_problems
 from farside.scheduler.manager.model.event import NodeChanged
 from farside.scheduler.manager.model.record import Phase

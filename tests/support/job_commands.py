@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from farside.manager_client import ManagerAddress, ManagerClient
+from farside.client.manager_client import ManagerAddress, ManagerClient
 from farside.sandbox.process import command
 from farside.sandbox.session import Session
 from tests.support.waiting import until

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from farside.errors import ConfigError
-from farside.scheduler.sim.place import is_stream, replacing
+from farside.scheduler.sim.output_files import is_stream, replacing
 from farside.scheduler.sim.trace.format.row import UNPRINTABLE
 from farside.scheduler.sim.trace.format.source import BUILTIN
 from farside.scheduler.sim.trace.job import Trace, TraceJob

@@ -16,6 +16,7 @@ from farside.cli.cluster import cluster_commands
 from farside.cli.cluster_admin import admin_commands
 from farside.cli.config import Whose, config_app
 from farside.cli.daemon import daemon_app
+from farside.cli.demo.part import ScenePart
 from farside.cli.energy import energy_app
 from farside.cli.manager import manager_commands
 from farside.cli.power import power_commands
@@ -24,12 +25,11 @@ from farside.cli.sim import sim_app
 from farside.cli.sizing import sizing
 from farside.cli.slurm import slurm_app
 from farside.cli.swap import swap_app
+from farside.cli.terminal import flush_output, printable
 from farside.cli.top import top
 from farside.cli.trace import trace_app
 from farside.cli.unit import unit_app
-from farside.demo.part import ScenePart
 from farside.errors import FarsideError
-from farside.terminal import flush_output, printable
 from farside.units import MIB
 
 DEBUG = "FARSIDE_DEBUG"
@@ -281,7 +281,7 @@ def demo(
     Donors lose memory and are killed, the borrower is replaced, and clients verify every byte. Then the same jobs run
     under FIFO and under LAS, as processes and in the simulator. The exit code is 1 if any of this fails.
     """
-    from farside.demo.main import run
+    from farside.cli.demo.main import run
 
     raise typer.Exit(run(state=state, part=scene))
 
@@ -316,7 +316,7 @@ def keygen(
 
     All nodes share the key: copy the file to each of them.
     """
-    from farside import keygen as doing
+    from farside.cli import keygen as doing
     from farside.errors import ConfigError
 
     if add and retire:

@@ -13,12 +13,12 @@ import typer
 from typer.core import TyperCommand
 
 from farside.cli import options
+from farside.cli.job_file import WantedJob, job_keys, read_job
+from farside.cli.terminal import printable
 from farside.errors import ConfigError, FarsideError, PeerError
-from farside.job_file import WantedJob, job_keys, read_job
-from farside.terminal import printable
 
 if TYPE_CHECKING:
-    from farside.manager_client import ManagerClient
+    from farside.client.manager_client import ManagerClient
 
 Manager = Annotated[
     str | None,
@@ -68,7 +68,7 @@ def cluster_commands(app: typer.Typer) -> None:
 
 def client_of(manager: str | None, state: Path | None) -> "ManagerClient":
     """A connection to the manager that the options mean."""
-    from farside.manager_client import ManagerClient, find_manager
+    from farside.client.manager_client import ManagerClient, find_manager
 
     return ManagerClient(find_manager(manager, state))
 

@@ -32,7 +32,7 @@ def admin_commands(app: typer.Typer) -> None:
 
 
 def _moment(option: str, text: str, now_s: float) -> float:
-    from farside.moment import parse_moment
+    from farside.cli.moment import parse_moment
 
     return options.value_of(option, text, lambda told: parse_moment(told, now_s))
 

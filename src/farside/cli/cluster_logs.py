@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from farside.cli.terminal import printable
 from farside.errors import FarsideError
-from farside.terminal import printable
 
 LOOK_PERIOD_S = 0.2
 ASK_PERIOD_S = 1.0

@@ -7,7 +7,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from farside.terminal import printable
+from farside.cli.terminal import printable
 from farside.units import format_bytes, format_count, format_moment, format_seconds
 
 Row = Mapping[str, Any]

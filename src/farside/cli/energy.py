@@ -226,7 +226,7 @@ def jobs(
     """
     from farside.cli.energy_jobs import compare_runs
     from farside.cli.energy_report import print_cost, write_json
-    from farside.simulate.request import Request
+    from farside.cli.simulate.request import Request
 
     _check_places({"--json": json_to}, [trace, *([vc_nodes] if vc_nodes else [])])
     request = Request(
@@ -252,7 +252,7 @@ def _check_places(outputs: Mapping[str, Path | None], inputs: Sequence[Path]) ->
     Raises:
         ConfigError: A file cannot be written, or is read as well.
     """
-    from farside.scheduler.sim.place import check_apart, check_writable
+    from farside.scheduler.sim.output_files import check_apart, check_writable
 
     wanted = {name: path for name, path in outputs.items() if path not in (None, Path("-"))}
     plot = wanted.get("--plot")

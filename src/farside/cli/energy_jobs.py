@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
+from farside.cli.simulate.request import Request, prepare
 from farside.errors import ConfigError
 from farside.scheduler.energy.catalog import make_online
 from farside.scheduler.sim.energy.sleeping import Cost, SleepingSimulation, cost_of
-from farside.simulate.request import Request, prepare
 
 
 def compare_runs(request: Request, policy: str, settings: Mapping[str, str], *, boot_s: float) -> Cost:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from farside.scheduler.energy.catalog import Question
 from farside.scheduler.sim.energy.replay import Played
 from farside.scheduler.sim.energy.sweep import Point
-from farside.scheduler.sim.place import written
+from farside.scheduler.sim.output_files import written
 
 # Told apart by shape as well as by colour.
 _MARKS = {"ces": "o", "paper": "s", "rule": "^", "vanilla": "x", "none": "+"}

@@ -16,7 +16,7 @@ from farside.scheduler.sim.energy.replay import Figures
 from farside.scheduler.sim.energy.saving import Power, co2_kg_a_year, kwh_a_year
 from farside.scheduler.sim.energy.sleeping import Cost
 from farside.scheduler.sim.energy.sweep import Point
-from farside.scheduler.sim.place import written
+from farside.scheduler.sim.output_files import written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

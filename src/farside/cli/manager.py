@@ -65,9 +65,9 @@ def token(
 
 def _settings(config: list[Path] | None, settings: list[str] | None, state: Path | None) -> "ManagerConfig":
     """Settings of the manager that the options name: files, a sandbox, FARSIDE_STATE's sandbox, /etc/farside."""
+    from farside.client.state_folder import sandbox_config, state_told
     from farside.config import ManagerConfig, load_config
     from farside.errors import ConfigError
-    from farside.state_folder import sandbox_config, state_told
 
     if config and state is not None:
         raise ConfigError("--config and --state both say which manager is meant", hint="keep one of them")

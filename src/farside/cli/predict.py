@@ -28,10 +28,10 @@ def fit(
 
     Shows its accuracy on jobs that it was not trained on, beside the rolling estimate and the number of GPUs.
     """
+    from farside.cli.predict_fit import fit_gpu_time, quality_table
     from farside.errors import ConfigError
-    from farside.predict import fit_gpu_time, quality_table
     from farside.scheduler.predict.store import ModelStore
-    from farside.scheduler.sim.place import check_apart
+    from farside.scheduler.sim.output_files import check_apart
 
     store = ModelStore(models)
     kept = (models / "qssf.json", *models.glob("qssf-*.txt"))  # the one is replaced, and old ones of the others go
@@ -60,7 +60,7 @@ def rebalance(
     bad_once: _BadOnce = None,
 ) -> None:
     """Show which virtual clusters could have lent nodes to others, and the queueing time saved."""
-    from farside.predict import rebalance_tables
+    from farside.cli.predict_rebalance import rebalance_tables
 
     _print(*rebalance_tables(log, vc_nodes, gpus_per_node, policy, fmt, bad_once or bad))
 

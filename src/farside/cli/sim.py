@@ -14,7 +14,7 @@ from farside.cli import options
 from farside.cli.sim_trace import trace_app
 
 if TYPE_CHECKING:
-    from farside.simulate.request import Request
+    from farside.cli.simulate.request import Request
 
 sim_app = typer.Typer(
     help="Run traces of jobs under the scheduler's policies.", no_args_is_help=True, rich_markup_mode=None
@@ -159,7 +159,7 @@ def _request(
     train_to: _TrainTo = "",
     models: _Models = None,
 ) -> "Request":
-    from farside.simulate.request import Request
+    from farside.cli.simulate.request import Request
 
     return Request(
         trace=trace,
@@ -237,8 +237,8 @@ def run(
 
     Prints the main figures; files have all figures and the result of each job.
     """
-    from farside.simulate.main import Outputs
-    from farside.simulate.main import run as simulate
+    from farside.cli.simulate.main import Outputs
+    from farside.cli.simulate.main import run as simulate
 
     _refuse_several(request, "run")
     raise typer.Exit(simulate(request, Outputs(jobs=jobs_out, json=json_out, report=report)))
@@ -259,8 +259,8 @@ def compare(
     Prints one row per policy; a star marks the best of each column. --set KEY=VALUE applies to every policy that has
     this parameter, --set las.KEY=VALUE only to las.
     """
-    from farside.simulate.main import Outputs
-    from farside.simulate.main import compare as simulate
+    from farside.cli.simulate.main import Outputs
+    from farside.cli.simulate.main import compare as simulate
 
     raise typer.Exit(simulate(replace(request, policies=_policies(policy)), Outputs(json=json_out, report=report)))
 
@@ -272,7 +272,7 @@ def why(request: "Request", job: Annotated[str, typer.Argument(metavar="JOB", he
 
     The two arguments may be in either order.
     """
-    from farside.simulate.main import why as simulate
+    from farside.cli.simulate.main import why as simulate
 
     _refuse_several(request, "why")
     if not request.trace.exists() and Path(job).is_file():
@@ -298,8 +298,8 @@ def replay(
     Reads the log in the manager's store; its settings name store, policy and placement. If the manager has changed
     its policy since, choose one with --set policy=NAME.
     """
-    from farside.simulate.replay import run as simulate
-    from farside.state_folder import sandbox_config
+    from farside.cli.simulate.replay import run as simulate
+    from farside.client.state_folder import sandbox_config
 
     files = [*(config or ()), *([sandbox_config(state)] if state is not None else [])]
     raise typer.Exit(simulate(files, options.overrides(settings), trace=trace, as_json=as_json))

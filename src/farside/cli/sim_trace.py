@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from farside.cli import options
-from farside.terminal import printable, standard_output
+from farside.cli.terminal import printable, standard_output
 from farside.units import format_count
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def convert(
     attempts: _Attempts = "whole",
 ) -> None:
     """Convert a trace of any format to Farside's CSV."""
-    from farside.scheduler.sim.place import check_apart
+    from farside.scheduler.sim.output_files import check_apart
     from farside.scheduler.sim.trace.write import write_trace
 
     check_apart({"OUT": out}, {"the trace": file})

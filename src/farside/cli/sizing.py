@@ -10,7 +10,7 @@ from farside.errors import ConfigError
 from farside.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
-    from farside.sizing import Benefit, BorrowerSize, CostModel, DonorSize
+    from farside.cli.sizing_model import Benefit, BorrowerSize, CostModel, DonorSize
 
 
 def _bytes(text: str) -> Any:
@@ -54,7 +54,7 @@ def sizing(
     Memory and its use default to those of this machine. Cost model and power defaults are Infiniswap's; memory has no
     default price.
     """
-    from farside.sizing import CostModel, borrower_size
+    from farside.cli.sizing_model import CostModel, borrower_size
 
     _hold_to_settings(
         memory=memory, used=used, headroom=headroom, size=size, slab=slab, pending=pending, replicas=replicas
@@ -82,7 +82,7 @@ def sizing(
 
 def _donor(*, memory: int, used: int, headroom: int, slab: int) -> "DonorSize":
     """What a donor lends; 0 for memory or its use: this machine's."""
-    from farside.sizing import donor_size
+    from farside.cli.sizing_model import donor_size
 
     total, now_used = _machine() if not (memory and used) else (memory, used)
     donor = donor_size(
@@ -102,7 +102,7 @@ def _show(
     """Prints the sizes, and what lending earns at a price of memory."""
     import msgspec
 
-    from farside.sizing import benefit
+    from farside.cli.sizing_model import benefit
 
     share = donor.lent_bytes / donor.memory_bytes
     worth = benefit(

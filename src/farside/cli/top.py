@@ -27,7 +27,7 @@ def top(
 
     Runs until Ctrl-C. Users see their own jobs, operators all jobs.
     """
-    from farside.manager_client import ManagerClient, find_manager
+    from farside.client.manager_client import ManagerClient, find_manager
 
     address = find_manager(manager, state)
     with ManagerClient(address) as client:

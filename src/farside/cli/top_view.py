@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from farside.cli.cluster_table import since_s
-from farside.terminal import printable
+from farside.cli.terminal import printable
 from farside.units import format_bytes, format_seconds
 
 Row = Mapping[str, Any]

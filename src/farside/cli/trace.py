@@ -56,7 +56,7 @@ def report(
     The page names what it leaves out because the log does not have it. Without --nodes or --vc-nodes, the peak use
     gives the size of the cluster.
     """
-    from farside.characterise import main
+    from farside.cli import trace_report as main
 
     name = log.name.removesuffix(".gz")
     page = output or Path(f"{name.removeprefix('builtin:').rpartition('.')[0] or name.removeprefix('builtin:')}.html")

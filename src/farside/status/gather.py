@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from farside import admin
+from farside.client.manager_client import STANDARD, UnixConnection
 from farside.config.agent import AgentConfig
 from farside.config.blockdev import BlockdevConfig
 from farside.config.daemon import DaemonConfig
 from farside.config.manager import ManagerConfig
 from farside.errors import PeerError
-from farside.manager_client import STANDARD, UnixConnection
 from farside.sandbox.layout import RUN_FOLDER, ProcessRecord, read_record
 
 ANSWER_LIMIT_S = 5.0

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from farside.state_folder import state_told
+from farside.client.state_folder import state_told
 from farside.status.gather import ProcessStatus, gather
 from farside.status.table import tables
 

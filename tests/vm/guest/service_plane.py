@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from farside import admin
+from farside.cli.keygen import make_key
 from farside.errors import PeerError
-from farside.keygen import make_key
 from tests.support.programs import Outcome, outcome, run
 from tests.support.waiting import until
 from tests.vm.guest.swap_plane import LIMIT_S, SIZE

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from farside import admin
+from farside.cli.keygen import make_key
 from farside.errors import PeerError
-from farside.keygen import make_key
 from tests.support.programs import Outcome, outcome
 from tests.support.waiting import until
 

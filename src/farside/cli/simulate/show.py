@@ -10,11 +10,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from farside.cli.simulate.request import Prepared, size_of
+from farside.cli.terminal import printable
 from farside.scheduler.sim.experiment import Outcome
 from farside.scheduler.sim.result.column import COLUMNS, FEW_COLUMNS, Column, best_of
 from farside.scheduler.sim.result.figures import Figures
-from farside.simulate.request import Prepared, size_of
-from farside.terminal import printable
 
 # Of a pipe or a file, so that no table is broken: they have no width of their own.
 _WIDTH_ELSEWHERE = 200

@@ -10,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from farside.cli.terminal import standard_output
 from farside.config import ManagerConfig, load_config
 from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.manager.compare_simulation import (
@@ -26,7 +27,6 @@ from farside.scheduler.manager.store.compact import archive_of, whole_log
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.sim.trace.job import Trace
 from farside.scheduler.sim.trace.write import write_trace
-from farside.terminal import standard_output
 from farside.units import format_count, format_moment, format_seconds
 
 PAPER = (
@@ -66,7 +66,7 @@ def run(configs: Sequence[Path], overrides: Mapping[str, object], *, trace: Path
         write_trace(Trace(jobs=tuple(one.traced for one in replayed.found.jobs)), trace)
     with standard_output():
         if as_json:
-            print(json.dumps(_json(replayed), indent=2))  # noqa: T201 - what was asked for
+            print(json.dumps(_json(replayed), indent=2))
         else:
             _print(Console(soft_wrap=True), replayed)
     return 0

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from farside.cli.demo import cluster_jobs
+from farside.cli.demo.show import Show
+from farside.cli.simulate.replay import replay
+from farside.client.manager_client import ManagerClient, find_manager
+from farside.client.state_folder import sandbox_config
 from farside.config import ManagerConfig, load_config
-from farside.demo import cluster_jobs
-from farside.demo.show import Show
 from farside.errors import PeerError
-from farside.manager_client import ManagerClient, find_manager
 from farside.sandbox import control, settings
 from farside.sandbox.session import open_sandbox
 from farside.sandbox.waiting import wait_until
@@ -24,8 +26,6 @@ from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import Entry
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.simulate.replay import replay
-from farside.state_folder import sandbox_config
 from farside.units import format_count
 
 SANDBOX = (

@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
+from farside.client.state_folder import state_told
 from farside.errors import ConfigError, FarsideError, PeerError
 from farside.http_header import IDEMPOTENCY_KEY, TAKES
-from farside.state_folder import state_told
 from farside.tls import TlsFiles, client_tls, tls_problem
 
 STANDARD = "unix:/run/farside/manager.sock"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farside.demo.load import FIO_JOBS
+from farside.cli.demo.load import FIO_JOBS
 from farside.errors import PeerError
 from farside.sandbox import control
 from farside.sandbox.waiting import wait_until

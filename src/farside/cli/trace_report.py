@@ -11,7 +11,7 @@ from farside.errors import ConfigError
 from farside.scheduler.sim.characterise.report_page import answer, change, facts, seconds
 from farside.scheduler.sim.characterise.size import sizes_of
 from farside.scheduler.sim.characterise.study import Study, study
-from farside.scheduler.sim.place import check_apart, check_writable, written
+from farside.scheduler.sim.output_files import check_apart, check_writable, written
 from farside.scheduler.sim.trace.log import JobLog
 from farside.scheduler.sim.trace.read_log import read_log
 from farside.scheduler.sim.trace.read_nodes import read_vc_sizes

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from farside.demo.load import Tally
+from farside.cli.demo.load import Tally
 from farside.geometry import PAGE_BYTES
 from farside.units import GIB, format_bytes, format_seconds
 

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from farside.demo.cluster import Scene
+from farside.cli.demo.cluster import Scene
 from farside.scheduler.manager.compare_simulation import PAPER_APART_PCT, PAPER_SIMULATOR, PAPER_TESTBED
 
 ERROR_MAX_PCT = 25.0

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from farside.demo import load
-from farside.demo.act import ACTS, Stage
-from farside.demo.load import FioLoad, Tally
-from farside.demo.part import ScenePart
-from farside.demo.report import VERIFIED_MIN_BYTES, Outcome, faults
-from farside.demo.show import Show, print_outcome
+from farside.cli.demo import load
+from farside.cli.demo.act import ACTS, Stage
+from farside.cli.demo.load import FioLoad, Tally
+from farside.cli.demo.part import ScenePart
+from farside.cli.demo.report import VERIFIED_MIN_BYTES, Outcome, faults
+from farside.cli.demo.show import Show, print_outcome
 from farside.errors import FarsideError, Unavailable
 from farside.sandbox.session import open_sandbox
 from farside.units import format_bytes
@@ -45,9 +45,9 @@ def run(*, state: Path | None = None, part: ScenePart = ScenePart.ALL) -> int:
 
 def _cluster(console: Console) -> int:
     # Late: the memory plane's half needs none of it.
-    from farside.demo.cluster import play
-    from farside.demo.cluster_jobs import demo_jobs
-    from farside.demo.cluster_report import print_scene, scene_faults
+    from farside.cli.demo.cluster import play
+    from farside.cli.demo.cluster_jobs import demo_jobs
+    from farside.cli.demo.cluster_report import print_scene, scene_faults
 
     with tempfile.TemporaryDirectory(prefix="farside-demo-") as spare, Show(console, lambda: "") as show:
         scene = play(show, Path(spare), demo_jobs())

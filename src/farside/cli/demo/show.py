@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from farside.demo.report import Outcome, faults, rows
+from farside.cli.demo.report import Outcome, faults, rows
 
 LINES_PER_S = 5
 

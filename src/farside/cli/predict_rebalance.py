@@ -6,9 +6,9 @@ from typing import Literal
 from rich.table import Table
 from rich.text import Text
 
+from farside.cli.simulate.request import Request, prepare
 from farside.scheduler.predict.rebalance import RebalanceParams
 from farside.scheduler.sim.rebalancing import rebalance
-from farside.simulate.request import Request, prepare
 
 TOLD = 20  # pairs of virtual clusters
 

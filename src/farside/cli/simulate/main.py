@@ -4,16 +4,16 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from farside.cli.simulate.parallel import run_all
+from farside.cli.simulate.request import Prepared, Request, prepare
+from farside.cli.simulate.show import Show, print_comparison, print_left_out, print_run, trace_facts
+from farside.cli.terminal import printable, standard_output
 from farside.errors import ConfigError
 from farside.scheduler.settings import suggestion
 from farside.scheduler.sim.experiment import Outcome, Unfinished
-from farside.scheduler.sim.place import check_apart, check_writable, written
+from farside.scheduler.sim.output_files import check_apart, check_writable, written
 from farside.scheduler.sim.result.why import Watcher
 from farside.scheduler.sim.result.write import check_table, write_jobs, write_json
-from farside.simulate.parallel import run_all
-from farside.simulate.request import Prepared, Request, prepare
-from farside.simulate.show import Show, print_comparison, print_left_out, print_run, trace_facts
-from farside.terminal import printable, standard_output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

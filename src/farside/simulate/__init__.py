@@ -1,1 +1,0 @@
-"""`farside sim`: traces and options in, figures out. What decides and counts is in `farside.scheduler`."""
