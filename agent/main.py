@@ -25,9 +25,9 @@ from farside.agent.peers_file import PeersFile
 from farside.agent.power_off import power_off, why_not
 from farside.agent.run.account import users_here
 from farside.agent.run.containment import cgroup_home
+from farside.agent.run.fork_server import Nursery
 from farside.agent.run.hook import hooks_of
 from farside.agent.run.ledger import shares_in
-from farside.agent.run.nursery import Nursery
 from farside.agent.run.probe import Prober
 from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name

@@ -27,10 +27,10 @@ from farside.agent.run import ledger as rules
 from farside.agent.run import task_folder as files
 from farside.agent.run.account import Account, Refused, account_of
 from farside.agent.run.containment import Cgroup, CgroupHome, Place, leftovers, place_of, send
+from farside.agent.run.fork_server import Nursery
 from farside.agent.run.hook import Hooks
 from farside.agent.run.ledger import FINAL, RANK, Key, Ledger, Task
-from farside.agent.run.nursery import Nursery
-from farside.agent.run.record import Damaged, read_record, write_record
+from farside.agent.run.record_file import Damaged, read_record, write_record
 from farside.errors import Unavailable
 from farside.log import get_log
 
@@ -413,7 +413,7 @@ def _spawn(folder: Path, lock: int, prefix: tuple[str, ...]) -> int:
     try:
         os.set_inheritable(lock, True)
         # -P: what happens to lie in the agent's working folder is no module of ours
-        own = (sys.executable, "-P", "-m", "farside.agent.run.shepherd", os.fspath(folder), str(lock))
+        own = (sys.executable, "-P", "-m", "farside.agent.run.task_supervisor", os.fspath(folder), str(lock))
         return os.posix_spawn(
             (prefix or own)[0],
             (*prefix, *own),

@@ -12,7 +12,7 @@ from farside.agent import messages as m
 from farside.agent.run.account import Account
 from farside.agent.run.hook import Hooks
 from farside.agent.run.ledger import Key
-from farside.agent.run.record import read_record, write_record
+from farside.agent.run.record_file import read_record, write_record
 
 
 class Recipe(Struct, frozen=True, kw_only=True):

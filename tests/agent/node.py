@@ -14,8 +14,8 @@ import psutil
 from farside.agent import messages as m
 from farside.agent.gpu_share import devices_of
 from farside.agent.run.containment import Cgroup, CgroupHome
+from farside.agent.run.fork_server import Nursery
 from farside.agent.run.ledger import FINAL, RANK
-from farside.agent.run.nursery import Nursery
 from farside.agent.run.runner import Policy, Runner
 from tests.agent.frames import SPEC
 from tests.support.waiting import until

@@ -18,9 +18,9 @@ import pytest
 from farside.agent import messages as m
 from farside.agent.run.account import account_of
 from farside.agent.run.containment import Cgroup, CgroupHome, cgroup_home, make_cgroup, place_of
-from farside.agent.run.nursery import Nursery
-from farside.agent.run.shepherd import LAUNCH_LIMIT_S, Shepherd, keep
+from farside.agent.run.fork_server import Nursery
 from farside.agent.run.task_folder import Recipe, is_locked, read_recipe, read_status
+from farside.agent.run.task_supervisor import LAUNCH_LIMIT_S, Shepherd, keep
 from tests.agent.frames import SPEC
 from tests.agent.node import DEADLINE_S, ME, Node, node, processes_with, remove_cgroups
 from tests.support.waiting import text_of, until
@@ -614,7 +614,7 @@ def test_a_nursery_that_was_killed_is_replaced_and_the_task_runs_once(tmp_path: 
         with node(tmp_path, nursery=nursery) as made:
             made.start("echo first")
             made.ended()
-            for pid in processes_with("farside.agent.run.nursery"):
+            for pid in processes_with("farside.agent.run.fork_server"):
                 if psutil.Process(pid).ppid() == os.getpid():
                     os.kill(pid, signal.SIGKILL)
 

@@ -16,7 +16,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from farside.agent.run import shepherd
+from farside.agent.run import task_supervisor as shepherd
 from farside.errors import Unavailable
 
 ANSWER_LIMIT_S = 5.0
@@ -67,7 +67,7 @@ class Nursery:
             other.set_inheritable(True)
             self._pid = os.posix_spawn(
                 sys.executable,
-                (sys.executable, "-P", "-m", "farside.agent.run.nursery", str(other.fileno())),
+                (sys.executable, "-P", "-m", "farside.agent.run.fork_server", str(other.fileno())),
                 os.environ,
                 setsid=True,  # Ctrl-C is the agent's
                 # Shepherds inherit this: a stop that comes before one listens waits for it.
@@ -76,7 +76,7 @@ class Nursery:
 
 
 def main() -> None:
-    """``python -m farside.agent.run.nursery SOCKET_FD``."""
+    """``python -m farside.agent.run.fork_server SOCKET_FD``."""
     os.chdir("/")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for shepherds: the kernel takes them away
     with socket.socket(fileno=int(sys.argv[1])) as agent:

@@ -365,7 +365,7 @@ def connect_output(folder: Path) -> None:
 
 
 def main() -> None:
-    """``python -m farside.agent.run.shepherd FOLDER LOCK_FD``."""
+    """``python -m farside.agent.run.task_supervisor FOLDER LOCK_FD``."""
     connect_output(Path(sys.argv[1]))
     keep(Path(sys.argv[1]), int(sys.argv[2]))
 
