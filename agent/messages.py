@@ -160,6 +160,8 @@ class ChangingFacts(Part, frozen=True, kw_only=True):
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=GPUS_MAX)]
     donor: Donor | None = None
     swap: Swap | None = None
+    rdma_subnet: Text = ""
+    """Prefixes of its InfiniBand subnets, with commas between; empty: it has none."""
 
     def __post_init__(self) -> None:
         if len({gpu.index for gpu in self.gpus}) < len(self.gpus):

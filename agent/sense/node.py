@@ -14,6 +14,7 @@ from farside.agent.sense.gpu import GpuSense
 from farside.agent.sense.headroom import headroom_bytes, promised_bytes
 from farside.agent.sense.links import LinkSense
 from farside.agent.sense.pressure import read_psi
+from farside.agent.sense.rdma_subnet import read_rdma_subnet
 from farside.agent.sense.swap import read_farside_swap
 from farside.agent.sense.usage import Usage, usage_below
 from farside.errors import FarsideError
@@ -108,6 +109,7 @@ class NodeSense:
             donor=lent.donor,
             drained=lent.drained,
             swap=self._read_swap(tasks),
+            rdma_subnet=read_rdma_subnet(self._proc_root.parent),
             unfit=self._links.read()[: m.CAUSE_CHARS_MAX],
         )
         return NodeReading(reading=reading, usage=usage)

@@ -112,7 +112,8 @@ def plain(hello: m.Hello) -> dict[str, Any]:
     for name in ("donor", "swap"):
         one = getattr(hello, name)
         parts[name] = None if one is None else msgspec.structs.asdict(one)
-    every = {"type": "hello", **msgspec.to_builtins(msgspec.structs.asdict(hello)), **parts}
+    known = {name: getattr(hello, name) for name in HelloOf384bdad.__struct_fields__}
+    every = {"type": "hello", **msgspec.to_builtins(known), **parts}
     return dict(msgspec.json.decode(msgspec.json.encode(every)))
 
 

@@ -109,6 +109,7 @@ def node_of(node: LiveNode, promised: Booked = NOTHING) -> Node:
         memory_bytes=max(memory, promised.memory_bytes),
         swap_bytes=max(float(node.swap_bytes - node.swap_own_bytes), promised.swap_bytes),
         gpu_model=node.gpu_model,
+        rdma_domain=node.rdma_subnet,
         users=node.users,
     )
 
