@@ -11,7 +11,7 @@ from farside.blockdev.donor.donors import DonorList
 from farside.blockdev.peers_file import DonorAddress, read_peers
 from farside.blockdev.task import Tasks
 from farside.errors import ConfigError
-from tests.blockdev.test_peer import Scene, until
+from tests.blockdev.test_donor import Scene, until
 
 
 class Cast:
