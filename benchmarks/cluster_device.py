@@ -1,7 +1,7 @@
 """One machine's swap device in the simulated cluster: what is used of it, how active that is, and where it is held.
 
 All decisions are farside.blockdev's own functions: the activity EWMA and HotSlab, packing, and what moves at a recall.
-A device is looked at in granules of 256 MiB where the live one has clusters of 2 MiB; otherwise a thousand devices
+A device is looked at in granules of 256 MiB where the live one has granules of 2 MiB; otherwise a thousand devices
 would take an hour.
 """
 
@@ -18,7 +18,7 @@ from farside.blockdev.mapping.activity import (
     first_activity,
     next_activity,
     pack,
-    wanting_clusters,
+    wanting_granules,
 )
 from farside.blockdev.mapping.migration import Recall, Resident, plan_recall
 
@@ -38,12 +38,12 @@ SPREAD_SHARE = 0.03
 class Layout(Enum):
     """How regions of the device come to slabs."""
 
-    PACKED = "packed"  # ours: used clusters are packed, so slabs follow what is paged out
+    PACKED = "packed"  # ours: used granules are packed, so slabs follow what is paged out
     DIRECT = "direct"  # the paper's: a slab for each region, and Linux touches all regions
 
 
 Lend = Callable[[int, frozenset[int]], tuple[int, int] | None]
-"""Asks for a slab, given the home range and banned donors: (slab, donor), or None when nobody has room."""
+"""Asks for a slab, given a region and banned donors: (slab, donor), or None when nobody has room."""
 Return = Callable[[int], None]
 """Gives a slab back."""
 
@@ -53,7 +53,7 @@ class Held:
     """A slab that the device has leased. Mutable: its free extents come and go."""
 
     donor: int
-    home_range: int
+    region: int
     free: list[int]
 
 
@@ -72,7 +72,7 @@ class Device:
         self._layout = layout
         self._per_slab = slab_bytes // GRANULE_BYTES
         law = activity_law(slab_bytes=slab_bytes, alpha=0.2, hot_pages_per_s_per_gib=20.0, cold_pages_per_s_per_gib=0.0)
-        self._law = replace(law, clusters_per_range=self._per_slab)
+        self._law = replace(law, granules_per_region=self._per_slab)
         granules = size_bytes // GRANULE_BYTES
         self._busy = [rng.random() >= QUIET_SHARE for _ in range(granules // self._per_slab)]
         self._counters = [0] * granules
@@ -80,12 +80,12 @@ class Device:
         self._used = 0
         self._pages_per_granule = 0
         self.slabs: dict[int, Held] = {}
-        self._homes: dict[int, tuple[int, int]] = {}  # granule -> (slab, extent)
+        self._mappings: dict[int, tuple[int, int]] = {}  # granule -> (slab, extent)
 
     @property
     def remote_pages(self) -> int:
         """Pages that donors hold."""
-        return len(self._homes) * self._pages_per_granule
+        return len(self._mappings) * self._pages_per_granule
 
     @property
     def donors(self) -> Mapping[int, int]:
@@ -97,7 +97,7 @@ class Device:
 
     def slab_activity(self, slab: int) -> float:
         """Page I/O a second per GiB of the slab: what ACTIVITY would answer."""
-        granules = (g for g, (home, _) in self._homes.items() if home == slab)
+        granules = (g for g, (mapping, _) in self._mappings.items() if mapping == slab)
         rates = sum(self._activity.rates[g // self._per_slab] / self._per_slab for g in granules)
         return rates * GRANULES_PER_GIB / self._per_slab
 
@@ -110,7 +110,7 @@ class Device:
         self._activity = next_activity(self._activity, counters, self._law)
         self._counters = counters
         self._free_unused(give_back)
-        wanting = wanting_clusters(self._activity, self._law, wanted=frozenset(), mapped=self._homes.keys())
+        wanting = wanting_granules(self._activity, self._law, wanted=frozenset(), mapped=self._mappings.keys())
         for group in self._groups(wanting):
             self._map(group, lend)
 
@@ -118,17 +118,19 @@ class Device:
         """The donor wants the slab back: moves what it can in that time, drops the rest, and forgets the slab."""
         donor = self.slabs[slab].donor
         residents = tuple(
-            Resident(cluster=g, slab=slab, live_pages=self._pages_per_granule, activity=self._rate(g))
-            for g, (home, _) in self._homes.items()
-            if home == slab
+            Resident(granule=g, slab=slab, live_pages=self._pages_per_granule, activity=self._rate(g))
+            for g, (mapping, _) in self._mappings.items()
+            if mapping == slab
         )
         order = Recall(donor=donor, slabs=frozenset({slab}), deadline_s=deadline_s, residents=residents)
-        targets = self._views(residents[0].cluster // self._per_slab) if residents else []
-        plan = plan_recall(order, targets, clusters_per_range=self._per_slab)
+        targets = self._views(residents[0].granule // self._per_slab) if residents else []
+        plan = plan_recall(order, targets, granules_per_region=self._per_slab)
         if plan.wanting and self._lease(plan.wanting, frozenset({donor}), lend):
-            plan = plan_recall(order, self._views(plan.wanting[0] // self._per_slab), clusters_per_range=self._per_slab)
+            plan = plan_recall(
+                order, self._views(plan.wanting[0] // self._per_slab), granules_per_region=self._per_slab
+            )
         for resident in residents:
-            del self._homes[resident.cluster]
+            del self._mappings[resident.granule]
         del self.slabs[slab]
         self._assign(plan.moves)
         pages = self._pages_per_granule
@@ -155,8 +157,8 @@ class Device:
         return counters
 
     def _free_unused(self, give_back: Return) -> None:
-        for granule in [g for g in self._homes if g >= self._used]:
-            slab, extent = self._homes.pop(granule)
+        for granule in [g for g in self._mappings if g >= self._used]:
+            slab, extent = self._mappings.pop(granule)
             self._counters[granule] = 0
             self.slabs[slab].free.append(extent)
         for slab in [s for s, held in self.slabs.items() if len(held.free) == self._per_slab]:
@@ -173,32 +175,32 @@ class Device:
 
     def _map(self, granules: Iterable[int], lend: Lend) -> None:
         wanted = list(granules)
-        home_range = wanted[0] // self._per_slab
-        packing = pack(wanted, self._views(home_range), clusters_per_range=self._per_slab)
+        region = wanted[0] // self._per_slab
+        packing = pack(wanted, self._views(region), granules_per_region=self._per_slab)
         self._assign(packing.assigned)
-        if packing.homeless and self._lease(packing.homeless, frozenset(), lend):
-            again = pack(packing.homeless, self._views(home_range), clusters_per_range=self._per_slab)
+        if packing.unmapped and self._lease(packing.unmapped, frozenset(), lend):
+            again = pack(packing.unmapped, self._views(region), granules_per_region=self._per_slab)
             self._assign(again.assigned)
 
-    def _views(self, home_range: int) -> list[SlabView]:
+    def _views(self, region: int) -> list[SlabView]:
         held = self.slabs.items()
         if self._layout is Layout.DIRECT:
-            held = {s: h for s, h in held if h.home_range == home_range}.items()
-        return [SlabView(slab=s, donor=h.donor, home_range=h.home_range, free=tuple(h.free)) for s, h in held if h.free]
+            held = {s: h for s, h in held if h.region == region}.items()
+        return [SlabView(slab=s, donor=h.donor, region=h.region, free=tuple(h.free)) for s, h in held if h.free]
 
-    def _lease(self, homeless: tuple[int, ...], banned: frozenset[int], lend: Lend) -> bool:
-        home_range = homeless[0] // self._per_slab
-        for _ in range(math.ceil(len(homeless) / self._per_slab)):
-            lent = lend(home_range, banned)
+    def _lease(self, unmapped: tuple[int, ...], banned: frozenset[int], lend: Lend) -> bool:
+        region = unmapped[0] // self._per_slab
+        for _ in range(math.ceil(len(unmapped) / self._per_slab)):
+            lent = lend(region, banned)
             if lent is None:
                 return False
             slab, donor = lent
-            self.slabs[slab] = Held(donor=donor, home_range=home_range, free=list(range(self._per_slab)))
+            self.slabs[slab] = Held(donor=donor, region=region, free=list(range(self._per_slab)))
         return True
 
     def _assign(self, assignments: Iterable[Assignment]) -> None:
         for assignment in assignments:
-            self._homes[assignment.cluster] = (assignment.slab, assignment.extent)
+            self._mappings[assignment.granule] = (assignment.slab, assignment.extent)
             self.slabs[assignment.slab].free.remove(assignment.extent)
 
     def _rate(self, granule: int) -> float:

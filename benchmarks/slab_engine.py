@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.load import BenchmarkError
 from farside.daemon.slab.pool import Pool, Slab
 from farside.kmod_shim.engine import binding
-from farside.kmod_shim.engine.binding import CLUSTER_BYTES, Device, DonorState, EventKind, Params, Protection, SlabInfo
+from farside.kmod_shim.engine.binding import GRANULE_BYTES, Device, DonorState, EventKind, Params, Protection, SlabInfo
 
 REQUEST = struct.Struct(">IHHQQI")
 REQUEST_MAGIC, COMMAND_WRITE, COMMAND_DISCONNECT = 0x25609513, 1, 2
@@ -35,7 +35,7 @@ class Times:
     make_s: list[float] = field(default_factory=list)  # memory allocated, zeroed by the kernel, mapped
     take_back_s: list[float] = field(default_factory=list)  # content gone, memory freed
     attach_s: list[float] = field(default_factory=list)  # the borrower maps the donor's memory
-    point_s: list[float] = field(default_factory=list)  # its clusters get their extents
+    point_s: list[float] = field(default_factory=list)  # its granules get their extents
     move_s: list[float] = field(default_factory=list)  # every page to another donor
     drop_s: list[float] = field(default_factory=list)  # to the disk that has them already
 
@@ -126,8 +126,8 @@ class _Engine:
         started_s = time.perf_counter()
         self._device.slab_add(info, fd)
         attached_s = time.perf_counter()
-        for cluster in range(self._slab_bytes // CLUSTER_BYTES):
-            self._device.cluster_map(cluster, number, cluster)
+        for granule in range(self._slab_bytes // GRANULE_BYTES):
+            self._device.cluster_map(granule, number, granule)
         times.attach_s.append(attached_s - started_s)
         times.point_s.append(time.perf_counter() - attached_s)
 

@@ -37,14 +37,14 @@ class Context:
     law: ActivityLaw
     activity: Activity  # device.py, once a second
     slab_rates: dict[int, float] = field(default_factory=dict)  # device.py, once a second
-    wanted: set[int] = field(default_factory=set)  # clusters the engine said WANT for; mapping/mapper.py takes them out
+    wanted: set[int] = field(default_factory=set)  # granules the engine said WANT for; mapping/mapper.py takes them out
     disk_refused_s: float = -math.inf  # device.py: when the backup disk last failed a request
     disk_wrote_s: float = -math.inf  # device.py: it has written a page since then
-    deficient: set[int] = field(default_factory=set)  # mapping/commit.py: clusters that may have too few homes
+    deficient: set[int] = field(default_factory=set)  # mapping/commit.py: granules that may have too few mappings
     slab_drains: dict[int, float] = field(
         default_factory=dict
     )  # mapping/recall.py: slabs the engine empties, and until when
-    cluster_drains: set[tuple[int, int]] = field(default_factory=set)  # mapping/mapper.py: (cluster, slab) likewise
+    granule_drains: set[tuple[int, int]] = field(default_factory=set)  # mapping/mapper.py: (granule, slab) likewise
     recalled: set[int] = field(default_factory=set)  # mapping/recall.py: slabs whose move is being planned
 
     @property
@@ -59,12 +59,12 @@ class Context:
 
     @property
     def copies(self) -> int:
-        """Homes that a cluster should have."""
+        """Mappings that a granule should have."""
         return self.config.copies
 
     @property
     def is_committed(self) -> bool:
-        """True when each cluster is to have its homes whether or not it is used: there is no disk, or it may break."""
+        """True when each granule has to have its mappings, used or not: there is no disk, or the disk may break."""
         return not self.has_disk or self.config.donors_hold != "hot"
 
     @property
@@ -78,6 +78,6 @@ class Context:
         is_quiet = self.clock.now_s() - self.disk_refused_s > DISK_TRUSTED_S
         return self.has_disk and has_written and is_quiet
 
-    def range_of(self, cluster: int) -> int:
-        """The range that a cluster belongs to."""
-        return cluster // self.law.clusters_per_range
+    def region_of(self, granule: int) -> int:
+        """The region that a granule belongs to."""
+        return granule // self.law.granules_per_region

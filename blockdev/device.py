@@ -4,7 +4,7 @@ How it works. The engine serves pages by itself. Here a tick a second turns its 
 become hot and gives back what is empty; its events and the donors' messages each start one errand (a task), and every
 errand ends in the table. No page ever waits for anything in this file.
 
-    tick      activity -> EWMA -> hot ranges -> extents -> cluster_map                       mapping/
+    tick      activity -> EWMA -> hot regions -> extents -> cluster_map                       mapping/
     engine    WANT, CLUSTER_FREE, *_DRAINED, LINK_DOWN, DONOR_SUSPECT, CONN_CLOSED ...       engine_events.py
     donors    MIGRATE, EVICT, CHECK_ACTIVITY, sessions lost                                  donor/, mapping/recall.py
 """
@@ -37,7 +37,7 @@ from farside.log import get_log
 TICK_S = 1.0  # the paper's period of the EWMA [infiniswap §2.4.1]
 EMPTY_SLAB_LINGER_S = 3.0  # a slab emptied by TRIM is often wanted again by the next program
 WANT_DELAY_S = 0.01  # WANT events come in crowds; one pass maps them together
-SWEEP_CLUSTERS = 64
+SWEEP_GRANULES = 64
 SETTLED_PAGES_PER_S = 1.0  # until the saved rates are below it an idle device goes on saving them
 RESUMED_DEADLINE_S = 2.0  # the donor's own is not known any more; part of it has passed
 GIB = 1 << 30
@@ -76,7 +76,7 @@ class BlockDevice:
             tasks=tasks,
             rng=random.Random(),
             law=law,
-            activity=first_activity(engine.activity(), law, table.range_rates),
+            activity=first_activity(engine.activity(), law, table.region_rates),
             slab_rates=dict(table.slab_rates),
         )
         self.offered = asyncio.Event()
@@ -136,7 +136,7 @@ class BlockDevice:
     def save(self) -> None:
         """Saves everything a successor goes on with."""
         context, table = self.context, self.context.table
-        table.totals, table.range_rates, table.slab_rates = self.totals(), context.activity.rates, context.slab_rates
+        table.totals, table.region_rates, table.slab_rates = self.totals(), context.activity.rates, context.slab_rates
         table.save()
 
     async def leave(self, limit_s: float) -> None:
@@ -196,7 +196,7 @@ class BlockDevice:
         # 3. what a lost event would leave behind
         self.pump_events()
         # 4. record
-        if self.totals() != context.table.totals or max(context.table.range_rates, default=0.0) >= SETTLED_PAGES_PER_S:
+        if self.totals() != context.table.totals or max(context.table.region_rates, default=0.0) >= SETTLED_PAGES_PER_S:
             self.save()
 
     def _see_disk_write(self) -> None:
@@ -222,8 +222,8 @@ class BlockDevice:
 
     def _pages_by_slab(self) -> dict[int, int]:
         pages: dict[int, int] = {}
-        for cluster, count in self.context.activity.touched.items():
-            for slab in self.context.table.homes(cluster):
+        for granule, count in self.context.activity.touched.items():
+            for slab in self.context.table.mappings(granule):
                 pages[slab] = pages.get(slab, 0) + count
         return pages
 
@@ -248,14 +248,14 @@ class BlockDevice:
             self.offered.set()
 
     def _sweep(self) -> None:
-        # An overfull event ring drops CLUSTER_FREE: a few mapped clusters a second are looked at, in turn.
+        # An overfull event ring drops CLUSTER_FREE: a few mapped granules a second are looked at, in turn.
         context = self.context
         if not self._unswept:
             self._unswept = list(context.table.mapped())
-        for cluster in self._unswept[-SWEEP_CLUSTERS:]:
-            if cluster not in context.activity.touched and context.engine.cluster_count(cluster)[0] == 0:
-                self._mapper.unmap(cluster)
-        del self._unswept[-SWEEP_CLUSTERS:]
+        for granule in self._unswept[-SWEEP_GRANULES:]:
+            if granule not in context.activity.touched and context.engine.cluster_count(granule)[0] == 0:
+                self._mapper.unmap(granule)
+        del self._unswept[-SWEEP_GRANULES:]
 
     def _give_empty_back(self, now_s: float) -> None:
         table = self.context.table

@@ -1,4 +1,4 @@
-"""The engine's events and what follows: clusters that want a mapping, slabs that are empty, links that broke."""
+"""The engine's events and what follows: granules that want a mapping, slabs that are empty, links that broke."""
 
 import asyncio
 from collections.abc import Callable
@@ -51,7 +51,7 @@ class EngineEvents:
             self._context.wanted.add(event.a)
             self._map_soon.set()
 
-    def _on_cluster_free(self, event: EngineEvent) -> None:
+    def _on_granule_free(self, event: EngineEvent) -> None:
         self._context.wanted.discard(event.a)
         if not self._context.is_committed:
             self._mapper.unmap(event.a)
@@ -64,9 +64,9 @@ class EngineEvents:
         self._context.tasks.spawn(work, name="slab drained")
         self._map_soon.set()
 
-    def _on_cluster_drained(self, event: EngineEvent) -> None:
+    def _on_granule_drained(self, event: EngineEvent) -> None:
         table = self._context.table
-        self._context.cluster_drains.discard((event.a, event.b))
+        self._context.granule_drains.discard((event.a, event.b))
         if event.b in table.slabs and not table.slabs[event.b].draining:
             table.give(event.a, event.b)
             self._is_unsaved = True
@@ -97,11 +97,11 @@ class EngineEvents:
 
     _HANDLERS: ClassVar = {
         EventKind.WANT: _on_want,
-        EventKind.CLUSTER_FREE: _on_cluster_free,
+        EventKind.CLUSTER_FREE: _on_granule_free,
         EventKind.LINK_DOWN: _on_link_down,
         EventKind.DONOR_SUSPECT: _on_link_down,
         EventKind.SLAB_DRAINED: _on_slab_drained,
-        EventKind.CLUSTER_DRAINED: _on_cluster_drained,
+        EventKind.CLUSTER_DRAINED: _on_granule_drained,
         EventKind.CONN_CLOSED: _on_conn_closed,
         EventKind.DISK_ERROR: _on_disk_error,
         EventKind.CHECKSUM: _on_checksum,

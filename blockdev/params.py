@@ -12,7 +12,7 @@ from farside.blockdev.state import StateFile, control_bytes
 from farside.config import BlockdevConfig
 from farside.config.renamed import with_current_names
 from farside.errors import ConfigError, EngineError, Unavailable
-from farside.kmod_shim.engine.binding import CLUSTER_BYTES, Device, Params
+from farside.kmod_shim.engine.binding import GRANULE_BYTES, Device, Params
 
 FLUSH_WAIT_MS = 5000  # a write that finds pending full; half of the kernel's request timeout (10 s) that we advise
 NEVER_US = 0xFFFFFFFF
@@ -91,5 +91,5 @@ def export_of(config: BlockdevConfig) -> Export:
 
 
 def extents_per_slab(config: BlockdevConfig) -> int:
-    """Clusters that fit in one slab."""
-    return config.slab_bytes // CLUSTER_BYTES
+    """Granules that fit in one slab."""
+    return config.slab_bytes // GRANULE_BYTES

@@ -43,18 +43,18 @@ def parse_peers(text: str, name: str) -> tuple[DonorAddress, ...]:
         _check_names(tables, ("donor",), f"peers file {name}")
         for number, table in enumerate(tables.get("donor", ()), 1):
             _check_names(table, ("node", "control"), f"peers file {name}: [[donor]] number {number}")
-        peers = msgspec.convert(tables, type=_File).donor
+        donors = msgspec.convert(tables, type=_File).donor
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"peers file {name}: {error}") from error
-    nodes = [peer.node for peer in peers]
-    for peer in peers:
-        if nodes.count(peer.node) > 1:
-            raise ConfigError(f"peers file {name}: node {peer.node!r} is named twice")
+    nodes = [donor.node for donor in donors]
+    for donor in donors:
+        if nodes.count(donor.node) > 1:
+            raise ConfigError(f"peers file {name}: node {donor.node!r} is named twice")
         try:
-            parse_endpoint(peer.control)
+            parse_endpoint(donor.control)
         except ValueError as error:
-            raise ConfigError(f"peers file {name}: node {peer.node!r}: control: {error}") from error
-    return tuple(peers)
+            raise ConfigError(f"peers file {name}: node {donor.node!r}: control: {error}") from error
+    return tuple(donors)
 
 
 def _check_names(table: Iterable[str], names: tuple[str, ...], where: str) -> None:

@@ -17,9 +17,9 @@ from farside.blockdev.mapping.table import Slab
 from farside.blockdev.total import LONGEST
 from farside.config import FaultRule
 from farside.errors import ConfigError
-from farside.kmod_shim.engine.binding import CLUSTER_BYTES, EngineStats, Fault
+from farside.kmod_shim.engine.binding import GRANULE_BYTES, EngineStats, Fault
 
-LIVE_PAGES_CLUSTERS_MAX = 16384  # counting live pages reads 4 KiB of state a cluster; above 32 GiB it is left out
+LIVE_PAGES_GRANULES_MAX = 16384  # counting live pages reads 4 KiB of state a granule; above 32 GiB it is left out
 SLABS_MAX = 4096  # in one answer, which is a line of at most 1 MiB
 GIB = 1 << 30
 
@@ -65,7 +65,7 @@ class Reporter:
             "offered": self._device.offered.is_set(),
             "listen": config.listen,
             "disk_path": os.fspath(config.disk_path) if context.has_disk else "",
-            "mapped_bytes": mapped * CLUSTER_BYTES,
+            "mapped_bytes": mapped * GRANULE_BYTES,
             "pending_bytes": self._engine.figures.pending_bytes(),
             "pages_exposed": self._engine.figures.pages_exposed(),
             "pages_single": self._engine.figures.pages_single(),
@@ -143,10 +143,10 @@ class Reporter:
             "lease": slab.lease,
             "state": slab_state(slab),
             "extents_used": slab.used,
-            "extents": len(slab.clusters),
+            "extents": len(slab.granules),
             "activity": context.slab_rates.get(slab.slab, 0.0) / share,
         }
-        if len(context.activity.counters) <= LIVE_PAGES_CLUSTERS_MAX:
+        if len(context.activity.counters) <= LIVE_PAGES_GRANULES_MAX:
             told["live_pages"] = sum(self._engine.cluster_count(c)[1] for c in context.table.residents(slab.slab))
         return told
 

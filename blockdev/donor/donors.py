@@ -50,7 +50,7 @@ class DonorList:
             if not self._parts.engine.adopted:
                 raise
             log.error("the peers file was not taken, the donors of before stay", reason=error)
-            addresses = self._parts.table.peers
+            addresses = self._parts.table.listed
         self._apply(addresses)
         self._tasks.spawn(self._watch(), name="peers file")
 
@@ -125,7 +125,7 @@ class DonorList:
 
     def _apply(self, addresses: tuple[DonorAddress, ...]) -> None:
         self._named = {address.node: address for address in addresses}
-        self._parts.table.peers = addresses
+        self._parts.table.listed = addresses
         self._parts.table.save()
         for record in self._parts.table.donors():
             if record.control and record.node not in self._donors and self._parts.table.slab_count(record.donor):

@@ -1,10 +1,10 @@
-"""Every cluster has its homes, used or not, and gets them back after a loss.
+"""Every granule has its mappings, used or not, and gets them back after a loss.
 
 Without a disk (replica, none) that is so before the device is offered: it must never promise more than donors have
-committed. With a disk it is so where donors_hold asks for it, as far as donors have room, busy clusters first:
+committed. With a disk it is so where donors_hold asks for it, as far as donors have room, busy granules first:
 the device is offered at once, and what the disk alone has until then is copied to donors by the engine's mover.
 
-Homes of one cluster are on different donors. [infiniswap has a disk always, and maps hot slabs; see docs/papers.md]
+Mappings of one granule are on different donors. [infiniswap has a disk always, and maps hot slabs; see docs/papers.md]
 """
 
 from farside.blockdev.context import Context
@@ -15,25 +15,25 @@ log = get_log("blockdev.commit")
 
 
 class Committer:
-    """Keeps ``context.deficient`` empty by giving those clusters homes."""
+    """Keeps ``context.deficient`` empty by giving those granules mappings."""
 
     def __init__(self, context: Context, mapper: Mapper) -> None:
         self._context = context
         self._mapper = mapper
-        self._told = 0  # clusters without a home when the log last said so
+        self._told = 0  # granules without a mapping when the log last said so
         if context.is_committed:
             context.deficient.update(range(len(context.activity.counters)))
 
     @property
     def complete(self) -> bool:
-        """True when the device may be offered to clients: it has a disk, or all of it has had its homes."""
+        """True when the device may be offered to clients: it has a disk, or all of it has had its mappings."""
         return self._context.has_disk or self._context.table.committed
 
     async def restore(self) -> None:
-        """Gives clusters with too few homes new ones, as far as donors have room; the engine fills them."""
+        """Gives granules with too few mappings new ones, as far as donors have room; the engine fills them."""
         context = self._context
         if self.complete and self._mapper.has_no_room:
-            return  # to look at half a million clusters a second would be all we do
+            return  # to look at half a million granules a second would be all we do
         for _ in range(context.copies):
             lacking = sorted(filter(self._lacks, context.deficient), key=lambda c: (-self._rate(c), c))
             if not lacking:
@@ -43,21 +43,21 @@ class Committer:
         if not context.deficient and not context.table.committed:
             context.table.committed = True
             context.table.save()
-            log.info("the whole device is committed", clusters=len(context.activity.counters), homes=context.copies)
+            log.info("the whole device is committed", granules=len(context.activity.counters), mappings=context.copies)
         elif not context.table.committed and len(context.deficient) != self._told:
-            log.warning("waiting for donors: not all of the device has a home", clusters=len(context.deficient))
+            log.warning("waiting for donors: not all of the device has a mapping", granules=len(context.deficient))
         self._told = len(context.deficient)
 
-    def _rate(self, cluster: int) -> float:
-        return self._context.activity.rates[self._context.range_of(cluster)]
+    def _rate(self, granule: int) -> float:
+        return self._context.activity.rates[self._context.region_of(granule)]
 
-    def _lacks(self, cluster: int) -> bool:
-        return not self._is_moving(cluster) and len(self._context.table.live_homes(cluster)) < self._context.copies
+    def _lacks(self, granule: int) -> bool:
+        return not self._is_moving(granule) and len(self._context.table.live_mappings(granule)) < self._context.copies
 
-    def _is_moving(self, cluster: int) -> bool:
+    def _is_moving(self, granule: int) -> bool:
         # recall.py is looking for a place for it.
-        return not self._context.recalled.isdisjoint(self._context.table.homes(cluster))
+        return not self._context.recalled.isdisjoint(self._context.table.mappings(granule))
 
-    def _donors(self, cluster: int) -> frozenset[int]:
+    def _donors(self, granule: int) -> frozenset[int]:
         slabs = self._context.table.slabs
-        return frozenset(slabs[number].donor for number in self._context.table.homes(cluster))
+        return frozenset(slabs[number].donor for number in self._context.table.mappings(granule))

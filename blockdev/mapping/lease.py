@@ -40,7 +40,7 @@ class Leaser:
             return False
         return all(free <= self._refused_with.get(donor, 0) for donor, free in self._free_slabs().items())
 
-    async def lease_slab(self, *, home_range: int, banned: frozenset[int] = frozenset()) -> Slab | None:
+    async def lease_slab(self, *, region: int, banned: frozenset[int] = frozenset()) -> Slab | None:
         """A new slab in the table and the engine, or None when no donor gives one. Never from a ``banned`` donor."""
         if self._context.table.is_full:
             self._be_quiet("no number is left for another slab")
@@ -57,7 +57,7 @@ class Leaser:
             if verdict.donor is None:
                 tried.update(drawn)
                 continue
-            slab = await self._lease_from(verdict.donor, home_range, verdict.reason)
+            slab = await self._lease_from(verdict.donor, region, verdict.reason)
             if slab is not None:
                 self._backoff_s = 0.0
                 return slab
@@ -75,20 +75,20 @@ class Leaser:
     def _free_slabs(self) -> Mapping[int, int]:
         return {view.donor: view.free_slabs for view in self._context.donors.views() if view.usable}
 
-    async def _lease_from(self, donor: int, home_range: int, reason: str) -> Slab | None:
+    async def _lease_from(self, donor: int, region: int, reason: str) -> Slab | None:
         try:
             grant = await self._context.donors.lease(donor)
         except PeerError as error:
             log.info("no slab from a donor", donor=self._context.table.node(donor), reason=error)
             return None
-        return await self._add(donor, grant, home_range, reason)
+        return await self._add(donor, grant, region, reason)
 
-    async def _add(self, donor: int, grant: Grant, home_range: int, reason: str) -> Slab | None:
+    async def _add(self, donor: int, grant: Grant, region: int, reason: str) -> Slab | None:
         table = self._context.table
         slab = None
         try:
             slab = table.add_slab(
-                donor=donor, lease=grant.lease, token=grant.token, epoch=grant.epoch, home_range=home_range
+                donor=donor, lease=grant.lease, token=grant.token, epoch=grant.epoch, region=region
             )  # fmt: skip
             table.save()
             self._context.engine.slab_add(slab_info(slab), grant.memfd)

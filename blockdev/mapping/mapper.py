@@ -1,7 +1,7 @@
-"""Gives clusters their extents: hot ones as they come (disk), or all of them (commit.py).
+"""Gives granules their extents: hot ones as they come (disk), or all of them (commit.py).
 
-How it works. ``place`` packs clusters into free extents, leases a slab where there is none, and packs again. Only one
-``place`` runs at a time, so that two of them never lease for the same clusters. Within it, packing and telling the
+How it works. ``place`` packs granules into free extents, leases a slab where there is none, and packs again. Only one
+``place`` runs at a time, so that two of them never lease for the same granules. Within it, packing and telling the
 engine happen without a wait in between, so extents that change hands meanwhile are seen.
 """
 
@@ -10,20 +10,20 @@ import errno
 from collections.abc import Callable, Iterable, Sequence
 
 from farside.blockdev.context import Context
-from farside.blockdev.mapping.activity import Activity, Assignment, cold_ranges, pack, wanting_clusters
+from farside.blockdev.mapping.activity import Activity, Assignment, cold_regions, pack, wanting_granules
 from farside.blockdev.mapping.lease import Leaser
 from farside.errors import EngineError
 from farside.log import get_log
 
-CLUSTERS_AT_ONCE = 2048  # a second, 4 GiB: all that a disk which fails alone has is half a million in a TiB
+GRANULES_AT_ONCE = 2048  # a second, 4 GiB: all that a disk which fails alone has is half a million in a TiB
 
 log = get_log("blockdev.mapper")
 
 
 def apply_assignments(context: Context, assignments: Sequence[Assignment]) -> tuple[Assignment, ...]:
-    """Tells table and engine about extents that clusters get; returns those that the engine took.
+    """Tells table and engine about extents that granules get; returns those that the engine took.
 
-    A cluster that is being drained (EBUSY) or has three homes already (ENOSPC) is left for a later tick.
+    A granule that is being drained (EBUSY) or has three mappings already (ENOSPC) is left for a later tick.
     """
     if not assignments:
         return ()
@@ -32,33 +32,33 @@ def apply_assignments(context: Context, assignments: Sequence[Assignment]) -> tu
     mapped = []
     for a in assignments:
         try:
-            context.engine.cluster_map(a.cluster, a.slab, a.extent)
+            context.engine.cluster_map(a.granule, a.slab, a.extent)
         except EngineError as error:
             if error.errno not in (errno.EBUSY, errno.ENOSPC):
-                log.error("a cluster can't be mapped", cluster=a.cluster, slab=a.slab, reason=error)
-            context.table.give(a.cluster, a.slab)
+                log.error("a granule can't be mapped", granule=a.granule, slab=a.slab, reason=error)
+            context.table.give(a.granule, a.slab)
             continue
         mapped.append(a)
     return tuple(mapped)
 
 
-def start_cluster_drain(context: Context, cluster: int, slab: int) -> None:
-    """Has the engine empty a cluster's home on a slab; CLUSTER_DRAINED frees the extent.
+def start_granule_drain(context: Context, granule: int, slab: int) -> None:
+    """Has the engine empty a granule's mapping on a slab; CLUSTER_DRAINED frees the extent.
 
     Never twice: the second job would empty what may have been mapped there since.
     """
-    if (cluster, slab) in context.cluster_drains:
+    if (granule, slab) in context.granule_drains:
         return
     try:
-        context.engine.cluster_drain(cluster, slab)
+        context.engine.cluster_drain(granule, slab)
     except EngineError as error:
-        log.warning("a cluster can't be unmapped", cluster=cluster, slab=slab, reason=error)
+        log.warning("a granule can't be unmapped", granule=granule, slab=slab, reason=error)
         return
-    context.cluster_drains.add((cluster, slab))
+    context.granule_drains.add((granule, slab))
 
 
 class Mapper:
-    """The placing of clusters for one device."""
+    """The placing of granules for one device."""
 
     def __init__(self, context: Context, leaser: Leaser) -> None:
         self._context = context
@@ -71,46 +71,46 @@ class Mapper:
         return self._leaser.is_quiet
 
     async def map_hot(self) -> None:
-        """Gives hot clusters without a home an extent. [infiniswap §2.4.1]"""
+        """Gives hot granules without a mapping an extent. [infiniswap §2.4.1]"""
         context = self._context
         mapped = set(context.table.mapped())  # those being emptied included
         context.wanted -= mapped
-        wanting = wanting_clusters(
+        wanting = wanting_granules(
             context.activity, context.law, wanted=context.wanted, mapped=mapped, is_disk_well=context.is_disk_well
         )
         if wanting and not self._one_at_a_time.locked():
-            now = wanting[:CLUSTERS_AT_ONCE]
-            done = await self.place(now, lacks=lambda c: not context.table.homes(c), banned=lambda _: frozenset())
-            context.wanted.difference_update(a.cluster for a in done)
+            now = wanting[:GRANULES_AT_ONCE]
+            done = await self.place(now, lacks=lambda c: not context.table.mappings(c), banned=lambda _: frozenset())
+            context.wanted.difference_update(a.granule for a in done)
 
     def unmap_cold(self, last: Activity) -> None:
-        """Takes the extents of ranges that have just turned cold, where a ColdSlab threshold is set."""
-        context, size = self._context, self._context.law.clusters_per_range
-        for number in cold_ranges(last, context.activity) if context.law.cold_pages_per_s > 0 else ():
-            for cluster in range(number * size, (number + 1) * size):
-                self.unmap(cluster)
+        """Takes the extents of regions that have just turned cold, where a ColdSlab threshold is set."""
+        context, size = self._context, self._context.law.granules_per_region
+        for number in cold_regions(last, context.activity) if context.law.cold_pages_per_s > 0 else ():
+            for granule in range(number * size, (number + 1) * size):
+                self.unmap(granule)
 
-    def unmap(self, cluster: int) -> None:
-        """Starts taking the cluster's extents back; they are free after CLUSTER_DRAINED."""
-        for slab in self._context.table.live_homes(cluster):
-            start_cluster_drain(self._context, cluster, slab.slab)
+    def unmap(self, granule: int) -> None:
+        """Starts taking the granule's extents back; they are free after CLUSTER_DRAINED."""
+        for slab in self._context.table.live_mappings(granule):
+            start_granule_drain(self._context, granule, slab.slab)
 
     async def place(
         self,
-        clusters: Sequence[int],
+        granules: Sequence[int],
         *,
         lacks: Callable[[int], bool],
         banned: Callable[[int], frozenset[int]],
     ) -> tuple[Assignment, ...]:
-        """Gives each cluster one more home, leasing slabs as needed; returns what was done.
+        """Gives each granule one more mapping, leasing slabs as needed; returns what was done.
 
-        ``lacks``: whether a cluster still wants one; ``banned``: donors that it must not go to. Both are asked again
-        after each wait, because a recall may have moved the cluster. Those that nobody has room for are left out.
+        ``lacks``: whether a granule still wants one; ``banned``: donors that it must not go to. Both are asked again
+        after each wait, because a recall may have moved the granule. Those that nobody has room for are left out.
         """
         async with self._one_at_a_time:
             done: list[Assignment] = []
-            # A range at a time keeps packing linear, and gives a range its own slab.
-            for chunk in _by_range(clusters, self._context):
+            # A region at a time keeps packing linear, and gives a region its own slab.
+            for chunk in _by_region(granules, self._context):
                 done += await self._place_chunk(chunk, lacks, banned)
             return tuple(done)
 
@@ -124,23 +124,23 @@ class Mapper:
             packing = pack(
                 left,
                 self._context.table.open_views(),
-                clusters_per_range=self._context.law.clusters_per_range,
+                granules_per_region=self._context.law.granules_per_region,
                 banned_donors=bans,
             )
             done += apply_assignments(self._context, packing.assigned)
-            if not packing.homeless:
+            if not packing.unmapped:
                 break
-            first = packing.homeless[0]
-            home_range, slab = self._context.range_of(first), None
+            first = packing.unmapped[0]
+            region, slab = self._context.region_of(first), None
             if not self._leaser.is_quiet:
-                slab = await self._leaser.lease_slab(home_range=home_range, banned=bans[first])
+                slab = await self._leaser.lease_slab(region=region, banned=bans[first])
             # Nobody has room for this one: the same holds for all that bar the same donors.
-            left = [c for c in packing.homeless if slab is not None or bans[c] != bans[first]]
+            left = [c for c in packing.unmapped if slab is not None or bans[c] != bans[first]]
         return done
 
 
-def _by_range(clusters: Iterable[int], context: Context) -> Iterable[list[int]]:
+def _by_region(granules: Iterable[int], context: Context) -> Iterable[list[int]]:
     chunks: dict[int, list[int]] = {}
-    for cluster in clusters:
-        chunks.setdefault(context.range_of(cluster), []).append(cluster)
+    for granule in granules:
+        chunks.setdefault(context.region_of(granule), []).append(granule)
     return chunks.values()

@@ -1,6 +1,6 @@
-"""What happens to the clusters of slabs that a donor wants back: pure.
+"""What happens to the granules of slabs that a donor wants back: pure.
 
-Each cluster moves to an extent on another donor while there is time and room, so that its pages stay remote; the rest
+Each granule moves to an extent on another donor while there is time and room, so that its pages stay remote; the rest
 falls to the disk (or to the replica that it has). Which ones move is decided by activity: what is used most stays
 remote. [infiniswap §2.4.4 drops all to disk; ours moves first, see docs/papers.md]
 """
@@ -16,7 +16,7 @@ COPY_PAGES_PER_S = 250_000.0
 
 
 class Why(Enum):
-    """Why a cluster does not move."""
+    """Why a granule does not move."""
 
     EMPTY = "no page of it is in remote memory"
     NO_ROOM = "no other donor has an extent for it"
@@ -25,13 +25,13 @@ class Why(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """A cluster with a home on a recalled slab."""
+    """A granule with a mapping on a recalled slab."""
 
-    cluster: int
+    granule: int
     slab: int
     live_pages: int  # pages with content, 0..512
-    activity: float  # page I/O a second of its range
-    other_donors: frozenset[int] = frozenset()  # donors of its other homes; a copy must not join one of these
+    activity: float  # page I/O a second of its region
+    other_donors: frozenset[int] = frozenset()  # donors of its other mappings; a copy must not join one of these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,34 +46,34 @@ class Recall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fall:
-    """A cluster that loses this home without a new one, and why."""
+    """A granule that loses this mapping without a new one, and why."""
 
-    cluster: int
+    granule: int
     why: Why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Where clusters go; ``wanting`` lists those a newly leased slab could still save, most active first."""
+    """Where granules go; ``wanting`` lists those a newly leased slab could still save, most active first."""
 
     moves: tuple[Assignment, ...]
     falls: tuple[Fall, ...]
 
     @property
     def wanting(self) -> tuple[int, ...]:
-        """Clusters that fall for want of room only."""
-        return tuple(f.cluster for f in self.falls if f.why is Why.NO_ROOM)
+        """Granules that fall for want of room only."""
+        return tuple(f.granule for f in self.falls if f.why is Why.NO_ROOM)
 
 
 def plan_recall(
-    recall: Recall, slabs: Iterable[SlabView], *, clusters_per_range: int, pages_per_s: float = COPY_PAGES_PER_S
+    recall: Recall, slabs: Iterable[SlabView], *, granules_per_region: int, pages_per_s: float = COPY_PAGES_PER_S
 ) -> Plan:
-    """Moves for one recall: busiest clusters first, as many as fit in free extents elsewhere and in the time there is.
+    """Moves for one recall: busiest granules first, as many as fit in free extents elsewhere and in the time there is.
 
     ``slabs`` are all slabs with room; those of the recalling donor are left out here. No extent is given twice, no
-    cluster goes to the recalling donor or to a donor that has its other copy. A deadline of 0 moves nothing.
+    granule goes to the recalling donor or to a donor that has its other copy. A deadline of 0 moves nothing.
     """
-    order = sorted(recall.residents, key=lambda r: (-r.activity, -r.live_pages, r.cluster))
+    order = sorted(recall.residents, key=lambda r: (-r.activity, -r.live_pages, r.granule))
     live = [r for r in order if r.live_pages > 0]
     budget_pages = recall.deadline_s * pages_per_s
     in_time: list[Resident] = []
@@ -83,9 +83,9 @@ def plan_recall(
         (in_time if budget_pages >= 0 else late).append(resident)
 
     targets = [v for v in slabs if v.donor != recall.donor and v.slab not in recall.slabs]
-    banned = {r.cluster: r.other_donors for r in in_time}
-    packing = pack((r.cluster for r in in_time), targets, clusters_per_range=clusters_per_range, banned_donors=banned)
-    falls = [Fall(cluster=r.cluster, why=Why.EMPTY) for r in order if r.live_pages == 0]
-    falls += [Fall(cluster=c, why=Why.NO_ROOM) for c in packing.homeless]
-    falls += [Fall(cluster=r.cluster, why=Why.NO_TIME) for r in late]
+    banned = {r.granule: r.other_donors for r in in_time}
+    packing = pack((r.granule for r in in_time), targets, granules_per_region=granules_per_region, banned_donors=banned)
+    falls = [Fall(granule=r.granule, why=Why.EMPTY) for r in order if r.live_pages == 0]
+    falls += [Fall(granule=c, why=Why.NO_ROOM) for c in packing.unmapped]
+    falls += [Fall(granule=r.granule, why=Why.NO_TIME) for r in late]
     return Plan(moves=packing.assigned, falls=tuple(falls))

@@ -37,7 +37,7 @@ def used_share(view: DonorView) -> float:
 def draw(views: Iterable[DonorView], *, choices: int, banned: frozenset[int], rng: random.Random) -> tuple[int, ...]:
     """The donors to ask for their memory: ``choices`` at random from M_new, filled up from M_old where it has fewer.
 
-    Donors that are down, recall memory, or are banned (they refused already, or have the cluster's other copy) are left
+    Donors that are down, recall memory, or are banned (they refused already, or have the granule's other copy) are left
     out. [infiniswap §2.4.2]
     """
     usable = [v for v in views if v.usable and v.donor not in banned]

@@ -1,7 +1,7 @@
-"""A donor wants slabs back: their clusters move to other donors while there is time, the rest falls to disk or replica.
+"""A donor wants slabs back: their granules move to other donors while there is time, the rest falls to disk or replica.
 
 How it works. MIGRATE: mark the slabs as draining, plan with the extents there are, lease more where that is not enough,
-tell the engine the new homes, then let it drain the slab until the deadline. EVICT: the deadline is too short to ask
+tell the engine the new mappings, then let it drain the slab until the deadline. EVICT: the deadline is too short to ask
 anybody; with a disk that is well the slab is drained at once, unless donors are to hold all. SLAB_DRAINED comes back to
 ``drained`` in any case, and the donor hears DONE. [infiniswap §2.4.4; ours moves first, see docs/papers.md]
 
@@ -57,7 +57,7 @@ class Recaller:
     async def move_away(self, donor: int, slabs: Sequence[Slab]) -> None:
         """Leaves a donor of our own accord; it hears RELEASE for each slab.
 
-        Nobody waits for it, so without a disk that is well a slab is emptied only when all of it has another home.
+        Nobody waits for it, so without a disk that is well a slab is emptied only when all of it has another mapping.
         """
         context = self._context
         for slab in slabs:
@@ -75,10 +75,10 @@ class Recaller:
         """Goes on emptying what the process before us had begun to empty."""
         donors = {slab.donor for slab in slabs}
         for donor in donors:
-            unasked = [slab for slab in slabs if slab.donor == donor and not slab.told]
+            unasked = [slab for slab in slabs if slab.donor == donor and not slab.is_recalled]
             self._context.tasks.spawn(self.move_away(donor, unasked), name="slabs move on")
         for donor in donors:
-            await self._move_and_drain(donor, [s for s in slabs if s.donor == donor and s.told], deadline_s)
+            await self._move_and_drain(donor, [s for s in slabs if s.donor == donor and s.is_recalled], deadline_s)
 
     def _start(self, donor: int, leases: Sequence[int], *, at_once: bool) -> list[Slab]:
         context, slabs = self._context, []
@@ -87,7 +87,7 @@ class Recaller:
             if slab is None:
                 context.tasks.spawn(self._say_done(donor, lease), name="recall of a lease that is not ours")
                 continue
-            slab.draining = slab.told = True
+            slab.draining = slab.is_recalled = True
             if slab.returned:
                 context.tasks.spawn(self.give_back(slab), name="recall of a slab that is empty")
                 continue
@@ -123,46 +123,47 @@ class Recaller:
         while (left_s := end_s - context.clock.now_s()) > 0:
             numbers = frozenset(slab.slab for slab in filter(self.is_ours, slabs))
             recall = Recall(donor=donor, slabs=numbers, deadline_s=left_s, residents=self._residents(numbers))
-            plan = plan_recall(recall, context.table.open_views(), clusters_per_range=context.law.clusters_per_range)
+            plan = plan_recall(recall, context.table.open_views(), granules_per_region=context.law.granules_per_region)
             apply_assignments(context, plan.moves)
             log.info("recall planned", donor=context.table.node(donor), plan=_summary(plan))
             if not plan.wanting:
                 return
             first = plan.wanting[0]
             banned = self._other_donors(first, numbers) | {donor}
-            if await self._leaser.lease_slab(home_range=context.range_of(first), banned=banned) is None:
+            if await self._leaser.lease_slab(region=context.region_of(first), banned=banned) is None:
                 return
 
     def _residents(self, numbers: frozenset[int]) -> tuple[Resident, ...]:
         context = self._context
         return tuple(
             Resident(
-                cluster=cluster,
+                granule=granule,
                 slab=number,
-                live_pages=self._pages_to_keep(cluster),
-                activity=context.activity.rates[context.range_of(cluster)],
-                other_donors=self._other_donors(cluster, numbers),
+                live_pages=self._pages_to_keep(granule),
+                activity=context.activity.rates[context.region_of(granule)],
+                other_donors=self._other_donors(granule, numbers),
             )
             for number in sorted(numbers)
-            for cluster in context.table.residents(number)
-            if len(context.table.live_homes(cluster)) < context.copies
+            for granule in context.table.residents(number)
+            if len(context.table.live_mappings(granule)) < context.copies
         )
 
     def _is_placed(self, slab: Slab) -> bool:
         context = self._context
         return context.is_disk_well or all(
-            len(context.table.live_homes(cluster)) >= context.copies for cluster in context.table.residents(slab.slab)
+            len(context.table.live_mappings(granule)) >= context.copies
+            for granule in context.table.residents(slab.slab)
         )
 
-    def _pages_to_keep(self, cluster: int) -> int:
-        live = self._context.engine.cluster_count(cluster)[1]
-        # Where nothing may be left to the disk an empty cluster needs its home too: what is written next must have
+    def _pages_to_keep(self, granule: int) -> int:
+        live = self._context.engine.cluster_count(granule)[1]
+        # Where nothing may be left to the disk an empty granule needs its mapping too: what is written next must have
         # somewhere to go.
         return max(1, live) if self._context.is_committed else live
 
-    def _other_donors(self, cluster: int, numbers: frozenset[int]) -> frozenset[int]:
+    def _other_donors(self, granule: int, numbers: frozenset[int]) -> frozenset[int]:
         table = self._context.table
-        return frozenset(table.slabs[n].donor for n in table.homes(cluster) if n not in numbers)
+        return frozenset(table.slabs[n].donor for n in table.mappings(granule) if n not in numbers)
 
     def drain(self, slab: Slab, *, deadline_s: float, fail: bool = False) -> None:
         """Starts emptying a slab, or shortens the time while it is being emptied; ends with ``drained``."""
@@ -193,7 +194,7 @@ class Recaller:
         table.counters.migrated_pages += moved_pages
         table.counters.dropped_pages += dropped_pages
         table.counters.lost_pages += lost_pages
-        if slab.told and not slab.failed:  # counted by how it ended, as its donor does
+        if slab.is_recalled and not slab.failed:  # counted by how it ended, as its donor does
             table.counters.evictions += slab.evicted
             table.counters.migrations += not slab.evicted
         if lost_pages:
@@ -225,7 +226,7 @@ class Recaller:
     async def _tell(self, slab: Slab, moved_pages: int, dropped_pages: int) -> bool:
         donors = self._context.donors
         try:
-            if slab.told:
+            if slab.is_recalled:
                 await donors.done(slab.donor, slab.lease, moved_pages=moved_pages, dropped_pages=dropped_pages)
             else:
                 await donors.release(slab.donor, (slab.lease,))
@@ -247,4 +248,4 @@ class Recaller:
 def _summary(plan: Plan) -> str:
     reasons = sorted({fall.why.value for fall in plan.falls})
     why = f" ({'; '.join(reasons)})" if reasons else ""
-    return f"{len(plan.moves)} clusters move, {len(plan.falls)} do not{why}"
+    return f"{len(plan.moves)} granules move, {len(plan.falls)} do not{why}"

@@ -5,7 +5,7 @@ everything the engine holds is in the table, and each difference below has one r
 """
 
 from farside.blockdev.context import Context
-from farside.blockdev.mapping.mapper import start_cluster_drain
+from farside.blockdev.mapping.mapper import start_granule_drain
 from farside.blockdev.mapping.recall import Recaller
 from farside.blockdev.mapping.table import FREE, Slab
 from farside.errors import EngineError
@@ -16,7 +16,7 @@ log = get_log("blockdev.reconcile")
 
 
 def reconcile(context: Context, recaller: Recaller) -> tuple[Slab, ...]:
-    """Compares all slabs and their clusters with the engine's; drops or frees what differs.
+    """Compares all slabs and their granules with the engine's; drops or frees what differs.
 
     Returns the slabs that the last process was emptying: the caller goes on with them once donors are back.
     """
@@ -34,7 +34,7 @@ def reconcile(context: Context, recaller: Recaller) -> tuple[Slab, ...]:
             slab.draining = True
             emptying.append(slab)
         else:
-            _reconcile_clusters(context, slab)
+            _reconcile_granules(context, slab)
     log.info("took the device over", slabs=len(context.table.slabs), takeovers=context.table.counters.takeovers)
     return tuple(emptying)
 
@@ -48,12 +48,12 @@ def _engine_state(context: Context, slab: Slab) -> SlabState:
     return SlabState(info.state) if info.token == slab.token else SlabState.NONE
 
 
-def _reconcile_clusters(context: Context, slab: Slab) -> None:
-    for extent, cluster in enumerate(slab.clusters):
-        if cluster == FREE:
+def _reconcile_granules(context: Context, slab: Slab) -> None:
+    for extent, granule in enumerate(slab.granules):
+        if granule == FREE:
             continue
-        homes = [h for h in context.engine.cluster_get(cluster) if (h.slab, h.extent) == (slab.slab, extent)]
-        if not homes:
-            context.table.give(cluster, slab.slab)  # taken and not told, or drained and not saved
-        elif not homes[0].writable:
-            start_cluster_drain(context, cluster, slab.slab)
+        mappings = [h for h in context.engine.cluster_get(granule) if (h.slab, h.extent) == (slab.slab, extent)]
+        if not mappings:
+            context.table.give(granule, slab.slab)  # taken and not told, or drained and not saved
+        elif not mappings[0].writable:
+            start_granule_drain(context, granule, slab.slab)

@@ -1,4 +1,4 @@
-"""The slab table: which slab is leased from whom, and which cluster has which extent. One owner, one thread.
+"""The slab table: which slab is leased from whom, and which granule has which extent. One owner, one thread.
 
 How it works. Everything a restart needs is here and nowhere else in Python; ``save()`` puts it into the control state
 file. The rule that makes a crash harmless: what is taken is saved before the engine is told, what is given back is
@@ -7,7 +7,7 @@ drop the rest at adoption.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
@@ -21,32 +21,33 @@ DONORS_MAX = 256  # NE_DONORS_MAX
 FREE = -1
 
 
-@dataclass(slots=True, kw_only=True)
-class Slab:
-    """One leased slab; ``clusters[extent]`` is the cluster that has the extent, or FREE."""
+class Slab(
+    msgspec.Struct, kw_only=True, rename={"region": "home_range", "granules": "clusters", "is_recalled": "told"}
+):
+    """One leased slab; ``granules[extent]`` is the granule that has the extent, or FREE. Saved under its old names."""
 
     slab: int
     donor: int
     lease: int
     token: int
     epoch: int
-    home_range: int
-    clusters: list[int]
-    draining: bool = False  # being emptied; takes no cluster
+    region: int
+    granules: list[int]
+    draining: bool = False  # being emptied; takes no granule
     failed: bool = False  # emptied without reading, its donor is lost
-    told: bool = False  # the donor waits for DONE, not for RELEASE
+    is_recalled: bool = False  # the donor waits for DONE, not for RELEASE
     evicted: bool = False  # and it had no time to let us move the pages, or none any more
     returned: bool = False  # the engine knows it no more; the donor has not confirmed yet
 
     @property
     def free(self) -> tuple[int, ...]:
-        """Extents that no cluster has."""
-        return tuple(i for i, cluster in enumerate(self.clusters) if cluster == FREE)
+        """Extents that no granule has."""
+        return tuple(i for i, granule in enumerate(self.granules) if granule == FREE)
 
     @property
     def used(self) -> int:
-        """Number of extents that a cluster has."""
-        return sum(cluster != FREE for cluster in self.clusters)
+        """Number of extents that a granule has."""
+        return sum(granule != FREE for granule in self.granules)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,16 +77,15 @@ class Counters:
     rdma_fallbacks: int = 0  # times that a donor was reached by TCP though RDMA was preferred
 
 
-@dataclass(slots=True, kw_only=True)
-class _Saved:
-    donors: list[DonorRecord] = field(default_factory=list)
-    slabs: list[Slab] = field(default_factory=list)
-    counters: Counters = field(default_factory=Counters)
+class _Saved(msgspec.Struct, kw_only=True, rename={"listed": "peers", "region_rates": "range_rates"}):
+    donors: list[DonorRecord] = msgspec.field(default_factory=list)
+    slabs: list[Slab] = msgspec.field(default_factory=list)
+    counters: Counters = msgspec.field(default_factory=Counters)
     committed: bool = False
-    peers: list[DonorAddress] = field(default_factory=list)
-    totals: dict[str, int] = field(default_factory=dict)
-    range_rates: tuple[float, ...] = ()
-    slab_rates: dict[int, float] = field(default_factory=dict)
+    listed: list[DonorAddress] = msgspec.field(default_factory=list)
+    totals: dict[str, int] = msgspec.field(default_factory=dict)
+    region_rates: tuple[float, ...] = ()
+    slab_rates: dict[int, float] = msgspec.field(default_factory=dict)
 
 
 class Table:
@@ -94,11 +94,11 @@ class Table:
     Attributes:
         slabs: Leased slabs by number. Change them through the methods only.
         counters: Event counters; they are saved with the next change.
-        peers: The donors that the peers file named when it was last readable.
+        listed: The donors that the peers file named when it was last readable.
         totals: The engine's counters over all processes, as of the last second (total.py).
-        range_rates: Page I/O a second of each range, likewise; empty in a new device.
+        region_rates: Page I/O a second of each region, likewise; empty in a new device.
         slab_rates: Page I/O a second by slab, likewise.
-        committed: The whole size once had its homes, so the device was exported (replica and none).
+        committed: The whole size once had its mappings, so the device was exported (replica and none).
     """
 
     def __init__(self, file: StateFile, *, extents: int) -> None:
@@ -110,20 +110,20 @@ class Table:
         self.slabs: dict[int, Slab] = {slab.slab: slab for slab in saved.slabs}
         self.counters = saved.counters
         self.committed = saved.committed
-        self.peers = tuple(saved.peers)
+        self.listed = tuple(saved.listed)
         self.totals = saved.totals
-        self.range_rates = saved.range_rates
+        self.region_rates = saved.region_rates
         self.slab_rates: Mapping[int, float] = saved.slab_rates
         self._donors = {record.node: record for record in saved.donors}
-        self._homes: dict[int, dict[int, int]] = {}  # cluster -> slab -> extent
+        self._mappings: dict[int, dict[int, int]] = {}  # granule -> slab -> extent
         self._by_lease: dict[int, dict[int, int]] = {}  # donor -> lease -> slab
         for slab in saved.slabs:
             self._by_lease.setdefault(slab.donor, {})[slab.lease] = slab.slab
-        self._open = {slab.slab for slab in saved.slabs if FREE in slab.clusters}  # may hold a draining one
+        self._open = {slab.slab for slab in saved.slabs if FREE in slab.granules}  # may hold a draining one
         for slab in saved.slabs:
-            for extent, cluster in enumerate(slab.clusters):
-                if cluster != FREE:
-                    self._homes.setdefault(cluster, {})[slab.slab] = extent
+            for extent, granule in enumerate(slab.granules):
+                if granule != FREE:
+                    self._mappings.setdefault(granule, {})[slab.slab] = extent
 
     def save(self) -> None:
         """Writes the table into the control state file; 20 us for 1 GiB, about 5 ms a TiB."""
@@ -132,9 +132,9 @@ class Table:
             slabs=list(self.slabs.values()),
             counters=self.counters,
             committed=self.committed,
-            peers=list(self.peers),
+            listed=list(self.listed),
             totals=self.totals,
-            range_rates=self.range_rates,
+            region_rates=self.region_rates,
             slab_rates=dict(self.slab_rates),
         )
         self._file.write(msgspec.msgpack.encode(saved))
@@ -186,14 +186,14 @@ class Table:
         """True when no number is left for another slab."""
         return len(self.slabs) >= SLABS_MAX
 
-    def add_slab(self, *, donor: int, lease: int, token: int, epoch: int, home_range: int) -> Slab:
+    def add_slab(self, *, donor: int, lease: int, token: int, epoch: int, region: int) -> Slab:
         """Records a new lease under the lowest free number. Raises Unavailable when there is none."""
         if self.is_full:
             raise Unavailable(f"this device has {SLABS_MAX} slabs, which is all it can have")
         number = next(n for n in range(SLABS_MAX) if n not in self.slabs)
         slab = Slab(
-            slab=number, donor=donor, lease=lease, token=token, epoch=epoch, home_range=home_range,
-            clusters=[FREE] * self._extents,
+            slab=number, donor=donor, lease=lease, token=token, epoch=epoch, region=region,
+            granules=[FREE] * self._extents,
         )  # fmt: skip
         self.slabs[number] = slab
         self._by_lease.setdefault(donor, {})[lease] = number
@@ -202,76 +202,76 @@ class Table:
         return slab
 
     def drop_slab(self, number: int) -> Slab:
-        """Forgets a slab; its clusters lose this home."""
+        """Forgets a slab; its granules lose this mapping."""
         slab = self.slabs.pop(number)
         if self._by_lease[slab.donor].get(slab.lease) == number:
             del self._by_lease[slab.donor][slab.lease]
         self._open.discard(number)
-        for cluster in slab.clusters:
-            if cluster != FREE:
-                self._unlink(cluster, number)
+        for granule in slab.granules:
+            if granule != FREE:
+                self._unlink(granule, number)
         self.counters.slabs_returned += 1
         return slab
 
     def strip(self, number: int) -> None:
-        """Takes a slab from all its clusters, at once."""
-        for cluster in self.residents(number):
-            self.give(cluster, number)
+        """Takes a slab from all its granules, at once."""
+        for granule in self.residents(number):
+            self.give(granule, number)
 
     def open_views(self) -> tuple[SlabView, ...]:
-        """Slabs with room that take clusters, as the packing sees them."""
+        """Slabs with room that take granules, as the packing sees them."""
         slabs = (self.slabs[number] for number in sorted(self._open))
         return tuple(
-            SlabView(slab=s.slab, donor=s.donor, home_range=s.home_range, free=s.free)
+            SlabView(slab=s.slab, donor=s.donor, region=s.region, free=s.free)
             for s in slabs
             if not s.draining
         )  # fmt: skip
 
     def empty_slabs(self) -> tuple[int, ...]:
-        """Slabs that no cluster uses and that are not being emptied."""
+        """Slabs that no granule uses and that are not being emptied."""
         slabs = (self.slabs[number] for number in self._open)
         return tuple(slab.slab for slab in slabs if not slab.draining and not slab.used)
 
-    # ---------------------------------------------------------------- clusters
+    # ---------------------------------------------------------------- granules
 
     def take(self, assignments: Iterable[Assignment]) -> None:
-        """Gives extents to clusters."""
+        """Gives extents to granules."""
         for a in assignments:
             slab = self.slabs[a.slab]
-            assert slab.clusters[a.extent] == FREE
-            assert a.slab not in self._homes.get(a.cluster, {})
-            slab.clusters[a.extent] = a.cluster
-            if FREE not in slab.clusters:
+            assert slab.granules[a.extent] == FREE
+            assert a.slab not in self._mappings.get(a.granule, {})
+            slab.granules[a.extent] = a.granule
+            if FREE not in slab.granules:
                 self._open.discard(a.slab)
-            self._homes.setdefault(a.cluster, {})[a.slab] = a.extent
+            self._mappings.setdefault(a.granule, {})[a.slab] = a.extent
 
-    def give(self, cluster: int, slab: int) -> None:
-        """Takes the cluster's extent on a slab back; nothing happens when it has none there."""
-        extent = self._homes.get(cluster, {}).get(slab)
+    def give(self, granule: int, slab: int) -> None:
+        """Takes the granule's extent on a slab back; nothing happens when it has none there."""
+        extent = self._mappings.get(granule, {}).get(slab)
         if extent is not None:
-            self.slabs[slab].clusters[extent] = FREE
+            self.slabs[slab].granules[extent] = FREE
             self._open.add(slab)
-            self._unlink(cluster, slab)
+            self._unlink(granule, slab)
 
-    def _unlink(self, cluster: int, slab: int) -> None:
-        homes = self._homes[cluster]
-        del homes[slab]
-        if not homes:
-            del self._homes[cluster]
+    def _unlink(self, granule: int, slab: int) -> None:
+        mappings = self._mappings[granule]
+        del mappings[slab]
+        if not mappings:
+            del self._mappings[granule]
 
-    def homes(self, cluster: int) -> dict[int, int]:
-        """The cluster's homes, slab number to extent, draining ones included."""
-        return dict(self._homes.get(cluster, {}))
+    def mappings(self, granule: int) -> dict[int, int]:
+        """The granule's mappings, slab number to extent, draining ones included."""
+        return dict(self._mappings.get(granule, {}))
 
-    def live_homes(self, cluster: int) -> tuple[Slab, ...]:
-        """The slabs that hold the cluster and are not being emptied."""
-        slabs = (self.slabs[number] for number in self._homes.get(cluster, {}))
+    def live_mappings(self, granule: int) -> tuple[Slab, ...]:
+        """The slabs that hold the granule and are not being emptied."""
+        slabs = (self.slabs[number] for number in self._mappings.get(granule, {}))
         return tuple(slab for slab in slabs if not slab.draining)
 
     def residents(self, slab: int) -> tuple[int, ...]:
-        """The clusters with an extent on a slab."""
-        return tuple(cluster for cluster in self.slabs[slab].clusters if cluster != FREE)
+        """The granules with an extent on a slab."""
+        return tuple(granule for granule in self.slabs[slab].granules if granule != FREE)
 
     def mapped(self) -> Iterator[int]:
-        """Clusters that have a home of any kind."""
-        return iter(self._homes)
+        """Granules that have a mapping of any kind."""
+        return iter(self._mappings)

@@ -16,7 +16,7 @@ from farside.errors import EngineError
 from farside.kmod_shim.engine._ffi import ffi, lib
 
 PAGE_BYTES: int = lib.NE_PAGE_BYTES
-CLUSTER_BYTES: int = lib.NE_CLUSTER_BYTES
+GRANULE_BYTES: int = lib.NE_CLUSTER_BYTES
 MOVER: int = lib.NE_MOVER
 DONORS_MAX: int = lib.NE_DONORS_MAX
 SLABS_MAX: int = lib.NE_SLABS_MAX
@@ -104,8 +104,8 @@ class SlabInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Home:
-    """One of a cluster's places: an extent of a slab. ``index`` is its position among the cluster's homes."""
+class GranuleMapping:
+    """One of a granule's places: an extent of a slab. ``index`` is its position among the granule's mappings."""
 
     index: int
     slab: int
@@ -235,8 +235,8 @@ class Device:
         handle = ffi.new("struct ne_device **")
         _check("device_create", lib.ne_device_create(_params(params), state_fd, disk_fd, handle))
         self._device = handle[0]
-        self._clusters = params.size_bytes // CLUSTER_BYTES
-        self._activity = ffi.new("uint32_t[]", self._clusters)
+        self._granules = params.size_bytes // GRANULE_BYTES
+        self._activity = ffi.new("uint32_t[]", self._granules)
         self.adopted = bool(lib.ne_device_adopted(self._device))
         self.event_fd = int(lib.ne_device_event_fd(self._device))
         self.figures = Figures(lambda: self._device)
@@ -338,29 +338,29 @@ class Device:
         """Empties the slab in the background; `EventKind.SLAB_DRAINED` ends it."""
         _check("slab_drain", lib.ne_slab_drain(self._device, slab, deadline_ms, fail))
 
-    def cluster_map(self, cluster: int, slab: int, extent: int) -> int:
-        """Adds a home; returns its index."""
-        return _check("cluster_map", lib.ne_cluster_map(self._device, cluster, slab, extent))
+    def cluster_map(self, granule: int, slab: int, extent: int) -> int:
+        """Adds a mapping; returns its index."""
+        return _check("cluster_map", lib.ne_cluster_map(self._device, granule, slab, extent))
 
-    def cluster_get(self, cluster: int) -> tuple[Home, ...]:
-        """The cluster's homes that stand, writable or being drained."""
-        homes = ffi.new("struct ne_home_info[3]")
-        _check("cluster_get", lib.ne_cluster_get(self._device, cluster, homes))
+    def cluster_get(self, granule: int) -> tuple[GranuleMapping, ...]:
+        """The granule's mappings that stand, writable or being drained."""
+        mappings = ffi.new("struct ne_home_info[3]")
+        _check("cluster_get", lib.ne_cluster_get(self._device, granule, mappings))
         return tuple(
-            Home(index=i, slab=home.slab, extent=home.extent, writable=bool(home.writable))
-            for i, home in enumerate(homes)
-            if home.valid
+            GranuleMapping(index=i, slab=mapping.slab, extent=mapping.extent, writable=bool(mapping.writable))
+            for i, mapping in enumerate(mappings)
+            if mapping.valid
         )
 
-    def cluster_count(self, cluster: int) -> tuple[int, int]:
+    def cluster_count(self, granule: int) -> tuple[int, int]:
         """(pages with content, pages that some donor holds)."""
         counts = ffi.new("uint32_t[2]")
-        _check("cluster_count", lib.ne_cluster_count(self._device, cluster, counts))
+        _check("cluster_count", lib.ne_cluster_count(self._device, granule, counts))
         return counts[0], counts[1]
 
-    def cluster_drain(self, cluster: int, slab: int) -> None:
-        """Empties the cluster's home on the slab; `EventKind.CLUSTER_DRAINED` ends it."""
-        _check("cluster_drain", lib.ne_cluster_drain(self._device, cluster, slab))
+    def cluster_drain(self, granule: int, slab: int) -> None:
+        """Empties the granule's mapping on the slab; `EventKind.CLUSTER_DRAINED` ends it."""
+        _check("cluster_drain", lib.ne_cluster_drain(self._device, granule, slab))
 
     def event_next(self) -> EngineEvent | None:
         """The next event, or None."""
@@ -380,12 +380,12 @@ class Device:
         return EngineStats(**values)
 
     def lift_set(self, on: bool) -> None:
-        """Whether such pages are copied to donors in the background; their clusters without a home are told as WANT."""
+        """Set whether such pages are copied to donors in the background; WANT names their unmapped granules."""
         lib.ne_lift_set(self._device, on)
 
     def activity(self) -> Sequence[int]:
-        """Cumulative page I/O of each cluster since this process began, wrapping at 2^32."""
-        _check("activity_get", lib.ne_activity_get(self._device, self._clusters, self._activity))
+        """Cumulative page I/O of each granule since this process began, wrapping at 2^32."""
+        _check("activity_get", lib.ne_activity_get(self._device, self._granules, self._activity))
         counters = array("I")  # memory, and not half a million objects: most of it is only compared
         counters.frombytes(ffi.buffer(self._activity))
         return counters

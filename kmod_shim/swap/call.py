@@ -31,7 +31,7 @@ _HINTS = {
 
 
 def swap_flags(*, priority: int, discard: bool) -> int:
-    """The flags of swapon(2). Discard is by freed 2 MiB clusters, never of the whole area at once."""
+    """The flags of swapon(2). Discard is by freed 2 MiB granules, never of the whole area at once."""
     assert 0 <= priority <= PRIORITY_MAX
     return FLAG_PREFER | (priority & PRIORITY_MASK) | (FLAG_DISCARD | FLAG_DISCARD_PAGES if discard else 0)
 

@@ -7,7 +7,7 @@ what may happen, so that nobody types them by habit.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from farside.geometry import CLUSTER_BYTES, PAGE_BYTES
+from farside.geometry import GRANULE_BYTES, PAGE_BYTES
 from farside.kmod_shim.disk_backing import NETWORK_FILESYSTEMS, Backing, shares_disk
 from farside.kmod_shim.preflight import Check, Outcome
 from farside.kmod_shim.swap.hibernation import Hibernation, names_device
@@ -152,7 +152,7 @@ def _served(facts: AttachFacts) -> Iterator[Refusal]:
 
 
 def _size(facts: AttachFacts) -> Iterator[Refusal]:
-    unit = max(facts.slab_bytes, CLUSTER_BYTES)
+    unit = max(facts.slab_bytes, GRANULE_BYTES)
     if facts.size_bytes % unit:
         down = facts.size_bytes // unit * unit
         near = f"{down} or {down + unit}" if down else f"{unit}"

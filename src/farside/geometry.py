@@ -1,7 +1,7 @@
 """Sizes that all parts agree on. The engine has them under the same names with NE_ before; a test compares them."""
 
 PAGE_BYTES = 4096
-CLUSTER_BYTES = 2 << 20
+GRANULE_BYTES = 2 << 20
 """What is placed: so much of a device stands together, in one extent of a slab."""
 SLABS_MAX = 65536
 """Slabs that one device can have at once."""

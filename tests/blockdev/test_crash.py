@@ -11,7 +11,7 @@ from farside.blockdev.mapping.table import Table
 from farside.blockdev.state import StateFile
 
 EXTENTS = 3
-CLUSTERS = 12
+GRANULES = 12
 
 
 class Crashes(RuleBasedStateMachine):
@@ -25,7 +25,7 @@ class Crashes(RuleBasedStateMachine):
         os.truncate(self.fd, 1 << 20)
         self.table = Table(StateFile(self.fd), extents=EXTENTS)
         self.engine_slabs: dict[int, int] = {}  # slab -> token
-        self.engine_homes: dict[tuple[int, int], int] = {}  # (slab, extent) -> cluster
+        self.engine_homes: dict[tuple[int, int], int] = {}  # (slab, extent) -> granule
         self.tokens = 0
 
     def teardown(self) -> None:
@@ -34,7 +34,7 @@ class Crashes(RuleBasedStateMachine):
     @rule(target=slabs, donor=st.integers(0, 2), dies=st.booleans())
     def lease(self, donor: int, dies: bool) -> MultipleResults[int] | int:
         self.tokens += 1
-        slab = self.table.add_slab(donor=donor, lease=self.tokens, token=self.tokens, epoch=1, home_range=0)
+        slab = self.table.add_slab(donor=donor, lease=self.tokens, token=self.tokens, epoch=1, region=0)
         self.table.save()
         if dies:
             self.die()
@@ -42,10 +42,10 @@ class Crashes(RuleBasedStateMachine):
         self.engine_slabs[slab.slab] = self.tokens
         return slab.slab
 
-    @rule(clusters=st.lists(st.integers(0, CLUSTERS - 1), unique=True, max_size=5), told=st.integers(0, 5))
-    def map_clusters(self, clusters: list[int], told: int) -> None:
-        wanting = [cluster for cluster in clusters if not self.table.homes(cluster)]
-        assigned = pack(wanting, self.table.open_views(), clusters_per_range=EXTENTS).assigned
+    @rule(granules=st.lists(st.integers(0, GRANULES - 1), unique=True, max_size=5), told=st.integers(0, 5))
+    def map_granules(self, granules: list[int], told: int) -> None:
+        wanting = [granule for granule in granules if not self.table.mappings(granule)]
+        assigned = pack(wanting, self.table.open_views(), granules_per_region=EXTENTS).assigned
         self.table.take(assigned)
         self.table.save()
         for assignment in assigned[:told]:
@@ -53,15 +53,15 @@ class Crashes(RuleBasedStateMachine):
         if told < len(assigned):
             self.die()
 
-    @rule(cluster=st.integers(0, CLUSTERS - 1), dies=st.booleans())
-    def free_cluster(self, cluster: int, dies: bool) -> None:
-        homes = self.table.homes(cluster)
-        for slab, extent in homes.items():
+    @rule(granule=st.integers(0, GRANULES - 1), dies=st.booleans())
+    def free_granule(self, granule: int, dies: bool) -> None:
+        mappings = self.table.mappings(granule)
+        for slab, extent in mappings.items():
             self.engine_homes.pop((slab, extent))
             if dies:
                 self.die()
                 return
-            self.table.give(cluster, slab)
+            self.table.give(granule, slab)
 
     @rule(slab=consumes(slabs), dies=st.booleans())
     def give_back(self, slab: int, dies: bool) -> None:
@@ -75,9 +75,9 @@ class Crashes(RuleBasedStateMachine):
         self.table.save()
 
     def tell(self, assignment: Assignment) -> None:
-        home = (assignment.slab, assignment.extent)
-        assert home not in self.engine_homes, "an extent was given to two clusters"
-        self.engine_homes[home] = assignment.cluster
+        mapping = (assignment.slab, assignment.extent)
+        assert mapping not in self.engine_homes, "an extent was given to two granules"
+        self.engine_homes[mapping] = assignment.granule
 
     def die(self) -> None:
         """A successor's table, and what reconcile.py makes of it."""
@@ -86,17 +86,17 @@ class Crashes(RuleBasedStateMachine):
             if self.engine_slabs.get(slab.slab) != slab.token:
                 self.table.drop_slab(slab.slab)
                 continue
-            for extent, cluster in enumerate(slab.clusters):
-                if cluster >= 0 and self.engine_homes.get((slab.slab, extent)) != cluster:
-                    self.table.give(cluster, slab.slab)
+            for extent, granule in enumerate(slab.granules):
+                if granule >= 0 and self.engine_homes.get((slab.slab, extent)) != granule:
+                    self.table.give(granule, slab.slab)
 
     @invariant()
     def table_and_engine_agree(self) -> None:
         known = {
-            (slab.slab, extent): cluster
+            (slab.slab, extent): granule
             for slab in self.table.slabs.values()
-            for extent, cluster in enumerate(slab.clusters)
-            if cluster >= 0
+            for extent, granule in enumerate(slab.granules)
+            if granule >= 0
         }
         assert known == self.engine_homes
         assert {slab.slab: slab.token for slab in self.table.slabs.values()} == self.engine_slabs

@@ -257,7 +257,7 @@ def fabric() -> Iterator[Fabric]:
 
 
 class Scene:
-    """A borrower's one peer and its donor."""
+    """The borrower's view of one donor, and the scripted donor itself."""
 
     def __init__(
         self, folder: Path, *, grace_s: float = 0.8, transport: str = "tcp", fabric: "Fabric | None" = None
@@ -292,14 +292,14 @@ class Scene:
             ),
         )
         port = fabric.control_port if fabric else 0
-        self.donor = ScriptedDonor(folder / "donor.sock", port=port)
-        control = f"tcp:127.0.0.1:{port}" if port else f"unix:{self.donor.path}"
-        self.peer = Donor(self.parts, DonorAddress(node="d1", control=control))
+        self.scripted = ScriptedDonor(folder / "donor.sock", port=port)
+        control = f"tcp:127.0.0.1:{port}" if port else f"unix:{self.scripted.path}"
+        self.donor = Donor(self.parts, DonorAddress(node="d1", control=control))
         self.donor_task: asyncio.Task[None] | None = None
 
     async def start_donor(self) -> None:
-        self.donor_task = asyncio.create_task(self.donor.serve())
-        await until(lambda: self.donor.is_listening)
+        self.donor_task = asyncio.create_task(self.scripted.serve())
+        await until(lambda: self.scripted.is_listening)
 
     async def stop_donor(self) -> None:
         assert self.donor_task is not None
@@ -308,11 +308,11 @@ class Scene:
             await self.donor_task
 
     def add_slab(self, lease: int = 0) -> Slab:
-        self.donor.held[lease] = 900 + lease
-        return self.table.add_slab(donor=self.peer.number, lease=lease, token=900 + lease, epoch=1, home_range=0)
+        self.scripted.held[lease] = 900 + lease
+        return self.table.add_slab(donor=self.donor.number, lease=lease, token=900 + lease, epoch=1, region=0)
 
     async def is_up(self) -> None:
-        await until(lambda: self.peer.health is DonorHealth.UP)
+        await until(lambda: self.donor.health is DonorHealth.UP)
 
 
 async def until(look: Callable[[], bool], *, limit_s: float = 60.0) -> None:
@@ -329,11 +329,11 @@ def scene(tmp_path: Path) -> Scene:
 def play(scene: Scene, body: Callable[[], Coroutine[object, object, None]]) -> None:
     async def live() -> None:
         await scene.start_donor()
-        peer = asyncio.create_task(scene.peer.run())
+        borrower_task = asyncio.create_task(scene.donor.run())
         try:
             await body()
         finally:
-            for task in (peer, scene.donor_task):
+            for task in (borrower_task, scene.donor_task):
                 assert task is not None
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -349,51 +349,51 @@ def test_every_worker_and_the_mover_get_a_connection_of_one_epoch(scene: Scene) 
     play(scene, body)
 
     assert scene.recorder.links == [0, 1, MOVER]
-    assert {hello.epoch for hello in scene.donor.hellos if hello.role == "data"} == {1}
+    assert {hello.epoch for hello in scene.scripted.hellos if hello.role == "data"} == {1}
     assert scene.recorder.states == [DonorState.UP]
 
 
 def test_a_slab_is_leased_and_given_back(scene: Scene) -> None:
     async def body() -> None:
         await scene.is_up()
-        grant = await scene.peer.lease()
-        await scene.peer.release((grant.lease,))
+        grant = await scene.donor.lease()
+        await scene.donor.release((grant.lease,))
 
         assert (grant.lease, grant.token, grant.memfd) == (0, 900, -1)
 
     play(scene, body)
 
-    assert m.Release(leases=(0,)) in scene.donor.heard
+    assert m.Release(leases=(0,)) in scene.scripted.heard
 
 
 def test_keepalives_tell_the_donors_figures(scene: Scene) -> None:
     async def body() -> None:
         await scene.is_up()
-        await until(lambda: scene.donor.heard.count(m.KeepAlive()) >= 2)
+        await until(lambda: scene.scripted.heard.count(m.KeepAlive()) >= 2)
 
     play(scene, body)
 
-    assert scene.peer.view().free_slabs == 4
-    assert scene.peer.view().used_bytes == 1
+    assert scene.donor.view().free_slabs == 4
+    assert scene.donor.view().used_bytes == 1
 
 
 def test_broken_links_are_all_replaced_under_a_higher_epoch(scene: Scene) -> None:
     async def body() -> None:
         await scene.is_up()
-        scene.peer.links_broke()
+        scene.donor.links_broke()
         await until(lambda: len(scene.recorder.links) == 6)
 
     play(scene, body)
 
     assert scene.recorder.links == [0, 1, MOVER] * 2
-    assert [hello.epoch for hello in scene.donor.hellos if hello.role == "data"][3:] == [2, 2, 2]
+    assert [hello.epoch for hello in scene.scripted.hellos if hello.role == "data"][3:] == [2, 2, 2]
 
 
 def test_why_links_are_replaced_is_logged(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         await scene.is_up()
-        scene.peer.links_broke()
-        scene.peer.links_broke(errno.ETIMEDOUT)
+        scene.donor.links_broke()
+        scene.donor.links_broke(errno.ETIMEDOUT)
         await until(lambda: len(scene.recorder.links) == 6)
 
     play(scene, body)
@@ -407,7 +407,7 @@ def test_a_lost_control_connection_comes_back_to_its_session_and_leases(scene: S
         await scene.is_up()
         slab = scene.add_slab()
         await scene.stop_donor()
-        await until(lambda: scene.peer.health is DonorHealth.SUSPECT)
+        await until(lambda: scene.donor.health is DonorHealth.SUSPECT)
         await scene.start_donor()
         await scene.is_up()
 
@@ -415,8 +415,8 @@ def test_a_lost_control_connection_comes_back_to_its_session_and_leases(scene: S
 
     play(scene, body)
 
-    assert [hello.session for hello in scene.donor.hellos if hello.role == "control"] == [0, 41]
-    assert m.Resume(device="swap0", leases=((0, 900),)) in scene.donor.heard
+    assert [hello.session for hello in scene.scripted.hellos if hello.role == "control"] == [0, 41]
+    assert m.Resume(device="swap0", leases=((0, 900),)) in scene.scripted.heard
     assert scene.recorder.lost == []
     assert DonorState.SUSPECT in scene.recorder.states
 
@@ -427,7 +427,7 @@ def test_leases_that_the_donor_does_not_name_any_more_are_lost(scene: Scene) -> 
         scene.add_slab(0)
         scene.add_slab(1)
         await scene.stop_donor()
-        del scene.donor.held[1]
+        del scene.scripted.held[1]
         await scene.start_donor()
         await scene.is_up()
 
@@ -441,7 +441,7 @@ def test_a_donor_that_was_restarted_fails_at_once_and_comes_back_as_a_new_one(sc
         await scene.is_up()
         scene.add_slab()
         await scene.stop_donor()
-        scene.donor.session = 42
+        scene.scripted.session = 42
         await scene.start_donor()
         await until(lambda: scene.recorder.lost == [0])
         await scene.is_up()
@@ -463,14 +463,14 @@ def test_a_donor_that_stays_away_fails_after_the_grace_time(scene: Scene) -> Non
     play(scene, body)
 
     assert scene.table.counters.failovers == 1
-    assert scene.peer.health is DonorHealth.DOWN
+    assert scene.donor.health is DonorHealth.DOWN
 
 
 def test_a_donor_without_slabs_of_ours_is_only_down(scene: Scene) -> None:
     async def body() -> None:
         await scene.is_up()
         await scene.stop_donor()
-        await until(lambda: scene.peer.health is DonorHealth.DOWN)
+        await until(lambda: scene.donor.health is DonorHealth.DOWN)
 
     play(scene, body)
 
@@ -481,24 +481,24 @@ def test_a_donor_that_does_not_answer_loses_its_session(scene: Scene) -> None:
     async def body() -> None:
         await scene.is_up()
         scene.add_slab()
-        scene.donor.is_mute = True
-        await until(lambda: scene.peer.health is DonorHealth.SUSPECT)
+        scene.scripted.is_mute = True
+        await until(lambda: scene.donor.health is DonorHealth.SUSPECT)
 
     play(scene, body)
 
-    assert "no answer" in scene.peer.reason
+    assert "no answer" in scene.donor.reason
 
 
 def test_a_donor_that_freezes_fails_after_the_grace_time_and_is_taken_back_when_it_thaws(scene: Scene) -> None:
     async def body() -> None:
         await scene.is_up()
         scene.add_slab()
-        scene.donor.is_mute = True
-        scene.donor.is_thawed.clear()
-        scene.peer.links_broke()
+        scene.scripted.is_mute = True
+        scene.scripted.is_thawed.clear()
+        scene.donor.links_broke()
         await until(lambda: scene.recorder.lost == [0])
-        scene.donor.is_mute = False
-        scene.donor.is_thawed.set()
+        scene.scripted.is_mute = False
+        scene.scripted.is_thawed.set()
         await scene.is_up()
 
     play(scene, body)
@@ -509,37 +509,37 @@ def test_a_donor_that_freezes_fails_after_the_grace_time_and_is_taken_back_when_
 def test_notices_of_the_donor_reach_the_device(scene: Scene) -> None:
     async def body() -> None:
         await scene.is_up()
-        assert scene.donor.control is not None
-        scene.donor.control.ask(m.CheckActivity(leases=(3,)))
-        scene.donor.control.ask(m.Migrate(leases=(3,), deadline_s=2.0))
+        assert scene.scripted.control is not None
+        scene.scripted.control.ask(m.CheckActivity(leases=(3,)))
+        scene.scripted.control.ask(m.Migrate(leases=(3,), deadline_s=2.0))
         await until(lambda: bool(scene.recorder.recalls))
 
     play(scene, body)
 
-    assert m.Activity(activity=((3, 2.5),)) in scene.donor.heard
+    assert m.Activity(activity=((3, 2.5),)) in scene.scripted.heard
     assert scene.recorder.recalls == [m.Migrate(leases=(3,), deadline_s=2.0)]
 
 
 def test_a_lease_that_comes_too_late_is_given_back(scene: Scene) -> None:
     async def body() -> None:
         await scene.is_up()
-        scene.donor.may_map.clear()
+        scene.scripted.may_map.clear()
         with pytest.raises(PeerError, match="no answer to Map"):
-            await scene.peer.lease()
-        scene.donor.may_map.set()
-        await until(lambda: m.Release(leases=(0,)) in scene.donor.heard)
+            await scene.donor.lease()
+        scene.scripted.may_map.set()
+        await until(lambda: m.Release(leases=(0,)) in scene.scripted.heard)
 
     play(scene, body)
 
 
 def test_leases_that_were_not_asked_for_go_back(scene: Scene) -> None:
-    scene.donor.granted = 2
+    scene.scripted.granted = 2
 
     async def body() -> None:
         await scene.is_up()
         with pytest.raises(PeerError, match="granted 2 slabs"):
-            await scene.peer.lease()
-        await until(lambda: m.Release(leases=(0, 1)) in scene.donor.heard)
+            await scene.donor.lease()
+        await until(lambda: m.Release(leases=(0, 1)) in scene.scripted.heard)
 
     play(scene, body)
 
@@ -549,18 +549,18 @@ def test_a_donor_that_is_slow_to_map_is_not_suspected(tmp_path: Path) -> None:
 
     async def body() -> None:
         await scene.is_up()
-        scene.donor.may_map.clear()
-        lease = asyncio.create_task(scene.peer.lease())
-        await until(lambda: m.Map(device="swap0") in scene.donor.heard)
+        scene.scripted.may_map.clear()
+        lease = asyncio.create_task(scene.donor.lease())
+        await until(lambda: m.Map(device="swap0") in scene.scripted.heard)
         for _ in range(2):  # each takes the deadline; a KEEPALIVE is under way all the while
-            assert await scene.peer.query() is None
-        scene.donor.may_map.set()
+            assert await scene.donor.query() is None
+        scene.scripted.may_map.set()
         await lease
-        assert scene.peer.health is DonorHealth.UP
+        assert scene.donor.health is DonorHealth.UP
 
     play(scene, body)
 
-    assert [hello.role for hello in scene.donor.hellos].count("control") == 1
+    assert [hello.role for hello in scene.scripted.hellos].count("control") == 1
 
 
 def test_a_donor_that_greets_and_goes_no_further_fails_after_the_grace_time(
@@ -571,7 +571,7 @@ def test_a_donor_that_greets_and_goes_no_further_fails_after_the_grace_time(
     async def body() -> None:
         await scene.is_up()
         scene.add_slab()
-        scene.donor.is_mute = True
+        scene.scripted.is_mute = True
         await until(lambda: scene.recorder.lost == [0])
 
     play(scene, body)
@@ -593,8 +593,8 @@ def test_whoever_has_no_key_cannot_say_that_a_donor_has_lost_our_slabs(tmp_path:
         await scene.is_up()
         scene.add_slab()
         await scene.stop_donor()
-        server = await asyncio.start_unix_server(stranger, scene.donor.path)
-        await until(lambda: "who are you?" in scene.peer.reason)
+        server = await asyncio.start_unix_server(stranger, scene.scripted.path)
+        await until(lambda: "who are you?" in scene.donor.reason)
         server.close()
         await scene.start_donor()
         await scene.is_up()
@@ -608,10 +608,10 @@ def test_whoever_has_no_key_cannot_say_that_a_donor_has_lost_our_slabs(tmp_path:
 def test_whatever_ends_a_session_the_next_one_comes(scene: Scene) -> None:
     async def body() -> None:
         await scene.is_up()
-        assert scene.donor.control is not None
+        assert scene.scripted.control is not None
         scene.recorder.fault = AssertionError("never thought of")
-        scene.donor.control.ask(m.Evict(leases=(3,), deadline_s=2.0))
-        await until(lambda: [hello.role for hello in scene.donor.hellos].count("control") == 2)
+        scene.scripted.control.ask(m.Evict(leases=(3,), deadline_s=2.0))
+        await until(lambda: [hello.role for hello in scene.scripted.hellos].count("control") == 2)
         await scene.is_up()
 
     play(scene, body)
@@ -622,14 +622,14 @@ def test_a_slab_that_went_back_while_we_asked_for_it_is_left_alone(scene: Scene)
         await scene.is_up()
         slab = scene.add_slab()
         await scene.stop_donor()
-        del scene.donor.held[slab.lease]
-        scene.donor.may_resume.clear()
+        del scene.scripted.held[slab.lease]
+        scene.scripted.may_resume.clear()
         await scene.start_donor()
-        await until(lambda: any(isinstance(heard, m.Resume) for heard in scene.donor.heard))
+        await until(lambda: any(isinstance(heard, m.Resume) for heard in scene.scripted.heard))
         scene.table.drop_slab(slab.slab)
-        other = scene.table.add_slab(donor=77, lease=1, token=1, epoch=1, home_range=0)
+        other = scene.table.add_slab(donor=77, lease=1, token=1, epoch=1, region=0)
         assert other.slab == slab.slab
-        scene.donor.may_resume.set()
+        scene.scripted.may_resume.set()
         await scene.is_up()
 
     play(scene, body)
@@ -639,7 +639,7 @@ def test_a_slab_that_went_back_while_we_asked_for_it_is_left_alone(scene: Scene)
 
 def test_descriptors_of_a_resume_that_fails_half_way_are_closed(tmp_path: Path) -> None:
     scene = Scene(tmp_path, transport="auto")
-    scene.donor.has_memory = True
+    scene.scripted.has_memory = True
 
     def open_fds() -> int:
         return sum("memfd:slab" in os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
@@ -662,14 +662,14 @@ def test_descriptors_of_a_resume_that_fails_half_way_are_closed(tmp_path: Path) 
 def test_a_donor_that_does_not_fit_is_left_alone_with_a_reason(
     scene: Scene, attribute: str, value: object, reason: str
 ) -> None:
-    setattr(scene.donor, attribute, value)
+    setattr(scene.scripted, attribute, value)
 
     async def body() -> None:
-        await until(lambda: reason in scene.peer.reason)
+        await until(lambda: reason in scene.donor.reason)
 
     play(scene, body)
 
-    assert scene.peer.health is DonorHealth.DOWN
+    assert scene.donor.health is DonorHealth.DOWN
 
 
 @pytest.mark.parametrize("reconnects", [False, True])
@@ -692,7 +692,7 @@ def test_a_slab_given_back_and_not_confirmed_is_told_again(scene: Scene, reconne
 def with_rdma(folder: Path, fabric: Fabric, *, transport: str = "auto", donor_has_it: bool = True) -> Scene:
     scene = Scene(folder, transport=transport, fabric=fabric)
     if donor_has_it:
-        scene.donor.features |= m.Feature.RDMA
+        scene.scripted.features |= m.Feature.RDMA
     return scene
 
 
@@ -703,19 +703,19 @@ def test_pages_go_by_rdma_where_both_ends_have_it(tmp_path: Path, fabric: Fabric
 
     assert sorted(scene.recorder.pairs) == [0, 1, MOVER]
     assert scene.recorder.links == []
-    assert scene.peer.transport == "rdma"
+    assert scene.donor.transport == "rdma"
     assert scene.table.counters.rdma_fallbacks == 0
-    assert all(m.Feature.RDMA in m.Feature(hello.features) for hello in scene.donor.hellos)
+    assert all(m.Feature.RDMA in m.Feature(hello.features) for hello in scene.scripted.hellos)
 
 
 def test_without_a_device_here_nobody_speaks_of_rdma(scene: Scene) -> None:
-    scene.donor.features |= m.Feature.RDMA
+    scene.scripted.features |= m.Feature.RDMA
 
     play(scene, scene.is_up)
 
-    assert scene.peer.transport == "tcp"
+    assert scene.donor.transport == "tcp"
     assert scene.table.counters.rdma_fallbacks == 0
-    assert all(m.Feature.RDMA not in m.Feature(hello.features) for hello in scene.donor.hellos)
+    assert all(m.Feature.RDMA not in m.Feature(hello.features) for hello in scene.scripted.hellos)
 
 
 @pytest.mark.parametrize("lacking", ["donor", "fabric"])
@@ -727,7 +727,7 @@ def test_what_goes_by_tcp_though_rdma_was_preferred_is_counted(tmp_path: Path, f
 
     assert sorted(scene.recorder.links) == [0, 1, MOVER]
     assert scene.recorder.pairs == []
-    assert scene.peer.transport == "tcp"
+    assert scene.donor.transport == "tcp"
     assert scene.table.counters.rdma_fallbacks == 1
 
 
@@ -738,11 +738,11 @@ def test_falling_back_can_be_forbidden(tmp_path: Path, fabric: Fabric, lacking: 
     reason = "offers no RDMA" if lacking == "donor" else "rdma_connect"
 
     async def body() -> None:
-        await until(lambda: reason in scene.peer.reason)
+        await until(lambda: reason in scene.donor.reason)
 
     play(scene, body)
 
-    assert scene.peer.health is not DonorHealth.UP
+    assert scene.donor.health is not DonorHealth.UP
     assert scene.recorder.links == []
     assert scene.table.counters.rdma_fallbacks == 0
 
@@ -754,11 +754,11 @@ def test_rdma_is_taken_again_when_it_is_back(tmp_path: Path, fabric: Fabric, mon
 
     async def body() -> None:
         await scene.is_up()
-        epoch = scene.donor.hellos[-1].epoch
-        await until(lambda: len(scene.donor.hellos) > 6)
-        assert scene.donor.hellos[-1].epoch == epoch  # asking cuts no connection that pages go by
+        epoch = scene.scripted.hellos[-1].epoch
+        await until(lambda: len(scene.scripted.hellos) > 6)
+        assert scene.scripted.hellos[-1].epoch == epoch  # asking cuts no connection that pages go by
         fabric.works = True
-        await until(lambda: scene.peer.transport == "rdma")
+        await until(lambda: scene.donor.transport == "rdma")
 
     play(scene, body)
 
@@ -770,9 +770,9 @@ def test_a_queue_pair_that_comes_after_its_time_is_closed(tmp_path: Path, fabric
     scene = with_rdma(tmp_path, fabric, transport="rdma")
 
     async def body() -> None:
-        await until(lambda: any(hello.role == "data" for hello in scene.donor.hellos))
+        await until(lambda: any(hello.role == "data" for hello in scene.scripted.hellos))
 
-    play(scene, body)  # ends the peer in the middle of it
+    play(scene, body)  # ends the session in the middle of it
     fabric.may_connect.set()
 
     assert scene.recorder.pairs == []

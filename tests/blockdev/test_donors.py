@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.blockdev.donor import donors as peers_module
+from farside.blockdev.donor import donors as donors_module
 from farside.blockdev.donor.donors import DonorList
 from farside.blockdev.peers_file import DonorAddress, read_peers
 from farside.blockdev.task import Tasks
@@ -34,16 +34,16 @@ class Cast:
         """A slab of the donor; returns the donor's number."""
         record = self.table.donor(node)
         record.control, record.session = control or record.control, 1
-        self.table.add_slab(donor=record.donor, lease=len(self.table.slabs), token=1, epoch=1, home_range=0)
+        self.table.add_slab(donor=record.donor, lease=len(self.table.slabs), token=1, epoch=1, region=0)
         return record.donor
 
-    def seen(self, peers: DonorList) -> dict[str, tuple[str, bool]]:
-        return {peer.address.node: (peer.address.control, peer.retired) for peer in peers.all()}
+    def seen(self, donors: DonorList) -> dict[str, tuple[str, bool]]:
+        return {donor.address.node: (donor.address.control, donor.retired) for donor in donors.all()}
 
 
 @pytest.fixture
 def cast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cast:
-    monkeypatch.setattr(peers_module, "WATCH_PERIOD_S", 0.01)
+    monkeypatch.setattr(donors_module, "WATCH_PERIOD_S", 0.01)
     made = Cast(tmp_path)
     object.__setattr__(made.scene.parts.config, "peers_file", made.file)
     return made
@@ -52,10 +52,10 @@ def cast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cast:
 def play(cast: Cast, body: Callable[[DonorList], Coroutine[object, object, None]]) -> None:
     async def live() -> None:
         async with Tasks() as tasks:
-            peers = DonorList(cast.scene.parts, tasks)
-            peers.start()
+            donors = DonorList(cast.scene.parts, tasks)
+            donors.start()
             await asyncio.sleep(0)  # its tasks begin
-            await body(peers)
+            await body(donors)
             await asyncio.sleep(0)
 
     asyncio.run(live())
@@ -64,10 +64,10 @@ def play(cast: Cast, body: Callable[[DonorList], Coroutine[object, object, None]
 def test_a_donor_that_moves_to_another_port_is_followed_at_once(cast: Cast) -> None:
     cast.name(d1="tcp:127.0.0.1:1")
 
-    async def body(peers: DonorList) -> None:
+    async def body(donors: DonorList) -> None:
         cast.lend("d1")
         cast.name(d1="tcp:127.0.0.1:2")
-        await until(lambda: cast.seen(peers) == {"d1": ("tcp:127.0.0.1:2", False)})
+        await until(lambda: cast.seen(donors) == {"d1": ("tcp:127.0.0.1:2", False)})
 
     play(cast, body)
 
@@ -77,14 +77,14 @@ def test_a_donor_that_moves_to_another_port_is_followed_at_once(cast: Cast) -> N
 def test_a_donor_that_changes_its_kind_of_address_leaves_before_it_joins_again(cast: Cast) -> None:
     cast.name(d1="unix:/nowhere")
 
-    async def body(peers: DonorList) -> None:
+    async def body(donors: DonorList) -> None:
         donor = cast.lend("d1")
         cast.name(d1="tcp:127.0.0.1:1")
-        await until(lambda: cast.seen(peers) == {"d1": ("unix:/nowhere", True)})
+        await until(lambda: cast.seen(donors) == {"d1": ("unix:/nowhere", True)})
         assert cast.hooks.retired == [donor]
         assert cast.hooks.lost == []
         cast.table.drop_slab(0)
-        await until(lambda: cast.seen(peers) == {"d1": ("tcp:127.0.0.1:1", False)})
+        await until(lambda: cast.seen(donors) == {"d1": ("tcp:127.0.0.1:1", False)})
 
     play(cast, body)
 
@@ -93,8 +93,8 @@ def test_a_successor_moves_off_a_donor_that_has_left_the_file(cast: Cast) -> Non
     cast.name(d2="tcp:127.0.0.1:1")
     gone = cast.lend("d1", control="tcp:127.0.0.1:2")
 
-    async def body(peers: DonorList) -> None:
-        assert cast.seen(peers) == {"d1": ("tcp:127.0.0.1:2", True), "d2": ("tcp:127.0.0.1:1", False)}
+    async def body(donors: DonorList) -> None:
+        assert cast.seen(donors) == {"d1": ("tcp:127.0.0.1:2", True), "d2": ("tcp:127.0.0.1:1", False)}
 
     play(cast, body)
 
@@ -106,7 +106,7 @@ def test_a_slab_of_a_leaving_donor_that_stayed_is_moved_later(cast: Cast) -> Non
     cast.name()
     cast.lend("d1", control="tcp:127.0.0.1:2")
 
-    async def body(peers: DonorList) -> None:
+    async def body(donors: DonorList) -> None:
         cast.lend("d1")
         await until(lambda: len(cast.hooks.retired) == 2)
 
@@ -116,7 +116,7 @@ def test_a_slab_of_a_leaving_donor_that_stayed_is_moved_later(cast: Cast) -> Non
 def test_one_look_that_goes_wrong_is_not_the_last(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     cast.name(d1="tcp:127.0.0.1:1")
 
-    async def body(peers: DonorList) -> None:
+    async def body(donors: DonorList) -> None:
         real, calls = cast.table.save, 0
 
         def save() -> None:
@@ -128,7 +128,7 @@ def test_one_look_that_goes_wrong_is_not_the_last(cast: Cast, monkeypatch: pytes
 
         monkeypatch.setattr(cast.table, "save", save)
         cast.name(d1="tcp:127.0.0.1:1", d2="tcp:127.0.0.1:2")
-        await until(lambda: set(cast.seen(peers)) == {"d1", "d2"})
+        await until(lambda: set(cast.seen(donors)) == {"d1", "d2"})
 
     play(cast, body)
 
@@ -143,10 +143,10 @@ def test_a_file_that_could_not_be_used_is_looked_at_again(cast: Cast, monkeypatc
         refusals.append(path)
         raise ConfigError(f"{path}: Permission denied")
 
-    async def body(peers: DonorList) -> None:
-        monkeypatch.setattr(peers_module, "read_peers", once)
+    async def body(donors: DonorList) -> None:
+        monkeypatch.setattr(donors_module, "read_peers", once)
         cast.name(d1="unix:/nowhere", d2="unix:/nowhere/else")
-        await until(lambda: "d2" in cast.seen(peers))
+        await until(lambda: "d2" in cast.seen(donors))
 
     play(cast, body)
 

@@ -15,7 +15,7 @@ from farside.blockdev.mapping.reconcile import reconcile
 from farside.blockdev.mapping.table import Slab
 from farside.errors import Unavailable
 from farside.kmod_shim.engine.binding import DonorState, EventKind, Fault
-from tests.blockdev.world import CLUSTER_BYTES, PAGE, World, page
+from tests.blockdev.world import GRANULE_BYTES, PAGE, World, page
 from tests.support.nbd_client import NbdClient
 
 
@@ -48,25 +48,25 @@ def safe(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def fill(client: NbdClient, cluster: int, pages: int = 64) -> None:
-    data = b"".join(page(cluster * 512 + n) for n in range(pages))
-    client.write(cluster * CLUSTER_BYTES, data)
+def fill(client: NbdClient, granule: int, pages: int = 64) -> None:
+    data = b"".join(page(granule * 512 + n) for n in range(pages))
+    client.write(granule * GRANULE_BYTES, data)
 
 
-def is_intact(client: NbdClient, cluster: int, pages: int = 64) -> bool:
-    want = b"".join(page(cluster * 512 + n) for n in range(pages))
-    return client.read(cluster * CLUSTER_BYTES, pages * PAGE) == want
+def is_intact(client: NbdClient, granule: int, pages: int = 64) -> bool:
+    want = b"".join(page(granule * 512 + n) for n in range(pages))
+    return client.read(granule * GRANULE_BYTES, pages * PAGE) == want
 
 
-async def heat(world: World, client: NbdClient, *clusters: int) -> None:
-    for cluster in clusters:
-        fill(client, cluster)
+async def heat(world: World, client: NbdClient, *granules: int) -> None:
+    for granule in granules:
+        fill(client, granule)
     world.tick()
     await world.mapper.map_hot()
 
 
-async def place(world: World, cluster: int) -> None:
-    await world.mapper.place([cluster], lacks=lambda _: True, banned=lambda _: frozenset())
+async def place(world: World, granule: int) -> None:
+    await world.mapper.place([granule], lacks=lambda _: True, banned=lambda _: frozenset())
 
 
 async def resume(world: World, emptying: tuple[Slab, ...]) -> None:
@@ -84,7 +84,7 @@ def test_a_cold_device_leases_nothing(world: World) -> None:
     assert world.table.slabs == {}
 
 
-def test_what_a_broken_disk_refuses_gets_a_home_however_cold_it_is(world: World) -> None:
+def test_what_a_broken_disk_refuses_gets_a_mapping_however_cold_it_is(world: World) -> None:
     world.add_donor()
     world.context.wanted.add(7)
     world.tick()
@@ -96,7 +96,7 @@ def test_what_a_broken_disk_refuses_gets_a_home_however_cold_it_is(world: World)
 
 
 def test_what_a_broken_disk_alone_has_is_placed_a_part_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapper_module, "CLUSTERS_AT_ONCE", 3)
+    monkeypatch.setattr(mapper_module, "GRANULES_AT_ONCE", 3)
     world.add_donor()
     world.context.wanted.update(range(5))
     world.context.disk_refused_s = world.context.clock.now_s()
@@ -106,7 +106,7 @@ def test_what_a_broken_disk_alone_has_is_placed_a_part_at_a_time(world: World, m
         assert len(list(world.table.mapped())) == mapped
 
 
-def test_clusters_that_are_used_share_one_slab_wherever_they_lie(world: World) -> None:
+def test_granules_that_are_used_share_one_slab_wherever_they_lie(world: World) -> None:
     donor = world.add_donor()
 
     asyncio.run(heat(world, world.connect(), 0, 9, 17, 30))
@@ -209,7 +209,7 @@ def test_a_lease_that_the_table_has_no_room_for_goes_back(
     with monkeypatch.context() as patch:
         patch.setattr(world.table, part, no_room)
         with contextlib.suppress(OSError):
-            asyncio.run(world.leaser.lease_slab(home_range=0))
+            asyncio.run(world.leaser.lease_slab(region=0))
 
     assert world.donors.by_number[donor].told_release == [0]
     assert world.donors.by_number[donor].leases == {}
@@ -239,18 +239,18 @@ def test_without_a_disk_a_donor_is_left_only_when_there_is_room_for_all_of_a_sla
     assert is_intact(client, 3)
 
 
-def test_a_trimmed_clusters_extent_is_free_again(world: World) -> None:
+def test_a_trimmed_granules_extent_is_free_again(world: World) -> None:
     world.add_donor()
     client = world.connect()
 
     async def body() -> None:
         await heat(world, client, 5)
-        client.trim(5 * CLUSTER_BYTES, CLUSTER_BYTES)
+        client.trim(5 * GRANULE_BYTES, GRANULE_BYTES)
         await world.event(EventKind.CLUSTER_FREE, 5)
         world.mapper.unmap(5)
         world.mapper.unmap(5)
         event = await world.event(EventKind.CLUSTER_DRAINED, 5)
-        world.context.cluster_drains.discard((event.a, event.b))
+        world.context.granule_drains.discard((event.a, event.b))
         world.table.give(event.a, event.b)
 
     asyncio.run(body())
@@ -339,8 +339,8 @@ def test_an_eviction_ends_a_migration_that_takes_too_long(world: World) -> None:
 
     async def body() -> None:
         await heat(world, client, *range(4))
-        for cluster in range(4):
-            fill(client, cluster)
+        for granule in range(4):
+            fill(client, granule)
         world.engine.fault_set(donor, Fault.DELAY, 1, 200_000)
         await world.recaller.migrate(donor, (0,), 60.0)
         await world.recaller.evict(donor, (0,), 0.5)
@@ -349,7 +349,7 @@ def test_an_eviction_ends_a_migration_that_takes_too_long(world: World) -> None:
     asyncio.run(body())
 
     assert [lease for lease, _, _ in world.donors.by_number[donor].told_done] == [0]
-    assert all(is_intact(client, cluster) for cluster in range(4))
+    assert all(is_intact(client, granule) for granule in range(4))
     assert world.table.slabs == {}
     assert (world.table.counters.migrations, world.table.counters.evictions) == (0, 1)
 
@@ -360,8 +360,8 @@ def test_a_drain_is_never_given_more_time_than_it_had(world: World) -> None:
 
     async def body() -> None:
         await heat(world, client, *range(4))
-        for cluster in range(4):
-            fill(client, cluster)
+        for granule in range(4):
+            fill(client, granule)
         world.add_donor()
         world.engine.fault_set(donor, Fault.DELAY, 1, 200_000)
         await world.recaller.migrate(donor, (0,), 60.0)
@@ -374,7 +374,7 @@ def test_a_drain_is_never_given_more_time_than_it_had(world: World) -> None:
 
     asyncio.run(body())
 
-    assert all(is_intact(client, cluster) for cluster in range(4))
+    assert all(is_intact(client, granule) for granule in range(4))
 
 
 def test_recalling_what_is_not_ours_is_done_at_once(world: World) -> None:
@@ -436,7 +436,7 @@ def test_a_recall_that_could_not_be_planned_still_empties_the_slab(
     assert is_intact(client, 1)
 
 
-def test_a_lost_donors_clusters_come_from_disk_and_are_mapped_again(world: World) -> None:
+def test_a_lost_donors_granules_come_from_disk_and_are_mapped_again(world: World) -> None:
     lost = world.add_donor()
     client = world.connect()
 
@@ -459,7 +459,7 @@ def test_a_lost_donors_clusters_come_from_disk_and_are_mapped_again(world: World
     world.check()
 
 
-def test_a_device_with_replicas_is_offered_once_all_of_it_has_two_homes(twins: World) -> None:
+def test_a_device_with_replicas_is_offered_once_all_of_it_has_two_mappings(twins: World) -> None:
     twins.add_donor()
 
     asyncio.run(twins.committer.restore())
@@ -469,7 +469,7 @@ def test_a_device_with_replicas_is_offered_once_all_of_it_has_two_homes(twins: W
 
     assert not before
     assert twins.committer.complete
-    assert all(len(twins.homes(cluster)) == 2 for cluster in range(32))
+    assert all(len(twins.mappings(granule)) == 2 for granule in range(32))
     twins.check()
 
 
@@ -504,11 +504,11 @@ def test_a_lost_replica_is_made_again_on_a_third_donor(twins: World) -> None:
     asyncio.run(body())
 
     assert twins.table.slabs_of(lost) == ()
-    assert all(len(twins.homes(cluster)) == 2 for cluster in range(32))
+    assert all(len(twins.mappings(granule)) == 2 for granule in range(32))
     twins.check()
 
 
-def test_two_homes_never_meet_on_one_donor_when_a_recall_overtakes_the_committer(twins: World) -> None:
+def test_two_mappings_never_meet_on_one_donor_when_a_recall_overtakes_the_committer(twins: World) -> None:
     first, second = twins.add_donor(), twins.add_donor()
 
     async def body() -> None:
@@ -529,10 +529,10 @@ def test_two_homes_never_meet_on_one_donor_when_a_recall_overtakes_the_committer
 
     asyncio.run(body())
 
-    for cluster in range(32):
-        donors = [twins.table.slabs[slab].donor for slab in twins.table.homes(cluster)]
+    for granule in range(32):
+        donors = [twins.table.slabs[slab].donor for slab in twins.table.mappings(granule)]
         assert len(set(donors)) == len(donors)
-        assert len(twins.table.live_homes(cluster)) <= 2
+        assert len(twins.table.live_mappings(granule)) <= 2
 
 
 def test_a_recalled_replica_moves_and_stays_apart_from_its_twin(twins: World) -> None:
@@ -551,38 +551,38 @@ def test_a_recalled_replica_moves_and_stays_apart_from_its_twin(twins: World) ->
 
     asyncio.run(body())
 
-    assert all(len(twins.homes(cluster)) == 2 for cluster in range(32))
+    assert all(len(twins.mappings(granule)) == 2 for granule in range(32))
     twins.check()
 
 
-def test_where_donors_hold_all_a_device_is_offered_at_once_and_every_cluster_gets_a_home(safe: World) -> None:
+def test_where_donors_hold_all_a_device_is_offered_at_once_and_every_granule_gets_a_mapping(safe: World) -> None:
     safe.add_donor()
 
     assert safe.committer.complete
     asyncio.run(safe.committer.restore())
 
-    assert all(len(safe.homes(cluster)) == 1 for cluster in range(32))
+    assert all(len(safe.mappings(granule)) == 1 for granule in range(32))
     safe.check()
 
 
-def test_where_donors_hold_all_twice_every_cluster_gets_homes_at_two_donors(tmp_path: Path) -> None:
+def test_where_donors_hold_all_twice_every_granule_gets_mappings_at_two_donors(tmp_path: Path) -> None:
     world = World(tmp_path, donors_hold="twice")
     donors = {world.add_donor(), world.add_donor()}
 
     assert world.committer.complete
     asyncio.run(world.committer.restore())
 
-    found = [{world.table.slabs[slab].donor for slab, _ in world.homes(cluster)} for cluster in range(32)]
+    found = [{world.table.slabs[slab].donor for slab, _ in world.mappings(granule)} for granule in range(32)]
     world.check()
     world.close()
     assert found == [donors] * 32
 
 
-def test_busy_clusters_come_first_where_donors_have_no_room_for_all(safe: World) -> None:
+def test_busy_granules_come_first_where_donors_have_no_room_for_all(safe: World) -> None:
     safe.add_donor(room=1)
     client = safe.connect()
-    for cluster in (16, 17, 18, 19):
-        fill(client, cluster)
+    for granule in (16, 17, 18, 19):
+        fill(client, granule)
     safe.tick()
 
     asyncio.run(safe.committer.restore())
@@ -622,20 +622,20 @@ def test_what_a_lost_donor_held_is_held_by_another_without_being_written_again(s
 
     assert safe.engine.figures.pages_disk_alone() == 0
     assert is_intact(client, 4)
-    assert all(len(safe.homes(cluster)) == 1 for cluster in range(32))
+    assert all(len(safe.mappings(granule)) == 1 for granule in range(32))
 
 
-def test_empty_clusters_move_too_where_donors_hold_all(safe: World) -> None:
+def test_empty_granules_move_too_where_donors_hold_all(safe: World) -> None:
     first = safe.add_donor()
 
     async def body() -> None:
         await safe.committer.restore()
         second = safe.add_donor()
         slab = safe.table.slabs_of(first)[0]
-        clusters = safe.table.residents(slab.slab)
+        granules = safe.table.residents(slab.slab)
         await safe.recaller.migrate(first, (slab.lease,), 5.0)
         await safe.drained(slab.slab)
-        assert {safe.table.slabs[n].donor for c in clusters for n in safe.table.homes(c)} == {second}
+        assert {safe.table.slabs[n].donor for c in granules for n in safe.table.mappings(c)} == {second}
 
     asyncio.run(body())
 
@@ -671,7 +671,7 @@ def test_an_evicted_slab_moves_to_another_donor_where_donors_hold_all(safe: Worl
         fill(client, 1)
         client.flush()
         safe.add_donor()
-        slab, _ = safe.homes(1)[0]
+        slab, _ = safe.mappings(1)[0]
         await safe.recaller.evict(first, (safe.table.slabs[slab].lease,), 5.0)
         await safe.drained(slab)
 
@@ -720,10 +720,10 @@ def test_a_successor_finds_everything_where_it_was(world: World) -> None:
 def test_a_successor_drops_what_the_engine_was_never_told(world: World) -> None:
     donor = world.add_donor()
     asyncio.run(heat(world, world.connect(), 1))
-    # Killed between saving and telling: a lease and a cluster that the engine does not know.
-    world.table.add_slab(donor=donor, lease=9, token=9, epoch=1, home_range=0)
+    # Killed between saving and telling: a lease and a granule that the engine does not know.
+    world.table.add_slab(donor=donor, lease=9, token=9, epoch=1, region=0)
     slab = world.table.slabs[0]
-    slab.clusters[slab.free[0]] = 20
+    slab.granules[slab.free[0]] = 20
     world.table.save()
 
     world.succeed()
@@ -737,7 +737,7 @@ def test_a_successor_drops_what_the_engine_was_never_told(world: World) -> None:
 def test_a_successor_goes_on_emptying_what_its_predecessor_had_begun(world: World) -> None:
     donor = world.add_donor()
     asyncio.run(heat(world, world.connect(), 1))
-    world.table.slabs[0].draining = world.table.slabs[0].told = True
+    world.table.slabs[0].draining = world.table.slabs[0].is_recalled = True
     world.table.save()
 
     world.succeed()

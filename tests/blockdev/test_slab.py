@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from farside.blockdev.mapping.activity import (
     Activity,
     ActivityLaw,
-    RangeState,
+    RegionState,
     SlabView,
     activity_law,
-    cold_ranges,
+    cold_regions,
     first_activity,
     next_activity,
     next_slab_rates,
     pack,
-    wanting_clusters,
+    wanting_granules,
 )
 
 GIB = 1 << 30
@@ -51,7 +51,7 @@ def test_a_new_device_is_cold_everywhere() -> None:
     activity = first_activity((7,) * 10, law())
 
     assert activity.rates == (0.0, 0.0, 0.0)
-    assert set(activity.states) == {RangeState.COLD}
+    assert set(activity.states) == {RegionState.COLD}
 
 
 def test_the_rate_is_the_papers_ewma() -> None:
@@ -75,10 +75,10 @@ def test_counters_wrap_at_32_bits() -> None:
 
 @given(st.dictionaries(st.integers(0, 4 * 300 + 1), st.integers(1, 2**32 - 1), max_size=8))
 def test_a_change_anywhere_on_a_large_device_is_seen(changes: dict[int, int]) -> None:
-    rule, before = law(), array("I", range(4 * 300 + 2))  # the last range is half of one
+    rule, before = law(), array("I", range(4 * 300 + 2))  # the last region is half of one
     counters = array("I", before)
-    for cluster, delta in changes.items():
-        counters[cluster] = (counters[cluster] + delta) & 0xFFFFFFFF
+    for granule, delta in changes.items():
+        counters[granule] = (counters[granule] + delta) & 0xFFFFFFFF
 
     activity = next_activity(first_activity(before, rule), counters, rule)
 
@@ -95,31 +95,31 @@ def test_a_late_tick_is_a_rate_all_the_same() -> None:
     assert late.rates[0] == pytest.approx(10.0)
 
 
-def test_a_range_is_hot_while_its_rate_is_above_the_threshold() -> None:
+def test_a_region_is_hot_while_its_rate_is_above_the_threshold() -> None:
     rule = law(GIB)
     activity = after(first_activity((0,) * 512, rule), (100, *(0,) * 511), rule)
 
-    assert activity.states == (RangeState.HOT,)
-    assert after(activity, tuple(activity.counters), rule).states == (RangeState.COLD,)
+    assert activity.states == (RegionState.HOT,)
+    assert after(activity, tuple(activity.counters), rule).states == (RegionState.COLD,)
 
 
-def test_with_a_cold_threshold_a_range_stays_hot_in_between() -> None:
+def test_with_a_cold_threshold_a_region_stays_hot_in_between() -> None:
     rule = law(GIB, cold=5.0)
     hot = after(first_activity((0,) * 512, rule), (100, *(0,) * 511), rule)
 
     between = after(hot, tuple(hot.counters), rule)
     cold = after(between, tuple(hot.counters), rule, times=8)
 
-    assert between.states == (RangeState.HOT,)
-    assert cold.states == (RangeState.COLD,)
-    assert cold_ranges(hot, cold) == (0,)
+    assert between.states == (RegionState.HOT,)
+    assert cold.states == (RegionState.COLD,)
+    assert cold_regions(hot, cold) == (0,)
 
 
-def test_clusters_of_a_hot_range_want_an_extent_when_used_or_named() -> None:
+def test_granules_of_a_hot_region_want_an_extent_when_used_or_named() -> None:
     rule = law()
     activity = after(first_activity((0,) * 8, rule), (100, 0, 0, 0, 1, 0, 0, 0), rule)
 
-    wanting = wanting_clusters(activity, rule, wanted=frozenset({3, 5}), mapped=frozenset())
+    wanting = wanting_granules(activity, rule, wanted=frozenset({3, 5}), mapped=frozenset())
 
     assert wanting == (0, 3)
 
@@ -128,57 +128,57 @@ def test_what_a_broken_disk_refused_wants_an_extent_however_cold_it_is() -> None
     rule = law()
     activity = after(first_activity((0,) * 8, rule), (100, 0, 0, 0, 1, 0, 0, 0), rule)
 
-    wanting = wanting_clusters(activity, rule, wanted=frozenset({3, 5}), mapped=frozenset({3}), is_disk_well=False)
+    wanting = wanting_granules(activity, rule, wanted=frozenset({3, 5}), mapped=frozenset({3}), is_disk_well=False)
 
     assert wanting == (0, 5)
 
 
-def test_a_cluster_with_a_home_wants_none() -> None:
+def test_a_granule_with_a_mapping_wants_none() -> None:
     rule = law()
     activity = after(first_activity((0,) * 4, rule), (100, 100, 0, 0), rule)
 
-    assert wanting_clusters(activity, rule, wanted=frozenset(), mapped=frozenset({0})) == (1,)
+    assert wanting_granules(activity, rule, wanted=frozenset(), mapped=frozenset({0})) == (1,)
 
 
-def test_the_busiest_range_comes_first() -> None:
+def test_the_busiest_region_comes_first() -> None:
     rule = law()
     activity = after(first_activity((0,) * 8, rule), (50, 0, 0, 0, 90, 0, 0, 0), rule)
 
-    assert wanting_clusters(activity, rule, wanted=frozenset(), mapped=frozenset()) == (4, 0)
+    assert wanting_granules(activity, rule, wanted=frozenset(), mapped=frozenset()) == (4, 0)
 
 
-def test_a_slabs_rate_is_that_of_the_clusters_on_it() -> None:
+def test_a_slabs_rate_is_that_of_the_granules_on_it() -> None:
     rates = next_slab_rates({1: 10.0, 3: 7.0}, (1, 2), {1: 100, 3: 5}, alpha=0.2, elapsed_s=1.0)
 
     assert rates == {1: pytest.approx(28.0), 2: 0.0}
 
 
-def view(slab: int, donor: int, home_range: int, *free: int) -> SlabView:
-    return SlabView(slab=slab, donor=donor, home_range=home_range, free=free)
+def view(slab: int, donor: int, region: int, *free: int) -> SlabView:
+    return SlabView(slab=slab, donor=donor, region=region, free=free)
 
 
-def test_a_cluster_goes_to_its_ranges_own_slab_first() -> None:
-    packing = pack([9], [view(0, 0, 0, 3), view(1, 0, 2, 5, 6)], clusters_per_range=4)
+def test_a_granule_goes_to_its_regions_own_slab_first() -> None:
+    packing = pack([9], [view(0, 0, 0, 3), view(1, 0, 2, 5, 6)], granules_per_region=4)
 
     assert [(a.slab, a.extent) for a in packing.assigned] == [(1, 5)]
 
 
 def test_else_to_the_fullest_slab_with_room() -> None:
-    packing = pack([9], [view(0, 0, 0, 1, 2, 3), view(1, 0, 1, 7)], clusters_per_range=4)
+    packing = pack([9], [view(0, 0, 0, 1, 2, 3), view(1, 0, 1, 7)], granules_per_region=4)
 
     assert [(a.slab, a.extent) for a in packing.assigned] == [(1, 7)]
 
 
 def test_what_finds_no_room_is_named() -> None:
-    packing = pack([1, 2, 3], [view(0, 0, 0, 0)], clusters_per_range=4)
+    packing = pack([1, 2, 3], [view(0, 0, 0, 0)], granules_per_region=4)
 
-    assert packing.homeless == (2, 3)
+    assert packing.unmapped == (2, 3)
 
 
 def test_a_banned_donor_gets_nothing() -> None:
-    packing = pack([1], [view(0, 5, 0, 0)], clusters_per_range=4, banned_donors={1: frozenset({5})})
+    packing = pack([1], [view(0, 5, 0, 0)], granules_per_region=4, banned_donors={1: frozenset({5})})
 
-    assert packing.homeless == (1,)
+    assert packing.unmapped == (1,)
 
 
 views = st.lists(
@@ -190,20 +190,20 @@ views = st.lists(
     st.integers(0, 31), st.frozensets(st.integers(0, 3)), max_size=8
 ))  # fmt: skip
 def test_no_extent_is_given_twice_and_everybody_is_accounted_for(
-    clusters: list[int], slabs: list[SlabView], banned: dict[int, frozenset[int]]
+    granules: list[int], slabs: list[SlabView], banned: dict[int, frozenset[int]]
 ) -> None:
-    packing = pack(clusters, slabs, clusters_per_range=4, banned_donors=banned)
+    packing = pack(granules, slabs, granules_per_region=4, banned_donors=banned)
 
     given_out = [(a.slab, a.extent) for a in packing.assigned]
     donors = {v.slab: v.donor for v in slabs}
     assert len(set(given_out)) == len(given_out)
     assert set(given_out) <= {(v.slab, extent) for v in slabs for extent in v.free}
-    assert sorted([*(a.cluster for a in packing.assigned), *packing.homeless]) == sorted(clusters)
-    assert all(donors[a.slab] not in banned.get(a.cluster, frozenset()) for a in packing.assigned)
+    assert sorted([*(a.granule for a in packing.assigned), *packing.unmapped]) == sorted(granules)
+    assert all(donors[a.slab] not in banned.get(a.granule, frozenset()) for a in packing.assigned)
 
 
 @given(st.lists(st.integers(0, 1000), min_size=4, max_size=4), st.lists(st.integers(0, 1000), min_size=4, max_size=4))
-def test_more_activity_never_makes_a_range_colder(low: list[int], more: list[int]) -> None:
+def test_more_activity_never_makes_a_region_colder(low: list[int], more: list[int]) -> None:
     rule = law()
     start = first_activity((0,) * 4, rule)
 
@@ -211,4 +211,4 @@ def test_more_activity_never_makes_a_range_colder(low: list[int], more: list[int
     busy = next_activity(start, tuple(a + b for a, b in zip(low, more, strict=True)), rule)
 
     assert busy.rates[0] >= quiet.rates[0]
-    assert (quiet.states[0], busy.states[0]) != (RangeState.HOT, RangeState.COLD)
+    assert (quiet.states[0], busy.states[0]) != (RegionState.HOT, RegionState.COLD)

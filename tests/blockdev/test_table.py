@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from farside.blockdev.mapping.activity import Assignment
@@ -26,12 +27,12 @@ def table(file: StateFile) -> Table:
 
 def with_slab(file: StateFile, donor: str = "d1", lease: int = 3) -> Table:
     made = table(file)
-    made.add_slab(donor=made.donor(donor).donor, lease=lease, token=99, epoch=1, home_range=0)
+    made.add_slab(donor=made.donor(donor).donor, lease=lease, token=99, epoch=1, region=0)
     return made
 
 
-def take(made: Table, cluster: int, slab: int, extent: int) -> None:
-    made.take([Assignment(cluster=cluster, slab=slab, extent=extent)])
+def take(made: Table, granule: int, slab: int, extent: int) -> None:
+    made.take([Assignment(granule=granule, slab=slab, extent=extent)])
 
 
 def test_a_donor_keeps_its_number(file: StateFile) -> None:
@@ -53,7 +54,7 @@ def test_what_was_saved_is_there_again(file: StateFile) -> None:
 
     again = table(file)
 
-    assert again.homes(7) == {0: 2}
+    assert again.mappings(7) == {0: 2}
     assert again.slabs[0] == made.slabs[0]
     assert again.counters.migrations == 5
 
@@ -63,7 +64,7 @@ def test_what_was_not_saved_is_not(file: StateFile) -> None:
     made.save()
     take(made, 7, 0, 2)
 
-    assert table(file).homes(7) == {}
+    assert table(file).mappings(7) == {}
 
 
 def test_an_extent_is_free_again_after_give(file: StateFile) -> None:
@@ -89,30 +90,30 @@ def test_a_full_or_draining_slab_is_not_offered(file: StateFile) -> None:
     assert made.open_views() == ()
 
 
-def test_a_dropped_slab_takes_its_clusters_homes_along(file: StateFile) -> None:
+def test_a_dropped_slab_takes_its_granules_mappings_along(file: StateFile) -> None:
     made = with_slab(file)
-    made.add_slab(donor=made.donor("d2").donor, lease=1, token=1, epoch=1, home_range=0)
+    made.add_slab(donor=made.donor("d2").donor, lease=1, token=1, epoch=1, region=0)
     take(made, 7, 0, 2)
     take(made, 7, 1, 0)
 
     made.drop_slab(0)
 
-    assert made.homes(7) == {1: 0}
+    assert made.mappings(7) == {1: 0}
 
 
 def test_slab_numbers_are_used_again(file: StateFile) -> None:
     made = with_slab(file)
     made.drop_slab(0)
 
-    assert made.add_slab(donor=0, lease=8, token=1, epoch=2, home_range=0).slab == 0
+    assert made.add_slab(donor=0, lease=8, token=1, epoch=2, region=0).slab == 0
 
 
 def full(file: StateFile) -> Table:
     made = table(file)
     for number in range(SLABS_MAX):
         made.slabs[number] = Slab(
-            slab=number, donor=255, lease=number, token=2**64 - 1, epoch=2**32 - 1, home_range=2**31,
-            clusters=[2**23 - 1] * 4, draining=True, failed=True, told=True, evicted=True, returned=True,
+            slab=number, donor=255, lease=number, token=2**64 - 1, epoch=2**32 - 1, region=2**31,
+            granules=[2**23 - 1] * 4, draining=True, failed=True, is_recalled=True, evicted=True, returned=True,
         )  # fmt: skip
     return made
 
@@ -133,18 +134,18 @@ def test_one_slab_more_than_that_is_refused(file: StateFile) -> None:
 
     assert made.is_full
     with pytest.raises(Unavailable):
-        made.add_slab(donor=0, lease=8, token=1, epoch=2, home_range=0)
+        made.add_slab(donor=0, lease=8, token=1, epoch=2, region=0)
 
 
-def test_live_homes_are_those_on_slabs_that_stay(file: StateFile) -> None:
+def test_live_mappings_are_those_on_slabs_that_stay(file: StateFile) -> None:
     made = with_slab(file)
-    made.add_slab(donor=1, lease=1, token=1, epoch=1, home_range=0)
+    made.add_slab(donor=1, lease=1, token=1, epoch=1, region=0)
     take(made, 7, 0, 2)
     take(made, 7, 1, 0)
 
     made.slabs[0].draining = True
 
-    assert [slab.slab for slab in made.live_homes(7)] == [1]
+    assert [slab.slab for slab in made.live_mappings(7)] == [1]
     assert made.residents(0) == (7,)
 
 
@@ -156,3 +157,13 @@ def test_a_donors_lease_is_found_by_its_number(file: StateFile) -> None:
     assert found is not None
     assert found.slab == 0
     assert made.slab_by_lease(0, 4) is None
+
+
+def test_another_version_finds_the_names_it_knows_in_what_was_saved(file: StateFile) -> None:
+    made = with_slab(file)
+    made.save()
+
+    saved = msgspec.msgpack.decode(file.read() or b"")
+
+    assert saved.keys() >= {"donors", "slabs", "counters", "committed", "peers", "totals", "range_rates", "slab_rates"}
+    assert saved["slabs"][0].keys() >= {"slab", "donor", "lease", "home_range", "clusters", "told", "returned"}

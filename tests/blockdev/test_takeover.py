@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from farside.blockdev.device import BlockDevice
-from farside.blockdev.mapping.activity import RangeState
+from farside.blockdev.mapping.activity import RegionState
 from farside.cli.keygen import make_key
 from farside.daemon.control.keys import KeyRing
 from tests.blockdev.world import World
@@ -31,7 +31,7 @@ def device(world: World, keys: KeyRing) -> BlockDevice:
     )
 
 
-def test_a_successor_knows_how_busy_ranges_and_slabs_were(tmp_path: Path, keys: KeyRing) -> None:
+def test_a_successor_knows_how_busy_regions_and_slabs_were(tmp_path: Path, keys: KeyRing) -> None:
     world = World(tmp_path)
     before = device(world, keys)
     rates = (5000.0, *before.context.activity.rates[1:])
@@ -44,7 +44,7 @@ def test_a_successor_knows_how_busy_ranges_and_slabs_were(tmp_path: Path, keys: 
     world.close()
 
     assert after.context.activity.rates == rates
-    assert after.context.activity.states[:2] == (RangeState.HOT, RangeState.COLD)
+    assert after.context.activity.states[:2] == (RegionState.HOT, RegionState.COLD)
     assert after.context.slab_rates == {3: 700.0}
 
 

@@ -30,7 +30,7 @@ from tests.support.nbd_client import NbdClient
 
 MIB = 1 << 20
 SLAB_BYTES = 8 * MIB
-CLUSTER_BYTES = 2 * MIB
+GRANULE_BYTES = 2 * MIB
 PAGE = 4096
 
 
@@ -233,21 +233,21 @@ class World:
         await self.recaller.drained(event.a, moved_pages=event.b, dropped_pages=event.c, lost_pages=event.d)
         return event
 
-    def homes(self, cluster: int) -> list[tuple[int, int]]:
-        """What the engine says of a cluster: (slab, extent)."""
-        return sorted((home.slab, home.extent) for home in self.engine.cluster_get(cluster))
+    def mappings(self, granule: int) -> list[tuple[int, int]]:
+        """What the engine says of a granule: (slab, extent)."""
+        return sorted((mapping.slab, mapping.extent) for mapping in self.engine.cluster_get(granule))
 
     def check(self) -> None:
-        """What must hold at every moment of rest: table and engine agree, and no extent has two clusters."""
+        """What must hold at every moment of rest: table and engine agree, and no extent has two granules."""
         seen: dict[tuple[int, int], int] = {}
-        for cluster in range(self.config.size_bytes // CLUSTER_BYTES):
-            homes = self.homes(cluster)
-            assert homes == sorted(self.table.homes(cluster).items())
-            donors = [self.table.slabs[slab].donor for slab, _ in homes]
+        for granule in range(self.config.size_bytes // GRANULE_BYTES):
+            mappings = self.mappings(granule)
+            assert mappings == sorted(self.table.mappings(granule).items())
+            donors = [self.table.slabs[slab].donor for slab, _ in mappings]
             assert len(set(donors)) == len(donors)
-            for home in homes:
-                assert home not in seen, f"clusters {seen[home]} and {cluster} share an extent"
-                seen[home] = cluster
+            for mapping in mappings:
+                assert mapping not in seen, f"granules {seen[mapping]} and {granule} share an extent"
+                seen[mapping] = granule
 
 
 def page(number: int) -> bytes:

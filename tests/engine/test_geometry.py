@@ -4,6 +4,6 @@ from farside import geometry
 from farside.kmod_shim.engine import binding
 
 
-def test_python_and_c_agree_on_pages_and_clusters() -> None:
-    assert (geometry.PAGE_BYTES, geometry.CLUSTER_BYTES) == (binding.PAGE_BYTES, binding.CLUSTER_BYTES)
+def test_python_and_c_agree_on_pages_and_granules() -> None:
+    assert (geometry.PAGE_BYTES, geometry.GRANULE_BYTES) == (binding.PAGE_BYTES, binding.GRANULE_BYTES)
     assert geometry.SLABS_MAX == binding.SLABS_MAX

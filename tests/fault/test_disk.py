@@ -16,7 +16,7 @@ RNG = random.Random(11)
 
 
 def test_what_is_replaced_at_once_goes_to_the_disk_once(rig: Rig) -> None:
-    slabs = rig.donors_with_slabs(1, clusters=1)
+    slabs = rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     versions = [stamped_pages(RNG, 8) for _ in range(30)]
 
@@ -31,7 +31,7 @@ def test_what_is_replaced_at_once_goes_to_the_disk_once(rig: Rig) -> None:
 
 
 def test_a_flush_waits_for_what_another_connection_wrote_last(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     writer, flusher = rig.connect(0), rig.connect(1)
 
     for n in range(20):
@@ -42,7 +42,7 @@ def test_a_flush_waits_for_what_another_connection_wrote_last(rig: Rig) -> None:
 
 
 def test_a_disk_write_error_does_not_reach_a_page_that_a_donor_holds(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     rig.device.disk_fault_set(Fault.ERROR, 1, 0)
 
@@ -55,7 +55,7 @@ def test_a_disk_write_error_does_not_reach_a_page_that_a_donor_holds(rig: Rig) -
 
 def test_a_page_whose_disk_write_failed_is_never_served_stale_from_disk(rig: Rig) -> None:
     # Infiniswap drops the error; the next eviction then brings back what the disk held before.
-    slabs = rig.donors_with_slabs(1, clusters=1)
+    slabs = rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, old := stamped_pages(RNG, 8))
     client.flush()
@@ -71,7 +71,7 @@ def test_a_page_whose_disk_write_failed_is_never_served_stale_from_disk(rig: Rig
 
 
 def test_a_disk_that_recovers_before_an_eviction_gets_the_page(rig: Rig) -> None:
-    slabs = rig.donors_with_slabs(1, clusters=1)
+    slabs = rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     rig.device.disk_fault_set(Fault.ERROR, 1, 0)
     client.write(0, data := stamped_pages(RNG, 8))
@@ -84,7 +84,7 @@ def test_a_disk_that_recovers_before_an_eviction_gets_the_page(rig: Rig) -> None
 
 
 def test_a_short_disk_write_is_not_taken_for_a_whole_one(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     rig.device.disk_fault_set(Fault.SHORT, 1, 0)
     client.write(0, data := stamped_pages(RNG, 32))
@@ -110,7 +110,7 @@ def test_a_write_that_no_place_took_is_an_error_of_the_write(rig: Rig) -> None:
 
 def test_writes_wait_at_the_pending_bound_and_then_fail_while_reads_never_do(make_rig: MakeRig) -> None:
     rig = make_rig(pending_bytes=16 * MIB, flush_wait_ms=300)
-    rig.donors_with_slabs(2, clusters=16)
+    rig.donors_with_slabs(2, granules=16)
     client, reader = rig.connect(0), rig.connect(1)
     reader.write(30 * MIB, seen := stamped_pages(RNG, 16))
     rig.until_on_disk()
@@ -135,7 +135,7 @@ def test_writes_wait_at_the_pending_bound_and_then_fail_while_reads_never_do(mak
 
 def test_writes_that_waited_go_on_when_the_disk_does(make_rig: MakeRig) -> None:
     rig = make_rig(pending_bytes=16 * MIB, flush_wait_ms=10_000)
-    rig.donors_with_slabs(2, clusters=16)
+    rig.donors_with_slabs(2, granules=16)
     client = rig.connect()
     rig.device.disk_fault_set(Fault.DELAY, 1, 300_000)
     data = stamped_pages(RNG, 256)
@@ -198,7 +198,7 @@ def test_a_flush_says_that_the_disk_refuses_instead_of_waiting_for_ever(rig: Rig
 
 
 def test_a_donor_that_is_slow_still_serves_what_the_disk_can_not_be_read_for(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=4)
+    rig.donors_with_slabs(1, granules=4)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 1500))
     rig.until_on_disk()
@@ -216,7 +216,7 @@ def test_a_donor_that_is_slow_still_serves_what_the_disk_can_not_be_read_for(rig
 
 
 def test_a_donor_that_is_suspect_is_waited_for_where_the_disk_can_not_be_read(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 8))
     rig.until_on_disk()
@@ -232,7 +232,7 @@ def test_a_donor_that_is_suspect_is_waited_for_where_the_disk_can_not_be_read(ri
 
 
 def test_pages_that_neither_the_disk_nor_a_donor_gives_are_lost_when_the_donor_is_given_up(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, stamped_pages(RNG, 8))
     rig.until_on_disk()
@@ -247,7 +247,7 @@ def test_pages_that_neither_the_disk_nor_a_donor_gives_are_lost_when_the_donor_i
 
 
 def test_a_donor_that_only_refuses_does_not_hold_a_read_for_ever_where_the_disk_can_not_be_read(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, stamped_pages(RNG, 8))
     rig.until_on_disk()

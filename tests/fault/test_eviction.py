@@ -7,7 +7,7 @@ from pathlib import Path
 from farside.kmod_shim.engine.binding import EventKind, Fault
 from tests.fault.conftest import MakeRig
 from tests.support.nbd_client import Command, NbdClient
-from tests.support.rig import CLUSTER_BYTES, MIB, PAGE_BYTES, Rig, Slab
+from tests.support.rig import GRANULE_BYTES, MIB, PAGE_BYTES, Rig, Slab
 from tests.support.shadow import Shadow, stamped_pages
 
 
@@ -62,10 +62,10 @@ class Load:
             self.shadow.write(offset, data)
 
 
-def move(rig: Rig, slab: Slab, target: Slab, clusters: range, *, deadline_ms: int = 5000) -> tuple[int, int]:
-    """Gives the clusters a home in `target`, drains `slab`; returns pages moved and pages left to disk."""
-    for cluster in clusters:
-        rig.map(cluster, target)
+def move(rig: Rig, slab: Slab, target: Slab, granules: range, *, deadline_ms: int = 5000) -> tuple[int, int]:
+    """Gives the granules a mapping in `target`, drains `slab`; returns pages moved and pages left to disk."""
+    for granule in granules:
+        rig.map(granule, target)
     drained = rig.drain(slab, deadline_ms=deadline_ms)
     rig.forget(slab)
     return drained.b, drained.c
@@ -74,15 +74,15 @@ def move(rig: Rig, slab: Slab, target: Slab, clusters: range, *, deadline_ms: in
 def test_requests_in_flight_survive_one_eviction_after_the_other(rig: Rig) -> None:
     rig.add_donor(0)
     rig.add_donor(1)
-    clusters = range(4)
+    granules = range(4)
     slab = rig.add_slab(0, 0)
-    for cluster in clusters:
-        rig.map(cluster, slab)
+    for granule in granules:
+        rig.map(granule, slab)
     loads = [Load(rig.connect(n), start=n * 4 * MIB, length=4 * MIB, seed=n) for n in range(2)]
 
     for number in range(1, 13):
         target = rig.add_slab(number % 2, number)
-        move(rig, slab, target, clusters)
+        move(rig, slab, target, granules)
         slab = target
 
     for load in loads:
@@ -90,7 +90,7 @@ def test_requests_in_flight_survive_one_eviction_after_the_other(rig: Rig) -> No
 
 
 def test_a_recalled_slab_is_moved_and_stays_remote(rig: Rig) -> None:
-    slabs = rig.donors_with_slabs(1, clusters=4)
+    slabs = rig.donors_with_slabs(1, granules=4)
     client = rig.connect()
     client.write(0, data := stamped_pages(random.Random(1), 2048))
     client.flush()
@@ -100,12 +100,12 @@ def test_a_recalled_slab_is_moved_and_stays_remote(rig: Rig) -> None:
     moved, left = move(rig, slabs[0], target, range(4))
 
     assert (moved, left) == (2048, 0)
-    assert [rig.device.cluster_count(cluster) for cluster in range(4)] == [(512, 512)] * 4
+    assert [rig.device.cluster_count(granule) for granule in range(4)] == [(512, 512)] * 4
     assert client.read(0, len(data)) == data
 
 
 def test_an_evicted_slab_leaves_its_pages_on_disk(rig: Rig) -> None:
-    slabs = rig.donors_with_slabs(1, clusters=4)
+    slabs = rig.donors_with_slabs(1, granules=4)
     client = rig.connect()
     client.write(0, data := stamped_pages(random.Random(2), 2048))
 
@@ -118,7 +118,7 @@ def test_an_evicted_slab_leaves_its_pages_on_disk(rig: Rig) -> None:
 
 
 def test_an_eviction_whose_disk_writes_are_slow_loses_nothing(rig: Rig) -> None:
-    slabs = rig.donors_with_slabs(1, clusters=4)
+    slabs = rig.donors_with_slabs(1, granules=4)
     client = rig.connect()
     rig.device.disk_fault_set(Fault.DELAY, 1, 20_000)
     client.write(0, data := stamped_pages(random.Random(3), 1024))
@@ -132,15 +132,15 @@ def test_an_eviction_whose_disk_writes_are_slow_loses_nothing(rig: Rig) -> None:
 
 
 def test_a_deadline_that_passes_drops_the_rest_to_disk(rig: Rig) -> None:
-    slabs = rig.donors_with_slabs(1, clusters=4)
+    slabs = rig.donors_with_slabs(1, granules=4)
     client = rig.connect()
     client.write(0, data := stamped_pages(random.Random(4), 2048))
     client.flush()
     rig.add_donor(1)
     target = rig.add_slab(1)
     rig.device.fault_set(1, Fault.DELAY, 1, 60_000)
-    for cluster in range(4):
-        rig.map(cluster, target)
+    for granule in range(4):
+        rig.map(granule, target)
 
     drained = rig.drain(slabs[0], deadline_ms=50)
 
@@ -153,8 +153,8 @@ def test_a_deadline_that_passes_drops_the_rest_to_disk(rig: Rig) -> None:
 
 def test_no_thread_touches_a_drained_slab(make_rig: MakeRig, tmp_path: Path) -> None:
     rig = make_rig()
-    slabs = rig.donors_with_slabs(1, clusters=4)
-    load = Load(rig.connect(), start=0, length=4 * CLUSTER_BYTES, seed=9)
+    slabs = rig.donors_with_slabs(1, granules=4)
+    load = Load(rig.connect(), start=0, length=4 * GRANULE_BYTES, seed=9)
 
     rig.drain(slabs[0])
     mark = b"the donor's again" + bytes(PAGE_BYTES - 17)
@@ -166,30 +166,30 @@ def test_no_thread_touches_a_drained_slab(make_rig: MakeRig, tmp_path: Path) -> 
         assert slabs[0].memory[page : page + PAGE_BYTES] == mark, f"page {page // PAGE_BYTES} of the slab"
 
 
-def test_a_trimmed_cluster_gives_its_extent_back(rig: Rig) -> None:
-    slabs = rig.donors_with_slabs(1, clusters=2)
+def test_a_trimmed_granule_gives_its_extent_back(rig: Rig) -> None:
+    slabs = rig.donors_with_slabs(1, granules=2)
     client = rig.connect()
     client.write(0, stamped_pages(random.Random(6), 512))
-    client.write(CLUSTER_BYTES, kept := stamped_pages(random.Random(7), 512))
+    client.write(GRANULE_BYTES, kept := stamped_pages(random.Random(7), 512))
 
-    client.trim(0, CLUSTER_BYTES)
+    client.trim(0, GRANULE_BYTES)
     rig.wait_event(EventKind.CLUSTER_FREE, a=0)
     rig.device.cluster_drain(0, slabs[0].number)
     rig.wait_event(EventKind.CLUSTER_DRAINED, a=0)
 
-    assert client.read(0, CLUSTER_BYTES) == bytes(CLUSTER_BYTES)
-    assert client.read(CLUSTER_BYTES, len(kept)) == kept
+    assert client.read(0, GRANULE_BYTES) == bytes(GRANULE_BYTES)
+    assert client.read(GRANULE_BYTES, len(kept)) == kept
     rig.device.cluster_map(5, slabs[0].number, 0)
-    client.write(5 * CLUSTER_BYTES, again := stamped_pages(random.Random(8), 512))
-    assert client.read(0, CLUSTER_BYTES) == bytes(CLUSTER_BYTES)
-    assert client.read(5 * CLUSTER_BYTES, len(again)) == again
+    client.write(5 * GRANULE_BYTES, again := stamped_pages(random.Random(8), 512))
+    assert client.read(0, GRANULE_BYTES) == bytes(GRANULE_BYTES)
+    assert client.read(5 * GRANULE_BYTES, len(again)) == again
 
 
-def test_an_unmapped_cluster_that_is_written_asks_for_a_home_once(rig: Rig) -> None:
+def test_an_unmapped_granule_that_is_written_asks_for_a_mapping_once(rig: Rig) -> None:
     client = rig.connect()
 
     for n in range(10):
-        client.write(3 * CLUSTER_BYTES + n * PAGE_BYTES, stamped_pages(random.Random(n), 1))
+        client.write(3 * GRANULE_BYTES + n * PAGE_BYTES, stamped_pages(random.Random(n), 1))
 
     rig.wait_event(EventKind.WANT, a=3)
     client.flush()

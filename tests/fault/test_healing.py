@@ -10,24 +10,24 @@ import pytest
 from farside.kmod_shim.engine.binding import Device, DonorState, EventKind, Fault, Protection
 from tests.fault.conftest import MakeRig
 from tests.support.nbd_client import Command
-from tests.support.rig import CLUSTER_BYTES, PAGE_BYTES, Rig
+from tests.support.rig import GRANULE_BYTES, PAGE_BYTES, Rig
 from tests.support.shadow import Shadow, stamped_pages
 from tests.support.waiting import until
 
 RNG = random.Random(17)
-CLUSTERS = 4
-SIZE_BYTES = CLUSTERS * CLUSTER_BYTES
+GRANULES = 4
+SIZE_BYTES = GRANULES * GRANULE_BYTES
 
 
 @pytest.fixture(params=["shm", "tcp"])
 def twins(request: pytest.FixtureRequest, make_rig: MakeRig) -> Rig:
-    """Four clusters, each with a home at donor 0 and one at donor 1; no disk."""
+    """Four granules, each with a mapping at donor 0 and one at donor 1; no disk."""
     rig = make_rig(transport=request.param, protection=Protection.REPLICA)
     for donor in range(2):
         rig.add_donor(donor)
         slab = rig.add_slab(donor)
-        for cluster in range(CLUSTERS):
-            rig.map(cluster, slab)
+        for granule in range(GRANULES):
+            rig.map(granule, slab)
     return rig
 
 
@@ -110,7 +110,7 @@ def test_a_damaged_copy_is_made_again_from_its_twin(twins: Rig) -> None:
     assert client.read(0, len(data)) == data
 
 
-def test_a_home_given_after_a_loss_is_filled_without_being_asked_to(twins: Rig) -> None:
+def test_a_mapping_given_after_a_loss_is_filled_without_being_asked_to(twins: Rig) -> None:
     client = twins.connect()
     client.write(0, data := stamped_pages(RNG, 2048))
     twins.lose_donor(0)
@@ -118,8 +118,8 @@ def test_a_home_given_after_a_loss_is_filled_without_being_asked_to(twins: Rig) 
 
     twins.add_donor(2)
     third = twins.add_slab(2)
-    for cluster in range(CLUSTERS):
-        twins.map(cluster, third)
+    for granule in range(GRANULES):
+        twins.map(granule, third)
     until_healed(twins.device)
     twins.lose_donor(1)
 
@@ -176,7 +176,7 @@ def test_a_donor_that_hangs_while_it_gets_its_copies_leaves_the_others_service_a
 
 
 def test_a_page_that_went_round_a_suspect_donor_to_the_disk_is_remote_again_after_its_next_write(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, stamped_pages(RNG, 16))
     write_past(rig, 0, new := stamped_pages(RNG, 16))
@@ -191,7 +191,7 @@ def test_a_page_that_went_round_a_suspect_donor_to_the_disk_is_remote_again_afte
 
 
 def test_a_page_that_the_disk_refuses_is_exposed_until_its_next_write(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     rig.device.disk_fault_set(Fault.ERROR, 1, 0)
     client.write(0, stamped_pages(RNG, 8))
@@ -205,7 +205,7 @@ def test_a_page_that_the_disk_refuses_is_exposed_until_its_next_write(rig: Rig) 
 
 def test_without_protection_no_page_is_promised_a_second_copy(make_rig: MakeRig) -> None:
     rig = make_rig(protection=Protection.NONE)
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
 
     rig.connect().write(0, stamped_pages(RNG, 8))
 
@@ -248,8 +248,8 @@ def test_a_process_killed_while_copies_are_made_is_succeeded_by_one_that_makes_t
     for donor in range(2):
         rig.add_donor(donor)
         slab = rig.add_slab(donor)
-        for cluster in range(CLUSTERS):
-            rig.map(cluster, slab)
+        for granule in range(GRANULES):
+            rig.map(granule, slab)
     write_past(rig, 1, data := stamped_pages(RNG, 2048))
     seen = []
 

@@ -15,7 +15,7 @@ import pytest
 from farside.kmod_shim.engine.binding import Device, Params, Protection
 from tests.support import engine_process
 from tests.support.nbd_client import Command, NbdClient
-from tests.support.rig import CLUSTER_BYTES, EXTENTS, MIB, PAGE_BYTES, SEALS, SLAB_BYTES, default_params
+from tests.support.rig import EXTENTS, GRANULE_BYTES, MIB, PAGE_BYTES, SEALS, SLAB_BYTES, default_params
 from tests.support.shadow import Shadow, stamped_pages
 
 KILLS = 12
@@ -38,14 +38,14 @@ def _inherited(folder: Path, params: Params, ends: dict[int, socket.socket]) -> 
         disk_fd = os.open(folder / "disk", os.O_RDWR | os.O_CREAT | os.O_DIRECT | os.O_CLOEXEC)
         os.posix_fallocate(disk_fd, 0, SIZE_BYTES)
     # Half of the device has no donor where there is a disk, so that both kinds of page are on their way at the kill.
-    clusters = SIZE_BYTES // CLUSTER_BYTES // (2 if disk_fd >= 0 else 1)
+    granules = SIZE_BYTES // GRANULE_BYTES // (2 if disk_fd >= 0 else 1)
     return engine_process.Inherited(
         params=params,
         state_fd=_memfd("state", Device.state_bytes(params)),
         disk_fd=disk_fd,
         sockets={worker: end.fileno() for worker, end in ends.items()},
-        slabs={n: _memfd(f"slab{n}", SLAB_BYTES, seal=True) for n in range(-(-clusters // EXTENTS))},
-        homes={c: (c // EXTENTS, c % EXTENTS) for c in range(clusters)},
+        slabs={n: _memfd(f"slab{n}", SLAB_BYTES, seal=True) for n in range(-(-granules // EXTENTS))},
+        mappings={c: (c // EXTENTS, c % EXTENTS) for c in range(granules)},
     )
 
 

@@ -9,13 +9,13 @@ import pytest
 from farside.kmod_shim.engine.binding import EventKind, Fault
 from tests.fault.conftest import MakeRig
 from tests.support.nbd_client import Command, NbdClient
-from tests.support.rig import CLUSTER_BYTES, MIB, PAGE_BYTES, Rig
+from tests.support.rig import GRANULE_BYTES, MIB, PAGE_BYTES, Rig
 from tests.support.shadow import Shadow, stamped_pages
 from tests.support.waiting import until
 
 RNG = random.Random(23)
-PAGES = 700  # of two clusters
-CLUSTER_PAGES = CLUSTER_BYTES // PAGE_BYTES
+PAGES = 700  # of two granules
+GRANULE_PAGES = GRANULE_BYTES // PAGE_BYTES
 
 
 def write_to_disk(rig: Rig, pages: int = PAGES) -> tuple[NbdClient, bytes]:
@@ -26,9 +26,9 @@ def write_to_disk(rig: Rig, pages: int = PAGES) -> tuple[NbdClient, bytes]:
     return client, data
 
 
-def map_clusters(rig: Rig, clusters: int = 2) -> None:
-    """Homes at donor 0 for the first clusters, which stay empty until something is written there."""
-    rig.donors_with_slabs(1, clusters=clusters)
+def map_granules(rig: Rig, granules: int = 2) -> None:
+    """Mappings at donor 0 for the first granules, which stay empty until something is written there."""
+    rig.donors_with_slabs(1, granules=granules)
 
 
 def until_lifted(rig: Rig) -> None:
@@ -40,9 +40,9 @@ def failed_pages(rig: Rig) -> set[int]:
     return {event.b for event in rig.events() if event.kind == EventKind.DISK_ERROR}
 
 
-def failed_clusters(rig: Rig) -> set[int]:
-    """Their clusters."""
-    return {page // CLUSTER_PAGES for page in failed_pages(rig)}
+def failed_granules(rig: Rig) -> set[int]:
+    """Their granules."""
+    return {page // GRANULE_PAGES for page in failed_pages(rig)}
 
 
 def break_reads(rig: Rig, pages: int = 0) -> None:
@@ -52,7 +52,7 @@ def break_reads(rig: Rig, pages: int = 0) -> None:
 
 def test_what_the_disk_alone_had_is_read_when_the_disk_is_gone(rig: Rig) -> None:
     client, data = write_to_disk(rig)
-    map_clusters(rig)
+    map_granules(rig)
 
     rig.device.lift_set(True)
     until_lifted(rig)
@@ -65,7 +65,7 @@ def test_what_the_disk_alone_had_is_read_when_the_disk_is_gone(rig: Rig) -> None
 def test_an_encrypted_page_is_plain_at_the_donor(make_rig: MakeRig) -> None:
     rig = make_rig(encrypt_disk=1)
     client, data = write_to_disk(rig, 8)
-    map_clusters(rig)
+    map_granules(rig)
 
     rig.device.lift_set(True)
     until_lifted(rig)
@@ -76,7 +76,7 @@ def test_an_encrypted_page_is_plain_at_the_donor(make_rig: MakeRig) -> None:
 
 def test_nothing_is_lifted_unless_it_is_asked_for(rig: Rig) -> None:
     write_to_disk(rig, 16)
-    map_clusters(rig)
+    map_granules(rig)
 
     for _ in range(3):  # the mover has been through some turns since
         empty = rig.add_slab(0)
@@ -87,14 +87,14 @@ def test_nothing_is_lifted_unless_it_is_asked_for(rig: Rig) -> None:
 
 
 def test_pages_are_counted_as_they_come_to_the_disk_and_leave_it(rig: Rig) -> None:
-    map_clusters(rig, 1)
+    map_granules(rig, 1)
     client = rig.connect()
     client.write(0, stamped_pages(RNG, 8))
-    client.write(CLUSTER_BYTES, stamped_pages(RNG, 8) + bytes(PAGE_BYTES))
+    client.write(GRANULE_BYTES, stamped_pages(RNG, 8) + bytes(PAGE_BYTES))
     rig.until_on_disk()
     assert rig.device.figures.pages_disk_alone() == 8
 
-    client.trim(CLUSTER_BYTES, 3 * PAGE_BYTES)
+    client.trim(GRANULE_BYTES, 3 * PAGE_BYTES)
     assert rig.device.figures.pages_disk_alone() == 5
     rig.drain(rig.slabs[0])
     assert rig.device.figures.pages_disk_alone() == 13
@@ -102,20 +102,20 @@ def test_pages_are_counted_as_they_come_to_the_disk_and_leave_it(rig: Rig) -> No
     assert rig.device.figures.pages_disk_alone() == 13
 
 
-def test_a_cluster_without_a_home_is_told_as_wanted_without_another_write(rig: Rig) -> None:
+def test_a_granule_without_a_mapping_is_told_as_wanted_without_another_write(rig: Rig) -> None:
     write_to_disk(rig, 8)
     rig.wait_event(EventKind.WANT, a=0)
     rig.take_over()  # it is told anew by each process
 
     rig.device.lift_set(True)
     rig.wait_event(EventKind.WANT, a=0)
-    map_clusters(rig, 1)
+    map_granules(rig, 1)
 
     until_lifted(rig)
 
 
 def test_what_came_back_from_a_lost_donor_goes_to_the_next_one(rig: Rig) -> None:
-    map_clusters(rig)
+    map_granules(rig)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, PAGES))
     rig.until_on_disk()
@@ -124,8 +124,8 @@ def test_what_came_back_from_a_lost_donor_goes_to_the_next_one(rig: Rig) -> None
     rig.lose_donor(0)
     rig.add_donor(1)
     other = rig.add_slab(1)
-    for cluster in range(2):
-        rig.map(cluster, other)
+    for granule in range(2):
+        rig.map(granule, other)
     until_lifted(rig)
     break_reads(rig)
 
@@ -134,9 +134,9 @@ def test_what_came_back_from_a_lost_donor_goes_to_the_next_one(rig: Rig) -> None
 
 def test_pages_written_while_others_are_lifted_are_right(rig: Rig) -> None:
     client, data = write_to_disk(rig, 2048)
-    shadow = Shadow(4 * CLUSTER_BYTES)
+    shadow = Shadow(4 * GRANULE_BYTES)
     shadow.write(0, data)
-    map_clusters(rig, 4)
+    map_granules(rig, 4)
     rig.device.fault_set(0, Fault.DELAY, 1, 2000)  # so that requests meet the lifting
 
     rig.device.lift_set(True)
@@ -151,13 +151,13 @@ def test_pages_written_while_others_are_lifted_are_right(rig: Rig) -> None:
     client.flush()
     break_reads(rig)
 
-    shadow.check(0, client.read(0, 4 * CLUSTER_BYTES))
+    shadow.check(0, client.read(0, 4 * GRANULE_BYTES))
 
 
 def test_a_page_that_cant_be_read_keeps_no_other_from_being_lifted(rig: Rig) -> None:
     client, data = write_to_disk(rig, 32)
     break_reads(rig, 20)  # the others of the run are behind what is left of the disk
-    map_clusters(rig)
+    map_granules(rig)
 
     rig.device.lift_set(True)
     until(lambda: rig.device.figures.pages_disk_alone() == 12, what="what can be read to be at a donor")
@@ -169,12 +169,12 @@ def test_a_page_that_cant_be_read_keeps_no_other_from_being_lifted(rig: Rig) -> 
 
 
 def test_a_bad_area_does_not_hold_up_what_is_behind_it(rig: Rig) -> None:
-    client, data = write_to_disk(rig, 4 * CLUSTER_PAGES)
-    map_clusters(rig, 4)
+    client, data = write_to_disk(rig, 4 * GRANULE_PAGES)
+    map_granules(rig, 4)
     break_reads(rig)
 
     rig.device.lift_set(True)
-    until(lambda: failed_clusters(rig) == {0, 1, 2, 3}, what="the disk to be asked for each cluster")
+    until(lambda: failed_granules(rig) == {0, 1, 2, 3}, what="the disk to be asked for each granule")
     with open(f"/proc/self/fd/{rig.disk_fd}", "r+b") as disk:  # it was the cable
         disk.write(data)
     until_lifted(rig)
@@ -183,9 +183,9 @@ def test_a_bad_area_does_not_hold_up_what_is_behind_it(rig: Rig) -> None:
     assert client.read(0, len(data)) == data
 
 
-def test_a_bad_cluster_is_tried_in_other_places_each_round(rig: Rig) -> None:
-    write_to_disk(rig, CLUSTER_PAGES)
-    map_clusters(rig, 1)
+def test_a_bad_granule_is_tried_in_other_places_each_round(rig: Rig) -> None:
+    write_to_disk(rig, GRANULE_PAGES)
+    map_granules(rig, 1)
     break_reads(rig)
 
     rig.device.lift_set(True)
@@ -198,7 +198,7 @@ def test_a_page_that_is_damaged_on_the_disk_goes_to_no_donor(rig: Rig) -> None:
     with open(f"/proc/self/fd/{rig.disk_fd}", "r+b") as disk:
         disk.seek(PAGE_BYTES)
         disk.write(b"rot")
-    map_clusters(rig)
+    map_granules(rig)
 
     rig.device.lift_set(True)
     until_lifted(rig)
@@ -210,7 +210,7 @@ def test_a_page_that_is_damaged_on_the_disk_goes_to_no_donor(rig: Rig) -> None:
 
 def test_a_donor_that_takes_no_page_gets_it_when_it_does_again(rig: Rig) -> None:
     client, data = write_to_disk(rig, 200)
-    map_clusters(rig)
+    map_granules(rig)
     rig.device.fault_set(0, Fault.ERROR, 1, 0)
 
     rig.device.lift_set(True)
@@ -226,7 +226,7 @@ def test_a_donor_that_takes_no_page_gets_it_when_it_does_again(rig: Rig) -> None
 def test_a_donor_that_wants_its_memory_back_does_not_wait_for_what_is_lifted(make_rig: MakeRig) -> None:
     rig = make_rig(size_bytes=64 * MIB)
     write_to_disk(rig, 4096)
-    map_clusters(rig, 8)
+    map_granules(rig, 8)
     rig.device.lift_set(True)
     until(lambda: rig.device.figures.pages_disk_alone() < 4096, what="the lifting to begin")
 
@@ -237,7 +237,7 @@ def test_a_donor_that_wants_its_memory_back_does_not_wait_for_what_is_lifted(mak
 @pytest.mark.parametrize("kills", [3])
 def test_a_successor_goes_on_where_it_is_told_to(rig: Rig, kills: int) -> None:
     client, data = write_to_disk(rig, 2048)
-    map_clusters(rig, 4)
+    map_granules(rig, 4)
     rig.device.lift_set(True)
 
     for _ in range(kills):

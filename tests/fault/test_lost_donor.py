@@ -9,7 +9,7 @@ import pytest
 from farside.kmod_shim.engine.binding import DonorState, Fault, Protection
 from tests.fault.conftest import MakeRig
 from tests.support.nbd_client import Command
-from tests.support.rig import CLUSTER_BYTES, MIB, Rig
+from tests.support.rig import GRANULE_BYTES, MIB, Rig
 from tests.support.shadow import Shadow, stamped_pages
 
 RNG = random.Random(3)
@@ -18,7 +18,7 @@ RNG = random.Random(3)
 def test_no_stale_read_after_a_donor_failed(rig: Rig) -> None:
     # Infiniswap's worst bug: while one donor is away, writes to *healthy* donors' pages go to disk without a note of
     # it, and once things are well again reads fetch the old page from remote memory.
-    slabs = rig.donors_with_slabs(2, clusters=4)
+    slabs = rig.donors_with_slabs(2, granules=4)
     client = rig.connect()
     shadow = Shadow(rig.params.size_bytes)
     old, new = stamped_pages(RNG, 2048), stamped_pages(RNG, 2048)
@@ -33,7 +33,7 @@ def test_no_stale_read_after_a_donor_failed(rig: Rig) -> None:
 
 
 def test_pages_of_a_lost_donor_come_from_their_second_copy(rig: Rig) -> None:
-    slabs = rig.donors_with_slabs(2, clusters=4)
+    slabs = rig.donors_with_slabs(2, granules=4)
     client = rig.connect()
     data = stamped_pages(RNG, 2048)
     client.write(0, data)
@@ -45,7 +45,7 @@ def test_pages_of_a_lost_donor_come_from_their_second_copy(rig: Rig) -> None:
 
 
 def test_pages_written_while_a_donor_is_being_lost_are_right_afterwards(rig: Rig) -> None:
-    rig.donors_with_slabs(2, clusters=8)
+    rig.donors_with_slabs(2, granules=8)
     client = rig.connect()
     shadow = Shadow(rig.params.size_bytes)
     written: dict[int, tuple[int, bytes]] = {}
@@ -63,7 +63,7 @@ def test_pages_written_while_a_donor_is_being_lost_are_right_afterwards(rig: Rig
 
 
 def test_a_slab_number_used_again_does_not_bring_old_pages_back(rig: Rig) -> None:
-    slabs = rig.donors_with_slabs(2, clusters=2)
+    slabs = rig.donors_with_slabs(2, granules=2)
     client = rig.connect()
     old, new = stamped_pages(RNG, 4), stamped_pages(RNG, 4)
     client.write(0, old)
@@ -82,31 +82,31 @@ def test_a_slab_number_used_again_does_not_bring_old_pages_back(rig: Rig) -> Non
 
 def test_unprotected_pages_of_a_lost_donor_are_an_error_and_never_zeros_or_old_data(make_rig: MakeRig) -> None:
     rig = make_rig(protection=Protection.NONE)
-    rig.donors_with_slabs(2, clusters=2)
+    rig.donors_with_slabs(2, granules=2)
     client = rig.connect()
     client.write(0, stamped_pages(RNG, 8))
-    client.write(CLUSTER_BYTES, data := stamped_pages(RNG, 8))
+    client.write(GRANULE_BYTES, data := stamped_pages(RNG, 8))
 
     rig.lose_donor(0)
 
     assert client.error_of(Command.READ, 0, 4096) == errno.EIO
     assert client.error_of(Command.READ, 4096, 16384) == errno.EIO
     assert client.read(65536, 4096) == bytes(4096)
-    assert client.read(CLUSTER_BYTES, len(data)) == data
+    assert client.read(GRANULE_BYTES, len(data)) == data
     assert rig.device.stats().pages_lost > 0
 
 
 def test_each_page_that_a_failed_read_found_lost_is_counted(make_rig: MakeRig) -> None:
     rig = make_rig(protection=Protection.NONE)
-    slabs = rig.donors_with_slabs(2, clusters=2)
+    slabs = rig.donors_with_slabs(2, granules=2)
     client = rig.connect()
-    for cluster in range(2):
-        client.write(cluster * CLUSTER_BYTES, stamped_pages(RNG, 8))
+    for granule in range(2):
+        client.write(granule * GRANULE_BYTES, stamped_pages(RNG, 8))
     rig.lose_donor(slabs[0].donor)
-    (lost,) = [cluster for cluster in range(2) if client.error_of(Command.READ, cluster * CLUSTER_BYTES, 4096)]
+    (lost,) = [granule for granule in range(2) if client.error_of(Command.READ, granule * GRANULE_BYTES, 4096)]
     before = rig.device.stats().pages_lost
 
-    at = CLUSTER_BYTES - 3 * 4096 if lost else 0  # three zero pages of the cluster before, or eight lost ones
+    at = GRANULE_BYTES - 3 * 4096 if lost else 0  # three zero pages of the granule before, or eight lost ones
     assert client.error_of(Command.READ, at, 8 * 4096) == errno.EIO
 
     assert rig.device.stats().pages_lost - before == (5 if lost else 8)
@@ -114,7 +114,7 @@ def test_each_page_that_a_failed_read_found_lost_is_counted(make_rig: MakeRig) -
 
 def test_a_lost_page_that_is_written_anew_is_well_again(make_rig: MakeRig) -> None:
     rig = make_rig(protection=Protection.NONE)
-    rig.donors_with_slabs(2, clusters=2)
+    rig.donors_with_slabs(2, granules=2)
     client = rig.connect()
     client.write(0, stamped_pages(RNG, 1))
     rig.lose_donor(0)
@@ -131,7 +131,7 @@ def test_a_device_without_a_disk_is_flushed_and_taken_over(
     make_rig: MakeRig, transport: str, protection: Protection
 ) -> None:
     rig = make_rig(transport=transport, protection=protection)
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client, other = rig.connect(0), rig.connect(1)
     client.write(0, data := stamped_pages(RNG, 8))
     other.flush()
@@ -172,7 +172,7 @@ def test_a_replicated_write_is_answered_only_when_both_copies_stand(make_rig: Ma
 
 @pytest.mark.parametrize("kind", [Fault.ERROR, Fault.SHORT, Fault.DISCONNECT])
 def test_a_link_that_breaks_costs_no_page(rig: Rig, tmp_path: Path, kind: Fault) -> None:
-    rig.donors_with_slabs(2, clusters=4)
+    rig.donors_with_slabs(2, granules=4)
     client = rig.connect()
     shadow = Shadow(rig.params.size_bytes)
     data = stamped_pages(RNG, 1024)
@@ -193,11 +193,11 @@ def test_a_link_that_breaks_costs_no_page(rig: Rig, tmp_path: Path, kind: Fault)
 
 
 def _replicated(make_rig: MakeRig) -> Rig:
-    # Two clusters, each with a home at donor 0 and one at donor 1.
+    # Two granules, each with a mapping at donor 0 and one at donor 1.
     rig = make_rig(protection=Protection.REPLICA)
     for donor in range(2):
         rig.add_donor(donor)
         slab = rig.add_slab(donor)
-        for cluster in range(2):
-            rig.map(cluster, slab)
+        for granule in range(2):
+            rig.map(granule, slab)
     return rig

@@ -13,7 +13,7 @@ RNG = random.Random(5)
 def test_a_zombie_write_is_fenced(rig: Rig) -> None:
     # The kernel gives up on a request, kills its socket, and sends it again on another. The first copy is still in the
     # server, and must not land on top of what was written since.
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     first, second = rig.connect(0), rig.connect(1)
     zombie, newest = stamped_pages(RNG, 1), stamped_pages(RNG, 1)
     rig.device.fault_set(0, Fault.DELAY, 1, 100_000)
@@ -31,7 +31,7 @@ def test_a_zombie_write_is_fenced(rig: Rig) -> None:
 
 
 def test_half_a_write_leaves_its_page_as_it_was(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     first, second = rig.connect(0), rig.connect(1)
     before = stamped_pages(RNG, 2)
     second.write(0, before)
@@ -45,7 +45,7 @@ def test_half_a_write_leaves_its_page_as_it_was(rig: Rig) -> None:
 
 
 def test_a_request_in_single_bytes_is_understood(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     data = stamped_pages(RNG, 1)
     for byte in (whole := client.encode(Command.WRITE, 5, 0, PAGE_BYTES, data))[:40]:
@@ -57,7 +57,7 @@ def test_a_request_in_single_bytes_is_understood(rig: Rig) -> None:
 
 
 def test_overlapping_writes_reach_the_disk_in_order(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     # Every second disk write takes its time, so that the disk would finish a later one first.
     rig.device.disk_fault_set(Fault.DELAY, 2, 5_000)
@@ -83,7 +83,7 @@ def test_a_read_sent_after_an_answered_write_sees_it_whatever_the_disk_does(rig:
 
 
 def test_what_one_connection_wrote_another_reads(rig: Rig) -> None:
-    rig.donors_with_slabs(2, clusters=4)
+    rig.donors_with_slabs(2, granules=4)
     clients = [rig.connect(worker) for worker in range(4)]
 
     for n in range(200):
@@ -93,7 +93,7 @@ def test_what_one_connection_wrote_another_reads(rig: Rig) -> None:
 
 
 def test_writes_of_two_connections_to_one_page_leave_one_of_them_everywhere(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     first, second, seen = rig.connect(0), rig.connect(1), b""
     for n in range(50):
         one, two = stamped_pages(RNG, 1), stamped_pages(RNG, 1)
@@ -110,7 +110,7 @@ def test_writes_of_two_connections_to_one_page_leave_one_of_them_everywhere(rig:
 
 
 def test_a_trim_after_a_write_that_is_still_going_to_disk_wins(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     rig.device.disk_fault_set(Fault.DELAY, 1, 30_000)
     client.write(0, stamped_pages(RNG, 512))

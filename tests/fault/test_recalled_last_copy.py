@@ -8,7 +8,7 @@ import pytest
 from farside.kmod_shim.engine.binding import Fault, Protection
 from tests.fault.conftest import MakeRig
 from tests.support.nbd_client import Command, NbdClient
-from tests.support.rig import CLUSTER_BYTES, MIB, PAGE_BYTES, Rig, Slab
+from tests.support.rig import GRANULE_BYTES, MIB, PAGE_BYTES, Rig, Slab
 from tests.support.shadow import stamped_pages
 from tests.support.waiting import until
 
@@ -22,7 +22,7 @@ def rig(request: pytest.FixtureRequest, make_rig: MakeRig) -> Rig:
 
 
 def written_to_a_donor_alone(rig: Rig, client: NbdClient, seed: int) -> bytes:
-    """Pages of the first clusters that the disk has refused: one donor has them, and nobody else."""
+    """Pages of the first granules that the disk has refused: one donor has them, and nobody else."""
     data = stamped_pages(random.Random(seed), PAGES)
     rig.device.disk_fault_set(Fault.ERROR, 1, 0)
     client.write(0, data)
@@ -33,7 +33,7 @@ def written_to_a_donor_alone(rig: Rig, client: NbdClient, seed: int) -> bytes:
 
 @pytest.mark.parametrize("deadline_ms", [0, 100])
 def test_a_recalled_page_that_the_disk_refuses_is_kept_in_memory(rig: Rig, deadline_ms: int) -> None:
-    (slab,) = rig.donors_with_slabs(1, clusters=4)
+    (slab,) = rig.donors_with_slabs(1, granules=4)
     client = rig.connect()
     data = written_to_a_donor_alone(rig, client, 1)
 
@@ -48,7 +48,7 @@ def test_a_recalled_page_that_the_disk_refuses_is_kept_in_memory(rig: Rig, deadl
 
 
 def test_what_was_kept_reaches_the_disk_when_it_works_again(rig: Rig) -> None:
-    (slab,) = rig.donors_with_slabs(1, clusters=4)
+    (slab,) = rig.donors_with_slabs(1, granules=4)
     client = rig.connect()
     data = written_to_a_donor_alone(rig, client, 2)
     rig.drain(slab, deadline_ms=0)
@@ -63,7 +63,7 @@ def test_what_was_kept_reaches_the_disk_when_it_works_again(rig: Rig) -> None:
 
 
 def test_a_disk_that_is_far_behind_does_not_hold_up_a_recall(rig: Rig) -> None:
-    (slab,) = rig.donors_with_slabs(1, clusters=4)
+    (slab,) = rig.donors_with_slabs(1, granules=4)
     client = rig.connect()
     data = written_to_a_donor_alone(rig, client, 3)
     rig.device.disk_fault_set(Fault.ERROR, 0, 0)
@@ -80,20 +80,20 @@ def test_a_disk_that_is_far_behind_does_not_hold_up_a_recall(rig: Rig) -> None:
 
 
 def test_a_newer_write_of_a_kept_page_frees_its_place(rig: Rig) -> None:
-    (slab,) = rig.donors_with_slabs(1, clusters=4)
+    (slab,) = rig.donors_with_slabs(1, granules=4)
     client = rig.connect()
     written_to_a_donor_alone(rig, client, 4)
     rig.drain(slab, deadline_ms=0)
     rig.forget(slab)
 
-    client.trim(0, 2 * CLUSTER_BYTES)
+    client.trim(0, 2 * GRANULE_BYTES)
 
     rig.until_on_disk()
-    assert client.read(0, 2 * CLUSTER_BYTES) == bytes(2 * CLUSTER_BYTES)
+    assert client.read(0, 2 * GRANULE_BYTES) == bytes(2 * GRANULE_BYTES)
 
 
 def test_a_successor_goes_on_with_what_was_kept(rig: Rig) -> None:
-    (slab,) = rig.donors_with_slabs(1, clusters=4)
+    (slab,) = rig.donors_with_slabs(1, granules=4)
     client = rig.connect()
     data = written_to_a_donor_alone(rig, client, 5)
     rig.drain(slab, deadline_ms=0)
@@ -108,9 +108,9 @@ def test_a_successor_goes_on_with_what_was_kept(rig: Rig) -> None:
 
 def test_more_than_there_is_room_for_is_lost_and_counted(make_rig: MakeRig) -> None:
     rig = make_rig(pending_bytes=16 * MIB, flush_wait_ms=10_000)
-    slabs = rig.donors_with_slabs(1, clusters=12)
+    slabs = rig.donors_with_slabs(1, granules=12)
     client = rig.connect()
-    data = stamped_pages(random.Random(6), 12 * CLUSTER_BYTES // PAGE_BYTES)
+    data = stamped_pages(random.Random(6), 12 * GRANULE_BYTES // PAGE_BYTES)
     rig.device.disk_fault_set(Fault.ERROR, 1, 0)
     for begin in range(0, len(data), MIB):
         client.write(begin, data[begin : begin + MIB])
@@ -147,7 +147,7 @@ def recalled(rig: Rig, client: NbdClient, slab: Slab, seed: int) -> bytes:
 
 
 def test_without_a_disk_the_last_copy_waits_in_memory_for_a_donor_with_room(bare: Rig) -> None:
-    (slab,) = bare.donors_with_slabs(1, clusters=4)
+    (slab,) = bare.donors_with_slabs(1, granules=4)
     client = bare.connect()
     data = recalled(bare, client, slab, 7)
     assert client.read(0, len(data)) == data
@@ -155,8 +155,8 @@ def test_without_a_disk_the_last_copy_waits_in_memory_for_a_donor_with_room(bare
 
     bare.add_donor(1)
     target = bare.add_slab(1)
-    for cluster in range(4):
-        bare.map(cluster, target)
+    for granule in range(4):
+        bare.map(granule, target)
 
     bare.until_on_disk()
     before = bare.device.stats().pages_in_remote
@@ -165,7 +165,7 @@ def test_without_a_disk_the_last_copy_waits_in_memory_for_a_donor_with_room(bare
 
 
 def test_without_a_disk_a_successor_keeps_them_too(bare: Rig) -> None:
-    (slab,) = bare.donors_with_slabs(1, clusters=4)
+    (slab,) = bare.donors_with_slabs(1, granules=4)
     client = bare.connect()
     data = recalled(bare, client, slab, 8)
 
@@ -176,15 +176,15 @@ def test_without_a_disk_a_successor_keeps_them_too(bare: Rig) -> None:
 
 
 def test_what_was_kept_is_dropped_when_a_donor_has_newer_content(rig: Rig) -> None:
-    (slab,) = rig.donors_with_slabs(1, clusters=4)
+    (slab,) = rig.donors_with_slabs(1, granules=4)
     client = rig.connect()
     written_to_a_donor_alone(rig, client, 9)
     rig.drain(slab, deadline_ms=0)
 
     rig.add_donor(1)
     target = rig.add_slab(1)
-    for cluster in range(4):
-        rig.map(cluster, target)
+    for granule in range(4):
+        rig.map(granule, target)
     client.write(0, newer := stamped_pages(random.Random(10), PAGES))
 
     assert client.read(0, len(newer)) == newer

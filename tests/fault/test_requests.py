@@ -8,7 +8,7 @@ import pytest
 from farside.kmod_shim.engine.binding import Fault
 from tests.fault.conftest import MakeRig
 from tests.support.nbd_client import Command
-from tests.support.rig import CLUSTER_BYTES, MIB, PAGE_BYTES, Rig
+from tests.support.rig import GRANULE_BYTES, MIB, PAGE_BYTES, Rig
 from tests.support.shadow import Shadow, stamped_pages
 
 RNG = random.Random(7)
@@ -16,28 +16,28 @@ RNG = random.Random(7)
 
 def test_a_merged_read_over_pages_from_everywhere_is_right(rig: Rig) -> None:
     # Infiniswap copied one page of it and left the rest as it was.
-    rig.donors_with_slabs(2, clusters=2)
+    rig.donors_with_slabs(2, granules=2)
     client = rig.connect()
     shadow = Shadow(rig.params.size_bytes)
-    on_disk = 2 * CLUSTER_BYTES
-    for offset in (CLUSTER_BYTES, on_disk):
+    on_disk = 2 * GRANULE_BYTES
+    for offset in (GRANULE_BYTES, on_disk):
         for page in range(-40, 40, 3):
             data = stamped_pages(RNG, 1)
             client.write(offset + page * PAGE_BYTES, data)
             shadow.write(offset + page * PAGE_BYTES, data)
-    client.trim(CLUSTER_BYTES - 8 * PAGE_BYTES, 4 * PAGE_BYTES)
-    shadow.zero(CLUSTER_BYTES - 8 * PAGE_BYTES, 4 * PAGE_BYTES)
+    client.trim(GRANULE_BYTES - 8 * PAGE_BYTES, 4 * PAGE_BYTES)
+    shadow.zero(GRANULE_BYTES - 8 * PAGE_BYTES, 4 * PAGE_BYTES)
 
-    for offset in (CLUSTER_BYTES, on_disk):
+    for offset in (GRANULE_BYTES, on_disk):
         for length in (8, 32, 64):
             start = offset - length // 2 * PAGE_BYTES
             shadow.check(start, client.read(start, length * PAGE_BYTES))
 
 
-def test_a_request_across_slabs_donors_and_unmapped_clusters_is_whole(rig: Rig) -> None:
-    slabs = rig.donors_with_slabs(3, clusters=6)
+def test_a_request_across_slabs_donors_and_unmapped_granules_is_whole(rig: Rig) -> None:
+    slabs = rig.donors_with_slabs(3, granules=6)
     client = rig.connect()
-    data = stamped_pages(RNG, 4096)  # 16 MiB: six mapped clusters, two that only the disk has
+    data = stamped_pages(RNG, 4096)  # 16 MiB: six mapped granules, two that only the disk has
 
     client.write(PAGE_BYTES, data)
 
@@ -48,7 +48,7 @@ def test_a_request_across_slabs_donors_and_unmapped_clusters_is_whole(rig: Rig) 
 
 def test_the_largest_request_is_served_and_a_larger_one_refused(make_rig: MakeRig) -> None:
     rig = make_rig(pending_bytes=64 * MIB)
-    rig.donors_with_slabs(2, clusters=8)
+    rig.donors_with_slabs(2, granules=8)
     client = rig.connect()
     data = stamped_pages(RNG, 2048) * 4
 
@@ -61,14 +61,14 @@ def test_the_largest_request_is_served_and_a_larger_one_refused(make_rig: MakeRi
 
 def test_a_request_fails_when_one_of_its_pages_does(make_rig: MakeRig) -> None:
     rig = make_rig(protection=2)
-    rig.donors_with_slabs(2, clusters=2)
+    rig.donors_with_slabs(2, granules=2)
     client = rig.connect()
-    client.write(CLUSTER_BYTES - 65536, stamped_pages(RNG, 32))
+    client.write(GRANULE_BYTES - 65536, stamped_pages(RNG, 32))
 
     rig.lose_donor(1)
 
-    assert client.error_of(Command.READ, CLUSTER_BYTES - 65536, 131072) == errno.EIO
-    assert client.error_of(Command.READ, CLUSTER_BYTES - 65536, 65536) == 0
+    assert client.error_of(Command.READ, GRANULE_BYTES - 65536, 131072) == errno.EIO
+    assert client.error_of(Command.READ, GRANULE_BYTES - 65536, 65536) == 0
 
 
 @pytest.mark.parametrize(("offset", "length"), [(1, 10), (4095, 2), (100, 4096), (512, 8192), (8191, 12290)])
@@ -78,7 +78,7 @@ def test_parts_of_pages_are_refused_and_nothing_changes(
 ) -> None:
     # The handshake says that blocks are 4096 bytes, as swap's are; no page is ever read to be changed and written.
     rig = make_rig()
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, whole := stamped_pages(RNG, 8))
     part = RNG.randbytes(length) if command == Command.WRITE else b""
@@ -89,7 +89,7 @@ def test_parts_of_pages_are_refused_and_nothing_changes(
 
 
 def test_zero_pages_are_neither_sent_nor_stored(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
 
     client.write(0, bytes(64 * PAGE_BYTES))
@@ -101,7 +101,7 @@ def test_zero_pages_are_neither_sent_nor_stored(rig: Rig) -> None:
 
 
 def test_answers_left_unread_hold_up_nobody_else(rig: Rig) -> None:
-    rig.donors_with_slabs(2, clusters=4)
+    rig.donors_with_slabs(2, granules=4)
     lazy, busy = rig.connect(0), rig.connect(1)
     data = stamped_pages(RNG, 256)
     busy.write(0, data)
@@ -116,7 +116,7 @@ def test_answers_left_unread_hold_up_nobody_else(rig: Rig) -> None:
 
 
 def test_garbage_ends_its_own_connection_only(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     rude, polite = rig.connect(0), rig.connect(1)
     polite.write(0, data := stamped_pages(RNG, 1))
 
@@ -127,7 +127,7 @@ def test_garbage_ends_its_own_connection_only(rig: Rig) -> None:
 
 
 def test_an_unknown_command_is_refused_and_the_next_request_served(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 1))
 
@@ -138,7 +138,7 @@ def test_an_unknown_command_is_refused_and_the_next_request_served(rig: Rig) -> 
 
 
 def test_a_slow_donor_does_not_reorder_answers_into_wrong_ones(rig: Rig) -> None:
-    rig.donors_with_slabs(2, clusters=4)
+    rig.donors_with_slabs(2, granules=4)
     client = rig.connect()
     rig.device.fault_set(0, Fault.DELAY, 3, 3_000)
     contents = [stamped_pages(RNG, 1) for _ in range(64)]

@@ -10,7 +10,7 @@ from farside.blockdev.params import NEVER_US
 from farside.kmod_shim.engine.binding import DonorState, EventKind, Fault, Protection
 from tests.fault.conftest import MakeRig
 from tests.support.nbd_client import Command
-from tests.support.rig import CLUSTER_BYTES, PAGE_BYTES, Rig
+from tests.support.rig import GRANULE_BYTES, PAGE_BYTES, Rig
 from tests.support.shadow import Shadow, stamped_pages
 from tests.support.waiting import until
 
@@ -20,7 +20,7 @@ READS = 60  # more than the hedges that are saved up (hedge.c)
 
 def _read_from_a_hanging_donor(rig: Rig) -> None:
     """What is on the disk too is read, and the donor suspected, long before a client would give up."""
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 4))
     rig.until_on_disk()
@@ -52,7 +52,7 @@ def test_a_hanging_donor_is_suspected_after_its_deadline_where_nothing_is_hedged
 
 def test_what_a_donor_owes_is_waited_for_no_longer_once_it_is_given_up(make_rig: MakeRig) -> None:
     rig = make_rig(transport="tcp", deadline_ms=60_000, hedge_us=NEVER_US)
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 4))
     rig.until_on_disk()
@@ -67,7 +67,7 @@ def test_what_a_donor_owes_is_waited_for_no_longer_once_it_is_given_up(make_rig:
 
 
 def test_writes_go_round_a_suspected_donor(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, stamped_pages(RNG, 4))
     rig.device.fault_set(0, Fault.HANG, 1, 0)
@@ -83,7 +83,7 @@ def test_writes_go_round_a_suspected_donor(rig: Rig) -> None:
 
 
 def test_a_donor_that_comes_to_itself_does_not_show_what_it_missed(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=2)
+    rig.donors_with_slabs(1, granules=2)
     client = rig.connect()
     shadow = Shadow(rig.params.size_bytes)
     rig.device.fault_set(0, Fault.HANG, 1, 0)
@@ -100,7 +100,7 @@ def test_a_donor_that_comes_to_itself_does_not_show_what_it_missed(rig: Rig) -> 
 
 
 def test_a_read_is_hedged_to_disk_when_its_donor_is_slow(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 1))
     rig.until_on_disk()
@@ -116,7 +116,7 @@ def test_a_read_is_hedged_to_disk_when_its_donor_is_slow(rig: Rig) -> None:
 
 
 def test_a_donor_that_is_always_slow_is_read_all_the_same(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 1))
     rig.until_on_disk()
@@ -137,7 +137,7 @@ def test_every_read_of_a_donor_that_hangs_is_hedged_though_the_budget_is_spent(
     make_rig: MakeRig, transport: str
 ) -> None:
     rig = make_rig(transport=transport, deadline_ms=60_000)
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 1))
     rig.until_on_disk()
@@ -157,7 +157,7 @@ def test_of_many_reads_that_are_late_at_once_some_are_refused_at_first_and_all_a
 ) -> None:
     # late after 250 ms and lost after a second: a busy machine looks at them in between
     rig = make_rig(transport=transport, hedge_us=250_000, deadline_ms=60_000)
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, READS))
     rig.until_on_disk()
@@ -188,7 +188,7 @@ def test_a_read_is_hedged_to_the_replica_when_its_donor_is_slow(make_rig: MakeRi
 
 
 def test_a_corrupting_donor_is_caught_by_the_checksum(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 32))
     rig.until_on_disk()
@@ -201,7 +201,7 @@ def test_a_corrupting_donor_is_caught_by_the_checksum(rig: Rig) -> None:
 
 
 def test_a_write_that_was_corrupted_on_its_way_is_caught_when_it_is_read(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     rig.device.fault_set(0, Fault.CORRUPT, 1, 0)
     client.write(0, data := stamped_pages(RNG, 4))
@@ -218,7 +218,7 @@ def test_a_write_that_was_corrupted_on_its_way_is_caught_when_it_is_read(rig: Ri
 
 def test_a_page_that_somebody_changed_in_the_donors_memory_is_not_served(make_rig: MakeRig) -> None:
     rig = make_rig()
-    slab = rig.donors_with_slabs(1, clusters=1)[0]
+    slab = rig.donors_with_slabs(1, granules=1)[0]
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 2))
     rig.until_on_disk()
@@ -230,7 +230,7 @@ def test_a_page_that_somebody_changed_in_the_donors_memory_is_not_served(make_ri
 
 def test_a_corrupted_page_without_a_second_copy_is_an_error(make_rig: MakeRig) -> None:
     rig = make_rig(protection=Protection.NONE)
-    slab = rig.donors_with_slabs(1, clusters=1)[0]
+    slab = rig.donors_with_slabs(1, granules=1)[0]
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, 2))
 
@@ -241,12 +241,12 @@ def test_a_corrupted_page_without_a_second_copy_is_an_error(make_rig: MakeRig) -
 
 
 def test_one_slow_donor_does_not_slow_the_others_pages(rig: Rig) -> None:
-    rig.donors_with_slabs(2, clusters=8)
+    rig.donors_with_slabs(2, granules=8)
     client = rig.connect()
-    quick = next(c for c in range(8) if rig.device.cluster_get(c)[0].slab == 1) * CLUSTER_BYTES
+    quick = next(c for c in range(8) if rig.device.cluster_get(c)[0].slab == 1) * GRANULE_BYTES
     client.write(quick, data := stamped_pages(RNG, 1))
     rig.device.fault_set(0, Fault.HANG, 1, 0)
-    slow = next(c for c in range(8) if rig.device.cluster_get(c)[0].slab == 0) * CLUSTER_BYTES
+    slow = next(c for c in range(8) if rig.device.cluster_get(c)[0].slab == 0) * GRANULE_BYTES
     client.send(Command.WRITE, slow, data=data)
 
     started_s = time.monotonic()

@@ -7,30 +7,30 @@ import pytest
 
 from farside.kmod_shim.engine.binding import Device, DonorState, Fault, Protection
 from tests.fault.conftest import MakeRig
-from tests.support.rig import CLUSTER_BYTES, PAGE_BYTES, Rig
+from tests.support.rig import GRANULE_BYTES, PAGE_BYTES, Rig
 from tests.support.shadow import stamped_pages
 from tests.support.waiting import until
 
 RNG = random.Random(29)
-CLUSTERS = 2
-DATA_PAGES = 700  # of both clusters
+GRANULES = 2
+DATA_PAGES = 700  # of both granules
 DISK = "disk"
 
 
 @pytest.fixture(params=["shm", "tcp"])
 def trio(request: pytest.FixtureRequest, make_rig: MakeRig) -> Rig:
-    """Two clusters, each with a home at donor 0 and one at donor 1, and a disk."""
-    rig = make_rig(transport=request.param, protection=Protection.BOTH, size_bytes=CLUSTERS * CLUSTER_BYTES)
+    """Two granules, each with a mapping at donor 0 and one at donor 1, and a disk."""
+    rig = make_rig(transport=request.param, protection=Protection.BOTH, size_bytes=GRANULES * GRANULE_BYTES)
     for donor in range(2):
-        add_homes(rig, donor)
+        add_mappings(rig, donor)
     return rig
 
 
-def add_homes(rig: Rig, donor: int) -> None:
+def add_mappings(rig: Rig, donor: int) -> None:
     rig.add_donor(donor)
     slab = rig.add_slab(donor)
-    for cluster in range(CLUSTERS):
-        rig.map(cluster, slab)
+    for granule in range(GRANULES):
+        rig.map(granule, slab)
 
 
 def lose(rig: Rig, what: int | str) -> None:
@@ -94,7 +94,7 @@ def test_after_a_lost_donor_a_third_has_the_second_copies(trio: Rig) -> None:
     lose(trio, 0)
     assert trio.device.figures.pages_single() == DATA_PAGES
 
-    add_homes(trio, 2)
+    add_mappings(trio, 2)
     until_paired(trio.device)
     lose(trio, 1)
     lose(trio, DISK)
@@ -103,13 +103,13 @@ def test_after_a_lost_donor_a_third_has_the_second_copies(trio: Rig) -> None:
 
 
 def test_what_the_disk_alone_has_goes_to_two_donors(make_rig: MakeRig) -> None:
-    rig = make_rig(protection=Protection.BOTH, size_bytes=CLUSTERS * CLUSTER_BYTES)
+    rig = make_rig(protection=Protection.BOTH, size_bytes=GRANULES * GRANULE_BYTES)
     client = rig.connect()
     client.write(0, data := stamped_pages(RNG, DATA_PAGES))
     until(lambda: rig.device.figures.pages_disk_alone() == DATA_PAGES, what="the disk to have them")
 
     for donor in range(2):
-        add_homes(rig, donor)
+        add_mappings(rig, donor)
     rig.device.lift_set(True)
     until(lambda: rig.device.figures.pages_disk_alone() == 0, what="every page to be at a donor")
     until_paired(rig.device)

@@ -48,7 +48,7 @@ def test_what_is_written_is_read_back(server: Server) -> None:
     )
 
 
-def test_a_large_request_crosses_many_clusters(server: Server) -> None:
+def test_a_large_request_crosses_many_granules(server: Server) -> None:
     nbdsh(
         server.uri,
         textwrap.dedent("""

@@ -20,20 +20,20 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from farside.kmod_shim.engine.binding import DonorState, EventKind, Fault
 from tests.support.nbd_client import Command
-from tests.support.rig import CLUSTER_BYTES, MIB, PAGE_BYTES, Rig, default_params
+from tests.support.rig import GRANULE_BYTES, MIB, PAGE_BYTES, Rig, default_params
 from tests.support.shadow import Shadow
 
-CLUSTERS = 4
-SIZE_BYTES = CLUSTERS * CLUSTER_BYTES
+GRANULES = 4
+SIZE_BYTES = GRANULES * GRANULE_BYTES
 PAGES = SIZE_BYTES // PAGE_BYTES
 DONORS = 3
 WORKERS = 2
 SLABS_MAX = 12
 
-# Places where rules change: around cluster borders, a few pages apart, so that requests meet each other.
+# Positions where rules change: around granule borders, a few pages apart, so that requests meet each other.
 near_borders = st.builds(
-    lambda cluster, shift: min(max(cluster * 512 + shift, 0), PAGES - 1),
-    st.integers(0, CLUSTERS - 1),
+    lambda granule, shift: min(max(granule * 512 + shift, 0), PAGES - 1),
+    st.integers(0, GRANULES - 1),
     st.integers(-6, 12),
 )
 lengths = st.one_of(st.integers(1, 8), st.sampled_from([32, 64, 512]))
@@ -125,12 +125,12 @@ class PageState(RuleBasedStateMachine):
     def lease(self, donor: int) -> int:
         return self.rig.add_slab(donor, self._fresh_number()).number
 
-    @rule(slab=slabs, cluster=st.integers(0, CLUSTERS - 1))
-    def map(self, slab: int, cluster: int) -> None:
+    @rule(slab=slabs, granule=st.integers(0, GRANULES - 1))
+    def map(self, slab: int, granule: int) -> None:
         found = self.rig.slabs.get(slab)
-        if found is None or not found.free or self._is_home(cluster, slab) or self._homes(cluster) >= 2:
+        if found is None or not found.free or self._is_mapping(granule, slab) or self._mappings(granule) >= 2:
             return
-        self.rig.map(cluster, found)
+        self.rig.map(granule, found)
 
     @rule(slab=consumes(slabs), deadline_ms=st.sampled_from([0, 1, 5000]))
     def recall(self, slab: int, deadline_ms: int) -> None:
@@ -216,11 +216,11 @@ class PageState(RuleBasedStateMachine):
         self.next_slab += 1
         return self.next_slab
 
-    def _homes(self, cluster: int) -> int:
-        return len(self.rig.device.cluster_get(cluster))
+    def _mappings(self, granule: int) -> int:
+        return len(self.rig.device.cluster_get(granule))
 
-    def _is_home(self, cluster: int, slab: int) -> bool:
-        return any(home.slab == slab for home in self.rig.device.cluster_get(cluster))
+    def _is_mapping(self, granule: int, slab: int) -> bool:
+        return any(mapping.slab == slab for mapping in self.rig.device.cluster_get(granule))
 
     def _spoil(self, donor: int, kind: Fault | None, every: int = 0) -> None:
         for each in Fault:

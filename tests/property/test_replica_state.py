@@ -17,19 +17,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from farside.kmod_shim.engine.binding import DonorState, Fault, Protection
 from tests.support.nbd_client import Command
-from tests.support.rig import CLUSTER_BYTES, PAGE_BYTES, Rig, default_params
+from tests.support.rig import GRANULE_BYTES, PAGE_BYTES, Rig, default_params
 from tests.support.shadow import Shadow
 from tests.support.waiting import until
 
-CLUSTERS = 3
-SIZE_BYTES = CLUSTERS * CLUSTER_BYTES
+GRANULES = 3
+SIZE_BYTES = GRANULES * GRANULE_BYTES
 PAGES = SIZE_BYTES // PAGE_BYTES
 DONORS = 3
 WORKERS = 2
 
 near_borders = st.builds(
-    lambda cluster, shift: min(max(cluster * 512 + shift, 0), PAGES - 1),
-    st.integers(0, CLUSTERS - 1),
+    lambda granule, shift: min(max(granule * 512 + shift, 0), PAGES - 1),
+    st.integers(0, GRANULES - 1),
     st.integers(-6, 12),
 )
 lengths = st.one_of(st.integers(1, 8), st.sampled_from([32, 64, 512]))
@@ -65,7 +65,7 @@ class ReplicaState(RuleBasedStateMachine):
         for donor in range(DONORS):
             self.rig.add_donor(donor)
             self._lease(donor)
-        self._give_homes()
+        self._give_mappings()
         self.clients = [self.rig.connect(worker) for worker in range(WORKERS)]
 
     def teardown(self) -> None:
@@ -124,7 +124,7 @@ class ReplicaState(RuleBasedStateMachine):
         self._check_all()
         self.rig.add_donor(donor)
         self._lease(donor)
-        self._give_homes()
+        self._give_mappings()
         self._until_healed()
 
     @rule(seed=seeds)
@@ -148,13 +148,13 @@ class ReplicaState(RuleBasedStateMachine):
         self.next_slab += 1
         self.rig.add_slab(donor, self.next_slab)
 
-    def _give_homes(self) -> None:
-        # As the borrower does: two homes a cluster, on different donors.
-        for cluster in range(CLUSTERS):
-            homes = {self.rig.slabs[home.slab].donor for home in self.rig.device.cluster_get(cluster)}
-            others = [slab for slab in self.rig.slabs.values() if slab.donor not in homes and slab.free]
-            for slab in sorted(others, key=lambda slab: -len(slab.free))[: 2 - len(homes)]:
-                self.rig.map(cluster, slab)
+    def _give_mappings(self) -> None:
+        # As the borrower does: two mappings a granule, on different donors.
+        for granule in range(GRANULES):
+            mappings = {self.rig.slabs[mapping.slab].donor for mapping in self.rig.device.cluster_get(granule)}
+            others = [slab for slab in self.rig.slabs.values() if slab.donor not in mappings and slab.free]
+            for slab in sorted(others, key=lambda slab: -len(slab.free))[: 2 - len(mappings)]:
+                self.rig.map(granule, slab)
 
     def _check_all(self) -> None:
         self.shadow.check(0, self.clients[0].read(0, SIZE_BYTES))

@@ -21,8 +21,8 @@ class Inherited:
     disk_fd: int
     sockets: dict[int, int]
     slabs: dict[int, int]
-    # cluster -> (slab, extent), mapped by the first process only
-    homes: dict[int, tuple[int, int]]
+    # granule -> (slab, extent), mapped by the first process only
+    mappings: dict[int, tuple[int, int]]
 
 
 def start(inherited: Inherited) -> "subprocess.Popen[bytes]":
@@ -35,7 +35,7 @@ def start(inherited: Inherited) -> "subprocess.Popen[bytes]":
             "disk_fd": inherited.disk_fd,
             "sockets": list(inherited.sockets.items()),
             "slabs": list(inherited.slabs.items()),
-            "homes": list(inherited.homes.items()),
+            "mappings": list(inherited.mappings.items()),
         }
     )
     return subprocess.Popen(
@@ -57,8 +57,8 @@ def main() -> None:
         else:
             device.slab_add(SlabInfo(slab=number, donor=0, lease=number, epoch=1, token=number), os.dup(memfd))
     if not device.adopted:
-        for cluster, (slab, extent) in told["homes"]:
-            device.cluster_map(cluster, slab, extent)
+        for granule, (slab, extent) in told["mappings"]:
+            device.cluster_map(granule, slab, extent)
     for worker, sock in told["sockets"]:
         device.conn_attach(worker, os.dup(sock))
     sys.stdin.buffer.read()

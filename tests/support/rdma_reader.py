@@ -21,7 +21,7 @@ LOOK_EVERY_S = 0.002
 
 
 def link(rig: Rig, donor: RdmaDonor) -> None:
-    """Reaches the donor's slab by queue pairs; cluster 0 is there from now on."""
+    """Reaches the donor's slab by queue pairs; granule 0 is there from now on."""
     rig.device.donor_set(0, DonorState.UP)
     for worker in (0, MOVER):
         sock = donor.connect()

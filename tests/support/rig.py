@@ -33,10 +33,10 @@ from tests.support.rdma import rdma_address
 from tests.support.waiting import until
 
 MIB = 1 << 20
-CLUSTER_BYTES = 2 * MIB
+GRANULE_BYTES = 2 * MIB
 PAGE_BYTES = 4096
 SLAB_BYTES = 8 * MIB
-EXTENTS = SLAB_BYTES // CLUSTER_BYTES
+EXTENTS = SLAB_BYTES // GRANULE_BYTES
 
 SESSION = 77
 RDMA_LIMIT_MS = 20_000  # an emulated guest's first queue pair takes a second
@@ -148,21 +148,21 @@ class Rig:
         self.device.slab_add(info, os.dup(memfd) if self.transport == "shm" else -1)
         return slab
 
-    def map(self, cluster: int, slab: Slab) -> int:
-        """Gives the cluster the slab's next free extent as a home; returns the extent."""
+    def map(self, granule: int, slab: Slab) -> int:
+        """Gives the granule the slab's next free extent as a mapping; returns the extent."""
         extent = slab.free.pop(0)
-        self.device.cluster_map(cluster, slab.number, extent)
+        self.device.cluster_map(granule, slab.number, extent)
         return extent
 
-    def donors_with_slabs(self, count: int, *, clusters: int) -> list[Slab]:
-        """Donors 0..count-1 with enough slabs, and the first `clusters` clusters mapped round robin over them."""
+    def donors_with_slabs(self, count: int, *, granules: int) -> list[Slab]:
+        """Donors 0..count-1 with enough slabs, and the first `granules` granules mapped round robin over them."""
         slabs = []
         for donor in range(count):
             self.add_donor(donor)
-        for n in range(max(count, -(-clusters // EXTENTS))):
+        for n in range(max(count, -(-granules // EXTENTS))):
             slabs.append(self.add_slab(n % count))
-        for cluster in range(clusters):
-            self.map(cluster, slabs[cluster % len(slabs)])
+        for granule in range(granules):
+            self.map(granule, slabs[granule % len(slabs)])
         return slabs
 
     def lose_donor(self, donor: int) -> None:

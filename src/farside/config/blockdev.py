@@ -20,7 +20,7 @@ from farside.config.settings import (
     text,
 )
 from farside.config.shared import LogSettings, MemorySettings, MetricsSettings, NodeSettings
-from farside.geometry import CLUSTER_BYTES
+from farside.geometry import GRANULE_BYTES
 from farside.units import GIB, MIB, TIB
 
 _FAULTS = "delay error short disconnect corrupt hang"
@@ -44,7 +44,7 @@ class BlockdevConfig(NodeSettings, MemorySettings, MetricsSettings, LogSettings)
     """Settings of a borrower. Bytes and seconds; the names say which."""
 
     name: str = text("swap0", "Name of the device: of the NBD export, and for donors")
-    size_bytes: int = size(GIB, CLUSTER_BYTES, 16 * TIB,
+    size_bytes: int = size(GIB, GRANULE_BYTES, 16 * TIB,
         "Size of the device; a multiple of 2 MiB, and for `farside swap attach` of slab_bytes")
     listen: tuple[str, ...] = endpoints(("unix:/run/farside/nbd.sock",),
         "Endpoints for NBD clients: unix:PATH, tcp:HOST:PORT")

@@ -12,7 +12,7 @@ from farside.config.manager import ManagerConfig
 from farside.config.shared import TlsSettings
 from farside.config.slurm import SlurmConfig
 from farside.endpoint import is_near, parse_endpoint, socket_path
-from farside.geometry import CLUSTER_BYTES, SLABS_MAX
+from farside.geometry import GRANULE_BYTES, SLABS_MAX
 from farside.units import format_bytes
 
 NODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")  # what the control protocol lets a node be called
@@ -58,9 +58,9 @@ def blockdev_problems(config: BlockdevConfig) -> Iterator[Problem]:
     if len(config.name.encode()) > NAME_BYTES_MAX:
         yield "name", f"is longer than {NAME_BYTES_MAX} bytes; give the device a shorter name"
     yield from _identity_problems(config)
-    if config.size_bytes % CLUSTER_BYTES:
-        down = config.size_bytes // CLUSTER_BYTES * CLUSTER_BYTES
-        yield "size_bytes", f"is not a multiple of 2 MiB; {down} is the nearest below, {down + CLUSTER_BYTES} above"
+    if config.size_bytes % GRANULE_BYTES:
+        down = config.size_bytes // GRANULE_BYTES * GRANULE_BYTES
+        yield "size_bytes", f"is not a multiple of 2 MiB; {down} is the nearest below, {down + GRANULE_BYTES} above"
     yield from _power_of_two("slab_bytes", config.slab_bytes)
     yield from _slab_number_problems(config)
     yield from _power_of_two("pending_bytes", config.pending_bytes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.config.settings import address, choice, count, path, seconds, size, text
-from farside.geometry import CLUSTER_BYTES
+from farside.geometry import GRANULE_BYTES
 from farside.units import GIB, MIB
 
 # A table: one setting, one line. A meaning that does not fit is on the next line.
@@ -29,7 +29,7 @@ class MemorySettings:
     __slots__ = ()
     key_file: Path = path("/etc/farside/key",
         "Keys of the cluster, one per line, preferred first; readable by its owner only")
-    slab_bytes: int = size(64 * MIB, CLUSTER_BYTES, GIB,
+    slab_bytes: int = size(64 * MIB, GRANULE_BYTES, GIB,
         "Size of a slab, the unit that is lent; a power of two, equal on all nodes")
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from farside import admin
 from farside.endpoint import parse_endpoint
 from farside.errors import ConfigError, FarsideError, PeerError
-from farside.geometry import CLUSTER_BYTES
+from farside.geometry import GRANULE_BYTES
 from farside.listen import clear_stale, open_listener
 from farside.sandbox.cluster import parse_shape
 from farside.sandbox.files import backup_disk, uri
@@ -123,8 +123,8 @@ def _objections(plan: Plan) -> tuple[tuple[bool, str], ...]:
     return (
         (not 1 <= plan.donors <= DONORS_MAX, f"--donors {plan.donors}: from 1 to {DONORS_MAX}"),
         (plan.transport not in ("tcp", "shm", "rdma"), f"--transport {plan.transport}: tcp, shm or rdma"),
-        (plan.size_bytes <= 0 or plan.size_bytes % CLUSTER_BYTES != 0, "--size: a multiple of 2MiB"),
-        (plan.slab_bytes < CLUSTER_BYTES or plan.slab_bytes.bit_count() != 1, "--slab: a power of two from 2MiB"),
+        (plan.size_bytes <= 0 or plan.size_bytes % GRANULE_BYTES != 0, "--size: a multiple of 2MiB"),
+        (plan.slab_bytes < GRANULE_BYTES or plan.slab_bytes.bit_count() != 1, "--slab: a power of two from 2MiB"),
         (
             plan.donor_memory_bytes < plan.headroom_bytes + plan.slab_bytes,
             f"--donor-memory {memory} leaves no room for a slab of {slab} beside the headroom",

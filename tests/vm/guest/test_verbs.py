@@ -53,7 +53,7 @@ def test_the_engine_has_rdma_and_sees_the_device() -> None:
 
 
 def test_what_is_written_by_rdma_comes_back(rig: Rig) -> None:
-    rig.donors_with_slabs(2, clusters=4)
+    rig.donors_with_slabs(2, granules=4)
     client = rig.connect()
     content = bytearray(random_pages(2048, seed=1))
     client.write(0, bytes(content))
@@ -97,7 +97,7 @@ def test_the_donors_processor_does_nothing_for_a_page(rig: Rig) -> None:
 
 
 def test_a_revoked_key_opens_nothing(rig: Rig) -> None:
-    (slab,) = rig.donors_with_slabs(1, clusters=1)
+    (slab,) = rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     page = random_pages(1, seed=4)
     client.write(0, page)
@@ -115,7 +115,7 @@ def test_a_revoked_key_opens_nothing(rig: Rig) -> None:
 
 
 def test_a_write_by_a_revoked_key_lands_nowhere(rig: Rig) -> None:
-    (slab,) = rig.donors_with_slabs(1, clusters=1)
+    (slab,) = rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     client.write(0, random_pages(1, seed=4))
 
@@ -128,7 +128,7 @@ def test_a_write_by_a_revoked_key_lands_nowhere(rig: Rig) -> None:
 
 
 def test_a_fence_ends_the_queue_pairs_and_new_ones_go_on(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     client = rig.connect()
     page = random_pages(1, seed=6)
     client.write(0, page)
@@ -143,7 +143,7 @@ def test_a_fence_ends_the_queue_pairs_and_new_ones_go_on(rig: Rig) -> None:
 
 
 def test_a_slab_is_registered_ahead_and_its_registration_ends_with_it(rig: Rig) -> None:
-    rig.donors_with_slabs(1, clusters=1)
+    rig.donors_with_slabs(1, granules=1)
     exporter = rig.exporters[0]
     until(lambda: exporter.stats().rdma_registered_bytes > 0, what="the leased slab's registration")
     before = exporter.stats().rdma_registered_bytes

@@ -87,7 +87,7 @@ def test_a_new_server_process_reads_what_the_old_one_wrote(plane: Session, end: 
 
 
 def _written_to_donors(plane: Session) -> bool:
-    # The first pass may be over before its clusters have homes.
+    # The first pass may be over before its granules have mappings.
     fio(plane, *WRITE, "--do_verify=0")
     return bool(control.blockdev_status(plane.state)["pages_out"]["remote"])
 
