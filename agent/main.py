@@ -24,8 +24,8 @@ from farside.agent.metrics import agent_metrics
 from farside.agent.peers_file import PeersFile
 from farside.agent.power_off import power_off, why_not
 from farside.agent.run.account import users_here
-from farside.agent.run.containment import cgroup_home
-from farside.agent.run.fork_server import Nursery
+from farside.agent.run.containment import cgroup_root
+from farside.agent.run.fork_server import ForkServer
 from farside.agent.run.hook import hooks_of
 from farside.agent.run.ledger import shares_in
 from farside.agent.run.probe import Prober
@@ -90,10 +90,10 @@ class Agent:
         self._gpus = open_gpus(
             declared=config.declared_gpus, model=config.gpu_model, nvlink_errors_per_hour=config.nvlink_errors_per_hour
         )
-        self._cgroup = cgroup_home(config.cgroup)
+        self._cgroup = cgroup_root(config.cgroup)
         self._lock = self._claim_state()
         self._identity = _identity_in(self._lock)
-        self._nursery = Nursery()
+        self._fork_server = ForkServer()
         self.runner = self._open_runner()
         self._donor = DonorSense(_given(config.daemon_socket), control=config.donor_control, clock=clock)
         self.sense = NodeSense(
@@ -119,7 +119,7 @@ class Agent:
         async with AsyncExitStack() as stack:
             stack.callback(os.close, self._lock)
             stack.callback(self._gpus.close)
-            stack.callback(self._nursery.close)
+            stack.callback(self._fork_server.close)
             stack.enter_context(on_end_signals(self.stop))
             if config.metrics_listen:
                 scraped = await serve_metrics(config.metrics_listen, registry_of(lambda: agent_metrics(self._latest)))
@@ -295,7 +295,9 @@ class Agent:
             hooks=self._hooks,
         )
         try:
-            return Runner(config.state_dir, policy, lambda state: self.session.tell(state), nursery=self._nursery)
+            return Runner(
+                config.state_dir, policy, lambda state: self.session.tell(state), fork_server=self._fork_server
+            )
         except OSError as error:
             raise ConfigError(f"state_dir {config.state_dir}: {error.strerror}") from error
 
@@ -303,11 +305,11 @@ class Agent:
         return tuple(
             RunningTask(
                 name=folder_name(key),
-                shepherd_pid=pid,
+                supervisor_pid=pid,
                 limit_bytes=self.runner.ledger.tasks[key].memory_bytes,
                 cgroup=self.runner.cgroup_of(key),
             )
-            for key, pid in self.runner.shepherd_pids().items()
+            for key, pid in self.runner.supervisor_pids().items()
         )
 
     def _address(self) -> ManagerAddress:

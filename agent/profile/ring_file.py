@@ -82,6 +82,6 @@ class RingFile:
 
 
 def remove(path: Path) -> None:
-    """Takes a file away that may be there, and whose shepherd is not."""
+    """Takes a file away that may be there, and whose task supervisor is not."""
     with suppress(OSError):
         path.unlink()

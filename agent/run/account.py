@@ -1,6 +1,6 @@
-"""As whom a task runs: the submitting user where the agent may become that user, never uid 0.
+"""Account of a task: the submitting user where the agent can become that user, never uid 0.
 
-A sandbox runs everything as whoever started it (``run_as = "starter"``), and says so.
+A sandbox runs all tasks as the user who started it (``run_as = "starter"``), and says so.
 """
 
 import os
@@ -40,12 +40,12 @@ def account_of(user: str, *, run_as: str, allowed: Collection[str]) -> Account:
     except KeyError:
         raise Refused(f"no user {user} on this node") from None
     if found.pw_uid == 0:
-        raise Refused(f"user {user} is uid 0, and no task runs as that")
+        raise Refused(f"user {user} is uid 0, and no task runs as uid 0")
     if allowed and user not in allowed:
-        raise Refused(f"user {user} is not among those that this node runs tasks of")
+        raise Refused(f"user {user} is not in this node's setting users")
     ours = os.geteuid()
     if ours not in (0, found.pw_uid):
-        raise Refused(f"this agent runs as uid {ours} and can run tasks of that user only")
+        raise Refused(f"this agent runs as uid {ours} and can run tasks of that user only, not of {user}")
     return _account(found, becomes=ours == 0)
 
 
@@ -65,7 +65,7 @@ def users_here(*, run_as: str, allowed: Collection[str]) -> tuple[str, ...]:
         return ()
     if allowed and own not in allowed:
         raise ConfigError(
-            f"users: {own} is not among them, and an agent of that user runs no other's tasks",
+            f"users: {own} is missing, and an agent that runs as {own} can run tasks of {own} only",
             hint=f"name {own}, or start the agent as root",
         )
     return (own,)

@@ -1,7 +1,7 @@
-"""What a user can do with a checkpoint folder on this machine, tried as that user in a process of its own.
+"""Check of a checkpoint folder as its user, in a process of its own: what that user can do there on this machine.
 
-Nothing of Farside or of site-packages is imported: the process starts in a hundredth of a second, and a mount that
-does not answer holds up nobody but it. The mark bears a name that no node has ever looked up, so that no client of
+The file imports nothing of Farside or of site-packages: the process starts in a hundredth of a second, and a mount that
+does not answer delays only this process. The mark bears a name that no node has ever looked up, so that no client of
 shared storage has it in a cache of names that are not there.
 
     python -I -S checkpoint_folder.py STEP FOLDER MARK MADE      prints two lines: what is wrong, and what was made

@@ -1,4 +1,4 @@
-"""Ends what runs in an agent's state folder, when there will be no agent there any more."""
+"""End of all tasks in an agent's state folder, for when no agent will run there again."""
 
 import time
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""What holds all processes of a task together, so that they can be signalled, counted and killed without exception.
+"""Containment of a task: keeps all its processes together, so that each can be signalled, counted and killed.
 
-A cgroup v2 where there is one that the agent may write: nothing leaves it, and the kernel kills all of it at once.
-Elsewhere the process tree below the shepherd, which is a child subreaper: whoever loses its parent becomes the
-shepherd's child, so that the tree stays whole while the shepherd lives. Only cgroups limit memory and CPUs.
+A cgroup v2 where there is one that the agent may write: no process leaves it, and the kernel kills all of them at once.
+Elsewhere the process tree below the task supervisor, which is a child subreaper: a process that loses its parent
+becomes the supervisor's child, so the tree stays whole while the supervisor lives. Only cgroups limit memory and CPUs.
 """
 
 import os
@@ -58,7 +58,7 @@ class Cgroup:
 
     def enter(self) -> None:
         """Moves the calling process in."""
-        self.folder.mkdir(exist_ok=True)  # in a scope, only the shepherd can: systemd makes the rest when it starts
+        self.folder.mkdir(exist_ok=True)  # in a scope only the supervisor can: systemd makes the rest at its start
         (self.folder / "cgroup.procs").write_text("0")
 
     def pids(self) -> Sequence[int]:
@@ -69,7 +69,7 @@ class Cgroup:
             return []
 
     def kill(self) -> None:
-        """Kills all at once, where the kernel can (Linux 5.14, 661ee6281702); else one by one."""
+        """Kills all at once where the kernel can (Linux 5.14, 661ee6281702), otherwise one by one."""
         try:
             (self.folder / "cgroup.kill").write_text("1")
         except OSError:
@@ -115,7 +115,7 @@ class Tree:
         send(self.pids(), signal.SIGKILL)
 
     def oom_kills(self) -> int:
-        """Nothing tells."""
+        """0: nothing counts them."""
         return 0
 
     def close(self) -> None:
@@ -132,17 +132,17 @@ def send(pids: Sequence[int], number: int) -> None:
 
 
 def containment(cgroup: str) -> Containment:
-    """The task's cgroup, or the shepherd's tree where the text is empty."""
+    """The task's cgroup, or the task supervisor's tree where the text is empty."""
     return Cgroup(Path(cgroup)) if cgroup else Tree()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CgroupHome:
+class CgroupRoot:
     """Where tasks' cgroups are made.
 
     Attributes:
-        folder: They stand in here.
-        by_systemd: systemd owns the folder, and each task is a scope of its; else the agent makes cgroups itself.
+        folder: The folder that the cgroups are made in.
+        by_systemd: systemd owns the folder, and each task is a systemd scope; otherwise the agent makes cgroups.
         limits_swap: A task can be held to a part of the node's swap.
     """
 
@@ -152,18 +152,18 @@ class CgroupHome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The cgroup of one task: its folder, and what to put before the shepherd's command line to get it made."""
+class TaskCgroup:
+    """The cgroup of one task: its folder, and what to put before the task supervisor's command line to get it made."""
 
     folder: Path
     prefix: tuple[str, ...] = ()
 
 
-def cgroup_home(setting: str) -> CgroupHome | None:
+def cgroup_root(setting: str) -> CgroupRoot | None:
     """Where this agent's tasks get their cgroups, or None where there is no cgroup v2 that this process may write.
 
-    ``setting`` is "auto" (systemd's scopes where it runs, else below the agent's own cgroup), "off", or a folder that
-    was delegated to the agent.
+    ``setting`` is "auto" (systemd's scopes where it runs, otherwise below the agent's own cgroup), "off", or a folder
+    that was delegated to the agent.
     """
     if setting == "off":
         return None
@@ -171,7 +171,7 @@ def cgroup_home(setting: str) -> CgroupHome | None:
     if setting == "auto" and mount is not None and _has_systemd():
         # Of systemd's own slice: ours may not be there before the first task is.
         limits_swap = (mount / "system.slice" / SWAP_LIMIT).exists()
-        return CgroupHome(folder=mount / SLICE, by_systemd=True, limits_swap=limits_swap)
+        return CgroupRoot(folder=mount / SLICE, by_systemd=True, limits_swap=limits_swap)
     base = Path(setting) if setting != "auto" else _below_own(mount)
     if base is None:
         return None
@@ -185,12 +185,12 @@ def cgroup_home(setting: str) -> CgroupHome | None:
     except OSError as error:
         _log.warning("no cgroups for tasks", folder=base, why=error.strerror)
         return None
-    return CgroupHome(folder=base, limits_swap=limits_swap) if has_kernel_files else None
+    return CgroupRoot(folder=base, limits_swap=limits_swap) if has_kernel_files else None
 
 
-def place_of(
-    home: CgroupHome, name: str, *, cpus: float, memory_bytes: int, swap_bytes: int = 0, processes: int = 0
-) -> Place:
+def task_cgroup_of(
+    home: CgroupRoot, name: str, *, cpus: float, memory_bytes: int, swap_bytes: int = 0, processes: int = 0
+) -> TaskCgroup:
     """The cgroup for a task of this name, which no other had, with its limits.
 
     CPUs, memory and processes of 0 have no limit; of swap it gets no more than it asked for, 0 included: what one job
@@ -203,13 +203,13 @@ def place_of(
         made = make_cgroup(
             home.folder, name, cpus=cpus, memory_bytes=memory_bytes, swap_bytes=swap_bytes, processes=processes
         )
-        return Place(folder=made)
+        return TaskCgroup(folder=made)
     limits = [f"MemorySwapMax={swap_bytes}", *([f"MemoryMax={memory_bytes}"] if memory_bytes else [])]
     limits += [f"CPUQuota={max(1, round(cpus * 100))}%"] if cpus else []
     limits += [f"TasksMax={processes}"] if processes else []
     properties = [f"--property={one}" for one in ("Delegate=yes", *limits)]
-    # The shepherd stays in the scope itself, so that killing the task does not kill it.
-    return Place(
+    # The task supervisor stays in the scope itself, so that killing the task does not kill it.
+    return TaskCgroup(
         folder=home.folder / f"{name}.scope" / "task",
         prefix=(
             _SYSTEMD_RUN,
@@ -227,7 +227,7 @@ def place_of(
 def make_cgroup(
     base: Path, name: str, *, cpus: float, memory_bytes: int, swap_bytes: int = 0, processes: int = 0
 ) -> Path:
-    """A fresh cgroup with the task's limits, where the kernel has the controllers; else a warning is logged.
+    """A fresh cgroup with the task's limits, where the kernel has the controllers; otherwise logs a warning.
 
     Without a limit on memory no swap is missed where it can't be limited: most such kernels swap to nothing. That on
     processes is the node's, and no job has asked for it.
@@ -251,7 +251,7 @@ def make_cgroup(
 
 
 def leftovers(mark: str) -> Sequence[int]:
-    """Processes with this mark of a task in their environment, for when its shepherd was killed and had no cgroup."""
+    """Processes with this mark of a task in their environment, for when its supervisor was killed and had no cgroup."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -1,4 +1,4 @@
-"""The variables that a task finds in its environment. PURE."""
+"""Environment variables that a task gets. PURE."""
 
 from collections.abc import Mapping
 

@@ -1,11 +1,11 @@
-"""Starts shepherds by fork, from a process that has imported all they need: milliseconds, not a tenth of a second.
+"""Fork server: starts task supervisors by fork, in milliseconds, from a process that has its modules imported.
 
 The agent itself can't be forked: it has threads. So it keeps this process beside it, single-threaded, which takes
-(folder, locked descriptor) over a socket, forks, and answers with the shepherd's process id. It ends when the agent
-does; shepherds are then init's children, and go on.
+(folder, locked descriptor) over a socket, forks, and answers with the task supervisor's process id. The fork server
+ends when the agent does; task supervisors are then init's children, and go on.
 
-A nursery that does not answer is killed and replaced, and the shepherd is started the slow way. Should both have
-started one, the folder's claim decides (`shepherd`), so that no task runs twice.
+A fork server that does not answer is killed and replaced, and the task supervisor is started without it. If both have
+started one, the folder's claim decides (`task_supervisor`), so that no task runs twice.
 """
 
 import os
@@ -16,7 +16,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from farside.agent.run import task_supervisor as shepherd
+from farside.agent.run import task_supervisor
 from farside.errors import Unavailable
 
 ANSWER_LIMIT_S = 5.0
@@ -24,7 +24,7 @@ _PID = struct.Struct("<q")
 _PATH_BYTES_MAX = 4096
 
 
-class Nursery:
+class ForkServer:
     """The agent's side. Close it at the end."""
 
     def __init__(self) -> None:
@@ -33,10 +33,10 @@ class Nursery:
         self._start()
 
     def spawn(self, folder: Path, lock: int) -> int:
-        """Starts the shepherd of this folder, which gets the lock; returns its process id.
+        """Starts the task supervisor of this folder, which gets the lock; returns its process id.
 
         Raises:
-            Unavailable: it could not; a new nursery is on its way, and this one is dead.
+            Unavailable: it could not; a new fork server is on its way, and this one is dead.
         """
         assert self._socket is not None
         try:
@@ -49,10 +49,10 @@ class Nursery:
             why = error.strerror or "no answer in time"
         self.close()
         self._start()
-        raise Unavailable(f"the nursery started no shepherd: {why}")
+        raise Unavailable(f"the fork server started no task supervisor: {why}")
 
     def close(self) -> None:
-        """Ends the process; shepherds go on."""
+        """Ends the process; task supervisors go on."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -70,7 +70,7 @@ class Nursery:
                 (sys.executable, "-P", "-m", "farside.agent.run.fork_server", str(other.fileno())),
                 os.environ,
                 setsid=True,  # Ctrl-C is the agent's
-                # Shepherds inherit this: a stop that comes before one listens waits for it.
+                # Task supervisors inherit this: a stop that comes before one listens waits for it.
                 setsigmask=(signal.SIGUSR1,),
             )
 
@@ -78,7 +78,7 @@ class Nursery:
 def main() -> None:
     """``python -m farside.agent.run.fork_server SOCKET_FD``."""
     os.chdir("/")
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for shepherds: the kernel takes them away
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for task supervisors: the kernel takes them away
     with socket.socket(fileno=int(sys.argv[1])) as agent:
         while True:
             path, descriptors, _, _ = socket.recv_fds(agent, _PATH_BYTES_MAX, 1)
@@ -87,19 +87,19 @@ def main() -> None:
             lock = descriptors[0]
             pid = os.fork()
             if pid == 0:
-                _become_shepherd(Path(os.fsdecode(path)), lock, agent)
+                _become_supervisor(Path(os.fsdecode(path)), lock, agent)
             os.close(lock)
             agent.send(_PID.pack(pid))
 
 
-def _become_shepherd(folder: Path, lock: int, agent: socket.socket) -> None:
+def _become_supervisor(folder: Path, lock: int, agent: socket.socket) -> None:
     status = 1
     try:
         agent.close()
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        shepherd.connect_output(folder)
-        shepherd.keep(folder, lock)
+        task_supervisor.connect_output(folder)
+        task_supervisor.keep(folder, lock)
         status = 0
     except SystemExit as end:
         print(end.code, file=sys.stderr)  # noqa: T201 - its log

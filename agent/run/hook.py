@@ -1,4 +1,4 @@
-"""Programs that the node's operator has run before and after each task: the prolog and the epilog.
+"""Hooks: the prolog and epilog, programs that the node's operator has run before and after each task.
 
 A prolog that fails means that this node can't run tasks as it should, an epilog that fails that it may not be left as
 the next task needs it; either way the node takes nothing new until somebody has looked. Both run as the agent's user,
@@ -64,7 +64,7 @@ def _argv(name: str, text: str) -> tuple[str, ...]:
 
 
 def hook_environment(start: m.Start, account: str, end: m.TaskState | None = None) -> Mapping[str, str]:
-    """What a hook is told of the task; of one that has ended also how."""
+    """Environment of a hook: the task, and how it ended if it has."""
     spec = start.spec
     told = {
         "PATH": PATH_DEFAULT,
@@ -146,7 +146,7 @@ def _last_words(folder: Path) -> str:
 
 
 def _as_a_child() -> None:
-    # After the change of identity, which clears it: a shepherd that is killed takes its hook along.
+    # After the change of identity, which clears it: a task supervisor that is killed takes its hook along.
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 

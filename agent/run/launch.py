@@ -1,4 +1,4 @@
-"""The last steps of a new process before it becomes the user's program.
+"""Launch of a task: the last steps of a new process before it becomes the user's program.
 
 The order matters: into the cgroup while still privileged; then the user's identity; and only then files and folders,
 so that the user's own permissions decide about them.
@@ -99,7 +99,7 @@ def _run(
     code = _FAILED
     try:
         _become_the_program(start, account, held_by, mark, ready_fd, profiled_by)
-    except BaseException as error:  # whatever it was: this process must never return into the shepherd's code
+    except BaseException as error:  # whatever it was: this process must never return into the task supervisor's code
         if isinstance(error, _NotExecuted):
             code = NOT_FOUND if error.errno == errno.ENOENT else NOT_EXECUTABLE
         os.write(report, _fault(error).encode()[:FAULT_BYTES_MAX])
@@ -117,7 +117,7 @@ def _become_the_program(
         os.fchown(ready_fd, account.uid, account.gid)  # or the user could not open it by its name
     os.set_inheritable(ready_fd, True)
     become(account)
-    # Set after the change of identity, which clears it: a shepherd that is killed takes the program along.
+    # Set after the change of identity, which clears it: a task supervisor that is killed takes the program along.
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.umask(0o022)
     os.chdir(spec.cwd or account.home)
@@ -169,7 +169,7 @@ def _check_kind(found: os.stat_result, path: str) -> None:
 
 
 def _plain_signals() -> None:
-    # Python ignores SIGPIPE and the shepherd blocks some; a program expects neither.
+    # Python ignores SIGPIPE and the task supervisor blocks some; a program expects neither.
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,4 +1,4 @@
-"""Which tasks this node knows, and what a command or an observation does about them. PURE.
+"""Ledger of tasks: which tasks this node knows, and what a command or an observation changes. PURE.
 
 The rules of this file:
 
@@ -44,7 +44,7 @@ class Task:
 
     @property
     def is_live(self) -> bool:
-        """It may still have processes."""
+        """True while the task may have processes."""
         return RANK[self.state.state] < FINAL
 
     @property
@@ -78,7 +78,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A task's shepherd, or a failed launch, says how it is."""
+    """State of a task, by its supervisor or a failed launch."""
 
     state: m.TaskState
 
@@ -88,14 +88,14 @@ Event: TypeAlias = Asked | Observed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Write it down and start its shepherd."""
+    """Write the task down and start its supervisor."""
 
     start: m.Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """Tell its shepherd to end it within ``grace_s``."""
+    """Have the task's supervisor end it within ``grace_s``."""
 
     key: Key
     cause: str

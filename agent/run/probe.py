@@ -1,4 +1,4 @@
-"""Answers the manager's question about a checkpoint folder, as the user who would run there.
+"""Answer to the manager's question about a checkpoint folder, found as the user whose job would run there.
 
 What looks is a process of that user, who may stop it, or speak for it: it knows nothing worth having, and its answer is
 taken as a stranger's.

@@ -1,4 +1,4 @@
-"""Small files that are read back whole or not at all, whatever ended the writer or the machine.
+"""Record files: small files that are read whole or not at all, even after a crash of writer or machine.
 
 Written beside and renamed over, with the CRC of their content in front; a file that was damaged is told from one that
 is not there.

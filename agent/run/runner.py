@@ -1,7 +1,7 @@
-"""The ledger with real tasks: commands become shepherds and signals, and what shepherds write becomes states.
+"""Runner of tasks: turns the ledger's commands into task supervisors and signals, and their records into states.
 
-What is on the disk is the truth. Each step is written before it is done, so that an agent that is killed at any moment
-is followed by one that finds every task running, ended, or never begun, and does none of them twice.
+What is on the disk is the truth. Each step is written before it is done. After an agent is killed at any moment, the
+next agent finds every task running, ended, or never begun, and starts no task twice.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ from farside.agent.profile import ring_file
 from farside.agent.run import ledger as rules
 from farside.agent.run import task_folder as files
 from farside.agent.run.account import Account, Refused, account_of
-from farside.agent.run.containment import Cgroup, CgroupHome, Place, leftovers, place_of, send
-from farside.agent.run.fork_server import Nursery
+from farside.agent.run.containment import Cgroup, CgroupRoot, TaskCgroup, leftovers, send, task_cgroup_of
+from farside.agent.run.fork_server import ForkServer
 from farside.agent.run.hook import Hooks
 from farside.agent.run.ledger import FINAL, RANK, Key, Ledger, Task
 from farside.agent.run.record_file import Damaged, read_record, write_record
@@ -35,7 +35,7 @@ from farside.errors import Unavailable
 from farside.log import get_log
 
 LOOK_EVERY_S = 1.0
-"""How late the end of a task may be noticed when its shepherd's word was lost, or its shepherd was killed."""
+"""How late the end of a task may be noticed when its supervisor's word was lost, or its supervisor was killed."""
 KILL_LIMIT_S = 5.0
 NO_HOOKS = Hooks()
 RecordT = TypeVar("RecordT")
@@ -60,7 +60,7 @@ class Policy:
 
     run_as: str
     users: Collection[str]
-    cgroup: CgroupHome | None
+    cgroup: CgroupRoot | None
     devices: Callable[[], Collection[Device]]
     has_swap: Callable[[], bool] = lambda: False
     processes: int = 0
@@ -68,7 +68,7 @@ class Policy:
 
 
 class _Kept(Struct, frozen=True, kw_only=True):
-    """ledger.json: what no task's folder tells."""
+    """ledger.json: what is in no task's folder."""
 
     generation: int
     forgotten: tuple[tuple[str, int], ...]
@@ -88,11 +88,11 @@ class Runner:
         policy: Policy,
         tell: Callable[[m.TaskState], None],
         *,
-        nursery: Nursery | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         """Reads what is in ``folder`` (made if need be). ``tell`` gets every state that the manager should hear.
 
-        Without a ``nursery``, or where systemd makes the cgroups, each shepherd is a Python of its own.
+        Without a ``fork_server``, or where systemd makes the cgroups, each task supervisor is a Python of its own.
 
         Raises:
             OSError: the folder cannot be used.
@@ -102,8 +102,8 @@ class Runner:
         self._folder, self._tell = folder, tell
         self._tasks_folder = folder / "tasks"
         self._socket = folder / "agent.notify"
-        self._nursery = nursery
-        self._pids: dict[Key, int] = {}  # of shepherds that we started, for as long as they have said nothing
+        self._fork_server = fork_server
+        self._pids: dict[Key, int] = {}  # of task supervisors that we started, for as long as they have said nothing
         self._cgroups: dict[Key, Path | None] = {}  # of tasks that were asked for
         self._children: set[int] = set()  # to be waited for
         self._unseen: set[Key] = set()  # tasks that could not be looked at, as is logged
@@ -140,7 +140,7 @@ class Runner:
         self._children = {pid for pid in self._children if os.waitpid(pid, os.WNOHANG) == (0, 0)}
 
     async def run(self) -> None:
-        """Looks whenever a shepherd says that there is something to see, and every second."""
+        """Looks whenever a task supervisor says that there is something to see, and every second."""
         loop = asyncio.get_running_loop()
         with self._notified() as ear:
             while True:
@@ -160,10 +160,10 @@ class Runner:
         """Some task may still have processes."""
         return any(task.is_live for task in self.ledger.tasks.values())
 
-    def shepherd_pids(self) -> dict[Key, int]:
-        """Process ids of the live tasks' shepherds, as far as they have said anything."""
+    def supervisor_pids(self) -> dict[Key, int]:
+        """Process ids of the live tasks' supervisors, as far as they have said anything."""
         statuses = {key: self._status(key) for key, task in self.ledger.tasks.items() if task.is_live}
-        return {key: status.shepherd_pid for key, status in statuses.items() if status is not None}
+        return {key: status.supervisor_pid for key, status in statuses.items() if status is not None}
 
     def cgroup_of(self, key: Key) -> Path | None:
         """The cgroup of a live task's own; None: it has none."""
@@ -216,7 +216,7 @@ class Runner:
     def _launch(self, start: m.Start, account: Account) -> None:
         key = rules.key_of(start)
         try:
-            self._pids[key] = self._start_shepherd(start, account)
+            self._pids[key] = self._start_supervisor(start, account)
         except OSError as error:
             _log.error("a task was not started", task=files.folder_name(key), why=error.strerror)
             recipe = self._recipe(key)
@@ -225,14 +225,14 @@ class Runner:
             cause = f"this node could not start it: {error.strerror}"
             self._step(rules.Observed(state=_ended(key, "exited", cause)))
 
-    def _start_shepherd(self, start: m.Start, account: Account) -> int:
+    def _start_supervisor(self, start: m.Start, account: Account) -> int:
         key = rules.key_of(start)
         folder = self._at(key)
         folder.mkdir(mode=0o700)
         lock = files.lock(folder)
         assert lock is not None
         try:
-            place = self._place(start)
+            place = self._task_cgroup(start)
             recipe = files.Recipe(
                 start=start,
                 account=account,
@@ -245,25 +245,25 @@ class Runner:
             files.write_recipe(folder, recipe)
             return self._spawn(folder, lock, place.prefix if place is not None else ())
         finally:
-            os.close(lock)  # the shepherd has its own
+            os.close(lock)  # the task supervisor has its own
 
     def _spawn(self, folder: Path, lock: int, prefix: tuple[str, ...]) -> int:
-        if self._nursery is not None and not prefix:
+        if self._fork_server is not None and not prefix:
             try:
-                return self._nursery.spawn(folder, lock)
+                return self._fork_server.spawn(folder, lock)
             except Unavailable as error:
-                _log.warning("a shepherd is started the slow way", folder=folder, why=error)
+                _log.warning("a task supervisor is started without the fork server", folder=folder, why=error)
         pid = _spawn(folder, lock, prefix)
         self._children.add(pid)
         return pid
 
-    def _place(self, start: m.Start) -> Place | None:
+    def _task_cgroup(self, start: m.Start) -> TaskCgroup | None:
         if self.policy.cgroup is None:
             return None
         # Several agents may share a home, and each has a task 1.0.
         name = f"farside-{files.folder_name(rules.key_of(start))}-{secrets.token_hex(4)}"
         spec = start.spec
-        return place_of(
+        return task_cgroup_of(
             self.policy.cgroup,
             name,
             cpus=spec.cpus,
@@ -279,18 +279,19 @@ class Runner:
             self._step(rules.Observed(state=status.state))
         is_final = status is not None and RANK[status.state.state] >= FINAL
         if not lives and not is_final:
-            self._step(rules.Observed(state=self._after_its_shepherd(key, status)))
+            self._step(rules.Observed(state=self._after_its_supervisor(key, status)))
         elif task.state.state == "stopping" and (status is None or RANK[status.state.state] < RANK["stopping"]):
-            self._signal(key)  # the first one came before its shepherd could be told, or another agent wrote the order
+            self._signal(key)  # the first signal came too early, or another agent wrote the order
 
-    def _after_its_shepherd(self, key: Key, status: files.Status | None) -> m.TaskState:
-        """Nobody waits for this task any more: no process of it may run, and how it ended nobody knows."""
+    def _after_its_supervisor(self, key: Key, status: files.Status | None) -> m.TaskState:
+        """The end of a task whose supervisor is gone: kills its processes; how they ended is not known."""
         recipe = self._read(files.read_recipe, key)
         if recipe is None or status is None:
             said = files.last_words(self._at(key))
-            cause = f"its shepherd did not start: {said}" if said else "the agent ended before it was started"
+            unstarted = "the agent ended before the task was started"
+            cause = f"its task supervisor did not start: {said}" if said else unstarted
         else:
-            cause = "its shepherd was killed"
+            cause = "its task supervisor was killed"
         if recipe is not None:
             _kill_all(recipe)
             if recipe.profile:
@@ -308,7 +309,7 @@ class Runner:
 
     def _signal(self, key: Key, number: int = signal.SIGUSR1) -> None:
         status = self._status(key)
-        pid = status.shepherd_pid if status is not None else self._pids.get(key, 0)
+        pid = status.supervisor_pid if status is not None else self._pids.get(key, 0)
         if not pid:
             return
         try:
@@ -316,7 +317,7 @@ class Runner:
         except ProcessLookupError:
             return
         try:
-            # Only while the lock is held is this process the shepherd, and not one that got its number.
+            # Only while the lock is held is this process the task supervisor, and not one that got its number.
             if files.is_locked(self._at(key)):
                 signal.pidfd_send_signal(fd, number)
         except ProcessLookupError:
@@ -409,7 +410,7 @@ def _kill_all(recipe: files.Recipe) -> None:
 
 
 def _spawn(folder: Path, lock: int, prefix: tuple[str, ...]) -> int:
-    """Starts the shepherd of this folder, which inherits the lock, and returns its process id."""
+    """Starts the task supervisor of this folder, which inherits the lock, and returns its process id."""
     try:
         os.set_inheritable(lock, True)
         # -P: what happens to lie in the agent's working folder is no module of ours
@@ -418,10 +419,10 @@ def _spawn(folder: Path, lock: int, prefix: tuple[str, ...]) -> int:
             (prefix or own)[0],
             (*prefix, *own),
             os.environ,
-            # What is said before the shepherd has its own log, by systemd-run for one, belongs there too.
+            # What is said before the task supervisor has its own log, by systemd-run for one, belongs there too.
             file_actions=((os.POSIX_SPAWN_OPEN, 2, os.fspath(folder / "shepherd.log"), _LOG_FLAGS, 0o600),),
             setsid=True,
-            # A stop that comes before the shepherd listens waits for it.
+            # A stop that comes before the task supervisor listens waits for it.
             setsigmask=(signal.SIGUSR1,),
         )
     finally:

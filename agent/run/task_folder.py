@@ -1,4 +1,4 @@
-"""One folder a task: what agent and shepherd tell each other through it. See `shepherd` for what each file means."""
+"""Folder of one task, through which agent and task supervisor exchange records; task_supervisor.py lists its files."""
 
 import fcntl
 import os
@@ -16,27 +16,27 @@ from farside.agent.run.record_file import read_record, write_record
 
 
 class Recipe(Struct, frozen=True, kw_only=True):
-    """All that a shepherd needs to know."""
+    """All that a task supervisor needs to know."""
 
     start: m.Start
     account: Account
-    cgroup: str  # folder of the task's own cgroup; empty: the shepherd's process tree holds it together
+    cgroup: str  # folder of the task's own cgroup; empty: the task supervisor's process tree holds it together
     mark: str  # in the environment of every process of the task, and of no other
     notify: str  # datagram socket of the agent; empty: it looks by itself
     hooks: Hooks = Hooks()
     profile: str = ""  # file for what its processes send; empty: they are not profiled
 
 
-class Status(Struct, frozen=True, kw_only=True):
-    """How the task is, by its shepherd."""
+class Status(Struct, frozen=True, kw_only=True, rename={"supervisor_pid": "shepherd_pid"}):
+    """State of the task, written by its supervisor. The file keeps the old name for agents of other versions."""
 
     state: m.TaskState
-    shepherd_pid: int
+    supervisor_pid: int
     program_pid: int
 
 
 class StopOrder(Struct, frozen=True, kw_only=True):
-    """That it shall end."""
+    """Order to end the task."""
 
     cause: str
     grace_s: float
@@ -48,7 +48,7 @@ def folder_name(key: Key) -> str:
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:
-    """Puts it down before the shepherd starts."""
+    """Write what to run, before the task supervisor starts."""
     write_record(folder / "task.json", recipe)
 
 
@@ -58,17 +58,17 @@ def read_recipe(folder: Path) -> Recipe | None:
 
 
 def write_status(folder: Path, status: Status) -> None:
-    """By the shepherd."""
+    """Write the state of the task; the task supervisor calls this."""
     write_record(folder / "state.json", status)
 
 
 def read_status(folder: Path) -> Status | None:
-    """How it is, or None where its shepherd has not said anything yet."""
+    """State of the task, or None where its supervisor has written none yet."""
     return read_record(folder / "state.json", Status)
 
 
 def write_stop(folder: Path, order: StopOrder) -> None:
-    """By the agent; the shepherd reads it on SIGUSR1."""
+    """Write the order to stop; the agent calls this, and the task supervisor reads it on SIGUSR1."""
     write_record(folder / "stop.json", order)
 
 
@@ -89,7 +89,7 @@ def lock(folder: Path) -> int | None:
 
 
 def is_locked(folder: Path) -> bool:
-    """A shepherd lives."""
+    """True while a task supervisor lives."""
     try:
         fd = lock(folder)
     except FileNotFoundError:  # the folder was never made
@@ -100,7 +100,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def last_words(folder: Path) -> str:
-    """The last line that its shepherd wrote, where there is one."""
+    """Last line of the task supervisor's log, empty where there is none."""
     try:
         lines = (folder / "shepherd.log").read_text(errors="replace").strip().splitlines()
     except OSError:

@@ -1,15 +1,15 @@
-"""The process beside each task: it starts the program, waits for all of it, and keeps how it ended.
+"""Task supervisor, the process beside each task: starts the program, waits for all its processes, records its end.
 
 How it works: the agent makes the task's folder, takes its lock, and starts this program with the locked descriptor, so
-that the folder is locked from before the shepherd exists until it ends. Whoever finds the lock free knows that no
-shepherd runs. The shepherd belongs to nobody's session: an agent that is killed, updated or stopped changes nothing for
-it, and the next agent reads what is in the folder::
+that the folder is locked from before the supervisor exists until it ends. A process that finds the lock free knows that
+no supervisor runs. The supervisor belongs to no session: it goes on when the agent is killed, updated or stopped, and
+the next agent reads what is in the folder::
 
-    task.json    what to run, as whom, in which cgroup          written by the agent, before the shepherd starts
-    state.json   how the task is, and whose process ids          written by the shepherd
-    stop.json    that it shall end, why and within what time    written by the agent, then SIGUSR1
-    lock         held while the shepherd lives
-    claimed      made by the shepherd first of all: where it stands, no other begins
+    task.json    what to run, as whom, in which cgroup          written by the agent, before the supervisor starts
+    state.json   the state of the task, and its process ids     written by the supervisor
+    stop.json    the order to end, why and within what time     written by the agent, then SIGUSR1
+    lock         held while the supervisor lives
+    claimed      made by the supervisor first of all: where it exists, no second supervisor begins
 
 Guarantees: the state says ``running`` only once the program was executed; a final state is on the disk before the lock
 is free; and before a final state is written no process of the task is left. Exit code and signal are the program's own.
@@ -49,7 +49,7 @@ _READY_BYTES = 65536  # all that a pipe holds
 _WATCHED = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGIO)
 
 
-class Shepherd:
+class TaskSupervisor:
     """One task, from its start to its end."""
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
@@ -115,7 +115,7 @@ class Shepherd:
         self._finish(self._after_epilog(self._end_profile(self._final())))
 
     def _write_first(self) -> None:
-        """The agent has to know whom to tell of a stop; without a prolog, it hears of the program soon enough."""
+        """Write the first state where a prolog runs: the agent needs the process id to signal a stop."""
         if self._recipe.hooks.prolog:
             with suppress(OSError):
                 self._write()
@@ -150,7 +150,7 @@ class Shepherd:
         """Why not to wait any longer for the program's start; empty: wait."""
         if not self._is_known:
             with suppress(OSError):
-                self._write()  # the next agent has to know whom to tell of a stop
+                self._write()  # the next agent needs the process id to signal a stop
         limit_s = self._recipe.start.spec.time_limit_s
         if self._is_given_up(0):
             return self._given_up
@@ -194,7 +194,7 @@ class Shepherd:
         return end if self._profiler is None else msgspec.structs.replace(end, profile=self._profiler.close())
 
     def _is_over(self) -> bool:
-        """The program has ended; where it was told to, its children had their grace too."""
+        """True when the program has ended and, after an order to stop, its children have ended or had their grace."""
         self._reap()
         if self._exit is None:
             return False
@@ -307,7 +307,7 @@ class Shepherd:
         files.notify(self._recipe.notify)
 
     def _write(self) -> None:
-        files.write_status(self._folder, Status(state=self._state, shepherd_pid=os.getpid(), program_pid=self._pid))
+        files.write_status(self._folder, Status(state=self._state, supervisor_pid=os.getpid(), program_pid=self._pid))
         self._is_known = True
 
 
@@ -322,7 +322,7 @@ def _children_s() -> float:
 
 
 def _ready_pipe() -> tuple[int, int]:
-    """A pipe whose reader gets SIGIO when something is written, so that `Shepherd` need not wait for two things."""
+    """A pipe whose reader gets SIGIO when something is written, so that the supervisor waits for signals only."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
     fcntl.fcntl(reader, fcntl.F_SETOWN, os.getpid())
     _tell_of(reader, is_wanted=True)
@@ -338,12 +338,12 @@ def keep(folder: Path, lock: int) -> None:
     """Keeps the task of this folder to its end. SIGUSR1 must be blocked already.
 
     Raises:
-        SystemExit: no task is here, or another shepherd has it.
+        SystemExit: no task is here, or another task supervisor has it.
     """
     try:
         os.close(os.open(folder / "claimed", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
-        sys.exit(f"{folder}: another shepherd has this task")
+        sys.exit(f"{folder}: another task supervisor has this task")
     os.set_inheritable(lock, False)
     os.chdir("/")
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
@@ -351,7 +351,7 @@ def keep(folder: Path, lock: int) -> None:
     recipe = files.read_recipe(folder)
     if recipe is None:
         sys.exit(f"{folder}: no task is here")
-    Shepherd(folder, recipe).run()
+    TaskSupervisor(folder, recipe).run()
 
 
 def connect_output(folder: Path) -> None:

@@ -32,7 +32,7 @@ class RunningTask:
     """What the node's memory needs to know of a live task."""
 
     name: str
-    shepherd_pid: int
+    supervisor_pid: int
     limit_bytes: int
     cgroup: Path | None = None  # its own; None: it has none
 
@@ -92,7 +92,7 @@ class NodeSense:
 
     def _read(self, tasks: tuple[RunningTask, ...], lent: Lent) -> NodeReading:
         memory = self._memory.read()
-        usage = {task.name: usage_below(task.shepherd_pid) for task in tasks}
+        usage = {task.name: usage_below(task.supervisor_pid) for task in tasks}
         promised = promised_bytes((task.limit_bytes, usage[task.name].rss_bytes) for task in tasks)
         reading = m.Reading(
             at_s=time.time(),

@@ -1,4 +1,4 @@
-"""CPU time and memory of a running task: all processes below its shepherd."""
+"""CPU time and memory of a running task: all processes below its supervisor."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ class Usage:
     rss_bytes: int = 0
 
 
-def usage_below(shepherd_pid: int) -> Usage:
-    """What the task of this shepherd uses; nothing where it has ended."""
+def usage_below(supervisor_pid: int) -> Usage:
+    """What the task of this task supervisor uses; nothing where it has ended."""
     cpu_s, rss_bytes = 0.0, 0
     try:
-        family = psutil.Process(shepherd_pid).children(recursive=True)
+        family = psutil.Process(supervisor_pid).children(recursive=True)
     except psutil.Error:
         return Usage()
     for process in family:

@@ -1,4 +1,4 @@
-"""A runner in a test: real shepherds, real programs, states collected."""
+"""A runner in a test: real task supervisors, real programs, states collected."""
 
 import asyncio
 import os
@@ -13,8 +13,8 @@ import psutil
 
 from farside.agent import messages as m
 from farside.agent.gpu_share import devices_of
-from farside.agent.run.containment import Cgroup, CgroupHome
-from farside.agent.run.fork_server import Nursery
+from farside.agent.run.containment import Cgroup, CgroupRoot
+from farside.agent.run.fork_server import ForkServer
 from farside.agent.run.ledger import FINAL, RANK
 from farside.agent.run.runner import Policy, Runner
 from tests.agent.frames import SPEC
@@ -31,16 +31,16 @@ class Node:
         self,
         folder: Path,
         *,
-        cgroup: CgroupHome | None = None,
+        cgroup: CgroupRoot | None = None,
         run_as: str = "starter",
-        nursery: Nursery | None = None,
+        fork_server: ForkServer | None = None,
         **policy: Any,
     ) -> None:
         self.folder = folder
         self.told: list[m.TaskState] = []
         settings = {"users": (), "devices": lambda: devices_of(range(8)), **policy}
         self.policy = Policy(run_as=run_as, cgroup=cgroup, **settings)
-        self.runner = Runner(folder, self.policy, self.told.append, nursery=nursery)
+        self.runner = Runner(folder, self.policy, self.told.append, fork_server=fork_server)
 
     def restarted(self) -> "Node":
         """Another agent on the same folder; this one is not used any more."""

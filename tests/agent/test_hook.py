@@ -137,7 +137,7 @@ def test_hooks_run_as_who_the_settings_name(tmp_path: Path) -> None:
         assert made.ended().unfit.endswith(f": {nobody.pw_uid}")
 
 
-def test_a_killed_shepherd_takes_its_prolog_along(tmp_path: Path) -> None:
+def test_a_killed_supervisor_takes_its_prolog_along(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     hooks = Hooks(prolog=shell(f"echo $$ >{pid_file}.part; mv {pid_file}.part {pid_file}; exec sleep 600"))
     with node(tmp_path, hooks=hooks) as made:
@@ -145,7 +145,7 @@ def test_a_killed_shepherd_takes_its_prolog_along(tmp_path: Path) -> None:
         until(pid_file.exists, what="the prolog")
         pid = int(pid_file.read_text())
 
-        os.kill(next(iter(made.runner.shepherd_pids().values())), signal.SIGKILL)
+        os.kill(next(iter(made.runner.supervisor_pids().values())), signal.SIGKILL)
 
         until(lambda: not Path(f"/proc/{pid}/cmdline").exists() or not _cmdline(pid), what="the prolog has gone")
         assert made.until("exited").state == "lost"

@@ -17,31 +17,31 @@ import pytest
 
 from farside.agent import messages as m
 from farside.agent.run.account import account_of
-from farside.agent.run.containment import Cgroup, CgroupHome, cgroup_home, make_cgroup, place_of
-from farside.agent.run.fork_server import Nursery
+from farside.agent.run.containment import Cgroup, CgroupRoot, cgroup_root, make_cgroup, task_cgroup_of
+from farside.agent.run.fork_server import ForkServer
 from farside.agent.run.task_folder import Recipe, is_locked, read_recipe, read_status
-from farside.agent.run.task_supervisor import LAUNCH_LIMIT_S, Shepherd, keep
+from farside.agent.run.task_supervisor import LAUNCH_LIMIT_S, TaskSupervisor, keep
 from tests.agent.frames import SPEC
 from tests.agent.node import DEADLINE_S, ME, Node, node, processes_with, remove_cgroups
 from tests.support.waiting import text_of, until
 
 
-@pytest.fixture(params=["tree", "nursery", "cgroup"])
+@pytest.fixture(params=["tree", "fork_server", "cgroup"])
 def held(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
-    """A node that holds tasks together by process trees, one that forks its shepherds too, and one with cgroups."""
+    """A node that holds tasks together by process trees, one that forks its supervisors too, and one with cgroups."""
     if request.param == "tree":
         with node(tmp_path) as made:
             yield made
         return
-    if request.param == "nursery":
-        nursery = Nursery()
+    if request.param == "fork_server":
+        fork_server = ForkServer()
         try:
-            with node(tmp_path, nursery=nursery) as made:
+            with node(tmp_path, fork_server=fork_server) as made:
                 yield made
         finally:
-            nursery.close()
+            fork_server.close()
         return
-    home = cgroup_home("auto")
+    home = cgroup_root("auto")
     if home is None:
         pytest.skip("no cgroup v2 that this process may write")
     if home.by_systemd:
@@ -51,7 +51,7 @@ def held(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
     own = home.folder / f"test-{uuid.uuid4().hex}"
     own.mkdir()
     try:
-        with node(tmp_path, cgroup=CgroupHome(folder=own)) as made:
+        with node(tmp_path, cgroup=CgroupRoot(folder=own)) as made:
             yield made
     finally:
         remove_cgroups(own)
@@ -171,7 +171,7 @@ def test_output_may_go_to_a_device(held: Node) -> None:
 
 def test_a_stop_ends_a_task_whose_start_hangs(held: Node, hanging: Path) -> None:
     held.start("", argv=(str(hanging),))
-    until(held.runner.shepherd_pids, what="a shepherd that says that it waits")
+    until(held.runner.supervisor_pids, what="a task supervisor that says that it waits")
 
     held.stop(grace_s=600)
 
@@ -191,10 +191,10 @@ def test_a_time_limit_ends_a_task_whose_start_hangs(held: Node, hanging: Path) -
 def test_a_start_that_hangs_is_given_up(tmp_path: Path) -> None:
     start = m.Start(task_id="1.0", start=1, generation=1, spec=SPEC)
     account = account_of(ME, run_as="starter", allowed=())
-    shepherd = Shepherd(tmp_path, Recipe(start=start, account=account, cgroup="", mark="m", notify=""))
+    supervisor = TaskSupervisor(tmp_path, Recipe(start=start, account=account, cgroup="", mark="m", notify=""))
 
-    assert shepherd._why_give_up(LAUNCH_LIMIT_S - 1) == ""
-    assert shepherd._why_give_up(LAUNCH_LIMIT_S).startswith("not started within 60 s")
+    assert supervisor._why_give_up(LAUNCH_LIMIT_S - 1) == ""
+    assert supervisor._why_give_up(LAUNCH_LIMIT_S).startswith("not started within 60 s")
     assert read_status(tmp_path) is not None
 
 
@@ -258,15 +258,15 @@ def test_a_time_limit_ends_it_and_is_the_cause(held: Node) -> None:
     assert (end.signal, end.cause, end.kind) == (signal.SIGTERM, "time limit of 0.3 s", m.EndKind.TIME_LIMIT)
 
 
-def test_a_shepherd_whose_folder_is_taken_away_ends_with_its_task(held: Node) -> None:
+def test_a_supervisor_whose_folder_is_taken_away_ends_with_its_task(held: Node) -> None:
     held.start(f"echo ready; until test -e {held.out}.go; do sleep 0.02; done")
     held.until("running")
-    shepherd = psutil.Process(held.runner.shepherd_pids()["1.0", 1])
+    supervisor = psutil.Process(held.runner.supervisor_pids()["1.0", 1])
     shutil.rmtree(held.folder)
 
     held.out.with_name("log.go").touch()
 
-    until(lambda: not shepherd.is_running() or shepherd.status() == psutil.STATUS_ZOMBIE, what="the shepherd's end")
+    until(lambda: not supervisor.is_running() or supervisor.status() == psutil.STATUS_ZOMBIE, what="its end")
 
 
 def test_nothing_is_left_of_a_task_that_ended(held: Node) -> None:
@@ -341,20 +341,20 @@ def test_a_program_says_when_it_is_ready(held: Node) -> None:
     assert told == [("starting", False), ("running", False), ("running", True), ("stopping", True), ("exited", True)]
 
 
-def wakes_its_shepherd(held: Node) -> bool:
-    """Whether what the task writes to FARSIDE_READY is a signal to its shepherd at this moment."""
-    folder = Path("/proc") / str(held.runner.shepherd_pids()["1.0", 1])
+def wakes_its_supervisor(held: Node) -> bool:
+    """Whether what the task writes to FARSIDE_READY is a signal to its supervisor at this moment."""
+    folder = Path("/proc") / str(held.runner.supervisor_pids()["1.0", 1])
     pipes = [fd.name for fd in (folder / "fd").iterdir() if os.readlink(fd).startswith("pipe:")]
     said = [(folder / "fdinfo" / fd).read_text() for fd in pipes]
     flags = [int(line.split()[1], 8) for one in said for line in one.splitlines() if line.startswith("flags:")]
     return any(flag & os.O_ASYNC for flag in flags)
 
 
-def test_a_program_that_goes_on_saying_so_wakes_its_shepherd_now_and_then_only(held: Node) -> None:
+def test_a_program_that_goes_on_saying_so_wakes_its_supervisor_now_and_then_only(held: Node) -> None:
     held.start('while :; do echo ready; done >"$FARSIDE_READY"')
     until(lambda: held.state().ready_at_s is not None, what="a ready program", deadline_s=DEADLINE_S)
 
-    until(lambda: not wakes_its_shepherd(held), what="a shepherd that does not listen", deadline_s=DEADLINE_S)
+    until(lambda: not wakes_its_supervisor(held), what="a task supervisor that does not listen", deadline_s=DEADLINE_S)
 
 
 def test_a_program_may_say_more_than_the_pipe_holds(held: Node) -> None:
@@ -404,25 +404,25 @@ def test_a_stop_that_the_last_agent_wrote_is_carried_out_by_the_next(held: Node)
     held.start("echo ready; sleep 600")
     held.says("ready")
     held.until("running")
-    shepherd = psutil.Process(held.runner.shepherd_pids()["1.0", 1])
-    shepherd.suspend()
+    supervisor = psutil.Process(held.runner.supervisor_pids()["1.0", 1])
+    supervisor.suspend()
     held.stop()
-    shepherd.resume()
+    supervisor.resume()
 
     assert held.restarted().ended().cause == "preempted"
 
 
-def test_a_killed_shepherd_takes_its_task_along(held: Node) -> None:
+def test_a_killed_supervisor_takes_its_task_along(held: Node) -> None:
     mark = f"mark-{uuid.uuid4().hex}"
     held.start(f"setsid sh -c 'echo ready; while :; do sleep 0.05; done # {mark}' & wait")
     held.says("ready")
     held.until("running")
-    pid = held.runner.shepherd_pids()["1.0", 1]
+    pid = held.runner.supervisor_pids()["1.0", 1]
 
     os.kill(pid, signal.SIGKILL)
     end = held.ended()
 
-    assert (end.state, end.cause) == ("lost", "its shepherd was killed")
+    assert (end.state, end.cause) == ("lost", "its task supervisor was killed")
     until(lambda: processes_with(mark) == [], what="the end of all its processes")
 
 
@@ -442,7 +442,7 @@ def test_an_agent_without_descriptors_neither_ends_nor_loses_a_task_and_says_so_
 ) -> None:
     held.start("exit 3")
     folder = held.folder / "tasks" / "1.0-1"
-    until(lambda: not is_locked(folder), what="the end of its shepherd", deadline_s=DEADLINE_S)
+    until(lambda: not is_locked(folder), what="the end of its supervisor", deadline_s=DEADLINE_S)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
@@ -482,7 +482,7 @@ def test_a_gpu_that_is_not_there_is_refused(held: Node) -> None:
     assert (end.state, end.exit_code, end.cause) == ("exited", None, "no healthy GPU 8 on this node")
 
 
-def test_a_task_never_has_the_shepherd_s_lock(held: Node) -> None:
+def test_a_task_never_has_the_supervisor_s_lock(held: Node) -> None:
     held.start("ls -l /proc/self/fd")
     held.ended()
 
@@ -535,9 +535,9 @@ def test_files_are_opened_with_the_user_s_rights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("user", "allowed", "cause"),
     [
-        ("root", (), "user root is uid 0, and no task runs as that"),
+        ("root", (), "user root is uid 0, and no task runs as uid 0"),
         ("no-such-user", (), "no user no-such-user on this node"),
-        ("daemon", ("alice",), "user daemon is not among those that this node runs tasks of"),
+        ("daemon", ("alice",), "user daemon is not in this node's setting users"),
     ],
 )
 def test_other_users_are_refused(tmp_path: Path, user: str, allowed: tuple[str, ...], cause: str) -> None:
@@ -550,7 +550,7 @@ def test_other_users_are_refused(tmp_path: Path, user: str, allowed: tuple[str, 
 
 
 def test_a_cgroup_goes_with_its_task(tmp_path: Path) -> None:
-    home = cgroup_home("auto")
+    home = cgroup_root("auto")
     if home is None:
         pytest.skip("no cgroup v2 that this process may write")
     with node(tmp_path, cgroup=home) as made:
@@ -577,10 +577,10 @@ def test_limits_are_written_where_the_controllers_are(tmp_path: Path) -> None:
 
 def test_a_task_may_swap_as_much_as_it_asked_for(tmp_path: Path) -> None:
     (tmp_path / "cgroup.subtree_control").touch()
-    made = place_of(CgroupHome(folder=tmp_path), "1.0-1", cpus=0, memory_bytes=1 << 20, swap_bytes=3 << 20)
-    systemds = CgroupHome(folder=tmp_path, by_systemd=True)
-    scope = place_of(systemds, "1.0-1", cpus=0, memory_bytes=0, swap_bytes=3 << 20, processes=300)
-    none = place_of(CgroupHome(folder=tmp_path, by_systemd=True), "1.0-1", cpus=0, memory_bytes=0)
+    made = task_cgroup_of(CgroupRoot(folder=tmp_path), "1.0-1", cpus=0, memory_bytes=1 << 20, swap_bytes=3 << 20)
+    systemds = CgroupRoot(folder=tmp_path, by_systemd=True)
+    scope = task_cgroup_of(systemds, "1.0-1", cpus=0, memory_bytes=0, swap_bytes=3 << 20, processes=300)
+    none = task_cgroup_of(CgroupRoot(folder=tmp_path, by_systemd=True), "1.0-1", cpus=0, memory_bytes=0)
 
     assert (made.folder / "memory.swap.max").read_text() == "3145728"
     assert {"--property=MemorySwapMax=3145728", "--property=TasksMax=300"} <= set(scope.prefix)
@@ -608,10 +608,10 @@ def test_a_cgroup_that_is_gone_holds_nothing(tmp_path: Path) -> None:
     gone.close()
 
 
-def test_a_nursery_that_was_killed_is_replaced_and_the_task_runs_once(tmp_path: Path) -> None:
-    nursery = Nursery()
+def test_a_fork_server_that_was_killed_is_replaced_and_the_task_runs_once(tmp_path: Path) -> None:
+    fork_server = ForkServer()
     try:
-        with node(tmp_path, nursery=nursery) as made:
+        with node(tmp_path, fork_server=fork_server) as made:
             made.start("echo first")
             made.ended()
             for pid in processes_with("farside.agent.run.fork_server"):
@@ -625,7 +625,7 @@ def test_a_nursery_that_was_killed_is_replaced_and_the_task_runs_once(tmp_path: 
 
             assert made.output() == "first\nsecond\nthird\n"
     finally:
-        nursery.close()
+        fork_server.close()
 
 
 @pytest.fixture
@@ -664,14 +664,14 @@ def test_on_a_full_disk_nothing_new_starts_and_what_runs_ends_as_it_should(small
     assert (tmp_path / "now").read_text() == "now\n"
 
 
-def test_a_second_shepherd_of_a_task_does_nothing(tmp_path: Path) -> None:
+def test_a_second_supervisor_of_a_task_does_nothing(tmp_path: Path) -> None:
     with node(tmp_path) as made:
         made.start("echo once")
         made.ended()
         folder = made.folder / "tasks" / "1.0-1"
         lock = os.open(folder / "lock", os.O_RDWR)
 
-        with pytest.raises(SystemExit, match="another shepherd has this task"):
+        with pytest.raises(SystemExit, match="another task supervisor has this task"):
             keep(folder, lock)
 
         os.close(lock)

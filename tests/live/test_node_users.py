@@ -115,7 +115,7 @@ def test_an_agent_that_is_not_root_tells_of_its_list_its_own_user_alone(monkeypa
     monkeypatch.setattr(os, "geteuid", lambda: 1)
 
     assert users_here(run_as="submitter", allowed={"ann", "daemon"}) == ("daemon",)
-    with pytest.raises(ConfigError, match="users: daemon is not among them"):
+    with pytest.raises(ConfigError, match="users: daemon is missing"):
         users_here(run_as="submitter", allowed={"ann"})
 
 

@@ -148,7 +148,7 @@ def test_an_agent_of_now_opens_the_state_folder_of_one_before_and_forgets_no_tas
     assert (ledger.generation, ledger.forgotten) == (1, (("1.0", 1),))
     assert [known.memory_bytes for known in ledger.tasks.values()] == [2 << 20, 0]
     told = {state.task_id: (state.state, state.cause) for state in node.told}
-    assert told == {"2.0": ("lost", "its shepherd was killed")}  # it was killed with the machine it was recorded on
+    assert told == {"2.0": ("lost", "its task supervisor was killed")}  # with the machine of the recording
     node.start("true", task_id="1.0")
     assert node.told[-1].cause == "this start is over"
 

@@ -1,4 +1,4 @@
-"""What becomes of a task that is to be profiled: by real shepherds, with real programs."""
+"""What becomes of a task that is to be profiled: by real task supervisors, with real programs."""
 
 import os
 import sys
@@ -117,12 +117,12 @@ def test_it_is_told_while_the_task_runs_as_soon_as_there_is_something(
     assert made.close().sent_bytes == 9
 
 
-def test_a_lost_shepherd_leaves_no_file(node: Node) -> None:
+def test_a_lost_supervisor_leaves_no_file(node: Node) -> None:
     node.start("sleep 100", profile=True)
     node.until("running")
     assert list(ring_file.FOLDER.glob("farside-profile-*"))
-    (shepherd,) = node.runner.shepherd_pids().values()
-    os.kill(shepherd, 9)
+    (supervisor,) = node.runner.supervisor_pids().values()
+    os.kill(supervisor, 9)
 
     until(lambda: node.state().state == "lost", what="the task lost", deadline_s=30.0)
 

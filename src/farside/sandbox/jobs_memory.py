@@ -18,5 +18,5 @@ def jobs_bytes(agent_state: Path) -> int:
         except (FarsideError, OSError):
             continue  # it is just being taken away
         if status is not None and RANK[status.state.state] < FINAL:
-            total += usage_below(status.shepherd_pid).rss_bytes
+            total += usage_below(status.supervisor_pid).rss_bytes
     return total

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.agent.run.containment import CgroupHome, cgroup_home
+from farside.agent.run.containment import CgroupRoot, cgroup_root
 from farside.agent.run.task_folder import read_recipe
 from tests.agent.node import Node, node
 from tests.support.waiting import until
@@ -19,8 +19,8 @@ EAT = "python3 -c 'a = bytearray(200 << 20); print(len(a))'"
 @pytest.fixture(params=["scope", "folder"])
 def held(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
     """A node whose tasks are systemd's scopes, and one that has a folder of its own."""
-    home = cgroup_home("auto" if request.param == "scope" else str(FOLDER))
-    assert home == CgroupHome(
+    home = cgroup_root("auto" if request.param == "scope" else str(FOLDER))
+    assert home == CgroupRoot(
         folder=Path("/sys/fs/cgroup/farside.slice") if request.param == "scope" else FOLDER,
         by_systemd=request.param == "scope",
         limits_swap=True,
