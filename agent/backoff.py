@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt to reach the manager. PURE."""
+"""Backoff: the time to wait before the next attempt to reach the manager. PURE."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Who holds how much of which GPU: `Share`, which the log, the ledger of a node and the page speak of. PURE.
+"""Share of a GPU: which holder has which device, for the event log, the ledger of a node and the web page. PURE.
 
 How it works
   A GPU is a device, or is cut into parts, each of which is a device that its driver has a name for (MIG instances).

@@ -1,4 +1,4 @@
-"""`farside agent`: one node agent, from its settings to its end.
+"""`farside agent`: starts a node agent from its settings, runs it, and ends it.
 
 It ends at SIGTERM or SIGINT. Tasks run on then, and the next agent finds them; with ``on_stop = "end"`` (a sandbox)
 they are stopped first. Killed without warning it leaves only socket files, and tasks as they were.

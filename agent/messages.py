@@ -1,4 +1,4 @@
-"""What manager and node agent tell each other. PURE.
+"""Messages between manager and node agent. PURE.
 
 Each class is one frame of `farside.agent.protocol`, or a part of one. They are msgspec Structs: frozen keyword-only
 records like the project's dataclasses, which msgspec reads from JSON with every bound checked. A later version may add

@@ -1,4 +1,4 @@
-"""Reports on their way to the manager: numbered, kept until acknowledged, sent again in order. PURE.
+"""Outbox: reports to the manager, numbered, kept until acknowledged, and sent again in order. PURE.
 
 States wait here until a report takes them; of one task only the newest waits. Not more than `IN_FLIGHT_MAX` reports are
 without acknowledgement: behind a manager that does not answer, states gather here, one a task, and nothing grows.

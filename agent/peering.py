@@ -1,4 +1,4 @@
-"""Which donors this node's borrower is to have, from what the manager said and what it said before. PURE.
+"""Donor list of this node's borrower, merged from the manager's last lists. PURE.
 
 Who is new on the manager's list, or has moved, is taken at once. Who is not on it any more stays for `HOLD_S`: a
 manager that was restored from a backup, or whose agents come back one by one, knows few donors at first, and a donor

@@ -1,4 +1,4 @@
-"""The peers file of this node's borrower, kept as the manager knows the donors.
+"""The peers file of this node's borrower, written from the manager's list of donors.
 
 It outlives the agent and the machine: with no manager there, what it said last stands. The borrower reads it again when
 it changes (`peers_file` of `farside blockdev` names it), and finds it whole at any moment.

@@ -1,4 +1,4 @@
-"""Shuts this node down when the manager lets it sleep, where its operator allows that: for nodes without a BMC.
+"""Power-off of this node on the manager's request, where the operator allows it: for nodes without a BMC.
 
 Only a node that was closed by the same order and has no task is shut down: an order that comes late does nothing.
 """

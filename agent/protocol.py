@@ -1,4 +1,4 @@
-"""The protocol between node agents and the manager: text frames of JSON, and who may send which. PURE.
+"""The protocol between node agents and manager: JSON in text frames, and which side may send which. PURE.
 
 How it works
 ============

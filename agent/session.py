@@ -1,4 +1,4 @@
-"""The agent's one connection to the manager: opened again whenever it is lost, with nothing said twice or left out.
+"""The agent's connection to the manager: opened again when it is lost; every report arrives exactly once.
 
 Each connection starts with HELLO and every task that is known; then come the reports that were not acknowledged, then
 new ones: at once when a task's state changes, and every ``period_s`` otherwise. Commands are carried out as they come.

@@ -1,4 +1,4 @@
-"""The agent's picture of itself, as the admin socket and the metrics tell it."""
+"""Status of the agent, for the admin socket and the metrics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The file of this node's token: the door that reads it."""
+"""Read the file of this node's token."""
 
 import os
 import stat

@@ -1,1 +1,1 @@
-"""The borrower: one slab block device over donors' memory."""
+"""Borrower: serves a block device whose pages are in donors' memory."""

@@ -1,4 +1,4 @@
-"""What the parts of one running device share; each field has one writer, named beside it."""
+"""Context of one running device: the state that its parts share; each field names the one part that writes it."""
 
 import math
 import random

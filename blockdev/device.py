@@ -1,4 +1,4 @@
-"""One running device: ties activity, donors and clients' connections to the engine.
+"""A running device: ties activity, donors and client connections to the engine.
 
 How it works. The engine serves pages by itself. Here a tick a second turns its counters into an EWMA, maps what has
 become hot and gives back what is empty; its events and the donors' messages each start one errand (a task), and every

@@ -1,4 +1,4 @@
-"""The backup file or partition: made, locked, checked, allocated in full, and opened past the page cache.
+"""Backup file or partition: created, locked, checked, allocated in full, and opened for direct I/O.
 
 Allocated in full, because a filesystem that allocates under memory pressure may wait for the very reclaim that waits
 for us (memory-plane, "No malloc, no page-cache I/O"). It is not synced: swap content is worthless after a reboot.

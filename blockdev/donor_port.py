@@ -1,4 +1,4 @@
-"""What the borrower asks of its donors, as a Protocol, so that tests can stand a fake behind it."""
+"""Protocol of all that the borrower asks of its donors, so that tests can use a fake."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The engine's events and what follows: granules that want a mapping, slabs that are empty, links that broke."""
+"""Handlers of engine events: granules that need a mapping, empty slabs, broken links."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the borrower asks of the data engine: the methods of ``binding.Device`` that it uses.
+"""Protocol of the data engine: the methods of `binding.Device` that the borrower uses.
 
 Written down as a Protocol so that tests can stand a fake behind it and the type checkers compare both with this list.
 What each call means, and its errors, is in ``kmod_shim/engine/engine.h`` under the same name with ``ne_`` before it.

@@ -1,4 +1,4 @@
-"""Messages with file descriptors between the supervisor and the server process, over a SOCK_SEQPACKET socketpair.
+"""Messages with file descriptors between supervisor and server process, over a SOCK_SEQPACKET socketpair.
 
 One message is one JSON object with ``op``, and at most one descriptor:
 

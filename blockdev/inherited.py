@@ -1,4 +1,4 @@
-"""What a supervisor finds that follows another: descriptors that the service manager kept, and a server that lives on.
+"""Inherited state of a restarted supervisor: descriptors kept by the service manager, and a server still running.
 
 How it works. The manager keeps a duplicate of everything that the supervisor holds, and of its end of the link to the
 server that serves, by the name "server:PID". A server does not notice that its supervisor has gone as long as somebody

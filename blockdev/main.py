@@ -1,4 +1,4 @@
-"""`farside blockdev`: checks the settings, makes what a device needs, and supervises a server process over it."""
+"""`farside blockdev`: check the settings, make what a device needs, and supervise its server process."""
 
 import os
 import socket

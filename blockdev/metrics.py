@@ -1,4 +1,4 @@
-"""Prometheus metrics of a borrower, collected when they are asked for; counters go on through all its processes.
+"""Prometheus metrics of a borrower, collected at each scrape; counters continue across its processes.
 
 Served from the event loop: a device is called from one thread only, and another would have to be waited for while a
 successor stands ready.

@@ -1,4 +1,4 @@
-"""What the engine is told of the settings, and the memory files that a device lives in."""
+"""Parameters of the engine, made from the settings, and the memory files of a device."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The peers file: which donors there are and where their control listeners are.
+"""The peers file: the donors and the addresses of their control listeners.
 
 [[donor]]
 node = "d1"

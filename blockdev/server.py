@@ -1,4 +1,4 @@
-"""The server process: one engine, its donors and its clients, over descriptors that the supervisor hands in.
+"""Server process: one engine with its donors and clients, over descriptors that the supervisor passes in.
 
 How it works. It starts, imports everything, looks whether it understands the device's memory files, says "loaded" and
 waits: until then whoever serves the device goes on. With "adopt" it has all descriptors, takes the device up where an

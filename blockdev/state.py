@@ -1,4 +1,4 @@
-"""A memory file that holds one value and survives the death of its writer at any instruction.
+"""State file: one value in a memory file, which survives the death of its writer at any instruction.
 
 How it works. Two halves, each a header (magic, generation, length, checksum) and a payload. A write goes to the half
 that is not current, payload first, header last; a reader takes the half with the highest generation whose checksum

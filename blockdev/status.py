@@ -1,4 +1,4 @@
-"""What a running device tells of itself: `farside status`, and the admin command that sets faults."""
+"""Status of a running device for `farside status`, and the admin command that sets faults."""
 
 import os
 import socket

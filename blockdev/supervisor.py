@@ -1,4 +1,4 @@
-"""The process that outlives the block server: it holds what a successor needs, and starts one when the server ends.
+"""Supervisor, the process that outlives the server: holds what a successor needs, and starts one when a server ends.
 
 How it works. It owns the memory files, the listening sockets and the disk, and a duplicate of every client's socket.
 The server process (server.py) is given all of them; when it dies, the next one is given the same and goes on at the

@@ -1,4 +1,4 @@
-"""The tasks of one device: none outlives it, and a fault in one is recorded and ends that one only."""
+"""Tasks of one device: all end with the device, and a fault in one is recorded and ends only that one."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable

@@ -1,4 +1,4 @@
-"""The engine's counters over all processes that have served a device.
+"""Totals of the engine's counters over all processes that have served a device.
 
 The engine counts from zero in each process; what the processes before counted is kept in the control state, saved once
 a second, so that a killed process takes at most its last second along.

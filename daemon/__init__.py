@@ -1,1 +1,1 @@
-"""The donor: lends this machine's idle memory, and takes it back the moment its own programs want it."""
+"""Donor: lends this machine's idle memory, and takes it back when local programs need it."""

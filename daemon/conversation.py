@@ -1,4 +1,4 @@
-"""One borrower's control connection: what it asks, and what it gets.
+"""A borrower's control connection at the donor: its requests and their answers.
 
 Each request is answered before the next is read, but for MAP: making slabs takes as long as the kernel needs, and what
 the borrower says meanwhile (that it is alive, that it lets slabs go) must not wait for that. The MAPs of one connection

@@ -1,4 +1,4 @@
-"""What a donor has done since it began; only ever grows."""
+"""Counters of a donor since its start; they only grow."""
 
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The donor's heartbeat: each sample period it looks at memory, decides, and acts."""
+"""Cycle of the donor: in each sample period it reads memory, decides, and acts."""
 
 from farside.clock import Clock
 from farside.daemon.headroom import Action, Grow, Hasten, Recall, ReleaseUnmapped, decide

@@ -1,4 +1,4 @@
-"""How many slabs a donor may let stand: the paper's memory management. PURE.
+"""Headroom: how many slabs a donor may keep, by the paper's memory management. PURE.
 
 Everybody else's memory use, U, is measured each period and smoothed [infiniswap §2.5.1]. What neither they nor our
 slabs use is free; HeadRoom of it must stay free, always. Above, slabs are made ahead of time; below, slabs are given

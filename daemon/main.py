@@ -1,4 +1,4 @@
-"""`farside daemon`: one donor process, from its settings to its end.
+"""`farside daemon`: starts a donor from its settings, runs it, and ends it.
 
 Start: key, first memory sample, engine, listeners, slabs ready, then READY. The first SIGTERM or SIGINT ends it with
 care: nothing new is lent, every slab is recalled with time to move its pages, and then the process goes; the second

@@ -1,4 +1,4 @@
-"""What this donor knows of its machine's memory: samples, smoothed, against the operator's settings."""
+"""Memory of the donor's machine: samples, smoothed, against the operator's settings."""
 
 from dataclasses import dataclass
 

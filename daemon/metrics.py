@@ -1,4 +1,4 @@
-"""The donor's Prometheus metrics, made at each scrape from the last picture of its status."""
+"""The donor's Prometheus metrics, made at each scrape from its last status."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The donor's listeners: who may come in, and where a connection goes.
+"""The donor's listeners: accept connections, check their keys, and hand them on.
 
 Every connection begins with the handshake (control/protocol.py). A control connection opens a session or returns to
 one, and becomes a conversation. A data connection is welcomed into its session and handed to the engine's threads at

@@ -1,4 +1,4 @@
-"""What a donor tells about itself, to `farside status` and to Prometheus: one frozen picture."""
+"""Status of a donor, one frozen value, for `farside status` and Prometheus."""
 
 import os
 from collections import Counter

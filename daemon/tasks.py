@@ -1,4 +1,4 @@
-"""Background work of the donor: whatever happens in it is recorded, and ends nothing else."""
+"""Background tasks of the donor: a fault in one is recorded and ends only that task."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -1,1 +1,1 @@
-"""What stands where Infiniswap's kernel module stood."""
+"""Kernel interface of Farside: the C engine, nbd, swap and RDMA, in place of Infiniswap's kernel module."""

@@ -1,4 +1,4 @@
-"""What a file or partition really lies on: block devices down to the disks, and memory where it is no disk at all.
+"""Physical storage below a file or partition: block devices down to the disks, or memory if there is no disk.
 
 A backup disk that lies in memory (tmpfs, zram, a loop device over tmpfs) or on the very device that it backs would take
 what is swapped out and need memory for it: the loop that never ends. Read below a root folder.

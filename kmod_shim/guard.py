@@ -1,4 +1,4 @@
-"""Makes this process one that can be swapped to: it never waits for memory that waits for it.
+"""Guard against deadlock with swap: makes this process one that never waits for memory that waits for it.
 
 How it works. A page fault of any program may wait until the swap server has answered. If the server then waits for
 memory that is to be freed by writing to it, nothing moves any more. So, before any thread is made:

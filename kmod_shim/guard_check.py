@@ -1,4 +1,4 @@
-"""Whether processes can be swapped to: each rule of guard.py, looked at from outside, for every thread.
+"""Check from outside whether a process can serve swap: each rule of guard.py, for every thread.
 
 Asked of /proc below a root folder. A thread that was made before PR_SET_IO_FLUSHER does not have it, and nothing in the
 process itself tells; the flags in /proc/PID/task/*/stat do.

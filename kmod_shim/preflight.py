@@ -1,4 +1,4 @@
-"""What must hold before memory is lent, borrowed, or swapped to; each check says what it found and what to do.
+"""Preflight checks before memory is lent, borrowed, or swapped to; each reports what it found and what to do.
 
 A check asks for the feature itself (can a ring be made, can the file be opened with O_DIRECT), never for a kernel's
 version. Everything is read below a root folder, so that tests give a fake tree; the few checks that must try a system

@@ -1,4 +1,4 @@
-"""System calls that are tried to learn whether they are allowed; each leaves nothing behind."""
+"""Probes of system calls: each is tried to learn whether it is allowed, and leaves nothing behind."""
 
 import ctypes
 import errno

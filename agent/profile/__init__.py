@@ -1,4 +1,4 @@
-"""What a job's processes send, and what that tells of its model [tiresias §3.3.3.2]. See docs/profiler.md.
+"""Profiler: what a job's processes send, and what follows about its model. See docs/profiler.md. [tiresias §3.3.3.2]
 
 preload/       the C library that goes into the processes; build_preload.py builds it
 ring_file.py   the file between them and us

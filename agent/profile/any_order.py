@@ -1,4 +1,4 @@
-"""Marks of iterations whose messages come in another order each time, as several threads send them. PURE.
+"""Iteration marks where messages come in a different order each time, as when several threads send. PURE.
 
 Messages of about one size are a kind. For each kind, and each number of them that an iteration may have, every so
 manyth is a mark. Of those the first after the longest pauses is taken, so that no batch is cut. See iteration.py.

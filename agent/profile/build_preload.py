@@ -1,4 +1,4 @@
-"""How libfarside-profile.so is built, beside the engine and by the same environment variables (see build_ffi.py).
+"""Build of libfarside-profile.so, beside the engine and with the same environment variables (see build_ffi.py).
 
 It goes into processes of others: it links nothing but libc, shows nothing but the functions that it stands in for, and
 has no constructor but its own. Paths are relative to setup.py, as setuptools wants them.

@@ -1,4 +1,4 @@
-"""Marks of iterations in whatever order their messages come, by bytes and pauses alone. PURE. See iteration.py.
+"""Iteration marks found by bytes and pauses alone, whatever the order of messages. PURE. See iteration.py.
 
 Where threads send in turn, the message that marks an iteration comes early in one and late in another; an iteration's
 bytes are the same. So, for each number of bytes that lies between the marks that were found otherwise, the sequence is

@@ -1,4 +1,4 @@
-"""Iterations whose messages come in the same order each time. PURE. See iteration.py.
+"""Iteration marks where messages come in the same order each time. PURE. See iteration.py.
 
 1. The period is the shortest lag at which the sizes are like themselves, about as much as at the best lag. They are
    compared by their bytes, so that what is small and comes now and then (a heartbeat, a loss) does not matter.

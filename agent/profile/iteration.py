@@ -1,4 +1,4 @@
-"""Where an iteration of training begins, in the messages of one flow. PURE. [tiresias §3.3.3.2]
+"""Find where iterations of training begin in the messages of one flow. PURE. [tiresias §3.3.3.2]
 
 "Because each iteration is exactly the same from a communication perspective", its messages repeat. The text does not
 say how it finds that. Three ways here: where messages come in the same order each time, by the period of their sizes

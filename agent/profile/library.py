@@ -1,4 +1,4 @@
-"""What goes into a program so that its communication is seen."""
+"""The preload library: its path and the variables that a program needs to be profiled."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

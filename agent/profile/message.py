@@ -1,4 +1,4 @@
-"""Whole messages, from the events in which they were handed over. PURE.
+"""Whole messages, put together from the events that recorded their parts. PURE.
 
 A socket takes as much as it has room for: what was asked for and not taken comes with the next call on the same socket,
 so an incomplete event and those after it, up to the first complete one of its flow, are one message.

@@ -1,4 +1,4 @@
-"""What pauses say of marks that may begin iterations, or only parts of them. PURE. See iteration.py.
+"""Pauses between messages: they show whether marks begin iterations or only parts of them. PURE. See iteration.py.
 
 Where an iteration consists of alike parts (two steps of an all-reduce, tensors of one size), the bytes between two
 marks say half of it, or less. Between two iterations something is computed: if every k-th mark, and no other, comes

@@ -1,4 +1,4 @@
-"""The profile of one task, from its file to what is told: looked at now and then while it runs, and at its end."""
+"""Profiler of one task: reads the task's file now and then while the task runs, and at its end."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What stands in the file of preload/ring.h, whose layout this repeats. PURE.
+"""Reader of the ring file, whose layout preload/ring.h defines. PURE.
 
 A job may have written anything into it, at any moment: whatever is there is read without a fault, or refused by
 ValueError.

@@ -1,4 +1,4 @@
-"""The file that a job's processes write to: made whole before they start, read while they run, and taken away.
+"""Ring file, which a job's processes write to: made before they start, read while they run, then removed.
 
 It lies in memory that all users share, as programs of the task's user open it by its name. It has all its pages from
 the beginning: a process that writes to a page that memory has no room for would die of it.

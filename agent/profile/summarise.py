@@ -1,4 +1,4 @@
-"""What one process sends in an iteration of training: how much in all, and how large its largest tensor. PURE.
+"""Summary of what one process sends in an iteration: bytes in all, and its largest tensor. PURE.
 
 [tiresias §3.3.3.2] The skew S_J follows from both: the largest tensor's share of the model, as in Table 3.3.
 

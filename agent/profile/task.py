@@ -1,4 +1,4 @@
-"""What all processes of one task tell together. PURE.
+"""Profile of a task, summed up from all its processes. PURE.
 
 A task may have many: eight workers of one launcher, and loaders of data that send nothing. Those that send about as
 much as the one that sends most are its workers; each does what the others do, so the middle of them is the task.

@@ -1,4 +1,4 @@
-"""How alike the windows between marks are: what any way of finding iterations is judged by. PURE. See iteration.py.
+"""Similarity of the windows between marks, by which each way of finding iterations is judged. PURE. See iteration.py.
 
 Windows are as good as they are alike: the share of them, and of the bytes in them, that have as many bytes as the
 middle one and are not much shorter. The order of messages within does not matter. What a job sends before it trains

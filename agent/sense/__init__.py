@@ -1,4 +1,4 @@
-"""What this node has and how busy it is.
+"""Sensors of the node: its hardware and how busy it is.
 
 pressure.py  PSI of memory, CPU and I/O: the door to /proc/pressure
 gpu.py       GPUs by NVML, or as the settings declare them

@@ -1,4 +1,4 @@
-"""GPUs of this node: by NVML where NVIDIA's driver is, or as the settings declare them.
+"""GPUs of this node: from NVML where NVIDIA's driver is, or as the settings declare them.
 
 A GPU is not healthy when NVML says that it is lost or counts uncorrectable memory errors, when its driver reported a
 critical error (XID) that is not a program's own fault, or when its NVLinks fail (nvlink.py). It stays so until the

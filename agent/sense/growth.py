@@ -1,4 +1,4 @@
-"""By how much error counters have grown within the last hour: links that are well have some errors too. PURE."""
+"""Growth of error counters within the last hour; healthy links have some errors too. PURE."""
 
 import math
 from collections import Counter, deque

@@ -1,4 +1,4 @@
-"""Memory that jobs may still get on a node. PURE.
+"""Memory that further jobs may get on a node. PURE.
 
 What the memory plane has lent out counts as free: a donor gives it back when its own programs need it, and that is what
 jobs are. What running tasks were promised and have not taken yet does not.

@@ -1,4 +1,4 @@
-"""Ports of RDMA adapters: one that worked and does no more makes the node unfit for jobs that meet over it.
+"""Ports of RDMA adapters: a port that has stopped working makes the node unfit for jobs that communicate over it.
 
 So does one that was down for a moment between two looks, for an hour. One whose errors were too many within an hour, or
 that was down too often, does until the agent starts anew: a node that is drained has no traffic, so no errors tell of

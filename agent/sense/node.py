@@ -1,4 +1,4 @@
-"""All that is known of this node: read in a thread of its own, because drivers and /proc may take their time."""
+"""Readings of this node, taken in a thread of their own because drivers and /proc may be slow."""
 
 import asyncio
 import os

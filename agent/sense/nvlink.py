@@ -1,4 +1,4 @@
-"""NVLinks of GPUs: one that worked and does no more, or whose errors are too many, makes its GPU unfit.
+"""NVLinks of GPUs: a link that has stopped working, or has too many errors, makes its GPU unfit.
 
 NVML is asked once in `PERIOD_S`, as each link takes four calls and a node has more than a hundred.
 """

@@ -1,4 +1,4 @@
-"""What the kernel says about waiting: the door to /proc/pressure."""
+"""Pressure stall information of the kernel, read from /proc/pressure."""
 
 from pathlib import Path
 

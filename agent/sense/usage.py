@@ -1,4 +1,4 @@
-"""CPU time and memory of a running task: all processes below its supervisor."""
+"""CPU time and memory of a running task: all processes below its task supervisor."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""How pages travel to a donor: one protocol, a file for each carrier."""
+"""Carriers, the ways in which pages travel to a donor: one protocol, one file for each carrier."""

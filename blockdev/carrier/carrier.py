@@ -1,4 +1,4 @@
-"""What a carrier is: the one way in which a kind of connection is made and given to the engine.
+"""Protocol that every carrier follows: how connections to a donor are made and given to the engine.
 
 How it works. ``open`` makes a connection for each worker, all of one epoch, and returns the call that gives them to the
 engine. Between the two its caller hears what the engine says of the connections that they replace: those died by the

@@ -1,4 +1,4 @@
-"""All carriers by name, the preferred one first."""
+"""Catalog of all carriers by name, the preferred one first."""
 
 from collections.abc import Mapping
 

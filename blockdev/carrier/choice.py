@@ -1,4 +1,4 @@
-"""The choice of how pages travel to a donor: which carriers are asked for, and in what order they are tried. PURE.
+"""Choice of the carrier to a donor: which are allowed, and in which order they are tried. PURE.
 
 A donor at a unix: address is on this host, and its memory can be mapped here; any other is reached over a network. A
 carrier that is preferred and can't be had means a fallback: it is logged, counted, and tried again later

@@ -1,4 +1,4 @@
-"""RDMA: a queue pair for each worker, beside a connection whose end is the fence. [infiniswap §2.5.1]"""
+"""RDMA carrier: a queue pair for each worker, and a connection beside it whose end is the fence. [infiniswap §2.5.1]"""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Shared memory: a donor on this host passes its slabs by descriptor, and pages are copied without a connection."""
+"""Shared-memory carrier: a donor on this host passes its slabs by descriptor, and pages are copied directly."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""TCP: one authenticated connection for each worker, which the engine then has to itself."""
+"""TCP carrier: one authenticated connection for each worker, which only the engine uses afterwards."""
 
 import asyncio
 import os

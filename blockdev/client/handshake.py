@@ -1,4 +1,4 @@
-"""NBD newstyle negotiation, the server's side, sans-I/O.
+"""Server's side of the NBD newstyle negotiation, sans-I/O.
 
 How it works. The caller reads exactly ``needed()`` bytes and gives them to ``receive()``; it never reads more, so what
 a client sends right behind its last option stays in the socket, where the engine finds it. ``receive()`` returns a

@@ -1,4 +1,4 @@
-"""Lets NBD clients in: accepts, negotiates within a deadline, and hands the socket to a free worker of the engine.
+"""Listener for NBD clients: accepts, negotiates within a deadline, gives the socket to a free worker of the engine.
 
 How it works. The handshake runs on the loop with exact reads, so not a byte of the transmission phase is taken from the
 socket. A worker is reserved before the client is told yes. Between the yes and ``conn_attach`` the supervisor gets a

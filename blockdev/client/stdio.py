@@ -1,4 +1,4 @@
-"""`farside blockdev -s`: serves one client on standard input and output, then ends. No supervisor, no takeover.
+"""`farside blockdev -s`: serve one client on standard input and output, without supervisor or takeover, then end.
 
 Standard input must be a socket, as inetd and libnbd's connect_command make it: the engine reads and writes one socket.
 """

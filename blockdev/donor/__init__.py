@@ -1,1 +1,1 @@
-"""Donors as the borrower sees them: control connections, data connections, leases."""
+"""The borrower's side of each donor: control connection, data connections, leases."""

@@ -1,4 +1,4 @@
-"""A control connection in use: requests and their answers, and what the donor says by itself.
+"""An open control connection: requests, their answers, and notices from the donor.
 
 Any number of tasks may ask at once; one task reads. An answer that comes after its asker has given up is not lost: the
 descriptors in it are closed, and leases in it that nobody knows are given back. Where that can't be said the connection

@@ -1,4 +1,4 @@
-"""Connects to a donor's control listener, for a control or a data connection."""
+"""Connect to a donor's control listener, for a control or a data connection."""
 
 import asyncio
 import secrets

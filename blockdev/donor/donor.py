@@ -1,4 +1,4 @@
-"""One donor: its control session, its data connections, and whether it can be relied on.
+"""One donor: its control session, its data connections, and its health (up, suspect, failed).
 
 How it works. ``run`` is a loop of sessions. Each opens the control connection, resumes the leases of before, gives the
 engine a data connection for each worker, and then serves: answers and notices are read, KEEPALIVE is sent, and broken

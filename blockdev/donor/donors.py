@@ -1,4 +1,4 @@
-"""All donors of the peers file: follows the file, and answers for ``port.Donors``.
+"""All donors of the peers file: follows changes of the file, and implements `donor_port.Donors`.
 
 How it works. A donor that leaves the file is retired: nothing new is leased from it, its slabs move away, and when none
 is left it is forgotten. So is a donor whose address changes between unix: and tcp:, before it joins again at the new

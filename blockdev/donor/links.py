@@ -1,4 +1,4 @@
-"""The data connections to one donor: opened together under one epoch, and replaced together when one breaks.
+"""Data connections to one donor: opened together under one epoch, and replaced together when one breaks.
 
 How it works. A set of connections, one for each worker, is made under an epoch that is higher than the last, so that
 the donor fences what older ones may still carry. ``keep`` waits until one breaks, or until a carrier that is preferred

@@ -1,4 +1,4 @@
-"""What all donors of one device share: its settings, engine, table and keys, and who hears what donors say."""
+"""Parts that all donors of one device share: settings, engine, table, keys, and the handlers of their messages."""
 
 import socket
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""One control session with a donor: it greets, resumes the leases of before, asks, and hears what the donor wants.
+"""A control session with a donor: greets it, resumes earlier leases, sends requests and takes notices.
 
 How it works. ``open`` proves the key on both sides and checks that this is the donor we mean. ``resume`` names every
 lease that we think we have; what the donor does not know any more is lost. After that any number of tasks may ask.

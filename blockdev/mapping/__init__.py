@@ -1,1 +1,1 @@
-"""Which region of the device is in which slab: activity, placement, the slab table, recalls."""
+"""Mapping of the device to slabs: activity, placement, the slab table, recalls."""

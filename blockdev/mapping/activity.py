@@ -1,4 +1,4 @@
-"""Which parts of the device are busy enough for remote memory, and which extent each granule gets: pure.
+"""Activity of regions, and packing: which regions are hot, and which extent each granule gets. PURE.
 
 How it works. A region is a fixed part of the device as large as a slab, the unit that the paper's EWMA is kept for. A
 granule (2 MiB) is what gets memory; an extent (2 MiB of a leased slab) is the memory that it gets. Once a second the

@@ -1,4 +1,4 @@
-"""Every granule has its mappings, used or not, and gets them back after a loss.
+"""Commitment of the whole device: every granule gets its mappings, used or not, and new ones after a loss.
 
 Without a disk (replica, none) that is so before the device is offered: it must never promise more than donors have
 committed. With a disk it is so where donors_hold asks for it, as far as donors have room, busy granules first:

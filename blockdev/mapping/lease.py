@@ -1,4 +1,4 @@
-"""Leases one slab: draws donors, asks them, takes the least used, and goes on where one refuses.
+"""Lease of one slab: draws donors, asks them, takes the least used, and tries the next where one refuses.
 
 The rule itself is ``mapping/placement.py``; here is only the talking in between. [infiniswap §2.4.2]
 """

@@ -1,4 +1,4 @@
-"""Gives granules their extents: hot ones as they come (disk), or all of them (commit.py).
+"""Mapper: gives granules their extents, hot ones as they come (disk), or all of them (commit.py).
 
 How it works. ``place`` packs granules into free extents, leases a slab where there is none, and packs again. Only one
 ``place`` runs at a time, so that two of them never lease for the same granules. Within it, packing and telling the

@@ -1,4 +1,4 @@
-"""What happens to the granules of slabs that a donor wants back: pure.
+"""Plan of a recall: what happens to the granules of slabs that a donor wants back. PURE.
 
 Each granule moves to an extent on another donor while there is time and room, so that its pages stay remote; the rest
 falls to the disk (or to the replica that it has). Which ones move is decided by activity: what is used most stays

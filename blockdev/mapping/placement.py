@@ -1,4 +1,4 @@
-"""Which donor a slab is leased from: pure, the same functions for one device and for a cluster of a thousand nodes.
+"""Choice of the donor to lease a slab from, for one device as for a simulated cluster of a thousand nodes. PURE.
 
 Power of two choices over the donors that have no slab of this device yet (M_new), then over those that have (M_old).
 [infiniswap §2.4.2]

@@ -1,4 +1,4 @@
-"""A donor wants slabs back: their granules move to other donors while there is time, the rest falls to disk or replica.
+"""Recall of slabs by a donor: granules move to other donors in the time there is; the rest falls to disk or replica.
 
 How it works. MIGRATE: mark the slabs as draining, plan with the extents there are, lease more where that is not enough,
 tell the engine the new mappings, then let it drain the slab until the deadline. EVICT: the deadline is too short to ask

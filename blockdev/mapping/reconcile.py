@@ -1,4 +1,4 @@
-"""After a takeover: makes table and engine agree, and goes on with what the last process had begun.
+"""Reconciliation after a takeover: makes table and engine agree, and resumes what the last process had begun.
 
 The table was always saved before the engine was told, and what comes free was saved after the engine had said so; so
 everything the engine holds is in the table, and each difference below has one reason.

@@ -1,4 +1,4 @@
-"""The slab table: which slab is leased from whom, and which granule has which extent. One owner, one thread.
+"""Slab table: which slab is leased from which donor, and which granule has which extent. One owner, one thread.
 
 How it works. Everything a restart needs is here and nowhere else in Python; ``save()`` puts it into the control state
 file. The rule that makes a crash harmless: what is taken is saved before the engine is told, what is given back is

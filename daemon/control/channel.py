@@ -1,4 +1,4 @@
-"""A control connection on a real socket, for either role: bytes and file descriptors in and out.
+"""Control connection over a real socket, for both roles: bytes and file descriptors in and out.
 
 How it works
 ============

@@ -1,4 +1,4 @@
-"""The cluster key file: the door that reads it.
+"""Read the cluster key file.
 
 One key a line, 32 bytes as 64 hex digits or as base64; empty lines and lines that begin with # are skipped. At most
 two keys: the first is preferred, either is accepted. That is how a key is changed without a gap: add the new one on

@@ -1,4 +1,4 @@
-"""The control messages between borrower and donor. PURE.
+"""Control messages between borrower and donor. PURE.
 
 Each class is one frame type of ``protocol.py``. They are msgspec Structs, which are frozen keyword-only records like
 the project's dataclasses, and which msgspec puts on the wire as an array of the fields in this order.

@@ -1,4 +1,4 @@
-"""Takes a donor out for maintenance: no more is lent, borrowers move what they have, and it says when it is empty.
+"""Drain of a donor for maintenance: it stops lending, borrowers move their pages, and it reports when it is empty.
 
 Sessions and connections stay, so that a borrower reads its pages until they are elsewhere. A donor that is drained goes
 on running, empty, until it is stopped or told to lend again; a restart lends again too.

@@ -1,4 +1,4 @@
-"""Which slabs a donor takes back: batch eviction, E of E+E'. PURE.
+"""Eviction policy: which slabs a donor takes back; batch eviction, E of E+E'. PURE.
 
 Borrowers reach their slabs without the donor's help, so the donor does not know which are busy. Asking all borrowers is
 too much, asking none evicts busy slabs; it asks about E+E' chosen at random and takes the E least active of them

@@ -1,4 +1,4 @@
-"""Lends slabs and takes them back: pool, ledger and the engine's exporter, kept in step.
+"""Lender: lends slabs and takes them back; keeps pool, ledger and the engine's exporter in step.
 
 How it works
 ============

@@ -1,4 +1,4 @@
-"""The donor's slabs: memory made, zeroed, kept ready, lent, and taken back.
+"""Pool of the donor's slabs: memory is made, zeroed, kept ready, lent, and taken back.
 
 How it works
 ============

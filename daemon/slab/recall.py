@@ -1,4 +1,4 @@
-"""Gets slabs back from borrowers: asks which matter least, gives time to move them, and takes what is late.
+"""Recall of slabs from borrowers: asks which matter least, gives time to move them, and takes what is late.
 
 How it works
 ============

@@ -1,4 +1,4 @@
-"""Who has which slab, by what right, and for how long.
+"""Sessions and leases: which borrower has which slab, under which lease, until when.
 
 How it works
 ============

@@ -1,1 +1,1 @@
-"""The C data engine behind one header, engine.h, and its one Python face, binding.py."""
+"""The C data engine behind one header, engine.h, and its Python binding, binding.py."""

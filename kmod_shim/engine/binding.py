@@ -1,4 +1,4 @@
-"""The engine's Python face: `engine.h`, call for call, with errors as exceptions and lifetimes owned.
+"""Python binding of the engine: `engine.h`, call for call; errors are exceptions, and objects own their C handles.
 
 The only importer of `_ffi`. A method is the C function without `ne_` (`ne_cluster_map` is `Device.cluster_map`); what
 it means, its limits and its errors stand over its prototype in `engine.h`. A call that answers `-errno` raises

@@ -1,4 +1,4 @@
-"""How the C engine becomes `_ffi`: cffi in API mode, from the text of engine.h and every .c file beside it.
+"""Build of the C engine as `_ffi`: cffi in API mode, from the text of engine.h and every .c file beside it.
 
 Read from the environment:
     FARSIDE_WERROR=1    a warning ends the build (CI's setting)

@@ -1,4 +1,4 @@
-"""nbd-client, the classic user-space tool: for kernels that have nbd but no netlink family for it (before 4.12).
+"""nbd-client, the classic user-space tool: for kernels with nbd but without its netlink family (before 4.12).
 
 What is lost with it: the device lives as long as the nbd-client process that sits in an ioctl, and a socket that has
 died can't be given a new one. The server's side is the same, restarts included.

@@ -1,4 +1,4 @@
-"""Connects to an NBD server and negotiates, the client's side, so far that the kernel can take the socket over.
+"""Client's side of an NBD connection: connect and negotiate up to the point where the kernel takes the socket.
 
 Each socket is dialled, not made as a pair: the server then treats the kernel as it treats every client, and its
 supervisor keeps the other end across restarts by the way that exists for that. A dialled unix socket is the same thing

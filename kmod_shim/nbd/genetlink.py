@@ -1,4 +1,4 @@
-"""Generic netlink: the one socket door to kernel families; a request goes out, its answer or errno comes back.
+"""Generic netlink socket: sends a request to a kernel family, and returns its answer or errno.
 
 pyroute2 encodes and decodes the messages. The socket is the standard library's: one blocking send and receive have no
 event loop and no thread behind them, which a process that must work while memory is out can't afford.

@@ -1,4 +1,4 @@
-"""The messages of the kernel's "nbd" generic netlink family: built and read here, sent nowhere. Pure.
+"""Messages of the kernel's "nbd" generic netlink family, built and parsed. PURE.
 
 Names and numbers are those of <linux/nbd-netlink.h>, version 1. Facts that the header does not tell, of Linux 6.1's
 drivers/block/nbd.c: the kernel needs no handshake, transmission starts at once; more than one socket wants

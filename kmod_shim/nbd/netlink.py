@@ -1,4 +1,4 @@
-"""/dev/nbdX by generic netlink: connect, reconfigure, disconnect, status, and who has lost a socket.
+"""Control of /dev/nbdX by generic netlink: connect, reconfigure, disconnect, status, and lost sockets.
 
 The device lives in the kernel, not in the process that made it: the kernel keeps references of its own to the sockets,
 so whoever attached may end. Needs CAP_SYS_ADMIN, the module nbd, and Linux 4.12 (commit e46c7287b1c2), which gave nbd

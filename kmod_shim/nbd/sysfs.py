@@ -1,4 +1,4 @@
-"""The sysfs and /dev side of nbd: the module, devices, their queues, and the readahead of swap. Below a root folder."""
+"""nbd in sysfs and /dev: the module, devices, their queues, and the readahead of swap. Below a root folder."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What each RDMA device can do, asked of the device itself by Debian's pyverbs; each lack with what to do about it.
+"""Capabilities of each RDMA device, read with Debian's pyverbs, and advice for each one that is missing.
 
 The engine has libibverbs of its own for pages. This is for people: `farside doctor`, before anybody swaps.
 """

@@ -1,4 +1,4 @@
-"""RDMA devices of this machine, their ports and addresses, as sysfs tells them.
+"""RDMA devices of this machine, their ports and addresses, from sysfs.
 
 Everything is read below a root folder, so that tests give a fake tree.
 """

@@ -1,4 +1,4 @@
-"""`farside swap attach`: a served device becomes /dev/nbdX, and swap. Nothing is left half done.
+"""`farside swap attach`: make a served device /dev/nbdX and swap on it; a failed attempt is undone.
 
 1. ask the blockdev, look at the machine, and refuse with every reason at once
 2. page-cluster and the reserve of free memory; have the blockdev guarded against memory pressure, and look again

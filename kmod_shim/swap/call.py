@@ -1,4 +1,4 @@
-"""swapon(2) and swapoff(2). swapoff takes as long as it takes to bring every page back, and tells how far it is."""
+"""swapon(2) and swapoff(2); swapoff returns after every page is back in memory, and reports its progress."""
 
 import ctypes
 import errno

@@ -1,4 +1,4 @@
-"""`farside swap detach`: swapoff first, always, and the connections' end only when nothing needs them any more."""
+"""`farside swap detach`: swapoff first, always; connections end only when nothing needs them."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Reads what the rules of refusal.py look at: the served device, the machine, and who else swaps where."""
+"""Facts for the rules of refusal.py: the served device, the machine, and the swap in use."""
 
 import os
 from collections.abc import Iterator

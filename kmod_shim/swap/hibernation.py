@@ -1,4 +1,4 @@
-"""Hibernation and a swap device that a process serves: it can't work, so it is refused, as far as we are asked.
+"""Hibernation: refused while swap is on a device that a process serves, where the system asks us.
 
 The kernel would freeze every process, our server among them, and then write the image to a swap area. Four doors:
 

@@ -1,4 +1,4 @@
-"""What `farside swap attach` leaves for detach and status: one small file a device, in /run/farside.
+"""Records of `farside swap attach` for detach and status: one small file a device, in /run/farside.
 
 It lies in /run because it is as old as the kernel that it tells of. What the kernel knows (is it connected, is swap on)
 is asked of the kernel each time; the record has what only we know. A device without a record, and a record without a

@@ -1,4 +1,4 @@
-"""Why a device is not attached as swap, or not detached: rules over what was found, each with its way out. No I/O.
+"""Rules that refuse to attach or detach a swap device; each says what to do. PURE.
 
 A refusal that names an option in ``force`` may be overruled by that option; the others never. The options' names say
 what may happen, so that nobody types them by habit.

@@ -1,4 +1,4 @@
-"""What is attached, as the kernel and the serving process tell it now: for `farside swap status`."""
+"""Status of attached devices for `farside swap status`, from the kernel and the serving process."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

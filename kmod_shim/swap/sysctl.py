@@ -1,4 +1,4 @@
-"""The machine-wide settings that swapping to a process wants, and putting back what was there.
+"""Machine-wide settings that swap served by a process needs, and the restore of their earlier values.
 
 page-cluster 5: a page-in may bring up to 32 pages, the most that the kernel knows. It takes that many only where a
 program goes through its memory in order (it counts which of them were used), and one round trip for all costs little

@@ -1,4 +1,4 @@
-"""/proc/swaps and who uses them: what is on, how full, and whether memory would hold it if one went."""
+"""Swap areas of /proc/swaps: which are on, how full, and whether memory could hold one that is switched off."""
 
 import os
 from collections.abc import Iterator

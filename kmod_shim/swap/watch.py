@@ -1,4 +1,4 @@
-"""Heals an attached device: when the kernel says that a socket has died, a new one is dialled and given to it.
+"""Watch over attached devices: when the kernel reports a dead socket, dial a new one and hand it to the device.
 
 A socket dies when a request on it was not answered within the kernel's timeout, or when the server has ended it; never
 by a planned or unplanned restart of the server alone, which keeps the very sockets. While others live, the kernel sends
