@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.energy_saving import NOVEMBER, question_of
 from benchmarks.figure import Figure, Line, Plot, Row, Table
 from farside.scheduler.energy.catalog import Question, prepare
-from farside.scheduler.energy.paper import Paper, PaperSettings
+from farside.scheduler.energy.helios_policy import Paper, PaperSettings
 from farside.scheduler.energy.policy import EnergyPolicy
 from farside.scheduler.sim.energy.replay import Figures, figures, play
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from benchmarks.figure import Figure, Line, Plot, Row, Table
 from benchmarks.qssf_runs import Lesson, lesson
+from farside.scheduler.predict.estimate_quality import quality, quantiles, ranks
 from farside.scheduler.predict.gpu_time import GpuTimeParams
-from farside.scheduler.predict.history import Past, rolling_trial
-from farside.scheduler.predict.quality import quality, quantiles, ranks
-from farside.scheduler.predict.rolling import LEARNED, RollingParams
+from farside.scheduler.predict.job_history import Past, rolling_trial
+from farside.scheduler.predict.rolling_estimate import LEARNED, RollingParams
 from farside.scheduler.sim.estimator import Learner
 from farside.scheduler.table import Floats
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.qssf_runs import Lesson
 from farside.scheduler.order.policy import OrderPolicy
-from farside.scheduler.predict.rolling import bounded_s
+from farside.scheduler.predict.rolling_estimate import bounded_s
 from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.state import Job
 

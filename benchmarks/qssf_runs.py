@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from farside.cli.simulate.parallel import run_all
-from farside.scheduler.predict.history import Past
+from farside.scheduler.predict.job_history import Past
 from farside.scheduler.sim.cluster import build_site
 from farside.scheduler.sim.estimator import Primer, past_of
 from farside.scheduler.sim.experiment import Experiment, Outcome, Scene, make_experiments

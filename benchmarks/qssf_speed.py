@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.figure import Figure, Row, Table
 from benchmarks.qssf_runs import lesson
 from farside.scheduler.predict.gpu_time import GpuTimeParams
-from farside.scheduler.predict.name import NameBuckets, form_of
-from farside.scheduler.predict.rolling import RollingParams
+from farside.scheduler.predict.job_names import NameBuckets, form_of
+from farside.scheduler.predict.rolling_estimate import RollingParams
 from farside.scheduler.predict.service import JobSubmitted
 from farside.scheduler.sim.estimator import Learner
 

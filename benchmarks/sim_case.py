@@ -30,8 +30,8 @@ from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.trace.read import read_trace
 from farside.scheduler.sim.workload.arrivals import ARRIVALS
 from farside.scheduler.sim.workload.catalog import GPU_MIXES
+from farside.scheduler.sim.workload.durations import PRESETS
 from farside.scheduler.sim.workload.generate import Workload, generate
-from farside.scheduler.sim.workload.service import PRESETS
 from farside.scheduler.state import Action, Cluster, VirtualCluster
 from farside.scheduler.table import JobTable
 

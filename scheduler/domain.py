@@ -26,8 +26,8 @@ from farside.scheduler.ledger import Ledger
 from farside.scheduler.maintenance_window import Closure
 from farside.scheduler.model_zoo import skew_of
 from farside.scheduler.order.policy import OrderPolicy, OrderTraits
-from farside.scheduler.order.tenant import TenantOrder
-from farside.scheduler.placement.sample import Sample
+from farside.scheduler.order.priority_share import TenantOrder
+from farside.scheduler.placement.slowdown_sample import Sample
 from farside.scheduler.running import EDGE_S
 from farside.scheduler.slowdown import spread_of
 from farside.scheduler.state import Allocation, Job, Node, Reservation

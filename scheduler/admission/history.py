@@ -9,7 +9,7 @@ import math
 
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.policy import PlacementPolicy
-from farside.scheduler.placement.sample import Sample
+from farside.scheduler.placement.slowdown_sample import Sample
 
 
 class History:

@@ -11,17 +11,17 @@ import numpy as np
 
 from farside.errors import ConfigError, Unavailable
 from farside.scheduler.energy.accuracy import pinball, smape_pct
-from farside.scheduler.energy.bank import Risk
+from farside.scheduler.energy.busy_series import DAY_S, STEP_S, NodeSeries
 from farside.scheduler.energy.ces import FORECAST_S, Ces, CesSettings
-from farside.scheduler.energy.feature import next_max, next_mean
 from farside.scheduler.energy.forecast import MaxForecast, forecast_artifact, forecast_max, forecast_mean
-from farside.scheduler.energy.learning import PAST_S, LearningCes
-from farside.scheduler.energy.online import KEPT_STEPS, needed_steps
-from farside.scheduler.energy.paper import Outlook, Paper, PaperSettings
-from farside.scheduler.energy.plain import AllOn, KeepRecent, RuleSettings, VanillaSettings
+from farside.scheduler.energy.forecast_features import next_max, next_mean
+from farside.scheduler.energy.helios_policy import Outlook, Paper, PaperSettings
+from farside.scheduler.energy.learning_ces import PAST_S, LearningCes
+from farside.scheduler.energy.online_forecast import KEPT_STEPS, needed_steps
 from farside.scheduler.energy.policy import EnergyPolicy
-from farside.scheduler.energy.series import DAY_S, STEP_S, NodeSeries
-from farside.scheduler.energy.tune import tuned_rule
+from farside.scheduler.energy.shadow_rules import Risk
+from farside.scheduler.energy.simple_policies import AllOn, KeepRecent, RuleSettings, VanillaSettings
+from farside.scheduler.energy.tune_two_line import tuned_rule
 from farside.scheduler.settings import chosen, from_settings
 from farside.scheduler.table import Floats
 

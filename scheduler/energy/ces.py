@@ -1,10 +1,10 @@
 """Cluster energy saving with the operator's risk as its knob. PURE.
 
 How it works
-  The operator says how many wake-ups, or missing node-intervals, a day are all right. A bank of rules (bank.py) knows
-  what each rule would have risked lately. Every hour, and after every wake-up, the three rules that let the most nodes
-  sleep within the risk are taken, and the average of what they would keep is kept: the best of many by chance is not
-  the best tomorrow, and three of different kinds err less than one.
+  The operator says how many wake-ups, or missing node-intervals, a day are all right. A bank of rules (shadow_rules.py)
+  knows what each rule would have risked lately. Every hour, and after every wake-up, the three rules that let the most
+  nodes sleep within the risk are taken, and the average of what they would keep is kept: the best of many by chance is
+  not the best tomorrow, and three of different kinds err less than one.
 
   The risk that a rule may have is the one asked for, times a factor that spends what is left of it: a rule chosen on
   the past is wrong about the future now by a factor of two, now by a half. Whoever is behind his budget may risk more,
@@ -22,9 +22,9 @@ from typing import Protocol
 
 import numpy as np
 
-from farside.scheduler.energy.bank import Bank, Risk
+from farside.scheduler.energy.busy_series import DAY_S, Places
 from farside.scheduler.energy.policy import Seen, Target
-from farside.scheduler.energy.series import DAY_S, Places
+from farside.scheduler.energy.shadow_rules import Bank, Risk
 from farside.scheduler.energy.signal import FadingMax, RecentMax
 from farside.scheduler.table import Floats
 

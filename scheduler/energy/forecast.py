@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from farside.scheduler.energy.feature import HOUR_S, artifact_features, causal_features, next_max, next_mean
-from farside.scheduler.energy.series import Flags, NodeSeries, Places
+from farside.scheduler.energy.busy_series import Flags, NodeSeries, Places
+from farside.scheduler.energy.forecast_features import HOUR_S, artifact_features, causal_features, next_max, next_mean
 from farside.scheduler.table import Floats
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import Literal
 
 import numpy as np
 
-from farside.scheduler.order.apart import apart
 from farside.scheduler.order.distribution import Distribution
+from farside.scheduler.order.format_pair import apart
 from farside.scheduler.order.las import Las, edges_and_uppers, gpu_time
 from farside.scheduler.order.policy import INNER, Motions
 from farside.scheduler.table import Floats, JobColumns

@@ -25,7 +25,7 @@ from typing import Literal
 
 import numpy as np
 
-from farside.scheduler.order.apart import apart
+from farside.scheduler.order.format_pair import apart
 from farside.scheduler.order.policy import FREE, STILL, Motions, OrderPolicy, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from farside.scheduler.order.apart import apart
-from farside.scheduler.order.plain import PlainOrder
+from farside.scheduler.order.defaults import PlainOrder
+from farside.scheduler.order.format_pair import apart
 from farside.scheduler.order.policy import OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.order.plain import PlainOrder
+from farside.scheduler.order.defaults import PlainOrder
 from farside.scheduler.order.policy import STILL, Motions, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.order.apart import apart, in_seconds
-from farside.scheduler.order.plain import PlainOrder
+from farside.scheduler.order.defaults import PlainOrder
+from farside.scheduler.order.format_pair import apart, in_seconds
 from farside.scheduler.order.policy import FALLING, FREE, Motions, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 

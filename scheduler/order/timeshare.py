@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.order.plain import PlainOrder
+from farside.scheduler.order.defaults import PlainOrder
 from farside.scheduler.order.policy import STILL, Motions, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds

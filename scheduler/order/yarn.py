@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from farside.scheduler.order.apart import earlier
-from farside.scheduler.order.plain import PlainOrder
+from farside.scheduler.order.defaults import PlainOrder
+from farside.scheduler.order.format_pair import earlier
 from farside.scheduler.order.policy import OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 

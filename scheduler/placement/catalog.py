@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from farside.scheduler.placement.consolidate import Consolidate
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.placement.fragments import Fragments
 from farside.scheduler.placement.ilp import Ilp
 from farside.scheduler.placement.policy import PlacementPolicy

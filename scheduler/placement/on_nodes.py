@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from farside.scheduler.ledger import Ledger
-from farside.scheduler.placement.sample import Sample
+from farside.scheduler.placement.slowdown_sample import Sample
 from farside.scheduler.state import Demand, Job, Node
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from farside.scheduler.placement.sample import Sample
+from farside.scheduler.placement.slowdown_sample import Sample
 
 # So wide that what can be separated is; narrower where it can't be. In units of one sample's squared error.
 SOFTNESS = 1e3

@@ -23,7 +23,7 @@ from farside.scheduler.model_zoo import skew_of
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.fragments import Fragments
 from farside.scheduler.placement.on_nodes import OnNodes, demand_of
-from farside.scheduler.placement.sample import Sample
+from farside.scheduler.placement.slowdown_sample import Sample
 from farside.scheduler.state import Allocation, Demand, Job
 
 LARGEST_OF_THE_EVEN = 0.146  # GoogleNet [tiresias Table 3.3]

@@ -13,12 +13,10 @@ from dataclasses import replace
 from farside.clock import Clock
 from farside.errors import ConfigError, FarsideError
 from farside.log import get_log
-from farside.scheduler.power.demand import Demand, occupancy
 from farside.scheduler.power.driver.driver import PowerDriver
 from farside.scheduler.power.fleet import FleetRules, plan
+from farside.scheduler.power.idle_saving import Rest, RestCommand, RestRules, next_rest
 from farside.scheduler.power.inventory import Inventory
-from farside.scheduler.power.machine import adopt, step
-from farside.scheduler.power.rest import Rest, RestCommand, RestRules, next_rest
 from farside.scheduler.power.state import (
     Answer,
     Beat,
@@ -33,6 +31,8 @@ from farside.scheduler.power.state import (
     Seen,
     Tick,
 )
+from farside.scheduler.power.state_machine import adopt, step
+from farside.scheduler.power.wanted_nodes import Demand, occupancy
 
 log = get_log("scheduler.power")
 

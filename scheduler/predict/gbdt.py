@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from farside.errors import ConfigError
-from farside.scheduler.predict.feature import CATEGORIES, FEATURES, frequent
+from farside.scheduler.predict.job_features import CATEGORIES, FEATURES, frequent
 from farside.scheduler.predict.tree_text import booster_of
 from farside.scheduler.table import Floats
 

@@ -3,7 +3,7 @@
 How it works
   Of each job that comes, N x (lambda x rolling estimate + (1 - lambda) x boosted trees) is expected. Lambda is
   learned on what is held back at each fit, the newest fifth of all jobs that have ended. That is a median; what has
-  been seen of errors makes a mean of it (spread.py).
+  been seen of errors makes a mean of it (mean_correction.py).
 
   Nothing of that is believed because it was computed: `Judge` has the last word, and without a model that ranks
   better the rolling estimate or the number of GPUs stands in. So a cluster whose log has neither users nor names,
@@ -24,20 +24,20 @@ from typing import Literal
 import numpy as np
 
 from farside.errors import ConfigError
-from farside.scheduler.predict.feature import CATEGORIES, FEATURES, Codes, feature_row
+from farside.scheduler.predict.choose_estimator import LEAST_JUDGED, Judge, Judged, Source
+from farside.scheduler.predict.estimate_quality import Quality, quality
 from farside.scheduler.predict.gbdt import Gbdt, fit_gbdt, gbdt_from_text
-from farside.scheduler.predict.judge import LEAST_JUDGED, Judge, Judged, Source
-from farside.scheduler.predict.memory import recall, with_memory, without_memory
-from farside.scheduler.predict.quality import Quality, quality
-from farside.scheduler.predict.rolling import (
+from farside.scheduler.predict.job_features import CATEGORIES, FEATURES, Codes, feature_row
+from farside.scheduler.predict.mean_correction import Spread, kind_of
+from farside.scheduler.predict.rolling_estimate import (
     NOBODY_KNOWS_S,
     RollingEstimate,
     RollingEstimator,
     RollingParams,
     bounded_s,
 )
+from farside.scheduler.predict.rolling_state import recall, with_memory, without_memory
 from farside.scheduler.predict.service import Advice, Expect, Fact, JobEnded, JobSubmitted, ModelRecord, UpdateRule
-from farside.scheduler.predict.spread import Spread, kind_of
 from farside.scheduler.state import Job
 from farside.scheduler.table import Floats
 

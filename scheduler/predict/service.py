@@ -4,8 +4,8 @@ How it works
   A service has features, a model, a rule for when the model is fitted anew, and actions. It hears facts in the order
   in which they happen: jobs that come and end, samples of virtual clusters. To each it may answer with
   advice.
-  The Model Update Engine (engine.py) has it fitted; the Resource Orchestrator there hands facts to all services and
-  their advice to whoever carries it out: the simulator, or the live manager.
+  The Model Update Engine (model_update.py) has it fitted; the Resource Orchestrator there hands facts to all
+  services and their advice to whoever carries it out: the simulator, or the live manager.
 
   A service is one class in one file, and knows no clock, file or thread: time is in the facts. So it is causal by
   construction: what has not been told yet can't be known. rebalance.py is the smallest one there is; the other is

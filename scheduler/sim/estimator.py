@@ -14,13 +14,13 @@ import numpy as np
 
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.qssf import Cut, Qssf, short_up_to_gpu_s
-from farside.scheduler.predict.engine import Orchestrator
+from farside.scheduler.predict.estimate_quality import Quality, quality
 from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.predict.gpu_time import GpuTimeParams, GpuTimeService
-from farside.scheduler.predict.history import Past, learned_rolling, tell_all
-from farside.scheduler.predict.memory import without_memory
-from farside.scheduler.predict.quality import Quality, quality
-from farside.scheduler.predict.rolling import RollingParams
+from farside.scheduler.predict.job_history import Past, learned_rolling, tell_all
+from farside.scheduler.predict.model_update import Orchestrator
+from farside.scheduler.predict.rolling_estimate import RollingParams
+from farside.scheduler.predict.rolling_state import without_memory
 from farside.scheduler.predict.service import Expect, Fact, JobEnded, JobSubmitted, ModelRecord
 from farside.scheduler.sim.oracle import Oracle
 from farside.scheduler.sim.trace.job import TraceJob

@@ -12,7 +12,7 @@ from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.predict.gpu_time import GpuTimeParams
-from farside.scheduler.predict.rolling import RollingParams
+from farside.scheduler.predict.rolling_estimate import RollingParams
 from farside.scheduler.preemption_cost import COSTS, CostModel, make_cost
 from farside.scheduler.settings import chosen, from_settings, settings_of
 from farside.scheduler.sim.cluster import Site

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from farside.scheduler.domain import Domain
-from farside.scheduler.predict.engine import Orchestrator
+from farside.scheduler.predict.model_update import Orchestrator
 from farside.scheduler.predict.rebalance import RebalanceParams, RebalanceService
 from farside.scheduler.predict.service import MoveNode, Sampled, VcSample
 from farside.scheduler.sim.cluster import Site

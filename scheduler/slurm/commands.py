@@ -10,7 +10,7 @@ from pathlib import Path
 
 from farside.errors import PeerError, RemoteProtocolError, Unavailable
 from farside.log import get_log
-from farside.scheduler.power.driver.program import run_program
+from farside.scheduler.power.driver.run_program import run_program
 from farside.scheduler.slurm import read_json, read_sacct, read_text
 from farside.scheduler.slurm.action import (
     Hold,

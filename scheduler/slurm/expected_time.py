@@ -1,15 +1,15 @@
 """How long a job will hold its GPUs, from what jobs like it took: for policies that go by it, such as QSSF. PURE.
 
-The rolling estimate of the prediction service (scheduler/predict/rolling.py, [helios §4.2.2, Algorithm 1]), fed by the
-jobs that were seen to end and by what sacct tells of those before. As long as nothing is known, and where it comes to
-more than that, a job's time limit is taken.
+The rolling estimate of the prediction service (scheduler/predict/rolling_estimate.py, [helios §4.2.2, Algorithm 1]),
+fed by the jobs that were seen to end and by what sacct tells of those before. As long as nothing is known, and where it
+comes to more than that, a job's time limit is taken.
 """
 
 import heapq
 from collections.abc import Mapping, Sequence
 
 from farside.scheduler.predict.estimator import TimeLimits
-from farside.scheduler.predict.rolling import RollingEstimator, RollingParams
+from farside.scheduler.predict.rolling_estimate import RollingEstimator, RollingParams
 from farside.scheduler.predict.service import JobEnded
 from farside.scheduler.slurm.shadow_job import Ended, fact_of, job_of_ended
 from farside.scheduler.state import Job

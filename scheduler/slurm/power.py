@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from farside.config import SlurmConfig
 from farside.errors import ConfigError
 from farside.log import get_log
-from farside.scheduler.energy.learning import LearningCes
+from farside.scheduler.energy.learning_ces import LearningCes
 from farside.scheduler.power.busy_history import KeptPast, continued, kept_steps
-from farside.scheduler.power.demand import PolicyDemand, occupancy
-from farside.scheduler.power.fit import Fitter, local_s
+from farside.scheduler.power.fit_thread import Fitter, local_s
 from farside.scheduler.power.fleet import plan
 from farside.scheduler.power.rules import fleet_rules, online_policy
 from farside.scheduler.power.state import NodePower, Phase
+from farside.scheduler.power.wanted_nodes import PolicyDemand, occupancy
 from farside.scheduler.slurm import node_power as power
 from farside.scheduler.slurm.action import PowerAction
 from farside.scheduler.slurm.snapshot import SlurmNode, Traits

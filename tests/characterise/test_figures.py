@@ -7,8 +7,8 @@ import pytest
 
 from farside.errors import ConfigError
 from farside.scheduler.sim.characterise import jobs, users
-from farside.scheduler.sim.characterise.rhythm import diurnal, months, pattern
-from farside.scheduler.sim.characterise.size import Sizes, sizes_of
+from farside.scheduler.sim.characterise.busy_times import diurnal, months, pattern
+from farside.scheduler.sim.characterise.cluster_size import Sizes, sizes_of
 from farside.scheduler.sim.characterise.tenants import box_of, imbalance, tenants
 from farside.scheduler.sim.cluster import VcSize
 from farside.scheduler.sim.trace.log import Status

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from farside.scheduler.sim.characterise.cluster_size import Sizes, sizes_of
 from farside.scheduler.sim.characterise.implications import Verdict, verdicts
-from farside.scheduler.sim.characterise.size import Sizes, sizes_of
 from farside.scheduler.sim.characterise.survey import survey
 from farside.scheduler.sim.cluster import VcSize
 from farside.scheduler.sim.trace.log import JobLog, Logged, Status

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.sim.characterise.size import gpus_at
-from farside.scheduler.sim.characterise.use import bounded_step_s, edges, mean_use, peak_use
+from farside.scheduler.sim.characterise.cluster_size import gpus_at
+from farside.scheduler.sim.characterise.usage_over_time import bounded_step_s, edges, mean_use, peak_use
 from farside.scheduler.sim.cluster import VcSize
 
 jobs = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 8)), min_size=1, max_size=30)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from farside.scheduler.sim.characterise.cluster_size import Sizes
 from farside.scheduler.sim.characterise.replay import HeadStarts, Stage, busiest, stage, trace_jobs, waits_s
-from farside.scheduler.sim.characterise.size import Sizes
 from farside.scheduler.sim.characterise.what_if import boost, debug_queue, early_stop, lending
 from farside.scheduler.sim.cluster import VcSize
 from farside.scheduler.sim.trace.log import Logged, Status

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from farside.errors import Unavailable
-from farside.scheduler.energy import naive
+from farside.scheduler.energy import simple_forecasts
 from farside.scheduler.energy.accuracy import coverage, pinball, smape_pct
+from farside.scheduler.energy.busy_series import NodeSeries
 from farside.scheduler.energy.catalog import Question
-from farside.scheduler.energy.feature import artifact_features, causal_features, next_max, next_mean, past_max
 from farside.scheduler.energy.forecast import calibrated, forecast_max, forecast_mean
-from farside.scheduler.energy.series import NodeSeries
+from farside.scheduler.energy.forecast_features import artifact_features, causal_features, next_max, next_mean, past_max
 from farside.scheduler.energy.signal import FadingMax, RecentMax
 from farside.scheduler.sim.energy.compare import compare
 from farside.scheduler.table import Floats
@@ -159,7 +159,7 @@ def test_a_comparison_names_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> No
     def missing(module: str) -> None:
         raise Unavailable("statsmodels is not installed", hint=module)
 
-    monkeypatch.setattr(naive, "_statsmodels", missing)
+    monkeypatch.setattr(simple_forecasts, "_statsmodels", missing)
 
     scores = compare(Question(series=wandering(10), train_to=1000, begin=1000, end=1440))
 
@@ -168,7 +168,7 @@ def test_a_comparison_names_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(find_spec("statsmodels") is None, reason="statsmodels is not installed")
-@pytest.mark.parametrize("classic", [naive.arima, naive.exponential])
+@pytest.mark.parametrize("classic", [simple_forecasts.arima, simple_forecasts.exponential])
 def test_classics_forecast_from_what_was_known_at_each_origin(classic: Classic) -> None:
     series, origins = wandering(12), list(range(1500, 1600, 6))
 

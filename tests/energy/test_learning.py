@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from farside.errors import ConfigError, Unavailable
 from farside.scheduler.energy import catalog
+from farside.scheduler.energy.busy_series import NodeSeries
 from farside.scheduler.energy.catalog import Question, make_online, prepare
 from farside.scheduler.energy.ces import FADING_S, MEMORY_S, Ces, CesSettings
-from farside.scheduler.energy.feature import causal_features, causal_row
 from farside.scheduler.energy.forecast import forecast_max
-from farside.scheduler.energy.learning import LearningCes, recall
-from farside.scheduler.energy.online import Learned, Lesson, OnlineForecast, learned_from, needed_steps
+from farside.scheduler.energy.forecast_features import causal_features, causal_row
+from farside.scheduler.energy.learning_ces import LearningCes, recall
+from farside.scheduler.energy.online_forecast import Learned, Lesson, OnlineForecast, learned_from, needed_steps
 from farside.scheduler.energy.policy import EnergyPolicy, Seen, Target
-from farside.scheduler.energy.series import NodeSeries
-from farside.scheduler.power.demand import Occupancy, PolicyDemand
+from farside.scheduler.power.wanted_nodes import Occupancy, PolicyDemand
 from farside.scheduler.settings import from_settings
 from farside.scheduler.sim.energy.replay import play
 from tests.support.busy_nodes import series_of, wandering

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.errors import ConfigError
+from farside.scheduler.energy.busy_series import NodeSeries
 from farside.scheduler.energy.catalog import POLICIES, Question, prepare
 from farside.scheduler.energy.ces import Ces, CesSettings
-from farside.scheduler.energy.paper import Outlook, Paper, PaperSettings
-from farside.scheduler.energy.plain import AllOn, KeepRecent
-from farside.scheduler.energy.series import NodeSeries
+from farside.scheduler.energy.helios_policy import Outlook, Paper, PaperSettings
+from farside.scheduler.energy.simple_policies import AllOn, KeepRecent
 from farside.scheduler.sim.energy.replay import Played, figures, play
 from farside.scheduler.sim.energy.saving import Power, co2_kg_a_year, kwh_a_year
 from tests.support.busy_nodes import series_of, wandering

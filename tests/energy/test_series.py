@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from farside.errors import ConfigError
-from farside.scheduler.energy.series import Zeros, from_samples
+from farside.scheduler.energy.busy_series import Zeros, from_samples
 from farside.scheduler.sim.energy.read_series import read_series, seconds_of
 from farside.scheduler.table import Floats
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from farside.scheduler.domain import Rules
 from farside.scheduler.energy.ces import Ces, CesSettings
-from farside.scheduler.energy.plain import AllOn, KeepRecent
 from farside.scheduler.energy.policy import EnergyPolicy
+from farside.scheduler.energy.simple_policies import AllOn, KeepRecent
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.catalog import make_placement

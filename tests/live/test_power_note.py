@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from farside.scheduler.manager.model.power_record import PowerNote, is_news, note_of, power_of
 from farside.scheduler.manager.model.sleep_time import SleepRecord, saved_kwh
-from farside.scheduler.power.machine import step
 from farside.scheduler.power.state import (
     Answer,
     Beat,
@@ -23,6 +22,7 @@ from farside.scheduler.power.state import (
     Seen,
     Tick,
 )
+from farside.scheduler.power.state_machine import step
 
 PATIENCE = Patience(poll_s=10.0, silent_s=15.0, soft_off_s=240.0)
 STOPPING = NodePower(

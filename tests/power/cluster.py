@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from farside.errors import PeerError
-from farside.scheduler.power.demand import Occupancy, Wish
 from farside.scheduler.power.state import Holdings, Power
+from farside.scheduler.power.wanted_nodes import Occupancy, Wish
 
 
 @dataclass

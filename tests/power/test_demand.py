@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 
-from farside.scheduler.energy.plain import KeepRecent
 from farside.scheduler.energy.policy import Seen, Target
-from farside.scheduler.power.demand import Occupancy, PolicyDemand, Wish, occupancy
+from farside.scheduler.energy.simple_policies import KeepRecent
 from farside.scheduler.power.state import Holdings, NodePower, Phase
+from farside.scheduler.power.wanted_nodes import Occupancy, PolicyDemand, Wish, occupancy
 
 NOW = Occupancy(now_s=1000.0, busy=2, lacking=0, powered=10, total=10)
 

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 import pytest
 
 from farside.scheduler.energy.ces import CesSettings
-from farside.scheduler.energy.learning import LearningCes
-from farside.scheduler.energy.online import Learned, Lesson, learned_from
-from farside.scheduler.energy.plain import AllOn
-from farside.scheduler.power import fit
-from farside.scheduler.power.demand import Occupancy, PolicyDemand
-from farside.scheduler.power.fit import Fitter
+from farside.scheduler.energy.learning_ces import LearningCes
+from farside.scheduler.energy.online_forecast import Learned, Lesson, learned_from
+from farside.scheduler.energy.simple_policies import AllOn
+from farside.scheduler.power import fit_thread
+from farside.scheduler.power.fit_thread import Fitter
+from farside.scheduler.power.wanted_nodes import Occupancy, PolicyDemand
 from tests.support.busy_nodes import wandering
 from tests.support.waiting import until
 
@@ -53,7 +53,7 @@ def held_back(monkeypatch: pytest.MonkeyPatch, fits: Callable[[Lesson], Learned]
         assert goes_on.wait(60)
         return fits(lesson)
 
-    monkeypatch.setattr(fit, "learned_from", slowly)
+    monkeypatch.setattr(fit_thread, "learned_from", slowly)
     return goes_on
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from farside.clock import RealClock
 from farside.scheduler.energy.policy import Seen, Target
 from farside.scheduler.power.controller import PowerKeeper
-from farside.scheduler.power.demand import PolicyDemand
 from farside.scheduler.power.driver.dry_run import DryRunDriver
 from farside.scheduler.power.driver.ipmi import IpmiDriver
 from farside.scheduler.power.fleet import FleetRules
 from farside.scheduler.power.state import Holdings, Patience, Phase
+from farside.scheduler.power.wanted_nodes import PolicyDemand
 from tests.power.bmc import USER, ipmi_sim, password_file
 from tests.power.cluster import FakeInventory, SleepingNode
 

@@ -10,7 +10,7 @@ import pytest
 from farside.errors import PeerError, Unavailable
 from farside.scheduler.power.driver.command import CommandDriver
 from farside.scheduler.power.driver.dry_run import DryRunDriver
-from farside.scheduler.power.driver.program import MAX_OUTPUT, run_program
+from farside.scheduler.power.driver.run_program import MAX_OUTPUT, run_program
 from farside.scheduler.power.state import Power
 from tests.support.waiting import text_of, until
 

@@ -9,7 +9,7 @@ from farside.errors import ConfigError, Unavailable
 from farside.scheduler.power.controller import PowerKeeper
 from farside.scheduler.power.driver.driver import PowerDriver
 from farside.scheduler.power.fleet import FleetRules
-from farside.scheduler.power.rest import RestCommand, RestRules
+from farside.scheduler.power.idle_saving import RestCommand, RestRules
 from farside.scheduler.power.state import Holdings, Patience, Phase
 from tests.power.cluster import FakeBmc, FakeInventory, Wanted
 from tests.support.virtual_clock import VirtualClock

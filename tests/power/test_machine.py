@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from farside.scheduler.power.machine import adopt, step
 from farside.scheduler.power.state import (
     Answer,
     Beat,
@@ -22,6 +21,7 @@ from farside.scheduler.power.state import (
     Tick,
     Wanted,
 )
+from farside.scheduler.power.state_machine import adopt, step
 
 PATIENCE = Patience()
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from farside.scheduler.power.fleet import FleetRules, may_not_sleep, plan
-from farside.scheduler.power.machine import adopt, step
 from farside.scheduler.power.state import (
     Answer,
     Beat,
@@ -25,6 +24,7 @@ from farside.scheduler.power.state import (
     Tick,
     Wanted,
 )
+from farside.scheduler.power.state_machine import adopt, step
 
 NAMES = ("n0", "n1")
 PATIENCE = Patience(drain_s=300.0, backoff_s=60.0, soft_off_s=60.0, force_off_s=40.0, boot_s=120.0, lost_s=60.0)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from farside.scheduler.power.rest import Rest, RestCommand, RestRules, next_rest
+from farside.scheduler.power.idle_saving import Rest, RestCommand, RestRules, next_rest
 from farside.scheduler.power.state import Holdings, NodePower, Phase
 
 RULES = RestRules(after_s=300.0, between_s=600.0)

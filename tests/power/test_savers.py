@@ -10,8 +10,8 @@ import pytest
 
 from farside.errors import Unavailable
 from farside.scheduler.power.driver.cpu_governor import CpuGovernor
-from farside.scheduler.power.driver.saver import Savers
-from farside.scheduler.power.rest import RestCommand
+from farside.scheduler.power.driver.idle_saver import Savers
+from farside.scheduler.power.idle_saving import RestCommand
 from tests.support.programs import Outcome, need
 
 HERE = Path(__file__).parent

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from farside.scheduler.predict.history import Past
+from farside.scheduler.predict.job_history import Past
 from farside.scheduler.sim.trace.job import TraceJob
+from farside.scheduler.sim.workload.durations import Lognormal
 from farside.scheduler.sim.workload.generate import Workload, generate
 from farside.scheduler.sim.workload.naming import Naming
-from farside.scheduler.sim.workload.service import Lognormal
 from farside.scheduler.state import Job
 
 DAY_S = 86400.0

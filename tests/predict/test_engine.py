@@ -1,6 +1,6 @@
 """When models are fitted anew, and who hears of it."""
 
-from farside.scheduler.predict.engine import Orchestrator, UpdateEngine
+from farside.scheduler.predict.model_update import Orchestrator, UpdateEngine
 from farside.scheduler.predict.service import (
     Advice,
     Expect,

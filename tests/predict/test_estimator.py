@@ -8,7 +8,7 @@ import pytest
 from farside.errors import ConfigError
 from farside.scheduler.order.qssf import Qssf
 from farside.scheduler.predict.gpu_time import GpuTimeParams
-from farside.scheduler.predict.rolling import RollingParams
+from farside.scheduler.predict.rolling_estimate import RollingParams
 from farside.scheduler.sim.cluster import build_site
 from farside.scheduler.sim.estimator import Estimation, Learner, past_of
 from farside.scheduler.sim.experiment import Experiment, Outcome, Scene, make_experiments, run_experiment

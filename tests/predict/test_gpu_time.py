@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.errors import ConfigError
-from farside.scheduler.predict.engine import Orchestrator
 from farside.scheduler.predict.gpu_time import GpuTimeParams, GpuTimeService
-from farside.scheduler.predict.history import learned_rolling, replay, tell_all
-from farside.scheduler.predict.memory import without_memory
-from farside.scheduler.predict.rolling import NOBODY_KNOWS_S, RollingParams
+from farside.scheduler.predict.job_history import learned_rolling, replay, tell_all
+from farside.scheduler.predict.model_update import Orchestrator
+from farside.scheduler.predict.rolling_estimate import NOBODY_KNOWS_S, RollingParams
+from farside.scheduler.predict.rolling_state import without_memory
 from farside.scheduler.predict.service import Expect, JobEnded, JobSubmitted, ModelRecord
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Job

@@ -11,7 +11,7 @@ from farside.errors import ConfigError
 from farside.scheduler.domain import Rules
 from farside.scheduler.order.catalog import make_order
 from farside.scheduler.order.qssf import Cut, Qssf, short_up_to_gpu_s
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.sim.estimator import Foreknown
 from farside.scheduler.sim.oracle import Oracle
 from farside.scheduler.sim.simulation import Run, Simulation

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.predict.name import LISTED, PIECES, UNKNOWN, NameBuckets, form_of
+from farside.scheduler.predict.job_names import LISTED, PIECES, UNKNOWN, NameBuckets, form_of
 from farside.scheduler.sim.workload.naming import with_slip
 
 NAMES = ["train_resnet50_imagenet_x8", "finetune_bert_squad_x4", "search_yolo_coco_x1", "eval_unet_kitti_v3"]

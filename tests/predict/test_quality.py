@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.predict.quality import quality, quantiles, queue_saving, ranks, spearman
+from farside.scheduler.predict.estimate_quality import quality, quantiles, queue_saving, ranks, spearman
 
 values = st.lists(st.integers(1, 10**9).map(float), min_size=2, max_size=50)
 

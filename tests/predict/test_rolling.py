@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.predict import rolling
-from farside.scheduler.predict.rolling import LEVELS, NOBODY_KNOWS_S, RollingEstimator, RollingParams
+from farside.scheduler.predict import rolling_estimate
+from farside.scheduler.predict.rolling_estimate import LEVELS, NOBODY_KNOWS_S, RollingEstimator, RollingParams
 from tests.predict.log import job
 
 PAPER = RollingParams(prior_jobs=0.0, decay=1.0)
@@ -88,7 +88,7 @@ def test_an_estimate_is_above_0_and_within_what_was_seen(rows: list[tuple[str, s
     estimator = RollingEstimator(RollingParams(prior_jobs=1.0))
     for user, name, ran_s in rows:
         estimator.add(job(user=user, name=name), ran_s)
-    seen = [rolling.bounded_s(ran_s) for _, _, ran_s in rows] or [NOBODY_KNOWS_S]
+    seen = [rolling_estimate.bounded_s(ran_s) for _, _, ran_s in rows] or [NOBODY_KNOWS_S]
 
     found = estimator.expect(job(user="ann", name="a")).duration_s
 
@@ -96,7 +96,7 @@ def test_an_estimate_is_above_0_and_within_what_was_seen(rows: list[tuple[str, s
 
 
 def test_the_names_added_to_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rolling, "MOST_NAMED", 10)
+    monkeypatch.setattr(rolling_estimate, "MOST_NAMED", 10)
     estimator = RollingEstimator(PAPER)
     estimator.add(job(user="ann", name="the first of all"), 5.0)
     for at in range(100):

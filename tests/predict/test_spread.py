@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from farside.scheduler.predict.rolling import RollingEstimator, RollingParams
-from farside.scheduler.predict.spread import MOST_VARIANCE, Spread, kind_of
+from farside.scheduler.predict.mean_correction import MOST_VARIANCE, Spread, kind_of
+from farside.scheduler.predict.rolling_estimate import RollingEstimator, RollingParams
 from tests.predict.log import job
 
 

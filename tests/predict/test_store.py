@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from farside.errors import ConfigError, FarsideError
+from farside.scheduler.predict.model_files import KEPT, ModelStore
 from farside.scheduler.predict.service import ModelRecord
-from farside.scheduler.predict.store import KEPT, ModelStore
 
 RECORD = ModelRecord(
     service="qssf", text="tree\n" * 100, features=("a", "b"), trained_from_s=1.0, trained_to_s=2.0, trained_on=3,

@@ -14,7 +14,7 @@ from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.timeshare import Timeshare
 from farside.scheduler.placement.consolidate import Consolidate
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.sim.result.digest import Digest
 from farside.scheduler.sim.simulation import Run, Simulation

@@ -12,7 +12,7 @@ from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.consolidate import Consolidate
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.sim.result.digest import Digest
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.state import Action, Preempt, Promote, Start

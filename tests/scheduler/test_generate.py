@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from farside.errors import ConfigError
 from farside.scheduler.sim.trace.describe import describe, offered_load
 from farside.scheduler.sim.workload.arrivals import ARRIVALS, Arrivals
+from farside.scheduler.sim.workload.durations import PRESETS, BoundedPareto, Exponential, Lognormal, Service
 from farside.scheduler.sim.workload.generate import MONDAY_S, Workload, draw, generate
-from farside.scheduler.sim.workload.service import PRESETS, BoundedPareto, Exponential, Lognormal, Service
 
 RECIPE = Workload(jobs=5000)
 

@@ -15,7 +15,7 @@ from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.srtf import Srsf
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.sim.result.digest import Digest
 from farside.scheduler.sim.simulation import Run, Simulation
 from farside.scheduler.sim.trace.job import TraceJob

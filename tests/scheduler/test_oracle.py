@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from farside.scheduler.domain import Rules
 from farside.scheduler.order.qssf import Qssf
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.sim.estimator import Foreknown
 from farside.scheduler.sim.oracle import Oracle
 from farside.scheduler.sim.simulation import Simulation

@@ -17,13 +17,13 @@ from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
+from farside.scheduler.order.priority_share import TenantOrder
 from farside.scheduler.order.qssf import Qssf
 from farside.scheduler.order.reason import why_first
 from farside.scheduler.order.smallest import Smallest
 from farside.scheduler.order.srtf import Srsf
-from farside.scheduler.order.tenant import TenantOrder
 from farside.scheduler.order.timeshare import Timeshare
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.sim.estimator import Foreknown
 from farside.scheduler.sim.oracle import Oracle
 from farside.scheduler.sim.result.digest import Digest

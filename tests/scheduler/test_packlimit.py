@@ -10,8 +10,8 @@ from farside.scheduler.ledger import Ledger
 from farside.scheduler.model_zoo import MODELS
 from farside.scheduler.placement.packlimit import learn_packlimit
 from farside.scheduler.placement.random import Random
-from farside.scheduler.placement.sample import Sample
 from farside.scheduler.placement.skew import LARGEST_OF_THE_EVEN, PACKLIMIT, SMALLEST_OF_THE_SKEWED, Skew
+from farside.scheduler.placement.slowdown_sample import Sample
 from farside.scheduler.sim.cluster import build_site
 from farside.scheduler.sim.experiment import make_experiments
 from farside.scheduler.sim.simulation import Simulation

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from farside.scheduler.ledger import Ledger
 from farside.scheduler.placement.consolidate import Consolidate
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.placement.fragments import Fragments
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.placement.random import Random

@@ -12,7 +12,7 @@ from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.sjf import Sjf
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.consolidate import Consolidate
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.preemption_cost import CostModel, FreeCost, SteppedCost
 from farside.scheduler.sim.simulation import Simulation
 from tests.support.traces import CLUSTER_DATA, flat_cluster, philly, trace

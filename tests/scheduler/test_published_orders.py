@@ -4,7 +4,7 @@ import pytest
 
 from farside.scheduler.domain import Rules
 from farside.scheduler.order.catalog import make_order
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from tests.support.traces import flat_cluster, philly

@@ -13,7 +13,7 @@ from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.las import Las
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.consolidate import Consolidate
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.preemption_cost import SteppedCost
 from farside.scheduler.sim.result import record
 from farside.scheduler.sim.result.record import CAPACITY, STRANDED, USED, WAITING, Recorder, Recording, stranded_gpus

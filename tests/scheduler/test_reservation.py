@@ -12,7 +12,7 @@ from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.srtf import Srsf
 from farside.scheduler.placement.consolidate import Consolidate
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from farside.scheduler.domain import Rules
 from farside.scheduler.order.fifo import Fifo
 from farside.scheduler.order.srtf import Srtf
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.preemption_cost import SteppedCost
 from farside.scheduler.sim.cluster import build_site
 from farside.scheduler.sim.experiment import Scene, make_experiments, run_experiment

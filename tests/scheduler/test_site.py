@@ -10,7 +10,7 @@ from farside.errors import ConfigError
 from farside.scheduler.order.catalog import ORDERS
 from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
 from farside.scheduler.placement.consolidate import Consolidate
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.sim.cluster import PLAIN, Site, SizeRange, VcSize, build_site, misfits
 from farside.scheduler.sim.experiment import Scene, make_experiments, run_experiment
 from farside.scheduler.sim.trace.read_nodes import read_vc_sizes

@@ -8,7 +8,7 @@ from farside.scheduler.domain import Rules
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.sim.simulation import Run, Simulation
 from tests.support.traces import flat_cluster, trace
 

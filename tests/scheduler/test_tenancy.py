@@ -17,7 +17,7 @@ from farside.scheduler.order.las import Las
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.order.timeshare import Timeshare
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.sim.simulation import Run, Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Action, Preempt

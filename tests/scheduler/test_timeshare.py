@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.order.timeshare import Timeshare
-from farside.scheduler.placement.count import CountOnly
+from farside.scheduler.placement.count_only import CountOnly
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.state import Action, Preempt, Start
 from tests.support.traces import flat_cluster, trace

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from farside.errors import ConfigError
-from farside.scheduler.sim.trace.intake import TOLD
 from farside.scheduler.sim.trace.read import read_trace
+from farside.scheduler.sim.trace.row_problems import TOLD
 from tests.support.trace_files import FARSIDE, PHILLY_CSV, PHILLY_JSON, SAMPLES, SLURM, write_file
 
 HEADER = "job_id,submit_s,gpus,duration_s"

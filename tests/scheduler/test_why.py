@@ -9,8 +9,8 @@ from farside.scheduler.order.las import Las
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.preemption_cost import SteppedCost
-from farside.scheduler.sim.result import why
-from farside.scheduler.sim.result.why import Watcher
+from farside.scheduler.sim.result import explain_wait
+from farside.scheduler.sim.result.explain_wait import Watcher
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Cluster
@@ -99,9 +99,9 @@ def test_of_a_job_that_is_thrown_about_the_longest_waits_are_told() -> None:
 
     waits = [line for line in told if " waits " in line]
     passed = [line for line in told if "shorter waits" in line]
-    assert len(waits) == why.TOLD
+    assert len(waits) == explain_wait.TOLD
     assert passed
-    assert len(told) < 8 * why.TOLD
+    assert len(told) < 8 * explain_wait.TOLD
 
 
 def test_a_guest_is_told_whose_nodes_it_runs_on_and_when_they_are_wanted_back() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from farside.scheduler.energy.series import NodeSeries
+from farside.scheduler.energy.busy_series import NodeSeries
 from farside.scheduler.table import Floats
 from tests.support.traces import CLUSTER_DATA
 

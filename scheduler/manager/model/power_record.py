@@ -3,7 +3,7 @@
 How it works
   A note is written before the order that it names is given to a BMC, and again when that has answered. So whoever comes
   after knows of every order that may have been carried out. What a BMC may or may not have been told is asked, and not
-  told again unless the answer shows that it had not reached it (machine.py, ``doubted_s``).
+  told again unless the answer shows that it had not reached it (state_machine.py, ``doubted_s``).
 
   Beats, what stands on a node and questions to its BMC are no part of it: they are of the moment.
 """

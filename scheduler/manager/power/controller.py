@@ -17,7 +17,7 @@ from pathlib import Path
 from farside import admin
 from farside.errors import FarsideError
 from farside.log import get_log
-from farside.scheduler.energy.learning import LearningCes
+from farside.scheduler.energy.learning_ces import LearningCes
 from farside.scheduler.energy.policy import EnergyPolicy
 from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.log_follower import LiveLog
@@ -28,12 +28,12 @@ from farside.scheduler.manager.power.check_setup import PowerSetup
 from farside.scheduler.manager.power.inventory import CAUSE, Agents, DryHands, Hands, RealHands, Wishes
 from farside.scheduler.power.busy_history import past_begin_s
 from farside.scheduler.power.controller import PowerKeeper
-from farside.scheduler.power.demand import PolicyDemand, Wish
 from farside.scheduler.power.driver.agent import ByAgent
 from farside.scheduler.power.driver.driver import PowerDriver
 from farside.scheduler.power.driver.dry_run import DryRunDriver
 from farside.scheduler.power.driver.wake_on_lan import WakeOnLanDriver
-from farside.scheduler.power.fit import Fitter, local_s
+from farside.scheduler.power.fit_thread import Fitter, local_s
+from farside.scheduler.power.wanted_nodes import PolicyDemand, Wish
 
 BEAT_PERIOD_S = 1.0
 ASK_LIMIT_S = 5.0

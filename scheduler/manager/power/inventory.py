@@ -18,9 +18,9 @@ from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.power.check_setup import PowerSetup
 from farside.scheduler.manager.power.nodes_needed import lacked
 from farside.scheduler.manager.view.overview import Sensed
-from farside.scheduler.power.demand import Demand, Occupancy, Wish
 from farside.scheduler.power.driver.dry_run import DryRunDriver
 from farside.scheduler.power.state import Holdings, NodePower, Power
+from farside.scheduler.power.wanted_nodes import Demand, Occupancy, Wish
 
 CAUSE = "power"
 ROOM_PERIOD_S = 1.0

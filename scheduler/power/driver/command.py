@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from farside.errors import PeerError
-from farside.scheduler.power.driver.program import run_program
+from farside.scheduler.power.driver.run_program import run_program
 from farside.scheduler.power.state import Power
 
 

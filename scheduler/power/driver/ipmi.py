@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.errors import PeerError
-from farside.scheduler.power.driver.program import Finished, run_program
+from farside.scheduler.power.driver.run_program import Finished, run_program
 from farside.scheduler.power.driver.secret import check_secret
 from farside.scheduler.power.state import Power
 

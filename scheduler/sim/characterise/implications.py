@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.sim.characterise.rhythm import Month
+from farside.scheduler.sim.characterise.busy_times import Month
 from farside.scheduler.sim.characterise.survey import CALENDAR, SIZES, STARTS, STATUSES, USERS, VCS, Survey
 from farside.scheduler.sim.characterise.tenants import STEP_S
 from farside.scheduler.sim.characterise.users import TOP_SHARE

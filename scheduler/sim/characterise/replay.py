@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from farside.scheduler.domain import Domain, Rules
+from farside.scheduler.order.defaults import PlainOrder
 from farside.scheduler.order.fifo import Fifo
-from farside.scheduler.order.plain import PlainOrder
 from farside.scheduler.order.policy import OrderPolicy, OrderTraits
 from farside.scheduler.placement.consolidate import Consolidate
-from farside.scheduler.sim.characterise.size import Sizes
+from farside.scheduler.sim.characterise.cluster_size import Sizes
 from farside.scheduler.sim.cluster import WHOLE, VcSize, build_site, misfits
 from farside.scheduler.sim.estimator import Foreknown
 from farside.scheduler.sim.simulation import Simulation

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator, PercentFormatter
 
+from farside.scheduler.sim.characterise.busy_times import Diurnal, Month
 from farside.scheduler.sim.characterise.jobs import Curve, Ends
-from farside.scheduler.sim.characterise.rhythm import Diurnal, Month
 from farside.scheduler.sim.characterise.survey import Survey
 from farside.scheduler.sim.characterise.tenants import Tenant
 from farside.scheduler.sim.characterise.users import Concentration

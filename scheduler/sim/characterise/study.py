@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from farside.scheduler.sim.characterise import what_if
+from farside.scheduler.sim.characterise.cluster_size import Sizes
 from farside.scheduler.sim.characterise.implications import KNOWN_BAR, Verdict, unknown_statuses, verdicts
 from farside.scheduler.sim.characterise.replay import Stage, busiest, stage, waits_s
-from farside.scheduler.sim.characterise.size import Sizes
 from farside.scheduler.sim.characterise.survey import SIZES, STARTS, STATUSES, USERS, VCS, Survey, survey
 from farside.scheduler.sim.characterise.what_if import WhatIf
 from farside.scheduler.sim.trace.log import JobLog

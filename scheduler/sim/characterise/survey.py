@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from farside.scheduler.sim.characterise import jobs, users
+from farside.scheduler.sim.characterise.busy_times import Diurnal, Month, diurnal, months
+from farside.scheduler.sim.characterise.cluster_size import Sizes
 from farside.scheduler.sim.characterise.jobs import Curve, Demand, Ends
 from farside.scheduler.sim.characterise.replay import stage, waits_s
-from farside.scheduler.sim.characterise.rhythm import Diurnal, Month, diurnal, months
-from farside.scheduler.sim.characterise.size import Sizes
 from farside.scheduler.sim.characterise.tenants import Imbalance, Tenant, imbalance, tenants
 from farside.scheduler.sim.characterise.users import Concentration
 from farside.scheduler.sim.cluster import WHOLE

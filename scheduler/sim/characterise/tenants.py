@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.sim.characterise.size import Sizes, gpus_at
-from farside.scheduler.sim.characterise.use import bounded_step_s, edges, mean_use
+from farside.scheduler.sim.characterise.cluster_size import Sizes, gpus_at
+from farside.scheduler.sim.characterise.usage_over_time import bounded_step_s, edges, mean_use
 from farside.scheduler.sim.cluster import WHOLE
 from farside.scheduler.sim.trace.log import JobLog
 from farside.scheduler.table import Floats

@@ -8,9 +8,9 @@ import numpy as np
 from farside.errors import ConfigError, Unavailable
 from farside.scheduler.energy.accuracy import coverage, pinball, smape_pct
 from farside.scheduler.energy.catalog import Question, max_forecast
-from farside.scheduler.energy.feature import next_max, next_mean
 from farside.scheduler.energy.forecast import forecast_mean
-from farside.scheduler.energy.naive import arima, exponential, persistence, seasonal
+from farside.scheduler.energy.forecast_features import next_max, next_mean
+from farside.scheduler.energy.simple_forecasts import arima, exponential, persistence, seasonal
 from farside.scheduler.table import Floats
 
 HORIZONS_S = tuple(hours * 3600.0 for hours in (1, 3, 5, 10))

@@ -18,7 +18,7 @@ from typing import IO
 import numpy as np
 
 from farside.errors import ConfigError
-from farside.scheduler.energy.series import STEP_S, NodeSeries, Zeros, from_samples
+from farside.scheduler.energy.busy_series import STEP_S, NodeSeries, Zeros, from_samples
 from farside.scheduler.table import Floats
 from farside.units import LONGEST_SPAN_S
 

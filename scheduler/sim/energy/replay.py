@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from farside.scheduler.energy.busy_series import NodeSeries
 from farside.scheduler.energy.policy import EnergyPolicy, Seen
-from farside.scheduler.energy.series import NodeSeries
 from farside.scheduler.table import Floats
 
 

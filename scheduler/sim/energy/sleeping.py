@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farside.scheduler.domain import Domain
+from farside.scheduler.energy.busy_series import STEP_S
 from farside.scheduler.energy.policy import EnergyPolicy, Seen
-from farside.scheduler.energy.series import STEP_S
 from farside.scheduler.sim.simulation import Run, Simulation
 from farside.scheduler.state import Action, Node
 

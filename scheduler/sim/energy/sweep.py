@@ -7,7 +7,7 @@ from types import MappingProxyType
 from farside.errors import ConfigError
 from farside.scheduler.energy.catalog import POLICIES, Question, prepare
 from farside.scheduler.energy.ces import Ces
-from farside.scheduler.energy.paper import Paper
+from farside.scheduler.energy.helios_policy import Paper
 from farside.scheduler.energy.policy import EnergyPolicy
 from farside.scheduler.settings import chosen
 from farside.scheduler.sim.energy.replay import figures, play

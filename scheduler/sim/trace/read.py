@@ -23,9 +23,9 @@ from farside.scheduler.sim.trace.format.slurm import log_slurm, read_slurm
 from farside.scheduler.sim.trace.format.source import Source, open_source
 from farside.scheduler.sim.trace.format.table import header, separator_of
 from farside.scheduler.sim.trace.format.tiresias import log_tiresias, read_tiresias
-from farside.scheduler.sim.trace.intake import Intake, OnBad
 from farside.scheduler.sim.trace.job import Trace, TraceJob
 from farside.scheduler.sim.trace.log import Logged
+from farside.scheduler.sim.trace.row_problems import Intake, OnBad
 
 Attempts = Literal["whole", "each"]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from farside.scheduler.sim.trace.format.row import LeftOut, Problem, is_missing, shown
-from farside.scheduler.sim.trace.intake import Intake, OnBad
 from farside.scheduler.sim.trace.log import JobLog, LogBuilder, Logged, Status
 from farside.scheduler.sim.trace.read import AUTO, FORMATS, opened
+from farside.scheduler.sim.trace.row_problems import Intake, OnBad
 
 _WORDS, _TOLD_WORDS, _MORE = 1000, 5, "others"
 _EARLY = "start before they were submitted: how long they waited is not known"

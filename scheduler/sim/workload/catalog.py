@@ -27,9 +27,9 @@ from farside.scheduler.settings import chosen
 from farside.scheduler.sim.trace.bins import SCALED
 from farside.scheduler.sim.trace.job import Trace, TraceJob
 from farside.scheduler.sim.workload.arrivals import ARRIVALS
+from farside.scheduler.sim.workload.durations import PRESETS, BoundedPareto, Lognormal
 from farside.scheduler.sim.workload.generate import GpuMix, Workload, generate
 from farside.scheduler.sim.workload.naming import Naming
-from farside.scheduler.sim.workload.service import PRESETS, BoundedPareto, Lognormal
 from farside.scheduler.state import Job
 from farside.scheduler.table import Floats
 

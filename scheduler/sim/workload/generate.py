@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from farside.errors import ConfigError
 from farside.scheduler.sim.trace.job import Trace, TraceJob
 from farside.scheduler.sim.workload.arrivals import Arrivals, submissions, submit_times_s
+from farside.scheduler.sim.workload.durations import Lognormal, Service
 from farside.scheduler.sim.workload.naming import Naming, recurring_name, single_name, with_day, with_slip
-from farside.scheduler.sim.workload.service import Lognormal, Service
 from farside.scheduler.state import Job
 from farside.scheduler.table import Floats
 from farside.units import CALENDAR_UNTIL_S

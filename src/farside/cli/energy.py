@@ -80,8 +80,8 @@ def _question(
     zeros: _Zeros = "auto",
     holidays: _Holidays = None,
 ) -> "Question":
+    from farside.scheduler.energy.busy_series import DAY_S, Zeros
     from farside.scheduler.energy.catalog import Question
-    from farside.scheduler.energy.series import DAY_S, Zeros
     from farside.scheduler.sim.energy.read_series import read_series, seconds_of
 
     meant: Mapping[str, Zeros | None] = {"auto": None, "gap": Zeros.GAP, "real": Zeros.REAL}

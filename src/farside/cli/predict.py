@@ -30,7 +30,7 @@ def fit(
     """
     from farside.cli.predict_fit import fit_gpu_time, quality_table
     from farside.errors import ConfigError
-    from farside.scheduler.predict.store import ModelStore
+    from farside.scheduler.predict.model_files import ModelStore
     from farside.scheduler.sim.output_files import check_apart
 
     store = ModelStore(models)

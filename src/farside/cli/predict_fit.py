@@ -6,9 +6,9 @@ from typing import Literal
 import numpy as np
 from rich.table import Table
 
+from farside.scheduler.predict.estimate_quality import quality, quantiles
 from farside.scheduler.predict.gpu_time import GpuTimeParams
-from farside.scheduler.predict.quality import quality, quantiles
-from farside.scheduler.predict.rolling import RollingParams
+from farside.scheduler.predict.rolling_estimate import RollingParams
 from farside.scheduler.predict.service import ModelRecord
 from farside.scheduler.sim.estimator import Learner, past_of
 from farside.scheduler.sim.trace.read import read_trace

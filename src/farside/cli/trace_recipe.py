@@ -12,8 +12,8 @@ from farside.scheduler.settings import chosen, from_settings, suggestion
 from farside.scheduler.sim.trace.job import Trace
 from farside.scheduler.sim.workload.arrivals import ARRIVALS
 from farside.scheduler.sim.workload.catalog import GPU_MIXES, NAMES, TIRESIAS_480, WORKLOADS, tiresias_480
+from farside.scheduler.sim.workload.durations import KINDS, PRESETS, Service
 from farside.scheduler.sim.workload.generate import GpuMix, VcMix, Workload, generate
-from farside.scheduler.sim.workload.service import KINDS, PRESETS, Service
 from farside.units import parse_seconds
 
 

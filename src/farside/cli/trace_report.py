@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from farside.errors import ConfigError
+from farside.scheduler.sim.characterise.cluster_size import sizes_of
 from farside.scheduler.sim.characterise.report_page import answer, change, facts, seconds
-from farside.scheduler.sim.characterise.size import sizes_of
 from farside.scheduler.sim.characterise.study import Study, study
 from farside.scheduler.sim.output_files import check_apart, check_writable, written
 from farside.scheduler.sim.trace.log import JobLog

@@ -4,8 +4,8 @@ import numpy as np
 
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.workload.catalog import GPU_MIXES
+from farside.scheduler.sim.workload.durations import BoundedPareto
 from farside.scheduler.sim.workload.generate import Workload, generate
-from farside.scheduler.sim.workload.service import BoundedPareto
 
 JOBS = 30
 NODES, GPUS_PER_NODE = 4, 8

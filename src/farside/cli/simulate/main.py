@@ -12,7 +12,7 @@ from farside.errors import ConfigError
 from farside.scheduler.settings import suggestion
 from farside.scheduler.sim.experiment import Outcome, Unfinished
 from farside.scheduler.sim.output_files import check_apart, check_writable, written
-from farside.scheduler.sim.result.why import Watcher
+from farside.scheduler.sim.result.explain_wait import Watcher
 from farside.scheduler.sim.result.write import check_table, write_jobs, write_json
 
 

@@ -10,9 +10,9 @@ from farside.errors import ConfigError
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.qssf import Qssf
 from farside.scheduler.predict.gpu_time import NAME, GpuTimeParams, GpuTimeService
-from farside.scheduler.predict.history import Past
-from farside.scheduler.predict.rolling import RollingParams
-from farside.scheduler.predict.store import ModelStore
+from farside.scheduler.predict.job_history import Past
+from farside.scheduler.predict.model_files import ModelStore
+from farside.scheduler.predict.rolling_estimate import RollingParams
 from farside.scheduler.settings import suggestion
 from farside.scheduler.sim.cluster import PLAIN, WHOLE, Site, SizeRange, VcSize, build_site, misfits
 from farside.scheduler.sim.estimator import past_of

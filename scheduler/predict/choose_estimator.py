@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from farside.scheduler.predict.quality import quality, queue_saving
+from farside.scheduler.predict.estimate_quality import quality, queue_saving
 from farside.scheduler.table import Floats
 
 Source = Literal["model", "rolling", "gpus", "nobody"]

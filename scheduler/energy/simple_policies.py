@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
+from farside.scheduler.energy.busy_series import DAY_S
 from farside.scheduler.energy.policy import Seen, Target
-from farside.scheduler.energy.series import DAY_S
 from farside.scheduler.energy.signal import RecentMax
 
 # A memory is a row of intervals.

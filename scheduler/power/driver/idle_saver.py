@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from farside.errors import FarsideError
-from farside.scheduler.power.rest import RestCommand
+from farside.scheduler.power.idle_saving import RestCommand
 
 
 class Saver(Protocol):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from farside.errors import ConfigError
-from farside.scheduler.sim.characterise.use import peak_use
+from farside.scheduler.sim.characterise.usage_over_time import peak_use
 from farside.scheduler.sim.cluster import WHOLE, VcSize
 from farside.scheduler.sim.trace.log import JobLog
 from farside.scheduler.table import Floats

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from farside.scheduler.energy.busy_series import Places
 from farside.scheduler.energy.policy import Seen
-from farside.scheduler.energy.series import Places
 from farside.scheduler.table import Floats
 
 # Buffers are tried as shares of all nodes; close together where they are small. 0.24 is 100 of Philly's 420 nodes.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from farside.scheduler.energy.learning import Fit, recall
-from farside.scheduler.energy.online import learned_from
+from farside.scheduler.energy.learning_ces import Fit, recall
+from farside.scheduler.energy.online_forecast import learned_from
 from farside.scheduler.energy.policy import EnergyPolicy, Seen, Target
 from farside.scheduler.power.state import NodePower, Phase
 

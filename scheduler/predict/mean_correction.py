@@ -8,7 +8,7 @@ job: small for a name that came often, large for one that never came.
 
 import math
 
-from farside.scheduler.predict.rolling import LEVELS, RollingEstimate
+from farside.scheduler.predict.rolling_estimate import LEVELS, RollingEstimate
 
 # As many jobs of all kinds count beside those of one kind.
 _PRIOR_JOBS = 20.0

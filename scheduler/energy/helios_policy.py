@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
+from farside.scheduler.energy.busy_series import DAY_S
 from farside.scheduler.energy.policy import Seen, Target
-from farside.scheduler.energy.series import DAY_S
 from farside.scheduler.table import Floats
 
 LONGEST_S = 366 * DAY_S  # what is counted in intervals has an end

@@ -8,7 +8,7 @@ was an hour and more before it, so that a mean of the rows of the *next* interva
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from farside.scheduler.energy.series import DAY_S, NodeSeries
+from farside.scheduler.energy.busy_series import DAY_S, NodeSeries
 from farside.scheduler.table import Floats
 
 HOUR_S = 3600.0

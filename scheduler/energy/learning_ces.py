@@ -2,8 +2,9 @@
 
 How it works
   Interval by interval it is shown what was seen, as any policy. When trees should be fitted, `lesson` has what to: at
-  first as soon as enough is known, then by the rule of the services (predict/engine.py). Whoever asks has them fitted,
-  beside all else that he does, and hands in what came of it; until then the trees before, or at first none, decide.
+  first as soon as enough is known, then by the rule of the services (predict/model_update.py). Whoever asks has them
+  fitted, beside all else that he does, and hands in what came of it; until then the trees before, or at first none,
+  decide.
 
   A past that is known from the start (`recall`) is gone through as in a replay: trees are fitted to the older four
   fifths, and forecast the rest. So it is known at once how good they are, and the decisions that follow are the
@@ -12,12 +13,12 @@ How it works
 
 from collections.abc import Callable, Sequence
 
+from farside.scheduler.energy.busy_series import DAY_S
 from farside.scheduler.energy.ces import Ces, CesSettings
 from farside.scheduler.energy.forecast import HELD_BACK_SHARE, LEAST_PROOF
-from farside.scheduler.energy.online import Learned, Lesson, OnlineForecast, learned_from, needed_steps
+from farside.scheduler.energy.online_forecast import Learned, Lesson, OnlineForecast, learned_from, needed_steps
 from farside.scheduler.energy.policy import EnergyPolicy, Seen, Target
-from farside.scheduler.energy.series import DAY_S
-from farside.scheduler.predict.engine import due
+from farside.scheduler.predict.model_update import due
 from farside.scheduler.predict.service import UpdateRule
 
 # What policies are shown of the past at most. Longer ago counts for little: records fade by half in 14 days.

@@ -7,10 +7,10 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from farside.log import get_log
-from farside.scheduler.energy.learning import LearningCes
-from farside.scheduler.energy.online import Learned, Lesson, learned_from
+from farside.scheduler.energy.learning_ces import LearningCes
+from farside.scheduler.energy.online_forecast import Learned, Lesson, learned_from
 from farside.scheduler.energy.policy import EnergyPolicy
-from farside.scheduler.power.demand import PolicyDemand
+from farside.scheduler.power.wanted_nodes import PolicyDemand
 
 log = get_log("manager.power")
 

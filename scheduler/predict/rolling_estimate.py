@@ -8,12 +8,12 @@ How it works
   3. jobs of a similar name: their average, in which each further job back counts ``decay`` times as much as the one
      after it.
 
-  A similar name is one of the same bucket (name.py). Jobs without a user are case 1.
+  A similar name is one of the same bucket (job_names.py). Jobs without a user are case 1.
 
   These groups lie one within the other: all jobs, those with as many GPUs, the user's, the user's with as many GPUs,
   the user's of a similar name, the user's of the very same form. A group's average starts with the next wider one's,
   which counts as ``prior_jobs`` jobs. So a name that came once before doesn't decide alone, and one that came a
-  hundred times does. How many that should be differs by level, and is learned as jobs end (shrink.py). With
+  hundred times does. How many that should be differs by level, and is learned as jobs end (prior_weights.py). With
   ``prior_jobs`` 0 it is the paper's rule, and the nearest group that is not empty decides.
 
   Averages are of logarithms. Run times differ by factors, not by amounts: the plain average of a group is whatever its
@@ -28,8 +28,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from farside.scheduler.predict.name import UNKNOWN, NameBuckets, form_of
-from farside.scheduler.predict.shrink import Shrinkage
+from farside.scheduler.predict.job_names import UNKNOWN, NameBuckets, form_of
+from farside.scheduler.predict.prior_weights import Shrinkage
 from farside.scheduler.state import Job
 
 LEAST_S = 1.0  # what is shorter counts as this: of 0 there is no logarithm

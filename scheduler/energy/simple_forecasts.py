@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from farside.errors import Unavailable
-from farside.scheduler.energy.feature import lagged, next_mean
-from farside.scheduler.energy.series import NodeSeries
+from farside.scheduler.energy.busy_series import NodeSeries
+from farside.scheduler.energy.forecast_features import lagged, next_mean
 from farside.scheduler.table import Floats
 
 # Classics work on hours: six times fewer values, and a day is 24 of them.

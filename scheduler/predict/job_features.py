@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from farside.scheduler.predict.rolling import LEVELS, RollingEstimate
+from farside.scheduler.predict.rolling_estimate import LEVELS, RollingEstimate
 from farside.scheduler.state import Job
 from farside.scheduler.table import Floats
 from farside.units import CALENDAR_FROM_S, CALENDAR_UNTIL_S

@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping
 
 from farside.errors import ConfigError
-from farside.scheduler.predict.rolling import RollingEstimator
-from farside.scheduler.predict.spread import Spread
+from farside.scheduler.predict.mean_correction import Spread
+from farside.scheduler.predict.rolling_estimate import RollingEstimator
 
 SAVED_NAMED = 100_000
 _MARK = "\n===== what the rolling estimate knows =====\n"

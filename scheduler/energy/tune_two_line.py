@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.energy.bank import Bank, Risk
+from farside.scheduler.energy.busy_series import NodeSeries
 from farside.scheduler.energy.ces import MEMORY_S
 from farside.scheduler.energy.policy import Seen
-from farside.scheduler.energy.series import NodeSeries
+from farside.scheduler.energy.shadow_rules import Bank, Risk
 from farside.scheduler.energy.signal import RecentMax
 
 

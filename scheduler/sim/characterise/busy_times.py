@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.sim.characterise.size import Sizes
-from farside.scheduler.sim.characterise.use import edges, mean_use
+from farside.scheduler.sim.characterise.cluster_size import Sizes
+from farside.scheduler.sim.characterise.usage_over_time import edges, mean_use
 from farside.scheduler.sim.trace.log import JobLog
 from farside.scheduler.table import Floats
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from farside.scheduler.predict.engine import Orchestrator
-from farside.scheduler.predict.quality import queue_saving
-from farside.scheduler.predict.rolling import RollingEstimator, RollingParams, bounded_s
+from farside.scheduler.predict.estimate_quality import queue_saving
+from farside.scheduler.predict.model_update import Orchestrator
+from farside.scheduler.predict.rolling_estimate import RollingEstimator, RollingParams, bounded_s
 from farside.scheduler.predict.service import JobEnded, JobSubmitted
 from farside.scheduler.state import Job
 

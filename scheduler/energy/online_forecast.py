@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from farside.scheduler.energy.accuracy import pinball
-from farside.scheduler.energy.feature import causal_features, causal_row, next_max
+from farside.scheduler.energy.busy_series import NodeSeries
 from farside.scheduler.energy.forecast import (
     ACI_RATE,
     HELD_BACK_SHARE,
@@ -31,7 +31,7 @@ from farside.scheduler.energy.forecast import (
     max_trees,
     usual_width,
 )
-from farside.scheduler.energy.series import NodeSeries
+from farside.scheduler.energy.forecast_features import causal_features, causal_row, next_max
 from farside.scheduler.table import Floats
 
 if TYPE_CHECKING:
