@@ -54,7 +54,7 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
 
     # 6. Act: starts and preemptions, each with its reason; until the next cycle accounts hold what they hold now.
     decided = plan.actions()
-    domain.queue.charge_accounts(domain.book.tally.gpus_of)
+    domain.queue.charge_accounts(domain.book.quota_use.gpus_of)
     return (*promoted, *decided)
 
 
@@ -161,7 +161,7 @@ class _Plan:
         domain = self._domain
         if self._is_nobody_behind or not (domain.traits.is_preemptive or domain.guests):
             return False
-        return domain.roster.standing(row).may_preempt
+        return domain.roster.priority_class(row).may_preempt
 
     def borrow(self, lenders: Sequence[Domain]) -> None:
         """Looks for idle GPUs of others for the first of each class that still waits, as long as there are some."""
@@ -213,7 +213,7 @@ class _Plan:
             domain.reservation = None
             rank = BEFORE_ALL
             if domain.traits.is_sparing_equals:  # behind the running jobs of its priority, before those that wait
-                rank = (-domain.roster.standing(row).priority, 0.5)
+                rank = (-domain.roster.priority_class(row).priority, 0.5)
             if not self.start(row, rank, domain.demands[domain.groups[row]]):
                 break
             domain.book.leave_alone(row, now_s + max(domain.rules.min_run_s, domain.rules.reserve_after_s))

@@ -23,7 +23,7 @@ from farside.scheduler.admission.rules import Rules as Rules
 from farside.scheduler.admission.rules import reserve_after as reserve_after
 from farside.scheduler.fair_share import FairShare
 from farside.scheduler.ledger import Ledger
-from farside.scheduler.maintenance_window import Closure
+from farside.scheduler.maintenance_window import MaintenanceWindow
 from farside.scheduler.model_zoo import skew_of
 from farside.scheduler.order.policy import OrderPolicy, OrderTraits
 from farside.scheduler.order.priority_share import TenantOrder
@@ -246,9 +246,9 @@ class Domain:
         self.ledger.set_nodes(nodes)
         self.queue.touch()
 
-    def close(self, closures: tuple[Closure, ...]) -> None:
+    def close(self, windows: tuple[MaintenanceWindow, ...]) -> None:
         """From now on these hold, in place of those before. What was reserved for a job is planned anew."""
-        self.book.closures = closures
+        self.book.maintenance_windows = windows
         self.reservation = None
         self.queue.touch()
 
@@ -278,13 +278,13 @@ class Domain:
     def start(self, row: int, allocation: Allocation, ledger: Ledger, now_s: float) -> float:
         """A job begins to run on what a ledger has booked; returns how long it is held up before it makes progress."""
         job = self.jobs[row]
-        delay_s = self.rules.cost.preemption_s(job) if row in self.preempted else 0.0
+        delay_s = self.rules.preemption_cost.preemption_s(job) if row in self.preempted else 0.0
         self.preempted.discard(row)
         self.queue.leave(row)
         if row in self.running:
             self.book.rank_anew(row)
             self.book.hold_up(row, now_s, delay_s)
-        speed = self.rules.effect.speed(job, allocation, ledger)
+        speed = self.rules.slowdown.speed(job, allocation, ledger)
         self.table.start(row, now_s=now_s, delay_s=delay_s, speed=speed)
         return delay_s
 

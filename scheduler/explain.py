@@ -11,7 +11,7 @@ from enum import Enum
 from farside.scheduler.domain import Domain, Held
 from farside.scheduler.maintenance_window import closed_gpus
 from farside.scheduler.order.reason import why_first
-from farside.scheduler.start_estimate import AHEAD_MAX, Foresight
+from farside.scheduler.start_estimate import AHEAD_MAX, StartEstimate
 from farside.scheduler.state import Allocation, Demand, Job, Reservation
 from farside.scheduler.waiting import Rank
 from farside.units import format_bytes, format_moment, format_seconds
@@ -77,13 +77,13 @@ def look(domain: Domain, row: int, now_s: float, clock: Clock = format_moment) -
     return _Wait(domain, row, now_s, clock).explanation()
 
 
-def nobody_knows(domain: Domain, foreseen: Foresight) -> str:
+def nobody_knows(domain: Domain, estimate: StartEstimate) -> str:
     """Why nobody knows when a job starts."""
-    if foreseen.is_short:
+    if estimate.is_short:
         why = "too few GPUs are in service for it or for those before it, whoever ends"
-    elif foreseen.unlimited:
-        largest = max((domain.jobs[row] for row in foreseen.unlimited), key=lambda job: job.gpus)
-        one, others = f"job {largest.job_id} ({gpus_of(largest)})", len(foreseen.unlimited) - 1
+    elif estimate.unlimited:
+        largest = max((domain.jobs[row] for row in estimate.unlimited), key=lambda job: job.gpus)
+        one, others = f"job {largest.job_id} ({gpus_of(largest)})", len(estimate.unlimited) - 1
         why = f"{one} and {others:,} more that go before it have" if others else f"{one}, which goes before it, has"
         why += " no time limit"
     else:
@@ -144,9 +144,9 @@ class _Wait:
         limit_s = self.domain.jobs[self.row].limit_s
         could = f"its time limit is {format_seconds(limit_s)}" if limit_s < math.inf else "it has no time limit"
         return [
-            f"{closure.why}, and it could still run then: {could}"
-            for closure in self.domain.book.closures
-            if closure.is_closed_to(self.now_s, limit_s)
+            f"{window.why}, and it could still run then: {could}"
+            for window in self.domain.book.maintenance_windows
+            if window.is_closed_to(self.now_s, limit_s)
         ]
 
     def _reserved(self) -> str:
@@ -216,7 +216,7 @@ class _Wait:
     def _has_closed_gpus(self) -> bool:
         """Whether some of the GPUs that are free are on nodes that are reserved: it needs to be told of these first."""
         limit_s = self.domain.jobs[self.row].limit_s
-        return bool(closed_gpus(self.domain.book.closures, self.domain.ledger.free, self.now_s, limit_s))
+        return bool(closed_gpus(self.domain.book.maintenance_windows, self.domain.ledger.free, self.now_s, limit_s))
 
     def _has_room_without(self, others: list[Held]) -> bool:
         ledger = self.domain.ledger

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from farside.scheduler.node_set import lowest, mask_of
+from farside.scheduler.node_set import lowest, node_set_of
 from farside.scheduler.nodes import EDGE_BYTES, EDGE_CPUS, NodeSets
 from farside.scheduler.state import Allocation, Demand, Node
 
@@ -36,20 +36,20 @@ class Ledger:
         self.free_swap_bytes = np.array([node.swap_bytes for node in nodes], dtype=float)
         self.total_gpus = self.free_gpus = sum(self.free)
         self.buckets = [0] * (max(self.free, default=0) + 1)
-        for gpus, mask in self.sets.by_size:
-            self.buckets[gpus] = mask
+        for gpus, node_set in self.sets.by_size:
+            self.buckets[gpus] = node_set
 
     def fitting(self, demand: Demand, need_gpus: int) -> int:
         """Nodes of its model, open to its user, with CPUs, memory, swap for ``need_gpus``; whether free or not."""
-        mask = self.sets.suitable(demand)
-        if mask and self.sets.counts(demand):
+        node_set = self.sets.suitable(demand)
+        if node_set and self.sets.counts(demand):
             cpus, memory_bytes = demand.cpus_per_gpu * need_gpus, demand.memory_bytes_per_gpu * need_gpus
             is_fitting = self.free_cpus >= cpus - EDGE_CPUS
             is_fitting &= self.free_memory_bytes >= memory_bytes - EDGE_BYTES
             if demand.swap_bytes_per_gpu > 0:
                 is_fitting &= self.free_swap_bytes >= demand.swap_bytes_per_gpu * need_gpus - EDGE_BYTES
-            mask &= mask_of(is_fitting)
-        return mask
+            node_set &= node_set_of(is_fitting)
+        return node_set
 
     def best_fit(self, demand: Demand, need_gpus: int, within: int = -1) -> int:
         """The node with the fewest free GPUs that fits ``need_gpus``, the first on ties; -1: none does."""
@@ -57,13 +57,13 @@ class Ledger:
             return -1
         within &= self.fitting(demand, need_gpus)
         for bucket in self.buckets[need_gpus:]:
-            mask = bucket & within
-            if mask:
-                return lowest(mask)
+            node_set = bucket & within
+            if node_set:
+                return lowest(node_set)
         return -1
 
     def rooms(self, demand: Demand) -> list[int]:
-        """The nodes by how many more GPUs of a demand fit there, as masks; the first, of those that are full, is 0."""
+        """Sets of nodes by how many more GPUs of a demand fit there; the first one, that of full nodes, is 0."""
         if self.sets.all_suit(demand):
             return [0, *self.buckets[1:]]
         rooms = [0] * len(self.buckets)
@@ -76,11 +76,11 @@ class Ledger:
         return rooms
 
     def idle(self) -> int:
-        """The nodes where nobody holds anything, as a mask."""
-        mask = 0
+        """The nodes where nobody holds anything, as a set."""
+        node_set = 0
         for gpus, nodes in self.sets.by_size:
-            mask |= self.buckets[gpus] & nodes
-        return mask
+            node_set |= self.buckets[gpus] & nodes
+        return node_set
 
     def fits(self, demand: Demand, allocation: Allocation) -> bool:
         """Whether just these GPUs are free."""

@@ -7,7 +7,7 @@ from farside.scheduler.state import Allocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closure:
+class MaintenanceWindow:
     """Nodes, by their places in a ledger, that nobody may use for a time. ``why``: what it is for, in words."""
 
     nodes: frozenset[int]
@@ -20,10 +20,10 @@ class Closure:
         return now_s < self.end_s and now_s + limit_s > self.begin_s
 
 
-def closed_gpus(closures: Iterable[Closure], free: list[int], now_s: float, limit_s: float) -> Allocation:
+def closed_gpus(windows: Iterable[MaintenanceWindow], free: list[int], now_s: float, limit_s: float) -> Allocation:
     """The free GPUs that such a job may not have."""
     closed: set[int] = set()
-    for closure in closures:
-        if closure.is_closed_to(now_s, limit_s):
-            closed |= closure.nodes
+    for window in windows:
+        if window.is_closed_to(now_s, limit_s):
+            closed |= window.nodes
     return tuple((at, free[at]) for at in sorted(closed) if free[at] > 0)

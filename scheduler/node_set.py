@@ -10,25 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def lowest(mask: int) -> int:
+def lowest(node_set: int) -> int:
     """Number of the lowest bit that is set."""
-    return (mask & -mask).bit_length() - 1
+    return (node_set & -node_set).bit_length() - 1
 
 
-def bits(mask: int) -> Iterator[int]:
+def bits(node_set: int) -> Iterator[int]:
     """The numbers of the bits that are set, lowest first."""
-    while mask:
-        low = mask & -mask
+    while node_set:
+        low = node_set & -node_set
         yield low.bit_length() - 1
-        mask ^= low
+        node_set ^= low
 
 
-def mask_of(members: NDArray[np.bool_]) -> int:
+def node_set_of(members: NDArray[np.bool_]) -> int:
     """The set whose members are true."""
     return int.from_bytes(np.packbits(members, bitorder="little").tobytes(), "little")
 
 
-def members_of(mask: int) -> NDArray[np.intp]:
+def members_of(node_set: int) -> NDArray[np.intp]:
     """The numbers of the bits that are set, lowest first, at once."""
-    raw = mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+    raw = node_set.to_bytes((node_set.bit_length() + 7) // 8, "little")
     return np.flatnonzero(np.unpackbits(np.frombuffer(raw, np.uint8), bitorder="little"))

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from farside.scheduler.node_set import mask_of
+from farside.scheduler.node_set import node_set_of
 from farside.scheduler.state import Demand, Node
 
 # Shares of CPUs do not add up exactly: so much may be missing. Memory is in bytes, so a byte.
@@ -22,22 +22,24 @@ Capacities = tuple[tuple[int, int], ...]
 
 
 class NodeSets:
-    """Masks of nodes by size, GPU model, user, rack and RDMA domain. A node's bit is its place among ``nodes``."""
+    """Sets of nodes by size, GPU model, user, rack and RDMA domain. A node's bit is its place among ``nodes``."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._models = dict(_grouped(nodes, lambda node: node.gpu_model.casefold()))
         self._wanted: dict[str, int] = {"": -1}
         self._users: dict[str, int] = {"": -1}
         lists = _grouped(nodes, lambda node: node.users)
-        self._open = sum(mask for users, mask in lists if not users)
-        for users, mask in lists:
+        self._open = sum(node_set for users, node_set in lists if not users)
+        for users, node_set in lists:
             for user in users:
-                self._users[user] = self._users.get(user, self._open) | mask
+                self._users[user] = self._users.get(user, self._open) | node_set
         sizes = _grouped(nodes, lambda node: node.gpus)
         self.by_size: Capacities = tuple(sorted((size for size in sizes if size[0] > 0), reverse=True))
-        self.racks = tuple(mask for _, mask in _grouped(nodes, lambda node: node.rack))
-        self._domains = tuple(mask for _, mask in _grouped(nodes, lambda node: node.rdma_domain))
-        self._cells = tuple(mask for _, mask in _grouped(nodes, lambda node: (node.rdma_domain, node.gpu_model)))
+        self.racks = tuple(node_set for _, node_set in _grouped(nodes, lambda node: node.rack))
+        self._domains = tuple(node_set for _, node_set in _grouped(nodes, lambda node: node.rdma_domain))
+        self._cells = tuple(
+            node_set for _, node_set in _grouped(nodes, lambda node: (node.rdma_domain, node.gpu_model))
+        )
         self._gpus = np.array([node.gpus for node in nodes], dtype=float)
         self._cpus = np.array([node.cpus for node in nodes], dtype=float)
         self._memory_bytes = np.array([node.memory_bytes for node in nodes], dtype=float)
@@ -98,8 +100,8 @@ class NodeSets:
             np.minimum(room, np.floor((self._memory_bytes + EDGE_BYTES) / demand.memory_bytes_per_gpu), out=room)
         if demand.swap_bytes_per_gpu > 0:
             np.minimum(room, np.floor((self._swap_bytes + EDGE_BYTES) / demand.swap_bytes_per_gpu), out=room)
-        sets = ((int(gpus), mask_of(room == gpus) & suitable) for gpus in np.unique(room)[::-1] if gpus > 0)
-        return tuple((gpus, mask) for gpus, mask in sets if mask)
+        sets = ((int(gpus), node_set_of(room == gpus) & suitable) for gpus in np.unique(room)[::-1] if gpus > 0)
+        return tuple((gpus, node_set) for gpus, node_set in sets if node_set)
 
     def cells(self, demand: Demand) -> tuple[int, ...]:
         """The sets of nodes within one of which a gang must stay: alike in RDMA domain and in GPU model.
@@ -127,8 +129,8 @@ def models_of(wanted: str) -> tuple[str, ...]:
 
 def _fewest(gpus: int, capacities: Capacities, within: int) -> int:
     nodes = 0
-    for capacity, mask in capacities:
-        count = (mask & within).bit_count()
+    for capacity, node_set in capacities:
+        count = (node_set & within).bit_count()
         if count * capacity >= gpus:
             return nodes + -(-gpus // capacity)
         nodes += count
@@ -145,5 +147,5 @@ def _grouped(nodes: Sequence[Node], key: Callable[[Node], K]) -> list[tuple[K, i
     for value, places in members.items():
         is_member = np.zeros(len(nodes), dtype=np.bool_)
         is_member[places] = True
-        found.append((value, mask_of(is_member)))
+        found.append((value, node_set_of(is_member)))
     return found

@@ -13,7 +13,7 @@ from farside.scheduler.settings import chosen, from_settings
 from farside.scheduler.state import Job
 
 
-class CostModel(Protocol):
+class PreemptionCost(Protocol):
     """How long a job that was preempted is held up when it goes on."""
 
     @property
@@ -27,7 +27,7 @@ class CostModel(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FreeCost:
+class NoCost:
     """Preemption costs nothing, as in the simulation of [tiresias §3.5.3]."""
 
     @property
@@ -105,13 +105,15 @@ class ModelCost:
         return self.fixed_s + transfers * model_bytes_of(job) / self.storage_bytes_per_s
 
 
-COSTS: Mapping[str, type[CostModel]] = MappingProxyType({"free": FreeCost, "helios": SteppedCost, "model": ModelCost})
+PREEMPTION_COSTS: Mapping[str, type[PreemptionCost]] = MappingProxyType(
+    {"free": NoCost, "helios": SteppedCost, "model": ModelCost}
+)
 
 
-def make_cost(name: str, settings: Mapping[str, str]) -> CostModel:
+def make_preemption_cost(name: str, settings: Mapping[str, str]) -> PreemptionCost:
     """The cost model of a name, its fields set from text.
 
     Raises:
         ConfigError: No such model, no such setting, or a value that the setting does not take.
     """
-    return from_settings(chosen(name, COSTS, "cost model"), settings, of=name)
+    return from_settings(chosen(name, PREEMPTION_COSTS, "cost model"), settings, of=name)

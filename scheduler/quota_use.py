@@ -1,36 +1,36 @@
 """What the running jobs of a domain hold together: by account, and by each cap on them. PURE."""
 
-from farside.scheduler.tenancy import Cap, Standing
+from farside.scheduler.tenancy import Cap, PriorityClass
 
 
-class Tally:
+class QuotaUse:
     """GPUs and jobs that are held now."""
 
     def __init__(self) -> None:
         self._caps: dict[Cap, tuple[int, int]] = {}  # GPUs, jobs
         self.gpus_of: dict[str, int] = {}  # by account, those that hold any
 
-    def take(self, standing: Standing, gpus: int) -> None:
+    def take(self, priority_class: PriorityClass, gpus: int) -> None:
         """A job starts."""
-        self._move(standing, gpus, 1)
+        self._move(priority_class, gpus, 1)
 
-    def give(self, standing: Standing, gpus: int) -> None:
+    def give(self, priority_class: PriorityClass, gpus: int) -> None:
         """A job stops."""
-        self._move(standing, -gpus, -1)
+        self._move(priority_class, -gpus, -1)
 
-    def _move(self, standing: Standing, gpus: int, jobs: int) -> None:
-        for cap in standing.caps:
+    def _move(self, priority_class: PriorityClass, gpus: int, jobs: int) -> None:
+        for cap in priority_class.caps:
             held_gpus, held_jobs = self._caps.get(cap, (0, 0))
             self._caps[cap] = held_gpus + gpus, held_jobs + jobs
-        held = self.gpus_of.get(standing.account, 0) + gpus
+        held = self.gpus_of.get(priority_class.account, 0) + gpus
         if held:
-            self.gpus_of[standing.account] = held
+            self.gpus_of[priority_class.account] = held
         else:
-            self.gpus_of.pop(standing.account, None)
+            self.gpus_of.pop(priority_class.account, None)
 
-    def why_not(self, standing: Standing, gpus: int) -> str:
+    def why_not(self, priority_class: PriorityClass, gpus: int) -> str:
         """Why a job may not start beside those that run; empty: it may. The first cap that it would break."""
-        for cap in standing.caps:
+        for cap in priority_class.caps:
             held_gpus, held_jobs = self._caps.get(cap, (0, 0))
             why = cap.why_not(gpus=gpus, held_gpus=held_gpus, held_jobs=held_jobs)
             if why:

@@ -21,7 +21,7 @@ from farside.scheduler.settings import chosen, from_settings
 from farside.scheduler.state import Allocation, Job
 
 
-class PlacementEffect(Protocol):
+class Slowdown(Protocol):
     """What a place does to a job's speed."""
 
     @property
@@ -35,7 +35,7 @@ class PlacementEffect(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoEffect:
+class NoSlowdown:
     """Every place is as good as another."""
 
     @property
@@ -49,7 +49,7 @@ class NoEffect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpreadEffect:
+class SpreadSlowdown:
     """Slower the more skewed the model is, and the more of its traffic crosses between machines.
 
     ``slowdown = 1 + (largest_slowdown - 1) * skewed * spread``, where ``skewed`` rises from 0 at ``even_skew`` to 1 at
@@ -114,13 +114,13 @@ def _fewest_machines(job: Job, ledger: Ledger) -> list[int]:
     return workers
 
 
-EFFECTS: Mapping[str, type[PlacementEffect]] = MappingProxyType({"none": NoEffect, "spread": SpreadEffect})
+SLOWDOWNS: Mapping[str, type[Slowdown]] = MappingProxyType({"none": NoSlowdown, "spread": SpreadSlowdown})
 
 
-def make_effect(name: str, settings: Mapping[str, str]) -> PlacementEffect:
+def make_slowdown(name: str, settings: Mapping[str, str]) -> Slowdown:
     """The effect of a name, its fields set from text.
 
     Raises:
         ConfigError: No such effect, no such setting, or a value that the setting does not take.
     """
-    return from_settings(chosen(name, EFFECTS, "effect"), settings, of=name)
+    return from_settings(chosen(name, SLOWDOWNS, "effect"), settings, of=name)

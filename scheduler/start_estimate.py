@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from farside.scheduler.domain import Domain
-from farside.scheduler.quota_use import Tally
+from farside.scheduler.quota_use import QuotaUse
 from farside.scheduler.state import Allocation
 
 # So many who stand before a job are played through; it takes some microseconds each.
@@ -25,7 +25,7 @@ _Leaving = tuple[float, int, int, Allocation]  # when, a number that breaks ties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foresight:
+class StartEstimate:
     """When a job is expected to start; infinite: nobody knows.
 
     ``unlimited``: rows of jobs without a time limit that would have to end first. ``is_short``: it, or somebody before
@@ -37,20 +37,20 @@ class Foresight:
     is_short: bool = False
 
 
-def foresee(domain: Domain, row: int, now_s: float) -> Foresight:
+def estimate_start(domain: Domain, row: int, now_s: float) -> StartEstimate:
     """When a job that waits in this domain is expected to have its GPUs, or what keeps that from being known."""
     (rank,) = domain.roster.ranks([row], now_s)
     ahead = [(one, other) for other, one in domain.waiting.ranked() if one < rank]
     if len(ahead) > AHEAD_MAX:
-        return Foresight()
+        return StartEstimate()
     ahead.sort()
     play = _Play(domain, row, now_s)
     try:
         if not all(play.start(other) for _, other in ahead) or not play.start(row):
-            return Foresight(is_short=True)
+            return StartEstimate(is_short=True)
         if play.unlimited:
-            return Foresight(unlimited=tuple(play.unlimited))
-        return Foresight(at_s=play.now_s)
+            return StartEstimate(unlimited=tuple(play.unlimited))
+        return StartEstimate(at_s=play.now_s)
     finally:
         play.undo()
 
@@ -62,7 +62,7 @@ class _Play:
         self.now_s = now_s
         self.unlimited: list[int] = []  # who left because it was played so
         self._domain = domain
-        self._tally = Tally()
+        self._quota_use = QuotaUse()
         self._undo: list[tuple[int, Allocation, int]] = []  # row, what it holds, 1: was given, -1: was taken
         self._leaving: list[_Leaving] = [*self._runs(row), *self._ends_of_closures()]
         heapq.heapify(self._leaving)
@@ -74,25 +74,27 @@ class _Play:
         rows = list(domain.running)
         for other, other_rank in zip(rows, domain.roster.ranks(rows, self.now_s), strict=True):
             held = domain.running[other]
-            self._tally.take(domain.roster.standing(other), held.demand.gpus)
+            self._quota_use.take(domain.roster.priority_class(other), held.demand.gpus)
             end_s = held.since_s + domain.jobs[other].limit_s
-            is_behind = domain.traits.is_preemptive and domain.roster.standing(row).may_preempt and other_rank > rank
+            is_behind = (
+                domain.traits.is_preemptive and domain.roster.priority_class(row).may_preempt and other_rank > rank
+            )
             if is_behind and domain.jobs[other].preemptible:
                 end_s = min(end_s, held.until_s)
             yield max(self.now_s, min(end_s, _NEVER_S)), other, other, held.allocation
 
     def _ends_of_closures(self) -> Iterator[_Leaving]:
-        for number, closure in enumerate(self._domain.book.closures, 1):
-            if closure.end_s > self.now_s:
-                yield closure.end_s, -number, -1, ()
+        for number, window in enumerate(self._domain.book.maintenance_windows, 1):
+            if window.end_s > self.now_s:
+                yield window.end_s, -number, -1, ()
 
     def start(self, row: int) -> bool:
         """Lets time go on until a job has room, and starts it there; False: it never has."""
-        domain, standing = self._domain, self._domain.roster.standing(row)
+        domain, priority_class = self._domain, self._domain.roster.priority_class(row)
         demand = domain.demands[domain.groups[row]]
         while True:
             allocation = None
-            if not self._tally.why_not(standing, demand.gpus):
+            if not self._quota_use.why_not(priority_class, demand.gpus):
                 allocation = domain.book.place(row, self.now_s)
             if allocation is not None:
                 break
@@ -100,7 +102,7 @@ class _Play:
                 return False
             self._leave(heapq.heappop(self._leaving))
         domain.ledger.take(demand, allocation)
-        self._tally.take(standing, demand.gpus)
+        self._quota_use.take(priority_class, demand.gpus)
         self._undo.append((row, allocation, -1))
         end_s = min(self.now_s + domain.jobs[row].limit_s, _NEVER_S)
         heapq.heappush(self._leaving, (end_s, row, row, allocation))
@@ -114,7 +116,7 @@ class _Play:
             self.unlimited.append(row)
         demand = self._domain.demands[self._domain.groups[row]]
         self._domain.ledger.give(demand, allocation)
-        self._tally.give(self._domain.roster.standing(row), demand.gpus)
+        self._quota_use.give(self._domain.roster.priority_class(row), demand.gpus)
         self._undo.append((row, allocation, 1))
 
     def undo(self) -> None:

@@ -1,8 +1,8 @@
 """Accounts and qualities of service: what a job's owner may have, and before whom the job goes. PURE.
 
-A job is charged to an account and has a QOS. From both follows its `Standing`: the priority that goes before everything
-else, whether it may take others' GPUs, and the caps on what it may hold together with others. The cycle asks for no
-more than that (domain.py), so the simulator and the manager mean the same by a quota.
+A job is charged to an account and has a QOS. Both decide its `PriorityClass`: the priority that goes before everything
+else, whether the job may take other jobs' GPUs, and the caps on what it may hold together with others. The cycle reads
+only that (domain.py), so a quota means the same to the simulator and to the manager.
 """
 
 import math
@@ -70,7 +70,7 @@ class Cap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class PriorityClass:
     """What account and QOS make of a job; see `Qos`."""
 
     account: str = ""
@@ -106,11 +106,11 @@ class Tenancy:
     half_life_s: float = 7 * DAY_S
     period_s: float = 300.0
 
-    def standing(self, job: Job) -> Standing:
+    def priority_class(self, job: Job) -> PriorityClass:
         """What its account and QOS make of a job."""
         name = job.account or job.user
         account, qos = self.accounts.get(name, self.others), self.qualities.get(job.qos, NO_QOS)
-        return Standing(
+        return PriorityClass(
             account=name,
             priority=qos.priority,
             may_preempt=qos.may_preempt,

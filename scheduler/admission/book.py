@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from farside.scheduler.admission.roster import Roster
-from farside.scheduler.maintenance_window import Closure, closed_gpus
-from farside.scheduler.quota_use import Tally
+from farside.scheduler.maintenance_window import MaintenanceWindow, closed_gpus
+from farside.scheduler.quota_use import QuotaUse
 from farside.scheduler.running import EDGE_S, RunningOrder
 from farside.scheduler.state import Allocation, Demand, Node
 from farside.scheduler.table import Floats, JobColumns
@@ -32,8 +32,8 @@ class Book:
     def __init__(self, roster: Roster, nodes: tuple[Node, ...]) -> None:
         self.ledger = roster.rules.placement.ledger(nodes)
         self.running: dict[int, Held] = {}
-        self.tally = Tally()
-        self.closures: tuple[Closure, ...] = ()
+        self.quota_use = QuotaUse()
+        self.maintenance_windows: tuple[MaintenanceWindow, ...] = ()
         self._roster = roster
         self._by_rank = RunningOrder()  # of those who run, who may be preempted
         self._changes_s: dict[int, float] = {}  # when a running job crosses its next threshold
@@ -44,9 +44,9 @@ class Book:
     def place(self, row: int, now_s: float) -> Allocation | None:
         """GPUs that are free for a job and on no node that is closed to it; None: there are not enough."""
         placement, demand = self._roster.rules.placement, self._roster.demand(row)
-        if not self.closures:
+        if not self.maintenance_windows:
             return placement.place(self.ledger, demand)
-        closed = closed_gpus(self.closures, self.ledger.free, now_s, self._roster.jobs[row].limit_s)
+        closed = closed_gpus(self.maintenance_windows, self.ledger.free, now_s, self._roster.jobs[row].limit_s)
         self.ledger.take(NOTHING_BUT_GPUS, closed)
         allocation = placement.place(self.ledger, demand)
         self.ledger.give(NOTHING_BUT_GPUS, closed)
@@ -56,7 +56,7 @@ class Book:
         """Why its account or user may not have what a waiting job asks for beside what they hold; empty: they may."""
         if self._roster.rules.tenancy is None:
             return ""
-        return self.tally.why_not(self._roster.standing(row), self._roster.jobs[row].gpus)
+        return self.quota_use.why_not(self._roster.priority_class(row), self._roster.jobs[row].gpus)
 
     # ------------------------------------------------------------------ who holds
 
@@ -66,14 +66,14 @@ class Book:
         demand = roster.demand(row)
         self.ledger.take(demand, allocation)
         self.running[row] = Held(demand, allocation, now_s, now_s + roster.rules.min_run_s)
-        if row in roster.standings:
-            self.tally.take(roster.standings[row], demand.gpus)
+        if row in roster.priority_classes:
+            self.quota_use.take(roster.priority_classes[row], demand.gpus)
 
     def drop(self, row: int) -> Held:
         """A job holds nothing any more; its GPUs are still booked in the ledger."""
         self._by_rank.discard(row)
-        if row in self._roster.standings:
-            self.tally.give(self._roster.standings[row], self.running[row].demand.gpus)
+        if row in self._roster.priority_classes:
+            self.quota_use.give(self._roster.priority_classes[row], self.running[row].demand.gpus)
         return self.running.pop(row)
 
     def give(self, row: int) -> Held:
@@ -116,9 +116,14 @@ class Book:
     def may_displace(self, row: int, other: int) -> bool:
         """Whether a job that goes before all may take a running one's GPUs, once nothing protects these any more."""
         roster = self._roster
-        if not (roster.traits.is_preemptive and roster.jobs[other].preemptible and roster.standing(row).may_preempt):
+        if not (
+            roster.traits.is_preemptive and roster.jobs[other].preemptible and roster.priority_class(row).may_preempt
+        ):
             return False
-        return not roster.traits.is_sparing_equals or roster.standing(other).priority < roster.standing(row).priority
+        return (
+            not roster.traits.is_sparing_equals
+            or roster.priority_class(other).priority < roster.priority_class(row).priority
+        )
 
     def rank_anew(self, row: int) -> None:
         """A running job is new here, or has another rank than the policy foresaw."""

@@ -27,7 +27,7 @@ class Queue:
         self._lines: dict[tuple[Cap, ...], int] = {(): 0}  # under a strict policy
         self._due: list[int] = []
         self._waiting_since: dict[int, float] = {}
-        self._stints: list[tuple[float, int, int]] = []  # (since when, sequence, row) of who waits, and old ones
+        self._waits: list[tuple[float, int, int]] = []  # (since when, sequence, row) of who waits, and old ones
 
     # ------------------------------------------------------------------ what happened
 
@@ -35,11 +35,11 @@ class Queue:
         """A job waits, in one go since then."""
         self._unranked.add(row)
         if self.fair_share is not None:
-            level = self.fair_share.level(self._roster.standings[row].account)
+            level = self.fair_share.level(self._roster.priority_classes[row].account)
             self._roster.table.share_level[row] = level
         if self._roster.rules.reserve_after_s < math.inf:
             self._waiting_since[row] = since_s
-            heapq.heappush(self._stints, (since_s, self._roster.jobs[row].sequence, row))
+            heapq.heappush(self._waits, (since_s, self._roster.jobs[row].sequence, row))
 
     def withdraw(self, row: int) -> None:
         """A job leaves the queue without being started."""
@@ -75,16 +75,16 @@ class Queue:
 
     def compare_accounts(self, now_s: float) -> None:
         """Rank waiting jobs anew whose account has another level than before, if it is time to compare."""
-        share, standings = self.fair_share, self._roster.standings
+        share, priority_classes = self.fair_share, self._roster.priority_classes
         if share is None:
             return
         share.advance(now_s)
         if now_s < share.due_s:
             return
-        changed = share.compare(dict.fromkeys(one.account for one in standings.values()), now_s)
+        changed = share.compare(dict.fromkeys(one.account for one in priority_classes.values()), now_s)
         rows = {*self.waiting.rows(), *self._unranked} if changed else ()
         for row in rows:
-            account = standings[row].account
+            account = priority_classes[row].account
             if account in changed:
                 self._roster.table.share_level[row] = share.level(account)
                 self._unranked.add(row)
@@ -121,7 +121,7 @@ class Queue:
         """
         if not self._roster.traits.is_strict:
             return self._roster.groups[row]
-        return self._lines.setdefault(self._roster.standing(row).caps, len(self._lines))
+        return self._lines.setdefault(self._roster.priority_class(row).caps, len(self._lines))
 
     def head_before(self, row: int) -> int:
         """The first job of the line in which a waiting job is."""
@@ -141,19 +141,19 @@ class Queue:
         """
         capped: list[tuple[float, int, int]] = []
         found = -1
-        while self._stints and found < 0:
-            since_s, _, row = self._stints[0]
+        while self._waits and found < 0:
+            since_s, _, row = self._waits[0]
             if now_s - since_s < self._roster.rules.reserve_after_s:
                 break
             if row not in self.waiting or self._waiting_since.get(row) != since_s:
-                heapq.heappop(self._stints)
+                heapq.heappop(self._waits)
             elif why_capped(row):
-                capped.append(heapq.heappop(self._stints))
+                capped.append(heapq.heappop(self._waits))
             else:
                 found = row
-        self._put_stints(capped)
+        self._put_waits(capped)
         return found
 
-    def _put_stints(self, stints: Iterable[tuple[float, int, int]]) -> None:
-        for stint in stints:
-            heapq.heappush(self._stints, stint)
+    def _put_waits(self, waits: Iterable[tuple[float, int, int]]) -> None:
+        for wait in waits:
+            heapq.heappush(self._waits, wait)

@@ -13,10 +13,10 @@ from farside.scheduler.admission.rules import Rules
 from farside.scheduler.order.policy import OrderTraits
 from farside.scheduler.state import Demand, Job
 from farside.scheduler.table import Floats, JobColumns, JobTable
-from farside.scheduler.tenancy import Cap, Standing
+from farside.scheduler.tenancy import Cap, PriorityClass
 from farside.scheduler.waiting import Rank
 
-NOBODY = Standing()
+NOBODY = PriorityClass()
 
 
 class Roster:
@@ -37,7 +37,7 @@ class Roster:
         self.jobs: dict[int, Job] = {}
         self.demands: list[Demand] = []  # by class
         self.groups: dict[int, int] = {}  # the class of each job
-        self.standings: dict[int, Standing] = {}  # where there is a tenancy
+        self.priority_classes: dict[int, PriorityClass] = {}  # where there is a tenancy
         self._is_counting_more = is_counting_more
         self._is_counting_limits = is_counting_limits
         self._group_of: dict[tuple[Demand, float, tuple[Cap, ...], bool], int] = {}
@@ -45,28 +45,28 @@ class Roster:
     def add(self, row: int, job: Job, *, remaining_s: float, predicted_gpu_s: float) -> None:
         """A job comes. Its figures are in the table from now on, under this row."""
         self.jobs[row] = job
-        standing = NOBODY
+        priority_class = NOBODY
         if self.rules.tenancy is not None:
-            standing = self.standings[row] = self.rules.tenancy.standing(job)
-        self.groups[row] = self._class_of(job, standing)
+            priority_class = self.priority_classes[row] = self.rules.tenancy.priority_class(job)
+        self.groups[row] = self._class_of(job, priority_class)
         self.table.submit(row, job, remaining_s=remaining_s, predicted_gpu_s=predicted_gpu_s)
-        if standing is not NOBODY:
-            self.table.priority[row] = standing.priority
+        if priority_class is not NOBODY:
+            self.table.priority[row] = priority_class.priority
 
     def know(self, row: int, job: Job) -> None:
         """More is known of a job than when it came."""
         self.jobs[row] = job
-        self.groups[row] = self._class_of(job, self.standing(row))
+        self.groups[row] = self._class_of(job, self.priority_class(row))
 
     def drop(self, row: int) -> None:
         """A job is no longer of this domain."""
         del self.jobs[row], self.groups[row]
-        self.standings.pop(row, None)
+        self.priority_classes.pop(row, None)
 
-    def _class_of(self, job: Job, standing: Standing) -> int:
+    def _class_of(self, job: Job, priority_class: PriorityClass) -> int:
         demand = self.rules.placement.demand(job)
         limit_s = job.limit_s if self._is_counting_limits else math.inf
-        key = (demand, limit_s, standing.caps, standing.may_preempt)  # all of it decides who has room
+        key = (demand, limit_s, priority_class.caps, priority_class.may_preempt)  # all of it decides who has room
         known = self._group_of.get(key)
         if known is not None:
             return known
@@ -84,9 +84,9 @@ class Roster:
         self.rules = rules
         self.traits = rules.order.traits
 
-    def standing(self, row: int) -> Standing:
+    def priority_class(self, row: int) -> PriorityClass:
         """What its account and QOS make of a job."""
-        return self.standings.get(row, NOBODY)
+        return self.priority_classes.get(row, NOBODY)
 
     def demand(self, row: int) -> Demand:
         """What a job asks of a place."""

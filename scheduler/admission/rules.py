@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.placement.policy import PlacementPolicy
-from farside.scheduler.preemption_cost import CostModel, FreeCost
-from farside.scheduler.slowdown import NoEffect, PlacementEffect
+from farside.scheduler.preemption_cost import NoCost, PreemptionCost
+from farside.scheduler.slowdown import NoSlowdown, Slowdown
 from farside.scheduler.tenancy import Tenancy
 
 # Who was started for a reservation is left alone as long as it waited: less would be no time to get anywhere in.
@@ -20,8 +20,8 @@ class Rules:
     Attributes:
         order: Who goes first.
         placement: Where.
-        cost: What a preemption costs.
-        effect: How a place slows a job down.
+        preemption_cost: What a preemption costs.
+        slowdown: How a place slows a job down.
         min_run_s: A job that was started is left alone this long, from when it makes progress.
         reserve_after_s: A job that has waited this long in one go is reserved for (reservation.py); infinite: none is,
             as in the papers.
@@ -31,8 +31,8 @@ class Rules:
 
     order: OrderPolicy
     placement: PlacementPolicy
-    cost: CostModel = field(default_factory=FreeCost)
-    effect: PlacementEffect = field(default_factory=NoEffect)
+    preemption_cost: PreemptionCost = field(default_factory=NoCost)
+    slowdown: Slowdown = field(default_factory=NoSlowdown)
     min_run_s: float = 0.0
     reserve_after_s: float = math.inf
     tenancy: Tenancy | None = None

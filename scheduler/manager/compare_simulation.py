@@ -34,7 +34,7 @@ from farside.scheduler.manager.model.event import (
 from farside.scheduler.manager.model.preemption_times import Toll, as_settings
 from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.state import LiveState
-from farside.scheduler.preemption_cost import make_cost
+from farside.scheduler.preemption_cost import make_preemption_cost
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.state import Cluster, Node, Resize, VirtualCluster
@@ -212,7 +212,7 @@ def simulated(found: Recording, rules: Rules) -> Fidelity:
     if not found.jobs:
         raise FarsideError("no job of this log has run to its end", hint="run some first")
     settings = dict(as_settings(found.toll))
-    rules = replace(rules, cost=make_cost(settings.pop("cost", "free"), settings))
+    rules = replace(rules, preemption_cost=make_preemption_cost(settings.pop("cost", "free"), settings))
     cluster = Cluster(virtual_clusters=(VirtualCluster(name="", nodes=found.nodes),))
     jobs = [one.traced for one in found.jobs]
     runs = Simulation(cluster, rules, jobs, is_in_whole_seconds=False, resizes=_needed(found)).run()

@@ -42,7 +42,7 @@ Record = Callable[[NodePower], Awaitable[None]]
 RestHand = Callable[[str, RestCommand], Awaitable[None]]
 
 
-class PowerKeeper:
+class PowerController:
     """The nodes' power, kept.
 
     Args:

@@ -13,7 +13,7 @@ from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
 from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.predict.gpu_time import GpuTimeParams
 from farside.scheduler.predict.rolling_estimate import RollingParams
-from farside.scheduler.preemption_cost import COSTS, CostModel, make_cost
+from farside.scheduler.preemption_cost import PREEMPTION_COSTS, PreemptionCost, make_preemption_cost
 from farside.scheduler.settings import chosen, from_settings, settings_of
 from farside.scheduler.sim.cluster import Site
 from farside.scheduler.sim.estimator import Estimation, EstimatorName, EstimatorSpec, Foreknown, Judged, Primer
@@ -23,7 +23,7 @@ from farside.scheduler.sim.result.figures import Results, results
 from farside.scheduler.sim.result.record import Recorder, Recording
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.scheduler.slowdown import EFFECTS, PlacementEffect, make_effect
+from farside.scheduler.slowdown import SLOWDOWNS, Slowdown, make_slowdown
 from farside.scheduler.tenancy import Account, Tenancy
 
 PLACEMENT = "consolidate"
@@ -83,8 +83,8 @@ class Experiment:
     name: str
     order: OrderPolicy
     placement: PlacementPolicy
-    cost: CostModel
-    effect: PlacementEffect
+    preemption_cost: PreemptionCost
+    slowdown: Slowdown
     estimator: EstimatorSpec
     options: Options
 
@@ -94,8 +94,8 @@ class Experiment:
         return Rules(
             order=self.order,
             placement=self.placement,
-            cost=self.cost,
-            effect=self.effect,
+            preemption_cost=self.preemption_cost,
+            slowdown=self.slowdown,
             min_run_s=self.options.min_run_s,
             reserve_after_s=reserve_after(self.options.reserve_after_s),
             tenancy=self.options.tenancy,
@@ -106,8 +106,8 @@ class Experiment:
         parts = {
             "policy": (self.name, self.order),
             "placement": (self.placement.name, self.placement),
-            "cost": (self.cost.name, self.cost),
-            "effect": (self.effect.name, self.effect),
+            "cost": (self.preemption_cost.name, self.preemption_cost),
+            "effect": (self.slowdown.name, self.slowdown),
             "estimator": ("oracle", self.estimator.oracle),
             "model": (self.estimator.name, self.estimator.gpu_time),
             "rolling": (self.estimator.name, self.estimator.rolling),
@@ -205,14 +205,14 @@ def make_experiments(
 def _made(policy: str, placement: str, options: Options, parts: "_Parts") -> Experiment:
     order = parts.settings((policy, "policy"), chosen(policy, ORDERS, "policy"))
     where = parts.settings((placement, "placement"), chosen(placement, PLACEMENTS, "placement"))
-    cost = parts.settings(("cost",), chosen(options.cost, COSTS, "cost model"))
-    effect = parts.settings(("effect",), chosen(options.effect, EFFECTS, "effect"))
+    cost = parts.settings(("cost",), chosen(options.cost, PREEMPTION_COSTS, "cost model"))
+    effect = parts.settings(("effect",), chosen(options.effect, SLOWDOWNS, "effect"))
     return Experiment(
         name=policy,
         order=make_order(policy, order),
         placement=make_placement(placement, where),
-        cost=make_cost(options.cost, cost),
-        effect=make_effect(options.effect, effect),
+        preemption_cost=make_preemption_cost(options.cost, cost),
+        slowdown=make_slowdown(options.effect, effect),
         estimator=_made_estimator(options.estimator, parts),
         options=options,
     )

@@ -131,8 +131,8 @@ def expected_gain(
     return Gain(
         jobs=len(jobs),
         slurm=_means("slurm", only, [(job.start_s, job.end_s) for job in only]),
-        control=_simulated(cluster, replace(rules, order=Fifo(is_strict=False), cost=cost), trace, only),
-        policy=_simulated(cluster, replace(rules, cost=cost), trace, only),
+        control=_simulated(cluster, replace(rules, order=Fifo(is_strict=False), preemption_cost=cost), trace, only),
+        policy=_simulated(cluster, replace(rules, preemption_cost=cost), trace, only),
     )
 
 

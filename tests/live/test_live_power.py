@@ -23,7 +23,7 @@ from farside.scheduler.manager.store.migrate import upgrade
 from farside.scheduler.manager.store.transaction import Draft
 from farside.scheduler.manager.view.overview import Sensed
 from farside.scheduler.manager.view.power import Energy, energy_of
-from farside.scheduler.power.controller import PowerKeeper
+from farside.scheduler.power.controller import PowerController
 from farside.scheduler.power.driver.driver import PowerDriver
 from farside.scheduler.power.fleet import FleetRules
 from farside.scheduler.power.state import Patience
@@ -114,7 +114,7 @@ class Plant:
             assert time.monotonic() < end_s, f"not in time: {what}; {self.states()}"
             await asyncio.sleep(0.02)
 
-    async def keeper(self) -> PowerKeeper:
+    async def keeper(self) -> PowerController:
         await self.until(lambda: self.power.keeper, "somebody keeps the power")
         assert self.power.keeper is not None
         return self.power.keeper

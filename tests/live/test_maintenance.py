@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.cli.moment import parse_moment
-from farside.scheduler.maintenance_window import Closure
+from farside.scheduler.maintenance_window import MaintenanceWindow
 from farside.scheduler.manager.model.event import NodesReserved, ReservationCancelled
 from farside.scheduler.manager.model.maintenance import reserved_now, still_there
 from farside.scheduler.manager.model.record import Phase
@@ -145,12 +145,12 @@ def test_no_start_is_ever_promised_into_a_reservation(
 
 
 def test_a_closure_is_closed_to_what_could_run_into_it_and_to_nothing_after_it() -> None:
-    closure = Closure(nodes=frozenset({0}), begin_s=100, end_s=200)
+    window = MaintenanceWindow(nodes=frozenset({0}), begin_s=100, end_s=200)
 
-    assert not closure.is_closed_to(0, 100)
-    assert closure.is_closed_to(0, 101)
-    assert closure.is_closed_to(199, 1)
-    assert not closure.is_closed_to(200, math.inf)
+    assert not window.is_closed_to(0, 100)
+    assert window.is_closed_to(0, 101)
+    assert window.is_closed_to(199, 1)
+    assert not window.is_closed_to(200, math.inf)
 
 
 def test_only_operators_reserve_and_mistakes_are_told_in_one_line(tmp_path: Path) -> None:

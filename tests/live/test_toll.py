@@ -118,7 +118,7 @@ def test_the_simulator_takes_what_was_measured_as_it_is_exported() -> None:
     (experiment,) = make_experiments(["las"], settings)
 
     assert settings == {"cost": "helios", "one_s": "10.000", "few_s": "10.000", "many_s": "10.000"}
-    assert experiment.cost.name == "helios"
+    assert experiment.preemption_cost.name == "helios"
 
 
 def test_nothing_measured_is_nothing_exported() -> None:

@@ -6,7 +6,7 @@ from farside.agent.messages import Gpu
 from farside.scheduler.explain import nobody_knows
 from farside.scheduler.manager.model.event import DrainRequested, NodeChanged, NodeLost, PowerChanged
 from farside.scheduler.manager.model.power_record import PowerNote
-from farside.scheduler.start_estimate import AHEAD_MAX, Foresight
+from farside.scheduler.start_estimate import AHEAD_MAX, StartEstimate
 from tests.live.test_sleeping_nodes import BOOTING, asleep, powers
 from tests.live.world import World, rules
 
@@ -100,7 +100,7 @@ def test_of_several_without_a_time_limit_the_largest_is_named(waiting: int, says
 
 
 def test_a_long_queue_is_the_reason_where_it_is_too_long_to_be_played() -> None:
-    told = nobody_knows(World(rules()).mind.domain, Foresight())
+    told = nobody_knows(World(rules()).mind.domain, StartEstimate())
 
     assert told == f"nobody knows when it will start: more than {AHEAD_MAX:,} stand before it"
 

@@ -1,4 +1,4 @@
-"""Nodes made up for the keeper: an inventory with owners that obey by number, and BMCs in memory."""
+"""Nodes made up for the controller: an inventory with owners that obey by number, and BMCs in memory."""
 
 import asyncio
 from dataclasses import dataclass, field, replace

@@ -14,7 +14,7 @@ from farside.clock import RealClock
 from farside.scheduler.energy.busy_series import DAY_S
 from farside.scheduler.energy.ces import CesSettings
 from farside.scheduler.energy.learning_ces import LearningCes
-from farside.scheduler.power.controller import PowerKeeper
+from farside.scheduler.power.controller import PowerController
 from farside.scheduler.power.driver.dry_run import DryRunDriver
 from farside.scheduler.power.driver.ipmi import IpmiDriver
 from farside.scheduler.power.fleet import FleetRules
@@ -69,7 +69,7 @@ def test_a_learned_forecast_switches_a_simulated_node_off_and_on_before_it_is_mi
 async def _night(bmc: IpmiDriver, node: SleepingNode) -> None:
     clock = HurriedClock()
     inventory = FakeInventory({"sleeper": Holdings(foreign_slabs=1), "always": Holdings(jobs=1)})
-    keeper = PowerKeeper(
+    controller = PowerController(
         {"sleeper": bmc, "always": DryRunDriver("always")}, inventory=inventory,
         demand=taught(), clock=clock,
         rules=FleetRules(floor=1, always_on=frozenset({"always"}), min_on_s=0.0), every_s=0.05,
@@ -77,29 +77,29 @@ async def _night(bmc: IpmiDriver, node: SleepingNode) -> None:
     )  # fmt: skip
 
     def sleeper_beats() -> None:
-        keeper.beat("always", "boot1")
+        controller.beat("always", "boot1")
         if boot_id := node.boot_id():
-            keeper.beat("sleeper", boot_id)
+            controller.beat("sleeper", boot_id)
 
     async def until(phase: Phase, latest_s: float) -> str:
         """Interval after interval passes, while nothing is under way; why the node left its phase."""
         reason = ""
         deadline_s = time.monotonic() + 60.0
-        while keeper.nodes["sleeper"].phase is not phase:
-            assert time.monotonic() < deadline_s, keeper.nodes["sleeper"]
-            if keeper.nodes["sleeper"].phase in (Phase.ON, Phase.OFF):
+        while controller.nodes["sleeper"].phase is not phase:
+            assert time.monotonic() < deadline_s, controller.nodes["sleeper"]
+            if controller.nodes["sleeper"].phase in (Phase.ON, Phase.OFF):
                 clock.added_s += STEP_S
                 assert clock.now_s() < began_s + latest_s, "it took more hours than there are"
             sleeper_beats()
             for _ in range(10):
                 await asyncio.sleep(0.02)
                 sleeper_beats()
-                if keeper.nodes["sleeper"].phase in (Phase.DRAINING, Phase.BOOTING):
-                    reason = reason or keeper.nodes["sleeper"].reason
+                if controller.nodes["sleeper"].phase in (Phase.DRAINING, Phase.BOOTING):
+                    reason = reason or controller.nodes["sleeper"].reason
         return reason
 
     began_s = clock.now_s()
-    running = asyncio.ensure_future(keeper.run())
+    running = asyncio.ensure_future(controller.run())
     await asyncio.sleep(0)
     try:
         why_off = await until(Phase.OFF, latest_s=4 * 3600.0)
@@ -110,7 +110,7 @@ async def _night(bmc: IpmiDriver, node: SleepingNode) -> None:
         clock.added_s += began_s + 12 * 3600.0 - clock.now_s()  # six in the morning
         sleeper_beats()
         why_on = await until(Phase.ON, latest_s=14 * 3600.0)  # before eight
-        assert keeper.nodes["sleeper"].boot_id == "boot2"
+        assert controller.nodes["sleeper"].boot_id == "boot2"
         assert "2 nodes expected within 1 h" in why_on
     finally:
         running.cancel()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 import pytest
 
 from farside.errors import ConfigError, Unavailable
-from farside.scheduler.power.controller import PowerKeeper
+from farside.scheduler.power.controller import PowerController
 from farside.scheduler.power.driver.driver import PowerDriver
 from farside.scheduler.power.fleet import FleetRules
 from farside.scheduler.power.idle_saving import RestCommand, RestRules
@@ -18,7 +18,7 @@ RULES = FleetRules(floor=1, min_on_s=0.0)
 
 
 class Plant:
-    """A cluster of made-up nodes and its keeper; time passes in turns."""
+    """A cluster of made-up nodes and its controller; time passes in turns."""
 
     def __init__(self, names: str, *, wanted: int, rules: FleetRules = RULES, hanging: str = "") -> None:
         self.clock = VirtualClock(1000.0)
@@ -29,7 +29,7 @@ class Plant:
         self.is_rest_possible = True
         self.lacking = 0
         drivers: dict[str, PowerDriver] = dict(self.bmcs)
-        self.keeper = PowerKeeper(
+        self.controller = PowerController(
             drivers, inventory=self.inventory, demand=self.demand, clock=self.clock, rules=rules,
             lacking=lambda: self.lacking, patience=Patience(), rest_hand=self.rest,
             rest_rules=RestRules(after_s=60.0, between_s=0.0),
@@ -43,16 +43,16 @@ class Plant:
     async def turns(self, count: int) -> None:
         for _ in range(count):
             for name, bmc in self.bmcs.items():
-                if bmc.is_up and name in self.keeper.nodes:
-                    self.keeper.beat(name, bmc.boot_id)
+                if bmc.is_up and name in self.controller.nodes:
+                    self.controller.beat(name, bmc.boot_id)
             await self.clock.advance(10.0)
 
     def phases(self) -> dict[str, Phase]:
-        return {name: node.phase for name, node in self.keeper.nodes.items()}
+        return {name: node.phase for name, node in self.controller.nodes.items()}
 
     def play(self, story: Callable[[], Coroutine[None, None, None]]) -> None:
         async def main() -> None:
-            running = asyncio.ensure_future(self.keeper.run())
+            running = asyncio.ensure_future(self.controller.run())
             await asyncio.sleep(0)
             try:
                 await story()
@@ -177,7 +177,7 @@ def test_a_driver_that_may_outlast_its_order_is_refused() -> None:
     slow.limit_s = 30.0
 
     with pytest.raises(ConfigError, match="a: its power driver may take 30 s"):
-        PowerKeeper(
+        PowerController(
             {"a": slow}, inventory=FakeInventory({}), demand=Wanted(1), clock=VirtualClock(), rules=RULES,
             patience=Patience(answer_s=30.0),
         )  # fmt: skip
@@ -185,4 +185,4 @@ def test_a_driver_that_may_outlast_its_order_is_refused() -> None:
 
 def test_a_pardon_of_nobody_is_refused() -> None:
     with pytest.raises(ConfigError, match="no node is called 'z'; one of a, b"):
-        Plant("ab", wanted=2).keeper.pardon("z")
+        Plant("ab", wanted=2).controller.pardon("z")

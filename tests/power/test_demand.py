@@ -1,4 +1,4 @@
-"""An energy policy, asked by the keeper: once an interval, with the most that was needed in it."""
+"""An energy policy, asked by the controller: once an interval, with the most that was needed in it."""
 
 from dataclasses import dataclass, field, replace
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from farside.clock import RealClock
 from farside.scheduler.energy.policy import Seen, Target
-from farside.scheduler.power.controller import PowerKeeper
+from farside.scheduler.power.controller import PowerController
 from farside.scheduler.power.driver.dry_run import DryRunDriver
 from farside.scheduler.power.driver.ipmi import IpmiDriver
 from farside.scheduler.power.fleet import FleetRules
@@ -47,7 +47,7 @@ def test_a_forecast_switches_a_simulated_node_off_and_on(tmp_path: Path) -> None
 async def _story(bmc: IpmiDriver, node: SleepingNode) -> None:
     forecast = SeasonalNaive(hour=2.0)
     inventory = FakeInventory({"sleeper": Holdings(foreign_slabs=2), "always": Holdings()})
-    keeper = PowerKeeper(
+    controller = PowerController(
         {"sleeper": bmc, "always": DryRunDriver("always")}, inventory=inventory,
         demand=PolicyDemand(forecast, step_s=0.1), clock=RealClock(),
         rules=FleetRules(floor=1, always_on=frozenset({"always"}), min_on_s=0.0), every_s=0.05,
@@ -56,24 +56,24 @@ async def _story(bmc: IpmiDriver, node: SleepingNode) -> None:
 
     async def until(phase: Phase) -> None:
         deadline_s = time.monotonic() + 60.0
-        while keeper.nodes["sleeper"].phase is not phase:
-            assert time.monotonic() < deadline_s, keeper.nodes["sleeper"]
-            keeper.beat("always", "boot1")
+        while controller.nodes["sleeper"].phase is not phase:
+            assert time.monotonic() < deadline_s, controller.nodes["sleeper"]
+            controller.beat("always", "boot1")
             if boot_id := node.boot_id():
-                keeper.beat("sleeper", boot_id)
+                controller.beat("sleeper", boot_id)
             await asyncio.sleep(0.02)
 
-    running = asyncio.ensure_future(keeper.run())
+    running = asyncio.ensure_future(controller.run())
     await asyncio.sleep(0)
     try:
         await until(Phase.OFF)
         assert not node.boot_id()
         assert inventory.calls == ["drain sleeper", "slab leaves sleeper", "slab leaves sleeper"]
-        assert "yesterday 0 nodes were busy" in keeper.nodes["sleeper"].reason
+        assert "yesterday 0 nodes were busy" in controller.nodes["sleeper"].reason
 
         forecast.hour = 7.5
         await until(Phase.ON)
-        assert keeper.nodes["sleeper"].boot_id == "boot2"
+        assert controller.nodes["sleeper"].boot_id == "boot2"
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

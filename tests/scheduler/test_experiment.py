@@ -33,11 +33,11 @@ def test_each_setting_reaches_the_part_that_has_it() -> None:
     fifo, las = make_experiments(["fifo", "las"], settings)
 
     assert las.order == Las(limits_gpu_s=(3600.0, 7200.0))
-    assert las.cost == SteppedCost(one_s=5.0)
+    assert las.preemption_cost == SteppedCost(one_s=5.0)
     assert las.placement == Consolidate(remainder_on_fullest=True)
     assert (las.rules.min_run_s, las.rules.reserve_after_s) == (600.0, 86400.0)
     assert (las.options.tick_s, las.options.is_lending, las.options.in_whole_seconds) == (60.0, True, False)
-    assert (fifo.cost, fifo.placement, fifo.options) == (las.cost, las.placement, las.options)
+    assert (fifo.preemption_cost, fifo.placement, fifo.options) == (las.preemption_cost, las.placement, las.options)
 
 
 def test_what_names_the_part_goes_over_what_does_not() -> None:
@@ -54,7 +54,7 @@ def test_nothing_said_is_the_papers_rule() -> None:
     (one,) = make_experiments(["las"], {})
 
     assert one.rules.reserve_after_s == math.inf
-    assert (one.cost.name, one.effect.name, one.placement.name) == ("free", "none", "consolidate")
+    assert (one.preemption_cost.name, one.slowdown.name, one.placement.name) == ("free", "none", "consolidate")
 
 
 @pytest.mark.parametrize("never", ["0", "never"])

@@ -16,7 +16,7 @@ from farside.scheduler.sim.cluster import build_site
 from farside.scheduler.sim.experiment import make_experiments
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.workload.catalog import named
-from farside.scheduler.slowdown import SpreadEffect, spread_of
+from farside.scheduler.slowdown import SpreadSlowdown, spread_of
 from farside.scheduler.state import Demand, Job, Node
 
 GAP = (LARGEST_OF_THE_EVEN, SMALLEST_OF_THE_SKEWED)
@@ -24,7 +24,7 @@ GAP = (LARGEST_OF_THE_EVEN, SMALLEST_OF_THE_SKEWED)
 
 def history(seed: int, *, jobs: int = 400, noise: float = 0.03, spread_share: float = 0.6) -> list[Sample]:
     """Jobs of Table 3.3's models, some spread, slowed as the stated effect has it, measured with an error."""
-    rng, effect = random.Random(seed), SpreadEffect()
+    rng, effect = random.Random(seed), SpreadSlowdown()
     found = []
     for _ in range(jobs):
         model = rng.choice(MODELS)
@@ -97,7 +97,7 @@ def test_where_skew_tells_nothing_it_stays() -> None:
 
 
 def test_jobs_placed_at_random_teach_it() -> None:
-    effect, nodes = SpreadEffect(), [Node(name=f"n{at}", gpus=4) for at in range(15)]
+    effect, nodes = SpreadSlowdown(), [Node(name=f"n{at}", gpus=4) for at in range(15)]
     samples = []
     for seed in range(200):
         job = Job(job_id=str(seed), sequence=seed, submit_s=0, gpus=8, model=MODELS[seed % 10].name)

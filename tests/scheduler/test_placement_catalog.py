@@ -7,14 +7,14 @@ from farside.scheduler.placement.catalog import PLACEMENTS, make_placement
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.skew import Skew
 from farside.scheduler.placement.yarn import Yarn
-from farside.scheduler.preemption_cost import COSTS, ModelCost, make_cost
-from farside.scheduler.slowdown import EFFECTS, SpreadEffect, make_effect
+from farside.scheduler.preemption_cost import PREEMPTION_COSTS, ModelCost, make_preemption_cost
+from farside.scheduler.slowdown import SLOWDOWNS, SpreadSlowdown, make_slowdown
 
 
 def test_each_knows_itself_by_the_name_that_users_give_it() -> None:
     assert [make_placement(name, {}).name for name in PLACEMENTS] == list(PLACEMENTS)
-    assert [make_cost(name, {}).name for name in COSTS] == list(COSTS)
-    assert [make_effect(name, {}).name for name in EFFECTS] == list(EFFECTS)
+    assert [make_preemption_cost(name, {}).name for name in PREEMPTION_COSTS] == list(PREEMPTION_COSTS)
+    assert [make_slowdown(name, {}).name for name in SLOWDOWNS] == list(SLOWDOWNS)
 
 
 def test_settings_are_set_by_name() -> None:
@@ -23,10 +23,10 @@ def test_settings_are_set_by_name() -> None:
         packlimit=0.2, unmeasured="relax"
     )
     assert make_placement("yarn", {"server_cpus": "0"}) == Yarn(server_cpus=0)
-    assert make_cost("model", {"storage_bytes_per_s": "10GB/s", "fixed_s": "1min"}) == ModelCost(
+    assert make_preemption_cost("model", {"storage_bytes_per_s": "10GB/s", "fixed_s": "1min"}) == ModelCost(
         storage_bytes_per_s=1e10, fixed_s=60
     )
-    assert make_effect("spread", {"largest_slowdown": "2"}) == SpreadEffect(largest_slowdown=2)
+    assert make_slowdown("spread", {"largest_slowdown": "2"}) == SpreadSlowdown(largest_slowdown=2)
 
 
 def test_a_wrong_name_is_told_the_nearest_right_one() -> None:
@@ -35,7 +35,7 @@ def test_a_wrong_name_is_told_the_nearest_right_one() -> None:
     with pytest.raises(ConfigError, match="did you mean 'packlimit'"):
         make_placement("skew", {"pack_limit": "0.3"})
     with pytest.raises(ConfigError, match="free, helios, model"):
-        make_cost("xyz", {})
+        make_preemption_cost("xyz", {})
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_a_wrong_value_is_named(name: str, key: str, value: str) -> None:
 
 def test_costs_and_effects_refuse_what_makes_no_sense() -> None:
     with pytest.raises(ConfigError, match="storage_bytes_per_s: must be above 0"):
-        make_cost("model", {"storage_bytes_per_s": "0"})
+        make_preemption_cost("model", {"storage_bytes_per_s": "0"})
     with pytest.raises(ConfigError, match="full_skew: must be above"):
-        make_effect("spread", {"full_skew": "0.1"})
+        make_slowdown("spread", {"full_skew": "0.1"})
     with pytest.raises(ConfigError, match="largest_slowdown: must be at least 1"):
-        make_effect("spread", {"largest_slowdown": "0.9"})
+        make_slowdown("spread", {"largest_slowdown": "0.9"})

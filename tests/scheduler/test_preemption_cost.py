@@ -3,7 +3,7 @@
 import pytest
 
 from farside.scheduler.model_zoo import MODELS
-from farside.scheduler.preemption_cost import FreeCost, ModelCost, SteppedCost
+from farside.scheduler.preemption_cost import ModelCost, NoCost, SteppedCost
 from farside.scheduler.state import Job
 
 # §3.5.1: how many jobs of how many GPUs; every model has as many.
@@ -60,4 +60,4 @@ def test_storage_of_another_speed_costs_accordingly() -> None:
 @pytest.mark.parametrize(("gpus", "cost_s"), [(1, 7), (2, 30), (8, 30), (9, 60), (64, 60)])
 def test_helios_charges_by_steps(gpus: int, cost_s: float) -> None:
     assert SteppedCost().preemption_s(job(gpus, "")) == cost_s
-    assert FreeCost().preemption_s(job(gpus, "")) == 0
+    assert NoCost().preemption_s(job(gpus, "")) == 0

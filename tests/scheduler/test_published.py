@@ -13,13 +13,13 @@ from farside.scheduler.order.sjf import Sjf
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.placement.count_only import CountOnly
-from farside.scheduler.preemption_cost import CostModel, FreeCost, SteppedCost
+from farside.scheduler.preemption_cost import NoCost, PreemptionCost, SteppedCost
 from farside.scheduler.sim.simulation import Simulation
 from tests.support.traces import CLUSTER_DATA, flat_cluster, philly, trace
 
-HELIOS_RULES: dict[str, tuple[OrderPolicy, CostModel]] = {
-    "fifo": (Fifo(), FreeCost()),
-    "sjf": (Sjf(), FreeCost()),
+HELIOS_RULES: dict[str, tuple[OrderPolicy, PreemptionCost]] = {
+    "fifo": (Fifo(), NoCost()),
+    "sjf": (Sjf(), NoCost()),
     "srtf": (Srtf(), SteppedCost()),
 }
 
@@ -36,7 +36,7 @@ def test_helios_results_of_a_virtual_cluster_come_out_within_two_seconds(vc: str
     cluster = flat_cluster(expected["vc"][vc]["nodes"], 8, vc)
 
     runs = Simulation(
-        cluster, Rules(order=order, placement=Consolidate(remainder_on_fullest=True), cost=cost), jobs
+        cluster, Rules(order=order, placement=Consolidate(remainder_on_fullest=True), preemption_cost=cost), jobs
     ).run()
 
     jct_s = [run.end_s - job.job.submit_s for run, job in zip(runs, jobs, strict=True)]

@@ -35,7 +35,7 @@ rules = st.sampled_from(
     [
         Rules(order=Fifo(), placement=Consolidate()),
         Rules(order=Fifo(is_strict=False), placement=CountOnly()),
-        Rules(order=Srtf(), placement=Consolidate(), cost=SteppedCost()),
+        Rules(order=Srtf(), placement=Consolidate(), preemption_cost=SteppedCost()),
         Rules(order=Las(limits_gpu_s=(20.0,)), placement=Consolidate()),
     ]
 )

@@ -64,7 +64,7 @@ def test_what_a_job_held_is_its_run_time_and_the_cost_of_its_preemptions(policy:
 
 
 def test_who_is_preempted_before_it_makes_progress_has_paid_only_what_it_held() -> None:
-    rules = Rules(order=Srtf(), placement=CountOnly(), cost=SteppedCost(one_s=50))
+    rules = Rules(order=Srtf(), placement=CountOnly(), preemption_cost=SteppedCost(one_s=50))
     # the long job is put aside at 10, goes on at 30, and is put aside again at 40, when 40 of its 50 s are to come
     jobs = trace([(0, 200, 1), (10, 20, 1), (40, 20, 1)])
 
@@ -75,7 +75,7 @@ def test_who_is_preempted_before_it_makes_progress_has_paid_only_what_it_held() 
 
 
 def test_a_preemption_counts_with_its_cost_and_the_wait_after_it() -> None:
-    rules = Rules(order=Srtf(), placement=CountOnly(), cost=SteppedCost())
+    rules = Rules(order=Srtf(), placement=CountOnly(), preemption_cost=SteppedCost())
 
     found = of(trace([(0.0, 100.0, 4), (10.0, 20.0, 4)]), rules)
 
@@ -105,7 +105,7 @@ def test_bins_groups_and_labels_part_the_jobs() -> None:
 def test_groups_add_up_to_all(rows: list[tuple[int, int, int]], data: st.DataObject) -> None:
     jobs = trace((float(submit), float(duration), gpus) for submit, duration, gpus in rows)
     vcs = data.draw(st.lists(st.sampled_from(["x", "y"]), min_size=len(jobs), max_size=len(jobs)))
-    rules = Rules(order=Srtf(), placement=CountOnly(), cost=SteppedCost())
+    rules = Rules(order=Srtf(), placement=CountOnly(), preemption_cost=SteppedCost())
 
     found = of(jobs, rules, vcs=vcs)
 

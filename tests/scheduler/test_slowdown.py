@@ -14,7 +14,7 @@ from farside.scheduler.placement.random import Random
 from farside.scheduler.placement.skew import Skew
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.scheduler.slowdown import NoEffect, SpreadEffect, spread_of
+from farside.scheduler.slowdown import NoSlowdown, SpreadSlowdown, spread_of
 from farside.scheduler.state import Demand, Job, Node
 from tests.support.nodes import Occupied, demands, occupied
 from tests.support.traces import flat_cluster
@@ -35,19 +35,19 @@ ONE_EACH = tuple((at, 1) for at in range(8))
 
 @pytest.mark.parametrize("model", [model.name for model in MODELS])
 def test_only_vgg_and_alexnet_suffer_when_spread(model: str) -> None:
-    speed = SpreadEffect().speed(job(8, model), ONE_EACH, ledger(*[4] * 8))
+    speed = SpreadSlowdown().speed(job(8, model), ONE_EACH, ledger(*[4] * 8))
 
     assert (speed < 1) == (model in SENSITIVE)
     assert speed >= 1 / 1.67
 
 
 def test_the_most_skewed_model_in_the_worst_place_is_1_67_times_as_slow() -> None:
-    assert SpreadEffect().speed(job(8, "VGG11"), ONE_EACH, ledger(*[4] * 8)) == pytest.approx(1 / 1.67)
+    assert SpreadSlowdown().speed(job(8, "VGG11"), ONE_EACH, ledger(*[4] * 8)) == pytest.approx(1 / 1.67)
 
 
 @pytest.mark.parametrize("model", sorted(SENSITIVE))
 def test_on_the_fewest_machines_nobody_suffers(model: str) -> None:
-    effect, cluster = SpreadEffect(), ledger(4, 4, 4)
+    effect, cluster = SpreadSlowdown(), ledger(4, 4, 4)
 
     assert effect.speed(job(1, model), ((0, 1),), cluster) == 1
     assert effect.speed(job(4, model), ((2, 4),), cluster) == 1
@@ -59,7 +59,7 @@ def test_the_more_machines_the_slower() -> None:
     cluster = ledger(*[4] * 8)
     places = [((0, 4), (1, 4)), ((0, 4), (1, 3), (2, 1)), ((0, 3), (1, 3), (2, 2)), ((0, 2), (1, 2), (2, 2), (3, 2))]
 
-    speeds = [SpreadEffect().speed(job(8, "VGG16"), place, cluster) for place in (*places, ONE_EACH)]
+    speeds = [SpreadSlowdown().speed(job(8, "VGG16"), place, cluster) for place in (*places, ONE_EACH)]
 
     assert speeds == sorted(speeds, reverse=True)
     assert len(set(speeds)) == len(speeds)
@@ -80,9 +80,9 @@ def test_every_place_has_a_speed(case: Occupied, demand: Demand, model: str, pla
     allocation = placement.place(case.ledger(), demand)
 
     if allocation is not None:
-        speed = SpreadEffect().speed(job(demand.gpus, model), allocation, case.ledger())
+        speed = SpreadSlowdown().speed(job(demand.gpus, model), allocation, case.ledger())
         assert 1 / 1.67 - 1e-9 <= speed <= 1
-        assert NoEffect().speed(job(demand.gpus, model), allocation, case.ledger()) == 1
+        assert NoSlowdown().speed(job(demand.gpus, model), allocation, case.ledger()) == 1
 
 
 def training_s(placement: PlacementPolicy) -> dict[str, float]:
@@ -90,7 +90,7 @@ def training_s(placement: PlacementPolicy) -> dict[str, float]:
     found = {}
     for model in MODELS:
         jobs = [TraceJob(job=job(8, model.name, at), duration_s=1000.0) for at in range(4)]
-        rules = Rules(order=Fifo(), placement=placement, effect=SpreadEffect())
+        rules = Rules(order=Fifo(), placement=placement, slowdown=SpreadSlowdown())
         runs = Simulation(flat_cluster(8, 4), rules, jobs).run()
         found[model.name] = max(run.held_s for run in runs)
     return found

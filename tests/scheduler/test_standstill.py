@@ -14,7 +14,7 @@ from farside.scheduler.order.policy import OrderPolicy
 from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.order.timeshare import Timeshare
 from farside.scheduler.placement.count_only import CountOnly
-from farside.scheduler.preemption_cost import CostModel, FreeCost, ModelCost, SteppedCost
+from farside.scheduler.preemption_cost import ModelCost, NoCost, PreemptionCost, SteppedCost
 from farside.scheduler.sim.simulation import Run, Simulation, Stuck
 from farside.scheduler.state import Action, Preempt, Start
 from tests.support.traces import flat_cluster, trace
@@ -41,10 +41,10 @@ def run_pair(rules: Rules, *, tick_s: float = 0.0) -> list[Run]:
     ids=["slice-as-cost", "slice", "shorter-slice", "las", "las-model", "srtf", "gittins-ticks", "interval"],
 )
 def test_two_jobs_end_though_each_turn_is_no_longer_than_it_takes_to_resume(
-    order: OrderPolicy, cost: CostModel, reserve_after_s: float, tick_s: float
+    order: OrderPolicy, cost: PreemptionCost, reserve_after_s: float, tick_s: float
 ) -> None:
     runs = run_pair(
-        Rules(order=order, placement=CountOnly(), cost=cost, reserve_after_s=reserve_after_s), tick_s=tick_s
+        Rules(order=order, placement=CountOnly(), preemption_cost=cost, reserve_after_s=reserve_after_s), tick_s=tick_s
     )
 
     assert all(run.end_s <= 2000.0 for run in runs)
@@ -68,17 +68,17 @@ def turns(rules: Rules) -> list[tuple[float, float]]:
 
 
 def test_a_slice_begins_when_the_job_has_resumed() -> None:
-    seen = turns(Rules(order=Timeshare(quantum_s=40.0), placement=CountOnly(), cost=SteppedCost()))
+    seen = turns(Rules(order=Timeshare(quantum_s=40.0), placement=CountOnly(), preemption_cost=SteppedCost()))
 
     assert seen == [(0.0, 40.0), (0.0, 40.0), (30.0, 70.0), (30.0, 70.0)]
 
 
 @pytest.mark.parametrize("setting", ["min_run_s", "reserve_after_s"])
 def test_who_is_left_alone_is_so_from_when_it_has_resumed(setting: str) -> None:
-    rules = Rules(order=Las(), placement=CountOnly(), cost=SteppedCost(), reserve_after_s=20.0)
+    rules = Rules(order=Las(), placement=CountOnly(), preemption_cost=SteppedCost(), reserve_after_s=20.0)
     if setting == "min_run_s":
         rules = Rules(
-            order=Las(), placement=CountOnly(), cost=SteppedCost(), reserve_after_s=5.0, min_run_s=20.0
+            order=Las(), placement=CountOnly(), preemption_cost=SteppedCost(), reserve_after_s=5.0, min_run_s=20.0
         )  # fmt: skip
 
     seen = turns(rules)
@@ -88,7 +88,7 @@ def test_who_is_left_alone_is_so_from_when_it_has_resumed(setting: str) -> None:
     assert any(delay_s for delay_s, _ in seen)
 
 
-ENDLESS = Rules(order=Las(limits_gpu_s=(10.0,), promote_knob=1.0), placement=CountOnly(), cost=ModelCost())
+ENDLESS = Rules(order=Las(limits_gpu_s=(10.0,), promote_knob=1.0), placement=CountOnly(), preemption_cost=ModelCost())
 
 
 def test_jobs_that_never_get_any_further_end_the_run_with_one_line_that_says_what_to_do() -> None:
@@ -110,7 +110,9 @@ def test_the_run_goes_on_as_long_as_anybody_gets_further() -> None:
         job=type(jobs[0].job)(job_id="long", sequence=0, submit_s=0.0, gpus=4, preemptible=False), duration_s=long_s
     )
 
-    runs = Simulation(flat_cluster(2, 4), Rules(order=order, placement=CountOnly(), cost=ModelCost()), jobs).run()
+    runs = Simulation(
+        flat_cluster(2, 4), Rules(order=order, placement=CountOnly(), preemption_cost=ModelCost()), jobs
+    ).run()
 
     assert all(run.end_s <= long_s + 1000.0 for run in runs)
 
@@ -128,18 +130,18 @@ SETTINGS = {
     ),
     policy=st.sampled_from(sorted(ORDERS)),
     is_set=st.booleans(),
-    cost=st.sampled_from([FreeCost(), SteppedCost(), ModelCost(), ModelCost(fixed_s=0.0)]),
+    cost=st.sampled_from([NoCost(), SteppedCost(), ModelCost(), ModelCost(fixed_s=0.0)]),
     reserve_after_s=st.sampled_from([1.0, 7.0, 60.0, math.inf]),
     min_run_s=st.sampled_from([0.0, 2.5]),
     tick_s=st.sampled_from([0.0, 0.7, 60.0]),
 )
 def test_every_run_ends(
-    rows: list[tuple[int, int, int]], policy: str, is_set: bool, cost: CostModel, reserve_after_s: float,
+    rows: list[tuple[int, int, int]], policy: str, is_set: bool, cost: PreemptionCost, reserve_after_s: float,
     min_run_s: float, tick_s: float,
 ) -> None:  # fmt: skip
     order = make_order(policy, SETTINGS.get(policy, {}) if is_set else {})
     rules = Rules(
-        order=order, placement=CountOnly(), cost=cost, reserve_after_s=reserve_after_s, min_run_s=min_run_s
+        order=order, placement=CountOnly(), preemption_cost=cost, reserve_after_s=reserve_after_s, min_run_s=min_run_s
     )  # fmt: skip
     jobs = trace((float(submit), float(duration), gpus) for submit, duration, gpus in rows)
     simulation = Simulation(flat_cluster(2, 4), rules, jobs, tick_s=tick_s)

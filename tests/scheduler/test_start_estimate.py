@@ -14,7 +14,7 @@ from farside.scheduler.order.srtf import Srtf
 from farside.scheduler.placement.consolidate import Consolidate
 from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.scheduler.start_estimate import foresee
+from farside.scheduler.start_estimate import estimate_start
 from farside.scheduler.state import Action, Node
 from farside.scheduler.table import JobTable
 from farside.scheduler.tenancy import Account, Tenancy
@@ -36,7 +36,7 @@ class Foresee:
 
     def __call__(self, now_s: float, domain: Domain, actions: tuple[Action, ...]) -> None:
         before = (list(domain.ledger.free), domain.ledger.free_gpus, list(domain.ledger.buckets))
-        self.told += [(row, foresee(domain, row, now_s).at_s) for row in domain.waiting.rows()]
+        self.told += [(row, estimate_start(domain, row, now_s).at_s) for row in domain.waiting.rows()]
         assert (list(domain.ledger.free), domain.ledger.free_gpus, list(domain.ledger.buckets)) == before
 
 
@@ -97,4 +97,4 @@ def test_of_whom_it_may_take_gpus_it_does_not_wait() -> None:
     domain.submit(1, short, remaining_s=10, predicted_gpu_s=math.nan)
     run_cycle(domain, 5)
 
-    assert foresee(domain, 1, 5).at_s == 30
+    assert estimate_start(domain, 1, 5).at_s == 30

@@ -148,7 +148,7 @@ def test_under_a_steady_load_of_all_what_accounts_use_comes_to_their_shares(orde
             if 1500 < now_s < 3000:
                 for account, gpus in self.held.items():
                     used[account] = used.get(account, 0.0) + gpus * (now_s - self.last_s)
-            self.last_s, self.held = now_s, dict(domain.book.tally.gpus_of)
+            self.last_s, self.held = now_s, dict(domain.book.quota_use.gpus_of)
 
     rules = Rules(order=order, placement=CountOnly(), tenancy=tenancy)
     Simulation(flat_cluster(1, 8), rules, jobs, observers=(Meter(),)).run()

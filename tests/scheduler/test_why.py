@@ -52,7 +52,7 @@ def test_a_job_that_never_waited() -> None:
 def test_a_preemption_tells_for_whom_and_why_and_what_it_costs() -> None:
     jobs = trace([(0.0, 100.0, 4), (10.0, 20.0, 4)])
 
-    told = story(jobs, 0, Rules(order=Srtf(), placement=Consolidate(), cost=SteppedCost()))
+    told = story(jobs, 0, Rules(order=Srtf(), placement=Consolidate(), preemption_cost=SteppedCost()))
 
     assert told[2].startswith(
         "  10 s  is preempted: its GPUs go to a job that stands before it, job 1 (4 GPUs), which "

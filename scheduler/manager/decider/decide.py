@@ -22,7 +22,7 @@ from farside.scheduler.manager.model.event import Entry, Event, JobPlaced, JobSt
 from farside.scheduler.manager.model.maintenance import late_places
 from farside.scheduler.manager.model.record import LiveJob, Phase
 from farside.scheduler.manager.model.state import LiveState
-from farside.scheduler.start_estimate import Foresight, foresee
+from farside.scheduler.start_estimate import StartEstimate, estimate_start
 
 # So many of the jobs that a job waits for are named to who asks.
 AFTER_SHOWN = 20
@@ -103,7 +103,7 @@ class Mind:
         """When to ask again though nothing has happened; infinite: never."""
         return min(self._planner.next_wake_s(), self._limits[0][0] if self._limits else math.inf)
 
-    def foresee(self, job_id: str, now_s: float) -> Foresight | None:
+    def foresee(self, job_id: str, now_s: float) -> StartEstimate | None:
         """When a job is expected to start, by the time limits of those before it.
 
         None: it doesn't wait, or for other jobs and not for GPUs, or no cycle has looked at it yet.
@@ -112,7 +112,7 @@ class Mind:
         row = self._planner.row(job_id)
         if job is None or job.phase is not Phase.WAITING or row not in self.domain.waiting:
             return None
-        return foresee(self.domain, row, now_s)
+        return estimate_start(self.domain, row, now_s)
 
     def _is_profiled(self, job: LiveJob) -> bool:
         return is_to_be_profiled(job, self.domain.rules.placement)

@@ -58,7 +58,7 @@ from farside.scheduler.manager.model.event import (
     TaskProfiled,
     UndrainRequested,
 )
-from farside.scheduler.manager.model.maintenance import closures_of
+from farside.scheduler.manager.model.maintenance import windows_of
 from farside.scheduler.manager.model.preemption_times import MeasuredCost
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, Phase
 from farside.scheduler.manager.model.state import LiveState
@@ -74,7 +74,7 @@ class Planner:
     """Plans for all jobs of one state. Its owner has applied each entry to the state before `hear` gets it."""
 
     def __init__(self, rules: Rules, state: LiveState, now_s: float, estimator: Estimator | None = None) -> None:
-        self._rules = replace(rules, cost=MeasuredCost(toll=state.toll))
+        self._rules = replace(rules, preemption_cost=MeasuredCost(toll=state.toll))
         self._state = state
         self.domain: Domain
         self._rows: dict[str, int] = {}
@@ -291,7 +291,7 @@ class Planner:
         self._watch([row], now_s)
 
     def _resume_s(self, job: LiveJob) -> float:
-        return self._rules.cost.preemption_s(job_of(job)) if job.start > 1 else 0.0
+        return self._rules.preemption_cost.preemption_s(job_of(job)) if job.start > 1 else 0.0
 
     def _alone_until_s(self, job: LiveJob, since_s: float) -> float:
         """The time that nobody may take its GPUs is one in which it makes progress: it begins once it has resumed."""
@@ -344,10 +344,10 @@ class Planner:
 
     def _close(self, now_s: float) -> None:
         """Tells the domain which nodes are reserved, and notes when to look again."""
-        closures = closures_of(self._state, self._node_index, now_s)
-        self.domain.close(closures)
-        for closure in closures:
-            self._timers.set(Timer.MAINTENANCE, closure.end_s + 2 * EDGE_S)  # a wake may come so much early
+        windows = windows_of(self._state, self._node_index, now_s)
+        self.domain.close(windows)
+        for window in windows:
+            self._timers.set(Timer.MAINTENANCE, window.end_s + 2 * EDGE_S)  # a wake may come so much early
         self._touch()
 
     def _build(self, now_s: float) -> None:

@@ -24,7 +24,7 @@ def quota_problems(spec: JobSpec, user: str, tenancy: Tenancy | None) -> Iterato
     if tenancy is None:
         return
     job = Job(job_id="", sequence=0, submit_s=0.0, gpus=spec.gpus, user=user, account=spec.account, qos=spec.qos)
-    for cap in tenancy.standing(job).caps:
+    for cap in tenancy.priority_class(job).caps:
         if spec.gpus > cap.gpus:
             may = gpus_text(int(cap.gpus))
             yield f"gpus: {gpus_text(spec.gpus)} are more than {cap.owner} may have at once, {may}; ask for fewer"

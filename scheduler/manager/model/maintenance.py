@@ -3,17 +3,17 @@
 import math
 from collections.abc import Iterator, Mapping
 
-from farside.scheduler.maintenance_window import Closure
+from farside.scheduler.maintenance_window import MaintenanceWindow
 from farside.scheduler.manager.model.event import JobUnplaced
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, Maintenance
 from farside.scheduler.manager.model.state import LiveState
 from farside.units import format_moment
 
 
-def closures_of(state: LiveState, node_index: Mapping[str, int], now_s: float) -> tuple[Closure, ...]:
+def windows_of(state: LiveState, node_index: Mapping[str, int], now_s: float) -> tuple[MaintenanceWindow, ...]:
     """The reservations that are not over, by the nodes' places in the cycle's ledger."""
     return tuple(
-        Closure(
+        MaintenanceWindow(
             nodes=frozenset(node_index[node] for node in one.nodes if node in node_index),
             begin_s=one.begin_s,
             end_s=one.end_s,

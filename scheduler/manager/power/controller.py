@@ -27,7 +27,7 @@ from farside.scheduler.manager.power.busy_nodes import busy_nodes
 from farside.scheduler.manager.power.check_setup import PowerSetup
 from farside.scheduler.manager.power.inventory import CAUSE, Agents, DryHands, Hands, RealHands, Wishes
 from farside.scheduler.power.busy_history import past_begin_s
-from farside.scheduler.power.controller import PowerKeeper
+from farside.scheduler.power.controller import PowerController
 from farside.scheduler.power.driver.agent import ByAgent
 from farside.scheduler.power.driver.driver import PowerDriver
 from farside.scheduler.power.driver.dry_run import DryRunDriver
@@ -57,7 +57,7 @@ class LivePower:
         self._live = live
         self._agents = agents
         self._folder = folder
-        self.keeper: PowerKeeper | None = None
+        self.keeper: PowerController | None = None
         self._fitter: Fitter | None = None
         self._told: frozenset[str] = frozenset()  # of which nodes it was said that nobody wakes them
 
@@ -114,7 +114,7 @@ class LivePower:
             drivers = dry
         else:
             hands = RealHands(self._live, self._agents, setup, generation, demand)
-        self.keeper = keeper = PowerKeeper(
+        self.keeper = keeper = PowerController(
             drivers, inventory=hands, demand=demand, lacking=lambda: len(hands.called()), called=hands.called,
             clock=_LogClock(self._live), rules=setup.rules, patience=setup.patience, every_s=setup.every_s,
             known=hands.known(state, names, now_s), record=hands.record,

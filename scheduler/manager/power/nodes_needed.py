@@ -3,7 +3,7 @@
 The simulator counts in whole nodes of one size [helios §4.3.2, JobArrivalCheck]; here nodes differ, so they are named,
 and a job wakes none that it could not use: of another model or of other users, reserved, too small for one of its GPUs.
 Nor does a job that its account or QOS holds back. What a node could hold, and what caps leave, the cycle's own tables
-say: `NodeSets` and `Tally`.
+say: `NodeSets` and `QuotaUse`.
 """
 
 import math
@@ -19,9 +19,9 @@ from farside.scheduler.node_set import bits
 from farside.scheduler.nodes import NodeSets
 from farside.scheduler.placement.on_nodes import demand_of
 from farside.scheduler.power.state import Phase
-from farside.scheduler.quota_use import Tally
+from farside.scheduler.quota_use import QuotaUse
 from farside.scheduler.state import Node
-from farside.scheduler.tenancy import Standing, Tenancy
+from farside.scheduler.tenancy import PriorityClass, Tenancy
 
 # The brain has looked at a job that has waited for so long: what is free is not for it.
 SETTLED_S = 5.0
@@ -39,17 +39,17 @@ def lacked(state: LiveState, tenancy: Tenancy | None, now_s: float) -> tuple[str
     if not waiting:
         return ()
     rooms = _Rooms(state)
-    tally = Tally()
+    quota_use = QuotaUse()
     for job in state.live_jobs():
         if is_holding(job):
-            tally.take(_standing(tenancy, job), job.spec.gpus)
+            quota_use.take(_priority_class(tenancy, job), job.spec.gpus)
     for job in waiting:
         if not rooms.has_any():
             break
-        standing = _standing(tenancy, job)
-        if tally.why_not(standing, job.spec.gpus):
+        priority_class = _priority_class(tenancy, job)
+        if quota_use.why_not(priority_class, job.spec.gpus):
             continue
-        tally.take(standing, job.spec.gpus)  # it is thought to get its GPUs, whoever gives them
+        quota_use.take(priority_class, job.spec.gpus)  # it is thought to get its GPUs, whoever gives them
         fits = rooms.fits(job, now_s)
         if rooms.most(fits) < job.spec.gpus:
             continue
@@ -63,8 +63,8 @@ def _waiting(state: LiveState) -> Iterator[LiveJob]:
     return (job for job in state.live_jobs() if job.phase is JobPhase.WAITING and is_ready(state, job))
 
 
-def _standing(tenancy: Tenancy | None, job: LiveJob) -> Standing:
-    return Standing() if tenancy is None else tenancy.standing(job_of(job))
+def _priority_class(tenancy: Tenancy | None, job: LiveJob) -> PriorityClass:
+    return PriorityClass() if tenancy is None else tenancy.priority_class(job_of(job))
 
 
 class _Rooms:

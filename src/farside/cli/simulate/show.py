@@ -103,7 +103,8 @@ def _print_facts(console: Console, facts: Iterable[str]) -> None:
 
 def _rules(outcome: Outcome) -> str:
     one = outcome.experiment
-    return f"policy {one.name}, placement {one.placement.name}, cost {one.cost.name}, effect {one.effect.name}"
+    cost, effect = one.preemption_cost.name, one.slowdown.name
+    return f"policy {one.name}, placement {one.placement.name}, cost {cost}, effect {effect}"
 
 
 def _one(outcome: Outcome) -> Table:
@@ -159,7 +160,9 @@ def _print_remarks(outcomes: Sequence[Outcome]) -> None:
         for line in _estimates(outcome):
             remark(line)
     free = [
-        one.experiment.name for one in outcomes if one.experiment.cost.name == "free" and one.results.all.preemptions
+        one.experiment.name
+        for one in outcomes
+        if one.experiment.preemption_cost.name == "free" and one.results.all.preemptions
     ]
     if free:
         remark(f"preemptions cost nothing under {', '.join(free)}; --set cost=helios or cost=model charges them")
