@@ -1,1 +1,1 @@
-"""The central manager: state, order, placement, the cycle that applies them, and the simulator that feeds it."""
+"""The GPU-cluster manager: state, order, placement, the scheduling cycle, and the simulator."""

@@ -1,4 +1,4 @@
-"""The rules of live scheduling, from the settings of a manager or of the engine over Slurm. PURE."""
+"""Scheduling rules from the settings of the manager or of the Slurm integration. PURE."""
 
 import math
 

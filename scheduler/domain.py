@@ -1,4 +1,4 @@
-"""One scheduling domain: the jobs that compete for the same nodes, and what is known and decided of them. PURE.
+"""Scheduling domain: the jobs that compete for the same nodes, and their state. PURE.
 
 A domain is what the cycle (cycle.py) works on. It has no clock and does no I/O; its owner, the simulator, the live
 manager or the engine over Slurm, tells it what happened and carries out what the cycle says.

@@ -1,4 +1,4 @@
-"""Why a job waits, in words for an operator, from what its domain looks like after a cycle. PURE.
+"""Why a job waits, in words for an operator, from the state of its domain after a cycle. PURE.
 
 The live manager and the simulator ask the same function: `explain`. Nothing is changed by asking.
 """

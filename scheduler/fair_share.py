@@ -1,4 +1,4 @@
-"""Fair share: accounts that have used more than their share of GPU time stand behind those that have used less. PURE.
+"""Fair share: accounts above their share of GPU time go after accounts below theirs. PURE.
 
 How it works
   Of each account the GPU seconds that its jobs have held are kept, and fade by half in ``half_life_s``. Every

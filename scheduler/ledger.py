@@ -1,4 +1,4 @@
-"""Who holds what on the nodes of one domain: the working plan that placements look at. PURE.
+"""Free and used GPUs, CPUs and memory on the nodes of one domain: the plan that placements read. PURE.
 
 How it works
   Nodes with the same number of free GPUs stand in one bucket, a bucket being one integer with a bit for each node. So

@@ -1,4 +1,4 @@
-"""Nodes that are reserved for maintenance: nothing starts there that could still run then. PURE."""
+"""Maintenance windows: no job starts on a closed node if its time limit ends inside the window. PURE."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The ten models of [tiresias Table 3.3], and what their names tell of a job. PURE.
+"""The ten models of [tiresias Table 3.3]: size, largest tensor, and the names by which jobs refer to them. PURE.
 
 The table's MB are MiB: VGG16 has 138.4 million parameters of four bytes, 527.8 MiB, and the table says 527.8 MB.
 """

@@ -1,4 +1,4 @@
-"""What never changes of the nodes of one domain: which are alike, and how much each can hold. PURE."""
+"""Constant facts about the nodes of one domain: which are alike, and the capacity of each. PURE."""
 
 import math
 from collections.abc import Callable, Hashable, Sequence

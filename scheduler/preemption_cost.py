@@ -1,4 +1,4 @@
-"""What a preemption costs: the job pauses, writes a checkpoint, and later reads it again. PURE.
+"""Cost of a preemption: the job pauses, writes a checkpoint, and later reads it again. PURE.
 
 Both are charged to the job that was preempted, when it goes on: it holds its GPUs that long before it makes progress.
 """

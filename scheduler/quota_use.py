@@ -1,4 +1,4 @@
-"""What the running jobs of a domain hold together: by account, and by each cap on them. PURE."""
+"""Quota use: GPUs and jobs that the running jobs of a domain hold, by account and by cap. PURE."""
 
 from farside.scheduler.tenancy import Cap, PriorityClass
 

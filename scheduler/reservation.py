@@ -1,4 +1,4 @@
-"""A reservation for the job that has waited longest: a wide gang starts however many small jobs keep coming. PURE.
+"""Reservation for the longest-waiting job, so that a wide gang starts although small jobs keep coming. PURE.
 
 The papers' rules skip over a job that has no room, and nothing protects a gang that never started [tiresias §3.3.2.3].
 Here, once a job has waited ``reserve_after_s`` in one go and no other stands reserved, it goes first:

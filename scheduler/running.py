@@ -1,4 +1,4 @@
-"""The jobs that run in one domain by rank, so that the last of them are found without looking at the others. PURE.
+"""Running jobs of one domain by rank: the last ones are found without a look at the others. PURE.
 
 How it works
   Who may have to go is asked at nearly every cycle, and mostly the last few answer. So ranks are kept, in a sorted

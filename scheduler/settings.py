@@ -1,4 +1,4 @@
-"""Settings of policies: the fields of a frozen dataclass, set from text by name. PURE.
+"""Settings of policies: fields of a frozen dataclass, set from text by name. PURE.
 
 ``--set limits_gpu_s=1h,2h`` sets the field ``limits_gpu_s``. What a field accepts follows from its type and the unit
 that its name ends in: ``_s`` takes ``90``, ``1.5h`` or ``inf``; ``_bytes`` takes ``64MiB``; ``_per_day`` no percentage;

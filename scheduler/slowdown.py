@@ -1,4 +1,4 @@
-"""How the place of a job changes its speed. PURE.
+"""Slowdown of a job by its allocation: how spreading over machines changes its speed. PURE.
 
 What the text of [tiresias] gives, its figures' values not being in it:
 

@@ -1,4 +1,4 @@
-"""When a waiting job is expected to start, if nobody else comes and time limits are used up. PURE.
+"""Estimated start of a waiting job, if no other job comes and all jobs run to their time limits. PURE.
 
 How it works
   The plan is played forward on the domain's own ledger, which is put back afterwards: running jobs leave when their

@@ -1,4 +1,4 @@
-"""What the scheduler knows of a cluster and its jobs: frozen, PURE, the same in simulation and in life.
+"""State of a cluster and its jobs as the scheduler sees it: frozen, PURE, same in simulation and live.
 
 A job is a gang: all of its GPUs or none. Times are seconds on one time line of the caller's choice (a trace's own, or
 the epoch), sizes are bytes.

@@ -1,4 +1,4 @@
-"""The figures of many jobs, a column each: what order policies compute with. PURE.
+"""Table of job figures, a column each: the input of order policies. PURE.
 
 How it works
   A running job's figures grow by themselves, so a row stores what they were when its phase last changed; `figures`

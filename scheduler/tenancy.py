@@ -1,4 +1,4 @@
-"""Accounts and qualities of service: what a job's owner may have, and before whom the job goes. PURE.
+"""Accounts and qualities of service (QOS): what a job's owner may use, and the job's priority. PURE.
 
 A job is charged to an account and has a QOS. Both decide its `PriorityClass`: the priority that goes before everything
 else, whether the job may take other jobs' GPUs, and the caps on what it may hold together with others. The cycle reads

@@ -1,4 +1,4 @@
-"""The jobs that wait in one domain, in classes of equal demand. PURE.
+"""Waiting jobs of one domain, in classes of equal demand. PURE.
 
 How it works
   When the first job of a class has no room, none of the class has; so a cycle looks at one job a class, whatever the

@@ -1,1 +1,1 @@
-"""What a domain (domain.py) consists of: the rules, its jobs, the queue, the book of what is held, and the history."""
+"""The parts of a scheduling domain (domain.py): rules, jobs, queue, held GPUs and history."""

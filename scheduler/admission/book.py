@@ -1,4 +1,4 @@
-"""What the jobs of one domain hold, on which nodes, and until when nobody may take it away. PURE."""
+"""Which GPUs each running job of a domain holds, and until when it may not be preempted. PURE."""
 
 import heapq
 import math

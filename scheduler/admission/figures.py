@@ -1,4 +1,4 @@
-"""What a job has behind it when it comes to a domain that was made after it. PURE."""
+"""State of a job that is older than its domain object, for restoring the job after a restart. PURE."""
 
 import math
 from dataclasses import dataclass

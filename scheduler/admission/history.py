@@ -1,4 +1,4 @@
-"""What the jobs that have ended took, and the policies as that has made them. PURE.
+"""What a domain has learned from jobs that ended, and the policies that result from it. PURE.
 
 A domain is made anew whenever its nodes change (live) or at each look at the cluster (over Slurm); what was learned
 belongs to its owner, who gives it to the next domain. All of it follows from the jobs that ended, in the order of their

@@ -1,4 +1,4 @@
-"""The jobs of one domain that wait: in which order, since when, and which of them a cycle has to look at. PURE."""
+"""The queue of one domain: its waiting jobs, their order, and which of them a cycle must look at. PURE."""
 
 import heapq
 import math

@@ -1,4 +1,4 @@
-"""The jobs of one domain by row: what each asks for, its account's standing, its figures and its rank. PURE.
+"""All jobs of one domain by row: demand, priority class, figures and rank of each. PURE.
 
 A row is a job's place in the table of figures. The queue (queue.py) and the book of what is held (book.py) share one
 roster: both rank jobs, and both need to know what a job asks for.

@@ -1,4 +1,4 @@
-"""By what a domain is scheduled: the policies, and the times that go with them. PURE."""
+"""Rules of a domain: its policies, and the times that go with them. PURE."""
 
 import math
 from dataclasses import dataclass, field

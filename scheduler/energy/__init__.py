@@ -1,1 +1,1 @@
-"""Nodes that sleep while nobody needs them: forecasts, policies, and what they come to."""
+"""Energy saving: forecasts of busy nodes, and policies that let unneeded nodes sleep."""

@@ -1,4 +1,4 @@
-"""How good forecasts were, beside simple ones. PURE."""
+"""Accuracy of forecasts: error, coverage and loss. PURE."""
 
 import numpy as np
 

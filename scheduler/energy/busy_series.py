@@ -1,4 +1,4 @@
-"""How many nodes were busy, interval by interval, with gaps filled as an operator would have seen them. PURE.
+"""Series of busy nodes: one number for each interval, with gaps filled without knowledge of the future. PURE.
 
 A monitoring system that fails reports zeros, or nothing. Whoever takes a zero for an empty cluster puts all of it to
 sleep. So what is missing is missing: the last value that was seen stands until the next one.

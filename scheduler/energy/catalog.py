@@ -1,4 +1,4 @@
-"""Energy policies by the names that a user gives them, with their forecasts made. PURE."""
+"""Catalogue of energy policies by name, with the forecasts that they need. PURE."""
 
 import math
 from collections.abc import Callable, Mapping

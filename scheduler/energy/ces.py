@@ -1,4 +1,4 @@
-"""Cluster energy saving with the operator's risk as its knob. PURE.
+"""CES, the energy policy that keeps a risk set by the operator. PURE.
 
 How it works
   The operator says how many wake-ups, or missing node-intervals, a day are all right. A bank of rules (shadow_rules.py)

@@ -1,4 +1,4 @@
-"""Forecasts of busy nodes by gradient boosted trees: of the mean ahead, and quantiles of the maximum. PURE.
+"""Forecasts of busy nodes by gradient boosted trees: the mean ahead, and quantiles of the maximum. PURE.
 
 Models are trained once, on what lay before ``train_to``, and never see a target that ends later. Trees predict the
 *change* from now; the change of a mean is multiplied by a factor between 0 and 1 that was best on the last fifth of the

@@ -1,4 +1,4 @@
-"""What forecasts see of a series: rows of numbers, one an interval. PURE.
+"""Features of a series of busy nodes, for the forecasts: one row for each interval. PURE.
 
 Every row of `causal_features` depends on that interval and earlier ones alone; a test scrambles the future and looks.
 `artifact_features` are those of the paper's published code, for comparison: a row describes its own interval by what

@@ -1,4 +1,4 @@
-"""The paper's policy: sleep when busy nodes fell and are forecast to fall, wake when jobs lack nodes. PURE.
+"""Energy policy of the Helios paper: sleep on a falling forecast, wake when jobs lack nodes. PURE.
 
 [helios §4.3.2, Algorithm 2] as its published code runs it on Philly. Each interval, JobArrivalCheck: when jobs lack
 nodes, have as many on as are busy, and the buffer; hold that for some intervals. PeriodicCheck: when the recent trend

@@ -1,4 +1,4 @@
-"""CES with a forecast that learns from what it watches: for whoever has no series to train on beforehand. PURE.
+"""CES with a forecast that is trained while the policy runs, without a series beforehand. PURE.
 
 How it works
   Interval by interval it is shown what was seen, as any policy. When trees should be fitted, `lesson` has what to: at

@@ -1,4 +1,4 @@
-"""Quantiles of the most that will be busy, forecast interval by interval as it is seen. PURE.
+"""Online forecast of the maximum of busy nodes: quantiles, updated at each interval. PURE.
 
 What forecast.py does to a series that is there whole, with the same trees, features and calibration, and so with the
 same levels; here the series grows, and trees come when somebody has them fitted. Until then nothing is expected and all

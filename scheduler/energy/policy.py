@@ -1,4 +1,4 @@
-"""What decides how many nodes stay on. PURE.
+"""Interface of energy policies, which decide how many nodes stay on. PURE.
 
 Every interval a policy is shown what was seen (`watch`), during the past that it learns from as well as later; once it
 is in charge it is also asked how many nodes to keep (`target`). It knows nothing of the future, and not which nodes:

@@ -1,4 +1,4 @@
-"""A bank of simple rules that all run in the shadow, so that it is known what each would have risked. PURE.
+"""Simple sleep rules that run in the shadow, so that the risk of each is known. PURE.
 
 How it works
   A member keeps a signal's value and a buffer, and wakes to at least a margin above what is busy. Members differ in the

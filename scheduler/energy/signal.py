@@ -1,4 +1,4 @@
-"""Signals that say what may be needed again soon, from what was needed lately. PURE.
+"""Signals of the need for nodes: recent maxima, by which rules expect the near future. PURE.
 
 A policy keeps a signal's value and a buffer. Each signal is a row of numbers that moves on by one interval at a time,
 and never falls below what is busy now.

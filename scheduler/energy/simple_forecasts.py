@@ -1,4 +1,4 @@
-"""Forecasts of the mean ahead without trees: persistence, seasonal naive, and the classics of statsmodels. PURE.
+"""Forecasts of the mean without trees: persistence, seasonal, ARIMA and exponential smoothing. PURE.
 
 The classics are fitted once, before ``train_to``, and then filtered along: at each origin they have seen all that came
 before it. statsmodels is large and only this comparison needs it, so it is installed only where it is wanted.

@@ -1,4 +1,4 @@
-"""Policies without a forecast: no sleep at all, vanilla DRS, and the two-line rule. PURE."""
+"""Energy policies without a forecast: all nodes on, vanilla DRS, and the two-line rule. PURE."""
 
 import math
 from dataclasses import dataclass, field

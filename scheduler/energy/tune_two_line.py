@@ -1,4 +1,4 @@
-"""The two-line rule tuned to a risk on the past: what CES is held against. PURE."""
+"""The two-line rule, tuned on the past to a risk: the baseline for CES. PURE."""
 
 from dataclasses import dataclass
 

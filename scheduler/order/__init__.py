@@ -1,1 +1,1 @@
-"""Who goes first: one policy a file, all with the shape that `policy` states."""
+"""Order policies: which job goes first. One policy in each file; `policy` defines the interface."""

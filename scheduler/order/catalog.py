@@ -1,4 +1,4 @@
-"""All order policies by the names that users give them. PURE."""
+"""Catalogue of order policies by name. PURE."""
 
 from collections.abc import Mapping
 from enum import Enum

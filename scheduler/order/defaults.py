@@ -1,4 +1,4 @@
-"""What most order policies share: nothing changes by itself, nobody is promoted, nothing is learned. PURE."""
+"""Default behaviour of order policies: no thresholds, no promotion, no learning. PURE."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How much service past jobs took, and what it says of a job that has had some: the Gittins index. PURE.
+"""Distribution of the service of past jobs, and the Gittins index of a job from it. PURE.
 
 [tiresias Pseudocode 1] S is the service of a job in GPU seconds, known from n samples; a job has attained a. For a
 quantum Delta, the index is the chance that it ends within it over the service that trying costs::

@@ -1,4 +1,4 @@
-"""First in, first out. PURE."""
+"""FIFO order policy: first in, first out. PURE."""
 
 from dataclasses import dataclass
 

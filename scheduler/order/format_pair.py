@@ -1,4 +1,4 @@
-"""Two figures in words, with as many places as tell them apart. PURE."""
+"""Two figures as text, with enough digits to see the difference. PURE."""
 
 from collections.abc import Callable
 

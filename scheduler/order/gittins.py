@@ -1,4 +1,4 @@
-"""2D-Gittins: first who is likeliest to end soon, for the service that it takes, by what past jobs took. PURE.
+"""2D-Gittins order policy: the job most likely to end soon for its service goes first. PURE.
 
 [tiresias §3.3.2.2, §3.3.2.3, Pseudocodes 1 and 2]. Queues, demotion and promotion are those of 2D-LAS. In each queue
 but the last the job with the highest Gittins index goes first, equal ones in the order that 2D-LAS has; the last queue

@@ -1,4 +1,4 @@
-"""Discretized 2D-LAS: K queues by attained service, no knowledge of run times needed. PURE.
+"""2D-LAS order policy: K queues by attained service, without knowledge of run times. PURE.
 
 [tiresias §3.3.2.3, Pseudocodes 1 and 2, Figure 3.8]. Attained service is GPUs times seconds held. A job begins in Q_1,
 and falls to Q_i+1 when its service reaches Q_i's upper limit. Within a queue there are two orders, and they differ by a

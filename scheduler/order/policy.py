@@ -1,4 +1,4 @@
-"""What an order policy is. PURE.
+"""Interface of order policies. PURE.
 
 A policy answers for many jobs at once: columns of figures in, columns of keys out. The job with the smallest keys goes
 first, compared from the first column to the last; equal ones go by submit time, then by sequence. What a key may depend

@@ -1,4 +1,4 @@
-"""Priority and fair share before any policy. PURE.
+"""Priority and fair share, which go before any order policy. PURE.
 
 Jobs go by the priority of their QOS, then by the level of their account (fair_share.py), then as the policy says. Where
 the policy preempts nobody, a running job goes before all that wait with its priority: only a higher one takes its GPUs.

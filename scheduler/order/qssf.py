@@ -1,4 +1,4 @@
-"""Quasi-shortest-service first: by the GPU time that an estimator expects. PURE. [helios §4.2, Algorithm 1]
+"""QSSF order policy: the job with the smallest expected GPU time goes first. PURE. [helios §4.2, Algorithm 1]
 
 A guard against starvation (ours)
   By expectation alone, a job of which much is expected waits as long as others keep coming, on a cluster with too much

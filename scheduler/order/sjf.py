@@ -1,4 +1,4 @@
-"""Shortest job first: by the whole run time, which it knows. PURE."""
+"""SJF order policy: the shortest job goes first, by its true run time. PURE."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Smallest first: by the number of GPUs alone. PURE."""
+"""Smallest-first order policy: by the number of GPUs. PURE."""
 
 from dataclasses import dataclass
 

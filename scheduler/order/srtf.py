@@ -1,4 +1,4 @@
-"""Shortest remaining time, and shortest remaining service, first. PURE. Both know each job's run time."""
+"""SRTF and SRSF order policies: shortest remaining time or service first, by true run times. PURE."""
 
 from dataclasses import dataclass
 

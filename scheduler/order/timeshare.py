@@ -1,4 +1,4 @@
-"""Time slicing, as Gandiva shares a cluster: who has used its slice makes room for who has waited longest. PURE.
+"""Time-slicing order policy, as in Gandiva: a job that used its slice gives way to waiting jobs. PURE.
 
 [tiresias §3.3.2, §3.5.3.2, Table 3.2]
 

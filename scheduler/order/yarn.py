@@ -1,4 +1,4 @@
-"""YARN's Capacity Scheduler, as Microsoft's cluster used it. PURE. [tiresias §3.2.1, Table 3.2]"""
+"""Order policy of YARN's Capacity Scheduler, as Microsoft's cluster used it. PURE. [tiresias §3.2.1, Table 3.2]"""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""Where a job goes: one policy a file, all with the shape that `policy` states."""
+"""Placement policies: which GPUs a job gets. One policy in each file; `policy` defines the interface."""

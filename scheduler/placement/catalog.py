@@ -1,4 +1,4 @@
-"""All placements by the names that users give them. PURE."""
+"""Catalogue of placement policies by name. PURE."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

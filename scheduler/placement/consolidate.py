@@ -1,4 +1,4 @@
-"""As few nodes as possible. PURE."""
+"""Consolidating placement: a job gets GPUs on as few nodes as possible. PURE."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Only the number of GPUs counts: all nodes of a domain are one. PURE. [what the authors' simulator does]"""
+"""Placement that only counts GPUs: a domain is one large node. PURE. [as in the authors' simulator]"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Wherever GPUs lie about: nodes in use are filled up, wholly free ones kept whole. PURE. [tiresias §3.3.3.3]"""
+"""Placement that fills nodes in use first and keeps free nodes whole. PURE. [tiresias §3.3.3.3]"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where the paper's integer program says: a reference to compare with on small clusters. PURE. [tiresias §3.3.3.1]
+"""Placement by the paper's integer program: a reference for small clusters. PURE. [tiresias §3.3.3.1]
 
 It is no more than that, as the paper found. Its time grows steeply with nodes and servers, it asks for the traffic of
 every job, and it treats models alike that mind being spread and models that don't: of skew it knows only what it does

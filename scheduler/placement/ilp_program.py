@@ -1,4 +1,4 @@
-"""The paper's integer program for placing a job, solved by HiGHS. PURE.
+"""The paper's integer program for the placement of a job, solved by HiGHS. PURE.
 
 [tiresias §3.3.3.1, III.1 to III.3]. Workers w_i and servers p_ji are placed so that the greatest network traffic of any
 node, with the traffic t_i that is there already, is smallest (traffic.py has T_i).

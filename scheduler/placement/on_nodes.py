@@ -1,4 +1,4 @@
-"""What placements on single nodes have in common. PURE."""
+"""Shared code of placements that work on single nodes. PURE."""
 
 from collections.abc import Sequence
 from typing import Self

@@ -1,4 +1,4 @@
-"""PACKLIMIT learned anew from a cluster's own jobs. PURE. [tiresias §3.3.3.3]
+"""PACKLIMIT learned from the cluster's own jobs. PURE. [tiresias §3.3.3.3]
 
 "We use a simple linear classifier to periodically determine the PACKLIMIT value using a job's placement and
 corresponding performance as features." The text says no more; this is ours:

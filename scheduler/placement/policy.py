@@ -1,4 +1,4 @@
-"""What a placement policy is. PURE."""
+"""Interface of placement policies. PURE."""
 
 from collections.abc import Sequence
 from typing import Protocol, Self

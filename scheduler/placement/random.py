@@ -1,4 +1,4 @@
-"""A random node for each GPU. PURE. [tiresias §3.5.2.3: Tiresias-L without its profiler, "randomly placed"]
+"""Random placement: each GPU on a random node. PURE. [tiresias §3.5.2.3: Tiresias-L without its profiler]
 
 Chance without a generator's hidden state: what is drawn follows from the seed, from what is free on which node, and
 from the job's size. So a placement is a function of what it is asked like any other, a simulation with the same seed

@@ -1,4 +1,4 @@
-"""Where a job's parameter servers stand. PURE. [tiresias §3.3.1, §3.3.3.1]
+"""Nodes of a job's parameter servers. PURE. [tiresias §3.3.1, §3.3.3.1]
 
 A gang is W workers, a GPU each, and PS parameter servers, which need none. Every placement but the ILP (ilp.py) puts
 the servers beside the workers, in their proportion, so the place of the workers says all: what a job asks of CPUs and

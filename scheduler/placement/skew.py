@@ -1,4 +1,4 @@
-"""Tiresias's placement: only jobs whose model is skewed are consolidated. PURE. [tiresias §3.3.3.3]
+"""Tiresias's placement: only jobs with a skewed model are consolidated. PURE. [tiresias §3.3.3.3]
 
 Where PACKLIMIT stands by default
   Table 3.3 has two kinds of models: six whose largest tensor is at most 14.6 % of the model (GoogleNet), which hardly

@@ -1,4 +1,4 @@
-"""What a job that ran tells of the worth of its place: what PACKLIMIT is learned from. PURE."""
+"""Sample of one ended job: skew, spread and speed, from which PACKLIMIT is learned. PURE."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a job's place makes each node's network carry in an iteration. PURE. [tiresias §3.3.3.1]"""
+"""Network traffic of each node in one iteration of a job, by the job's allocation. PURE. [tiresias §3.3.3.1]"""
 
 from collections.abc import Sequence
 

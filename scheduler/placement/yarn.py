@@ -1,4 +1,4 @@
-"""First fit, as the YARN baseline of the authors' simulator has it. PURE."""
+"""First-fit placement: the YARN baseline of the authors' simulator. PURE."""
 
 from dataclasses import dataclass, replace
 

@@ -1,1 +1,1 @@
-"""Node power: which nodes sleep, how their state is kept, and the drivers that switch them."""
+"""Node power: which nodes sleep, the state of each node, and the drivers that switch nodes."""

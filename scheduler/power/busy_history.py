@@ -1,4 +1,4 @@
-"""How many nodes were busy before we began, from the jobs' stints or as it was kept: what a policy learns from. PURE.
+"""Number of busy nodes before the manager started, for energy policies that learn from the past. PURE.
 
 So a policy that has to watch for a day before it promises anything does not begin anew with each restart.
 """

@@ -1,4 +1,4 @@
-"""Keeps as many nodes on as are wanted: observes, decides, and acts, each turn anew.
+"""Power controller: keeps the wanted number of nodes on. Each turn it observes, decides and acts.
 
 How it works
   Events of all nodes are applied by one task, here. What takes time, a BMC or an owner, is a task of its own that ends

@@ -1,4 +1,4 @@
-"""Has the trees of a policy that learns fitted in a thread of its own, so that no turn waits for them.
+"""Training of a forecast in a thread of its own, so that no turn of the controller waits for it.
 
 LightGBM lets go of Python's lock while it works. A thread that is left behind ends by itself, within seconds.
 """

@@ -1,4 +1,4 @@
-"""Which nodes to switch so that as many are on as are wanted: the floor, rates, and who may sleep at all. PURE."""
+"""Choice of the nodes to switch: enough are on, with a floor, rate limits and nodes that may not sleep. PURE."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

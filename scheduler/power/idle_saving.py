@@ -1,4 +1,4 @@
-"""Idle nodes that stay on can save too: lower GPU power caps, slower CPUs. When they do, and when they stop. PURE.
+"""Idle saving of nodes that stay on: when to lower GPU power caps and CPU speed, and when to end it. PURE.
 
 The same rules as for switching off: never with a job, somebody's slab or a reservation on the node, and no flapping.
 Unlike switching off it is over in an instant, so the node stays open: it is ended as soon as anything comes.

@@ -1,4 +1,4 @@
-"""Who is asked what stands on a node, and told to empty it: the scheduler and the donor, behind one door."""
+"""Interface to what runs on a node: jobs from the scheduler, memory slabs from the donor."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""The energy policy and the rules of switching that a config asks for: the same whether we switch or Slurm does."""
+"""Energy policy and switching rules from the settings, for the manager and for Slurm alike."""
 
 from collections.abc import Callable
 

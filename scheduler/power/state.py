@@ -1,4 +1,4 @@
-"""A node's power as the manager knows it, what happens to it, and what is ordered. Frozen, PURE."""
+"""State of a node's power, its events and its orders. Frozen, PURE."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a node does next: one step of its state machine, from an event to the new state and the orders. PURE.
+"""State machine of a node's power: one step, from an event to the new state and its orders. PURE.
 
 How it works
   ON --wanted off--> DRAINING --emptied, told to stop--> DRAINING (is_stopping) --BMC says off, no beat--> OFF

@@ -1,4 +1,4 @@
-"""Where the wish for nodes comes from: an energy policy, asked once an interval with what was seen meanwhile. PURE."""
+"""Wanted number of nodes: asks an energy policy once in each interval. PURE."""
 
 import math
 from collections import deque

@@ -1,1 +1,1 @@
-"""What the job log tells of jobs to come: models, what keeps them fresh, and what is made of them."""
+"""Predictions about jobs from the job log: models, their updates, and their uses."""

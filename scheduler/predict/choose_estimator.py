@@ -1,4 +1,4 @@
-"""Which estimator is believed: the one whose order would have been worth most to a queue lately. PURE.
+"""Choice of the estimator whose job order would have saved most waiting time recently. PURE.
 
 When a job ends, what each estimator had expected of it at its submission is held against the truth. Over the newest of
 those (`queue_saving`) the choice falls on

@@ -1,4 +1,4 @@
-"""How good expectations were: in ranks, and in size. PURE."""
+"""Quality of estimates: by rank and by size. PURE."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The one door to what is expected of jobs: simulator, manager and Slurm's engine ask it alike. PURE.
+"""Estimates of jobs' GPU time: one interface for the simulator, the manager and Slurm. PURE.
 
 Which policies need one is in the catalog of orders (order/catalog.py). Behind the door is an oracle or a service that
 learns (sim/estimator.py), what similar jobs took as sacct knows it (live/slurm/foretell.py), or the time limit alone.

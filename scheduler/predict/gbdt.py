@@ -1,4 +1,4 @@
-"""Gradient boosted trees for run times, by LightGBM: fitted, asked, as text. PURE. [helios §4.2.2]
+"""Gradient boosted trees for run times, by LightGBM: train, predict, save as text. PURE. [helios §4.2.2]
 
 Fitted to how far the rolling estimate is off, in logarithms: where a name came often there is nothing to add, and trees
 that had to learn every level anew would add noise. One thread, all chance from a seed: the same rows give the same

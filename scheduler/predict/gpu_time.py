@@ -1,4 +1,4 @@
-"""The GPU time that a job will take: the service behind QSSF. PURE. [helios §4.2.2, Algorithm 1]
+"""GPU time service: expected GPU time of a job, for QSSF. PURE. [helios §4.2.2, Algorithm 1]
 
 How it works
   Of each job that comes, N x (lambda x rolling estimate + (1 - lambda) x boosted trees) is expected. Lambda is

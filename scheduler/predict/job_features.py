@@ -1,4 +1,4 @@
-"""The columns that the boosted trees see of a job, all known when it is submitted. PURE. [helios §4.2.2]
+"""Features of a job for the boosted trees, all known at submission. PURE. [helios §4.2.2]
 
 User, virtual cluster and bucket of the name, GPUs and CPUs, month, weekday, hour and minute are the paper's. Ours are
 what the rolling estimate knows: with them the trees need not learn each name by heart, and learn instead how far to

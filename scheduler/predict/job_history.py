@@ -1,4 +1,4 @@
-"""Past jobs as facts, in the order in which they happened, and what is learned from them alone. PURE."""
+"""History of past jobs as events in time order, and estimates learned from it. PURE."""
 
 import heapq
 import math

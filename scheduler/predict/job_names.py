@@ -1,4 +1,4 @@
-"""Names of jobs: which are the same but for a date, and which are alike. PURE. [helios §4.2.2]
+"""Job names: which differ only by a date, and which are similar. PURE. [helios §4.2.2]
 
 How it works
   A name's *form* has its dates, times, hashes and long numbers masked, so that tonight's run has the form of last

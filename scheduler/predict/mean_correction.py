@@ -1,4 +1,4 @@
-"""From the middle of what a job may take to the mean: by how far jobs of its kind have been off. PURE.
+"""Correction from the median of a run time to its mean, by the errors of past estimates. PURE.
 
 Estimates made of logarithms are medians. Who should go first is decided by the mean: of two jobs with the same median
 the one of which little is known may take a hundred times as long, and all behind it would wait. For a log-normal the

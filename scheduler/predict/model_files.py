@@ -1,4 +1,4 @@
-"""Models in files: LightGBM's own text beside a manifest of JSON, versioned; never pickles.
+"""Model files: LightGBM's text beside a JSON manifest, versioned. Never pickles.
 
 How it works
   A folder has one manifest a service, ``qssf.json``, and the texts of its newest models, ``qssf-7.txt``. A text is

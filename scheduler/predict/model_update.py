@@ -1,4 +1,4 @@
-"""Model Update Engine and Resource Orchestrator: services are fitted in time, and heard. PURE. [helios §4.1, Figure 10]
+"""Model Update Engine and Resource Orchestrator: train services, pass on advice. PURE. [helios §4.1, Figure 10]
 
 Time is that of the facts, so both run by a virtual clock as by the one on the wall. Where that one jumps back, nothing
 is fitted until it has caught up; where it jumps ahead, a fit comes early. Neither does harm.

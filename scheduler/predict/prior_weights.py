@@ -1,4 +1,4 @@
-"""How far a group of past jobs is trusted against the next wider one, learned from every job that ends. PURE.
+"""Weight of a wider group of past jobs against a narrower one, learned from each job that ends. PURE.
 
 A group's average starts with the next wider group's, which counts as so many jobs. Right for that is the spread within
 groups over the spread between them, and a cluster's log knows it: where users differ little, an own average of theirs

@@ -1,4 +1,4 @@
-"""Idle nodes go to the virtual clusters that lack them: the third service, in one file. PURE.
+"""Rebalancing service: lends idle nodes to virtual clusters that lack nodes. PURE.
 
 [helios §3.1.3, Implication 3]: who could have lent to whom.
 

@@ -1,4 +1,4 @@
-"""What a job's like took: averages of past run times that follow each end. PURE. [helios §4.2.2, Algorithm 1]
+"""Rolling estimate of run times: averages of similar past jobs. PURE. [helios §4.2.2, Algorithm 1]
 
 How it works
   Three cases, by what is known of the job's user:

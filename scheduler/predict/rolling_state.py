@@ -1,4 +1,4 @@
-"""What the rolling estimate knows, as text: a model's file is of no use without it. PURE.
+"""State of the rolling estimate as text, stored in a model's file beside the trees. PURE.
 
 Trees say how far the rolling estimate is off. Whoever reads a model from a file and has no history besides needs that
 estimate as it was: its groups, how far they are trusted, and how far estimates were off by kind of job. Groups by name

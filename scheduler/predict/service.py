@@ -1,4 +1,4 @@
-"""What a prediction service is, and what it hears and says. PURE. [helios §4.1, Figure 10]
+"""Interface of prediction services, with their events and advice. PURE. [helios §4.1, Figure 10]
 
 How it works
   A service has features, a model, a rule for when the model is fitted anew, and actions. It hears facts in the order

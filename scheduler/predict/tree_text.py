@@ -1,4 +1,4 @@
-"""LightGBM's text of trees, looked through before LightGBM sees it. PURE.
+"""Check of LightGBM's text of trees before LightGBM reads it. PURE.
 
 LightGBM believes what it reads: a count that is too large or a child that is its own ancestor ends the process, or
 never returns. So a text is taken apart here. Of each tree every array must be as long as the tree says, every number

@@ -1,4 +1,4 @@
-"""The cluster that a trace is run on, from what an operator says of it. PURE."""
+"""Simulated cluster: nodes and virtual clusters, from an operator's description. PURE."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

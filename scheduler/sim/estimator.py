@@ -1,4 +1,4 @@
-"""The estimators of simulations: an oracle, or a service that learns as jobs end. PURE.
+"""Estimators for simulations: an oracle, or a service that learns as jobs end. PURE.
 
 A learner is told of a job when it comes, without its run time, and again when it has ended: it knows what it would have
 known in life, and at no time more.

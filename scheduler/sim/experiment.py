@@ -1,4 +1,4 @@
-"""One trace under one set of rules: from the names and settings that an operator gives to the figures. PURE."""
+"""Experiment: one trace under one set of rules, from the operator's names and settings to the figures. PURE."""
 
 import difflib
 import math

@@ -1,4 +1,4 @@
-"""An estimator that knows the truth and errs by a stated factor. PURE.
+"""Oracle estimator: knows the true run times, and errs by a given factor. PURE.
 
 What a policy that trusts estimates is worth depends on how good they are; here that is a setting. The error of a job
 depends on the seed and the job's id alone: it is the same under every policy, and whatever else is in the trace.

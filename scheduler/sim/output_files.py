@@ -1,4 +1,4 @@
-"""Places for results: a file comes out whole or stays what it was, and none goes where another is needed.
+"""Output files: written completely or not at all, and never over an input or another output.
 
 A file is written beside its place and put there in one step. What is no regular file (a pipe, a terminal) is written as
 it stands, and never opened before: who reads a pipe would take that for the end.

@@ -1,4 +1,4 @@
-"""What rebalancing of virtual clusters would have saved: a trace with it and without. PURE.
+"""Effect of rebalancing virtual clusters: a trace simulated with it and without. PURE.
 
 Each virtual cluster is made with all nodes of the cluster, and has its own ones at first. Every ``every_s`` the service
 hears how busy each is, and idle nodes move as it says. Nobody is preempted.

@@ -1,4 +1,4 @@
-"""Events of a virtual clock: the trace's jobs come and end, and the cycle decides in between. PURE.
+"""Simulation: a virtual clock plays the trace's events, and the cycle decides in between. PURE.
 
 How it works
   Everything at one instant is one event for the cycle. At an instant jobs end first, then jobs come, then thresholds

@@ -1,1 +1,1 @@
-"""Power drivers, a file each, behind one protocol."""
+"""Power drivers: one file each, with one interface."""

@@ -1,4 +1,4 @@
-"""A node without a BMC, which its agent shuts down."""
+"""Soft power-off by the node's agent, for nodes without a BMC."""
 
 from collections.abc import Awaitable, Callable
 

@@ -1,4 +1,4 @@
-"""The drivers of a cluster's nodes, from a TOML file: a table ``[node.NAME]`` for each.
+"""Power drivers of a cluster's nodes, read from a TOML file: a table ``[node.NAME]`` for each node.
 
     [node.gpu7]
     driver = "ipmi"            # ipmi, redfish, command, wake-on-lan, dry-run

@@ -1,4 +1,4 @@
-"""A program of the site's own: power strips, hypervisors, a provider's API.
+"""Power driver that calls a program of the site: for power strips, hypervisors or a provider's API.
 
 It is called as ``PROGRAM... ACTION NODE`` with ACTION one of on, soft-off, off, status, reading. Exit status 0 means
 done. ``status`` prints on or off; ``reading`` prints watts, or nothing where nobody knows. It must not go on working

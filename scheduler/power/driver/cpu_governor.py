@@ -1,4 +1,4 @@
-"""CPU frequency governors, by sysfs: ``powersave`` while a node rests. [helios §4.3.2, DVFS as the alternative]"""
+"""CPU frequency governors, set by sysfs: ``powersave`` while a node is idle. [helios §4.3.2, DVFS]"""
 
 from pathlib import Path
 

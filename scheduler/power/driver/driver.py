@@ -1,4 +1,4 @@
-"""What a power driver is: the five things that can be done to a node's power, whatever its BMC speaks."""
+"""Interface of power drivers: five operations on the power of a node."""
 
 from typing import Protocol
 

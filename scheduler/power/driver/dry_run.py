@@ -1,4 +1,4 @@
-"""A switch that only says what it would do, and then behaves as if it had."""
+"""Dry-run power driver: logs each order, switches nothing, and reports the state that the order would have caused."""
 
 from farside.log import get_log
 from farside.scheduler.power.state import Power

@@ -1,4 +1,4 @@
-"""GPU power caps, by NVML: the lowest that a GPU allows while its node rests. [helios §4.3.2]
+"""GPU power caps, set by NVML: the lowest cap that a GPU allows while its node is idle. [helios §4.3.2]
 
 nvidia-ml-py is needed by those alone who use it. The driver keeps a cap even when we are gone, until the next boot: who
 ends ends its rests first.

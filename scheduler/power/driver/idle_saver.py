@@ -1,4 +1,4 @@
-"""What an idle node can save while it stays on: the knobs that a rest turns down, and turns back."""
+"""Interface of idle savers: settings of a node that save power while the node is on and idle."""
 
 import asyncio
 from collections.abc import Sequence

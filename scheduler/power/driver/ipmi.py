@@ -1,4 +1,4 @@
-"""IPMI 2.0 over the network, by ipmitool.
+"""IPMI 2.0 power driver over the network, by ipmitool.
 
 The cipher suite is named (``-C``): without it ipmitool 1.8.19 asks the BMC for its list first, and hangs with those
 that ignore the question. The password goes in a file (``-f``), so that no process list shows it.

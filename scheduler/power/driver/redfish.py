@@ -1,4 +1,4 @@
-"""Redfish, by sushy, which is needed by those alone who use it and so is imported when it is.
+"""Redfish power driver, by sushy, which is imported on first use.
 
 sushy blocks, so each call has a thread. A thread cannot be killed; instead every request has a limit, which is that of
 the whole call, as a slow BMC is slow at its first answer; and an order is sent only while there is time for its answer.

@@ -1,4 +1,4 @@
-"""The door to other programs: run to the end within a limit, or killed with all their children."""
+"""Run another program with a time limit; kill it and all its children when the time is over."""
 
 import asyncio
 import contextlib

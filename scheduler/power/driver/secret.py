@@ -1,4 +1,4 @@
-"""BMC passwords: in files of their own, which nobody else may read. Never in argv, logs or messages."""
+"""BMC passwords: each in a file that only its owner can read. Never in argv, logs or messages."""
 
 import stat
 from pathlib import Path

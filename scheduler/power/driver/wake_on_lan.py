@@ -1,4 +1,4 @@
-"""Wake-on-LAN, for nodes without a BMC: woken by a magic packet, and shut down by themselves.
+"""Wake-on-LAN power driver, for nodes without a BMC.
 
 The node's card must be told to listen (`ethtool -s eth0 wol g`, and the firmware's setting), and the packet must reach
 its network: a broadcast goes no further than that. It is softly off by its agent, or by a program of the site's own

@@ -1,1 +1,1 @@
-"""What a job log contains: figures of jobs, users and virtual clusters."""
+"""Characterisation of a job log: figures of jobs, users and virtual clusters."""

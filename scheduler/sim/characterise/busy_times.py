@@ -1,4 +1,4 @@
-"""When a cluster is busy: by hour of day and by month. PURE. [helios §3.1.1, §3.1.2; Figures 2, 3]"""
+"""Load of a cluster by hour of day and by month. PURE. [helios §3.1.1, §3.1.2; Figures 2, 3]"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How many GPUs each virtual cluster of a log has: told, or taken from what was ever in use at once. PURE."""
+"""GPUs of each virtual cluster of a log: from a file, or from the most in use at once. PURE."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

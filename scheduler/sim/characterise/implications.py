@@ -1,4 +1,4 @@
-"""Which of Helios's seven implications hold for a cluster: a statistic each, and what it must reach. PURE.
+"""Helios's seven implications, tested on a cluster: one statistic each, with its threshold. PURE.
 
 The paper draws them from pictures of four clusters. The statistics and the bars are ours: chosen so that what the
 paper's text says of its own clusters would pass, and so that no bar is passed by chance.

@@ -1,4 +1,4 @@
-"""What jobs are like: how long, how large, and how they end. PURE. [helios §3.2; Figures 1, 5, 6, 7]"""
+"""Figures of jobs: length, size and final status. PURE. [helios §3.2; Figures 1, 5, 6, 7]"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A log's GPU jobs through the simulator: what they would have waited, first come first served or otherwise. PURE."""
+"""Waiting times of a log's GPU jobs in the simulator, under FIFO or another policy. PURE."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

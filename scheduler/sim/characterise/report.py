@@ -1,4 +1,4 @@
-"""A study as one HTML page: verdicts, what-ifs, Figures 1 to 9; and as JSON for programs."""
+"""Report of a study: an HTML page with verdicts, what-ifs and Figures 1 to 9, and JSON."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The page of a study: what holds, what would change, and what it was drawn from."""
+"""HTML page of a study: implications, what-ifs, and the data behind them."""
 
 import math
 from collections.abc import Iterable, Sequence

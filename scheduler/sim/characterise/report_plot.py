@@ -1,4 +1,4 @@
-"""Helios's Figures 1 to 9 of any cluster, as SVG. [helios §3]"""
+"""Helios's Figures 1 to 9 for any cluster, as SVG. [helios §3]"""
 
 from collections.abc import Sequence
 from typing import Any

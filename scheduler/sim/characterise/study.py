@@ -1,4 +1,4 @@
-"""A whole study of a log: the survey, the verdicts, and the what-ifs that the log allows. PURE."""
+"""Study of a log: the survey, the verdicts, and the what-ifs that the log allows. PURE."""
 
 import math
 from collections.abc import Callable

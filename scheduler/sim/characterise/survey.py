@@ -1,4 +1,4 @@
-"""All that a log tells of its cluster, gathered once: what the figures show and the implications judge. PURE."""
+"""Survey of a job log: all data for the figures and the implications, gathered once. PURE."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Virtual clusters beside each other: who is full, who waits, who has what the others lack. PURE. [helios §3.1.3]"""
+"""Comparison of virtual clusters: load, waiting, and imbalance between them. PURE. [helios §3.1.3]"""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""How much of something was in use over time, from when each user of it began and how long it took. PURE.
+"""Use of a resource over time, from the start and length of each use. PURE.
 
 The use of many jobs is a staircase. Its integral is exact at each step and linear between them, so the mean over any
 interval comes from two points of it, and a million jobs cost one sort.

@@ -1,4 +1,4 @@
-"""Users beside each other: who uses what, who waits, whose jobs complete. PURE. [helios §3.3; Figures 8, 9]"""
+"""Comparison of users: GPU time, waiting, and completed jobs. PURE. [helios §3.3; Figures 8, 9]"""
 
 import math
 from dataclasses import dataclass

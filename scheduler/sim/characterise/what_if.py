@@ -1,4 +1,4 @@
-"""What would come of acting on an implication: the same jobs again, simulated, with one thing changed. PURE.
+"""What-if analysis of an implication: the same jobs simulated again with one change. PURE.
 
 Each what-if is compared with strict first come first served on the same empty cluster, so that what differs is the
 change and nothing else. That is no forecast of what the cluster's own scheduler would do with it.

@@ -1,4 +1,4 @@
-"""Forecasts side by side, at the same origins. PURE."""
+"""Comparison of forecasts at the same points in time. PURE."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

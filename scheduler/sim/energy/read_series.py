@@ -1,4 +1,4 @@
-"""Series of busy nodes from CSV files, plain or gzip: ours, and GPU counts of virtual clusters as Helios has them.
+"""Series of busy nodes from CSV files, plain or gzip: our format, and Helios's GPU counts.
 
 Two kinds of header are known: ``time,active,total`` in nodes, and ``time,running_gpu_num,total_gpu_num`` in GPUs; other
 columns are ignored. Several files are the virtual clusters of one cluster and are summed, node by node. A time without

@@ -1,4 +1,4 @@
-"""A policy on a series of busy nodes, and what it comes to. PURE.
+"""Replay of an energy policy on a series of busy nodes, and its results. PURE.
 
 The series is what jobs needed. Nodes that are missing are woken in the same interval and serve after their boot time,
 from the next interval on at the earliest; until then the jobs there wait, and the interval is short. Nodes fall asleep

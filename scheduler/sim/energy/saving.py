@@ -1,4 +1,4 @@
-"""What sleeping nodes save: electricity and CO2. PURE."""
+"""Electricity and CO2 that sleeping nodes save. PURE."""
 
 from dataclasses import dataclass
 

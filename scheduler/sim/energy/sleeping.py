@@ -1,4 +1,4 @@
-"""The simulator with nodes that sleep: what a wrong decision costs real jobs. PURE.
+"""Simulation with nodes that sleep: the delay that wrong decisions cause to real jobs. PURE.
 
 How it works
   Every ``step_s`` an energy policy is shown the most nodes that were needed at once since the last time, and says how

@@ -1,4 +1,4 @@
-"""What each policy reaches with each of many parameters: the curves that policies are compared by. PURE."""
+"""Results of each energy policy over a range of parameters: the curves to compare policies by. PURE."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

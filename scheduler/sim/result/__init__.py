@@ -1,1 +1,1 @@
-"""What a simulation came to: seen while it ran, counted, explained, written down."""
+"""Results of a simulation: recorded during the run, counted, explained, written to files."""

@@ -1,4 +1,4 @@
-"""The figures that tables show, in the terminal and in the report: titles, digits, and which is best. PURE."""
+"""Columns of result tables, in the terminal and in the report: titles, digits, best value. PURE."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""One figure for everything that a run decided: equal runs have equal digests, on any machine. PURE.
+"""Digest of a run's decisions: equal runs have equal digests, on any machine. PURE.
 
 It is made of all actions in their order with their times, by the jobs' own ids. The words of their reasons are left
 out, so that a digest stands for decisions and outlives better wording.

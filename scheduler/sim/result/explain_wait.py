@@ -1,4 +1,4 @@
-"""What made one job wait: its decisions in a simulation, stretch by stretch, in words with times. PURE.
+"""Why one job waited in a simulation: each period of its wait, with its cause and times. PURE.
 
 While the job waits, explain.py is asked after every event in its virtual cluster. Answers of one cause that follow each
 other are one stretch; of a stretch is told how many GPUs were free, and whom the job was behind for the longest time.

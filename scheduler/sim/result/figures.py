@@ -1,4 +1,4 @@
-"""What a simulation came to: figures of all jobs and of groups of them. PURE.
+"""Figures of a simulation: for all jobs and for groups of them. PURE.
 
 JCT is from submission to the end, the queueing delay is all of it that the job did not hold GPUs, waiting again after a
 preemption included.

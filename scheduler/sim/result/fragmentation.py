@@ -1,4 +1,4 @@
-"""How much of what is free is of no use to a job of some size. PURE."""
+"""Fragmentation: the share of free GPUs that a job of a given size cannot use. PURE."""
 
 from farside.scheduler.ledger import Ledger
 

@@ -1,4 +1,4 @@
-"""What is seen of a simulation while it runs: GPUs in use, the queue, fragmentation, and who held which GPUs. PURE.
+"""Record of a running simulation: GPUs in use, queue, fragmentation, and each job's GPUs. PURE.
 
 Memory is bounded: quantities are resampled (series.py), and of the stretches of time that a job held GPUs of a node the
 `SEGMENTS` longest are kept; the others would be thinner than a line in any picture.

@@ -1,4 +1,4 @@
-"""The report of one run or of several: one HTML file with tables and pictures that can be sent to anybody."""
+"""Report of one or more runs: one HTML file with tables and pictures."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The frame of a report's page: one HTML text that needs nothing else, readable on light and on dark."""
+"""HTML frame of a report's page: complete in itself, readable on light and on dark."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

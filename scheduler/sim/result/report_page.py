@@ -1,4 +1,4 @@
-"""The page of a report: tables, pictures and the words around them, as one HTML text that needs nothing else."""
+"""HTML page of a report: tables, pictures and text in one file."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""The pictures of a simulation's report, as SVG."""
+"""Pictures of a simulation's report, as SVG."""
 
 from collections.abc import Sequence
 from typing import Any

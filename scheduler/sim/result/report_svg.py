@@ -1,4 +1,4 @@
-"""Pictures as SVG to stand in an HTML page: what the pages of all reports have in common.
+"""SVG pictures inside an HTML page: shared code of all reports.
 
 Lines and letters take the page's own colour, so that they are readable on light and on dark; other colours are of
 middle brightness for the same reason. Nothing in a picture points outside of it.

@@ -1,4 +1,4 @@
-"""Quantities that stand still between events, kept as their means over equal stretches of time. PURE.
+"""Time series of quantities that change at events, stored as means over equal intervals. PURE.
 
 How it works
   What is added holds until the next addition. Sums of quantity times time are kept by stretch; when the last of at most

@@ -1,4 +1,4 @@
-"""What a simulation came to, in files: jobs as CSV or Parquet, figures as JSON."""
+"""Result files of a simulation: jobs as CSV or Parquet, figures as JSON."""
 
 import csv
 import math

@@ -1,1 +1,1 @@
-"""Traces: a job as it was submitted, files in and out, what is in them, and those that come with Farside."""
+"""Traces: jobs as submitted, reading and writing of files, descriptions, and the traces that come with Farside."""

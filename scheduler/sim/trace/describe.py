@@ -1,4 +1,4 @@
-"""What is in a trace, in figures: how many jobs of what size and length, when they come, how much they ask. PURE."""
+"""Description of a trace in figures: sizes, lengths, arrivals and demand of its jobs. PURE."""
 
 import math
 from collections import Counter

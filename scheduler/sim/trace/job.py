@@ -1,4 +1,4 @@
-"""A job of a trace, and a whole trace: what was submitted, and what only the simulator knows. PURE."""
+"""Job of a trace, and a whole trace: what users submitted, and what only the simulator knows. PURE."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A job log as columns: what became of every job, those without GPUs too, which no simulation needs. PURE."""
+"""Job log as columns: all jobs and their final status, also jobs without GPUs. PURE."""
 
 import math
 from array import array

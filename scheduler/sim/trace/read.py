@@ -1,4 +1,4 @@
-"""Traces from files: finds out which format a file has, reads it, and tells every row that is wrong.
+"""Read traces from files: detect the format, read the jobs, and report every bad row.
 
 A row is a job, or left out because this simulator has no such jobs (that is counted, and said), or bad. Bad rows refuse
 the whole trace, with all of them told, or are skipped and counted: the operator chooses.

@@ -1,4 +1,4 @@
-"""Whole job logs from files: the same formats and the same checks as `read`, but every job that ran, whatever it asked.
+"""Read whole job logs from files: same formats and checks as `read`, but all jobs that ran.
 
 Rows are read as a stream into columns, so that a million of them need tens of megabytes.
 """

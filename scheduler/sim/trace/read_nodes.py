@@ -1,4 +1,4 @@
-"""How many nodes each virtual cluster has, from a file.
+"""Read the number of nodes of each virtual cluster from a file.
 
 Two forms, plain or gzip, told apart by their header:
 

@@ -1,4 +1,4 @@
-"""Past jobs' GPU times from a CSV file: what a Gittins index starts with."""
+"""Read past jobs' GPU times from a CSV file, as the first distribution for a Gittins index."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is told of a file's rows: those left out, those that cannot be used, ids that repeat."""
+"""Problems in the rows of a file: rows left out, bad rows, and duplicate ids."""
 
 from collections import Counter
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Traces to files: our own CSV, whatever they were read from. `format/farside.py` reads it again, as it was.
+"""Write traces to files in Farside's own CSV, which `format/farside.py` reads again.
 
 Only columns that some job needs are written. Times are dates where the trace has a calendar, else seconds; both to the
 microsecond, which no log is finer than.

@@ -1,1 +1,1 @@
-"""Workloads by chance: arrivals, lengths and sizes that make a trace."""
+"""Random workloads: arrivals, lengths and sizes of generated jobs."""

@@ -1,4 +1,4 @@
-"""When generated jobs come: named rhythms of the day and the week, alone or in bursts. PURE.
+"""Arrival times of generated jobs: named rhythms of day and week, single jobs or bursts. PURE.
 
 Given how many jobs come within a span, the times of a Poisson process are spread over it independently, as densely as
 its rate has it. So times are drawn by the rate's integral, and number and span both come out as asked.

@@ -1,4 +1,4 @@
-"""Workloads by name: the paper's 480 jobs, and recipes that resemble what is known of real clusters. PURE.
+"""Catalogue of workloads: the paper's 480 jobs, and recipes that resemble real clusters. PURE.
 
 The 480 jobs [tiresias §3.5.1]
   Given are the numbers of jobs by GPUs, 48 jobs a model, as many parameter servers as GPUs, durations from 2 minutes to

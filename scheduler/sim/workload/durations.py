@@ -1,4 +1,4 @@
-"""How long generated jobs run: named distributions, each by its quantiles. PURE.
+"""Run times of generated jobs: named distributions, given by their quantiles. PURE.
 
 A quantile function turns evenly spread numbers into durations, so that whoever draws those numbers decides which jobs
 resemble each other (generate.py), and the distribution comes out the same.

@@ -1,4 +1,4 @@
-"""Traces by chance: recipes for workloads, and the jobs that a recipe gives. PURE; chance is an argument.
+"""Random traces: recipes for workloads, and the jobs of a recipe. PURE; the random source is an argument.
 
 How it works
   Jobs belong to submissions (arrivals.py), and those of one submission share user, name and GPUs. A user has a few

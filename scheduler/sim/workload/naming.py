@@ -1,4 +1,4 @@
-"""Names of generated jobs, as users write them: words, the day of the run, now and then a slip of a finger. PURE."""
+"""Names of generated jobs in the style of users: words, dates, and occasional typing errors. PURE."""
 
 from dataclasses import dataclass
 

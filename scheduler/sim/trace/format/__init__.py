@@ -1,1 +1,1 @@
-"""The formats of traces, a file each, and what they share: a file as text, its table, a row of it."""
+"""Trace formats: one file each, and shared code for text, tables and rows."""

@@ -1,4 +1,4 @@
-"""Our own CSV: every column of it is a field of a job. docs/simulator.md lists them."""
+"""Farside's own CSV format: each column is a field of a job. docs/simulator.md lists them."""
 
 import math
 from collections.abc import Iterator

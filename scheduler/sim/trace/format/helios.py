@@ -1,4 +1,4 @@
-"""Helios's ``cluster_log.csv``: what its data set's documentation says of each column, and what we make of it.
+"""Helios's ``cluster_log.csv``: meaning of each column in its documentation, and how Farside uses it.
 
 job_id (unique), user and vc (hashed), gpu_num, cpu_num and node_num (what was asked for), state (COMPLETED, CANCELLED,
 FAILED, TIMEOUT, NODE_FAIL), submit_time, start_time, end_time (dates of local time), duration (end less start, seconds)

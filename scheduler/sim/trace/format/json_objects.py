@@ -1,4 +1,4 @@
-"""The objects of a JSON list, one at a time, however long the list is; or of a file with one after another.
+"""Objects of a JSON list, or of a file with one object after another, read one at a time.
 
 How it works
   Text is read in pieces, and the decoder asked for the object that the text in hand begins with. If it has none, either

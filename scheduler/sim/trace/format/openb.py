@@ -1,4 +1,4 @@
-"""Alibaba's ``openb_pod_list_*.csv``, pods of a cluster that shares GPUs, as its documentation has the columns.
+"""Alibaba's ``openb_pod_list_*.csv``: pods of a cluster that shares GPUs.
 
 name, cpu_milli, memory_mib, num_gpu (0 to 8), gpu_milli (the part of each GPU, in thousandths; below 1000 only where
 num_gpu is 1), gpu_spec (models that will do, a bar between them; empty: any), qos, pod_phase, creation_time,

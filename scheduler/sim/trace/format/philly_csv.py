@@ -1,4 +1,4 @@
-"""Philly's jobs as later simulators pass them on: submit_time, duration, gpus, vc.
+"""Philly's jobs in the CSV of later simulators: submit_time, duration, gpus, vc.
 
 ``submit_time`` is a date of the cluster's local time (seconds do as well), ``duration`` seconds from the start of the
 first attempt to the end of the last. There are no ids: a job is called by how many rows stand above it. ``vc`` may be

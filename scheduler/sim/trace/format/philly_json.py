@@ -1,4 +1,4 @@
-"""Philly's ``cluster_job_log``: a JSON list of jobs, each with its attempts, as its data set's documentation has it.
+"""Philly's ``cluster_job_log``: a JSON list of jobs, each with its attempts.
 
 A job has jobid, user, vc, status (Pass, Killed, Failed), submitted_time and attempts; an attempt has start_time,
 end_time and detail, a list of machines with ``ip`` and ``gpus``. Times are dates of local time. A job may have no

@@ -1,4 +1,4 @@
-"""One row of a trace, and how its fields become values: each mistake names its column, the reason, and what to do.
+"""Row of a trace, and conversion of its fields; each error names its column, reason and remedy.
 
 A reader's parse function gets a `Row` and returns a job, or `LeftOut` for a row that is right but is no job of ours (a
 job step, a job without GPUs); it lets `BadRow` through. Bounds are wide: what lies outside is a slip, not a cluster.

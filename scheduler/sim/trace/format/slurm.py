@@ -1,4 +1,4 @@
-"""What ``sacct --parsable2`` prints: columns between bars, whichever were asked for with ``--format``.
+"""Output of ``sacct --parsable2``: columns between bars, as chosen with ``--format``.
 
 Needed are JobID (or JobIDRaw), Submit, a duration (ElapsedRaw, Elapsed, or Start and End) and a number of GPUs
 (AllocTRES, ReqTRES, or, of old versions, AllocGRES or ReqGRES, which count by node and so need NNodes or AllocNodes).

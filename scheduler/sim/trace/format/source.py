@@ -1,4 +1,4 @@
-"""A trace's file as text: plain or gzip, any line ends, from the disk or from the traces that come with Farside.
+"""Trace file as text: plain or gzip, any line ends, from the disk or shipped with Farside.
 
 Whatever is wrong with the file as a whole is a ConfigError here: not there, not gzip to its end, not text. It is read
 as a stream, once, so that a pipe will do.

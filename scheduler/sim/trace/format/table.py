@@ -1,4 +1,4 @@
-"""Tables of rows with a header: CSV, and sacct's columns between bars. A row is a line, whatever is in it.
+"""Tables with a header row: CSV, and sacct's columns between bars. One line is one row.
 
 A quoted cell may hold commas, but no line break: so a stray quote spoils its own row, and not the file.
 """

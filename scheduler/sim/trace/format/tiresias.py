@@ -1,4 +1,4 @@
-"""The CSV of Tiresias's own simulator: job_id, num_gpu, submit_time, iterations, model_name, duration, interval.
+"""CSV of Tiresias's simulator: job_id, num_gpu, submit_time, iterations, model_name, duration, interval.
 
 ``submit_time`` and ``duration`` are seconds; ``interval`` is the time since the job above and ``iterations`` what the
 duration came from: neither adds anything. The file says nothing of parameter servers: a job of several GPUs has as many
