@@ -243,7 +243,7 @@ def test_the_first_stop_of_the_tab_key_leads_past_the_frame(page: "Page", scene:
 def test_keys_can_be_switched_off(page: "Page", scene: Scene) -> None:
     sign_in(page, scene)
     page.keyboard.press("?")
-    page.get_by_label("Single keys do this").uncheck()
+    page.get_by_label("Enable these keys").uncheck()
     page.keyboard.press("Escape")
 
     page.keyboard.press("w")

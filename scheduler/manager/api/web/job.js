@@ -1,4 +1,4 @@
-// One job: what it is, why it waits, its life as a bar, its processes, all that happened.
+// The page of one job: its request, why it waits, a bar of its states, its processes and its history.
 
 import { at, make } from "./dom.js";
 import { ask, now_s } from "./live.js";
@@ -7,7 +7,7 @@ import { bytes, look, many, moment, plain, span, told } from "./words.js";
 const OVER = new Set(["done", "failed", "cancelled", "timed_out"]);
 let asked = 0;
 
-/** Draws job `id` anew; what comes too late, because another was asked for meanwhile, is dropped. */
+/** Draws job `id` anew. An answer is dropped if another job was asked for meanwhile. */
 export async function drawJob(id) {
   const turn = ++asked, where = `/v1/jobs/${encodeURIComponent(id)}`;
   try {
@@ -42,7 +42,7 @@ function show(job, entries, why) {
   if (hadFocus) title.focus();
 }
 
-// ---- its life
+// ---- its states over time
 
 const STEPS = {
   JobSubmitted: "waits", JobPlaced: "waits", JobUnplaced: "waits", JobStarted: "runs", JobStopping: "stops", JobRequeued: "waits", JobEnded: "",
@@ -71,7 +71,7 @@ function life(job, entries) {
       make("span", {}, job.end_s ? moment(job.end_s) : "now")));
 }
 
-// ---- what it is
+// ---- its request
 
 function facts(job) {
   const spec = job.spec, pairs = [
@@ -84,12 +84,12 @@ function facts(job) {
     ["Time limit", spec.time_limit_s ? span(spec.time_limit_s) : "none"],
     ["Memory", spec.memory_bytes_per_gpu ? `${bytes(spec.memory_bytes_per_gpu)} a GPU` : "no limit"],
     ["Checkpoints", spec.checkpoint_dir || "none"],
-    ["Waits for", spec.after.length ? `the end of job ${spec.after.join(", ")}` : "no other job"],
+    ["After", spec.after.length ? `job ${spec.after.join(", ")}` : "no other job"],
     ["Exit code", job.exit_code === null ? "none yet" : job.exit_code],
   ];
   const list = make("dl", { class: "pairs" });
   for (const [name, value] of pairs) list.append(make("dt", {}, name), make("dd", {}, String(value)));
-  return make("section", { "aria-label": "What it is" }, make("h2", {}, "What it is"), list);
+  return make("section", { "aria-label": "Request" }, make("h2", {}, "Request"), list);
 }
 
 function processes(job) {
@@ -98,12 +98,12 @@ function processes(job) {
     make("td", {}, `rank ${task.rank}`), make("td", {}, task.node), make("td", {}, task.gpus.length ? `GPU ${task.gpus.join(", ")}` : "no GPU"),
     make("td", {}, make("span", { class: look(task.state) }, plain(task.state))), make("td", {}, task.output))));
   const head = make("thead", {}, make("tr", {}, ...["Rank", "Node", "GPUs", "State", "Output"].map((name) => make("th", { scope: "col" }, name))));
-  return make("section", { "aria-label": "Processes" }, make("h2", {}, "Processes of its latest start"), make("table", {}, head, body));
+  return make("section", { "aria-label": "Processes" }, make("h2", {}, "Processes of the latest start"), make("table", {}, head, body));
 }
 
 function past(entries) {
   const lines = entries.toReversed().map((entry) => make("li", {},
     make("time", { datetime: new Date(entry.at_s * 1000).toISOString() }, moment(entry.at_s)),
     make("div", { class: "words" }, told(entry), " ", make("span", { class: "by" }, `· ${entry.cause}`))));
-  return make("section", { "aria-label": "History" }, make("h2", {}, "What happened, the latest first"), make("ol", { class: "history" }, ...lines));
+  return make("section", { "aria-label": "History" }, make("h2", {}, "History, latest first"), make("ol", { class: "history" }, ...lines));
 }

@@ -1,8 +1,8 @@
-// What is known of the cluster, kept up to date by one stream of events.
+// The state of the cluster, kept up to date by one stream of events.
 
 const FIRST_PAUSE_MS = 1000, LONGEST_PAUSE_MS = 30000;
 
-/** Everything that is known. `skew_s` is the manager's clock less ours. */
+/** Everything about the cluster. `skew_s` is the manager's clock less ours. */
 export const known = { cluster: null, counts: {}, order: {}, why: {}, skew_s: 0 };
 export const jobs = new Map(), nodes = new Map(), sensed = new Map();
 
@@ -10,7 +10,7 @@ let source = null, pause_ms = FIRST_PAUSE_MS, timer = 0;
 
 export const now_s = () => Date.now() / 1000 + known.skew_s;
 
-/** Asks the API; what is refused is thrown as {status, detail}. */
+/** Sends a request to the API; a refusal is thrown as {status, detail}. */
 export async function ask(path, options = {}) {
   const response = await fetch(path, { credentials: "same-origin", cache: "no-store", ...options });
   const answer = await response.json().catch(() => ({}));
@@ -48,7 +48,7 @@ export function follow({ onNews, onState, onOver }) {
   source.addEventListener("over", () => { mine.close(); onOver(); });
   source.onerror = async () => {
     onState("away");
-    // Closed is what the browser does not try again: who we are has ended, or it was refused for now.
+    // The browser does not reopen a closed stream: our session has ended, or the manager refused it for now.
     if (mine.readyState !== EventSource.CLOSED) return;
     try {
       await ask("/v1/whoami");

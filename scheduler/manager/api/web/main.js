@@ -1,4 +1,4 @@
-// Which part is seen, who is signed in, and the keys.
+// Routes of the page, sign-in, and keys.
 
 import { at, write } from "./dom.js";
 import { drawJob } from "./job.js";
@@ -113,7 +113,7 @@ function move(step) {
 function home() {
   if (!job) return;
   location.hash = "#/";
-  route(); // now, and not when the browser tells of it: what comes next is there
+  route(); // now, not at the browser's event: the caller needs the overview at once
 }
 
 function jump(id) {

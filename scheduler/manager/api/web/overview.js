@@ -12,7 +12,7 @@ export function drawOverview() {
   drawJobs();
 }
 
-/** What moves by the clock alone. */
+/** Updates texts that change with the clock alone. */
 export function drawTimes() {
   for (const cell of document.querySelectorAll("#overview td[data-since]")) {
     if (cell.offsetParent !== null) write(cell, span(now_s() - Number(cell.dataset.since)) + (cell.dataset.tail || ""));
@@ -41,7 +41,7 @@ function drawFigures() {
   });
 }
 
-/** Where nodes sleep, or have slept. */
+/** Figures of a cluster whose nodes sleep, or have slept. */
 function energy(all) {
   const isKept = all.nodes_wanted !== null && all.nodes_wanted !== undefined;
   if (!isKept && !all.nodes_asleep && !all.saved_kwh) return [];
@@ -52,7 +52,7 @@ function energy(all) {
   ];
   if (isKept) {
     const more = (all.forecast || "").startsWith("no forecast") ? "nodes to stay on, without a forecast" : "nodes to stay on";
-    figures.push({ label: "Expected", value: all.nodes_wanted, more, title: [all.wanted_reason, all.forecast].filter(Boolean).join("; ") });
+    figures.push({ label: "Needed", value: all.nodes_wanted, more, title: [all.wanted_reason, all.forecast].filter(Boolean).join("; ") });
   }
   return figures;
 }

@@ -1,4 +1,4 @@
-// Figures and times as people read them; the same words as the command line's.
+// Figures, times and states in words, as the command line prints them.
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
@@ -32,20 +32,20 @@ export const look = (state) => `state ${GOOD.has(state) ? "good" : BAD.has(state
 
 const EVENTS = {
   JobSubmitted: (e) => e.is_held ? "submitted, held" : "submitted",
-  JobPlaced: (e) => `given ${e.places.map((p) => `${many(p.gpus, "GPU")} of ${p.node}`).join(", ")}: ${e.reason}`,
-  JobUnplaced: (e) => `lost its place: ${e.reason}`,
+  JobPlaced: (e) => `allocated ${e.places.map((p) => `${many(p.gpus, "GPU")} of ${p.node}`).join(", ")}: ${e.reason}`,
+  JobUnplaced: (e) => `allocation released: ${e.reason}`,
   JobStarted: (e) => `start ${e.start}: ${many(e.tasks.length, "process").replace("processs", "processes")}`,
-  JobStopping: (e) => `told to stop (${plain(e.cause)}): ${e.reason}`,
-  JobRequeued: (e) => `waits again: ${e.reason}`,
+  JobStopping: (e) => `stopping (${plain(e.cause)}): ${e.reason}`,
+  JobRequeued: (e) => `requeued: ${e.reason}`,
   JobEnded: (e) => `${plain(e.ending)}: ${e.reason}`,
   JobPromoted: (e) => `promoted: ${e.reason}`,
   TaskChanged: (e) => `rank ${e.rank} on ${e.node}: ${plain(e.phase)}${e.exit_code === null || e.exit_code === undefined ? "" : `, exit code ${e.exit_code}`}${e.signal ? `, signal ${e.signal}` : ""}${e.cause ? `, ${e.cause}` : ""}`,
-  CancelRequested: (e) => `${e.by} wants it ended`,
+  CancelRequested: (e) => `cancelled by ${e.by}`,
   HoldRequested: (e) => `held by ${e.by}`,
   ReleaseRequested: (e) => `released by ${e.by}`,
 };
 
-/** One entry of a history in words; those of a later version by their name. */
+/** One entry of a job's history in words; an unknown type of entry is shown by its name. */
 export function told(entry) {
   const words = EVENTS[entry.type];
   return words ? words(entry.event) : entry.type.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase();
