@@ -42,7 +42,7 @@ HOUSE_WORDS = {
 }
 # First lines of docstrings that break a rule, by top folder. The numbers may only fall: write better ones, and lower
 # the number here.
-KNOWN = {"agent": 45, "blockdev": 34, "daemon": 18, "kmod_shim": 32, "scheduler": 185, "src": 32}
+KNOWN = {"agent": 28, "blockdev": 31, "daemon": 15, "kmod_shim": 26, "scheduler": 173, "src": 32}
 
 
 def broken_rules(text: str) -> list[str]:
