@@ -27,6 +27,8 @@
 #   make code-lines  how many lines of code the product has, without blank lines, comments and docstrings
 
 SHELL := /bin/bash
+# Thousands of processes are started here: each would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SUFFIXES:
