@@ -70,6 +70,11 @@ def traffic_table(device: Row) -> Table:
     for direction, title in (("pages_in", "pages in from"), ("pages_out", "pages out to")):
         for place, count in device.get(direction, {}).items():
             table.add_row(f"{title} {place}", str(count))
+    if late_s := [
+        float(late) for donor in device.get("donors", ()) if (late := donor.get("hedge_after_s")) is not None
+    ]:
+        quickest, slowest = format_seconds(min(late_s)), format_seconds(max(late_s))
+        table.add_row("a read is late after", quickest if quickest == slowest else f"{quickest} to {slowest}")
     for name, count in device.get("hedges", {}).items():
         table.add_row(_HEDGES.get(name, name), str(count))
     for name, count in device.get("counters", {}).items():
@@ -81,8 +86,7 @@ def traffic_table(device: Row) -> Table:
 def borrowed_table(device: Row) -> Table:
     """What a device has borrowed from whom."""
     table = _table(
-        "borrowed", "donor", "state", "by", "late after", "slabs", "live pages", "pages/s per GiB", "free there",
-        "headroom there",
+        "borrowed", "donor", "state", "by", "slabs", "live pages", "pages/s per GiB", "free there", "headroom there"
     )  # fmt: skip
     slabs = [slab for slab in device.get("slabs", ()) if slab.get("state") != "gone"]
     count = Counter(slab.get("donor") for slab in slabs)
@@ -92,7 +96,6 @@ def borrowed_table(device: Row) -> Table:
             str(donor.get("node", "-")),
             str(donor.get("state", "-")),
             str(donor.get("transport") or "-"),
-            "-" if (late_s := donor.get("hedge_after_s")) is None else format_seconds(late_s),
             str(count[donor.get("node")]),
             str(sum(int(slab.get("live_pages", 0)) for slab in own)),
             f"{sum(float(slab.get('activity', 0.0)) for slab in own) / max(1, len(own)):.0f}",
