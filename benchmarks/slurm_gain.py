@@ -29,7 +29,7 @@ from farside.scheduler.slurm.domain import groups_of
 from farside.scheduler.slurm.shadow import Gain, expected_gain
 from farside.scheduler.slurm.shadow_job import Ended
 from farside.scheduler.slurm.snapshot import Snapshot
-from farside.scheduler.slurm.state_file import Notebook
+from farside.scheduler.slurm.state_file import StateFiles
 from tests.slurm.cluster import SlurmCluster, slurm_cluster
 
 RESULTS = Path(__file__).parent / "results" / "slurm_gain.json"
@@ -83,7 +83,7 @@ def play(
             finally:
                 engine.terminate()
                 engine.wait(30)
-        ended = Notebook(config.state_dir).ended()
+        ended = StateFiles(config.state_dir).ended()
         groups = groups_of(snapshot.partitions, ["gpu"])
         gain = expected_gain(
             ended.values(), groups, snapshot, rules_of(config), may_preempt=config.preempt,

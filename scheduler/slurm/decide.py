@@ -18,7 +18,7 @@ from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Rules
 from farside.scheduler.predict.estimator import Estimator, TimeLimits
 from farside.scheduler.slurm.action import Hold, JobAction, Release, Requeue, SetNice, SetPriority
-from farside.scheduler.slurm.domain import Desk, Group
+from farside.scheduler.slurm.domain import Group, SlurmDomain
 from farside.scheduler.slurm.job_memory import Memory, Past, is_live, recall
 from farside.scheduler.slurm.nice import lowered
 from farside.scheduler.slurm.priority import changes
@@ -93,11 +93,11 @@ def decide(snapshot: Snapshot, memory: Memory, traits: Traits, ways: Ways) -> De
     starting: list[Starting] = []
     queue: list[str] = []
     for group in ways.groups:
-        desk = Desk(
+        slurm_domain = SlurmDomain(
             snapshot, memory, group, ways.rules, traits, may_preempt=ways.may_preempt,
             estimator=ways.estimator, history=ways.histories.get(group.partitions),
         )  # fmt: skip
-        one = _Turn(desk, memory, snapshot.at_s, ways)
+        one = _Turn(slurm_domain, memory, snapshot.at_s, ways)
         pasts.update(one.pasts)
         actions += one.actions
         starting += one.starting
@@ -137,34 +137,34 @@ def _beneficiary(action: JobAction) -> str:
 class _Turn:
     """One group's."""
 
-    def __init__(self, desk: Desk, memory: Memory, now_s: float, ways: Ways) -> None:
-        self._desk = desk
+    def __init__(self, slurm_domain: SlurmDomain, memory: Memory, now_s: float, ways: Ways) -> None:
+        self._slurm_domain = slurm_domain
         self._ways = ways
         self._now_s = now_s
-        answers = run_cycle(desk.domain, now_s)
-        self.pasts: Mapping[str, Past] = desk.remembered(memory, answers)
+        answers = run_cycle(slurm_domain.domain, now_s)
+        self.pasts: Mapping[str, Past] = slurm_domain.remembered(memory, answers)
         started = [answer for answer in answers if isinstance(answer, Start) and self._waits(answer.row)]
         self.queue = self._order(started)
         self.starting = [
-            Starting(job_id=desk.jobs[one.row].job_id, gpus=desk.jobs[one.row].gpus, reason=one.reason)
+            Starting(job_id=slurm_domain.jobs[one.row].job_id, gpus=slurm_domain.jobs[one.row].gpus, reason=one.reason)
             for one in started
         ]
         places = self._lowerings() if ways.is_by_nice else self._places()
         self.actions = [*places, *self._requeues(answers)]
 
     def _waits(self, row: int) -> bool:
-        return self._desk.jobs[row].phase is JobPhase.WAITING
+        return self._slurm_domain.jobs[row].phase is JobPhase.WAITING
 
     def _order(self, started: Iterable[Start]) -> list[SlurmJob]:
         """All who wait: whom the cycle starts in its order, for whom GPUs are reserved, all others by rank."""
-        domain = self._desk.domain
+        domain = self._slurm_domain.domain
         first = [one.row for one in started]
         if domain.reservation is not None and domain.reservation.row in domain.waiting:
             first.append(domain.reservation.row)
         seen = set(first)
-        rest = [row for row in self._desk.jobs if self._waits(row) and row not in seen]
+        rest = [row for row in self._slurm_domain.jobs if self._waits(row) and row not in seen]
         ranks = dict(zip(rest, domain.roster.ranks(rest, self._now_s), strict=True))
-        return [self._desk.jobs[row] for row in [*first, *sorted(rest, key=lambda row: ranks[row])]]
+        return [self._slurm_domain.jobs[row] for row in [*first, *sorted(rest, key=lambda row: ranks[row])]]
 
     def _places(self) -> list[JobAction]:
         """Holds, releases, and the priorities of all who are not held."""
@@ -207,7 +207,7 @@ class _Turn:
         )
 
     def _requeues(self, answers: Iterable[object]) -> list[JobAction]:
-        jobs = self._desk.jobs
+        jobs = self._slurm_domain.jobs
         found: list[JobAction] = []
         for answer in answers:
             if not isinstance(answer, Preempt) or answer.winner not in jobs:

@@ -64,7 +64,7 @@ def is_managed(job: SlurmJob, group: Group) -> bool:
     return bool(job.partitions) and job.gpus > 0 and group.partitions.issuperset(job.partitions)
 
 
-class Desk:
+class SlurmDomain:
     """The domain of a group, and whose row is whose.
 
     Args:

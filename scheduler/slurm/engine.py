@@ -36,11 +36,11 @@ from farside.scheduler.slurm.commands import SlurmCommands
 from farside.scheduler.slurm.decide import Decision, Ways, decide, failed, without_mark
 from farside.scheduler.slurm.domain import Group, groups_of
 from farside.scheduler.slurm.job_memory import Memory
-from farside.scheduler.slurm.power import Sleeper
+from farside.scheduler.slurm.power import SlurmPower
 from farside.scheduler.slurm.shadow_job import Ended
-from farside.scheduler.slurm.shadow_log import Watcher
+from farside.scheduler.slurm.shadow_log import ShadowLog
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot, Traits
-from farside.scheduler.slurm.state_file import Notebook
+from farside.scheduler.slurm.state_file import StateFiles
 from farside.units import format_seconds
 
 # In a turn, so many refusals in a row mean that it is not the jobs: the rest waits for the next turn.
@@ -141,10 +141,10 @@ class Engine:
         if config.order_by == NICE and (config.gate or config.preempt):
             hint = "both need an operator's rights"
             raise ConfigError("order_by: nice goes with neither gate nor preempt", hint=hint)
-        self._notebook = Notebook(config.state_dir)
-        self._memory = self._notebook.memory()
-        self._sleeper = Sleeper(config, self._notebook)
-        self._watcher = Watcher(config, self._rules, self._notebook, now_s)
+        self._state_files = StateFiles(config.state_dir)
+        self._memory = self._state_files.memory()
+        self._power = SlurmPower(config, self._state_files)
+        self._shadow_log = ShadowLog(config, self._rules, self._state_files, now_s)
         self._traits: Traits | None = None
         self._groups: tuple[Group, ...] = ()
         self._decision: Decision | None = None
@@ -168,7 +168,7 @@ class Engine:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._config.turn_s):
                         await stop.wait()
-        self._sleeper.close()
+        self._power.close()
         if self._mode is Mode.RUN and self._config.gate:
             await self._end_gate()
 
@@ -193,33 +193,33 @@ class Engine:
         # 1. Observe.
         if self._traits is None:
             traits = await self._slurm.traits()
-            self._sleeper.check(traits)
+            self._power.check(traits)
             await self._learn(traits)
             self._traits = traits
         snapshot = await self._slurm.look()
         self._groups = self._present_groups(snapshot)
-        self._watcher.note(self._memory, snapshot, self._groups)
+        self._shadow_log.note(self._memory, snapshot, self._groups)
         # 2. Decide.
         ways = Ways(
             rules=self._rules, groups=self._groups, may_preempt=self._config.preempt, is_gating=self._config.gate,
             is_by_nice=self._config.order_by == NICE, owner=self._owner(self._traits),
-            most_actions=self._config.actions_per_turn, estimator=self._watcher.estimator,
-            histories={group.partitions: self._watcher.history(group) for group in self._groups},
+            most_actions=self._config.actions_per_turn, estimator=self._shadow_log.estimator,
+            histories={group.partitions: self._shadow_log.history(group) for group in self._groups},
         )  # fmt: skip
         decision = decide(snapshot, self._memory, self._traits, ways)
         nodes = (snapshot.nodes[name] for group in self._groups for name in group.nodes if name in snapshot.nodes)
-        wishes = self._sleeper.wishes(nodes, snapshot.at_s)
+        wishes = self._power.wishes(nodes, snapshot.at_s)
         # 3. Act, or say so.
         if self._mode is Mode.SHADOW:
-            self._watcher.compare(self._memory, self._decision, snapshot)
-            self._watcher.say((*decision.actions, *wishes))
-            self._watcher.expect(snapshot, self._groups)
+            self._shadow_log.compare(self._memory, self._decision, snapshot)
+            self._shadow_log.say((*decision.actions, *wishes))
+            self._shadow_log.expect(snapshot, self._groups)
         else:
             _guard(decision.actions, self._groups)
             decision = replace(decision, memory=await self._act(decision, wishes))
         # 4. Write down.
         self._decision, self._memory = decision, decision.memory
-        self._notebook.keep(self._memory)
+        self._state_files.keep(self._memory)
         self._turns += 1
 
     @staticmethod
@@ -246,7 +246,7 @@ class Engine:
             _log.warning("nothing is known of earlier jobs, as sacct fails", reason=error)
             return
         partitions = frozenset(listed(self._config))
-        count = self._watcher.learn(one for one in history if one.partition in partitions)
+        count = self._shadow_log.learn(one for one in history if one.partition in partitions)
         _log.info("slurmdbd knows earlier jobs", days=days, jobs=count)
 
     def _present_groups(self, snapshot: Snapshot) -> tuple[Group, ...]:
@@ -274,7 +274,7 @@ class Engine:
                 )
             if error and isinstance(action, Requeue):
                 memory = failed(memory, action)
-        self._notebook.add_done(lines)
+        self._state_files.add_done(lines)
         return memory
 
     async def _refusal(self, action: SlurmAction) -> str:
@@ -318,11 +318,11 @@ class Engine:
             "waiting": len(decision.queue) if decision else 0,
             "queue": list(decision.queue[:SHOWN_JOBS]) if decision else [],
             "would_start": [one.job_id for one in decision.starting[:SHOWN_JOBS]] if decision else [],
-            "ended": self._watcher.ended,
-            "gain": self._watcher.gain,
-            "sleeping": self._sleeper.asleep,
-            "saved_kwh": round(self._sleeper.saved_kwh, 3),
-            "forecast": self._sleeper.forecast,
+            "ended": self._shadow_log.ended,
+            "gain": self._shadow_log.gain,
+            "sleeping": self._power.asleep,
+            "saved_kwh": round(self._power.saved_kwh, 3),
+            "forecast": self._power.forecast,
         }
 
 

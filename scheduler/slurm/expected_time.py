@@ -15,7 +15,7 @@ from farside.scheduler.slurm.shadow_job import Ended, fact_of, job_of_ended
 from farside.scheduler.state import Job
 
 
-class Foreteller(TimeLimits):
+class ExpectedTimes(TimeLimits):
     """An estimator by what jobs took, by user, name and GPUs; how much is left of one, its time limit says."""
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class Foreteller(TimeLimits):
         return min(estimate.duration_s, job.limit_s) * job.gpus
 
 
-def foretold_gpu_s(ended: Sequence[Ended]) -> Mapping[str, float]:
+def expected_gpu_s(ended: Sequence[Ended]) -> Mapping[str, float]:
     """What would have been expected of each job when it came: only those that had ended by then are known."""
-    foreteller, ending = Foreteller(), [(one.end_s, int(one.job_id), one) for one in ended]
+    expected, ending = ExpectedTimes(), [(one.end_s, int(one.job_id), one) for one in ended]
     heapq.heapify(ending)
     found: dict[str, float] = {}
     for one in sorted(ended, key=lambda one: one.submit_s):
         while ending and ending[0][0] <= one.submit_s:
-            foreteller.learn(fact_of(heapq.heappop(ending)[2]))
-        found[one.job_id] = foreteller.predicted_gpu_s(job_of_ended(one), one.submit_s)
+            expected.learn(fact_of(heapq.heappop(ending)[2]))
+        found[one.job_id] = expected.predicted_gpu_s(job_of_ended(one), one.submit_s)
     return found

@@ -16,7 +16,7 @@ from farside.scheduler.power.wanted_nodes import PolicyDemand, occupancy
 from farside.scheduler.slurm import node_power as power
 from farside.scheduler.slurm.action import PowerAction
 from farside.scheduler.slurm.snapshot import SlurmNode, Traits
-from farside.scheduler.slurm.state_file import NODES, Notebook
+from farside.scheduler.slurm.state_file import NODES, StateFiles
 
 # What was busy is written down so often at most: intervals may be of a second.
 WRITE_EVERY_S = 60.0
@@ -24,7 +24,7 @@ WRITE_EVERY_S = 60.0
 _log = get_log("slurm")
 
 
-class Sleeper:
+class SlurmPower:
     """The nodes' power, as Slurm shows it, and what to change.
 
     Args:
@@ -36,9 +36,9 @@ class Sleeper:
         Unavailable: The policy makes forecasts, and LightGBM is not installed.
     """
 
-    def __init__(self, config: SlurmConfig, notebook: Notebook) -> None:
+    def __init__(self, config: SlurmConfig, state_files: StateFiles) -> None:
         self._config = config
-        self._notebook = notebook
+        self._state_files = state_files
         self._make_policy = online_policy(config)
         self._rules = fleet_rules(config)
         self._fleet: Mapping[str, NodePower] = {}
@@ -100,7 +100,7 @@ class Sleeper:
     def _past(self, now_s: float) -> tuple[float, ...]:
         """What was busy before this process began, as it was kept."""
         try:
-            kept = self._notebook.nodes()
+            kept = self._state_files.nodes()
             if kept is None:
                 return ()
             return continued(kept, self._config.partitions, now_s, self._config.power_step_s)
@@ -112,7 +112,7 @@ class Sleeper:
         """Writes down what was busy, when another interval is over."""
         if demand.heard and demand.heard_to_s >= self._kept_to_s + max(self._config.power_step_s, WRITE_EVERY_S):
             self._kept_to_s = demand.heard_to_s
-            self._notebook.keep_nodes(
+            self._state_files.keep_nodes(
                 KeptPast(
                     of=self._config.partitions, end_s=demand.heard_to_s, step_s=self._config.power_step_s,
                     active=demand.heard,

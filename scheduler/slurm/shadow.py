@@ -17,7 +17,7 @@ from farside.scheduler.sim.simulation import Simulation
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.slurm.decide import Decision
 from farside.scheduler.slurm.domain import Group, is_managed
-from farside.scheduler.slurm.expected_time import foretold_gpu_s
+from farside.scheduler.slurm.expected_time import expected_gpu_s
 from farside.scheduler.slurm.job_memory import Memory
 from farside.scheduler.slurm.shadow_job import Ended, job_of_ended
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot
@@ -152,7 +152,7 @@ def _trace_job(vc: str, job: Ended, sequence: int, *, may_preempt: bool) -> Trac
 
 def _simulated(cluster: Cluster, rules: Rules, trace: Sequence[TraceJob], jobs: Sequence[Ended]) -> Means:
     # As in life: what is known of a job's length when it comes.
-    expected = foretold_gpu_s(jobs)
+    expected = expected_gpu_s(jobs)
     estimator = Foreknown(lambda one: expected[one.job.job_id], trace)
     runs = Simulation(cluster, rules, trace, estimator=estimator).run()
     return _means(rules.order.name, jobs, [(run.start_s, run.end_s) for run in runs])

@@ -9,12 +9,12 @@ from farside.scheduler.domain import Rules
 from farside.scheduler.slurm.action import Line, SetNice, SetPriority, SlurmAction, told
 from farside.scheduler.slurm.decide import Decision
 from farside.scheduler.slurm.domain import Group
-from farside.scheduler.slurm.expected_time import Foreteller
+from farside.scheduler.slurm.expected_time import ExpectedTimes
 from farside.scheduler.slurm.job_memory import Memory
 from farside.scheduler.slurm.shadow import Gain, compared, ended_between, expected_gain, kept, told_gain
 from farside.scheduler.slurm.shadow_job import Ended, fact_of
 from farside.scheduler.slurm.snapshot import Snapshot
-from farside.scheduler.slurm.state_file import MOST_ENDED, Notebook
+from farside.scheduler.slurm.state_file import MOST_ENDED, StateFiles
 from farside.units import format_count
 
 # Between two simulations of the expected gain.
@@ -23,15 +23,15 @@ GAIN_EVERY_S = 300.0
 _log = get_log("slurm")
 
 
-class Watcher:
+class ShadowLog:
     """What a Slurm does, written down. ``now_s``: seconds since 1970."""
 
-    def __init__(self, config: SlurmConfig, rules: Rules, notebook: Notebook, now_s: Callable[[], float]) -> None:
+    def __init__(self, config: SlurmConfig, rules: Rules, state_files: StateFiles, now_s: Callable[[], float]) -> None:
         self._config = config
         self._rules = rules
-        self._notebook = notebook
+        self._state_files = state_files
         self._now_s = now_s
-        self._ended = notebook.ended()
+        self._ended = state_files.ended()
         self._histories: dict[frozenset[str], History] = {}  # by the partitions of a group
         self._relearn(self._ended.values())
         self._said: set[str] = set()
@@ -47,7 +47,7 @@ class Watcher:
         """Keeps the jobs that have ended since the turn before."""
         new = [one for one in ended_between(before, snapshot, groups) if one.job_id not in self._ended]
         self._ended = kept(self._ended, new, MOST_ENDED)
-        self._notebook.add_ended(new)
+        self._state_files.add_ended(new)
         for one in new:
             self.estimator.learn(fact_of(one))
             for partitions, history in self._histories.items():
@@ -62,7 +62,7 @@ class Watcher:
         return len(new)
 
     def _relearn(self, ended: Iterable[Ended]) -> None:
-        self.estimator = Foreteller()
+        self.estimator = ExpectedTimes()
         for one in ended:
             self.estimator.learn(fact_of(one))
         self._histories.clear()
@@ -82,7 +82,7 @@ class Watcher:
         beside = () if then is None else compared(before, then, snapshot)
         for one in beside:
             _log.info("beside", job=one.job_id, gpus=one.gpus, slurm=one.slurm, farside=one.farside, reason=one.reason)
-        self._notebook.add_done(beside)
+        self._state_files.add_done(beside)
 
     def expect(self, snapshot: Snapshot, groups: Sequence[Group]) -> None:
         """Simulates the expected gain now and then. It may take seconds: nobody waits for a shadow."""
@@ -109,6 +109,6 @@ class Watcher:
         self._said = set(lines)
         for text, action in new.items():
             _log.info(f"would {text}", reason=action.reason)
-        self._notebook.add_done(
+        self._state_files.add_done(
             Line(at_s=self._now_s(), mode="shadow", what=text, reason=action.reason) for text, action in new.items()
         )

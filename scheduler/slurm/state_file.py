@@ -31,7 +31,7 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
 _log = get_log("slurm")
 
 
-class Notebook:
+class StateFiles:
     """A folder of its own. What can't be written is said once, and no reason to stop.
 
     Raises:

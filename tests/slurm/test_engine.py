@@ -11,11 +11,11 @@ import pytest
 
 from farside.config import SlurmConfig, load_config
 from farside.errors import ConfigError
-from farside.scheduler.slurm import state_file as notebook
+from farside.scheduler.slurm import state_file as state_files
 from farside.scheduler.slurm.action import Hold, PowerDown, Requeue, SetPriority
 from farside.scheduler.slurm.engine import MOST_REFUSALS, Engine, Mode
 from farside.scheduler.slurm.snapshot import HELD_MARK
-from farside.scheduler.slurm.state_file import Notebook
+from farside.scheduler.slurm.state_file import StateFiles
 from tests.slurm.made import NOW_S, TRAITS, FakeSlurm, node, over, running, snapshot, waiting
 
 FULL = (running(1, ("gn1", 4)), running(2, ("gn2", 4)))
@@ -151,7 +151,7 @@ def test_a_memory_that_cannot_be_read_is_said_and_begun_anew(
     turn(engine(config(), FakeSlurm(snapshot(*FULL, waiting(3, 4)))))
 
     assert any("memory can't be read" in record.message for record in caplog.records)
-    assert Notebook(config().state_dir).memory().jobs.keys() == {"1", "2", "3"}
+    assert StateFiles(config().state_dir).memory().jobs.keys() == {"1", "2", "3"}
 
 
 def test_jobs_that_ended_are_read_again_without_the_line_that_was_cut_off(config: Callable[..., SlurmConfig]) -> None:
@@ -163,7 +163,7 @@ def test_jobs_that_ended_are_read_again_without_the_line_that_was_cut_off(config
     with (config().state_dir / "ended.jsonl").open("a") as file:
         file.write('{"job_id": "3", "us')
 
-    again = Notebook(config().state_dir).ended()
+    again = StateFiles(config().state_dir).ended()
 
     assert again.keys() == {"1", "2"}
     assert again["1"].limit_s == 0
@@ -188,7 +188,7 @@ def test_a_disk_that_is_full_is_said_once_and_nothing_ends(
 def test_a_file_that_has_grown_too_large_is_set_aside_and_still_read(
     config: Callable[..., SlurmConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notebook, "MOST_BYTES", 10)
+    monkeypatch.setattr(state_files, "MOST_BYTES", 10)
     slurm = FakeSlurm(snapshot(*FULL))
     one = engine(config(), slurm)
     for at, job in enumerate(FULL, 1):
@@ -200,7 +200,7 @@ def test_a_file_that_has_grown_too_large_is_set_aside_and_still_read(
         turn(one)
 
     assert (config().state_dir / "ended.jsonl.1").exists()
-    assert Notebook(config().state_dir).ended().keys() == {"1", "2"}
+    assert StateFiles(config().state_dir).ended().keys() == {"1", "2"}
 
 
 def test_the_end_of_a_gate_gives_held_jobs_back(config: Callable[..., SlurmConfig]) -> None:

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from farside.config import SlurmConfig, load_config
 from farside.scheduler.configured_rules import rules_of
 from farside.scheduler.order.gittins import Gittins
-from farside.scheduler.slurm.domain import Desk
+from farside.scheduler.slurm.domain import SlurmDomain
 from farside.scheduler.slurm.engine import Engine, Mode
-from farside.scheduler.slurm.expected_time import Foreteller, foretold_gpu_s
+from farside.scheduler.slurm.expected_time import ExpectedTimes, expected_gpu_s
 from farside.scheduler.slurm.job_memory import Memory, Past, recall
 from farside.scheduler.slurm.read_sacct import FIELDS, ended_of
 from farside.scheduler.slurm.shadow_job import Ended, fact_of, job_of_ended
-from farside.scheduler.slurm.shadow_log import Watcher
-from farside.scheduler.slurm.state_file import Notebook
+from farside.scheduler.slurm.shadow_log import ShadowLog
+from farside.scheduler.slurm.state_file import StateFiles
 from tests.slurm.made import NOW_S, TRAITS, FakeSlurm, groups, running, snapshot, waiting
 
 # As Debian's 22.05 prints it.
@@ -63,23 +63,23 @@ def test_whatever_stands_there_is_read_or_left_out(text: str) -> None:
 
 
 def test_a_job_is_expected_to_take_what_its_like_took_and_never_more_than_its_limit() -> None:
-    foreteller = Foreteller()
+    expected = ExpectedTimes()
     unknown = job_of_ended(ended(1, 1.0, limit_s=600.0))
     endless = job_of_ended(ended(1, 1.0))
 
-    before = foreteller.predicted_gpu_s(unknown, 0.0), foreteller.predicted_gpu_s(endless, 0.0)
+    before = expected.predicted_gpu_s(unknown, 0.0), expected.predicted_gpu_s(endless, 0.0)
     for at in range(20):
-        foreteller.learn(fact_of(ended(at, 100.0)))
+        expected.learn(fact_of(ended(at, 100.0)))
     short = job_of_ended(ended(30, 1.0, limit_s=10.0))
 
     assert before == (600.0, math.inf)
-    assert foreteller.predicted_gpu_s(unknown, 0.0) == pytest.approx(100.0, rel=0.01)
-    assert foreteller.predicted_gpu_s(endless, 0.0) == pytest.approx(100.0, rel=0.01)
-    assert foreteller.predicted_gpu_s(short, 0.0) == 10.0
+    assert expected.predicted_gpu_s(unknown, 0.0) == pytest.approx(100.0, rel=0.01)
+    assert expected.predicted_gpu_s(endless, 0.0) == pytest.approx(100.0, rel=0.01)
+    assert expected.predicted_gpu_s(short, 0.0) == 10.0
 
 
 def test_what_was_expected_of_a_job_rests_on_those_that_had_ended_when_it_came() -> None:
-    found = foretold_gpu_s([ended(1, 100.0, limit_s=5000.0), ended(2, 100.0, submit_s=50.0, limit_s=5000.0),
+    found = expected_gpu_s([ended(1, 100.0, limit_s=5000.0), ended(2, 100.0, submit_s=50.0, limit_s=5000.0),
                             ended(3, 100.0, submit_s=150.0, limit_s=5000.0)])  # fmt: skip
 
     assert (found["1"], found["2"]) == (5000.0, 5000.0)
@@ -151,23 +151,23 @@ def test_a_shadow_has_its_expected_gain_at_once_and_keeps_no_second_copy_of_hist
     assert isinstance(told, dict)
     assert told["ended"] == 40  # that of three months ago is left out
     assert told["gain"].jobs == 40
-    assert Notebook(config().state_dir).ended() == {}
+    assert StateFiles(config().state_dir).ended() == {}
 
 
 def test_gittins_keeps_from_turn_to_turn_what_it_learned_of_the_partition(config: Callable[..., SlurmConfig]) -> None:
     settings = config(policy="gittins", policy_settings="first_fit_jobs=3")
     rules = rules_of(settings)
-    watcher = Watcher(settings, rules, Notebook(settings.state_dir), lambda: NOW_S)
+    watcher = ShadowLog(settings, rules, StateFiles(settings.state_dir), lambda: NOW_S)
     watcher.learn([ended(1, 100.0), ended(2, 200.0), ended(3, 300.0), replace(ended(4, 9.0), partition="other")])
     seen = snapshot(*FULL, waiting(5, 4))
     (group,) = groups(seen)
 
     def samples_of_a_turn() -> list[float]:
-        desk = Desk(
+        slurm_domain = SlurmDomain(
             seen, recall(Memory(), seen.jobs, NOW_S), group, rules, TRAITS, may_preempt=False,
             estimator=watcher.estimator, history=watcher.history(group),
         )  # fmt: skip
-        order = desk.domain.rules.order
+        order = slurm_domain.domain.rules.order
         assert isinstance(order, Gittins)
         return [float(sample) for sample in order.distribution.samples]
 
@@ -185,7 +185,7 @@ def test_a_turn_of_the_engine_goes_by_what_gittins_learned(config: Callable[...,
         traits_told=type(TRAITS)(has_accounting=True, version="22.05.8"),
     )  # fmt: skip
     memory = Memory(at_s=NOW_S - 1, jobs={"3": Past(since_s=NOW_S - 500, executed_s=100.0, first_start_s=NOW_S - 900)})
-    Notebook(settings.state_dir).keep(memory)
+    StateFiles(settings.state_dir).keep(memory)
     one = Engine(settings, Mode.RUN, slurm, now_s=lambda: slurm.seen.at_s)
 
     asyncio.run(one.turn())

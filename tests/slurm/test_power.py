@@ -14,9 +14,9 @@ from farside.scheduler.power.busy_history import KeptPast, continued
 from farside.scheduler.power.state import NodePower, Phase
 from farside.scheduler.slurm.action import PowerAction, PowerDown, PowerUp
 from farside.scheduler.slurm.node_power import fleet_of, lacking
-from farside.scheduler.slurm.power import Sleeper
+from farside.scheduler.slurm.power import SlurmPower
 from farside.scheduler.slurm.snapshot import SlurmNode, Traits
-from farside.scheduler.slurm.state_file import Notebook
+from farside.scheduler.slurm.state_file import StateFiles
 from tests.slurm.made import NOW_S, TRAITS, node
 from tests.support.waiting import until
 
@@ -29,11 +29,11 @@ def config(tmp_path: Path, **told: object) -> SlurmConfig:
     return load_config(SlurmConfig, (), {**given, **told})
 
 
-def sleeper_of(made: SlurmConfig) -> Sleeper:
-    return Sleeper(made, Notebook(made.state_dir))
+def sleeper_of(made: SlurmConfig) -> SlurmPower:
+    return SlurmPower(made, StateFiles(made.state_dir))
 
 
-def after(sleeper: Sleeper, *turns: tuple[float, list[SlurmNode]]) -> tuple[PowerAction, ...]:
+def after(sleeper: SlurmPower, *turns: tuple[float, list[SlurmNode]]) -> tuple[PowerAction, ...]:
     """What is wished at the last of these turns."""
     wishes: tuple[PowerAction, ...] = ()
     for at_s, nodes in turns:
@@ -94,11 +94,11 @@ def test_ces_lets_an_idle_node_of_a_slurm_sleep_once_it_has_seen_a_day(tmp_path:
     assert {(type(one), one.node) for one in late} == {(PowerDown, "gn2"), (PowerDown, "gn3")}
 
 
-def many_turns(sleeper: Sleeper, seen: list[SlurmNode], hours: range) -> None:
+def many_turns(sleeper: SlurmPower, seen: list[SlurmNode], hours: range) -> None:
     after(sleeper, *((hour * 3600.0, seen) for hour in hours))
 
 
-def first_wishes(sleeper: Sleeper, seen: list[SlurmNode], at_s: float) -> tuple[PowerAction, ...]:
+def first_wishes(sleeper: SlurmPower, seen: list[SlurmNode], at_s: float) -> tuple[PowerAction, ...]:
     """What is wished in the first turn in which it knows the past."""
     found: list[tuple[PowerAction, ...]] = []
 
@@ -142,7 +142,7 @@ def test_what_was_busy_is_kept_for_four_weeks_and_no_longer(tmp_path: Path) -> N
     made = config(tmp_path, **CES)
     many_turns(sleeper_of(made), QUIET, range(900))
 
-    kept = Notebook(made.state_dir).nodes()
+    kept = StateFiles(made.state_dir).nodes()
 
     assert kept is not None
     assert kept.active == (1.0,) * 672
@@ -192,7 +192,7 @@ def test_a_past_that_makes_no_sense_is_refused_by_one_line_and_learned_anew(
     (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
     assert line.message == "how many nodes were busy is forgotten, and learned anew"
     assert reason in str(vars(line))
-    kept = Notebook(tmp_path).nodes()
+    kept = StateFiles(tmp_path).nodes()
     assert kept is not None
     assert len(kept.active) == 39
 
@@ -202,10 +202,10 @@ def test_a_memory_and_ended_jobs_with_text_that_is_no_utf8_are_forgotten(
 ) -> None:
     (tmp_path / "memory.msgpack").write_bytes(b"\x81\xa4jobs\x81\xa2\xff\xfe\x01")
     (tmp_path / "ended.jsonl").write_bytes(b'{"job_id": "\xff\xfe"}\n')
-    notebook = Notebook(tmp_path)
+    state_files = StateFiles(tmp_path)
 
-    assert notebook.memory().jobs == {}
-    assert notebook.ended() == {}
+    assert state_files.memory().jobs == {}
+    assert state_files.ended() == {}
     assert caplog.messages == ["the memory can't be read: what jobs were served before is forgotten"]
 
 
