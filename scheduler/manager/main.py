@@ -36,16 +36,16 @@ def run(config: ManagerConfig) -> int:
     store = EventStore(config.store_url)
     upgrade(store)
     store.close()
-    works = {"brain": _brain, "api": _api}
+    works = {"brain": _scheduler, "api": _api}
     parts = {name: Part(work=work, hang_s=HANG_S[name]) for name, work in works.items()}
     return asyncio.run(Parts(config, parts).run(beside=keep_house(config)))
 
 
-async def _brain(config: ManagerConfig) -> None:
-    from farside.scheduler.manager.decider.scheduler_process import Brain
+async def _scheduler(config: ManagerConfig) -> None:
+    from farside.scheduler.manager.decider.scheduler_process import SchedulerProcess
 
     holder = f"{config.node}:{os.getpid()}"
-    await Brain(EventStore(config.store_url), rules_of(config), config.state_dir, holder).run()
+    await SchedulerProcess(EventStore(config.store_url), rules_of(config), config.state_dir, holder).run()
 
 
 async def _api(config: ManagerConfig) -> None:

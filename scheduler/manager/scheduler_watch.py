@@ -13,7 +13,7 @@ ASK_PERIOD_S = 5.0
 ASK_LIMIT_S = 2.0
 
 
-class BrainWatch:
+class SchedulerWatch:
     """The brain's last answer.
 
     Attributes:

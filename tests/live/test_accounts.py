@@ -49,7 +49,7 @@ def test_a_job_over_its_accounts_quota_waits_and_explains_it_and_starts_when_one
     other = w.submit(4, account="bio", user="bob")
     w.runs(first)
 
-    lines = w.mind.why(second, w.now_s, str)
+    lines = w.decider.why(second, w.now_s, str)
     assert (w.phase(second), w.phase(other)) == (Phase.WAITING, Phase.STARTING)
     assert lines[0] == "waits: account ml uses 4 of its 4 GPUs"
     w.exits(first)
@@ -77,7 +77,7 @@ def test_who_has_used_less_goes_first_also_after_the_manager_was_started_anew() 
     late = w.submit(4, account="ml")
 
     w.lead()
-    lines = w.mind.why(again, w.now_s, str)
+    lines = w.decider.why(again, w.now_s, str)
     w.exits(first)
 
     assert f"job {late} (4 GPUs), which is of an account that has used less of its share" in lines[0]

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from farside.agent.messages import Donor
 from farside.scheduler.manager.api.app import make_app
 from farside.scheduler.manager.api.context import NO_LIMITS, Context
-from farside.scheduler.manager.api.overview_stream import Glance
+from farside.scheduler.manager.api.overview_stream import OverviewStreams
 from farside.scheduler.manager.auth.caller import Caller, Callers, Role, add_token
 from farside.scheduler.manager.auth.web_session import WebSessions, session_key
 from farside.scheduler.manager.log_follower import LiveLog
@@ -45,7 +45,7 @@ class Api:
         self.context: Context = app.state.context
         self.log: LiveLog = self.context.log
         self.callers: Callers = self.context.callers
-        self.glance: Glance = self.context.glance
+        self.overviews: OverviewStreams = self.context.overviews
 
     def caller(self, role: Role) -> Caller:
         return Caller(name="carl", role=role)

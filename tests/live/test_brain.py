@@ -16,8 +16,8 @@ from farside.scheduler.domain import Domain
 from farside.scheduler.manager.decider import cycle_failures as mishap
 from farside.scheduler.manager.decider import planner
 from farside.scheduler.manager.decider import scheduler_process as brain
-from farside.scheduler.manager.decider.cycle_failures import IN_A_ROW_MAX, CyclesFail, Mishaps
-from farside.scheduler.manager.decider.scheduler_process import ASK, WAKE, Brain
+from farside.scheduler.manager.decider.cycle_failures import IN_A_ROW_MAX, CycleFailures, CyclesFail
+from farside.scheduler.manager.decider.scheduler_process import ASK, WAKE, SchedulerProcess
 from farside.scheduler.manager.log_wakeup import wake
 from farside.scheduler.manager.model.event import (
     CancelRequested,
@@ -91,7 +91,7 @@ class FailingCycle:
 async def led(folder: Path) -> AsyncIterator[Led]:
     store = EventStore(f"sqlite:///{folder}/manager.db")
     upgrade(store)
-    running = asyncio.ensure_future(Brain(store, rules(), folder, "test").run())
+    running = asyncio.ensure_future(SchedulerProcess(store, rules(), folder, "test").run())
     try:
         yield Led(store, folder)
     finally:
@@ -249,7 +249,7 @@ def test_a_brain_whose_cycles_fail_one_after_another_ends_in_one_line_and_its_pr
     store.append([Draft(event=event, cause="test") for event in (NODE, JOB)], 0.0)
 
     with pytest.raises(CyclesFail) as failure:
-        asyncio.run(asyncio.wait_for(Brain(store, rules(), tmp_path, "test").run(), DEADLINE_S))
+        asyncio.run(asyncio.wait_for(SchedulerProcess(store, rules(), tmp_path, "test").run(), DEADLINE_S))
     store.close()
 
     assert str(failure.value).startswith(
@@ -285,13 +285,13 @@ def test_a_job_that_fails_every_cycle_may_be_cancelled_and_the_others_start(
 
 
 def test_pauses_between_failed_cycles_grow_up_to_the_longest_and_begin_anew() -> None:
-    mishaps = Mishaps()
+    failures = CycleFailures()
     seen = []
     for _ in range(8):
-        mishaps.note(KeyError("n0"), 7.0)
-        seen.append(mishaps.pause_s)
-    mishaps.note_success()
-    mishaps.note(KeyError("n0"), 8.0)
+        failures.note(KeyError("n0"), 7.0)
+        seen.append(failures.pause_s)
+    failures.note_success()
+    failures.note(KeyError("n0"), 8.0)
 
     assert seen == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
-    assert (mishaps.pause_s, mishaps.count, mishaps.in_a_row, mishaps.last_s) == (0.1, 9, 1, 8.0)
+    assert (failures.pause_s, failures.count, failures.in_a_row, failures.last_s) == (0.1, 9, 1, 8.0)

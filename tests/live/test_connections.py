@@ -18,9 +18,9 @@ from uvicorn.server import ServerState
 
 from farside.listen import open_listener
 from farside.scheduler.manager.api.answer import listed
-from farside.scheduler.manager.api.limit import connections as crowd
+from farside.scheduler.manager.api.limit import connections
 from farside.scheduler.manager.api.limit import http_connection as connection
-from farside.scheduler.manager.api.limit.connections import Crowd, say_rarely
+from farside.scheduler.manager.api.limit.connections import Connections, say_rarely
 from farside.scheduler.manager.api.limit.handshake import CountedListener, forget_failed
 from farside.scheduler.manager.api.limit.http_connection import LimitedProtocol
 from farside.tls import TlsFiles, client_tls, server_tls
@@ -57,7 +57,7 @@ class Place:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.crowd = Crowd()
+        self.connections = Connections()
         self.state = ServerState()
 
     async def connect(self, said: bytes = b"") -> Connection:
@@ -71,7 +71,9 @@ class Place:
 async def a_place(folder: Path) -> AsyncIterator[Place]:
     place = Place(folder / "s")
     config = uvicorn.Config(app, log_config=None, lifespan="off")
-    make = partial(LimitedProtocol, config=config, server_state=place.state, app_state={}, crowd=place.crowd)
+    make = partial(
+        LimitedProtocol, config=config, server_state=place.state, app_state={}, connections=place.connections
+    )
     server = await asyncio.get_running_loop().create_unix_server(make, str(place.path))
     try:
         async with asyncio.timeout(LIMIT_S):
@@ -203,7 +205,7 @@ class SecurePlace:
 
     def __init__(self, authority: Authority) -> None:
         self.client = client_tls(TlsFiles(ca=authority.cert, cert=Path(), key=Path()))
-        self.crowd = Crowd()
+        self.connections = Connections()
         self.port = 0
         self.state = ServerState()
 
@@ -225,7 +227,7 @@ class SecurePlace:
             await made[1].wait_closed()
 
     async def until_shaking(self, count: int) -> None:
-        while self.crowd.handshakes != count:
+        while self.connections.handshakes != count:
             await asyncio.sleep(0)
 
 
@@ -236,8 +238,10 @@ def secure_test(test: Callable[[SecurePlace, AsyncExitStack], Awaitable[None]], 
 
     async def run() -> None:
         config = uvicorn.Config(app, log_config=None, lifespan="off")
-        make = partial(LimitedProtocol, config=config, server_state=place.state, app_state={}, crowd=place.crowd)
-        listener = CountedListener(open_listener("tcp:127.0.0.1:0"), place.crowd)
+        make = partial(
+            LimitedProtocol, config=config, server_state=place.state, app_state={}, connections=place.connections
+        )
+        listener = CountedListener(open_listener("tcp:127.0.0.1:0"), place.connections)
         place.port = listener.getsockname()[1]
         context = server_tls(TlsFiles(ca=Path(), cert=made.cert, key=made.key))
         server = await asyncio.get_running_loop().create_server(make, sock=listener, ssl=context)
@@ -285,7 +289,7 @@ def test_nothing_stays_of_a_handshake_that_failed(said: bytes, tmp_path: Path) -
 def test_connections_that_never_speak_tls_are_those_of_their_address_and_give_way_to_new_ones(
     said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crowd, "CONNECTIONS_AN_ADDRESS", 4)
+    monkeypatch.setattr(connections, "CONNECTIONS_AN_ADDRESS", 4)
     monkeypatch.setattr(connection, "CONNECTIONS_AN_ADDRESS", 4)
 
     async def test(place: SecurePlace, ending: AsyncExitStack) -> None:
@@ -293,7 +297,7 @@ def test_connections_that_never_speak_tls_are_those_of_their_address_and_give_wa
         made = [await place.raw(ending, said) for _ in range(50)]
 
         assert all([await is_closed(one) for one in made[:46]])
-        assert place.crowd.handshakes == 5
+        assert place.connections.handshakes == 5
         assert await place.answers()
         assert await is_closed(made[46])
         assert not any(one[0].at_eof() for one in (*made[47:], other))
@@ -304,13 +308,13 @@ def test_connections_that_never_speak_tls_are_those_of_their_address_and_give_wa
 def test_handshakes_of_all_addresses_together_have_a_bound_and_who_speaks_tls_gets_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crowd, "HANDSHAKES_MAX", 10)
+    monkeypatch.setattr(connections, "HANDSHAKES_MAX", 10)
 
     async def test(place: SecurePlace, ending: AsyncExitStack) -> None:
         made = [await place.raw(ending, address=f"127.0.0.{2 + at % 20}") for at in range(200)]
 
         assert all([await is_closed(one) for one in made[:190]])
-        assert place.crowd.handshakes == 10
+        assert place.connections.handshakes == 10
         assert await place.answers()
 
     secure_test(test, tmp_path)
@@ -329,7 +333,7 @@ def test_who_hangs_up_during_the_handshake_or_speaks_no_tls_counts_no_more(tmp_p
 
         await place.until_shaking(0)
         assert await place.answers()
-        while place.crowd.count("127.0.0.1"):
+        while place.connections.count("127.0.0.1"):
             await asyncio.sleep(0)
 
     secure_test(test, tmp_path)
@@ -429,7 +433,7 @@ async def all_of(made: Connection) -> bytes:
 
 
 def test_who_is_not_limited_may_have_any_number() -> None:
-    made = Crowd(frozenset({"uid:0"}))
+    made = Connections(frozenset({"uid:0"}))
 
     assert all(made.admit("uid:0", 2) for _ in range(5))
     assert [made.admit("uid:7", 2) for _ in range(3)] == [True, True, False]

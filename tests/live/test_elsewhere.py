@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from farside.scheduler.manager.model.presence import Elsewhere, Presence
+from farside.scheduler.manager.model.presence import Presence, RemotePresence
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.migrate import upgrade
 from farside.scheduler.manager.store.presence import FORGOTTEN_S, tell
@@ -14,7 +14,7 @@ def said(beat: int, *nodes: str) -> dict[str, Presence]:
 
 
 def test_who_goes_on_telling_is_heard_and_who_repeats_himself_is_not() -> None:
-    elsewhere = Elsewhere()
+    elsewhere = RemotePresence()
     elsewhere.told(said(1, "n0"), 10.0)
     elsewhere.told(said(1, "n0"), 20.0)
     before_s = elsewhere.heard_s("n0")
@@ -24,7 +24,7 @@ def test_who_goes_on_telling_is_heard_and_who_repeats_himself_is_not() -> None:
 
 
 def test_a_node_that_is_named_no_more_was_heard_when_it_was_named_last() -> None:
-    elsewhere = Elsewhere()
+    elsewhere = RemotePresence()
     elsewhere.told(said(1, "n0"), 10.0)
     elsewhere.told(said(2), 20.0)
 

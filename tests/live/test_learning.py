@@ -14,7 +14,7 @@ def world() -> World:
 
 
 def samples(world: World) -> list[float]:
-    order = world.mind.domain.rules.order
+    order = world.decider.domain.rules.order
     assert isinstance(order, Gittins)
     return [float(sample) for sample in order.distribution.samples]
 
@@ -29,11 +29,11 @@ def run_to_their_ends(world: World, *lengths_s: float) -> None:
 
 def test_gittins_knows_what_it_learned_when_a_node_joins(world: World) -> None:
     run_to_their_ends(world, 10.0, 20.0, 30.0)
-    domain = world.mind.domain
+    domain = world.decider.domain
 
     world.join("n1")
 
-    assert world.mind.domain is not domain
+    assert world.decider.domain is not domain
     assert samples(world) == [20.0, 40.0, 60.0]
 
 

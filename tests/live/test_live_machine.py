@@ -229,7 +229,7 @@ class Machine(RuleBasedStateMachine):
                     node.ended[key] = 0
                 self.obey_node(name)
         world = self.world
-        why = [(world.job(one), world.mind.why(one, world.now_s, str)) for one in world.state.unfinished]
+        why = [(world.job(one), world.decider.why(one, world.now_s, str)) for one in world.state.unfinished]
         assert why == []
         assert list(violations(world.log, is_complete=True)) == []
         self.check_a_reader_sees_the_same()

@@ -11,7 +11,7 @@ import pytest
 
 from farside.scheduler.energy.catalog import make_online
 from farside.scheduler.energy.policy import Seen, Target
-from farside.scheduler.manager.decider.scheduler_process import Brain
+from farside.scheduler.manager.decider.scheduler_process import SchedulerProcess
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import Event, JobSubmitted, PowerChanged, TaskChanged, TaskPhase
@@ -114,10 +114,10 @@ class Plant:
             assert time.monotonic() < end_s, f"not in time: {what}; {self.states()}"
             await asyncio.sleep(0.02)
 
-    async def keeper(self) -> PowerController:
-        await self.until(lambda: self.power.keeper, "somebody keeps the power")
-        assert self.power.keeper is not None
-        return self.power.keeper
+    async def controller(self) -> PowerController:
+        await self.until(lambda: self.power.controller, "somebody keeps the power")
+        assert self.power.controller is not None
+        return self.power.controller
 
     async def submit(self, gpus: int) -> str:
         places = await self.live.write([JobSubmitted(spec=JobSpec(argv=("true",), gpus=gpus), user="ann")], "test")
@@ -154,7 +154,7 @@ async def a_plant(
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(live.run(ready.set))]
         await ready.wait()
-        tasks.append(group.create_task(Brain(store, rules(), folder, "test").run()))
+        tasks.append(group.create_task(SchedulerProcess(store, rules(), folder, "test").run()))
         tasks.append(group.create_task(plant.keep_joining()))
         await plant.until(lambda: len(live.state.nodes) == nodes and live.state.generation, "all have joined")
         try:
@@ -226,7 +226,7 @@ def forecasting(setup: PowerSetup) -> PowerSetup:
 
 
 def sleepers(plant: Plant) -> int:
-    nodes = {} if plant.power.keeper is None else plant.power.keeper.nodes
+    nodes = {} if plant.power.controller is None else plant.power.controller.nodes
     return sum(node.phase is PowerPhase.OFF for node in nodes.values())
 
 
@@ -297,8 +297,8 @@ def test_memory_of_others_moves_off_one_node_after_the_other_before_they_sleep(t
 
             assert plant.bmcs["n0"].is_up + plant.bmcs["n1"].is_up == 1  # who lends nothing went first
             assert len(plant.moved) == 1
-            assert plant.power.keeper is not None
-            assert [node.phase for node in plant.power.keeper.nodes.values()].count(PowerPhase.OFF) == 2
+            assert plant.power.controller is not None
+            assert [node.phase for node in plant.power.controller.nodes.values()].count(PowerPhase.OFF) == 2
 
     play(story, tmp_path, nodes=3)
 
@@ -308,10 +308,10 @@ def test_a_node_stays_on_while_other_donors_have_no_room_for_what_it_lends(tmp_p
         plant.loans = {"n0": {"b": 2 << 30}, "n1": {"n0": 1 << 30}}
         plant.lendable = {"n0": 1 << 30, "n1": 1 << 30}
         async with keeping(plant):
-            keeper = await plant.keeper()
-            await plant.until(lambda: len(keeper.stays) == 2, "both stay on")
+            controller = await plant.controller()
+            await plant.until(lambda: len(controller.stays) == 2, "both stay on")
 
-            assert set(keeper.stays.values()) == {"lends memory that other donors have no room for"}
+            assert set(controller.stays.values()) == {"lends memory that other donors have no room for"}
             assert plant.commands("n0") + plant.commands("n1") == []
             plant.lendable["n1"] = 3 << 30
             await plant.until(lambda: plant.state("n0") == "asleep", "what n0 lends has room now")
@@ -326,12 +326,12 @@ def test_a_node_whose_donor_does_not_say_that_it_is_closed_is_not_told_to_stop(t
         plant.never_closes = True
         plant.power.setup = replace(plant.setup, patience=replace(plant.setup.patience, drain_s=0.5))
         async with keeping(plant):
-            keeper = await plant.keeper()
+            controller = await plant.controller()
             await plant.until(
-                lambda: any("not empty after" in node.reason for node in keeper.nodes.values()), "given up"
+                lambda: any("not empty after" in node.reason for node in controller.nodes.values()), "given up"
             )
 
-            (node,) = [node for node in keeper.nodes.values() if "not empty after" in node.reason]
+            (node,) = [node for node in controller.nodes.values() if "not empty after" in node.reason]
             assert "its donor may lend" in node.reason
             assert plant.commands(node.name) == []
             await plant.until(lambda: plant.state(node.name) == "idle", "it serves again")
@@ -401,8 +401,8 @@ def test_a_dry_run_switches_and_closes_nothing(tmp_path: Path) -> None:
         async with keeping(plant):
 
             def is_said_to_sleep() -> bool:
-                keeper = plant.power.keeper
-                return keeper is not None and any(node.phase == "off" for node in keeper.nodes.values())
+                controller = plant.power.controller
+                return controller is not None and any(node.phase == "off" for node in controller.nodes.values())
 
             await plant.until(is_said_to_sleep, "one is said to be off")
             job = await plant.submit(gpus=8)

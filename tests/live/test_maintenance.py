@@ -36,9 +36,9 @@ def test_only_what_ends_in_time_starts_on_a_reserved_node_and_the_others_say_why
     assert [w.phase(job) for job in (short, long, endless)] == [Phase.STARTING, Phase.WAITING, Phase.WAITING]
     assert (
         "n0 reserved from 1100 s to 1200 s (new disks), and it could still run then: its time limit is 1.83 min"
-        in (w.mind.why(long, w.now_s, str)[0])
+        in (w.decider.why(long, w.now_s, str)[0])
     )
-    assert w.mind.why(endless, w.now_s, str)[0].endswith("it has no time limit")
+    assert w.decider.why(endless, w.now_s, str)[0].endswith("it has no time limit")
 
 
 @pytest.mark.parametrize("order", ["best-effort", "las"])
@@ -52,7 +52,7 @@ def test_the_one_line_of_a_job_that_also_waits_for_others_names_the_reservation_
 
     reserved(w, idle, begin_s=100, end_s=200)
 
-    line, *more = w.mind.why(job, w.now_s, str)  # the page and `farside top` have the first alone
+    line, *more = w.decider.why(job, w.now_s, str)  # the page and `farside top` have the first alone
     assert line.startswith(
         f"waits: needs 8 GPUs on 2 nodes, 4 free; {idle} reserved from 1100 s to 1200 s (new disks), "
     )
@@ -68,7 +68,7 @@ def test_a_reservation_of_a_node_that_is_full_anyway_is_not_the_first_reason() -
 
     reserved(w, "n0", begin_s=100, end_s=200)
 
-    line, *more = w.mind.why(job, w.now_s, str)
+    line, *more = w.decider.why(job, w.now_s, str)
     assert line == "waits: needs 4 GPUs on one node, 0 free; 2 running jobs there, and best-effort preempts nobody"
     assert any("n0 reserved from" in one for one in more)
 

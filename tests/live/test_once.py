@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.scheduler.manager.api.idempotency import Once
+from farside.scheduler.manager.api.idempotency import Idempotency
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.event import JobSubmitted, NodesReserved, ReleaseRequested
 from farside.scheduler.manager.model.spec import JobSpec
@@ -64,7 +64,10 @@ def test_what_comes_to_both_managers_at_one_moment_is_written_once(
     async def run() -> None:
         async with two_logs(url, tmp_path) as logs:
             events = [make(f"key-{number}") for number in range(20)]
-            asked = [[once.write(event, request_of(event), "test") for event in events] for once in map(Once, logs)]
+            asked = [
+                [idempotency.write(event, request_of(event), "test") for event in events]
+                for idempotency in map(Idempotency, logs)
+            ]
             first, second = await asyncio.gather(*(asyncio.gather(*one) for one in asked))
 
             assert first == second

@@ -220,10 +220,10 @@ def test_no_file_loads_anything_from_elsewhere_or_makes_markup_of_text() -> None
 
 def test_the_stream_tells_all_and_then_what_changes_until_its_token_is_gone(tmp_path: Path) -> None:
     async def test(api: Api) -> None:
-        glance, log = api.glance, api.log
+        overviews, log = api.overviews, api.log
         caller = api.caller(Role.OPERATOR)
         is_valid = [True, True, False]
-        events = glance.follow(caller, lambda: is_valid.pop(0))
+        events = overviews.follow(caller, lambda: is_valid.pop(0))
 
         kind, told = parts(await anext(events))
         await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json={"argv": ["true"]})
@@ -249,12 +249,12 @@ def test_one_caller_follows_four_times_and_users_leave_operators_some_room(tmp_p
     async def test(api: Api) -> None:
         users = [Caller(name=f"u{at}", role=Role.USER) for at in range(20)]
 
-        taken = [sum(not api.glance.enter(user) for _ in range(64)) for user in users]
+        taken = [sum(not api.overviews.enter(user) for _ in range(64)) for user in users]
         refused = await api.as_uid(OTHER.pw_uid).get("/v1/overview/stream")
 
         assert taken == [4] * 14 + [0] * 6
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
-        assert [api.glance.enter(api.caller(Role.OPERATOR)) for _ in range(5)] == [
+        assert [api.overviews.enter(api.caller(Role.OPERATOR)) for _ in range(5)] == [
             *[""] * 4, "4 of yours follow already; close one",
         ]  # fmt: skip
 
@@ -274,11 +274,11 @@ def test_a_stream_gives_its_place_back_though_its_reader_went_before_it_began(tm
             return {"type": "http.disconnect"}
 
         async def send(_: Message) -> None:
-            during.append(api.glance.streams)
+            during.append(api.overviews.streams)
 
         async with asyncio.timeout(30):
             await api.app(scope, receive, send)
 
-        assert (during[:1], api.glance.streams) in (([1], 0), ([], 0))
+        assert (during[:1], api.overviews.streams) in (([1], 0), ([], 0))
 
     api_test(test, tmp_path)

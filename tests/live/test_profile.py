@@ -177,7 +177,7 @@ def test_a_skewed_job_waits_for_a_node_on_its_second_start() -> None:
     expected = (
         "it goes to as few nodes as possible: its largest tensor is 70.0% of its model, over 37.8% (as start 1 showed)"
     )
-    assert world.mind.why(job, world.now_s, str)[-1] == expected
+    assert world.decider.why(job, world.now_s, str)[-1] == expected
 
 
 def test_one_that_is_not_goes_where_there_is_room() -> None:
@@ -187,7 +187,7 @@ def test_one_that_is_not_goes_where_there_is_room() -> None:
     world.exits(job, 1)
 
     assert (world.phase(job), world.job(job).nodes) == (Phase.STARTING, ("n1", "n2"))
-    assert world.mind.why(job, world.now_s, str)[-1].startswith("it goes where it leaves the fewest fragments: ")
+    assert world.decider.why(job, world.now_s, str)[-1].startswith("it goes where it leaves the fewest fragments: ")
     assert not world.job(job).is_profiled, "once is enough"
 
 
@@ -198,7 +198,7 @@ def test_one_that_nobody_could_tell_anything_of_waits_and_is_profiled_again() ->
     world.exits(job, 1)
 
     assert world.phase(job) is Phase.WAITING
-    assert world.mind.why(job, world.now_s, str)[-1].endswith("nobody knows: it sent nothing")
+    assert world.decider.why(job, world.now_s, str)[-1].endswith("nobody knows: it sent nothing")
     world.does(UndrainRequested(node="n0", by="test"))
     assert (world.phase(job), world.job(job).is_profiled) == (Phase.STARTING, True)
 
@@ -228,8 +228,8 @@ def test_a_preempted_job_goes_by_its_profile() -> None:
         world.runs(other)
 
     assert world.phase(job) is Phase.WAITING
-    row = world.mind._planner.row(job)
-    assert world.mind.domain.demands[world.mind.domain.groups[row]].is_consolidated is False
+    row = world.decider._planner.row(job)
+    assert world.decider.domain.demands[world.decider.domain.groups[row]].is_consolidated is False
 
 
 def test_another_brain_knows_the_same() -> None:
@@ -250,7 +250,7 @@ def test_the_name_of_a_model_says_as_much_before_the_first_start() -> None:
     job = world.submit(gpus=4, model="vgg16")
 
     expected = "its largest tensor is 74.3% of its model, over 37.8% (by its model's name)"
-    assert world.mind.why(job, world.now_s, str)[-1].endswith(expected)
+    assert world.decider.why(job, world.now_s, str)[-1].endswith(expected)
 
 
 # ---- what is told and shown

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.scheduler.manager.auth.tls_reload import Renewal
+from farside.scheduler.manager.auth.tls_reload import TlsReload
 from farside.tls import TlsFiles, server_tls, tls_problem
 from tests.house.test_tls import ask, files, serving
 from tests.support.certificates import SERVER, Authority, Made
@@ -24,7 +24,7 @@ class Door:
         self.put(authority.cert.read_bytes())
         tls = TlsFiles(ca=self.ca, cert=own.cert, key=own.key)
         self.context = server_tls(tls)
-        self.renewal = Renewal(self.context, tls)
+        self.renewal = TlsReload(self.context, tls)
         self._changes = 0
 
     def put(self, *parts: bytes) -> None:

@@ -15,7 +15,7 @@ from farside.scheduler.manager.model.event import (
 from farside.scheduler.manager.model.power_record import PowerNote
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.power.busy_nodes import busy_nodes
-from farside.scheduler.manager.power.nodes_needed import SETTLED_S, lacked
+from farside.scheduler.manager.power.nodes_needed import SETTLED_S, nodes_needed
 from farside.scheduler.manager.view.power import energy_of
 from farside.scheduler.power.state import Phase as PowerPhase
 from farside.scheduler.tenancy import Account, Tenancy
@@ -76,7 +76,7 @@ def test_a_node_that_is_off_on_purpose_is_not_lost_not_free_and_takes_jobs_again
     assert (world.state.nodes["n0"].state, world.phase(job)) == ("asleep", Phase.WAITING)
     powers(world, "n0", BOOTING)
     assert world.state.nodes["n0"].state == "booting"
-    assert "being switched on: n0" in world.mind.why(job, world.now_s, str)
+    assert "being switched on: n0" in world.decider.why(job, world.now_s, str)
     world.join("n0", boot_id="boot-2")
     assert (world.state.nodes["n0"].state, world.phase(job)) == ("booting", Phase.WAITING)
     powers(world, "n0", OPEN)
@@ -134,7 +134,7 @@ def test_sleep_is_counted_from_off_to_booting() -> None:
 
 def called(world: World, tenancy: Tenancy | None = None) -> tuple[str, ...]:
     world.now_s += SETTLED_S
-    return lacked(world.state, tenancy, world.now_s)
+    return nodes_needed(world.state, tenancy, world.now_s)
 
 
 def test_a_job_calls_idle_nodes_then_those_that_boot_already_and_then_as_many_as_it_lacks() -> None:
@@ -151,7 +151,7 @@ def test_a_job_that_the_brain_has_not_looked_at_yet_wakes_nobody() -> None:
     asleep(world, "n0")
     world.submit(gpus=1)
 
-    assert lacked(world.state, None, world.now_s) == ()
+    assert nodes_needed(world.state, None, world.now_s) == ()
 
 
 def test_a_job_calls_no_node_of_another_model_or_that_is_reserved_or_drained() -> None:

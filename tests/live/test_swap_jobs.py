@@ -57,7 +57,7 @@ def test_a_job_that_waits_for_swap_says_so() -> None:
     submit(world)
     waiting = submit(world)
 
-    lines = world.mind.why(waiting, world.now_s, str)
+    lines = world.decider.why(waiting, world.now_s, str)
 
     assert "needs 1 GPU with 8 GiB of Farside swap each" in lines[0]
 

@@ -83,7 +83,7 @@ def test_times_are_kept_apart_by_size_and_stand_in_for_sizes_that_were_never_mea
 def test_a_job_that_resumed_is_left_alone_until_it_has_made_progress_for_as_long_as_others() -> None:
     world, long, short = preempted(pause_s=1.0)
     resume(world, long, short, running_after_s=30.0)
-    world.rules = world.mind.domain.rules
+    world.rules = world.decider.domain.rules
     again = world.submit(4)
     assert world.phase(long) is Phase.STOPPING  # nobody is left alone: min_run_s is 0, and it resumed 30 s ago
     world.exits(long, 143, cause="preempted")

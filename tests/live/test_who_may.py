@@ -66,7 +66,7 @@ async def prepared(api: Api) -> None:
     """What the paths name is there."""
     await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json={"argv": ["true"]})
     await api.as_uid(0).post("/v1/reservations", json=BODIES["/v1/reservations"])
-    api.glance.enter = lambda caller: "full"  # type: ignore[method-assign] # a stream has no end
+    api.overviews.enter = lambda caller: "full"  # type: ignore[method-assign] # a stream has no end
 
 
 async def status_of(client: httpx.AsyncClient, method: str, path: str, **more: str) -> int:

@@ -12,13 +12,13 @@ from tests.live.world import World, rules
 
 
 def why(world: World, job: str) -> tuple[str, ...]:
-    return world.mind.why(job, world.now_s, str)
+    return world.decider.why(job, world.now_s, str)
 
 
 def when(world: World, job: str) -> str:
-    foreseen = world.mind.foresee(job, world.now_s)
+    foreseen = world.decider.foresee(job, world.now_s)
     assert foreseen is not None
-    return nobody_knows(world.mind.domain, foreseen)
+    return nobody_knows(world.decider.domain, foreseen)
 
 
 def test_drained_lost_sleeping_and_broken_nodes_are_named_with_their_reasons_and_what_gives_them_back() -> None:
@@ -100,7 +100,7 @@ def test_of_several_without_a_time_limit_the_largest_is_named(waiting: int, says
 
 
 def test_a_long_queue_is_the_reason_where_it_is_too_long_to_be_played() -> None:
-    told = nobody_knows(World(rules()).mind.domain, StartEstimate())
+    told = nobody_knows(World(rules()).decider.domain, StartEstimate())
 
     assert told == f"nobody knows when it will start: more than {AHEAD_MAX:,} stand before it"
 

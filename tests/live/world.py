@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from farside.scheduler.domain import Rules
-from farside.scheduler.manager.decider.decide import Mind
+from farside.scheduler.manager.decider.decide import Decider
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.codec import decode_event, encode_event, is_decided
 from farside.scheduler.manager.model.event import (
@@ -66,7 +66,7 @@ class World:
         state = state or LiveState()
         for entry in self.log[state.seq :]:
             apply(state, entry)
-        self.mind = Mind(self.rules, state, self.now_s)
+        self.decider = Decider(self.rules, state, self.now_s)
         self.heard = len(self.log)
         self.generation += 1
         self.tell(BrainTookLead(generation=self.generation, holder="test"))
@@ -76,25 +76,25 @@ class World:
         """The brain decides until there is nothing more to decide."""
         for _ in range(STEPS_MAX):
             self.read()
-            drafts = self.mind.next_events(self.now_s)
+            drafts = self.decider.next_events(self.now_s)
             if not drafts:
                 return
             while drafts:
                 for draft in drafts:
                     self.tell(draft.event, draft.cause)
                 self.read()
-                drafts = self.mind.next_events(self.now_s, may_plan=False)
+                drafts = self.decider.next_events(self.now_s, may_plan=False)
         raise AssertionError(f"the brain never comes to an end: {[entry.event for entry in self.log[-6:]]}")
 
     def read(self) -> None:
         while self.heard < len(self.log):
-            self.mind.hear(self.log[self.heard])
+            self.decider.hear(self.log[self.heard])
             self.heard += 1
 
     def pass_s(self, seconds: float) -> None:
         end_s = self.now_s + seconds
-        while self.mind.next_wake_s() <= end_s:
-            self.now_s = max(self.now_s, self.mind.next_wake_s())
+        while self.decider.next_wake_s() <= end_s:
+            self.now_s = max(self.now_s, self.decider.next_wake_s())
             self.settle()
         self.now_s = end_s
         self.settle()
@@ -144,7 +144,7 @@ class World:
 
     @property
     def state(self) -> LiveState:
-        return self.mind.state
+        return self.decider.state
 
     def job(self, job_id: str) -> LiveJob:
         return self.state.jobs[job_id]

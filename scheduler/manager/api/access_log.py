@@ -15,7 +15,7 @@ TARGET_MAX, RESULT_MAX = 200, 300
 _log = get_log("manager.audit")
 
 
-class Trail:
+class AccessLog:
     """Writes notes into the log. A note that can't be written is an error in the process's log, and holds up nobody."""
 
     def __init__(self, log: LiveLog, callers: Callers) -> None:

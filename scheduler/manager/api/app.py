@@ -58,8 +58,8 @@ async def health(shared: Shared) -> Response:
         Health(
             seq=shared.log.state.seq,
             generation=shared.log.state.generation,
-            cycle_failed_s=shared.brain.failed_s,
-            cycle_failures_in_a_row=shared.brain.failures_in_a_row,
+            cycle_failed_s=shared.scheduler.failed_s,
+            cycle_failures_in_a_row=shared.scheduler.failures_in_a_row,
         )
     )
 
@@ -89,7 +89,7 @@ def make_app(context: Context) -> FastAPI:
 
 async def _no(request: Request, status: int, detail: str, *, noted: str = "") -> Response:
     """Refuses in one line, which the audit has as well."""
-    await context_of(request).trail.refused(request, status, noted or detail)
+    await context_of(request).access_log.refused(request, status, noted or detail)
     return answer(Refusal(detail=detail), status)
 
 

@@ -3,15 +3,15 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from farside.scheduler.manager.api.access_log import Trail
-from farside.scheduler.manager.api.idempotency import Once
-from farside.scheduler.manager.api.overview_stream import Glance
+from farside.scheduler.manager.api.access_log import AccessLog
+from farside.scheduler.manager.api.idempotency import Idempotency
+from farside.scheduler.manager.api.overview_stream import OverviewStreams
 from farside.scheduler.manager.auth.caller import Callers
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.queue_quota import QueueGate, QueueLimits
 from farside.scheduler.manager.nodes.sessions import AgentSessions
 from farside.scheduler.manager.power.controller import LivePower
-from farside.scheduler.manager.scheduler_watch import BrainWatch
+from farside.scheduler.manager.scheduler_watch import SchedulerWatch
 from farside.scheduler.manager.view.listing import JobListings, NodeListing
 from farside.scheduler.tenancy import Tenancy
 
@@ -40,18 +40,20 @@ class Context:
     only_uid: int | None = None
     tenancy: Tenancy | None = None
     queue_limits: QueueLimits = NO_LIMITS
-    trail: Trail = field(init=False)
-    brain: BrainWatch = field(init=False)
-    glance: Glance = field(init=False)
+    access_log: AccessLog = field(init=False)
+    scheduler: SchedulerWatch = field(init=False)
+    overviews: OverviewStreams = field(init=False)
     gate: QueueGate = field(init=False)
-    once: Once = field(init=False)
+    idempotency: Idempotency = field(init=False)
     jobs: JobListings = field(init=False, default_factory=JobListings)
     nodes: NodeListing = field(init=False, default_factory=NodeListing)
 
     def __post_init__(self) -> None:
         power = self.power
-        self.trail = Trail(self.log, self.callers)
-        self.brain = BrainWatch(self.folder)
-        self.glance = Glance(self.log, self.folder, self.sessions.sensed, power.setup.idle_w, lambda: power.forecast)
+        self.access_log = AccessLog(self.log, self.callers)
+        self.scheduler = SchedulerWatch(self.folder)
+        self.overviews = OverviewStreams(
+            self.log, self.folder, self.sessions.sensed, power.setup.idle_w, lambda: power.forecast
+        )
         self.gate = QueueGate(self.queue_limits)
-        self.once = Once(self.log)
+        self.idempotency = Idempotency(self.log)

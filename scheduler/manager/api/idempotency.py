@@ -31,7 +31,7 @@ Key = Annotated[
 ]  # fmt: skip
 
 
-class Once:
+class Idempotency:
     """Writes what is asked, once for each key of a caller."""
 
     def __init__(self, log: LiveLog) -> None:

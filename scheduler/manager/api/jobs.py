@@ -67,7 +67,7 @@ async def submit(request: Request, caller: Person, shared: Shared, key: Key = ""
     told, body = await read_body(request, JobBody)
     _refuse_submitter(caller, shared)
     log, asked = shared.log, RequestKey(kind="job", user=caller.name, key=key)
-    known = shared.once.place_of(asked)
+    known = shared.idempotency.place_of(asked)
     if known is not None:
         return answer(Submitted(ids=log.state.submitted[known]), 201)
     spec = charged(after_arrays(spec_of(body, told), log.state), caller.name, shared.tenancy)
@@ -84,7 +84,7 @@ async def submit(request: Request, caller: Person, shared: Shared, key: Key = ""
         now_s=log.now_s(),
         is_free=caller.is_operator,
     ):
-        place = await shared.once.write(event, asked, caller.told)
+        place = await shared.idempotency.write(event, asked, caller.told)
     return answer(Submitted(ids=log.state.submitted[place]), 201)
 
 
@@ -135,7 +135,7 @@ async def jobs(
 
     listing = await up_to_date(look)
     if listing.has_others_than(caller.name):
-        await shared.trail.looked(caller, request, f"jobs of {user or 'all'}")
+        await shared.access_log.looked(caller, request, f"jobs of {user or 'all'}")
         listing = await up_to_date(look)
     return listed(f"{listing.mark}-{limit}", lambda: listing.pieces(limit), known)
 

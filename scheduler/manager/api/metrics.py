@@ -13,12 +13,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import CollectorRegistry
 
 from farside.errors import FarsideError
-from farside.scheduler.manager.api.overview_stream import Glance
+from farside.scheduler.manager.api.overview_stream import OverviewStreams
 from farside.scheduler.manager.decider.scheduler_process import CYCLE_BUCKETS_S
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.record import LiveNode, Phase
 from farside.scheduler.manager.nodes.sessions import AgentSessions
-from farside.scheduler.manager.scheduler_watch import BrainWatch
+from farside.scheduler.manager.scheduler_watch import SchedulerWatch
 from farside.scrape import registry_of
 
 NODE_STATES = ("idle", "busy", "draining", "drained", "lost", "closing", "asleep", "booting")
@@ -27,8 +27,10 @@ NODE_STATES = ("idle", "busy", "draining", "drained", "lost", "closing", "asleep
 class ManagerCollector:
     """All that a scrape gets."""
 
-    def __init__(self, log: LiveLog, sessions: AgentSessions, glance: Glance, brain: BrainWatch) -> None:
-        self._log, self._sessions, self._glance, self._brain = log, sessions, glance, brain
+    def __init__(
+        self, log: LiveLog, sessions: AgentSessions, overviews: OverviewStreams, scheduler: SchedulerWatch
+    ) -> None:
+        self._log, self._sessions, self._overviews, self._scheduler = log, sessions, overviews, scheduler
         self._store_bytes: int | None = None
 
     def registry(self) -> CollectorRegistry:
@@ -50,9 +52,13 @@ class ManagerCollector:
         for name, text, value in (
             ("generation", "Grows with each brain that takes the lead.", state.generation),
             ("agents_connected", "Agents that are connected to this manager.", self._sessions.connected),
-            ("page_streams", "Pages that are open and follow.", self._glance.streams),
+            ("page_streams", "Pages that are open and follow.", self._overviews.streams),
             ("longest_wait_seconds", "Of the jobs that wait now.", max(waiting_s, default=0.0)),
-            ("brain_answers", "1 while this manager's brain leads and answers.", int(self._brain.latest is not None)),
+            (
+                "brain_answers",
+                "1 while this manager's brain leads and answers.",
+                int(self._scheduler.latest is not None),
+            ),
         ):
             yield GaugeMetricFamily(f"farside_manager_{name}", text, value=value)
         yield _by_state("jobs", "Jobs by state.", Counter(job.phase.value for job in state.jobs.values()), Phase)
@@ -66,8 +72,8 @@ class ManagerCollector:
         if self._store_bytes is not None:
             text = "What the store's database takes."
             yield GaugeMetricFamily("farside_manager_store_bytes", text, value=self._store_bytes)
-        if self._brain.latest is not None:
-            yield from _cycles(self._brain.latest)
+        if self._scheduler.latest is not None:
+            yield from _cycles(self._scheduler.latest)
 
 
 def _by_state(name: str, text: str, counts: Counter[str], states: Iterable[str]) -> Metric:
@@ -87,15 +93,15 @@ def _gpus(nodes: Iterable[LiveNode]) -> Metric:
     return _by_state("gpus", "GPUs by what may be done with them.", counts, ("held", "free", "unavailable", "broken"))
 
 
-def _cycles(brain: Mapping[str, Any]) -> Iterator[Metric]:
+def _cycles(scheduler: Mapping[str, Any]) -> Iterator[Metric]:
     bounds = (*map(str, CYCLE_BUCKETS_S), "+Inf")
     yield HistogramMetricFamily(
         "farside_manager_cycle_seconds",
         "How long the brain read, decided and wrote, each time.",
-        buckets=list(zip(bounds, accumulate(brain["cycles_by_bucket"]), strict=True)),
-        sum_value=brain["spent_s"],
+        buckets=list(zip(bounds, accumulate(scheduler["cycles_by_bucket"]), strict=True)),
+        sum_value=scheduler["spent_s"],
     )
     text = "Times that the brain had something to write."
-    yield CounterMetricFamily("farside_manager_decisions", text, value=brain["cycles"])
+    yield CounterMetricFamily("farside_manager_decisions", text, value=scheduler["cycles"])
     text = "Cycles that failed by a fault in Farside, and were tried again."
-    yield CounterMetricFamily("farside_manager_cycle_failures", text, value=brain["cycle_failures"])
+    yield CounterMetricFamily("farside_manager_cycle_failures", text, value=scheduler["cycle_failures"])

@@ -33,15 +33,15 @@ class EventStream(StreamingResponse):
 async def overview(request: Request, caller: Person, shared: Shared) -> Response:
     """The cluster at a glance: nodes, what runs, what waits and why."""
     if caller.is_operator:
-        await shared.trail.looked(caller, request, "jobs of all")
-    return answer(shared.glance.show(await shared.glance.of(caller)))
+        await shared.access_log.looked(caller, request, "jobs of all")
+    return answer(shared.overviews.show(await shared.overviews.of(caller)))
 
 
 @router.get("/stream", response_class=EventStream, responses=refusals())
 async def stream(request: Request, caller: Person, shared: Shared) -> Response:
     """The cluster at a glance, and each change of it, as server-sent events."""
     if caller.is_operator:
-        await shared.trail.looked(caller, request, "jobs of all")
+        await shared.access_log.looked(caller, request, "jobs of all")
 
     def is_valid() -> bool:
         try:
@@ -50,9 +50,9 @@ async def stream(request: Request, caller: Person, shared: Shared) -> Response:
             return False
 
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    refusal = shared.glance.enter(caller)
+    refusal = shared.overviews.enter(caller)
     if refusal:
         raise HTTPException(503, refusal, headers={"Retry-After": "10"})
-    stream = EventStream(shared.glance.follow(caller, is_valid), headers=headers)
-    stream.leave = partial(shared.glance.leave, caller)
+    stream = EventStream(shared.overviews.follow(caller, is_valid), headers=headers)
+    stream.leave = partial(shared.overviews.leave, caller)
     return stream

@@ -64,7 +64,7 @@ class Whys:
             return {}  # it starts, or leads elsewhere: the page shows what the log says
 
 
-class Glance:
+class OverviewStreams:
     """Makes overviews: one survey for each entry of the log, whoever asks."""
 
     def __init__(

@@ -19,14 +19,14 @@ router = APIRouter(prefix="/v1/power", tags=["nodes"])
 async def shown(_: Person, shared: Shared) -> Response:
     """Which nodes are off, booting or about to go, how many are wanted and why."""
     state, now_s = shared.log.state, shared.log.now_s()
-    keeper, setup = shared.power.keeper, shared.power.setup
-    kept, stays = (keeper.nodes, keeper.stays) if keeper is not None else ({}, {})
+    controller, setup = shared.power.controller, shared.power.setup
+    kept, stays = (controller.nodes, controller.stays) if controller is not None else ({}, {})
     drivers = driver_names(setup.drivers, state.nodes)
     return answer(
         PowerReport(
             policy=setup.policy,
             dry_run=setup.is_dry_run,
-            keeps=keeper is not None,
+            keeps=controller is not None,
             at_s=now_s,
             idle_w=setup.idle_w,
             **structs.asdict(energy_of(state, now_s, setup.idle_w, shared.power.forecast)),
@@ -41,12 +41,12 @@ async def shown(_: Person, shared: Shared) -> Response:
 @router.post("/{name}/pardon", responses=says(PowerRow, 404, 409))
 async def pardon(caller: Operator, node: NodeNamed, shared: Shared) -> Response:
     """A node that did not obey its power switch is mended: it may serve again."""
-    keeper = shared.power.keeper
-    if keeper is None:
+    controller = shared.power.controller
+    if controller is None:
         raise HTTPException(409, "no power is switched from here: another manager leads, or `power` is none")
-    if node.name not in keeper.nodes:
+    if node.name not in controller.nodes:
         raise HTTPException(409, f"{node.name} has no power driver: it is always on")
     await shared.log.write([PowerPardoned(node=node.name, by=caller.name)], caller.told)
-    keeper.pardon(node.name)
+    controller.pardon(node.name)
     driver = driver_names(shared.power.setup.drivers, [node.name])[node.name]
-    return answer(show_power(node, driver, keeper.nodes[node.name]))
+    return answer(show_power(node, driver, controller.nodes[node.name]))

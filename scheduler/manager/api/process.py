@@ -22,12 +22,12 @@ from farside.scheduler.configured_rules import tenancy_of
 from farside.scheduler.manager.api.app import make_app
 from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.api.idempotency import TAKES
-from farside.scheduler.manager.api.limit.connections import HEADER_LIMIT_S, Crowd, say_rarely
+from farside.scheduler.manager.api.limit.connections import HEADER_LIMIT_S, Connections, say_rarely
 from farside.scheduler.manager.api.limit.handshake import CountedListener, forget_failed
 from farside.scheduler.manager.api.limit.http_connection import LimitedProtocol
 from farside.scheduler.manager.api.metrics import ManagerCollector
 from farside.scheduler.manager.auth.caller import Callers, peer_host
-from farside.scheduler.manager.auth.tls_reload import Renewal, files_of, tls_of
+from farside.scheduler.manager.auth.tls_reload import TlsReload, files_of, tls_of
 from farside.scheduler.manager.auth.web_session import WebSessions, session_key
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.queue_quota import QueueLimits
@@ -58,10 +58,10 @@ async def serve(config: ManagerConfig) -> None:
     context = _context(config)
     app = make_app(context)
     secure = tls_of(config)
-    crowd = Crowd(frozenset({peer_host(0), peer_host(os.geteuid())}))
-    metrics = ManagerCollector(context.log, context.sessions, context.glance, context.brain)
+    connections = Connections(frozenset({peer_host(0), peer_host(os.geteuid())}))
+    metrics = ManagerCollector(context.log, context.sessions, context.overviews, context.scheduler)
     with ExitStack() as stack:
-        sockets = _listeners(config, crowd, is_secure=secure is not None, stack=stack)
+        sockets = _listeners(config, connections, is_secure=secure is not None, stack=stack)
         if config.metrics_listen:
             scraped = await serve_metrics(config.metrics_listen, metrics.registry())
             stack.callback(scraped.close)
@@ -72,13 +72,13 @@ async def serve(config: ManagerConfig) -> None:
             group.create_task(context.sessions.watch_silence())
             group.create_task(context.power.run())
             if secure is not None:
-                group.create_task(Renewal(secure, files_of(config)).run())
-            group.create_task(keep_asking(context.brain.ask))
+                group.create_task(TlsReload(secure, files_of(config)).run())
+            group.create_task(keep_asking(context.scheduler.ask))
             if config.metrics_listen:
                 group.create_task(keep_asking(metrics.ask))
             for kind, listeners in sockets.items():
                 if listeners:
-                    server = _server(app, crowd, secure if kind == "tcp" else None)
+                    server = _server(app, connections, secure if kind == "tcp" else None)
                     group.create_task(server.serve(sockets=listeners))
             _log.info("ready", listen=", ".join(config.listen), entries=context.log.state.seq)
             notify_systemd("READY=1")
@@ -121,13 +121,15 @@ def _context(config: ManagerConfig) -> Context:
     )
 
 
-def _listeners(config: ManagerConfig, crowd: Crowd, *, is_secure: bool, stack: ExitStack) -> Mapping[str, list[socket]]:
+def _listeners(
+    config: ManagerConfig, connections: Connections, *, is_secure: bool, stack: ExitStack
+) -> Mapping[str, list[socket]]:
     """Sockets by kind, unix and tcp, which ``stack`` closes."""
     found: dict[str, list[socket]] = {"unix": [], "tcp": []}
     for endpoint in config.listen:
         listener = open_listener(endpoint)
         if is_secure and endpoint.startswith("tcp:"):
-            listener = CountedListener(listener, crowd)
+            listener = CountedListener(listener, connections)
         stack.callback(close_listener, listener)
         where = parse_endpoint(endpoint)
         if isinstance(where, str) and config.run_as == "submitter":
@@ -136,10 +138,10 @@ def _listeners(config: ManagerConfig, crowd: Crowd, *, is_secure: bool, stack: E
     return found
 
 
-def _server(app: object, crowd: Crowd, secure: ssl.SSLContext | None) -> uvicorn.Server:
+def _server(app: object, connections: Connections, secure: ssl.SSLContext | None) -> uvicorn.Server:
     return _Server(
         uvicorn.Config(
-            app, http=partial(LimitedProtocol, crowd=crowd),  # type: ignore[arg-type]
+            app, http=partial(LimitedProtocol, connections=connections),  # type: ignore[arg-type]
             ws=AgentSocketProtocol, ws_max_size=_FRAME_BYTES, ws_ping_interval=10.0,
             ws_ping_timeout=10.0, lifespan="off", log_config=None, access_log=False, proxy_headers=False,
             server_header=False, timeout_graceful_shutdown=2, headers=list(TAKES.items()),

@@ -72,7 +72,7 @@ async def reserve(
 ) -> Response:
     """Start nothing on nodes that could still run at some time."""
     request = RequestKey(kind="reservation", user=caller.name, key=key)
-    known = shared.once.place_of(request)
+    known = shared.idempotency.place_of(request)
     if known is not None:
         return _made(known, shared.log)
     unknown = [name for name in body.nodes if name not in shared.log.state.nodes]
@@ -86,7 +86,7 @@ async def reserve(
     event = NodesReserved(
         nodes=nodes, begin_s=body.from_s, end_s=body.to_s, reason=body.reason, by=caller.name, key=key
     )
-    return _made(await shared.once.write(event, request, caller.told), shared.log)
+    return _made(await shared.idempotency.write(event, request, caller.told), shared.log)
 
 
 @router.post("/{reservation_id}/cancel", responses=says(Reservation, 404, 409))

@@ -72,7 +72,7 @@ async def _own_job(connection: HTTPConnection, job_id: str, caller: Person) -> L
             raise HTTPException(404, f"job {job_id:.60} is an array: {span}; name one of them")
         raise HTTPException(404, f"job {job_id:.60}: you have no such job")
     if job.user != caller.name and connection.scope["method"] == "GET":
-        await shared.trail.looked(caller, connection, f"job {job.job_id}")
+        await shared.access_log.looked(caller, connection, f"job {job.job_id}")
     return job
 
 

@@ -36,7 +36,7 @@ def tls_of(config: ManagerConfig) -> ssl.SSLContext | None:
     return server_tls(files_of(config), is_required=config.tls_client_required)
 
 
-class Renewal:
+class TlsReload:
     """The certificates of one context."""
 
     def __init__(self, context: ssl.SSLContext, files: TlsFiles) -> None:

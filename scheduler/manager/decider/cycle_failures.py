@@ -14,7 +14,7 @@ class CyclesFail(FarsideError):
     """Too many failed one after another: the process ends, and is started again by who keeps it."""
 
 
-class Mishaps:
+class CycleFailures:
     """All of one brain.
 
     Attributes:

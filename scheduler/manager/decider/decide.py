@@ -28,7 +28,7 @@ from farside.scheduler.start_estimate import StartEstimate, estimate_start
 AFTER_SHOWN = 20
 
 
-class Mind:
+class Decider:
     """Decides for one state, from the first entry of the log or from wherever ``state`` is."""
 
     def __init__(self, rules: Rules, state: LiveState, now_s: float) -> None:

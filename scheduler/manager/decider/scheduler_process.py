@@ -24,8 +24,8 @@ from farside.errors import FarsideError
 from farside.log import get_log
 from farside.scheduler.domain import Rules
 from farside.scheduler.explain import nobody_knows
-from farside.scheduler.manager.decider.cycle_failures import Mishaps
-from farside.scheduler.manager.decider.decide import Mind
+from farside.scheduler.manager.decider.cycle_failures import CycleFailures
+from farside.scheduler.manager.decider.decide import Decider
 from farside.scheduler.manager.log_wakeup import sleeping_at, wake
 from farside.scheduler.manager.model.draft import Draft
 from farside.scheduler.manager.model.event import Event, JobUnplaced
@@ -52,7 +52,7 @@ Entered = TypeVar("Entered")
 _log = get_log("manager.brain")
 
 
-class Brain:
+class SchedulerProcess:
     """Decides for one store; at most one leads, see `EventStore.take_lead`."""
 
     def __init__(self, store: EventStore, rules: Rules, folder: Path, holder: str) -> None:
@@ -66,10 +66,10 @@ class Brain:
         self._spent_s = 0.0
         self._by_bucket = [0] * (len(CYCLE_BUCKETS_S) + 1)
         self._read_state: LiveState | None = None  # what a mind is made of next; None: it has to be read
-        self._mind: Mind | None = None
+        self._decider: Decider | None = None
         self._is_spoilt = False  # a cycle failed in the middle of it
         self._next_wake_s = math.inf
-        self._mishaps = Mishaps()
+        self._failures = CycleFailures()
 
     async def run(self) -> None:
         """Leads until it is cancelled.
@@ -100,37 +100,37 @@ class Brain:
 
     async def _try_to_decide(self) -> bool:
         """As `_decide`; where that fails by a fault of ours, True after a pause."""
-        mishaps = self._mishaps
+        failures = self._failures
         try:
             is_more = await self._decide()
         except (LeadLost, StoreError):
             raise
         except Exception as error:  # a policy's fault, or one job that nobody has foreseen
             self._is_spoilt = True
-            mishaps.note(error, self._clock.now_s())
-            pause_s = mishaps.pause_s
-            _log.error("a cycle failed", reason=mishaps.last, in_a_row=mishaps.in_a_row, again_in_s=pause_s)
+            failures.note(error, self._clock.now_s())
+            pause_s = failures.pause_s
+            _log.error("a cycle failed", reason=failures.last, in_a_row=failures.in_a_row, again_in_s=pause_s)
             _log.debug("where it failed", cause=error)
-            mishaps.refuse_more()
+            failures.refuse_more()
             await asyncio.sleep(pause_s)
             return True
-        mishaps.note_success()
+        failures.note_success()
         return is_more
 
-    def _sound_mind(self) -> Mind:
-        if self._mind is None or self._is_spoilt:
+    def _sound_decider(self) -> Decider:
+        if self._decider is None or self._is_spoilt:
             state, self._read_state = self._read_state or whole_state(self._store), None
-            self._mind = Mind(self._rules, state, self._now_s(state))
+            self._decider = Decider(self._rules, state, self._now_s(state))
             self._is_spoilt = False
-        return self._mind
+        return self._decider
 
     async def _decide(self) -> bool:
         """Reads on, decides, and writes that; False: there was nothing to decide."""
-        begun_s, mind = time.monotonic(), self._sound_mind()
-        self._read(mind)
-        drafts = mind.next_events(self._now_s(mind.state))
+        begun_s, decider = time.monotonic(), self._sound_decider()
+        self._read(decider)
+        drafts = decider.next_events(self._now_s(decider.state))
         if drafts:
-            await self._write(mind, drafts)
+            await self._write(decider, drafts)
             self._cycles += 1
             wake(self._folder / API_WAKE)
         spent_s = time.monotonic() - begun_s
@@ -138,74 +138,74 @@ class Brain:
         self._spent_s += spent_s
         self._by_bucket[bisect_left(CYCLE_BUCKETS_S, spent_s)] += 1
         if spent_s > SLOW_S:
-            _log.warning("a slow cycle", seconds=spent_s, unfinished=len(mind.state.unfinished))
-        self._next_wake_s = mind.next_wake_s()
+            _log.warning("a slow cycle", seconds=spent_s, unfinished=len(decider.state.unfinished))
+        self._next_wake_s = decider.next_wake_s()
         return bool(drafts)
 
-    async def _write(self, mind: Mind, drafts: Sequence[Draft]) -> None:
+    async def _write(self, decider: Decider, drafts: Sequence[Draft]) -> None:
         """Writes what was decided, and what follows from it."""
-        async with _in_threads(self._store.turn(self._generation, mind.state.seq)) as turn:
+        async with _in_threads(self._store.turn(self._generation, decider.state.seq)) as turn:
             begun_s = time.monotonic()
             for entry in turn.unread:
-                mind.hear(entry)
+                decider.hear(entry)
             while drafts:
                 for entry in turn.add(drafts, self._clock.now_s()):
-                    mind.hear(entry)
+                    decider.hear(entry)
                     _tell_of(entry.event)
                 is_long = time.monotonic() - begun_s > HOLD_S
-                drafts = () if is_long else mind.next_events(self._now_s(mind.state), may_plan=False)
+                drafts = () if is_long else decider.next_events(self._now_s(decider.state), may_plan=False)
 
-    def _read(self, mind: Mind) -> None:
+    def _read(self, decider: Decider) -> None:
         while True:
-            entries = self._store.read(mind.state.seq)
+            entries = self._store.read(decider.state.seq)
             for entry in entries:
-                mind.hear(entry)
+                decider.hear(entry)
             if len(entries) < PAGE:
                 return
 
     # ------------------------------------------------------------------ asked by the API
 
-    def _asked_mind(self) -> Mind:
-        if self._mind is None or self._is_spoilt:
-            raise FarsideError(f"the last cycle failed, by {self._mishaps.last}; it is tried again")
-        return self._mind
+    def _asked_decider(self) -> Decider:
+        if self._decider is None or self._is_spoilt:
+            raise FarsideError(f"the last cycle failed, by {self._failures.last}; it is tried again")
+        return self._decider
 
     async def _on_explain(self, told: Mapping[str, object]) -> object:
-        mind = self._asked_mind()
-        job_id, now_s = str(told.get("job_id", "")), self._now_s(mind.state)
-        lines = mind.why(job_id, now_s, format_moment)
+        decider = self._asked_decider()
+        job_id, now_s = str(told.get("job_id", "")), self._now_s(decider.state)
+        lines = decider.why(job_id, now_s, format_moment)
         if not lines:
             raise FarsideError(f"job {told.get('job_id')}: not known")
-        foreseen = mind.foresee(job_id, now_s)
+        foreseen = decider.foresee(job_id, now_s)
         if foreseen is None:
             return {"lines": list(lines), "expected_start_s": None}
         if foreseen.at_s == math.inf:
-            return {"lines": [*lines, nobody_knows(mind.domain, foreseen)], "expected_start_s": None}
+            return {"lines": [*lines, nobody_knows(decider.domain, foreseen)], "expected_start_s": None}
         when = f"expected to start by {format_moment(foreseen.at_s)}, by the time limits of those before it"
         return {"lines": [*lines, when], "expected_start_s": foreseen.at_s}
 
     async def _on_whys(self, told: Mapping[str, object]) -> object:
         """The first line about each job, as far as it gets in a moment: the cycle must not wait for who looks on."""
-        mind, found = self._asked_mind(), dict[str, str]()
+        decider, found = self._asked_decider(), dict[str, str]()
         end_s = time.monotonic() + WHYS_LIMIT_S
         job_ids = told.get("job_ids")
         for job_id in job_ids if isinstance(job_ids, list) else ():
-            lines = mind.why(str(job_id), self._now_s(mind.state), format_moment)
+            lines = decider.why(str(job_id), self._now_s(decider.state), format_moment)
             found |= {str(job_id): lines[0]} if lines else {}
             if time.monotonic() > end_s:
                 break
         return found
 
     async def _on_status(self, _: Mapping[str, object]) -> object:
-        state, mishaps = None if self._mind is None else self._mind.state, self._mishaps
+        state, failures = None if self._decider is None else self._decider.state, self._failures
         return {
             "generation": self._generation,
             "seq": 0 if state is None else state.seq,
             "unfinished": 0 if state is None else len(state.unfinished),
-            "cycle_failures": mishaps.count,
-            "cycle_failures_in_a_row": mishaps.in_a_row,
-            "cycle_failed_s": mishaps.last_s if mishaps.count else None,
-            "cycle_failure": mishaps.last,
+            "cycle_failures": failures.count,
+            "cycle_failures_in_a_row": failures.in_a_row,
+            "cycle_failed_s": failures.last_s if failures.count else None,
+            "cycle_failure": failures.last,
             "cycles": self._cycles,
             "slowest_s": self._slowest_s,
             "spent_s": self._spent_s,

@@ -16,7 +16,7 @@ class Presence:
     nodes: frozenset[str]
 
 
-class Elsewhere:
+class RemotePresence:
     """What all other APIs have said, by this one's clock."""
 
     def __init__(self) -> None:

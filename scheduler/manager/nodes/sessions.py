@@ -17,7 +17,7 @@ from farside.log import get_log
 from farside.scheduler.manager.auth.caller import Caller, Callers, Role
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.event import Event, NodeLost
-from farside.scheduler.manager.model.presence import Elsewhere
+from farside.scheduler.manager.model.presence import RemotePresence
 from farside.scheduler.manager.nodes import checkpoint_folder as checkpoint
 from farside.scheduler.manager.nodes.dispatch import AgentLine
 from farside.scheduler.manager.nodes.donors import DonorRing
@@ -58,7 +58,7 @@ class AgentSessions:
         self._ring, self._ring_s = DonorRing(log.state), -math.inf
         self._begun_s = log.clock.now_s()
         self._name = secrets.token_hex(8)  # of this process, among the managers of one store
-        self._elsewhere = Elsewhere()
+        self._remote_presence = RemotePresence()
 
     def sensed(self) -> Mapping[str, Sensed]:
         """What each connected agent told last of what no log keeps."""
@@ -127,7 +127,7 @@ class AgentSessions:
                     said = await asyncio.to_thread(
                         tell, self._log.store, self._name, beat, list(self._connected), now_s
                     )
-                    self._elsewhere.told(said, now_s)
+                    self._remote_presence.told(said, now_s)
                 await self._log.write(list(self._lost(now_s)), "silence")
             except FarsideError as error:
                 _log.error("could not be written", what="lost nodes", reason=error)
@@ -136,7 +136,7 @@ class AgentSessions:
         for node in list(self._log.state.nodes.values()):
             if node.name in self._connected or (node.power is not None and node.power.is_expected_silent):
                 continue
-            heard_s = max(self._heard_s.get(node.name, self._begun_s), self._elsewhere.heard_s(node.name))
+            heard_s = max(self._heard_s.get(node.name, self._begun_s), self._remote_presence.heard_s(node.name))
             if node.is_up and now_s - heard_s > self._node_timeout_s:
                 yield NodeLost(node=node.name, reason=f"not heard of for {format_seconds(self._node_timeout_s)}")
 

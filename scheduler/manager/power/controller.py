@@ -25,7 +25,7 @@ from farside.scheduler.manager.model.event import Event, PowerChanged
 from farside.scheduler.manager.model.power_record import PowerNote
 from farside.scheduler.manager.power.busy_nodes import busy_nodes
 from farside.scheduler.manager.power.check_setup import PowerSetup
-from farside.scheduler.manager.power.inventory import CAUSE, Agents, DryHands, Hands, RealHands, Wishes
+from farside.scheduler.manager.power.inventory import CAUSE, Agents, DryRunInventory, Inventory, LiveInventory, Wishes
 from farside.scheduler.power.busy_history import past_begin_s
 from farside.scheduler.power.controller import PowerController
 from farside.scheduler.power.driver.agent import ByAgent
@@ -57,7 +57,7 @@ class LivePower:
         self._live = live
         self._agents = agents
         self._folder = folder
-        self.keeper: PowerController | None = None
+        self.controller: PowerController | None = None
         self._fitter: Fitter | None = None
         self._told: frozenset[str] = frozenset()  # of which nodes it was said that nobody wakes them
 
@@ -110,30 +110,31 @@ class LivePower:
         drivers: Mapping[str, PowerDriver] = {name: self._driver(name) for name in sorted(names)}
         if setup.is_dry_run:
             dry = {name: DryRunDriver(name) for name in sorted(names)}
-            hands: Hands = DryHands(self._live, self._agents, dry)
+            inventory: Inventory = DryRunInventory(self._live, self._agents, dry)
             drivers = dry
         else:
-            hands = RealHands(self._live, self._agents, setup, generation, demand)
-        self.keeper = keeper = PowerController(
-            drivers, inventory=hands, demand=demand, lacking=lambda: len(hands.called()), called=hands.called,
+            inventory = LiveInventory(self._live, self._agents, setup, generation, demand)
+        self.controller = controller = PowerController(
+            drivers, inventory=inventory, demand=demand,
+            lacking=lambda: len(inventory.called()), called=inventory.called,
             clock=_LogClock(self._live), rules=setup.rules, patience=setup.patience, every_s=setup.every_s,
-            known=hands.known(state, names, now_s), record=hands.record,
+            known=inventory.known(state, names, now_s), record=inventory.record,
         )  # fmt: skip
         log.info("keeps the nodes' power", generation=generation, nodes=len(names), dry_run=setup.is_dry_run)
         try:
             async with asyncio.TaskGroup() as group:
-                running = group.create_task(keeper.run())
+                running = group.create_task(controller.run())
                 await asyncio.sleep(0)
                 while state.generation == generation and self._known_names() == names:
                     fitter.look()
-                    for name, boot_id in hands.beats().items():
-                        keeper.beat(name, boot_id)
+                    for name, boot_id in inventory.beats().items():
+                        controller.beat(name, boot_id)
                     if not setup.is_dry_run:
                         await self._tell_wish(demand)
                     await asyncio.sleep(BEAT_PERIOD_S)
                 running.cancel()
         finally:
-            self.keeper = None
+            self.controller = None
 
     def _driver(self, name: str) -> PowerDriver:
         driver = self.setup.drivers[name]

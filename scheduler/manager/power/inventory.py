@@ -16,7 +16,7 @@ from farside.scheduler.manager.model.event import Event, NodesWanted, PowerChang
 from farside.scheduler.manager.model.power_record import is_news, note_of, power_of
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.power.check_setup import PowerSetup
-from farside.scheduler.manager.power.nodes_needed import lacked
+from farside.scheduler.manager.power.nodes_needed import nodes_needed
 from farside.scheduler.manager.view.overview import Sensed
 from farside.scheduler.power.driver.dry_run import DryRunDriver
 from farside.scheduler.power.state import Holdings, NodePower, Power
@@ -69,7 +69,7 @@ class Wishes:
         return [last]
 
 
-class Hands:
+class Inventory:
     """What stands on nodes, by the log. Looked up once for each of its entries."""
 
     def __init__(self, live: LiveLog, agents: Agents) -> None:
@@ -158,7 +158,7 @@ class Hands:
         """Opens it again. The same."""
 
 
-class RealHands(Hands):
+class LiveInventory(Inventory):
     """Writes each node's power into the log, which is how the brain hears of it."""
 
     def __init__(self, live: LiveLog, agents: Agents, setup: PowerSetup, generation: int, wishes: Wishes) -> None:
@@ -174,7 +174,7 @@ class RealHands(Hands):
 
     def called(self) -> frozenset[str]:
         """The same, of those that can be switched."""
-        found = lacked(self._live.state, self._setup.tenancy, self._live.now_s())
+        found = nodes_needed(self._live.state, self._setup.tenancy, self._live.now_s())
         return frozenset(found) & frozenset(self._setup.drivers)
 
     async def record(self, node: NodePower) -> None:
@@ -196,7 +196,7 @@ class RealHands(Hands):
                 raise PeerError("another brain leads by now")
 
 
-class DryHands(Hands):
+class DryRunInventory(Inventory):
     """Nodes that are only said to be off. One that has a job is needed, and would have been woken for it."""
 
     def __init__(self, live: LiveLog, agents: Agents, drivers: Mapping[str, DryRunDriver]) -> None:

@@ -30,7 +30,7 @@ LOOKED_AT = 1000
 _REACHABLE = (Phase.OFF, Phase.BOOTING)
 
 
-def lacked(state: LiveState, tenancy: Tenancy | None, now_s: float) -> tuple[str, ...]:
+def nodes_needed(state: LiveState, tenancy: Tenancy | None, now_s: float) -> tuple[str, ...]:
     """The nodes that waiting jobs would fill: first idle ones that are on, then those on their way up, then others.
 
     A job that has just come may get an idle node at any moment; it wakes none before the brain has looked at it.

@@ -40,7 +40,7 @@ Owner = str
 Close = Callable[[], None]
 
 
-class Crowd:
+class Connections:
     """Who is connected, by owner; those that wait for their client, the longest first."""
 
     def __init__(self, unlimited: frozenset[Owner] = frozenset()) -> None:

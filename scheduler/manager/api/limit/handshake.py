@@ -16,16 +16,16 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from farside.scheduler.manager.api.limit.connections import Crowd
+from farside.scheduler.manager.api.limit.connections import Connections
 
 
 class CountedListener(socket.socket):
     """A listening TCP socket whose connections belong to the crowd from the start."""
 
-    def __init__(self, listener: socket.socket, crowd: Crowd) -> None:
+    def __init__(self, listener: socket.socket, connections: Connections) -> None:
         """Takes the place of ``listener``, which is no socket any more."""
         super().__init__(listener.family, listener.type, listener.proto, fileno=listener.detach())
-        self._crowd = crowd
+        self._connections = connections
 
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection.
@@ -36,10 +36,10 @@ class CountedListener(socket.socket):
         made, address = super().accept()
         accepted = _Accepted(made.family, made.type, made.proto, fileno=made.detach())
         fd = accepted.fileno()
-        if not self._crowd.shake(address[0], fd, accepted.hang_up):
+        if not self._connections.shake(address[0], fd, accepted.hang_up):
             accepted.close()
             raise ConnectionAbortedError(f"{address[0]} has too many connections")
-        accepted.on_close = lambda: self._crowd.shaken(fd)
+        accepted.on_close = lambda: self._connections.shaken(fd)
         return accepted, address
 
 

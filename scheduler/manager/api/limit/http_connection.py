@@ -13,7 +13,7 @@ from farside.scheduler.manager.api.limit.connections import (
     CONNECTIONS_AN_ADDRESS,
     HEADER_BYTES_MAX,
     HEADER_LIMIT_S,
-    Crowd,
+    Connections,
 )
 from farside.scheduler.manager.auth.caller import PeerProtocol, is_peer
 
@@ -21,9 +21,9 @@ from farside.scheduler.manager.auth.caller import PeerProtocol, is_peer
 class LimitedProtocol(PeerProtocol):
     """One connection, among those of its owner."""
 
-    def __init__(self, *args: Any, crowd: Crowd, **more: Any) -> None:
+    def __init__(self, *args: Any, connections: Connections, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._crowd = crowd
+        self._connections = connections
         self._owner = ""  # empty: it does not count
         self._late: asyncio.TimerHandle | None = None  # None: nothing of a request is missing
         self._bytes, self._bytes_max = 0, HEADER_BYTES_MAX
@@ -32,8 +32,8 @@ class LimitedProtocol(PeerProtocol):
         """Counts it."""
         super().connection_made(transport)
         owner = self.client[0] if self.client is not None else "nobody"
-        self._crowd.shaken(transport.get_extra_info("socket").fileno())
-        if not self._crowd.admit(owner, CONNECTIONS_A_USER if is_peer(owner) else CONNECTIONS_AN_ADDRESS):
+        self._connections.shaken(transport.get_extra_info("socket").fileno())
+        if not self._connections.admit(owner, CONNECTIONS_A_USER if is_peer(owner) else CONNECTIONS_AN_ADDRESS):
             self.transport.abort()
             return
         self._owner = owner
@@ -70,25 +70,25 @@ class LimitedProtocol(PeerProtocol):
         super().on_message_complete()
         self._expect_nothing()
         if not self.flow.write_paused:  # else we wait for its client, whatever else he asks for
-            self._crowd.is_answered(self._owner, self)
+            self._connections.is_answered(self._owner, self)
 
     def on_response_complete(self) -> None:
         """Another request may follow, or not."""
         super().on_response_complete()
         if self._owner and not self.pipeline:
-            self._crowd.waits(self._owner, self, self._evict)
+            self._connections.waits(self._owner, self, self._evict)
 
     def pause_writing(self) -> None:
         """Its client does not read what it is sent: a long answer waits for it."""
         super().pause_writing()
         if self._owner:
-            self._crowd.waits(self._owner, self, self._evict)
+            self._connections.waits(self._owner, self, self._evict)
 
     def resume_writing(self) -> None:
         """It has read on."""
         super().resume_writing()
         if self._owner and self.cycle is not None and not self.cycle.response_complete:
-            self._crowd.is_answered(self._owner, self)
+            self._connections.is_answered(self._owner, self)
 
     def handle_websocket_upgrade(self) -> None:
         """An agent's session has its own limits."""
@@ -100,7 +100,7 @@ class LimitedProtocol(PeerProtocol):
         self._late = self.loop.call_later(limit_s, self.transport.abort)
         self._bytes, self._bytes_max = 0, bytes_max
         if self._owner:
-            self._crowd.waits(self._owner, self, self._evict)
+            self._connections.waits(self._owner, self, self._evict)
 
     def _expect_nothing(self) -> None:
         if self._late is not None:
@@ -115,5 +115,5 @@ class LimitedProtocol(PeerProtocol):
     def _leave(self) -> None:
         self._expect_nothing()
         if self._owner:
-            self._crowd.leave(self._owner, self)
+            self._connections.leave(self._owner, self)
             self._owner = ""
