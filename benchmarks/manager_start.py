@@ -19,15 +19,15 @@ from farside.agent.messages import Gpu
 from farside.scheduler.manager.model.event import (
     Ending,
     Event,
+    JobAllocated,
     JobEnded,
-    JobPlaced,
     JobStarted,
     JobSubmitted,
+    NodeAllocation,
     NodeJoined,
-    Place,
+    TaskAllocation,
     TaskChanged,
     TaskPhase,
-    TaskPlace,
 )
 from farside.scheduler.manager.model.snapshot import encode_state
 from farside.scheduler.manager.model.spec import JobSpec
@@ -58,8 +58,8 @@ def events(entries: int) -> Iterator[tuple[Event, float]]:
     for number in range(1, entries // PER_JOB):
         job, node, now_s = str(number), f"n{number % NODES}", BEGIN_S + number * JOB_S
         yield JobSubmitted(spec=spec, user=f"u{number % 50}", uid=1000), now_s
-        yield JobPlaced(job_id=job, places=(Place(node=node, gpus=1),), reason="1 GPU free"), now_s
-        tasks = (TaskPlace(rank=0, node=node, gpus=(0,)),)
+        yield JobAllocated(job_id=job, places=(NodeAllocation(node=node, gpus=1),), reason="1 GPU free"), now_s
+        tasks = (TaskAllocation(rank=0, node=node, gpus=(0,)),)
         yield JobStarted(job_id=job, start=1, tasks=tasks, master_addr="h", master_port=20_000), now_s
         for phase in (TaskPhase.RUNNING, TaskPhase.EXITED):
             code = 0 if phase is TaskPhase.EXITED else None
@@ -69,7 +69,7 @@ def events(entries: int) -> Iterator[tuple[Event, float]]:
 
 
 def _image_mb(store: EventStore) -> float:
-    image = store.image()
+    image = store.snapshot()
     return 0.0 if image is None else len(image.body) / 1e6
 
 

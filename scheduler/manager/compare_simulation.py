@@ -31,7 +31,7 @@ from farside.scheduler.manager.model.event import (
     ReleaseRequested,
     UndrainRequested,
 )
-from farside.scheduler.manager.model.preemption_times import Toll, as_settings
+from farside.scheduler.manager.model.preemption_times import PreemptionTimes, as_settings
 from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.preemption_cost import make_preemption_cost
@@ -70,7 +70,7 @@ class Recording:
     jobs: tuple[Recorded, ...]
     nodes: tuple[Node, ...]
     resizes: tuple[Resize, ...]
-    toll: Toll
+    preemption_times: PreemptionTimes
     left_out: Mapping[str, int]
 
 
@@ -148,7 +148,9 @@ def recording(entries: Iterable[Entry], only: Collection[str] | None = None) -> 
     resizes = tuple(
         Resize(at_s=at_s, vc="", nodes=tuple(read.gpus[name] for name in names)) for at_s, names in read.taking
     )
-    return Recording(jobs=tuple(found), nodes=nodes, resizes=resizes, toll=read.state.toll, left_out=left_out)
+    return Recording(
+        jobs=tuple(found), nodes=nodes, resizes=resizes, preemption_times=read.state.preemption_times, left_out=left_out
+    )
 
 
 def _note(read: _Reading, entry: Entry) -> None:
@@ -160,14 +162,14 @@ def _note(read: _Reading, entry: Entry) -> None:
             read.ready_s[job_id] = entry.at_s
         case JobRequeued(job_id=job_id) | JobEnded(job_id=job_id):
             job = state.jobs[job_id]
-            _note_stint(read, job, is_preempted=isinstance(entry.event, JobRequeued))
+            _record_run_interval(read, job, is_preempted=isinstance(entry.event, JobRequeued))
         case NodeJoined() | NodeChanged() | NodeLost() | DrainRequested() | UndrainRequested():
             _note_nodes(read, entry.at_s)
         case _:
             pass
 
 
-def _note_stint(read: _Reading, job: LiveJob, *, is_preempted: bool) -> None:
+def _record_run_interval(read: _Reading, job: LiveJob, *, is_preempted: bool) -> None:
     cost_s = job.resume_s if job.start > 1 and not math.isnan(job.resume_s) else 0.0
     if is_preempted and job.stopping_s >= job.started_s and not math.isnan(job.pause_s):
         cost_s += job.pause_s
@@ -211,7 +213,7 @@ def simulated(found: Recording, rules: Rules) -> Fidelity:
     """
     if not found.jobs:
         raise FarsideError("no job of this log has run to its end", hint="run some first")
-    settings = dict(as_settings(found.toll))
+    settings = dict(as_settings(found.preemption_times))
     rules = replace(rules, preemption_cost=make_preemption_cost(settings.pop("cost", "free"), settings))
     cluster = Cluster(virtual_clusters=(VirtualCluster(name="", nodes=found.nodes),))
     jobs = [one.traced for one in found.jobs]

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from farside.scheduler.manager.decider.scheduler_process import API_WAKE, WAKE
 from farside.scheduler.manager.log_wakeup import LOOK_PERIOD_S, sleeping_at, wake
 from farside.scheduler.manager.model.apply import apply
-from farside.scheduler.manager.model.event import BrainTookLead, Entry, Event
+from farside.scheduler.manager.model.event import Entry, Event, SchedulerTookLead
 from farside.scheduler.manager.model.state import LiveState, keyed_request_of
 from farside.scheduler.manager.store.event_store import AskedBefore, EventStore
 from farside.scheduler.manager.store.load import first_state
@@ -92,7 +92,7 @@ class LiveLog:
 
     def _concerned(self, event: Event, touched: Iterable[str]) -> Iterable[str]:
         """The nodes that may have to be told something else now; commands bear the generation of who leads."""
-        if isinstance(event, BrainTookLead):
+        if isinstance(event, SchedulerTookLead):
             return self._watchers
         jobs = self.state.jobs
         return {ALL, getattr(event, "node", ALL), *(task.node for job_id in touched for task in jobs[job_id].tasks)}

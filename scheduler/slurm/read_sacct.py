@@ -19,7 +19,7 @@ OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Stint:
+class _RunInterval:
     job_id: str
     user: str
     partition: str
@@ -35,14 +35,14 @@ class _Stint:
 
 def ended_of(text: str) -> tuple[Ended, ...]:
     """The GPU jobs that are over and have run, in the order of their ends. A line that makes no sense is left out."""
-    jobs: dict[str, list[_Stint]] = {}
-    for stint in _stints(text):
-        jobs.setdefault(stint.job_id, []).append(stint)
+    jobs: dict[str, list[_RunInterval]] = {}
+    for run_interval in _run_intervals(text):
+        jobs.setdefault(run_interval.job_id, []).append(run_interval)
     found = [_ended(stints) for stints in jobs.values() if stints[-1].state in OVER]
     return tuple(sorted((one for one in found if one is not None), key=lambda one: (one.end_s, int(one.job_id))))
 
 
-def _ended(stints: list[_Stint]) -> Ended | None:
+def _ended(stints: list[_RunInterval]) -> Ended | None:
     ran = [one for one in stints if one.end_s > one.start_s and one.gpus]
     if not ran:
         return None
@@ -62,13 +62,13 @@ def _ended(stints: list[_Stint]) -> Ended | None:
     )
 
 
-def _stints(text: str) -> Iterator[_Stint]:
+def _run_intervals(text: str) -> Iterator[_RunInterval]:
     for line in text.splitlines():
         parts = line.split("|", len(FIELDS) - 1)
         if len(parts) != len(FIELDS) or not parts[0].isdigit():
             continue  # a part of a heterogeneous job, or the rest of a name with a line break
         job_id, user, partition, state, submit, start, end, elapsed, limit, tres, name = parts
-        yield _Stint(
+        yield _RunInterval(
             job_id=job_id,
             user=user,
             partition=partition,

@@ -25,7 +25,6 @@ from msgspec import structs
 
 from farside.agent import messages as m
 from farside.scheduler.manager.model.event import (
-    BrainTookLead,
     CancelRequested,
     DrainRequested,
     Entry,
@@ -36,8 +35,9 @@ from farside.scheduler.manager.model.event import (
     NodesWanted,
     PowerChanged,
     ReservationCancelled,
+    SchedulerTookLead,
 )
-from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.role import Role, gpus_of
 from farside.scheduler.manager.model.spec import JobSpec
@@ -132,7 +132,7 @@ def lived() -> tuple[World, int]:
     joins(world, hello("n7", gpus=2))
     world.does(DrainRequested(node="n5", reason="new disks", by="root"))
     world.does(NodesWanted(nodes=6, needed=4, reason="2 above what jobs need"))
-    note = PowerNote(
+    note = NodePowerRecord(
         phase=PowerPhase.OFF, since_s=world.now_s, reason="idle", drain_number=3, number=7, past_boots=("boot-0",),
         stops_s=(world.now_s - 60.0,), tries=1, stop_s=world.now_s - 60.0, stay_until_s=world.now_s + 600.0,
     )  # fmt: skip
@@ -218,7 +218,7 @@ def record_store(target: Path, folder: Path) -> None:
 
 
 def _of_one_write(entry: Entry) -> tuple[float, int, bool]:
-    return entry.at_s, entry.generation, isinstance(entry.event, BrainTookLead)
+    return entry.at_s, entry.generation, isinstance(entry.event, SchedulerTookLead)
 
 
 def _join_wal(file: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farside.scheduler.manager.auth.caller import Role
-from farside.scheduler.manager.model.event import AccessNoted
+from farside.scheduler.manager.model.event import AccessRecorded
 from farside.scheduler.manager.view.audit import NOTES_PER_MINUTE, REPEAT_S, AccessGate, split_cause
 from tests.live.test_api import THIRD, Api, an_api
 
@@ -115,11 +115,13 @@ def test_no_actor_gets_more_than_so_many_notes_a_minute_and_what_is_left_out_is_
     asked: list[tuple[int, float]],
 ) -> None:
     gate, now_s = AccessGate(), 0.0
-    written: list[tuple[float, AccessNoted]] = []
+    written: list[tuple[float, AccessRecorded]] = []
 
     for target, pause_s in asked:
         now_s += pause_s
-        note = gate.admitted("user eve, uid 7", AccessNoted(action="cancel", target=str(target), result="404"), now_s)
+        note = gate.admitted(
+            "user eve, uid 7", AccessRecorded(action="cancel", target=str(target), result="404"), now_s
+        )
         written += [(now_s, note)] if note else []
 
     for at_s, _ in written:
@@ -131,10 +133,10 @@ def test_no_actor_gets_more_than_so_many_notes_a_minute_and_what_is_left_out_is_
 
 def test_what_was_left_out_is_told_with_the_next_note() -> None:
     gate = AccessGate()
-    notes = [AccessNoted(action="cancel", target=str(at), result="404") for at in range(NOTES_PER_MINUTE + 10)]
+    notes = [AccessRecorded(action="cancel", target=str(at), result="404") for at in range(NOTES_PER_MINUTE + 10)]
 
     written = [gate.admitted("user eve, uid 7", note, 1.0) for note in notes]
-    later = gate.admitted("user eve, uid 7", AccessNoted(action="hold", target="1", result="404"), 62.0)
+    later = gate.admitted("user eve, uid 7", AccessRecorded(action="hold", target="1", result="404"), 62.0)
 
     assert sum(one is not None for one in written) == NOTES_PER_MINUTE
     assert later is not None

@@ -22,8 +22,8 @@ from farside.scheduler.manager.log_wakeup import wake
 from farside.scheduler.manager.model.event import (
     CancelRequested,
     Event,
+    JobAllocated,
     JobEnded,
-    JobPlaced,
     JobStarted,
     JobSubmitted,
     TaskChanged,
@@ -121,7 +121,7 @@ def test_the_place_of_a_job_and_its_start_are_one_commit(tmp_path: Path) -> None
         one.tell(EXITED)
         await one.until(lambda: one.has(JobStarted, "2"))
 
-        assert [type(event) for event in one.events()[-3:]] == [JobEnded, JobPlaced, JobStarted]
+        assert [type(event) for event in one.events()[-3:]] == [JobEnded, JobAllocated, JobStarted]
         assert len(commits) == 3  # what was told, what followed, and what the cycle gave
 
     play(story, tmp_path)
@@ -173,7 +173,7 @@ def test_a_cycle_that_fails_is_told_in_one_line_and_tried_again_and_nothing_is_l
         assert (told["cycle_failures"], told["cycle_failures_in_a_row"]) == (3, 0)
         assert told["cycle_failure"] == "ZeroDivisionError: a policy's fault"
         assert told["cycle_failed_s"] > 0
-        assert [type(event) for event in one.events()].count(JobPlaced) == 1  # there is one GPU
+        assert [type(event) for event in one.events()].count(JobAllocated) == 1  # there is one GPU
         assert (await one.ask("explain", job_id="2"))["lines"]
 
     with caplog.at_level("INFO"):
@@ -205,7 +205,7 @@ def test_what_was_decided_by_a_cycle_that_fails_as_it_is_written_was_never_decid
     faults = [KeyError("n0")]
 
     def tell_of(event: Event) -> None:
-        if isinstance(event, JobPlaced) and faults:
+        if isinstance(event, JobAllocated) and faults:
             raise faults.pop()
 
     monkeypatch.setattr(brain, "_tell_of", tell_of)
@@ -215,7 +215,7 @@ def test_what_was_decided_by_a_cycle_that_fails_as_it_is_written_was_never_decid
         await one.until(lambda: one.has(JobStarted, "1"))
 
         assert (await one.ask("status"))["cycle_failures"] == 1
-        assert [type(event) for event in one.events()].count(JobPlaced) == 1
+        assert [type(event) for event in one.events()].count(JobAllocated) == 1
 
     play(story, tmp_path)
 

@@ -4,8 +4,8 @@ from farside.scheduler.manager.model.event import (
     CancelRequested,
     Entry,
     Event,
+    JobAllocated,
     JobEnded,
-    JobPlaced,
     JobStarted,
     JobStopping,
     JobSubmitted,
@@ -32,9 +32,9 @@ def test_a_job_is_placed_because_it_was_submitted_and_starts_because_it_was_plac
 
     job_id = world.submit(2)
 
-    assert isinstance(cause_of(world, JobPlaced), JobSubmitted)
+    assert isinstance(cause_of(world, JobAllocated), JobSubmitted)
     started_by = cause_of(world, JobStarted)
-    assert isinstance(started_by, JobPlaced)
+    assert isinstance(started_by, JobAllocated)
     assert started_by.job_id == job_id
 
 
@@ -48,7 +48,7 @@ def test_of_two_jobs_that_are_placed_together_each_starts_because_of_its_own_pla
     assert len(starts) == 2
     for start, cause in zip(starts, causes, strict=True):
         assert isinstance(start.event, JobStarted)
-        assert isinstance(cause, JobPlaced)
+        assert isinstance(cause, JobAllocated)
         assert cause.job_id == start.event.job_id
 
 
@@ -60,7 +60,7 @@ def test_a_job_that_waited_is_placed_because_another_ended() -> None:
 
     world.exits(first)
 
-    placed_by = cause_of(world, JobPlaced)
+    placed_by = cause_of(world, JobAllocated)
     assert isinstance(placed_by, JobEnded)
     assert placed_by.job_id == first
     assert isinstance(cause_of(world, JobEnded), TaskChanged)
@@ -72,7 +72,7 @@ def test_a_job_that_waited_is_placed_because_a_node_joined() -> None:
 
     world.join("n1")
 
-    assert isinstance(cause_of(world, JobPlaced), NodeJoined)
+    assert isinstance(cause_of(world, JobAllocated), NodeJoined)
 
 
 def test_a_job_stops_because_it_was_cancelled() -> None:
@@ -111,6 +111,6 @@ def test_a_log_of_an_older_version_is_shown_as_it_is() -> None:
     world = World(rules())
     world.submit()
 
-    old = Entry(seq=9, at_s=1.0, generation=1, cause="cycle", event=last(world, JobPlaced).event)
+    old = Entry(seq=9, at_s=1.0, generation=1, cause="cycle", event=last(world, JobAllocated).event)
 
     assert show_entry(old).cause == "cycle"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from farside.agent.messages import Gpu, Swap
 from farside.errors import RemoteProtocolError
-from farside.scheduler.manager.model.codec import TYPES, LaterVersion, decode_event, encode_event
+from farside.scheduler.manager.model.codec import TYPES, LaterVersion, decode_event, encode_event, tag_of
 from farside.scheduler.manager.model.event import (
     VERSION,
     JobStarted,
@@ -75,7 +75,7 @@ def test_text_that_is_no_utf8_is_one_clear_error() -> None:
 @given(st.sampled_from([*TYPES, "Nonsense"]), st.binary(max_size=200))
 def test_random_bytes_are_an_event_or_one_clear_error(kind: str, body: bytes) -> None:
     try:
-        told = type(decode_event(kind, body)).__name__
+        told = tag_of(type(decode_event(kind, body)))
     except RemoteProtocolError as error:
         told = str(error)
 

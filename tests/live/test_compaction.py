@@ -16,7 +16,7 @@ import pytest
 from farside.errors import ConfigError, FarsideError, LocalProtocolError, RemoteProtocolError
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.check_log import violations
-from farside.scheduler.manager.model.event import BrainTookLead, Entry, HistoryForgotten, TaskPhase
+from farside.scheduler.manager.model.event import Entry, HistoryForgotten, SchedulerTookLead, TaskPhase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.store import compact as compaction
@@ -143,7 +143,7 @@ def a_store(world: World, folder: Path) -> EventStore:
 
 
 def _of_one_write(entry: Entry) -> tuple[float, int, bool]:
-    return entry.at_s, entry.generation, isinstance(entry.event, BrainTookLead)
+    return entry.at_s, entry.generation, isinstance(entry.event, SchedulerTookLead)
 
 
 def compacted(store: EventStore, folder: Path, world: World) -> compaction.Compacted:
@@ -187,7 +187,7 @@ def test_without_a_place_for_them_old_entries_stay(tmp_path: Path) -> None:
 
     assert (done.archived, store.extent().first_seq) == (0, 1)
     assert done.forgotten > 0
-    assert done.image_seq == store.extent().last_seq
+    assert done.snapshot_seq == store.extent().last_seq
 
 
 def test_a_backup_has_the_image_and_goes_on_from_it(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_compaction_that_is_killed_at_any_step_loses_nothing_and_the_next_one_
         return walk
 
     with monkeypatch.context() as patch:
-        for name in ("append", "keep_image", "drop"):
+        for name in ("append", "keep_snapshot", "drop"):
             patch.setattr(EventStore, name, mortal(getattr(EventStore, name)))
         patch.setattr(os, "fsync", mortal(os.fsync))
         patch.setattr(Path, "replace", mortal(Path.replace))
@@ -275,12 +275,12 @@ def test_a_compaction_that_is_killed_at_any_step_loses_nothing_and_the_next_one_
 
 
 def test_a_compaction_is_due_after_many_entries_or_when_a_day_is_over() -> None:
-    extent = Extent(first_seq=1, first_at_s=1000.0, last_seq=60_000, image_seq=50_000, holder="m:1")
+    extent = Extent(first_seq=1, first_at_s=1000.0, last_seq=60_000, snapshot_seq=50_000, holder="m:1")
 
     assert not is_due(extent, 1000.0 + 90 * DAY_S, 90 * DAY_S)
     assert is_due(extent, 1001.0 + 91 * DAY_S, 90 * DAY_S)
     assert not is_due(extent, 1001.0 + 91 * DAY_S, 0.0)
-    assert is_due(Extent(first_seq=1, first_at_s=0.0, last_seq=50_000, image_seq=0, holder=""), 1.0, 0.0)
+    assert is_due(Extent(first_seq=1, first_at_s=0.0, last_seq=50_000, snapshot_seq=0, holder=""), 1.0, 0.0)
 
 
 def test_compactions_killed_by_the_kernel_leave_a_sound_store(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse(f"{len(body)} bytes")(scope, receive, send)
 
 
-class Place:
+class NodeAllocation:
     """A server at a unix socket."""
 
     def __init__(self, path: Path) -> None:
@@ -68,8 +68,8 @@ class Place:
 
 
 @asynccontextmanager
-async def a_place(folder: Path) -> AsyncIterator[Place]:
-    place = Place(folder / "s")
+async def a_place(folder: Path) -> AsyncIterator[NodeAllocation]:
+    place = NodeAllocation(folder / "s")
     config = uvicorn.Config(app, log_config=None, lifespan="off")
     make = partial(
         LimitedProtocol, config=config, server_state=place.state, app_state={}, connections=place.connections
@@ -85,7 +85,7 @@ async def a_place(folder: Path) -> AsyncIterator[Place]:
         await asyncio.gather(*place.state.tasks, return_exceptions=True)
 
 
-def place_test(test: Callable[[Place, AsyncExitStack], Awaitable[None]], folder: Path) -> None:
+def place_test(test: Callable[[NodeAllocation, AsyncExitStack], Awaitable[None]], folder: Path) -> None:
     async def run() -> None:
         async with a_place(folder) as place, AsyncExitStack() as ending:
             await test(place, ending)
@@ -93,7 +93,7 @@ def place_test(test: Callable[[Place, AsyncExitStack], Awaitable[None]], folder:
     asyncio.run(run())
 
 
-async def opened(place: Place, ending: AsyncExitStack, said: bytes = b"") -> Connection:
+async def opened(place: NodeAllocation, ending: AsyncExitStack, said: bytes = b"") -> Connection:
     made = await place.connect(said)
     ending.callback(made[1].close)
     return made
@@ -126,7 +126,7 @@ def test_who_does_not_say_all_of_a_request_in_time_is_hung_up_on(
     monkeypatch.setattr(connection, "HEADER_LIMIT_S", 0.05)
     monkeypatch.setattr(connection, "BODY_LIMIT_S", 0.05)
 
-    async def test(place: Place, ending: AsyncExitStack) -> None:
+    async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         made = await opened(place, ending, said)
 
         if then:
@@ -140,7 +140,7 @@ def test_who_does_not_say_all_of_a_request_in_time_is_hung_up_on(
 def test_a_header_and_what_frames_a_body_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "BODY_BYTES_MAX", 1 << 20)
 
-    async def test(place: Place, ending: AsyncExitStack) -> None:
+    async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         for begin, more in ((HALF_HEADER, b"x" * 1024), (HALF_BODY.replace(b"10", b"9" * 12), b"x" * 4096)):
             made = await opened(place, ending, begin)
             with pytest.raises(ConnectionError):
@@ -153,7 +153,7 @@ def test_a_long_answer_has_all_the_time_it_needs(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(connection, "HEADER_LIMIT_S", 0.05)
     monkeypatch.setattr(connection, "BODY_LIMIT_S", 0.05)
 
-    async def test(place: Place, ending: AsyncExitStack) -> None:
+    async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         waits = await opened(place, ending, REQUEST.replace(b"/ ", b"/waits "))
         later = await opened(place, ending)
 
@@ -169,7 +169,7 @@ def test_one_more_than_a_user_may_have_takes_the_place_of_his_that_waits_longest
 ) -> None:
     monkeypatch.setattr(connection, "CONNECTIONS_A_USER", 4)
 
-    async def test(place: Place, ending: AsyncExitStack) -> None:
+    async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         made = [await opened(place, ending, said) for _ in range(20)]
         last = await opened(place, ending, REQUEST)
 
@@ -185,7 +185,7 @@ def test_a_connection_that_is_being_answered_is_taken_from_nobody(
 ) -> None:
     monkeypatch.setattr(connection, "CONNECTIONS_A_USER", 2)
 
-    async def test(place: Place, ending: AsyncExitStack) -> None:
+    async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         waits = [await opened(place, ending, REQUEST.replace(b"/ ", b"/waits ")) for _ in range(2)]
         while len(place.state.tasks) < 2:
             await asyncio.sleep(0)
@@ -344,7 +344,7 @@ def test_who_does_not_read_a_long_answer_makes_room_for_one_more_of_his_own(
 ) -> None:
     monkeypatch.setattr(connection, "CONNECTIONS_A_USER", 1)
 
-    async def test(place: Place, ending: AsyncExitStack) -> None:
+    async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         stalled = await opened(place, ending, LONG)
 
         assert await is_answered_at_last(place, ending)  # at first that one is being answered, and one more is refused
@@ -359,7 +359,7 @@ def test_who_does_not_read_a_long_answer_does_so_no_less_when_he_asks_for_more(
 ) -> None:
     monkeypatch.setattr(connection, "CONNECTIONS_A_USER", 1)
 
-    async def test(place: Place, ending: AsyncExitStack) -> None:
+    async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         stalled = await opened(place, ending, LONG)
         assert isinstance(stalled[1].transport, asyncio.Transport)
         stalled[1].transport.pause_reading()  # it reads nothing ahead either
@@ -385,7 +385,7 @@ def test_who_does_not_read_a_long_answer_does_so_no_less_when_he_asks_for_more(
 def test_who_goes_before_his_listing_has_come_leaves_no_lines_in_the_journal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(place: Place, _ending: AsyncExitStack) -> None:
+    async def test(place: NodeAllocation, _ending: AsyncExitStack) -> None:
         for _ in range(10):
             _reader, writer = await place.connect(LISTING)
             writer.transport.abort()
@@ -402,7 +402,7 @@ def test_who_reads_a_long_answer_on_gets_all_of_it_and_then_waits_like_others(
 ) -> None:
     monkeypatch.setattr(connection, "CONNECTIONS_A_USER", 1)
 
-    async def test(place: Place, ending: AsyncExitStack) -> None:
+    async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         reads = await opened(place, ending, LONG)
         for _ in range(PIECES):
             await reads[0].readexactly(PIECE_BYTES)
@@ -414,7 +414,7 @@ def test_who_reads_a_long_answer_on_gets_all_of_it_and_then_waits_like_others(
     place_test(test, tmp_path)
 
 
-async def is_answered_at_last(place: Place, ending: AsyncExitStack) -> bool:
+async def is_answered_at_last(place: NodeAllocation, ending: AsyncExitStack) -> bool:
     while True:
         try:
             return await is_answered(await opened(place, ending, REQUEST))

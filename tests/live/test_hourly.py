@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from farside.scheduler.manager.model.event import CancelRequested
 from farside.scheduler.manager.model.queue_quota import QueueLimits
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
-from farside.scheduler.manager.model.submit_rate import STEP_S, WINDOW_S, HourlyCounts, TooMany
+from farside.scheduler.manager.model.submit_rate import STEP_S, WINDOW_S, SubmitRates, TooMany
 from tests.live.test_api import OTHER, THIRD, Api, an_api
 from tests.live.world import World, rules
 
 LIMIT = 10
 
 
-def room_in_s(counts: HourlyCounts, jobs: int, now_s: float) -> float:
+def room_in_s(counts: SubmitRates, jobs: int, now_s: float) -> float:
     """0: now."""
     try:
         counts.check("ann", jobs, beside=0, limit=LIMIT, now_s=now_s)
@@ -30,7 +30,7 @@ def room_in_s(counts: HourlyCounts, jobs: int, now_s: float) -> float:
 def test_no_hour_has_more_than_the_limit_whenever_it_begins_and_who_waits_as_told_has_room(
     asked: list[tuple[int, float]],
 ) -> None:
-    counts, now_s = HourlyCounts(), 1e9
+    counts, now_s = SubmitRates(), 1e9
     taken: list[tuple[float, int]] = []
     for jobs, pause_s in asked:
         now_s += pause_s
@@ -56,14 +56,14 @@ def test_cancelled_jobs_and_those_of_arrays_count_and_an_image_has_them() -> Non
     again = decode_state(encode_state(world.state))
 
     for state in (world.state, again):
-        assert [state.hourly.of(user, world.now_s) for user in ("ann", "eve", "bob")] == [7, 1, 0]
-        assert state.hourly.of("ann", world.now_s + WINDOW_S + STEP_S) == 0
+        assert [state.submit_rates.of(user, world.now_s) for user in ("ann", "eve", "bob")] == [7, 1, 0]
+        assert state.submit_rates.of("ann", world.now_s + WINDOW_S + STEP_S) == 0
     world.lead()
-    assert world.state.hourly.steps == again.hourly.steps
+    assert world.state.submit_rates.steps == again.submit_rates.steps
 
 
 def test_users_who_submit_no_more_are_forgotten() -> None:
-    counts = HourlyCounts()
+    counts = SubmitRates()
     for at in range(100):
         counts.come(f"user{at}", 1, 0.0)
 

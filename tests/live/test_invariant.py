@@ -7,25 +7,25 @@ import pytest
 
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import (
-    BrainTookLead,
     CancelRequested,
     DrainRequested,
     Entry,
     Event,
+    JobAllocated,
     JobEnded,
-    JobPlaced,
     JobRequeued,
     JobStarted,
     JobStopping,
+    NodeAllocation,
     NodeJoined,
     NodeLost,
     NodesReserved,
-    Place,
     ReleaseRequested,
+    SchedulerTookLead,
     StopCause,
+    TaskAllocation,
     TaskChanged,
     TaskPhase,
-    TaskPlace,
     UndrainRequested,
 )
 from farside.scheduler.manager.model.record import GONE
@@ -118,7 +118,7 @@ def test_each_entry_that_is_missing_without_a_gap_is_noticed_by_what_follows_fro
 def test_the_eventful_log_has_what_it_is_made_for() -> None:
     kinds = {type(entry.event) for entry in LOGS["eventful"]}
 
-    assert kinds >= {JobRequeued, JobStopping, NodeLost, CancelRequested, BrainTookLead, JobEnded}
+    assert kinds >= {JobRequeued, JobStopping, NodeLost, CancelRequested, SchedulerTookLead, JobEnded}
 
 
 def test_a_log_that_begins_in_the_middle_is_told() -> None:
@@ -136,12 +136,12 @@ def test_a_process_that_nobody_decided_on_is_found() -> None:
 @pytest.mark.parametrize(
     ("places", "says"),
     [
-        ((Place(node="n1", gpus=4),), "job 1 was started on other GPUs than it was given"),
-        ((Place(node="n0", gpus=3),), "job 1 was started on other GPUs than it was given"),
+        ((NodeAllocation(node="n1", gpus=4),), "job 1 was started on other GPUs than it was given"),
+        ((NodeAllocation(node="n0", gpus=3),), "job 1 was started on other GPUs than it was given"),
     ],
 )
-def test_a_start_that_is_not_where_its_place_was_is_found(places: tuple[Place, ...], says: str) -> None:
-    assert says in planted(JobPlaced, change=JobPlaced(job_id="1", places=places, reason=""))
+def test_a_start_that_is_not_where_its_place_was_is_found(places: tuple[NodeAllocation, ...], says: str) -> None:
+    assert says in planted(JobAllocated, change=JobAllocated(job_id="1", places=places, reason=""))
 
 
 def test_a_start_on_a_node_that_never_joined_is_found() -> None:
@@ -171,7 +171,7 @@ def test_an_end_that_nobody_asked_for_is_found() -> None:
 
 
 def test_a_brain_that_never_took_the_lead_is_found() -> None:
-    log = [entry for entry in eventful_log() if entry.event != BrainTookLead(generation=2, holder="test")]
+    log = [entry for entry in eventful_log() if entry.event != SchedulerTookLead(generation=2, holder="test")]
 
     assert any("was decided by generation 2 when 1 led" in what for what in violations(renumbered(log)))
 
@@ -181,7 +181,7 @@ def test_a_planted_double_booking_is_found() -> None:
     starts = [at for at, entry in enumerate(log) if isinstance(entry.event, JobStarted)]
     second = log[starts[1]]
     assert isinstance(second.event, JobStarted)
-    stolen = replace(second.event, tasks=(TaskPlace(rank=0, node="n0", gpus=(3,)),))  # the first job has it
+    stolen = replace(second.event, tasks=(TaskAllocation(rank=0, node="n0", gpus=(3,)),))  # the first job has it
     log[starts[1]] = replace(second, event=stolen)
 
     found = list(violations(log))

@@ -13,13 +13,13 @@ from farside.scheduler.manager.decider import planner
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import (
+    AllocationReleased,
     CancelRequested,
     DrainRequested,
     HoldRequested,
-    JobPlaced,
+    JobAllocated,
     JobStarted,
     JobStopping,
-    JobUnplaced,
     NodeLost,
     ReleaseRequested,
     TaskPhase,
@@ -142,7 +142,7 @@ def test_a_hold_that_crosses_the_decision_to_place_a_job_wins() -> None:
 
     world.does(HoldRequested(job_id=second, by="ann"))
 
-    assert (placed, world.phase(second)) == (Phase.PLACED, Phase.HELD)
+    assert (placed, world.phase(second)) == (Phase.ALLOCATED, Phase.HELD)
 
 
 def test_a_job_over_its_time_limit_is_stopped() -> None:
@@ -166,7 +166,7 @@ def test_the_winner_of_a_preemption_starts_when_the_victim_has_gone_and_not_befo
 
     winner = world.submit(4)
 
-    assert (world.phase(victim), world.phase(winner)) == (Phase.STOPPING, Phase.PLACED)
+    assert (world.phase(victim), world.phase(winner)) == (Phase.STOPPING, Phase.ALLOCATED)
     world.exits(victim, 143, cause="preempted")
     assert (world.phase(victim), world.phase(winner)) == (Phase.WAITING, Phase.STARTING)
     assert world.job(victim).preemptions == 1
@@ -259,7 +259,7 @@ def test_a_job_on_a_lost_node_starts_elsewhere_and_its_old_gpus_stay_taken() -> 
     assert (world.job(job).tasks[0].node, world.job(job).start) == ("n1", 2)
     world.join("n0")  # the same boot: what ran there may run on
     other = world.submit(4)
-    assert world.phase(other) is Phase.PLACED
+    assert world.phase(other) is Phase.ALLOCATED
     world.task(old, TaskPhase.EXITED, exit_code=143, cause="an old start")
     assert world.phase(other) is Phase.STARTING
 
@@ -383,7 +383,7 @@ def test_a_brain_that_starts_again_gives_way_as_the_old_one_would() -> None:
     world.pass_s(51.0)  # 251 s of 4 GPUs: past its limit
 
     assert early is Phase.WAITING
-    assert world.phase(young) is Phase.PLACED
+    assert world.phase(young) is Phase.ALLOCATED
     assert isinstance(world.log[-2].event, JobStopping)
 
 
@@ -430,5 +430,5 @@ def test_a_job_that_is_given_a_place_and_loses_it_in_the_same_cycle_waits_and_is
     job = world.submit(4)
 
     events = [entry.event for entry in world.log if getattr(entry.event, "job_id", "") == job]
-    assert [type(event) for event in events] == [JobPlaced, JobUnplaced, JobPlaced, JobStarted]
+    assert [type(event) for event in events] == [JobAllocated, AllocationReleased, JobAllocated, JobStarted]
     assert world.job(job).phase is Phase.STARTING

@@ -21,7 +21,7 @@ from farside.scheduler.manager.model.event import (
     TaskPhase,
     UndrainRequested,
 )
-from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.role import Role
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
@@ -146,7 +146,7 @@ class Machine(RuleBasedStateMachine):
     # ---- power, as who keeps it tells of it
 
     def power(self, name: str, **changes: object) -> None:
-        before = self.world.state.nodes[name].power or PowerNote()
+        before = self.world.state.nodes[name].power or NodePowerRecord()
         note = replace(before, number=before.number + 1, **changes)  # type: ignore[arg-type]
         self.world.does(PowerChanged(node=name, generation=self.world.generation, note=note))
 

@@ -105,7 +105,7 @@ def test_a_job_that_was_placed_before_loses_its_place_and_one_that_runs_is_named
     running = w.submit(4, time_limit_s=500.0)
     w.runs(running)
     placed = w.submit(4, time_limit_s=50.0)  # waits for the other to go
-    assert (w.phase(running), w.phase(placed)) == (Phase.STOPPING, Phase.PLACED)
+    assert (w.phase(running), w.phase(placed)) == (Phase.STOPPING, Phase.ALLOCATED)
 
     reserved(w, "n0", begin_s=10, end_s=200)
 
@@ -139,9 +139,9 @@ def test_no_start_is_ever_promised_into_a_reservation(
         assert w.job(job).job_id == job
 
     for started in w.state.jobs.values():
-        for stint in started.stints:
-            if any(place.node == "n0" for place in stint.places) and stint.begin_s < told_s + 100:
-                assert stint.begin_s + (started.spec.time_limit_s or math.inf) <= told_s
+        for run_interval in started.stints:
+            if any(place.node == "n0" for place in run_interval.places) and run_interval.begin_s < told_s + 100:
+                assert run_interval.begin_s + (started.spec.time_limit_s or math.inf) <= told_s
 
 
 def test_a_closure_is_closed_to_what_could_run_into_it_and_to_nothing_after_it() -> None:

@@ -120,7 +120,7 @@ def test_a_log_is_made_smaller_under_a_running_manager_and_it_goes_on_and_starts
 
         asyncio.run(with_nodes(manager, [node], act))
         store = EventStore(manager.store_url)
-        assert 40 < store.extent().image_seq < store.extent().last_seq
+        assert 40 < store.extent().snapshot_seq < store.extent().last_seq
         assert list(violations(store.read_all(), is_complete=True)) == []
         store.close()
 

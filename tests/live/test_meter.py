@@ -63,8 +63,8 @@ def test_usage_takes_what_was_metered_and_reckons_the_rest() -> None:
     world.pass_s(40)
     reported(1030.0, told("exited", exit_code=0))
 
-    (stint,) = world.job("1").stints
+    (run_interval,) = world.job("1").stints
     (used,) = usage_of(world.state.jobs.values(), By.USER, 0, world.now_s, gpu_power_w=1000.0)
-    assert (stint.metered_gpu_s, stint.energy_j) == (60, 60 * 300)
+    assert (run_interval.metered_gpu_s, run_interval.energy_j) == (60, 60 * 300)
     assert (used.gpu_s, used.metered_gpu_s) == (80, 60)
     assert used.energy_j == pytest.approx(60 * 300 + 20 * 1000)

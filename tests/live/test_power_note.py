@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farside.scheduler.manager.model.power_record import PowerNote, is_news, note_of, power_of
+from farside.scheduler.manager.model.power_record import NodePowerRecord, is_news, note_of, power_of
 from farside.scheduler.manager.model.sleep_time import SleepRecord, saved_kwh
 from farside.scheduler.power.state import (
     Answer,
@@ -44,7 +44,7 @@ nodes = st.builds(
 
 @given(nodes)
 def test_a_note_survives_its_json_and_says_all_that_matters(node: NodePower) -> None:
-    note = msgspec.json.decode(msgspec.json.encode(note_of(node)), type=PowerNote)
+    note = msgspec.json.decode(msgspec.json.encode(note_of(node)), type=NodePowerRecord)
 
     again = power_of("n", note, 5.0)
 

@@ -13,7 +13,7 @@ from farside.errors import ConfigError
 from farside.scheduler.manager.model.event import CancelRequested
 from farside.scheduler.manager.model.queue_quota import QueueCounts, QueueGate, QueueLimits
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
-from farside.scheduler.manager.model.submit_rate import HourlyCounts, TooMany
+from farside.scheduler.manager.model.submit_rate import SubmitRates, TooMany
 from tests.live.test_api import OTHER, THIRD, an_api
 from tests.live.world import World, rules
 
@@ -40,9 +40,9 @@ def test_the_counts_follow_the_jobs_and_an_image_has_them_too() -> None:
 
 
 def passing(
-    gate: QueueGate, user: str, jobs: int, *, is_free: bool = False, hourly: HourlyCounts | None = None
+    gate: QueueGate, user: str, jobs: int, *, is_free: bool = False, hourly: SubmitRates | None = None
 ) -> AbstractContextManager[None]:
-    hourly = hourly or HourlyCounts()
+    hourly = hourly or SubmitRates()
     return gate.passing(user, jobs, 0, QueueCounts(), hourly=hourly, now_s=1000.0, is_free=is_free)
 
 
@@ -59,7 +59,7 @@ def test_what_is_on_its_way_into_the_log_counts_already_and_what_failed_does_not
 
 
 def test_what_is_on_its_way_counts_among_those_of_the_hour_too() -> None:
-    gate, hourly = QueueGate(QueueLimits(hourly_jobs=10)), HourlyCounts()
+    gate, hourly = QueueGate(QueueLimits(hourly_jobs=10)), SubmitRates()
     hourly.come("ann", 4, 900.0)
 
     with passing(gate, "ann", 3, hourly=hourly):

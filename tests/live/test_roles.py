@@ -10,7 +10,7 @@ from farside.agent.gpu_share import Device
 from farside.agent.messages import Hello
 from farside.cli.job_file import read_job
 from farside.scheduler.manager.decider import launch
-from farside.scheduler.manager.model.event import JobStarted, ReleaseRequested, TaskPhase, TaskPlace
+from farside.scheduler.manager.model.event import JobStarted, ReleaseRequested, TaskAllocation, TaskPhase
 from farside.scheduler.manager.model.record import LiveJob, LiveTask, Phase
 from farside.scheduler.manager.model.role import Role, per_gpu, role_problems
 from farside.scheduler.manager.model.spec import JobSpec, spec_problems
@@ -202,7 +202,7 @@ def test_a_fault_in_starting_one_job_holds_that_job_and_no_other(monkeypatch: py
     world = World(rules(), nodes=1, gpus=4)
     tasks = launch._tasks
 
-    def broken(job: LiveJob, free: dict[str, tuple[Device, ...]]) -> Iterator[TaskPlace]:
+    def broken(job: LiveJob, free: dict[str, tuple[Device, ...]]) -> Iterator[TaskAllocation]:
         if job.spec.gpus == 3:
             raise StopIteration
         return tasks(job, free)
@@ -223,7 +223,7 @@ def test_a_job_waits_with_its_place_while_others_have_all_the_processes_that_a_n
 
     second = submitted(world, replace(MANY, count=20), replace(WORKER, count=1))
 
-    assert (world.phase(first), world.phase(second)) == (Phase.STARTING, Phase.PLACED)
+    assert (world.phase(first), world.phase(second)) == (Phase.STARTING, Phase.ALLOCATED)
     ends(world, first, "worker")
     ends(world, first, "ps", 143, cause="work_done")
     assert world.phase(second) is Phase.STARTING

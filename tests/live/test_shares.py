@@ -8,7 +8,14 @@ from msgspec import structs
 from farside.agent.gpu_share import Device
 from farside.agent.messages import ChangingFacts, fields_of
 from farside.scheduler.manager.model.check_log import violations
-from farside.scheduler.manager.model.event import JobPlaced, JobStarted, NodeChanged, Place, TaskPhase, TaskPlace
+from farside.scheduler.manager.model.event import (
+    JobAllocated,
+    JobStarted,
+    NodeAllocation,
+    NodeChanged,
+    TaskAllocation,
+    TaskPhase,
+)
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
 from farside.scheduler.manager.nodes.dispatch import start_of
@@ -56,7 +63,7 @@ def test_a_gpu_that_is_cut_while_a_job_has_all_of_it_is_free_when_that_job_has_l
 
     world.exits(first)
 
-    assert (before, world.phase(second)) == (Phase.PLACED, Phase.STARTING)
+    assert (before, world.phase(second)) == (Phase.ALLOCATED, Phase.STARTING)
     assert list(violations(world.log)) == []
 
 
@@ -83,9 +90,13 @@ def test_a_job_without_a_gpu_has_a_place_a_process_and_nothing_that_it_holds() -
     holder = world.submit(1)
     job = world.submit(1)  # its spec says a GPU, as no other is taken yet; its place has none
     for event in (
-        JobPlaced(job_id=job, places=(Place(node="n0", gpus=0),), reason="beside"),
+        JobAllocated(job_id=job, places=(NodeAllocation(node="n0", gpus=0),), reason="beside"),
         JobStarted(
-            job_id=job, start=1, tasks=(TaskPlace(rank=0, node="n0", gpus=()),), master_addr="h", master_port=20_000
+            job_id=job,
+            start=1,
+            tasks=(TaskAllocation(rank=0, node="n0", gpus=()),),
+            master_addr="h",
+            master_port=20_000,
         ),
     ):
         world.tell(event)

@@ -12,7 +12,7 @@ from farside.scheduler.manager.model.event import (
     PowerChanged,
     TaskPhase,
 )
-from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.power.busy_nodes import busy_nodes
 from farside.scheduler.manager.power.nodes_needed import SETTLED_S, nodes_needed
@@ -22,13 +22,13 @@ from farside.scheduler.tenancy import Account, Tenancy
 from tests.live.facts import gpus, joined
 from tests.live.world import World, rules
 
-CLOSING = PowerNote(phase=PowerPhase.DRAINING, reason="idle", drain_number=1, number=1)
-OFF = PowerNote(phase=PowerPhase.OFF, reason="idle", drain_number=1, number=2, past_boots=("boot-1",))
-BOOTING = PowerNote(phase=PowerPhase.BOOTING, reason="a job", drain_number=1, number=3, past_boots=("boot-1",))
-OPEN = PowerNote(phase=PowerPhase.ON, reason="booted", number=4)
+CLOSING = NodePowerRecord(phase=PowerPhase.DRAINING, reason="idle", drain_number=1, number=1)
+OFF = NodePowerRecord(phase=PowerPhase.OFF, reason="idle", drain_number=1, number=2, past_boots=("boot-1",))
+BOOTING = NodePowerRecord(phase=PowerPhase.BOOTING, reason="a job", drain_number=1, number=3, past_boots=("boot-1",))
+OPEN = NodePowerRecord(phase=PowerPhase.ON, reason="booted", number=4)
 
 
-def powers(world: World, node: str, note: PowerNote, *, generation: int | None = None) -> None:
+def powers(world: World, node: str, note: NodePowerRecord, *, generation: int | None = None) -> None:
     world.does(PowerChanged(node=node, generation=world.generation if generation is None else generation, note=note))
 
 

@@ -3,7 +3,7 @@
 import math
 
 from farside.scheduler.manager.model.event import TaskPhase
-from farside.scheduler.manager.model.preemption_times import Toll, as_settings
+from farside.scheduler.manager.model.preemption_times import PreemptionTimes, as_settings
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.sim.experiment import make_experiments
 from tests.live.world import World, rules
@@ -34,7 +34,7 @@ def test_a_pause_is_from_the_decision_to_stop_until_no_process_is_left() -> None
     world, long, _ = preempted(pause_s=7.0)
 
     assert world.job(long).pause_s == 7.0
-    assert world.state.toll.pause_s(4) == 7.0
+    assert world.state.preemption_times.pause_s(4) == 7.0
 
 
 def test_a_resume_is_from_the_decision_to_start_again_until_all_processes_run() -> None:
@@ -43,7 +43,7 @@ def test_a_resume_is_from_the_decision_to_start_again_until_all_processes_run() 
     resume(world, long, short, running_after_s=3.0)
 
     assert world.job(long).resume_s == 3.0
-    assert world.state.toll.resume_s(4) == 3.0
+    assert world.state.preemption_times.resume_s(4) == 3.0
 
 
 def test_a_first_start_is_timed_but_is_no_resume() -> None:
@@ -54,7 +54,7 @@ def test_a_first_start_is_timed_but_is_no_resume() -> None:
     world.runs(job)
 
     assert world.job(job).resume_s == 2.0
-    assert math.isnan(world.state.toll.resume_s(1))
+    assert math.isnan(world.state.preemption_times.resume_s(1))
 
 
 def test_a_job_that_says_when_it_makes_progress_has_resumed_only_then() -> None:
@@ -67,17 +67,21 @@ def test_a_job_that_says_when_it_makes_progress_has_resumed_only_then() -> None:
     world.task(world.job(long).tasks[0], TaskPhase.RUNNING, is_ready=True)
 
     assert world.job(long).resume_s == 13.0
-    assert world.state.toll.resume_s(4) == 13.0
+    assert world.state.preemption_times.resume_s(4) == 13.0
 
 
 def test_times_are_kept_apart_by_size_and_stand_in_for_sizes_that_were_never_measured() -> None:
-    toll = Toll()
-    toll.resumes["one_s"].add(2.0)
-    toll.resumes["many_s"].add(8.0)
-    toll.resumes["many_s"].add(10.0)
+    preemption_times = PreemptionTimes()
+    preemption_times.resumes["one_s"].add(2.0)
+    preemption_times.resumes["many_s"].add(8.0)
+    preemption_times.resumes["many_s"].add(10.0)
 
-    assert (toll.resume_s(1), toll.resume_s(64), toll.resume_s(4)) == (2.0, 9.0, 20 / 3)
-    assert math.isnan(toll.pause_s(1))
+    assert (preemption_times.resume_s(1), preemption_times.resume_s(64), preemption_times.resume_s(4)) == (
+        2.0,
+        9.0,
+        20 / 3,
+    )
+    assert math.isnan(preemption_times.pause_s(1))
 
 
 def test_a_job_that_resumed_is_left_alone_until_it_has_made_progress_for_as_long_as_others() -> None:
@@ -103,18 +107,18 @@ def test_a_job_that_resumed_is_left_alone_until_it_has_made_progress_for_as_long
 def test_a_brain_that_starts_again_knows_the_same() -> None:
     world, long, short = preempted(pause_s=7.0)
     resume(world, long, short, running_after_s=3.0)
-    before = world.state.toll
+    before = world.state.preemption_times
 
     world.lead()
 
-    assert world.state.toll == before
+    assert world.state.preemption_times == before
 
 
 def test_the_simulator_takes_what_was_measured_as_it_is_exported() -> None:
     world, long, short = preempted(pause_s=7.0)
     resume(world, long, short, running_after_s=3.0)
 
-    settings = as_settings(world.state.toll)
+    settings = as_settings(world.state.preemption_times)
     (experiment,) = make_experiments(["las"], settings)
 
     assert settings == {"cost": "helios", "one_s": "10.000", "few_s": "10.000", "many_s": "10.000"}
@@ -122,4 +126,4 @@ def test_the_simulator_takes_what_was_measured_as_it_is_exported() -> None:
 
 
 def test_nothing_measured_is_nothing_exported() -> None:
-    assert as_settings(Toll()) == {}
+    assert as_settings(PreemptionTimes()) == {}

@@ -16,7 +16,7 @@ import pytest
 
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.check_log import violations
-from farside.scheduler.manager.model.event import BrainTookLead, JobEnded, JobStarted, NodeJoined
+from farside.scheduler.manager.model.event import JobEnded, JobStarted, NodeJoined, SchedulerTookLead
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
 from farside.scheduler.manager.model.state import LiveState
@@ -183,6 +183,6 @@ def test_a_manager_of_now_goes_on_with_store_and_settings_of_before(before: Path
         manager.stop()
 
     assert list(violations(entries)) == []
-    assert any(isinstance(entry.event, BrainTookLead) for entry in entries if entry.seq > seq)
+    assert any(isinstance(entry.event, SchedulerTookLead) for entry in entries if entry.seq > seq)
     assert drains == [("drained", "new disks")]
     assert nodes[-1].starts == []

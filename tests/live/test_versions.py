@@ -5,6 +5,7 @@ they do not know. So the schemas of then are held against those of now, and noth
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,16 @@ RECORDED = tuple(sorted((Path(__file__).parent / "recorded").iterdir()))
 # N-1 does not read a log of another version; what version 2 wrote of these we read, by version2.py or as it is.
 READ_AS_VERSION_2 = {*version2.EVENTS, "Gpu", "Donor", "TaskProfiled"}
 WORDS_ONLY = ("title", "description")  # what a schema says for people
+# Classes that have another name by now: what was recorded, and what is. The log has the old names, or none of them.
+RENAMED = {
+    "AccessNoted": "AccessRecorded",
+    "BrainTookLead": "SchedulerTookLead",
+    "JobPlaced": "JobAllocated",
+    "JobUnplaced": "AllocationReleased",
+    "Place": "NodeAllocation",
+    "PowerNote": "NodePowerRecord",
+    "TaskPlace": "TaskAllocation",
+}
 
 
 @pytest.fixture(params=RECORDED, ids=lambda folder: folder.name)
@@ -127,7 +138,10 @@ def test_nothing_but_new_fields_has_come_to_what_agents_and_managers_say_since_t
 
 
 def test_nothing_but_new_fields_has_come_to_the_log_but_where_it_is_read_as_of_the_version_before(before: Path) -> None:
-    old = json.loads((before / "schema.json").read_text())["log"]
+    text = re.sub(
+        r'(?<=["/])\w+(?=")', lambda name: RENAMED.get(name[0], name[0]), (before / "schema.json").read_text()
+    )
+    old = json.loads(text)["log"]
     version = max(row["version"] for row in lines(before / "log.jsonl"))
 
     others = {line.split(" ")[0].split(".")[0] for line in told_apart(old, schema("log"))}

@@ -5,7 +5,7 @@ import pytest
 from farside.agent.messages import Gpu
 from farside.scheduler.explain import nobody_knows
 from farside.scheduler.manager.model.event import DrainRequested, NodeChanged, NodeLost, PowerChanged
-from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.start_estimate import AHEAD_MAX, StartEstimate
 from tests.live.test_sleeping_nodes import BOOTING, asleep, powers
 from tests.live.world import World, rules
@@ -109,6 +109,8 @@ def test_a_node_about_to_open_is_told_as_that() -> None:
     world = World(rules(), nodes=1)
     asleep(world, "n0")
     powers(world, "n0", BOOTING)
-    world.does(PowerChanged(node="n0", generation=world.generation, note=PowerNote(reason="booted", drain_number=1)))
+    world.does(
+        PowerChanged(node="n0", generation=world.generation, note=NodePowerRecord(reason="booted", drain_number=1))
+    )
 
     assert "4 GPUs are on n0: about to open: booted" in why(world, world.submit(gpus=4))

@@ -9,11 +9,11 @@ from farside.scheduler.manager.decider.decide import Decider
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.codec import decode_event, encode_event, is_decided
 from farside.scheduler.manager.model.event import (
-    BrainTookLead,
     Entry,
     Event,
     JobSubmitted,
     ReleaseRequested,
+    SchedulerTookLead,
     TaskChanged,
     TaskPhase,
 )
@@ -69,7 +69,7 @@ class World:
         self.decider = Decider(self.rules, state, self.now_s)
         self.heard = len(self.log)
         self.generation += 1
-        self.tell(BrainTookLead(generation=self.generation, holder="test"))
+        self.tell(SchedulerTookLead(generation=self.generation, holder="test"))
         self.settle()
 
     def settle(self) -> None:

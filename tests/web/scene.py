@@ -15,7 +15,7 @@ import pytest
 from farside.agent import messages as m
 from farside.scheduler.manager.auth.caller import Role, add_token
 from farside.scheduler.manager.model.event import NodesWanted, PowerChanged
-from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.transaction import Draft
 from farside.scheduler.power.state import Phase as PowerPhase
@@ -67,7 +67,7 @@ class Scene:
     def sleeps(self, name: str, phase: PowerPhase, reason: str) -> None:
         """Has the log say this of a node's power, as who keeps it would."""
         store = EventStore(self.manager.store_url)
-        note = PowerNote(phase=phase, reason=reason, drain_number=1)
+        note = NodePowerRecord(phase=phase, reason=reason, drain_number=1)
         generation = int(self.manager.get("health")["generation"])
         events = (
             NodesWanted(nodes=2, needed=2, reason=reason),

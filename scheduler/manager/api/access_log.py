@@ -7,7 +7,7 @@ from farside.errors import FarsideError
 from farside.log import get_log
 from farside.scheduler.manager.auth.caller import Caller, Callers
 from farside.scheduler.manager.log_follower import LiveLog
-from farside.scheduler.manager.model.event import AccessNoted
+from farside.scheduler.manager.model.event import AccessRecorded
 from farside.scheduler.manager.view.audit import READ, AccessGate
 
 TARGET_MAX, RESULT_MAX = 200, 300
@@ -43,7 +43,7 @@ class AccessLog:
     async def _note(self, caller: Caller, connection: HTTPConnection, result: str, target: str = "") -> None:
         action = getattr(connection.scope.get("endpoint"), "__name__", connection.url.path)
         target = target or " ".join(map(str, connection.path_params.values()))
-        note = AccessNoted(action=action[:60], target=target[:TARGET_MAX], result=result[:RESULT_MAX])
+        note = AccessRecorded(action=action[:60], target=target[:TARGET_MAX], result=result[:RESULT_MAX])
         written = self._gate.admitted(caller.told, note, self._log.now_s())
         if written is None:
             return

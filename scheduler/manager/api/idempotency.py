@@ -38,7 +38,7 @@ class Idempotency:
         self._log = log
         self._locks: WeakValueDictionary[RequestKey, asyncio.Lock] = WeakValueDictionary()
 
-    def place_of(self, request: RequestKey) -> int | None:
+    def seq_of(self, request: RequestKey) -> int | None:
         """The entry of the log that an earlier one made; None: there was none, or it has no key."""
         return self._log.state.requests.get(request) if request.key else None
 
@@ -55,6 +55,6 @@ class Idempotency:
             try:
                 return (await self._log.write([event], cause)).start
             except AskedBefore:
-                known = self.place_of(request)
+                known = self.seq_of(request)
                 assert known is not None, "the log was read up to it"
                 return known

@@ -67,7 +67,7 @@ async def submit(request: Request, caller: Person, shared: Shared, key: Key = ""
     told, body = await read_body(request, JobBody)
     _refuse_submitter(caller, shared)
     log, asked = shared.log, RequestKey(kind="job", user=caller.name, key=key)
-    known = shared.idempotency.place_of(asked)
+    known = shared.idempotency.seq_of(asked)
     if known is not None:
         return answer(Submitted(ids=log.state.submitted[known]), 201)
     spec = charged(after_arrays(spec_of(body, told), log.state), caller.name, shared.tenancy)
@@ -80,7 +80,7 @@ async def submit(request: Request, caller: Person, shared: Shared, key: Key = ""
         body.count,
         spec.size_bytes,
         log.state.queued,
-        hourly=log.state.hourly,
+        hourly=log.state.submit_rates,
         now_s=log.now_s(),
         is_free=caller.is_operator,
     ):

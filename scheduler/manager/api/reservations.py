@@ -72,7 +72,7 @@ async def reserve(
 ) -> Response:
     """Start nothing on nodes that could still run at some time."""
     request = RequestKey(kind="reservation", user=caller.name, key=key)
-    known = shared.idempotency.place_of(request)
+    known = shared.idempotency.seq_of(request)
     if known is not None:
         return _made(known, shared.log)
     unknown = [name for name in body.nodes if name not in shared.log.state.nodes]

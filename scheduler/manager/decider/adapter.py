@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from farside.scheduler.admission.figures import Figures
-from farside.scheduler.manager.model.event import Place, StopCause
+from farside.scheduler.manager.model.event import NodeAllocation, StopCause
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode, Phase
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.predict.estimator import Estimator
@@ -21,7 +21,7 @@ def is_holding(job: LiveJob) -> bool:
     """Whether the plan gives it the GPUs of its places: not if it has to leave them to another."""
     if job.phase is Phase.STOPPING:
         return job.stop_cause is not StopCause.PREEMPTED
-    return job.phase in (Phase.PLACED, Phase.STARTING, Phase.RUNNING)
+    return job.phase in (Phase.ALLOCATED, Phase.STARTING, Phase.RUNNING)
 
 
 def may_wait(state: LiveState, job: LiveJob) -> bool:
@@ -114,14 +114,14 @@ def node_of(node: LiveNode, promised: Booked = NOTHING) -> Node:
     )
 
 
-def allocation_of(places: tuple[Place, ...], node_index: Mapping[str, int]) -> Allocation:
+def allocation_of(places: tuple[NodeAllocation, ...], node_index: Mapping[str, int]) -> Allocation:
     """GPUs by the nodes' places in the cycle's ledger."""
     return tuple(sorted((node_index[place.node], place.gpus) for place in places))
 
 
-def places_of(allocation: Allocation, nodes: Sequence[Node]) -> tuple[Place, ...]:
+def node_allocations_of(allocation: Allocation, nodes: Sequence[Node]) -> tuple[NodeAllocation, ...]:
     """An allocation of the cycle's by the names of its nodes."""
-    return tuple(Place(node=nodes[at].name, gpus=gpus) for at, gpus in allocation)
+    return tuple(NodeAllocation(node=nodes[at].name, gpus=gpus) for at, gpus in allocation)
 
 
 def booked(state: LiveState) -> dict[str, Booked]:

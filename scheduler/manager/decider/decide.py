@@ -18,8 +18,8 @@ from farside.scheduler.manager.decider.planner import Planner
 from farside.scheduler.manager.decider.unavailable_nodes import out_of_service
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.draft import Draft, Timer, by_entry, by_timer
-from farside.scheduler.manager.model.event import Entry, Event, JobPlaced, JobStarted, NodeClosed
-from farside.scheduler.manager.model.maintenance import late_places
+from farside.scheduler.manager.model.event import Entry, Event, JobAllocated, JobStarted, NodeClosed
+from farside.scheduler.manager.model.maintenance import late_allocations
 from farside.scheduler.manager.model.record import LiveJob, Phase
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.start_estimate import StartEstimate, estimate_start
@@ -37,7 +37,7 @@ class Decider:
         # By job the entry that touched it last, as a cause: of all that something may follow for, and of those that
         # got a place since the last look at who can start.
         self._touched = dict.fromkeys(state.unfinished, by_entry(state.seq))
-        self._just_placed: dict[str, str] = {}
+        self._just_allocated: dict[str, str] = {}
         self._limits: list[tuple[float, str]] = []
         for job in state.live_jobs():
             self._note_limit(job)
@@ -53,8 +53,8 @@ class Decider:
         self._planner.hear(entry, touched)
         cause = by_entry(entry.seq)
         self._touched.update(dict.fromkeys(touched, cause))
-        if isinstance(entry.event, JobPlaced):
-            self._just_placed[entry.event.job_id] = cause
+        if isinstance(entry.event, JobAllocated):
+            self._just_allocated[entry.event.job_id] = cause
         if isinstance(entry.event, JobStarted):
             self._note_limit(self.state.jobs[entry.event.job_id])
 
@@ -75,7 +75,7 @@ class Decider:
         self._touched = {}
         steps = consequences(self.state, touched, now_s)
         followed = tuple(Draft(event=step, cause=touched[step.job_id]) for step in steps)
-        followed = followed or self._drafts(late_places(self.state, now_s)) or self._drafts(self._closings())
+        followed = followed or self._drafts(late_allocations(self.state, now_s)) or self._drafts(self._closings())
         if followed or (not may_plan and self._planner.is_due(now_s)):
             return followed
         return self._planner.plan(now_s) or self._launches()
@@ -87,7 +87,7 @@ class Decider:
 
     def _launches(self) -> tuple[Draft, ...]:
         """The starts that are possible: because the job got its place just now, or because others have left it."""
-        placed, self._just_placed = self._just_placed, {}
+        placed, self._just_allocated = self._just_allocated, {}
         cause = by_entry(self.state.seq)
         return tuple(
             Draft(event=event, cause=placed.get(event.job_id, cause))
@@ -132,7 +132,7 @@ class Decider:
         row = self._planner.row(job.job_id)
         if row >= 0 and job.phase is Phase.WAITING:
             return (*explain(self.domain, row, now_s, clock), *out_of_service(self.state.nodes.values(), job))
-        if job.phase is Phase.PLACED:
+        if job.phase is Phase.ALLOCATED:
             nodes = ", ".join(f"{place.node} ({place.gpus})" for place in job.places)
             return (f"has a place on {nodes}, and starts as soon as others have left it", job.reason)
         if job.phase is Phase.HELD:

@@ -16,7 +16,7 @@ from msgspec import structs
 from farside.agent.gpu_share import Device, parts_of
 from farside.agent.messages import TASKS_MAX
 from farside.errors import FarsideError
-from farside.scheduler.manager.model.event import HoldRequested, JobStarted, JobUnplaced, TaskPlace
+from farside.scheduler.manager.model.event import AllocationReleased, HoldRequested, JobStarted, TaskAllocation
 from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.spec import Ranks
 from farside.scheduler.manager.model.state import LiveState
@@ -31,22 +31,22 @@ REASON_CHARS = 400
 
 def launches(
     state: LiveState, is_profiled: Callable[[LiveJob], bool]
-) -> Iterator[JobStarted | HoldRequested | JobUnplaced]:
+) -> Iterator[JobStarted | HoldRequested | AllocationReleased]:
     """The starts that are possible, the first placed first; no two with the same GPU or the same port of a node.
 
     And what is to be written of those that are held instead. ``is_profiled``: whether what a job sends is to be noted.
     """
-    if not state.placed:
+    if not state.allocated:
         return
     room = _Room(state)
-    for job_id in state.placed:
+    for job_id in state.allocated:
         job = state.jobs[job_id]
         try:
             start = room.start(job, is_profiled(job)) if room.has_gpus(job) else None
         except Exception as error:  # what is wrong with one job must not keep the others from starting
             told = str(error) if isinstance(error, FarsideError) else f"{error!r:.200}; report this"
             yield HoldRequested(job_id=job_id, by=BRAIN)
-            yield JobUnplaced(job_id=job_id, reason=f"it can't be started: {told}"[:REASON_CHARS], is_held=True)
+            yield AllocationReleased(job_id=job_id, reason=f"it can't be started: {told}"[:REASON_CHARS], is_held=True)
             continue
         if start is not None:
             yield start
@@ -99,7 +99,7 @@ class _Room:
             is_profiled=is_profiled,
         )
 
-    def _counts(self, job: LiveJob, tasks: Sequence[TaskPlace]) -> dict[str, int] | None:
+    def _counts(self, job: LiveJob, tasks: Sequence[TaskAllocation]) -> dict[str, int] | None:
         """How many processes each of its nodes has with it; None: more than an agent takes, until others have gone."""
         own = Counter(task.node for task in tasks)
         node, most = own.most_common(1)[0]
@@ -109,7 +109,7 @@ class _Room:
         counts = {node: before[node] + count for node, count in own.items()}
         return counts if max(counts.values()) <= TASKS_MAX else None
 
-    def _meeting(self, job: LiveJob, task: TaskPlace, ports: dict[str, Iterator[int]]) -> tuple[str, int]:
+    def _meeting(self, job: LiveJob, task: TaskAllocation, ports: dict[str, Iterator[int]]) -> tuple[str, int]:
         """Address and port; 0: there is none that nobody has."""
         address = self._state.nodes[task.node].address
         if address not in ports:
@@ -125,7 +125,7 @@ class _Room:
                 yield port
 
 
-def _tasks(job: LiveJob, free: dict[str, tuple[Device, ...]]) -> Iterator[TaskPlace]:
+def _tasks(job: LiveJob, free: dict[str, tuple[Device, ...]]) -> Iterator[TaskAllocation]:
     """Its processes, and what each gets of what is ``free``, which is less by that afterwards."""
     slots: list[tuple[str, tuple[Device, ...]]] = []
     for place in job.places:
@@ -141,12 +141,12 @@ def _tasks(job: LiveJob, free: dict[str, tuple[Device, ...]]) -> Iterator[TaskPl
         yield _task(rank, node, devices)
 
 
-def _task(rank: int, node: str, devices: Sequence[Device], role: str = "", role_rank: int = 0) -> TaskPlace:
+def _task(rank: int, node: str, devices: Sequence[Device], role: str = "", role_rank: int = 0) -> TaskAllocation:
     gpus, parts = tuple(device.gpu for device in devices), parts_of(devices)
-    return TaskPlace(rank=rank, node=node, gpus=gpus, parts=parts, role=role, role_rank=role_rank)
+    return TaskAllocation(rank=rank, node=node, gpus=gpus, parts=parts, role=role, role_rank=role_rank)
 
 
-def _by_role(job: LiveJob, slots: list[tuple[str, tuple[Device, ...]]]) -> Iterator[TaskPlace]:
+def _by_role(job: LiveJob, slots: list[tuple[str, tuple[Device, ...]]]) -> Iterator[TaskAllocation]:
     """A slot for each process with a GPU, in the order of the roles; the others beside them."""
     workers = tuple((at, place.gpus) for at, place in enumerate(job.places))
     left, rank = iter(slots), 0

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 from farside.agent.messages import NOT_STARTED, EndKind
 from farside.scheduler.manager.model.event import (
+    AllocationReleased,
     Ending,
     JobEnded,
     JobRequeued,
     JobStopping,
-    JobUnplaced,
     StopCause,
     TaskPhase,
 )
@@ -27,7 +27,7 @@ _STOPPED = frozenset(cause.value for cause in StopCause)
 MAX_LOSSES = 10
 
 
-Step = JobEnded | JobRequeued | JobStopping | JobUnplaced
+Step = JobEnded | JobRequeued | JobStopping | AllocationReleased
 """What may follow for a job."""
 
 
@@ -49,8 +49,8 @@ def _next_step(state: LiveState, job: LiveJob, now_s: float) -> Step | None:
         return None
     if job.phase in IDLE:
         return _of_idle(state, job)
-    if job.phase is Phase.PLACED:
-        return _of_placed(state, job)
+    if job.phase is Phase.ALLOCATED:
+        return _of_allocated(state, job)
     if job.phase is Phase.STOPPING:
         return _of_stopping(state, job)
     return _of_running(state, job, now_s)
@@ -68,15 +68,15 @@ def _of_idle(state: LiveState, job: LiveJob) -> Step | None:
     return None
 
 
-def _of_placed(state: LiveState, job: LiveJob) -> Step | None:
+def _of_allocated(state: LiveState, job: LiveJob) -> Step | None:
     if job.cancelled_by:
         return _cancelled(job)
     if job.held_by:
-        return JobUnplaced(job_id=job.job_id, reason="it had not started yet")
+        return AllocationReleased(job_id=job.job_id, reason="it had not started yet")
     for place in job.places:
         node = state.nodes[place.node]
         if not node.is_taking:
-            return JobUnplaced(
+            return AllocationReleased(
                 job_id=job.job_id, reason=f"its place went before it started: {node.name}: {node.why_not}"
             )
     return None

@@ -23,9 +23,9 @@ def fair_share_of(tenancy: Tenancy | None, state: LiveState, now_s: float) -> Fa
     since_s = now_s - FORGOTTEN_HALF_LIVES * tenancy.half_life_s
     for job in state.jobs.values():
         account = job.spec.account or job.user
-        for stint in job.stints:
-            if stint.end_s > since_s:
-                share.note_past(account, job.spec.gpus, stint.begin_s, stint.end_s, now_s)
+        for run_interval in job.stints:
+            if run_interval.end_s > since_s:
+                share.note_past(account, job.spec.gpus, run_interval.begin_s, run_interval.end_s, now_s)
     return share
 
 

@@ -7,7 +7,14 @@ while the processes of its last start still go has that place in the plan alone,
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from farside.scheduler.manager.model.event import Event, JobPlaced, JobPromoted, JobStopping, JobUnplaced, StopCause
+from farside.scheduler.manager.model.event import (
+    AllocationReleased,
+    Event,
+    JobAllocated,
+    JobPromoted,
+    JobStopping,
+    StopCause,
+)
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.state import Allocation
@@ -40,12 +47,12 @@ class Pending:
     def send(self, events: Iterable[Event]) -> None:
         """These are on their way."""
         for event in events:
-            if isinstance(event, JobPlaced | JobUnplaced | JobPromoted | JobStopping):
+            if isinstance(event, JobAllocated | AllocationReleased | JobPromoted | JobStopping):
                 self._ahead[event.job_id] = self._ahead.get(event.job_id, 0) + 1
 
     def arrive(self, event: Event) -> None:
         """The log has this; it may be one of ours."""
-        if not isinstance(event, JobPlaced | JobUnplaced | JobPromoted | JobStopping):
+        if not isinstance(event, JobAllocated | AllocationReleased | JobPromoted | JobStopping):
             return
         if isinstance(event, JobStopping) and event.cause is not StopCause.PREEMPTED:
             return

@@ -7,7 +7,7 @@ How it works
   * What the cycle decided stands in the domain at once, and in the log when the brain has written it. Until it reads
     its own entry again, what others wrote about that job meanwhile is left for that moment (pending.py).
   * A job that is preempted and placed elsewhere while its processes still go has its new place in the domain only; it
-    is written (`JobPlaced`) once the job waits again (pending.py).
+    is written (`JobAllocated`) once the job waits again (pending.py).
   * Whatever else is not as the domain has it is put right by `_reconcile`, job by job, or by building the domain anew
     before it is asked next (nodes that come, or change in size): once, however many nodes come at a time.
 
@@ -31,23 +31,23 @@ from farside.scheduler.manager.decider.adapter import (
     is_holding,
     job_of,
     may_wait,
+    node_allocations_of,
     node_of,
-    places_of,
 )
 from farside.scheduler.manager.decider.past_use import fact_of, fair_share_of, history_of, service_gpu_s
 from farside.scheduler.manager.decider.pending import Pending
 from farside.scheduler.manager.decider.timers import EDGE_S, NO_ROW, Timers
 from farside.scheduler.manager.model.draft import Draft, Timer, by_entry, by_timer
 from farside.scheduler.manager.model.event import (
+    AllocationReleased,
     DrainRequested,
     Entry,
     Event,
+    JobAllocated,
     JobEnded,
-    JobPlaced,
     JobPromoted,
     JobStarted,
     JobStopping,
-    JobUnplaced,
     NodeChanged,
     NodeJoined,
     NodeLost,
@@ -74,7 +74,7 @@ class Planner:
     """Plans for all jobs of one state. Its owner has applied each entry to the state before `hear` gets it."""
 
     def __init__(self, rules: Rules, state: LiveState, now_s: float, estimator: Estimator | None = None) -> None:
-        self._rules = replace(rules, preemption_cost=MeasuredCost(toll=state.toll))
+        self._rules = replace(rules, preemption_cost=MeasuredCost(preemption_times=state.preemption_times))
         self._state = state
         self.domain: Domain
         self._rows: dict[str, int] = {}
@@ -195,7 +195,7 @@ class Planner:
                 events += [event] if event is not None else []
                 self._timers.set(Timer.RESERVE, now_s + self._rules.reserve_after_s)
             else:
-                event = self._placed(job, action)
+                event = self._allocated(job, action)
                 events += [event] if event is not None else []
                 held = self.domain.running.get(action.row)
                 if held is not None and now_s < held.until_s < math.inf:
@@ -212,19 +212,21 @@ class Planner:
             return None  # nobody has been told of that place
         reason = f"{action.reason}: job {self._ids[action.winner]}" if action.winner >= 0 else action.reason
         if job.phase not in ACTIVE:  # it has a place and has not started; it may have got it in this very cycle
-            return JobUnplaced(job_id=job.job_id, reason=reason)
+            return AllocationReleased(job_id=job.job_id, reason=reason)
         winner = self._ids.get(action.winner, "")
         cause = StopCause.PREEMPTED
         return JobStopping(job_id=job.job_id, start=job.start, cause=cause, reason=reason, winner=winner)
 
-    def _placed(self, job: LiveJob, action: Start) -> Event | None:
+    def _allocated(self, job: LiveJob, action: Start) -> Event | None:
         if job.phase in ACTIVE:
             self._pending.defer(job.job_id, action.allocation, action.reason)
             return None
         return self._place(job.job_id, action.allocation, action.reason)
 
-    def _place(self, job_id: str, allocation: Allocation, reason: str) -> JobPlaced:
-        return JobPlaced(job_id=job_id, places=places_of(allocation, self.domain.ledger.nodes), reason=reason)
+    def _place(self, job_id: str, allocation: Allocation, reason: str) -> JobAllocated:
+        return JobAllocated(
+            job_id=job_id, places=node_allocations_of(allocation, self.domain.ledger.nodes), reason=reason
+        )
 
     # ------------------------------------------------------------------ times
 

@@ -28,7 +28,7 @@ from farside.scheduler.manager.decider.cycle_failures import CycleFailures
 from farside.scheduler.manager.decider.decide import Decider
 from farside.scheduler.manager.log_wakeup import sleeping_at, wake
 from farside.scheduler.manager.model.draft import Draft
-from farside.scheduler.manager.model.event import Event, JobUnplaced
+from farside.scheduler.manager.model.event import AllocationReleased, Event
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.store.event_store import EventStore, StoreError
 from farside.scheduler.manager.store.leadership import leading
@@ -216,7 +216,7 @@ class SchedulerProcess:
 
 
 def _tell_of(event: Event) -> None:
-    if isinstance(event, JobUnplaced) and event.is_held:
+    if isinstance(event, AllocationReleased) and event.is_held:
         _log.error("a job is held", job=event.job_id, reason=event.reason, hint=f"farside release {event.job_id}")
 
 

@@ -21,22 +21,22 @@ from msgspec import structs
 from farside.agent.gpu_share import clash
 from farside.agent.messages import ChangingFacts, NodeFacts, fields_of
 from farside.errors import LocalProtocolError
+from farside.scheduler.manager.model.codec import tag_of
 from farside.scheduler.manager.model.event import (
-    AccessNoted,
-    BrainTookLead,
+    AccessRecorded,
+    AllocationReleased,
     CancelRequested,
     DrainRequested,
     Entry,
     HistoryForgotten,
     HoldRequested,
+    JobAllocated,
     JobEnded,
-    JobPlaced,
     JobPromoted,
     JobRequeued,
     JobStarted,
     JobStopping,
     JobSubmitted,
-    JobUnplaced,
     NodeChanged,
     NodeClosed,
     NodeJoined,
@@ -47,10 +47,11 @@ from farside.scheduler.manager.model.event import (
     PowerPardoned,
     ReleaseRequested,
     ReservationCancelled,
+    SchedulerTookLead,
     StopCause,
+    TaskAllocation,
     TaskChanged,
     TaskPhase,
-    TaskPlace,
     TaskProfiled,
     UndrainRequested,
 )
@@ -64,7 +65,7 @@ from farside.scheduler.manager.model.record import (
     LiveTask,
     Maintenance,
     Phase,
-    Stint,
+    RunInterval,
 )
 from farside.scheduler.manager.model.state import LiveState, request_of
 from farside.scheduler.power.state import Phase as PowerPhase
@@ -92,7 +93,7 @@ def apply(state: LiveState, entry: Entry) -> Touched:
 
 def _misfit(entry: Entry, what: str) -> LocalProtocolError:
     return LocalProtocolError(
-        f"entry {entry.seq} of the log, {type(entry.event).__name__}, does not fit: {what}",
+        f"entry {entry.seq} of the log, {tag_of(type(entry.event))}, does not fit: {what}",
         hint="restore a backup, and report this",
     )
 
@@ -134,7 +135,7 @@ def _submitted(state: LiveState, event: JobSubmitted, entry: Entry) -> Touched:
             state.dependents.setdefault(other, []).append(job_id)
     state.submitted[entry.seq] = ids
     state.queued.come(entry.seq, event.user, len(ids), event.spec.size_bytes)
-    state.hourly.come(event.user, len(ids), max(entry.at_s, state.at_s))
+    state.submit_rates.come(event.user, len(ids), max(entry.at_s, state.at_s))
     _remember(state, event, entry)
     return ids
 
@@ -322,7 +323,7 @@ def _closed(state: LiveState, event: NodeClosed, entry: Entry) -> Touched:
     return ()
 
 
-def _noted(state: LiveState, event: AccessNoted | PowerPardoned, entry: Entry) -> Touched:
+def _noted(state: LiveState, event: AccessRecorded | PowerPardoned, entry: Entry) -> Touched:
     return ()
 
 
@@ -363,9 +364,11 @@ def _meter(state: LiveState, event: TaskChanged) -> None:
     """What a process drew belongs to the stint of its start."""
     job = state.jobs[event.job_id]
     stints = list(job.stints)
-    stint = stints[event.start - 1]
+    run_interval = stints[event.start - 1]
     stints[event.start - 1] = replace(
-        stint, energy_j=stint.energy_j + event.energy_j, metered_gpu_s=stint.metered_gpu_s + event.metered_gpu_s
+        run_interval,
+        energy_j=run_interval.energy_j + event.energy_j,
+        metered_gpu_s=run_interval.metered_gpu_s + event.metered_gpu_s,
     )
     state.jobs[job.job_id] = replace(job, stints=tuple(stints))
 
@@ -381,7 +384,7 @@ def _time_start(state: LiveState, job_id: str, now_s: float) -> None:
     took_s = now_s - job.started_s
     state.jobs[job_id] = replace(job, resume_s=took_s, is_ready=is_ready)
     if job.start > 1:
-        times = state.toll.resumes[step_of(job.spec.gpus)]
+        times = state.preemption_times.resumes[step_of(job.spec.gpus)]
         if math.isnan(job.resume_s):
             times.add(took_s)
         else:
@@ -417,37 +420,37 @@ def _keep_task(state: LiveState, task: LiveTask) -> None:
 # ---------------------------------------------------------------------------------------------- decided
 
 
-def _lead(state: LiveState, event: BrainTookLead, entry: Entry) -> Touched:
+def _lead(state: LiveState, event: SchedulerTookLead, entry: Entry) -> Touched:
     if event.generation <= state.generation:
         raise _misfit(entry, f"generation {state.generation} has led already")
     state.generation = event.generation
     return ()
 
 
-def _placed(state: LiveState, event: JobPlaced, entry: Entry) -> Touched:
+def _allocated(state: LiveState, event: JobAllocated, entry: Entry) -> Touched:
     # Held a moment ago, when the leader had not read that yet: it takes the place back as soon as it has.
     job = _job(state, entry, event.job_id, Phase.WAITING, Phase.HELD)
-    placed = state.jobs[job.job_id] = replace(job, phase=Phase.PLACED, places=event.places, reason=event.reason)
-    state.placed[job.job_id] = None
-    state.give_places(placed)
+    placed = state.jobs[job.job_id] = replace(job, phase=Phase.ALLOCATED, places=event.places, reason=event.reason)
+    state.allocated[job.job_id] = None
+    state.add_allocation(placed)
     return (job.job_id,)
 
 
-def _unplaced(state: LiveState, event: JobUnplaced, entry: Entry) -> Touched:
-    job = _job(state, entry, event.job_id, Phase.PLACED)
-    state.take_places(job)
+def _released(state: LiveState, event: AllocationReleased, entry: Entry) -> Touched:
+    job = _job(state, entry, event.job_id, Phase.ALLOCATED)
+    state.drop_allocation(job)
     state.jobs[job.job_id] = _idle(job, event.reason)
-    del state.placed[job.job_id]
+    del state.allocated[job.job_id]
     return (job.job_id,)
 
 
 def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
-    job = _job(state, entry, event.job_id, Phase.PLACED)
+    job = _job(state, entry, event.job_id, Phase.ALLOCATED)
     if event.start != job.start + 1:
         raise _misfit(entry, f"job {job.job_id} was started {job.start} times")
     tasks: list[LiveTask] = []
     for place in event.tasks:
-        task = LiveTask(job_id=job.job_id, start=event.start, **fields_of(TaskPlace, place))
+        task = LiveTask(job_id=job.job_id, start=event.start, **fields_of(TaskAllocation, place))
         node = state.nodes[task.node]
         taken = clash(task.devices, node.shares)
         if taken is not None:
@@ -466,7 +469,7 @@ def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
         is_ready=False,
         stop_cause=None,
         exit_code=None,
-        stints=(*job.stints, Stint(begin_s=entry.at_s, places=job.places)),
+        stints=(*job.stints, RunInterval(begin_s=entry.at_s, places=job.places)),
         master_addr=event.master_addr,
         master_port=event.master_port,
         is_profiled=event.is_profiled,
@@ -474,7 +477,7 @@ def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
     state.jobs[job.job_id] = _waited(started, job, entry.at_s)
     ports = ((task.address, task.port) for task in tasks if task.port)
     state.meetings[job.job_id] = ((event.master_addr, event.master_port), *ports)
-    del state.placed[job.job_id]
+    del state.allocated[job.job_id]
     return (job.job_id,)
 
 
@@ -495,11 +498,11 @@ def _stopping(state: LiveState, event: JobStopping, entry: Entry) -> Touched:
 def _requeued(state: LiveState, event: JobRequeued, entry: Entry) -> Touched:
     job = _job(state, entry, event.job_id, *ACTIVE)
     _leave_behind(state, job)
-    state.take_places(job)
+    state.drop_allocation(job)
     ran = replace(_left(job, entry.at_s), failures=job.failures + event.is_failure)
     if job.phase is Phase.STOPPING and job.stop_cause is StopCause.PREEMPTED:
         ran = replace(ran, pause_s=entry.at_s - job.stopping_s)
-        state.toll.pauses[step_of(job.spec.gpus)].add(ran.pause_s)
+        state.preemption_times.pauses[step_of(job.spec.gpus)].add(ran.pause_s)
     state.jobs[job.job_id] = _idle(ran, event.reason)
     return (job.job_id,)
 
@@ -535,9 +538,9 @@ def _ended(state: LiveState, event: JobEnded, entry: Entry) -> Touched:
     )
     del state.unfinished[job.job_id]
     state.queued.leave(job.submitted_at)
-    state.take_places(job)
+    state.drop_allocation(job)
     state.meetings.pop(job.job_id, None)
-    state.placed.pop(job.job_id, None)
+    state.allocated.pop(job.job_id, None)
     return (job.job_id, *state.dependents.pop(job.job_id, ()))
 
 
@@ -562,7 +565,7 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, Entry], Touched]] = Mapp
         UndrainRequested: _undrain,
         NodesReserved: _reserved,
         ReservationCancelled: _unreserved,
-        AccessNoted: _noted,
+        AccessRecorded: _noted,
         PowerChanged: _powered,
         NodesWanted: _wanted,
         HistoryForgotten: _forgotten,
@@ -570,9 +573,9 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, Entry], Touched]] = Mapp
         NodeClosed: _closed,
         TaskChanged: _task,
         TaskProfiled: _profiled,
-        BrainTookLead: _lead,
-        JobPlaced: _placed,
-        JobUnplaced: _unplaced,
+        SchedulerTookLead: _lead,
+        JobAllocated: _allocated,
+        AllocationReleased: _released,
         JobStarted: _started,
         JobStopping: _stopping,
         JobRequeued: _requeued,

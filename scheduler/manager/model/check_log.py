@@ -8,26 +8,26 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from farside.scheduler.manager.model.event import (
-    BrainTookLead,
+    AllocationReleased,
     CancelRequested,
     Ending,
     Entry,
+    JobAllocated,
     JobEnded,
-    JobPlaced,
     JobRequeued,
     JobStarted,
     JobStopping,
     JobSubmitted,
-    JobUnplaced,
+    NodeAllocation,
     NodeClosed,
     NodeJoined,
     NodeLost,
-    Place,
     PowerChanged,
+    SchedulerTookLead,
     StopCause,
+    TaskAllocation,
     TaskChanged,
     TaskPhase,
-    TaskPlace,
 )
 from farside.scheduler.power.state import Phase
 
@@ -37,7 +37,7 @@ _Process = tuple[str, int, int]  # job, start, rank
 @dataclass(slots=True)
 class _Job:
     may_be_cancelled: bool  # it waits for others, or somebody asked for its end
-    places: tuple[Place, ...] = ()  # given, and not started on yet
+    places: tuple[NodeAllocation, ...] = ()  # given, and not started on yet
     nodes: list[tuple[str, ...]] = field(default_factory=list)  # of each start, by rank
     started_at: int = 0
     is_started: bool = False
@@ -54,7 +54,7 @@ class _Check:
     generation: int = 0
     number: int = 1
     jobs: dict[str, _Job] = field(default_factory=dict)
-    processes: dict[_Process, TaskPlace] = field(default_factory=dict)  # that were not reported gone
+    processes: dict[_Process, TaskAllocation] = field(default_factory=dict)  # that were not reported gone
     holders: dict[tuple[str, int], dict[str, _Process]] = field(default_factory=dict)  # by node and GPU, and by part
     boots: dict[str, str] = field(default_factory=dict)
     lost_at: dict[str, int] = field(default_factory=dict)  # the last entry by which a node was away
@@ -84,7 +84,7 @@ def _one(check: _Check, entry: Entry) -> Iterator[str]:
     if entry.at_s < check.at_s:
         yield "is older than the one before"
     check.seq, check.at_s = entry.seq, max(check.at_s, entry.at_s)
-    if isinstance(event, BrainTookLead):
+    if isinstance(event, SchedulerTookLead):
         if event.generation <= check.generation:
             yield f"generation {event.generation} took the lead when {check.generation} had led"
         check.generation = max(check.generation, event.generation)
@@ -96,8 +96,8 @@ def _one(check: _Check, entry: Entry) -> Iterator[str]:
         case CancelRequested():
             if event.job_id in check.jobs:
                 check.jobs[event.job_id].may_be_cancelled = True
-        case JobPlaced() | JobUnplaced():
-            yield from _placed(check, event)
+        case JobAllocated() | AllocationReleased():
+            yield from _allocated(check, event)
         case JobStarted():
             yield from _started(check, event)
         case JobStopping():
@@ -162,19 +162,19 @@ def _submitted(check: _Check, event: JobSubmitted) -> None:
     check.jobs.update((job_id, _Job(may_be_cancelled=bool(event.spec.after))) for job_id in ids)
 
 
-def _placed(check: _Check, event: JobPlaced | JobUnplaced) -> Iterator[str]:
+def _allocated(check: _Check, event: JobAllocated | AllocationReleased) -> Iterator[str]:
     job = check.jobs.get(event.job_id)
-    what = "was given a place" if isinstance(event, JobPlaced) else "lost its place"
+    what = "was given a place" if isinstance(event, JobAllocated) else "lost its place"
     if job is None or job.is_over:
         yield f"job {event.job_id} {what}, and {'was never submitted' if job is None else 'had ended before'}"
         return
     if job.is_started:
         yield f"job {event.job_id} {what} while it runs"
-    if isinstance(event, JobPlaced) and job.places:
+    if isinstance(event, JobAllocated) and job.places:
         yield f"job {event.job_id} was given two places"
-    if isinstance(event, JobUnplaced) and not job.places:
+    if isinstance(event, AllocationReleased) and not job.places:
         yield f"job {event.job_id} {what}, and had none"
-    job.places = event.places if isinstance(event, JobPlaced) else ()
+    job.places = event.places if isinstance(event, JobAllocated) else ()
 
 
 def _started(check: _Check, event: JobStarted) -> Iterator[str]:

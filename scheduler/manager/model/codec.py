@@ -13,7 +13,16 @@ import msgspec
 
 from farside.errors import ConfigError, RemoteProtocolError
 from farside.scheduler.manager.model import log_version2 as version2
-from farside.scheduler.manager.model.event import VERSION, Decided, Event, Told
+from farside.scheduler.manager.model.event import (
+    VERSION,
+    AccessRecorded,
+    AllocationReleased,
+    Decided,
+    Event,
+    JobAllocated,
+    SchedulerTookLead,
+    Told,
+)
 
 
 class LaterVersion(RemoteProtocolError):
@@ -22,8 +31,24 @@ class LaterVersion(RemoteProtocolError):
     exit_code = ConfigError.exit_code
 
 
+# Classes whose name is not the one that the log has for them. The log's names stay: older managers read them.
+_TAGS: Mapping[type[Any], str] = MappingProxyType(
+    {
+        SchedulerTookLead: "BrainTookLead",
+        JobAllocated: "JobPlaced",
+        AllocationReleased: "JobUnplaced",
+        AccessRecorded: "AccessNoted",
+    }
+)
+
+
+def tag_of(kind: type[Any]) -> str:
+    """The type of an event, as the log, the API and the page name it."""
+    return _TAGS.get(kind, kind.__name__)
+
+
 DECIDED: frozenset[type[Any]] = frozenset(get_args(Decided))
-TYPES: Mapping[str, type[Any]] = MappingProxyType({one.__name__: one for one in (*get_args(Told), *get_args(Decided))})
+TYPES: Mapping[str, type[Any]] = MappingProxyType({tag_of(one): one for one in (*get_args(Told), *get_args(Decided))})
 _DECODERS = {name: msgspec.json.Decoder(kind) for name, kind in TYPES.items()}
 _ENCODER = msgspec.json.Encoder()
 
@@ -35,7 +60,7 @@ def is_decided(event: Event) -> bool:
 
 def encode_event(event: Event) -> tuple[str, str]:
     """Type and JSON of an event."""
-    return type(event).__name__, _ENCODER.encode(event).decode()
+    return tag_of(type(event)), _ENCODER.encode(event).decode()
 
 
 def check_version(version: int) -> None:

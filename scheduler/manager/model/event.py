@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from farside.agent.gpu_share import Device, devices_of
 from farside.agent.messages import ChangingFacts, EndKind, NodeFacts, ProfileFigures
-from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.model.spec import JobSpec
 
 # 2: `StopCause` has node_unfit and work_done; nodes sleep, jobs are forgotten.
@@ -61,14 +61,14 @@ class TaskPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class NodeAllocation:
     """So many GPUs of one node, or parts that these are cut into; not yet which ones. 0: a place without any."""
 
     node: str
     gpus: int
 
 
-class TaskPlace(Struct, frozen=True, kw_only=True):
+class TaskAllocation(Struct, frozen=True, kw_only=True):
     """One process of a job: its rank, its node, and what it gets of the GPUs there.
 
     ``parts``: which part of each of ``gpus``; empty: all are whole. Two lists, as no object is to be kept for each GPU
@@ -196,7 +196,7 @@ class ReservationCancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccessNoted:
+class AccessRecorded:
     """For the audit alone: somebody was refused something, or looked at what is another's. Changes nothing."""
 
     action: str
@@ -235,7 +235,7 @@ class PowerChanged:
 
     node: str
     generation: int
-    note: PowerNote
+    note: NodePowerRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +275,7 @@ class TaskProfiled(ProfileFigures, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrainTookLead:
+class SchedulerTookLead:
     """A brain decides from here on."""
 
     generation: int
@@ -294,16 +294,16 @@ class NodeClosed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobPlaced:
+class JobAllocated:
     """The cycle gave a job GPUs. It starts as soon as those who must leave them have left."""
 
     job_id: str
-    places: tuple[Place, ...]
+    places: tuple[NodeAllocation, ...]
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobUnplaced:
+class AllocationReleased:
     """A job that had not started yet lost its place; ``is_held``: because no start of it can be made."""
 
     job_id: str
@@ -317,7 +317,7 @@ class JobStarted:
 
     job_id: str
     start: int
-    tasks: tuple[TaskPlace, ...]
+    tasks: tuple[TaskAllocation, ...]
     master_addr: str
     master_port: int
     is_profiled: bool = False
@@ -364,13 +364,13 @@ class JobPromoted:
 
 Told = (
     JobSubmitted | CancelRequested | HoldRequested | ReleaseRequested | NodeJoined | NodeChanged | NodeLost
-    | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | AccessNoted | TaskChanged
+    | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | AccessRecorded | TaskChanged
     | PowerChanged | NodesWanted | PowerPardoned | HistoryForgotten
     | TaskProfiled
 )  # fmt: skip
 Decided = (
-    BrainTookLead | NodeClosed | JobPlaced | JobUnplaced | JobStarted | JobStopping | JobRequeued | JobEnded
-    | JobPromoted
+    SchedulerTookLead | NodeClosed | JobAllocated | AllocationReleased | JobStarted | JobStopping | JobRequeued
+    | JobEnded | JobPromoted
 )  # fmt: skip
 Event = Told | Decided
 

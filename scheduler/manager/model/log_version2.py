@@ -33,7 +33,7 @@ def _gpu(old: Plain) -> Plain:
     return {**new, "healthy": old.get("is_healthy", True), "model": old.get("model", "")}
 
 
-def image(old: Plain) -> Plain:
+def snapshot(old: Plain) -> Plain:
     """The image of a state."""
     return {**old, "nodes": {name: _node(node) for name, node in old["nodes"].items()}}
 

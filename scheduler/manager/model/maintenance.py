@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from farside.scheduler.maintenance_window import MaintenanceWindow
-from farside.scheduler.manager.model.event import JobUnplaced
+from farside.scheduler.manager.model.event import AllocationReleased
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, Maintenance
 from farside.scheduler.manager.model.state import LiveState
 from farside.units import format_moment
@@ -41,16 +41,16 @@ def words_of(one: Maintenance) -> str:
     return f"{', '.join(one.nodes)} reserved {span}{reason}"
 
 
-def late_places(state: LiveState, now_s: float) -> Iterator[JobUnplaced]:
+def late_allocations(state: LiveState, now_s: float) -> Iterator[AllocationReleased]:
     """Placed jobs that waited so long for others to go that they could still run when their nodes are reserved."""
     pending = [one for one in state.maintenance.values() if one.is_pending(now_s)]
     if not pending:
         return
-    for job_id in state.placed:
+    for job_id in state.allocated:
         job = state.jobs[job_id]
         for one in pending:
             if now_s + _longest_s(job) > one.begin_s and not set(one.nodes).isdisjoint(job.nodes):
-                yield JobUnplaced(job_id=job_id, reason=f"its place went before it started: {words_of(one)}")
+                yield AllocationReleased(job_id=job_id, reason=f"its place went before it started: {words_of(one)}")
                 break
 
 

@@ -19,7 +19,7 @@ _TO_BMC = frozenset({Command.SOFT_OFF, Command.FORCE_OFF, Command.POWER_ON})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PowerNote(PowerRecord):
+class NodePowerRecord(PowerRecord):
     """A node's power.
 
     ``command``: an order to its BMC whose answer is not known yet; empty: there is none.
@@ -43,25 +43,25 @@ class PowerNote(PowerRecord):
         return self.phase in (Phase.OFF, Phase.BOOTING) or self.is_stopping
 
 
-def note_of(node: NodePower) -> PowerNote:
+def note_of(node: NodePower) -> NodePowerRecord:
     """What the log should say of a node."""
     pending = node.pending
     command = pending.command.value if pending is not None and pending.command in _TO_BMC else ""
-    return PowerNote(command=command, **_record_of(node))
+    return NodePowerRecord(command=command, **_record_of(node))
 
 
 def _record_of(known: PowerRecord) -> dict[str, Any]:
     return {field.name: getattr(known, field.name) for field in fields(PowerRecord)}
 
 
-def is_news(before: PowerNote | None, now: PowerNote) -> bool:
+def is_news(before: NodePowerRecord | None, now: NodePowerRecord) -> bool:
     """Whether the log does not say so yet. A node that is on, and of which nothing is known, has no note."""
     if before is None:
         return now.phase is not Phase.ON or now.is_pinned or bool(now.drain_number or now.stops_s)
     return replace(now, number=before.number) != before  # questions have numbers too
 
 
-def power_of(name: str, note: PowerNote | None, now_s: float) -> NodePower:
+def power_of(name: str, note: NodePowerRecord | None, now_s: float) -> NodePower:
     """A node as a manager that has just begun to lead finds it in the log."""
     if note is None:
         return NodePower(name=name, since_s=now_s, last_beat_s=now_s, reason="adopted")

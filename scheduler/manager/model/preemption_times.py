@@ -44,7 +44,7 @@ def _steps() -> dict[str, Times]:
 
 
 @dataclass(slots=True)
-class Toll:
+class PreemptionTimes:
     """All that was measured so far, by step."""
 
     pauses: dict[str, Times] = field(default_factory=_steps)
@@ -74,14 +74,16 @@ def _mean_s(measured: Mapping[str, Times], gpus: int) -> float:
     return sum(times.total_s for times in measured.values()) / count if count else math.nan
 
 
-def as_settings(toll: Toll) -> Mapping[str, str]:
+def as_settings(preemption_times: PreemptionTimes) -> Mapping[str, str]:
     """What makes a simulation charge what was measured; empty where nothing was.
 
     The simulator charges pause and resume together when a job goes on.
     """
     told: dict[str, str] = {}
     for step, gpus in zip(STEPS, (1, _STEPPED.few_gpus, _STEPPED.few_gpus + 1), strict=True):
-        parts = [part for part in (toll.pause_s(gpus), toll.resume_s(gpus)) if not math.isnan(part)]
+        parts = [
+            part for part in (preemption_times.pause_s(gpus), preemption_times.resume_s(gpus)) if not math.isnan(part)
+        ]
         if parts:
             told[step] = f"{sum(parts):.3f}"
     return {"cost": "helios", **told} if told else {}
@@ -94,7 +96,7 @@ class MeasuredCost:
     The pause is no part of it here: who is preempted has really spent it, at the end of the stint before.
     """
 
-    toll: Toll
+    preemption_times: PreemptionTimes
 
     @property
     def name(self) -> str:
@@ -103,5 +105,5 @@ class MeasuredCost:
 
     def preemption_s(self, job: Job) -> float:
         """Seconds until a job that starts again makes progress, as far as is known."""
-        resume_s = self.toll.resume_s(job.gpus)
+        resume_s = self.preemption_times.resume_s(job.gpus)
         return 0.0 if math.isnan(resume_s) else resume_s

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from farside.errors import ConfigError
-from farside.scheduler.manager.model.submit_rate import HourlyCounts
+from farside.scheduler.manager.model.submit_rate import SubmitRates
 from farside.units import format_bytes
 
 
@@ -69,7 +69,7 @@ class QueueGate:
         size_bytes: int,
         queued: QueueCounts,
         *,
-        hourly: HourlyCounts,
+        hourly: SubmitRates,
         now_s: float,
         is_free: bool,
     ) -> Iterator[None]:
@@ -92,7 +92,7 @@ class QueueGate:
             _add(self._jobs, user, -jobs)
             _add(self._size_bytes, user, -size_bytes)
 
-    def _check_hour(self, user: str, jobs: int, hourly: HourlyCounts, now_s: float) -> None:
+    def _check_hour(self, user: str, jobs: int, hourly: SubmitRates, now_s: float) -> None:
         limit = self._limits.hourly_jobs
         if limit and jobs > limit:
             raise ConfigError(

@@ -19,8 +19,15 @@ from enum import StrEnum
 
 from farside.agent.gpu_share import Device, Share, free_devices, shares_of
 from farside.agent.messages import EndKind, NodeFacts
-from farside.scheduler.manager.model.event import Ending, NodesReserved, Place, StopCause, TaskPhase, TaskPlace
-from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.model.event import (
+    Ending,
+    NodeAllocation,
+    NodesReserved,
+    StopCause,
+    TaskAllocation,
+    TaskPhase,
+)
+from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.model.profile import JobProfile
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.nodes import models_of
@@ -32,7 +39,7 @@ class Phase(StrEnum):
 
     HELD = "held"
     WAITING = "waiting"
-    PLACED = "placed"
+    ALLOCATED = "placed"
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -51,7 +58,7 @@ GONE = frozenset({TaskPhase.EXITED, TaskPhase.LOST})
 TaskKey = tuple[str, int, int]  # job, start, rank
 
 
-class LiveTask(TaskPlace, frozen=True, kw_only=True):
+class LiveTask(TaskAllocation, frozen=True, kw_only=True):
     """One process of one start of a job, where it was placed, and how it is."""
 
     job_id: str
@@ -90,14 +97,14 @@ class LiveTask(TaskPlace, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stint:
+class RunInterval:
     """A time during which a job held GPUs: from the decision to start it to the end of its last process.
 
     ``energy_j``: what its nodes say that its GPUs drew, of ``metered_gpu_s`` GPU seconds of it.
     """
 
     begin_s: float
-    places: tuple[Place, ...]
+    places: tuple[NodeAllocation, ...]
     end_s: float = math.inf
     energy_j: float = 0.0
     metered_gpu_s: float = 0.0
@@ -140,12 +147,12 @@ class LiveJob:
     since_s: float
     submitted_at: int = 0
     start: int = 0
-    places: tuple[Place, ...] = ()
+    places: tuple[NodeAllocation, ...] = ()
     tasks: tuple[LiveTask, ...] = ()
     executed_s: float = 0.0
     waited_s: float = 0.0
     held_s: float = 0.0
-    stints: tuple[Stint, ...] = ()
+    stints: tuple[RunInterval, ...] = ()
     start_s: float = math.nan
     end_s: float = math.nan
     started_s: float = math.nan
@@ -215,7 +222,7 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
     lost_reason: str = ""
     shares: tuple[Share, ...] = ()
     tasks: tuple[TaskKey, ...] = ()
-    power: PowerNote | None = None
+    power: NodePowerRecord | None = None
     closed_by: int = 0
 
     @property

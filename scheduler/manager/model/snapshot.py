@@ -18,12 +18,12 @@ from farside.errors import RemoteProtocolError
 from farside.scheduler.manager.model import log_version2 as version2
 from farside.scheduler.manager.model.event import VERSION, NodesWanted
 from farside.scheduler.manager.model.job_table import JobTable
-from farside.scheduler.manager.model.preemption_times import Toll
+from farside.scheduler.manager.model.preemption_times import PreemptionTimes
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Maintenance
 from farside.scheduler.manager.model.sleep_time import SleepPoint, SleepRecord
 from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.manager.model.state import LiveState, RequestKey
-from farside.scheduler.manager.model.submit_rate import HourlyCounts
+from farside.scheduler.manager.model.submit_rate import SubmitRates
 
 # The fastest: an image is written and read far more often than it is sent anywhere.
 _LEVEL = 1
@@ -31,7 +31,7 @@ _NO_SPEC = JobSpec(argv=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Image:
+class _Snapshot:
     """A state's fields by their names; those that have no form of their own are kept in another (`_FORMS`)."""
 
     seq: int
@@ -40,7 +40,7 @@ class _Image:
     next_number: int
     next_sequence: int
     forgotten_s: float
-    toll: Toll
+    toll: PreemptionTimes
     specs: tuple[JobSpec, ...]
     spec_of: tuple[int, ...]  # of each job
     jobs: tuple[LiveJob, ...]
@@ -88,15 +88,17 @@ _OTHERWISE = {
     ),
     "requests": _Form(pack=lambda requests: tuple(requests.items()), unpack=dict),
     "slept": _Form(pack=lambda slept: tuple(slept.points), unpack=SleepRecord),
-    "hourly": _Form(pack=lambda hourly: hourly.steps, unpack=HourlyCounts),
+    "hourly": _Form(pack=lambda hourly: hourly.steps, unpack=SubmitRates),
 }
 _FORMS: Mapping[str, _Form] = {
     field.name: _OTHERWISE.get(field.name, _AS_IT_IS)
-    for field in fields(_Image)
+    for field in fields(_Snapshot)
     if field.name not in ("specs", "spec_of", "jobs")
 }
+# What a state calls a field otherwise than the bytes, whose names stay.
+_STATE_NAMES = {"toll": "preemption_times", "placed": "allocated", "hourly": "submit_rates"}
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_Image)
+_DECODER = msgspec.msgpack.Decoder(_Snapshot)
 
 
 def encode_state(state: LiveState) -> bytes:
@@ -110,10 +112,10 @@ def encode_state(state: LiveState) -> bytes:
             at = specs[id(job.spec)] = len(found)
             found.append(job.spec)
         spec_of.append(at)
-    kept = {name: form.pack(getattr(state, name)) for name, form in _FORMS.items()}
+    kept = {name: form.pack(getattr(state, _STATE_NAMES.get(name, name))) for name, form in _FORMS.items()}
     jobs = tuple(_without_spec(job) for job in state.jobs.values())
-    image = _Image(specs=tuple(found), spec_of=tuple(spec_of), jobs=jobs, **kept)
-    return zlib.compress(_ENCODER.encode(image), _LEVEL)
+    snapshot = _Snapshot(specs=tuple(found), spec_of=tuple(spec_of), jobs=jobs, **kept)
+    return zlib.compress(_ENCODER.encode(snapshot), _LEVEL)
 
 
 def decode_state(body: bytes, version: int = VERSION) -> LiveState:
@@ -125,16 +127,18 @@ def decode_state(body: bytes, version: int = VERSION) -> LiveState:
     try:
         packed = zlib.decompress(body)
         if version < VERSION:
-            packed = _ENCODER.encode(version2.image(msgspec.msgpack.decode(packed)))
-        image = _DECODER.decode(packed)
+            packed = _ENCODER.encode(version2.snapshot(msgspec.msgpack.decode(packed)))
+        snapshot = _DECODER.decode(packed)
     except (zlib.error, *version2.DAMAGE) as error:
         raise RemoteProtocolError(f"the store's image of jobs and nodes: {error}", hint="restore a backup") from error
     state = LiveState()
     for name, form in _FORMS.items():
-        setattr(state, name, form.unpack(getattr(image, name)))
-    state.jobs = JobTable(_with_spec(job, image.specs[at]) for job, at in zip(image.jobs, image.spec_of, strict=True))
+        setattr(state, _STATE_NAMES.get(name, name), form.unpack(getattr(snapshot, name)))
+    state.jobs = JobTable(
+        _with_spec(job, snapshot.specs[at]) for job, at in zip(snapshot.jobs, snapshot.spec_of, strict=True)
+    )
     for at, count in Counter(job.submitted_at for job in state.live_jobs()).items():
-        first = state.jobs[next(job_id for job_id in image.submitted[at] if job_id in state.unfinished)]
+        first = state.jobs[next(job_id for job_id in snapshot.submitted[at] if job_id in state.unfinished)]
         state.queued.come(at, first.user, count, first.spec.size_bytes)
     return state
 

@@ -10,11 +10,11 @@ from itertools import count, takewhile
 
 from farside.scheduler.manager.model.event import Event, JobSubmitted, NodesReserved, NodesWanted
 from farside.scheduler.manager.model.job_table import JobTable
-from farside.scheduler.manager.model.preemption_times import Toll
+from farside.scheduler.manager.model.preemption_times import PreemptionTimes
 from farside.scheduler.manager.model.queue_quota import QueueCounts
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Maintenance, TaskKey
 from farside.scheduler.manager.model.sleep_time import SleepRecord
-from farside.scheduler.manager.model.submit_rate import HourlyCounts
+from farside.scheduler.manager.model.submit_rate import SubmitRates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +48,15 @@ class LiveState:
         self.next_number = 1  # of the next submission
         self.next_sequence = 0
         self.forgotten_s = 0.0  # jobs that were over by then are not known any more
-        self.toll = Toll()
+        self.preemption_times = PreemptionTimes()
         self.jobs = JobTable()
         self.nodes: dict[str, LiveNode] = {}
         # Processes that hold something on their node, and do not belong to the latest start of a job that is active.
         self.stale: dict[TaskKey, LiveTask] = {}
         self.unfinished: dict[str, None] = {}  # ids, in the order of submission
         self.queued = QueueCounts()  # of these, by user
-        self.hourly = HourlyCounts()
-        self.placed: dict[str, None] = {}  # of these, those that have GPUs to start on, the first to be placed first
+        self.submit_rates = SubmitRates()
+        self.allocated: dict[str, None] = {}  # of these, those that have GPUs to start on, the first to be placed first
         self.present: dict[str, dict[str, None]] = {}  # jobs that are not over and have a place, by node
         self.meetings: dict[str, tuple[tuple[str, int], ...]] = {}  # addresses and ports in use, by job
         self.submitted: dict[int, tuple[str, ...]] = {}  # ids by the entry that submitted them
@@ -92,12 +92,12 @@ class LiveState:
         found = dict.fromkeys(job_id for job_id, _, _ in self.nodes[node].tasks)
         return tuple(found | self.present.get(node, {}))
 
-    def give_places(self, job: LiveJob) -> None:
+    def add_allocation(self, job: LiveJob) -> None:
         """Notes where a job has its places from now on."""
         for node in job.nodes:
             self.present.setdefault(node, {})[job.job_id] = None
 
-    def take_places(self, job: LiveJob) -> None:
+    def drop_allocation(self, job: LiveJob) -> None:
         """The places that it has are no longer its."""
         for node in job.nodes:
             there = self.present.get(node, {})

@@ -26,7 +26,7 @@ class TooMany(FarsideError):
         self.after_s = after_s
 
 
-class HourlyCounts:
+class SubmitRates:
     """Jobs that were submitted within the last hour, by user; the oldest step first."""
 
     def __init__(self, steps: Mapping[str, tuple[Step, ...]] | None = None) -> None:

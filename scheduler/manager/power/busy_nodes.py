@@ -15,12 +15,12 @@ def busy_nodes(
     steps = max(0, math.floor((now_s - begin_s) / step_s))
     by_node: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
     for job in jobs:
-        for stint in job.stints:
-            first = max(0, math.floor((stint.begin_s - begin_s) / step_s))
-            last = min(steps - 1, math.floor((min(stint.end_s, now_s) - begin_s) / step_s))
+        for run_interval in job.stints:
+            first = max(0, math.floor((run_interval.begin_s - begin_s) / step_s))
+            last = min(steps - 1, math.floor((min(run_interval.end_s, now_s) - begin_s) / step_s))
             if first > last:
                 continue
-            for place in (one for one in stint.places if one.node in names):
+            for place in (one for one in run_interval.places if one.node in names):
                 by_node.setdefault(place.node, np.zeros(steps, dtype=np.bool_))[first : last + 1] = True
     total = np.zeros(steps)
     for busy in by_node.values():

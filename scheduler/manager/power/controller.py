@@ -22,7 +22,7 @@ from farside.scheduler.energy.policy import EnergyPolicy
 from farside.scheduler.manager.decider.scheduler_process import ASK
 from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.event import Event, PowerChanged
-from farside.scheduler.manager.model.power_record import PowerNote
+from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.power.busy_nodes import busy_nodes
 from farside.scheduler.manager.power.check_setup import PowerSetup
 from farside.scheduler.manager.power.inventory import CAUSE, Agents, DryRunInventory, Inventory, LiveInventory, Wishes
@@ -179,7 +179,9 @@ class LivePower:
             PowerChanged(
                 node=node.name,
                 generation=state.generation,
-                note=PowerNote(since_s=now_s, reason="no policy lets nodes sleep any more", number=node.power.number),
+                note=NodePowerRecord(
+                    since_s=now_s, reason="no policy lets nodes sleep any more", number=node.power.number
+                ),
             )
             for node in closed.values()
             if node.is_up and node.power is not None

@@ -41,7 +41,7 @@ CAUSE = "compaction"
 class Compacted:
     """What a run did: up to where the image reaches, jobs that were forgotten, entries that went into the archive."""
 
-    image_seq: int
+    snapshot_seq: int
     forgotten: int
     archived: int
 
@@ -58,7 +58,7 @@ def archive_of(store_url: str, archive_dir: Path) -> Archive | None:
 
 def is_due(extent: Extent, now_s: float, keep_s: float) -> bool:
     """Whether there is enough to do: many entries since the image, or a day's more than are kept."""
-    is_long = extent.last_seq - extent.image_seq >= DUE_ENTRIES
+    is_long = extent.last_seq - extent.snapshot_seq >= DUE_ENTRIES
     return is_long or bool(keep_s and extent.last_seq >= extent.first_seq and
                            now_s - extent.first_at_s > keep_s + DAY_S)  # fmt: skip
 
@@ -78,13 +78,13 @@ def compact(store: EventStore, archive: Archive | None, now_s: float, keep_s: fl
     state = first_state(store)
     read_on(store, state)
     forgotten = _forget(store, state, now_s - keep_s) if keep_s else 0
-    if state.seq > store.extent().image_seq:
-        store.keep_image(state.seq, state.at_s, encode_state(state))
+    if state.seq > store.extent().snapshot_seq:
+        store.keep_snapshot(state.seq, state.at_s, encode_state(state))
     archived = 0
     if keep_s and archive is not None:
         while count := _archive_some(store, archive, now_s - max(keep_s, YOUNGEST_S)):
             archived += count
-    return Compacted(image_seq=store.extent().image_seq, forgotten=forgotten, archived=archived)
+    return Compacted(snapshot_seq=store.extent().snapshot_seq, forgotten=forgotten, archived=archived)
 
 
 def _forget(store: EventStore, state: LiveState, before_s: float) -> int:
@@ -127,7 +127,7 @@ def _in_both(store: EventStore, archive: Archive, extent: Extent) -> int:
         raise ConfigError(
             f"{archive.folder}: is the archive of another log", hint="move it away, or name another folder: archive_dir"
         )
-    return min(last, extent.image_seq)
+    return min(last, extent.snapshot_seq)
 
 
 def _old_rows(store: EventStore, extent: Extent, before_s: float) -> Iterator[Mapping[str, Any]]:
@@ -135,7 +135,7 @@ def _old_rows(store: EventStore, extent: Extent, before_s: float) -> Iterator[Ma
     while count < FILE_ENTRIES:
         rows = store.rows(after, limit=min(PAGE, FILE_ENTRIES - count))
         for row in rows:
-            if row["seq"] > extent.image_seq or row["at_s"] >= before_s:
+            if row["seq"] > extent.snapshot_seq or row["at_s"] >= before_s:
                 return
             yield row
             count += 1

@@ -38,7 +38,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlch
 
 from farside.errors import ConfigError, FarsideError
 from farside.scheduler.manager.model.codec import check_version
-from farside.scheduler.manager.model.event import VERSION, BrainTookLead, Entry
+from farside.scheduler.manager.model.event import VERSION, Entry, SchedulerTookLead
 from farside.scheduler.manager.model.state import keyed_request_of
 from farside.scheduler.manager.store.entry_row import COLUMNS, READ_ON, entry_of
 from farside.scheduler.manager.store.table import image, lead, log
@@ -76,12 +76,12 @@ class Extent:
     first_seq: int
     first_at_s: float
     last_seq: int
-    image_seq: int
+    snapshot_seq: int
     holder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class StoredSnapshot:
     """The bytes of an image, and the version of the log that its writer knew."""
 
     version: int
@@ -112,7 +112,7 @@ class EventStore:
             generation = int(lock(connection).generation) + 1
             connection.execute(update(lead).values(generation=generation, holder=holder))
             turn = Turn(connection, generation)
-            turn.add([Draft(event=BrainTookLead(generation=generation, holder=holder), cause=holder)], now_s)
+            turn.add([Draft(event=SchedulerTookLead(generation=generation, holder=holder), cause=holder)], now_s)
             turn.write()
         return generation
 
@@ -162,7 +162,7 @@ class EventStore:
         except SQLAlchemyError as error:
             raise broken(self.url, error) from error
 
-    def keep_image(self, seq: int, at_s: float, body: bytes) -> bool:
+    def keep_snapshot(self, seq: int, at_s: float, body: bytes) -> bool:
         """Puts an image of entry ``seq`` in the place of an older one; False: there is a newer one already.
 
         Raises:
@@ -208,7 +208,7 @@ class EventStore:
 
     # ------------------------------------------------------------------ reading
 
-    def image(self) -> Image | None:
+    def snapshot(self) -> StoredSnapshot | None:
         """The image; None: there is none yet.
 
         Raises:
@@ -219,7 +219,7 @@ class EventStore:
         if row is None:
             return None
         check_version(row.version)
-        return Image(version=row.version, body=bytes(row.body))
+        return StoredSnapshot(version=row.version, body=bytes(row.body))
 
     def extent(self) -> "Extent":
         """How far the log reaches.
@@ -233,7 +233,7 @@ class EventStore:
                 lead.c.holder,
                 select(func.min(log.c.seq)).scalar_subquery().label("first_seq"),
                 select(log.c.at_s).order_by(log.c.seq).limit(1).scalar_subquery().label("first_at_s"),
-                select(func.max(image.c.seq)).scalar_subquery().label("image_seq"),
+                select(func.max(image.c.seq)).scalar_subquery().label("snapshot_seq"),
             )
         )
         assert row is not None, "a store has the row that writers lock"
@@ -241,7 +241,7 @@ class EventStore:
             first_seq=row.first_seq or row.last_seq + 1,
             first_at_s=row.first_at_s or 0.0,
             last_seq=row.last_seq,
-            image_seq=row.image_seq or 0,
+            snapshot_seq=row.snapshot_seq or 0,
             holder=row.holder,
         )
 

@@ -13,7 +13,7 @@ def first_state(store: EventStore) -> LiveState:
         StoreError: The store can't be read.
         RemoteProtocolError: The image is damaged, or of a later version.
     """
-    found = store.image()
+    found = store.snapshot()
     return LiveState() if found is None else decode_state(found.body, found.version)
 
 

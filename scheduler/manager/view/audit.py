@@ -1,14 +1,15 @@
 """Who did what: the entries of the log that people brought about, as lines of an audit. PURE.
 
 What people changed is in the log anyway, as it is what the log consists of. What was refused, and what operators looked
-at of other people's jobs, is put there for the audit alone (`AccessNoted`), but for repetitions: see `AccessGate`.
+at of other people's jobs, is put there for the audit alone (`AccessRecorded`), but for repetitions: see `AccessGate`.
 """
 
 from collections.abc import Mapping
 
 from msgspec import Struct
 
-from farside.scheduler.manager.model.event import AccessNoted, Entry, JobSubmitted
+from farside.scheduler.manager.model.codec import tag_of
+from farside.scheduler.manager.model.event import AccessRecorded, Entry, JobSubmitted
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.view.like import like
 
@@ -45,10 +46,10 @@ def show_audit(entry: Entry, state: LiveState) -> AuditLine:
     """One line: who, by what proof, did what to which object, and what came of it."""
     event = entry.event
     actor, proof = split_cause(entry.cause)
-    if isinstance(event, AccessNoted):
+    if isinstance(event, AccessRecorded):
         action, target, result = event.action, event.target, event.result
     else:
-        kind = type(event).__name__
+        kind = tag_of(type(event))
         action, target, result = _KINDS.get(kind, kind), _target_of(entry, state), DONE
     return like(AuditLine, entry, actor=actor, proof=proof, action=action, object=target, result=result)
 
@@ -80,10 +81,10 @@ class AccessGate:
     """Which notes are worth an entry: of the same one in ten minutes the first, and not too many a minute in all."""
 
     def __init__(self) -> None:
-        self._last_s: dict[tuple[str, AccessNoted], float] = {}
+        self._last_s: dict[tuple[str, AccessRecorded], float] = {}
         self._minute_of: dict[str, tuple[float, int, int]] = {}  # by cause: its begin, notes in it, left out since
 
-    def admitted(self, cause: str, note: AccessNoted, now_s: float) -> AccessNoted | None:
+    def admitted(self, cause: str, note: AccessRecorded, now_s: float) -> AccessRecorded | None:
         """The note to write, with how many others of this actor were left out before it; None: none."""
         if now_s - self._last_s.get((cause, note), -REPEAT_S) < REPEAT_S:
             return None
@@ -98,7 +99,7 @@ class AccessGate:
         self._last_s[cause, note] = now_s
         if not left_out:
             return note
-        return AccessNoted(
+        return AccessRecorded(
             action=note.action, target=note.target, result=f"{note.result}; {left_out} more were not written down"
         )
 

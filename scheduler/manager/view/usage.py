@@ -85,15 +85,15 @@ def _common_s(begin_s: float, end_s: float, other_begin_s: float, other_end_s: f
 
 def _with(before: Usage, job: LiveJob, begin_s: float, end_s: float, there_s: float, gpu_power_w: float) -> Usage:
     held_s = gpu_s = energy_j = metered_gpu_s = 0.0
-    for stint in job.stints:
-        part_s = _common_s(stint.begin_s, stint.end_s, begin_s, end_s)
+    for run_interval in job.stints:
+        part_s = _common_s(run_interval.begin_s, run_interval.end_s, begin_s, end_s)
         held_s += part_s
         gpu_s += part_s * job.spec.gpus
-        if part_s and stint.metered_gpu_s:
+        if part_s and run_interval.metered_gpu_s:
             # Of a stint that began before or went on after, in proportion: its power is not known by the minute.
-            share = part_s / (stint.end_s - stint.begin_s)
-            energy_j += share * stint.energy_j
-            metered_gpu_s += share * stint.metered_gpu_s
+            share = part_s / (run_interval.end_s - run_interval.begin_s)
+            energy_j += share * run_interval.energy_j
+            metered_gpu_s += share * run_interval.metered_gpu_s
     return Usage(
         name=before.name,
         jobs=before.jobs + 1,

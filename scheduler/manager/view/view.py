@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, defstruct, structs
 
 from farside.agent.messages import NodeFacts
 from farside.scheduler.manager.model import event as log
+from farside.scheduler.manager.model.codec import tag_of
 from farside.scheduler.manager.model.maintenance import still_there
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, Maintenance, Phase
 from farside.scheduler.manager.model.spec import JobSpec
@@ -258,7 +259,7 @@ def show_reservation(one: Maintenance, state: LiveState, now_s: float) -> Reserv
 
 def show_entry(entry: log.Entry) -> Entry:
     """One line of a job's or a node's history."""
-    return like(Entry, entry, type=type(entry.event).__name__)
+    return like(Entry, entry, type=tag_of(type(entry.event)))
 
 
 def _or_none(value: float) -> float | None:

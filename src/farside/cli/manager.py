@@ -160,4 +160,6 @@ def compact(config: options.ConfigFiles = None, settings: options.Overrides = No
     archive = archive_of(loaded.store_url, loaded.archive_dir)
     done = make_smaller(store, archive, time.time(), loaded.keep_history_s)
     where = f" to {archive.folder}" if archive is not None and done.archived else ""
-    print(f"image of entry {done.image_seq}; {done.forgotten} jobs forgotten; {done.archived} entries archived{where}")
+    print(
+        f"image of entry {done.snapshot_seq}; {done.forgotten} jobs forgotten; {done.archived} entries archived{where}"
+    )

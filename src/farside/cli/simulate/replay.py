@@ -22,7 +22,7 @@ from farside.scheduler.manager.compare_simulation import (
     recording,
     simulated,
 )
-from farside.scheduler.manager.model.preemption_times import Toll, as_settings
+from farside.scheduler.manager.model.preemption_times import PreemptionTimes, as_settings
 from farside.scheduler.manager.store.compact import archive_of, whole_log
 from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.sim.trace.job import Trace
@@ -91,10 +91,10 @@ def _row(table: Table, name: str, really_s: float, predicted_s: float) -> None:
     table.add_row(name, f"{really_s:.2f} s", f"{predicted_s:.2f} s", off)
 
 
-def measured(toll: Toll) -> str:
+def measured(preemption_times: PreemptionTimes) -> str:
     """How long pauses and resumes took, in a line; empty where there were none."""
     parts = []
-    for name, steps in (("pause", toll.pauses), ("resume", toll.resumes)):
+    for name, steps in (("pause", preemption_times.pauses), ("resume", preemption_times.resumes)):
         count = sum(times.count for times in steps.values())
         if count:
             mean_s = sum(times.total_s for times in steps.values()) / count
@@ -114,9 +114,9 @@ def _print(console: Console, replayed: Replayed) -> None:
     )
     for why, count in found.left_out.items():
         console.print(f"left out: {format_count(count, 'job')}, {why}", highlight=False)
-    told = measured(found.toll)
+    told = measured(found.preemption_times)
     if told:
-        words = " ".join(f"--set {name}={value}" for name, value in as_settings(found.toll).items())
+        words = " ".join(f"--set {name}={value}" for name, value in as_settings(found.preemption_times).items())
         console.print(f"measured: {told}; for `farside sim run`: {words}", highlight=False)
     console.print(fidelity_table(fidelity))
     console.print(f"half of the jobs are predicted within {100 * fidelity.median_error:.1f} %", highlight=False)
@@ -138,6 +138,6 @@ def _json(replayed: Replayed) -> dict[str, Any]:
         "preemptions": fidelity.preemptions,
         "predicted_preemptions": fidelity.predicted_preemptions,
         "left_out": dict(found.left_out),
-        "settings": dict(as_settings(found.toll)),
+        "settings": dict(as_settings(found.preemption_times)),
         "paper": {"testbed": PAPER_TESTBED, "simulator": PAPER_SIMULATOR, "apart_pct": PAPER_APART_PCT},
     }
