@@ -3,8 +3,8 @@
 How it works
   What was told and makes no sense (a report about a start that nobody knows, a release of a job that runs) changes
   nothing. What was decided must fit: the leader wrote it knowing all that stood before it about jobs, as it alone moves
-  them. One that does not fit means that the log is damaged or two brains wrote, and that is an error, not a surprise to
-  be smoothed over.
+  them. One that does not fit means that the log is damaged or two scheduler processes wrote, and that is an error, not
+  a surprise to be smoothed over.
 
   A GPU is held from `JobStarted` until its process is reported gone, or its node joins with another boot id. A node
   that is lost holds on to all of it.
@@ -84,7 +84,7 @@ def apply(state: LiveState, entry: Entry) -> Touched:
     if entry.seq <= state.seq:
         raise LocalProtocolError(f"entry {entry.seq} comes after entry {state.seq} of the log")
     if entry.seq > state.seq + 1:
-        hint = "they are in its archive; who begins anew goes on from the store's image"
+        hint = "they are in its archive; who begins anew goes on from the store's snapshot"
         raise LocalProtocolError(f"entries {state.seq + 1} to {entry.seq - 1} of the log are missing", hint=hint)
     touched = _APPLIERS[type(entry.event)](state, entry.event, entry)
     state.seq, state.at_s = entry.seq, max(state.at_s, entry.at_s)
@@ -361,7 +361,7 @@ def _profiled(state: LiveState, event: TaskProfiled, entry: Entry) -> Touched:
 
 
 def _meter(state: LiveState, event: TaskChanged) -> None:
-    """What a process drew belongs to the stint of its start."""
+    """What a process drew belongs to the run interval of its start."""
     job = state.jobs[event.job_id]
     stints = list(job.stints)
     run_interval = stints[event.start - 1]

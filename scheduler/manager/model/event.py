@@ -1,12 +1,13 @@
 """Everything that can stand in the log: what happened, what somebody asked, what the manager decided. PURE.
 
 How it works
-  The log is the truth; what is known of jobs and nodes is what follows from it (transition.py). Two kinds of events:
+  The log is the truth; what is known of jobs and nodes is what follows from it (apply.py). Two kinds of events:
 
   * told: users, operators and agents say so; any process of the manager may write them at any time. One that makes no
     sense any more, such as cancelling a job that has ended, is kept and changes nothing.
-  * decided: only the leading brain writes them, one at a time, each with its generation. A brain that has lost the lead
-    can't write any more (store/event_store.py), so they always fit the state before them.
+  * decided: only the leading scheduler process writes them, one at a time, each with its generation. A scheduler
+    process that has lost the lead can't write any more (store/event_store.py), so they always fit the state before
+    them.
 
   An event's fields may grow, with defaults: an older manager skips them. What it must not skip (a new event, a new
   value of a choice, a field that changes what follows) takes a new `VERSION`, by which it refuses the log in one line.
@@ -24,7 +25,7 @@ from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.model.spec import JobSpec
 
 # 2: `StopCause` has node_unfit and work_done; nodes sleep, jobs are forgotten.
-# 3: nodes' facts are as agents say them (`NodeFacts`), parts of GPUs are given; version2.py reads what 2 wrote.
+# 3: nodes' facts are as agents say them (`NodeFacts`), parts of GPUs are given; log_version2.py reads what 2 wrote.
 VERSION = 3
 
 
@@ -230,7 +231,8 @@ class TaskChanged:
 class PowerChanged:
     """A node's power is as ``note`` says from here on; written before the order in it is given to its BMC.
 
-    It counts only while the brain of this ``generation`` leads: who keeps the power beside it may have been overtaken.
+    It counts only while the scheduler process of this ``generation`` leads: who keeps the power beside it may have been
+    overtaken.
     """
 
     node: str
@@ -276,7 +278,7 @@ class TaskProfiled(ProfileFigures, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerTookLead:
-    """A brain decides from here on."""
+    """A scheduler process decides from here on."""
 
     generation: int
     holder: str
@@ -382,7 +384,7 @@ class Entry:
     Attributes:
         seq: Its place; entries are read in this order.
         at_s: When it was written, seconds since the epoch, by the writer's clock; never less than the one before.
-        generation: Of the brain that decided it; 0 for what was told.
+        generation: Of the scheduler process that decided it; 0 for what was told.
         cause: Who or what brought it about: ``user ann, uid 1000``, ``node n3``, ``cycle``.
     """
 

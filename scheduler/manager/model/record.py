@@ -211,7 +211,7 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
     ``shares`` say which job has which GPU, or which part of it, and ``tasks`` are all processes there: from the moment
     that it was decided to start one until the node has said that it is gone, however long the node is away.
     ``power``: what is kept of its power; None: it has always been on. ``closed_by``: the DRAIN after which no job
-    starts there, as the brain has said; 0: one may.
+    starts there, as the scheduler process has said; 0: one may.
     """
 
     name: str

@@ -210,7 +210,7 @@ class AgentSessions:
         return ""
 
     async def _wait_for_lead(self) -> None:
-        """Commands bear the generation of a brain; the first may not have taken the lead yet."""
+        """Commands bear the generation of a scheduler process; the first may not have taken the lead yet."""
         changed = asyncio.Event()
         self._log.watch(changed)
         try:
@@ -219,7 +219,7 @@ class AgentSessions:
                     await changed.wait()
                     changed.clear()
         except TimeoutError:
-            raise RemoteProtocolError("no brain leads yet; come again", code=GOING_AWAY) from None
+            raise RemoteProtocolError("no scheduler process leads yet; come again", code=GOING_AWAY) from None
         finally:
             self._log.unwatch(changed)
 
