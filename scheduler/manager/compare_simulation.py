@@ -1,10 +1,11 @@
-"""How near the simulator comes to what really happened: a log's jobs simulated by the rules they ran under. PURE.
+"""Accuracy of the simulator: a log's jobs simulated by the rules they ran under, beside what really happened. PURE.
 
 How it works
   A job's trace is made from the log: it comes when it was ready to run (submitted, released, its predecessors done),
   and needs the time that its processes were held less what preemptions cost: each pause, and each start but the first
-  until it worked again (toll.py). What it lost since a checkpoint and did again counts as time that it needs. The
-  simulation charges each preemption with the mean of what was measured, on the nodes that took jobs at the time.
+  until it worked again (preemption_times.py). What it lost since a checkpoint and did again counts as time that it
+  needs. The simulation charges each preemption with the mean of what was measured, on the nodes that took jobs at the
+  time.
 
   So what may differ is what the simulator does not know: how long it takes to decide, to tell nodes and to start
   processes, which pause and resume is longer than the mean, and nodes that were lost while jobs ran there.
@@ -99,7 +100,7 @@ class Fidelity:
 
     @property
     def mean_jct_s(self) -> float:
-        """Of what really happened; ``predicted_mean_s``: of what was simulated."""
+        """Mean of what really happened; ``predicted_mean_s``: mean of what was simulated."""
         return statistics.fmean(job.jct_s for job in self.jobs)
 
     @property
@@ -109,7 +110,7 @@ class Fidelity:
 
     @property
     def mean_error(self) -> float:
-        """Of the mean JCT, as a share of it."""
+        """Error of the mean JCT, as a share of it."""
         return (self.predicted_mean_s - self.mean_jct_s) / self.mean_jct_s
 
     @property
@@ -206,7 +207,7 @@ def _recorded(read: _Reading, job: LiveJob) -> Recorded:
 
 
 def simulated(found: Recording, rules: Rules) -> Fidelity:
-    """The same jobs in the simulator, by the rules that the manager had.
+    """Simulates the recorded jobs by the rules that the manager had.
 
     Raises:
         FarsideError: There are none, or some never end there.

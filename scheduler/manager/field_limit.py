@@ -1,4 +1,4 @@
-"""What a field of a Struct means and how much it takes, declared where the field is. PURE.
+"""Meaning and limits of a Struct's field, declared at the field. PURE.
 
 How it works
   A limit is ``extra`` of the field's `msgspec.Meta`, in the words of JSON schema: so nothing enforces it where a record

@@ -1,4 +1,4 @@
-"""Garbage collection in a process where a hundred thousand records stay for months.
+"""Garbage collection settings for a process that keeps a hundred thousand records for months.
 
 How it works
   What nobody refers to is freed at once. Only for what refers to itself in a circle Python looks through all objects,

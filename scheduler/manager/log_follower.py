@@ -1,4 +1,4 @@
-"""The API's side of the log: what is known from it so far, and many small writes made into few large ones."""
+"""The API's reader and writer of the log: it follows the state, and groups many small writes into a few large ones."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from farside.scheduler.manager.store.load import first_state
 from farside.scheduler.manager.store.transaction import PAGE, Draft
 from farside.scheduler.manager.wall_clock import WallClock
 
-# Entries written in one transaction; a larger one would keep the brain waiting.
+# Entries written in one transaction; a larger one would keep the scheduler process waiting.
 BATCH = 2000
 # So long a page of entries is applied before others have their turn.
 SLICE_S = 0.005
@@ -71,7 +71,7 @@ class LiveLog:
                     return
 
     async def _catch_up_with(self, written: Sequence[Entry]) -> None:
-        """The same where the last are known: read are those of others before them."""
+        """Follows the log when its last entries are known: only earlier entries of other writers are read."""
         async with self._reading:
             if written and self.state.seq == written[0].seq - 1:
                 await self._follow(written)
@@ -91,18 +91,18 @@ class LiveLog:
                 since_s = time.perf_counter()
 
     def _concerned(self, event: Event, touched: Iterable[str]) -> Iterable[str]:
-        """The nodes that may have to be told something else now; commands bear the generation of who leads."""
+        """The nodes that may need other commands now; commands have the generation of the leader."""
         if isinstance(event, SchedulerTookLead):
             return self._watchers
         jobs = self.state.jobs
         return {ALL, getattr(event, "node", ALL), *(task.node for job_id in touched for task in jobs[job_id].tasks)}
 
     def watch(self, watcher: asyncio.Event, node: str = ALL) -> None:
-        """``watcher`` is set whenever there is something new (about what a node has to be told), until `unwatch`."""
+        """Sets ``watcher`` whenever there is something new (about the commands of a node), until `unwatch`."""
         self._watchers.setdefault(node, set()).add(watcher)
 
     def unwatch(self, watcher: asyncio.Event, node: str = ALL) -> None:
-        """It is set no more."""
+        """Stops setting ``watcher``."""
         self._watchers[node].discard(watcher)
         if not self._watchers[node]:
             del self._watchers[node]
@@ -149,7 +149,7 @@ class LiveLog:
             first += len(part)
 
     async def _append(self, batch: list[_Part]) -> tuple[list[_Part], list[Entry]]:
-        """What of a batch was written, and as what; requests that the log has already are told so."""
+        """The entries that a batch has become; requests that the log has already get `AskedBefore`."""
         while True:
             batch = [part for part in batch if not self._is_repeat(part)]
             drafts = [draft for part, _ in batch for draft in part]

@@ -1,4 +1,4 @@
-"""How one process of the manager tells another that there is something new in the log.
+"""Wake-up datagrams: one process of the manager signals another that the log has new entries.
 
 A datagram on a unix socket, empty: it says only that it is time to look. Lost ones do no harm, as everybody looks once
 a second anyway.

@@ -1,7 +1,7 @@
-"""`farside manager`: the brain and the API, a process each, and this one, which starts them again when they end.
+"""`farside manager`: the parent of the scheduler process and of the API process, which restarts them when they end.
 
-The brain may compute for a second; the API must answer meanwhile, so they share nothing but the store. Each can be
-killed at any moment: what it knew is in the log, and its successor reads it (manager_parts.py has their keeper).
+The scheduler process may compute for a second; the API must answer meanwhile, so they share nothing but the store. Each
+can be killed at any moment: what it knew is in the log, and its successor reads it (processes.py has their keeper).
 """
 
 import asyncio
@@ -17,7 +17,8 @@ from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.housekeeping import keep_house
 from farside.scheduler.manager.store.migrate import upgrade
 
-# A part's event loop that has not turned for so long hangs. The brain reads all of the log before its loop turns.
+# A part's event loop that has not turned for so long hangs. The scheduler process reads all of the log before its loop
+# turns.
 HANG_S = {"brain": 600.0, "api": 60.0}
 
 

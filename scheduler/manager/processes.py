@@ -1,4 +1,4 @@
-"""Processes that run as long as their parent: each is started again when it ends, and killed when it hangs.
+"""Child processes that run as long as their parent: each is restarted when it ends, and killed when it hangs.
 
 How it works
   When the parent is killed, its parts notice by a pipe that closes, and end too.
@@ -113,7 +113,7 @@ class Parts:
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     async def _watch(self) -> None:
-        """Kills parts that hang, and tells systemd that this process does not."""
+        """Kills parts that hang, and notifies systemd that this process does not."""
         while True:
             if watchdog_period_s() > 0:
                 notify_systemd("WATCHDOG=1")
@@ -126,7 +126,7 @@ class Parts:
             await asyncio.sleep(BEAT_PERIOD_S)
 
     async def _end_of(self, process: SpawnProcess) -> int:
-        """Its exit code, once it has ended by itself, or was told to as all shall."""
+        """Exit code of a part that has ended, by itself or because all parts are stopped."""
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(process.sentinel, ended.set)

@@ -1,4 +1,4 @@
-"""What this manager's brain says of itself, asked for every `ASK_PERIOD_S`: who wants to know it waits for nobody."""
+"""Status of this manager's scheduler process, polled every `ASK_PERIOD_S`, so that readers do not wait."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -14,11 +14,11 @@ ASK_LIMIT_S = 2.0
 
 
 class SchedulerWatch:
-    """The brain's last answer.
+    """The scheduler process's last answer.
 
     Attributes:
         latest: Its status; None: it does not answer, or none leads here.
-        failed_s: When a cycle failed last, also one of a brain before this one; None: none has.
+        failed_s: When a cycle failed last, also one of a scheduler process before this one; None: none has.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,7 +28,7 @@ class SchedulerWatch:
 
     @property
     def failures_in_a_row(self) -> int:
-        """Cycles that have failed since the last that has not; 0 where no brain answers."""
+        """Cycles that have failed since the last that has not; 0 where no scheduler process answers."""
         return int((self.latest or {}).get("cycle_failures_in_a_row", 0))
 
     async def ask(self) -> None:

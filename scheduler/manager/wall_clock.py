@@ -1,4 +1,4 @@
-"""The time of day for processes that must not be taken in by its jumps."""
+"""A clock for the manager's processes that jumps of the system clock do not move."""
 
 import json
 import time

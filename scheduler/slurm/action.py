@@ -1,4 +1,4 @@
-"""What Slurm can be told: one thing about one job or node, with its reason. Frozen, PURE."""
+"""Actions on Slurm: one change to one job or node, with its reason. Frozen, PURE."""
 
 from dataclasses import dataclass
 

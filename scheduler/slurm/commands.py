@@ -1,4 +1,4 @@
-"""The door to Slurm: its own programs, whatever their version. One reading a turn, one call an action.
+"""Slurm's command line programs, of any version: one reading a turn, one call an action.
 
 Jobs are read as JSON where squeue can, else as scontrol's lines; nodes and partitions always as scontrol's lines, which
 have hardly changed for ten years. No version number is compared: what works is found by trying it.

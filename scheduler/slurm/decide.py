@@ -1,4 +1,4 @@
-"""The cycle's answer to a snapshot, as priorities, holds, releases and requeues for Slurm. PURE.
+"""Decisions for Slurm from a snapshot: priorities, holds, releases and requeues. PURE.
 
 How it works
   Slurm starts jobs, not we. The cycle says which would start now; those come first in the queue, in its order, and all

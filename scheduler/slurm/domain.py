@@ -1,4 +1,4 @@
-"""A snapshot, and what is remembered of its jobs, as a domain of the cycle. PURE.
+"""The domain of the cycle for a Slurm snapshot and what is remembered of its jobs. PURE.
 
 A domain is made anew each turn: Slurm decides by itself when jobs start and end, so what is true is what it says now.
 What a domain would otherwise keep from cycle to cycle is in `Past`.

@@ -1,4 +1,4 @@
-"""The loop over a Slurm: look, decide, act or only say so, write down. In shadow mode nothing is changed at Slurm.
+"""The engine beside Slurm: read, decide, act (or only log the action in shadow mode), record.
 
 Each turn begins from what Slurm says then, so nothing is lost when a turn is: slurmctld may be away, a command may be
 refused, this process may be killed. All that outlives it is what jobs were served before (state_file.py).
@@ -53,7 +53,7 @@ _log = get_log("slurm")
 
 
 class Mode(StrEnum):
-    """Whether Slurm is told anything."""
+    """Whether anything is changed at Slurm."""
 
     RUN = "run"
     SHADOW = "shadow"
@@ -154,7 +154,7 @@ class Engine:
         self._refused = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Turn after turn until told to stop; then jobs that are held are given back.
+        """Takes turn after turn until it is stopped; then releases the jobs that it holds.
 
         Raises:
             ConfigError: Slurm has not what the settings name.
@@ -233,7 +233,7 @@ class Engine:
         return "" if uid == 0 or me == traits.slurm_user else me
 
     async def _learn(self, traits: Traits) -> None:
-        """What ended before we came, where slurmdbd tells; else only what we see ourselves is known."""
+        """Jobs that ended before the engine started, from slurmdbd; without it only observed jobs are known."""
         days = self._config.history_days
         if not days:
             return

@@ -1,4 +1,4 @@
-"""How long a job will hold its GPUs, from what jobs like it took: for policies that go by it, such as QSSF. PURE.
+"""Expected time that a job holds its GPUs, from similar jobs: for policies that use it, such as QSSF. PURE.
 
 The rolling estimate of the prediction service (scheduler/predict/rolling_estimate.py, [helios §4.2.2, Algorithm 1]),
 fed by the jobs that were seen to end and by what sacct tells of those before. As long as nothing is known, and where it

@@ -1,4 +1,4 @@
-"""Slurm's lists of nodes: ``gn[1-3,7],login,r[1-2]n[01-16]``. PURE."""
+"""Slurm's host lists: ``gn[1-3,7],login,r[1-2]n[01-16]``. PURE."""
 
 import itertools
 import re

@@ -1,9 +1,9 @@
-"""What has to be remembered of a job between two turns, because Slurm forgets it. PURE.
+"""Job data remembered between two turns, because Slurm forgets it. PURE.
 
 Slurm counts a job that was requeued from zero again; what it was served before is what 2DAS orders by. And an order
 whose queues are lists needs each job's place in its list. All times are seconds since 1970 of the snapshots' clock.
 
-A stint is seen to have ended a turn late at most; it is counted up to the last turn at which it was seen.
+A run interval is seen to have ended a turn late at most; it is counted up to the last turn at which it was seen.
 """
 
 import math
@@ -18,10 +18,10 @@ class Past:
     """One job's.
 
     Attributes:
-        executed_s: In stints that are over, since it was submitted or last promoted.
+        executed_s: In run intervals that are over, since it was submitted or last promoted.
         waited_s: In waits that are over, since then.
         since_s: Since when it waits or runs as it does now; a promotion counts as a new wait.
-        is_running: Whether that is a stint.
+        is_running: Whether that is a run interval.
         first_start_s: When it was started first; infinite before that.
         restarts: How often Slurm had requeued it when it was seen last.
         place: In the order of the last turn; infinite for one that has just come.
@@ -77,7 +77,7 @@ def _latest(submit_s: float, other_s: float, now_s: float) -> float:
 def _moved_on(past: Past, job: SlurmJob, before_s: float, now_s: float) -> Past:
     start_s = job.start_s if not math.isnan(job.start_s) else now_s
     is_anew = past.is_running and (not job.is_holding or job.restarts > past.restarts)
-    if is_anew:  # its stint has ended since the last turn
+    if is_anew:  # its run interval has ended since the last turn
         past = replace(
             past,
             executed_s=past.executed_s + max(0.0, before_s - past.since_s),

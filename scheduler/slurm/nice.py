@@ -1,4 +1,4 @@
-"""An order by nice values: for who may lower priorities and not raise them, as users may with their own jobs. PURE.
+"""An order of jobs as nice values, for users that may lower priorities but not raise them. PURE.
 
 A job whose priority is not below that of the one before it in the order is lowered until it is. Nothing is ever raised
 again: Slurm lets only operators do that. What comes from Slurm's own factors, such as age and fair share, stays in the

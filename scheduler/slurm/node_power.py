@@ -1,4 +1,4 @@
-"""Which nodes sleep: Slurm's states as the fleet's, and the fleet's wishes as what Slurm is told. PURE.
+"""Node power under Slurm: its node states as the fleet's, and the fleet's wishes as actions on Slurm. PURE.
 
 Slurm switches: its SuspendProgram and ResumeProgram, and its own patience with a node that does not come. It also wakes
 a node by itself when it starts a job there. Here it is only decided how many idle nodes are too many, or too few for
@@ -66,7 +66,7 @@ def lacking(nodes: Iterable[SlurmNode]) -> int:
 
 
 def actions_of(wishes: Iterable[Wanted]) -> tuple[PowerAction, ...]:
-    """What Slurm is told so that nodes change as wished."""
+    """Actions on Slurm that change nodes as wished."""
     return tuple(
         PowerUp(node=wish.node, reason=wish.reason) if wish.is_on else PowerDown(node=wish.node, reason=wish.reason)
         for wish in wishes

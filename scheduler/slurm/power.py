@@ -1,4 +1,4 @@
-"""Lets idle nodes of a Slurm sleep: the energy policy, asked each turn with what Slurm shows."""
+"""The energy policy for Slurm nodes: it lets idle nodes sleep, asked each turn."""
 
 import math
 from collections.abc import Iterable, Mapping

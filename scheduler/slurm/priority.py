@@ -1,4 +1,4 @@
-"""An order as priorities: strictly falling numbers, and as few changes to those that are there as will do. PURE.
+"""An order of jobs as strictly falling priorities, with as few changes as possible. PURE.
 
 Each change is a call to Slurm, so a job that comes should cost one, wherever it stands. The longest part of the order
 that has falling priorities already stays; the others get numbers in the gaps, evenly. Only where a gap is too narrow

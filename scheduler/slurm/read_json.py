@@ -1,4 +1,4 @@
-"""What ``squeue --json`` prints, of 22.05 and of what came later. PURE.
+"""Parser of ``squeue --json``, of Slurm 22.05 and later. PURE.
 
 Later versions write a number as ``{"set": true, "infinite": false, "number": 5}`` and a state as a list, and have other
 names for a few keys; both are read.
@@ -123,7 +123,7 @@ def _job(told: _Job) -> SlurmJob:
 
 
 def _phase(states: list[str]) -> JobPhase:
-    """Of a state and what is added to it: what completes still holds, whatever else it is."""
+    """Phase by a state and its flags: a job that completes still holds its GPUs, whatever its state is."""
     phases = [phase_of(state) for state in states]
     for phase in (JobPhase.STUCK, JobPhase.RUNNING, JobPhase.WAITING):
         if phase in phases:

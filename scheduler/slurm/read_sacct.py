@@ -1,4 +1,4 @@
-"""What ``sacct --parsable2 --duplicates`` prints of `FIELDS`: a line for each stint of a job. PURE.
+"""Parser of ``sacct --parsable2 --duplicates`` with `FIELDS`: one line for each run interval of a job. PURE.
 
 A job that was requeued has a line for each time it ran, and its last one says how it ended. Names may hold the
 separator, so the name stands last. Times must be seconds (SLURM_TIME_FORMAT=%s).

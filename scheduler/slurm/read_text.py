@@ -1,4 +1,4 @@
-"""What ``scontrol --oneliner --details show job | node | partition`` prints: a line each, ``Key=value`` in it. PURE.
+"""Parser of ``scontrol --oneliner --details show job | node | partition``: one line each, of ``Key=value``. PURE.
 
 A job's name may hold anything, blanks and equals signs too, and nobody quotes it. So a line that has one of the keys
 read here twice is that of a job of no partition: what it holds counts, and nobody touches it. Times must be seconds
@@ -95,7 +95,7 @@ class _Fields(dict[str, str]):
 
 
 def _pairs(line: str) -> _Fields:
-    """Keys and values; of a key that is there twice the first, and it stands in the value of ''."""
+    """Keys and values of a line; the first value of a key that is there twice, and the key in the value of ''."""
     starts = list(_KEY.finditer(line))
     pairs = _Fields({"": ""})
     for at, match in enumerate(starts):
@@ -194,7 +194,7 @@ def _moment(text: str) -> float:
 
 
 def _count(text: str) -> int:
-    """Of a range, ``2-4``, the lower end; ``1`` where it is none."""
+    """The lower end of a range, ``2-4``; ``1`` if it is not a range."""
     digits = text.partition("-")[0]
     return int(digits) if digits.isdigit() else 1
 

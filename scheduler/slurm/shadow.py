@@ -1,4 +1,4 @@
-"""What Slurm did beside what would have been done, and what that would have been worth. PURE.
+"""Comparison of Slurm's decisions with ours, and the gain that ours would have brought. PURE.
 
 The gain is expected, not measured: the jobs that ended while we looked are put through the simulator, under the policy
 in question and under first come, first served with backfill. That stands for Slurm and tells how good the simulation
@@ -49,7 +49,7 @@ class Means:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """Over so many jobs: what Slurm did, first come first served simulated, the policy simulated."""
+    """The gain over ``jobs`` jobs: what Slurm did, first come first served simulated, the policy simulated."""
 
     jobs: int
     slurm: Means

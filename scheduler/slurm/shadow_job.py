@@ -1,4 +1,4 @@
-"""A job that has ended, as it was seen or as sacct tells of it. Frozen, PURE."""
+"""A finished Slurm job, as observed or as sacct reports it. Frozen, PURE."""
 
 import math
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from farside.scheduler.state import Job
 class Ended:
     """One job.
 
-    ``held_s``: it had its GPUs for so long, in all of its stints. ``limit_s``: 0 where it had none, as JSON has no
-    infinity.
+    ``held_s``: it had its GPUs for so long, in all of its run intervals. ``limit_s``: 0 where it had none, as JSON has
+    no infinity.
     """
 
     job_id: str
@@ -29,7 +29,7 @@ class Ended:
 
 
 def job_of_ended(one: Ended, *, vc: str = "", sequence: int = 0, may_preempt: bool = False) -> Job:
-    """It as the cycle knows jobs; Slurm may requeue it where ``may_preempt`` and its user allow that."""
+    """A finished job as the cycle's `Job`; Slurm may requeue it if ``may_preempt`` and its user allow that."""
     return Job(
         job_id=one.job_id, sequence=sequence, submit_s=one.submit_s, gpus=one.gpus, vc=vc, user=one.user, name=one.name,
         preemptible=may_preempt and one.is_requeueable, limit_s=one.limit_s or math.inf,

@@ -1,4 +1,4 @@
-"""The shadow's pen: what would have been done, what Slurm did instead, and what that is expected to be worth."""
+"""The shadow log: what we would have done, what Slurm did instead, and the expected gain."""
 
 from collections.abc import Callable, Iterable, Sequence
 

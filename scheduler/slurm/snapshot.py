@@ -1,4 +1,4 @@
-"""What was seen of a Slurm cluster at one moment: frozen, PURE, the same whatever version it was read from."""
+"""A snapshot of a Slurm cluster at one moment, the same for all versions of Slurm. Frozen, PURE."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a Slurm engine writes down: its memory, the jobs that have ended, and what it did or would have done.
+"""State files of the Slurm engine: its memory, finished jobs, and what it did or would have done.
 
 ``memory.msgpack`` (it has infinite values, which JSON lacks) and ``nodes.msgpack`` are replaced whole; the others are
 lines of JSON, in files that only grow, up to a limit.

@@ -1,4 +1,4 @@
-"""GPUs in Slurm's texts: ``gres:gpu:h100:2`` (22.05), ``gres/gpu:h100=2`` (later), ``gpu:h100:4(IDX:0-3)``. PURE."""
+"""GPU counts in Slurm texts: ``gres:gpu:h100:2`` (22.05), ``gres/gpu:h100=2``, ``gpu:h100:4(IDX:0-3)``. PURE."""
 
 import re
 

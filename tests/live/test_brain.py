@@ -1,4 +1,4 @@
-"""The brain beside its store: what it writes at once, and whom it keeps waiting."""
+"""The scheduler process beside its store: what it writes at once, and whom it keeps waiting."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -43,7 +43,7 @@ JOB = JobSubmitted(spec=JobSpec(argv=("true",), gpus=1), user="ann")
 
 
 class Led:
-    """A store that a brain of this process leads."""
+    """A store that a scheduler process of this process leads."""
 
     def __init__(self, store: EventStore, folder: Path) -> None:
         self.store = store

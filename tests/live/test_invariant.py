@@ -46,7 +46,7 @@ def sound_log() -> list[Entry]:
 
 
 def eventful_log() -> list[Entry]:
-    """One in which brains follow each other, a node is lost under a job, and one is preempted, one cancelled."""
+    """A log with several scheduler processes, a node lost under a job, and jobs that are preempted and cancelled."""
     world = World(rules("srtf"), nodes=2)
     first = world.submit(8, time_limit_s=9000.0)
     world.runs(first)

@@ -159,7 +159,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=node_numbers)
     def go_off(self, at: int) -> None:
-        """Only once the brain has closed it, and nothing stands there."""
+        """Only once the scheduler process has closed it, and nothing stands there."""
         name = f"n{at}"
         node, state = self.world.state.nodes[name], self.world.state
         is_closed = node.power is not None and 0 < node.power.drain_number == node.closed_by

@@ -1,4 +1,4 @@
-"""The power of nodes, live: a real log, a real brain, BMCs in memory; who keeps it ends and begins at any moment."""
+"""Node power, live: a real log, a real scheduler process, BMCs in memory; the controller restarts at any moment."""
 
 import asyncio
 import time

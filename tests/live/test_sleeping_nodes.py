@@ -1,4 +1,4 @@
-"""Nodes that are to go off, and the jobs and decisions around them: the log, the brain, and which nodes jobs call."""
+"""Nodes that are about to go off, and the jobs and decisions around them: the log and the scheduler process."""
 
 from dataclasses import replace
 

@@ -65,7 +65,7 @@ def test_a_brain_that_has_lost_the_lead_can_write_nothing(store: EventStore) -> 
     old = store.take_lead("one", 1.0)
     new = store.take_lead("two", 2.0)
 
-    with pytest.raises(LeadLost, match="two leads, as generation 2, and this brain is 1"):
+    with pytest.raises(LeadLost, match="two leads as generation 2, this process has 1"):
         store.append([decided("1")], 3.0, generation=old)
 
     store.append([decided("1")], 3.0, generation=new)

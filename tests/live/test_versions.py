@@ -28,7 +28,7 @@ from tests.live.record_version import MESSAGES
 from tests.live.world import World, rules
 
 RECORDED = tuple(sorted((Path(__file__).parent / "recorded").iterdir()))
-# N-1 does not read a log of another version; what version 2 wrote of these we read, by version2.py or as it is.
+# N-1 does not read a log of another version; what version 2 wrote of these we read, by log_version2.py or as it is.
 READ_AS_VERSION_2 = {*version2.EVENTS, "Gpu", "Donor", "TaskProfiled"}
 WORDS_ONLY = ("title", "description")  # what a schema says for people
 # Classes that have another name by now: what was recorded, and what is. The log has the old names, or none of them.

@@ -58,7 +58,8 @@ BODIES: dict[str, dict[str, object]] = {
     "/v1/reservations": {"nodes": ["n0"], "from_s": 9e9, "to_s": 9.1e9},
 }
 NAMES = {"job_id": "1", "name": "n0", "reservation_id": "m1"}
-# He was let in: no brain answers `explain` in these tests, no more may follow a stream, and no power is switched.
+# He was let in: no scheduler process answers `explain` in these tests, no more may follow a stream, and no power is
+# switched.
 NOT_HERE = (409, 503)
 
 

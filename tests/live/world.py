@@ -62,7 +62,7 @@ class World:
         return entry
 
     def lead(self, state: LiveState | None = None) -> None:
-        """A brain starts, for the first time or again: all it knows is the log, or an image of what follows from it."""
+        """A scheduler process starts, for the first time or again, from the log or from a snapshot."""
         state = state or LiveState()
         for entry in self.log[state.seq :]:
             apply(state, entry)
@@ -73,7 +73,7 @@ class World:
         self.settle()
 
     def settle(self) -> None:
-        """The brain decides until there is nothing more to decide."""
+        """The scheduler process decides until there is nothing more to decide."""
         for _ in range(STEPS_MAX):
             self.read()
             drafts = self.decider.next_events(self.now_s)
@@ -84,7 +84,7 @@ class World:
                     self.tell(draft.event, draft.cause)
                 self.read()
                 drafts = self.decider.next_events(self.now_s, may_plan=False)
-        raise AssertionError(f"the brain never comes to an end: {[entry.event for entry in self.log[-6:]]}")
+        raise AssertionError(f"the scheduler process never comes to an end: {[entry.event for entry in self.log[-6:]]}")
 
     def read(self) -> None:
         while self.heard < len(self.log):

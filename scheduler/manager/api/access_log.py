@@ -1,4 +1,4 @@
-"""What the API notes for the audit: refusals, and what operators look at of other people's jobs."""
+"""Audit records of API requests: refusals, and operators' reads of other people's jobs."""
 
 from fastapi import HTTPException, Request
 from starlette.requests import HTTPConnection

@@ -1,4 +1,4 @@
-"""Answers: JSON by msgspec. The framework's own encoder takes far longer for a long list of jobs."""
+"""JSON answers, encoded by msgspec: much faster than the framework's own encoder for long lists of jobs."""
 
 import asyncio
 import secrets

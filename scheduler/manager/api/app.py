@@ -1,4 +1,4 @@
-"""The application: routes, one clear line for each error, and what runs beside them."""
+"""The FastAPI application: routes, one-line error answers, and the tasks that run beside them."""
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,9 +31,10 @@ class Whoami(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """Up to which entry of the log it has read, and which brain leads; 0: none yet.
+    """Up to which entry of the log it has read, and which scheduler process leads; 0: none yet.
 
-    And of this manager's own brain: when a cycle failed last, null where none has, and how many have since one did not.
+    And of this manager's own scheduler process: when a cycle failed last, null where none has, and how many have since
+    one did not.
     """
 
     seq: int

@@ -1,4 +1,4 @@
-"""/v1/audit: who did what, for operators."""
+"""Routes of /v1/audit: who changed or read what, for operators."""
 
 import asyncio
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Bodies of requests: JSON that becomes a Struct, or one line for all that is wrong with it.
+"""Request bodies: JSON decoded into a Struct, or one line that lists what is wrong with it.
 
 All that is long is looked at for its length first, and a list is given up at its first wrong item: each thing that is
 wrong is some hundred bytes here, and a million of them kept everybody waiting for half a minute.

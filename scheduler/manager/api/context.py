@@ -1,4 +1,4 @@
-"""What all routes share: one value for the whole application, which `depends.py` hands to each of them."""
+"""The state that all routes share; `route_arguments.py` hands it to each of them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ class Context:
     """The API over one log.
 
     Attributes:
-        folder: The manager's state folder, where the brain answers.
+        folder: The manager's state folder, where the scheduler process answers.
         may_tokens_submit: Whether a token proves enough to submit jobs.
         only_uid: Only this user may submit, even root, since all jobs run as this user; None: all but root may, as
             nodes run no task as root.

@@ -1,4 +1,4 @@
-"""/v1/donors: who lends memory, where it is reached, and who has how much of it.
+"""Routes of /v1/donors: the donors of memory, their addresses, and the memory that each borrower has there.
 
 Agents are told by their sessions; this is for nodes without one, and for people.
 """

@@ -1,4 +1,4 @@
-"""Requests that come a second time, because the answer to the first was lost: they get that answer.
+"""Idempotency keys: a request that is sent again gets the answer of the first one.
 
 A client that means the same request says so by a key of its own (Idempotency-Key), which the log keeps with what was
 written, so that a restart forgets none. Two that come here at the same moment wait for each other; of two that come to

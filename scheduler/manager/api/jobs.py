@@ -1,4 +1,4 @@
-"""/v1/jobs: submit, list, show, cancel, hold, release, explain, history."""
+"""Routes of /v1/jobs: submit, list, show, cancel, hold, release, explain, history."""
 
 import asyncio
 import time
@@ -159,7 +159,7 @@ async def explain(job: OwnJob, shared: Shared) -> Response:
     try:
         told = await admin.ask(shared.folder / ASK, "explain", timeout_s=EXPLAIN_LIMIT_S, job_id=job.job_id)
     except FarsideError as error:
-        raise HTTPException(503, f"the brain does not answer: {error}") from error
+        raise HTTPException(503, f"the scheduler process does not answer: {error}") from error
     return answer(told)
 
 

@@ -1,6 +1,7 @@
-"""The manager's Prometheus metrics, made at each scrape from what the API knows of the log.
+"""Prometheus metrics of the manager, computed at each scrape.
 
-What only the brain (brain_watch.py) and the database know is asked for beside it, so a scrape waits for nobody.
+What only the scheduler process (scheduler_watch.py) and the database know is asked for beside it, so a scrape waits for
+nobody.
 """
 
 import asyncio
@@ -50,13 +51,13 @@ class ManagerCollector:
         yield CounterMetricFamily("farside_manager_log_entries", "Entries of the log.", value=state.seq)
         waiting_s = [now_s - job.since_s for job in state.live_jobs() if job.phase is Phase.WAITING]
         for name, text, value in (
-            ("generation", "Grows with each brain that takes the lead.", state.generation),
+            ("generation", "Grows with each scheduler process that takes the lead.", state.generation),
             ("agents_connected", "Agents that are connected to this manager.", self._sessions.connected),
             ("page_streams", "Pages that are open and follow.", self._overviews.streams),
             ("longest_wait_seconds", "Of the jobs that wait now.", max(waiting_s, default=0.0)),
             (
                 "brain_answers",
-                "1 while this manager's brain leads and answers.",
+                "1 while this manager's scheduler process leads and answers.",
                 int(self._scheduler.latest is not None),
             ),
         ):
@@ -97,11 +98,11 @@ def _cycles(scheduler: Mapping[str, Any]) -> Iterator[Metric]:
     bounds = (*map(str, CYCLE_BUCKETS_S), "+Inf")
     yield HistogramMetricFamily(
         "farside_manager_cycle_seconds",
-        "How long the brain read, decided and wrote, each time.",
+        "How long the scheduler process read, decided and wrote, each time.",
         buckets=list(zip(bounds, accumulate(scheduler["cycles_by_bucket"]), strict=True)),
         sum_value=scheduler["spent_s"],
     )
-    text = "Times that the brain had something to write."
+    text = "Times that the scheduler process had something to write."
     yield CounterMetricFamily("farside_manager_decisions", text, value=scheduler["cycles"])
     text = "Cycles that failed by a fault in Farside, and were tried again."
     yield CounterMetricFamily("farside_manager_cycle_failures", text, value=scheduler["cycle_failures"])

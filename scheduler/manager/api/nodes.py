@@ -1,4 +1,4 @@
-"""/v1/nodes: list, show, drain, undrain. Everybody sees nodes; only operators change them."""
+"""Routes of /v1/nodes: list, show, drain, undrain. Everybody sees nodes; only operators change them."""
 
 import asyncio
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what a route takes and answers, and how it refuses.
+"""The OpenAPI document: what each route takes, answers and refuses.
 
 A route names Structs, and the document has their schemas as msgspec makes them. Objects that are answered may grow keys
 in later versions, so nothing forbids others. Times are seconds since 1970, null before there is one.
@@ -24,7 +24,7 @@ _WHY: Mapping[int, str] = {
     413: "The body is larger than this route, or this caller, may have it",
     422: "The request is wrong, or asks for what can never be",
     429: "The caller has submitted too many jobs within the hour; Retry-After says when there is room",
-    503: "The store or the brain does not answer, or too many ask; come again",
+    503: "The store or the scheduler process does not answer, or too many ask; come again",
 }
 
 

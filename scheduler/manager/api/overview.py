@@ -1,4 +1,4 @@
-"""/v1/overview: the cluster at a glance, once or as server-sent events; users see their own jobs in it."""
+"""Routes of /v1/overview: the cluster's overview, as one answer or as server-sent events."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Overviews for all who look: one survey for each entry of the log, and streams that follow it.
+"""Overview streams: one survey for each entry of the log, and the event streams that follow it.
 
 How it works
   A stream sends one event with everything, then one for each change, at most one in `PERIOD_S`: who reads slowly gets
@@ -30,7 +30,7 @@ STREAMS_A_CALLER, USERS_STREAMS_MAX = 4, 56
 PERIOD_S = 1.0
 # Without news something is sent so often: sensors have moved, and a reader that is gone is noticed.
 REFRESH_S = 5.0
-# The brain is asked about so many waiting jobs of one person, and about one job so often.
+# The scheduler process is asked about so many waiting jobs of one person, and about one job so often.
 WHY_MAX = 40
 WHY_AGE_S = 5.0
 WHY_LIMIT_S = 2.0
@@ -39,7 +39,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class Whys:
-    """Why jobs wait, as the brain said a moment ago. However many ask, the brain is asked one thing at a time."""
+    """Reasons why jobs wait, cached for a moment; the scheduler process gets one question at a time."""
 
     def __init__(self, folder: Path, now_s: Callable[[], float]) -> None:
         self._folder, self._now_s = folder, now_s
@@ -47,7 +47,7 @@ class Whys:
         self._asking = asyncio.Lock()
 
     async def of(self, job_ids: list[str]) -> Mapping[str, str]:
-        """A line for each job that the brain could say something about; none where no brain answers here."""
+        """A line for each job that the scheduler process has a reason for; none if it does not answer here."""
         async with self._asking:
             now_s = self._now_s()
             self._known = {job: told for job, told in self._known.items() if now_s - told[0] < WHY_AGE_S}

@@ -1,4 +1,4 @@
-"""/ui/: the page. Files as they are, from the package; and signing in.
+"""Routes of /ui/: the web page's static files from the package, and signing in.
 
 It asks ``/v1`` for all that it shows, so it shows nobody more than the API would.
 

@@ -1,4 +1,4 @@
-"""/v1/power: which nodes sleep, why, what it saves; and pardon for one that did not obey.
+"""Routes of /v1/power: which nodes sleep and why, the energy saved, and pardon of a node that did not obey.
 
 Everybody sees it; credentials are in none of the answers.
 """

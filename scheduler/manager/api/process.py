@@ -1,4 +1,4 @@
-"""The API's process: it listens, serves the application, and keeps what runs beside it running."""
+"""The API process: it listens, serves the application, and keeps the tasks beside it running."""
 
 import asyncio
 import os

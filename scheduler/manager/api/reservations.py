@@ -1,4 +1,4 @@
-"""/v1/reservations: list, make, cancel; nodes kept free for maintenance.
+"""Routes of /v1/reservations: list, make, cancel; nodes kept free for maintenance.
 
 Everybody sees reservations; only operators make and cancel them.
 """

@@ -1,4 +1,4 @@
-"""What a route may ask for: who calls, a job of theirs, a node. Each refuses in one line.
+"""Arguments of routes: the caller, a job that the caller may see, a node. Each refuses in one line.
 
 ``app.state.context`` is what they look into; `app.py` puts it there. All are ``async`` though hardly any waits: FastAPI
 hands what is not to a thread, which takes ten times as long as the look itself.

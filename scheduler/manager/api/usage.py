@@ -1,4 +1,4 @@
-"""/v1/usage: who used what in a time. Operators see everybody's use, users that of their own jobs."""
+"""Routes of /v1/usage: GPU hours used in a span of time, of everybody for operators, of their own jobs for users."""
 
 import asyncio
 from typing import Annotated

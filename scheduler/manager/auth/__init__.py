@@ -1,1 +1,1 @@
-"""Callers: users of this machine, of munge, of tokens and of certificates."""
+"""Authentication of callers: unix users, munge, tokens and certificates."""

@@ -1,4 +1,4 @@
-"""Who calls: a user proved by the kernel on a unix socket or by munge, the bearer of a token, or of a certificate.
+"""The caller of a request: a unix socket's user, a munge user, the owner of a token or of a certificate.
 
 How it works
   On a unix socket the kernel says which user has connected (SO_PEERCRED, unix(7)); no token is needed and none counts.
@@ -6,7 +6,7 @@ How it works
   a token counts, and it says a name and a role. A token is known by its SHA-256; the file can't give it away.
 
   Where munge is used, a user of another machine shows a credential that munged made there for this one request
-  (munged.py). It is opened once, by `meet`, before anybody asks who calls.
+  (munge_user.py). It is opened once, by `meet`, before anybody asks who calls.
 
   Over TLS a client may show a certificate (certificate.py). Who sends a token besides is whom the token is for; so a
   certificate can be asked of everybody, and tokens still say who is who.
@@ -101,7 +101,7 @@ class PeerProtocol(HttpToolsProtocol):
 
 
 def peer_host(uid: int) -> str:
-    """What stands in the place of a client's address on a unix socket."""
+    """The text used instead of a client's address on a unix socket."""
     return f"{_PEER}{uid}"
 
 

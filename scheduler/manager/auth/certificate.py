@@ -1,4 +1,4 @@
-"""Whom a client's certificate is for.
+"""The user or node that a client's certificate names.
 
 A name of the certificate says it (subjectAltName, URI): ``farside://node/n1``, ``farside://user/ann``,
 ``farside://operator/carl``. Not its subject: a CA of the house signs certificates for much else, and a mail certificate
@@ -13,7 +13,7 @@ _WHO = re.compile(r"farside://(?P<role>node|user|operator)/(?P<name>[^/?#]+)")
 
 
 def named_in(certificate: Mapping[str, object]) -> tuple[str, str] | None:
-    """Role and name in what `ssl.SSLSocket.getpeercert` tells of a certificate that was verified; None: it has neither.
+    """Role and name in what `ssl.SSLSocket.getpeercert` returns for a verified certificate; None: it has neither.
 
     Raises:
         ValueError: It says two things, or what it says is none; the text tells which.

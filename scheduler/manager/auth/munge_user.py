@@ -1,4 +1,4 @@
-"""Users of other machines, known by munge: who has sent a request, by the credential that was made for it alone."""
+"""Users of other machines, authenticated by a munge credential that is made for one request."""
 
 import asyncio
 from pathlib import Path

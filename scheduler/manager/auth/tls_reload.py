@@ -1,4 +1,4 @@
-"""Certificates that change while a manager runs: its own, and the CAs and revocation lists that say who others are.
+"""TLS reload while a manager runs: its own certificate, its clients' CAs, and revocation lists.
 
 They are looked at now and then and taken up for connections to come; those that stand go on. A file that is half
 written, or damaged, changes nothing until it is sound.

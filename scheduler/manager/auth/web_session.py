@@ -1,4 +1,4 @@
-"""How a browser shows who it is: a cookie that was made for a token, and is good for looking only.
+"""Web sessions: a read-only cookie that a browser gets for a token.
 
 How it works
   The page sends a token once, and gets a cookie that scripts can't read (HttpOnly) and other sites can't send

@@ -1,4 +1,4 @@
-"""What the cycle gets to see of live jobs and nodes: the scheduler's own `Job` and `Node`. PURE."""
+"""Adapter from live jobs and nodes to the scheduling cycle's own `Job` and `Node`. PURE."""
 
 import math
 from collections.abc import Mapping, Sequence

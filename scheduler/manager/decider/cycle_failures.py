@@ -1,4 +1,4 @@
-"""Cycles that failed by a fault of ours: how many, when the last did, how long to wait before the next try. PURE."""
+"""Failures of scheduling cycles by a program error: their count, the last one, and the pause before a new try. PURE."""
 
 import math
 
@@ -15,7 +15,7 @@ class CyclesFail(FarsideError):
 
 
 class CycleFailures:
-    """All of one brain.
+    """All of one scheduler process.
 
     Attributes:
         count: Cycles that failed.

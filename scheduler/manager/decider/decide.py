@@ -1,4 +1,4 @@
-"""The brain's mind: entries of the log in, the next decisions out. PURE.
+"""The decider: it takes entries of the log and returns the next decisions. PURE.
 
 Its owner reads entries and gives each to `hear`; asks `next_events`; writes what comes out into the log, reads that
 again, and so on until nothing comes. Each answer rests on a state that has all earlier ones in it.

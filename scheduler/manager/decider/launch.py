@@ -1,4 +1,4 @@
-"""Which placed jobs can start now, and on which GPUs. PURE.
+"""Starts of allocated jobs: which can start now, and on which GPUs. PURE.
 
 The cycle decides as if who loses GPUs were gone at once; on real nodes that takes until the last process has written
 its checkpoint. So a job that was placed waits here until each of its nodes has enough GPUs that nobody holds, room for

@@ -1,7 +1,7 @@
-"""What follows for a job from what has been told: it ends, stops, or waits again. PURE.
+"""The next step of a job after what was reported: it ends, stops, or waits again. PURE.
 
-The brain asks this of each job that something happened to, writes the answer into the log, and asks again, as each
-answer is something that happened. So it never has to think further than one step.
+The scheduler process asks this of each job that something happened to, writes the answer into the log, and asks again,
+as each answer is something that happened. So it never has to think further than one step.
 """
 
 from collections.abc import Iterable

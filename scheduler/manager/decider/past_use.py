@@ -1,4 +1,4 @@
-"""What is known of the past when a scheduler process begins to lead: from all jobs that the log still has. PURE."""
+"""Past use that a new scheduler process begins with, from all jobs that the log still has. PURE."""
 
 from farside.scheduler.admission.history import History
 from farside.scheduler.admission.rules import Rules

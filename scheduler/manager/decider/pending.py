@@ -1,4 +1,4 @@
-"""What a planner has decided and the log does not have yet. PURE.
+"""Decisions that a planner has made and the log does not have yet. PURE.
 
 Decisions are on their way from when they are made until they are read again. And a job that was given another place
 while the processes of its last start still go has that place in the plan alone, until it waits again.

@@ -1,4 +1,4 @@
-"""What a job's place goes by where jobs are placed by skew: who is profiled, and in words why who goes where. PURE."""
+"""Placement by skew: which jobs are profiled, and the reason for a placement in words. PURE."""
 
 from farside.scheduler.manager.decider.adapter import job_of
 from farside.scheduler.manager.model.record import LiveJob

@@ -1,11 +1,11 @@
-"""The cycle's domain kept in step with the log, and the cycle's actions turned into events. PURE.
+"""The planner: it keeps the cycle's domain in step with the log, and turns the cycle's actions into events. PURE.
 
 How it works
   The domain (scheduler/domain.py) is the plan: who holds what once all that was decided has come about. The log is what
   is so. Between the two lies the time that processes take to go, and three rules keep them together:
 
-  * What the cycle decided stands in the domain at once, and in the log when the brain has written it. Until it reads
-    its own entry again, what others wrote about that job meanwhile is left for that moment (pending.py).
+  * What the cycle decided stands in the domain at once, and in the log when the scheduler process has written it. Until
+    it reads its own entry again, what others wrote about that job meanwhile is left for that moment (pending.py).
   * A job that is preempted and placed elsewhere while its processes still go has its new place in the domain only; it
     is written (`JobAllocated`) once the job waits again (pending.py).
   * Whatever else is not as the domain has it is put right by `_reconcile`, job by job, or by building the domain anew

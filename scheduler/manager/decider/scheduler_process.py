@@ -1,4 +1,4 @@
-"""The brain: a process that reads the log, decides, and writes what it decided. It talks to nobody but the log.
+"""The scheduler process: it reads the log, decides, and writes its decisions; it talks only to the log.
 
 One page: lead, read all, then read on, decide, write, wake the API, sleep until there is news or it is time.
 
@@ -76,7 +76,7 @@ class SchedulerProcess:
 
         Raises:
             CyclesFail: Whatever it tries.
-            LeadLost: Another brain leads.
+            LeadLost: Another scheduler process leads.
             StoreError: The store can't be read or written.
         """
         async with leading(self._store):
@@ -99,7 +99,7 @@ class SchedulerProcess:
         return max(self._clock.now_s(), state.at_s)
 
     async def _try_to_decide(self) -> bool:
-        """As `_decide`; where that fails by a fault of ours, True after a pause."""
+        """Runs `_decide`; if that fails by a program error, returns True after a pause."""
         failures = self._failures
         try:
             is_more = await self._decide()

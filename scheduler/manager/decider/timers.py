@@ -1,4 +1,4 @@
-"""When a planner has to look again though nothing has happened. PURE."""
+"""Timers of the planner: when it looks again although nothing has happened. PURE."""
 
 import heapq
 import math

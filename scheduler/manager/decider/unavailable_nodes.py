@@ -1,4 +1,4 @@
-"""Nodes that a waiting job could use and that take no jobs now, in words: which, why, what gives them back. PURE."""
+"""Nodes that a waiting job could use but that take no jobs now: which, why, and what makes them available. PURE."""
 
 from collections.abc import Iterable, Iterator
 

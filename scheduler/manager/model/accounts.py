@@ -1,4 +1,4 @@
-"""Accounts and QOS of a job that is submitted: which it gets, and what they refuse. PURE."""
+"""Account and QOS of a submitted job: which it gets, and why they refuse it. PURE."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What must hold of any log, checked from the log alone. PURE.
+"""Checks of any log: the invariants that must hold, tested from the log alone. PURE.
 
 It shares no code with what decides and applies: a fault there shall not hide itself here.
 """

@@ -1,8 +1,8 @@
-"""Events as JSON and back. PURE.
+"""JSON encoding and decoding of events. PURE.
 
 The name of an event's class is its type. What an older manager wrote is read by a newer one: fields only grow, and
-where they were others, version2.py knows them. What a newer one wrote, an older one refuses by its version rather than
-read it wrong.
+where they were others, log_version2.py knows them. What a newer one wrote, an older one refuses by its version rather
+than read it wrong.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def is_decided(event: Event) -> bool:
-    """Whether only the leading brain may write it."""
+    """Whether only the leading scheduler process may write it."""
     return type(event) in DECIDED
 
 

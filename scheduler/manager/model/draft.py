@@ -1,4 +1,4 @@
-"""An entry that has no place in the log yet, and the words for what brought it about. PURE.
+"""An entry that is not in the log yet, and the text of its cause. PURE.
 
 The cause of what people and agents do names them. The cause of a decision is the newest entry that it rests on, or the
 timer that made the scheduler look: ``entry 812``, ``timer time_limit``. Older versions wrote ``cycle`` for all.

@@ -1,4 +1,4 @@
-"""Jobs by id, in the order of submission, that tell of each change. PURE."""
+"""Jobs by id, in order of submission, with callbacks for each change. PURE."""
 
 from collections.abc import Callable, Iterable
 
@@ -20,7 +20,7 @@ class JobTable(dict[str, LiveJob]):
         self._followers: list[Follower] = []
 
     def follow(self, follower: Follower) -> None:
-        """Has a follower told of each change from now on."""
+        """Calls a follower for each change from now on."""
         self._followers.append(follower)
 
     def __setitem__(self, job_id: str, job: LiveJob) -> None:

@@ -1,4 +1,4 @@
-"""What version 2 of the log wrote otherwise, in the form of version 3: entries, archives and images. PURE.
+"""Version 2 of the log converted to version 3: entries, archives and snapshots. PURE.
 
 Until version 3 the log had a node's facts in a form of its own: GPUs said ``is_healthy``, and swap was two numbers. Who
 held which GPU was said by process, and a GPU was held whole.
@@ -18,7 +18,7 @@ DAMAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, AttributeErr
 
 
 def facts(old: Plain) -> Plain:
-    """A record with a node's facts: `NodeJoined`, `NodeChanged` or a node of an image."""
+    """A record with a node's facts: `NodeJoined`, `NodeChanged` or a node of a snapshot."""
     new = {name: value for name, value in old.items() if name not in ("swap_bytes", "swap_own_bytes")}
     new["gpus"] = [_gpu(gpu) for gpu in old.get("gpus", ())]
     if old.get("swap_bytes"):
@@ -34,12 +34,12 @@ def _gpu(old: Plain) -> Plain:
 
 
 def snapshot(old: Plain) -> Plain:
-    """The image of a state."""
+    """The snapshot of a state."""
     return {**old, "nodes": {name: _node(node) for name, node in old["nodes"].items()}}
 
 
 def _node(old: Plain) -> Plain:
-    """A node of an image: which process has which GPU, and which have none, were ``holds`` and ``others``."""
+    """A node of a snapshot: which process has which GPU, and which have none, were ``holds`` and ``others``."""
     new = {name: value for name, value in facts(old).items() if name not in ("holds", "others")}
     held = [(gpu, tuple(key)) for gpu, key in old["holds"].items()]
     new["shares"] = [{"node": old["name"], "gpu": gpu, "holder": key[:2]} for gpu, key in held]

@@ -1,4 +1,4 @@
-"""Reservations of nodes for maintenance: what the cycle makes of them, and who they would meet. PURE."""
+"""Maintenance reservations of nodes: their windows for the cycle, and the jobs that they meet. PURE."""
 
 import math
 from collections.abc import Iterator, Mapping

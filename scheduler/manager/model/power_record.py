@@ -1,4 +1,4 @@
-"""What the log keeps of a node's power, so that a manager that starts again goes on where the one before was. PURE.
+"""A node's power in the log, from which the next manager goes on. PURE.
 
 How it works
   A note is written before the order that it names is given to a BMC, and again when that has answered. So whoever comes
@@ -34,7 +34,7 @@ class NodePowerRecord(PowerRecord):
 
     @property
     def may_be_told_to_stop(self) -> bool:
-        """Whether that may come next: then it must be known what stands there."""
+        """Whether an order to stop may come next: then it must be known what runs there."""
         return self.phase in (Phase.ON, Phase.DRAINING) and not self.is_stopping
 
     @property

@@ -1,4 +1,4 @@
-"""What preemptions have cost on this cluster: how long jobs took to go, and to work again. PURE.
+"""Preemption times measured on this cluster: how long jobs took to stop, and to work again. PURE.
 
 Both follow from the log: a pause is the time from the decision to stop a job until none of its processes is left, a
 resume the time from the decision to start it again until all of them run, or until the first says that it makes
@@ -51,16 +51,16 @@ class PreemptionTimes:
     resumes: dict[str, Times] = field(default_factory=_steps)
 
     def pause_s(self, gpus: int) -> float:
-        """Mean of the jobs of this step, else of all; NaN where nothing was measured."""
+        """Mean pause of the jobs of this step, or of all jobs if there are none; NaN: nothing was measured."""
         return _mean_s(self.pauses, gpus)
 
     def resume_s(self, gpus: int) -> float:
-        """Likewise."""
+        """Mean time to resume, chosen as in `pause_s`."""
         return _mean_s(self.resumes, gpus)
 
 
 def step_of(gpus: int) -> str:
-    """The step that a job with so many GPUs is on."""
+    """The step of a job with this number of GPUs."""
     if gpus <= 1:
         return "one_s"
     return "few_s" if gpus <= _STEPPED.few_gpus else "many_s"
@@ -93,7 +93,7 @@ def as_settings(preemption_times: PreemptionTimes) -> Mapping[str, str]:
 class MeasuredCost:
     """The cost model of the live cycle: what resuming has cost so far; nothing before the first.
 
-    The pause is no part of it here: who is preempted has really spent it, at the end of the stint before.
+    The pause is no part of it here: who is preempted has really spent it, at the end of the run interval before.
     """
 
     preemption_times: PreemptionTimes

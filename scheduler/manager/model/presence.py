@@ -1,4 +1,4 @@
-"""Nodes that the agents' connections of other managers are heard by. PURE.
+"""Presence of nodes whose agents are connected to other managers. PURE.
 
 With two managers on one store each hears only the agents that came to it. Silence there is no silence of the node.
 """

@@ -1,4 +1,4 @@
-"""What all processes of a job tell together of its model. PURE. [tiresias §3.3.3.2]
+"""A job's communication profile, from the figures of all its processes. PURE. [tiresias §3.3.3.2]
 
 S_J is the share of the largest tensor in the model, as in Table 3.3. Each worker sends all its gradients in an
 iteration, so what one sends is the model, and its largest message the largest tensor; the middle of all workers is
@@ -15,7 +15,7 @@ from farside.scheduler.manager.model.event import TaskProfiled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one process of a job told. ``is_server``: it has no GPU."""
+    """The figures reported by one process of a job. ``is_server``: it has no GPU."""
 
     told: TaskProfiled
     is_server: bool
@@ -45,12 +45,12 @@ class JobProfile:
 
 
 def is_known(profile: JobProfile | None, told: TaskProfiled) -> bool:
-    """Whether this has been told before."""
+    """Whether these figures were reported before."""
     return profile is not None and any(part.told == told for part in profile.parts)
 
 
 def joined(profile: JobProfile | None, told: TaskProfiled, *, is_server: bool) -> JobProfile | None:
-    """The profile with what one process told; the same where that changes nothing.
+    """The profile with the figures of one more process; this one if they change nothing.
 
     A later start replaces an earlier one, unless it has nothing to tell where the earlier had.
     """

@@ -1,4 +1,4 @@
-"""What each user has in the queue, and how much he may have: so that one can't fill everybody's store and memory. PURE.
+"""Queue quota: how many jobs and bytes each user has in the queue, and may have. PURE.
 
 Jobs that are not over count, those that run too. Jobs of one submission share what was asked for; it counts once, until
 the last of them is over. The counts follow the log, so that nobody has to look at all jobs.
@@ -73,7 +73,7 @@ class QueueGate:
         now_s: float,
         is_free: bool,
     ) -> Iterator[None]:
-        """While so many jobs are written. ``is_free``: whose they are has no limit.
+        """Reserves room while these jobs are written. ``is_free``: their user has no limit.
 
         Raises:
             ConfigError: They are more than he may have.

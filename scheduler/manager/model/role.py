@@ -1,4 +1,4 @@
-"""Roles of a job: processes that are not alike, such as workers and parameter servers. PURE.
+"""Roles of a job: processes of different kinds, such as workers and parameter servers. PURE.
 
 All processes of all roles start together or not at all. A process of a role with GPUs has one; those of a role without
 stand beside the others, in their proportion (servers.py), and never hold a job up that has room for its GPUs. For the

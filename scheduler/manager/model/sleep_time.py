@@ -1,4 +1,4 @@
-"""How long nodes have slept, in all and between any two times. PURE."""
+"""Node sleep time: how long nodes have slept, in total and between any two times. PURE."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ J_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SleepPoint:
-    """From ``at_s`` on so many nodes were off, and up to then nodes had slept ``node_s`` seconds in all."""
+    """A change: ``off`` nodes are off from ``at_s`` on; nodes had slept ``node_s`` seconds in all up to then."""
 
     at_s: float
     off: int
@@ -16,13 +16,13 @@ class SleepPoint:
 
 
 class SleepRecord:
-    """When how many nodes were off. Its owner tells it of each change, in order."""
+    """The number of nodes that were off, over time. The owner records each change, in order."""
 
     def __init__(self, points: tuple[SleepPoint, ...] = ()) -> None:
         self.points = list(points)
 
     def note(self, at_s: float, off: int) -> None:
-        """From now on so many are off."""
+        """Records how many nodes are off from now on."""
         self.points.append(SleepPoint(at_s=at_s, off=off, node_s=self._until_s(at_s)))
 
     def forget(self, before_s: float) -> None:

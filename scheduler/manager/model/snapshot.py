@@ -1,9 +1,9 @@
-"""All that is known of jobs and nodes at one entry of the log, as bytes and back; who starts reads on from it. PURE.
+"""Snapshot of all jobs and nodes at one entry of the log, encoded as bytes; a reader goes on from it. PURE.
 
 How it works
   MessagePack, compressed; it has infinity and NaN, which JSON has not. Jobs of one submission share what was asked for,
-  and do so again when they are read. A field that a later version adds has its default when an older image is read; an
-  image of a later version is refused as the log is.
+  and do so again when they are read. A field that a later version adds has its default when an older snapshot is read;
+  an snapshot of a later version is refused as the log is.
 """
 
 import zlib
@@ -25,7 +25,7 @@ from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.manager.model.state import LiveState, RequestKey
 from farside.scheduler.manager.model.submit_rate import SubmitRates
 
-# The fastest: an image is written and read far more often than it is sent anywhere.
+# The fastest: a snapshot is written and read far more often than it is sent anywhere.
 _LEVEL = 1
 _NO_SPEC = JobSpec(argv=())
 
@@ -102,7 +102,7 @@ _DECODER = msgspec.msgpack.Decoder(_Snapshot)
 
 
 def encode_state(state: LiveState) -> bytes:
-    """The image of a state."""
+    """The snapshot of a state."""
     specs: dict[int, int] = {}
     found: list[JobSpec] = []
     spec_of: list[int] = []
@@ -119,7 +119,7 @@ def encode_state(state: LiveState) -> bytes:
 
 
 def decode_state(body: bytes, version: int = VERSION) -> LiveState:
-    """The state of an image that a manager of this version of the log wrote.
+    """The state of a snapshot that a manager of this version of the log wrote.
 
     Raises:
         RemoteProtocolError: It is damaged.
@@ -130,7 +130,7 @@ def decode_state(body: bytes, version: int = VERSION) -> LiveState:
             packed = _ENCODER.encode(version2.snapshot(msgspec.msgpack.decode(packed)))
         snapshot = _DECODER.decode(packed)
     except (zlib.error, *version2.DAMAGE) as error:
-        raise RemoteProtocolError(f"the store's image of jobs and nodes: {error}", hint="restore a backup") from error
+        raise RemoteProtocolError(f"the store's snapshot of its state: {error}", hint="restore a backup") from error
     state = LiveState()
     for name, form in _FORMS.items():
         setattr(state, _STATE_NAMES.get(name, name), form.unpack(getattr(snapshot, name)))

@@ -1,4 +1,4 @@
-"""A job as its user describes it: one record for the command line, the API, the log and the page. PURE.
+"""A job's specification: one record for the command line, the API, the log and the page. PURE.
 
 How it works
   A key of a job is declared once, with its meaning and its limits (field_limit.py), as a field of `JobSpec`. `JobBody`

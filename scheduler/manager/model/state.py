@@ -1,7 +1,7 @@
-"""All jobs and nodes as they are after some entry of the log. PURE.
+"""The state of all jobs and nodes after an entry of the log. PURE.
 
-One owner each: the brain has one to decide by, the API one to answer from. Both follow the same log with the same
-function (transition.py), so at the same entry they are the same.
+One owner each: the scheduler process has one to decide by, the API one to answer from. Both follow the same log with
+the same function (apply.py), so at the same entry they are the same.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def request_of(event: JobSubmitted | NodesReserved) -> RequestKey:
 
 
 def keyed_request_of(event: Event) -> RequestKey | None:
-    """The same of any event; None: it came of no request, or the client gave no key."""
+    """The request behind any event; None: there is no request, or the client gave no key."""
     return request_of(event) if isinstance(event, JobSubmitted | NodesReserved) and event.key else None
 
 
@@ -65,7 +65,7 @@ class LiveState:
         self.donors_version = 0  # grows when a node's donor, or whether it is up, may have changed
         self.requests: dict[RequestKey, int] = {}  # the first entry that bears a key
         self.dependents: dict[str, list[str]] = {}  # who waits for the end of a job
-        self.closing: dict[str, None] = {}  # nodes of which the brain has not said yet that no job starts there
+        self.closing: dict[str, None] = {}  # nodes to close that the scheduler process has not closed yet
         self.slept = SleepRecord()
         self.wanted: NodesWanted | None = None  # the last; None: nobody has decided how many nodes shall be on
         self.wanted_s = 0.0  # since when

@@ -1,10 +1,10 @@
-"""How many jobs each user has submitted lately: the limit that holds who submits and cancels without end. PURE.
+"""Submit rate: how many jobs each user has submitted within the last hour, and its limit. PURE.
 
 How it works
   The log grows by every submission, and a job that is over is known for `keep_history_s`, so what a user has in the
   queue (queued.py) bounds neither. Jobs are counted by steps of `STEP_S`, each of which counts until the youngest job
   that may be among its own is an hour old: so no hour has more than the limit, whenever it begins. The counts follow
-  the log, and the store's image has them, so that a restart forgets none.
+  the log, and the store's snapshot has them, so that a restart forgets none.
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ class SubmitRates:
         return sum(one[1] for one in self._steps.get(user, ()) if _counts(one, now_s))
 
     def check(self, user: str, jobs: int, *, beside: int, limit: int, now_s: float) -> None:
-        """Does nothing where a user may submit so many. ``beside``: those of his that are on their way into the log.
+        """Does nothing if a user may submit this many. ``beside``: jobs of the user that are on their way into the log.
 
         Raises:
             TooMany: He has submitted too many, and may come again.
@@ -75,7 +75,7 @@ class SubmitRates:
         )
 
     def _room_at_s(self, user: str, over: int, now_s: float) -> float:
-        """When so many of them have gone; those on their way count as if they had come now."""
+        """The time when enough of them have left the hour; jobs on their way count as if they had come now."""
         for one in self._steps.get(user, ()):
             if _counts(one, now_s):
                 over -= one[1]

@@ -1,4 +1,4 @@
-"""How many nodes were busy in each interval of the past, from the run intervals of the log's jobs. PURE."""
+"""Busy nodes in each interval of the past, counted from the run intervals of the log's jobs. PURE."""
 
 import math
 from collections.abc import Container, Iterable

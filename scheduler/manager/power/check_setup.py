@@ -1,4 +1,4 @@
-"""What a manager was told of its nodes' power, checked before anything starts."""
+"""Check of the node power settings before anything starts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

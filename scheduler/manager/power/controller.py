@@ -1,13 +1,13 @@
-"""Keeps as many nodes on as are wanted, beside the brain that leads: what stands on nodes comes from the log.
+"""The power controller beside the leading scheduler process: it keeps as many nodes on as are wanted.
 
 How it works
   The state machine and the loop are those of `scheduler/energy/power`. Here they get their owners: what a node holds is
-  what the log says, closing a node is an entry that the brain answers by another (`NodeClosed`), beats are the agents'
-  connections. Every order is in the log before a BMC hears of it, with the generation of the brain beside which it was
-  given; once another leads, such an entry counts for nothing, and the order is dropped.
+  what the log says, closing a node is an entry that the scheduler process answers by another (`NodeClosed`), beats are
+  the agents' connections. Every order is in the log before a BMC hears of it, with the generation of the scheduler
+  process beside which it was given; once another leads, such an entry counts for nothing, and the order is dropped.
 
-  Of several managers the one whose brain leads does this. When that changes, or nodes come that can be switched, all of
-  it begins anew from the log.
+  Of several managers the one whose scheduler process leads does this. When that changes, or nodes come that can be
+  switched, all of it begins anew from the log.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class LivePower:
         setup: What was told of it.
         live: The log.
         agents: Who is up.
-        folder: Where the brain of this manager is asked.
+        folder: Where the scheduler process of this manager is asked.
     """
 
     def __init__(self, setup: PowerSetup, live: LiveLog, agents: Agents, folder: Path) -> None:
@@ -80,13 +80,13 @@ class LivePower:
         """What the policy's forecast is worth now; empty where none was asked for, or another manager keeps nodes."""
         return "" if self._fitter is None else self._fitter.remark
 
-    # ------------------------------------------------------------------ while this brain leads
+    # ------------------------------------------------------------------ while this scheduler process leads
 
     def _known_names(self) -> frozenset[str]:
         return frozenset(self.setup.drivers) & frozenset(self._live.state.nodes)
 
     async def _own_generation(self) -> int:
-        """Of the brain beside us; -1: it does not lead, or does not answer."""
+        """Generation of the scheduler process beside us; -1: it does not lead, or does not answer."""
         try:
             told = await admin.ask(self._folder / ASK, "status", timeout_s=ASK_LIMIT_S)
         except FarsideError:
@@ -94,7 +94,7 @@ class LivePower:
         return int(told["generation"])
 
     async def _keep(self, generation: int, names: frozenset[str]) -> None:
-        """Keeps these nodes until another brain leads, or there are others."""
+        """Keeps these nodes until another scheduler process leads, or there are others."""
         assert self.setup.make_policy is not None, "somebody decides"
         policy = self.setup.make_policy(len(names))
         self._fitter = fitter = Fitter(policy)

@@ -1,4 +1,4 @@
-"""What stands on nodes, who is up, and how closing one is told: the owners that the keeper of the power deals with.
+"""Inventory of nodes for the power controller: what runs on them, which are up, and how a node is closed.
 
 Real ones read the log and write into it; those of a dry run only remember what they would have done.
 """
@@ -34,7 +34,7 @@ class Agents(Protocol):
         ...
 
     def sensed(self) -> Mapping[str, Sensed]:
-        """What each agent that is connected here told last."""
+        """The last report of each agent that is connected here."""
         ...
 
     async def power_off(self, node: str) -> None:
@@ -70,7 +70,7 @@ class Wishes:
 
 
 class Inventory:
-    """What stands on nodes, by the log. Looked up once for each of its entries."""
+    """What runs on nodes, by the log. Computed once for each entry."""
 
     def __init__(self, live: LiveLog, agents: Agents) -> None:
         self._live = live
@@ -82,7 +82,7 @@ class Inventory:
         self._room: Mapping[str, int] = {}
 
     async def holdings(self, node: str) -> Holdings:
-        """What stands on a node.
+        """What runs on a node.
 
         Raises:
             PeerError: Its agent is not connected here: nobody knows what memory it lends.
@@ -103,7 +103,7 @@ class Inventory:
         )
 
     def _finds_room(self, node: str, loans: Mapping[str, int]) -> bool:
-        """Whether donors that stay could lend what this node lends: else its borrowers would read from their disks."""
+        """Whether donors that stay can lend what this node lends; otherwise its borrowers read from their disks."""
         rooms = self._rooms()
         total = sum(rooms.values()) - rooms.get(node, 0)
         lent_bytes, own = sum(loans.values()), {self._donor_name(name): room for name, room in rooms.items()}
@@ -152,14 +152,14 @@ class Inventory:
         """Writes down what is so of a node."""
 
     async def drain(self, node: str, number: int) -> None:
-        """Closes a node. That stands in its record, which was written just before."""
+        """Closes a node. Its record, written just before, says so."""
 
     async def open(self, node: str, number: int) -> None:
-        """Opens it again. The same."""
+        """Opens a node again. Its record says so."""
 
 
 class LiveInventory(Inventory):
-    """Writes each node's power into the log, which is how the brain hears of it."""
+    """Writes each node's power into the log, which is how the scheduler process hears of it."""
 
     def __init__(self, live: LiveLog, agents: Agents, setup: PowerSetup, generation: int, wishes: Wishes) -> None:
         super().__init__(live, agents)
@@ -173,7 +173,7 @@ class LiveInventory(Inventory):
         return {name: power_of(name, state.nodes[name].power, now_s) for name in names}
 
     def called(self) -> frozenset[str]:
-        """The same, of those that can be switched."""
+        """The nodes that waiting jobs need and that can be switched."""
         found = nodes_needed(self._live.state, self._setup.tenancy, self._live.now_s())
         return frozenset(found) & frozenset(self._setup.drivers)
 
@@ -181,7 +181,7 @@ class LiveInventory(Inventory):
         """Writes it, unless the log says so already.
 
         Raises:
-            FarsideError: It is not in the log, or counts for nothing as another brain leads.
+            FarsideError: It is not in the log, or counts for nothing as another scheduler process leads.
         """
         state = self._live.state
         # One at a time of each node: who finds it written must find it in the log, and not on its way there.
@@ -193,7 +193,7 @@ class LiveInventory(Inventory):
             # The wish goes first: who begins anew goes on from it, and does not wake all until it has decided.
             await self._live.write([*self._wishes.untold(state), event], CAUSE)
             if state.generation != self._generation:
-                raise PeerError("another brain leads by now")
+                raise PeerError("another scheduler process leads by now")
 
 
 class DryRunInventory(Inventory):
@@ -207,7 +207,7 @@ class DryRunInventory(Inventory):
         self._boots: dict[str, int] = {}
 
     async def holdings(self, node: str) -> Holdings:
-        """What really stands there, closed by our own orders; nothing on a node that is said to be off."""
+        """What really runs on a node, closed by our own orders; nothing on a node that is said to be off."""
         held = replace(await super().holdings(node), closed_by=self._closed.get(node, 0), is_donor_open=False)
         if held.closed_by and held.is_movable:
             held = replace(held, foreign_slabs=0)  # its borrowers would have moved what they have
@@ -222,7 +222,7 @@ class DryRunInventory(Inventory):
         return frozenset(name for name in self._off if self._jobs.get(name))
 
     def beats(self) -> Mapping[str, str]:
-        """The same, of those that are not said to be off, with how often they are said to have booted."""
+        """The boots of nodes that are not said to be off, with how often they are said to have booted."""
         up = ((name, boot_id) for name, boot_id in super().beats().items() if name not in self._off)
         return {name: f"{boot_id} {self._boots.get(name, 0)}" for name, boot_id in up}
 

@@ -1,4 +1,4 @@
-"""Which nodes the jobs that wait would fill: idle ones that must stay on, and sleeping ones that are woken. PURE.
+"""Nodes needed by waiting jobs: idle ones that must stay on, and sleeping ones that are woken. PURE.
 
 The simulator counts in whole nodes of one size [helios §4.3.2, JobArrivalCheck]; here nodes differ, so they are named,
 and a job wakes none that it could not use: of another model or of other users, reserved, too small for one of its GPUs.
@@ -23,7 +23,7 @@ from farside.scheduler.quota_use import QuotaUse
 from farside.scheduler.state import Node
 from farside.scheduler.tenancy import PriorityClass, Tenancy
 
-# The brain has looked at a job that has waited for so long: what is free is not for it.
+# The scheduler process has looked at a job that has waited for so long: what is free is not for it.
 SETTLED_S = 5.0
 # So many are looked at; who stands behind them waits for others than nodes anyway.
 LOOKED_AT = 1000
@@ -33,7 +33,8 @@ _REACHABLE = (Phase.OFF, Phase.BOOTING)
 def nodes_needed(state: LiveState, tenancy: Tenancy | None, now_s: float) -> tuple[str, ...]:
     """The nodes that waiting jobs would fill: first idle ones that are on, then those on their way up, then others.
 
-    A job that has just come may get an idle node at any moment; it wakes none before the brain has looked at it.
+    A job that has just come may get an idle node at any moment; it wakes none before the scheduler process has looked
+    at it.
     """
     waiting = list(islice(_waiting(state), LOOKED_AT))
     if not waiting:

@@ -1,4 +1,4 @@
-"""Old entries of the log, in files that are written once: gzip, a line of JSON for each, as it stood in the table.
+"""The archive: old entries of the log in gzip files, one line of JSON for each entry.
 
 How it works
   A file is named by its first and last entry, and has its name only once it is whole and on the disk. Entries are taken

@@ -1,11 +1,11 @@
-"""Keeps the log small and a start fast: an image of what is known, and old entries moved into the archive.
+"""Compaction of the log: a snapshot of the state, and old entries moved into the archive.
 
 How it works
   All of it happens beside the manager's other parts, in a process of its own that reads the log as they do:
 
   1. Jobs that were over before the kept time are forgotten, by an entry (`HistoryForgotten`) that everybody follows.
-  2. The image of the state at the last entry takes the place of the one before, in one transaction.
-  3. Entries that are older than the kept time and stand before the image are written to an archive file, and then
+  2. The snapshot of the state at the last entry takes the place of the one before, in one transaction.
+  3. Entries that are older than the kept time and stand before the snapshot are written to an archive file, and then
      taken out of the log, some at a time, so that no writer waits long.
 
   It may be killed anywhere: each step leaves a store that is right, and the next run goes on.
@@ -39,7 +39,7 @@ CAUSE = "compaction"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """What a run did: up to where the image reaches, jobs that were forgotten, entries that went into the archive."""
+    """Result of a run: the last entry of the snapshot, forgotten jobs, archived entries."""
 
     snapshot_seq: int
     forgotten: int
@@ -47,7 +47,7 @@ class Compacted:
 
 
 def archive_of(store_url: str, archive_dir: Path) -> Archive | None:
-    """Where old entries go: the folder that was named, else one beside the SQLite file; None: nowhere."""
+    """The folder of old entries: the configured one, or one beside the SQLite file; None: nowhere."""
     if archive_dir.is_absolute():
         return Archive(archive_dir)
     parsed = make_url(store_url)
@@ -57,7 +57,7 @@ def archive_of(store_url: str, archive_dir: Path) -> Archive | None:
 
 
 def is_due(extent: Extent, now_s: float, keep_s: float) -> bool:
-    """Whether there is enough to do: many entries since the image, or a day's more than are kept."""
+    """Whether there is enough to do: many entries since the snapshot, or a day's more than are kept."""
     is_long = extent.last_seq - extent.snapshot_seq >= DUE_ENTRIES
     return is_long or bool(keep_s and extent.last_seq >= extent.first_seq and
                            now_s - extent.first_at_s > keep_s + DAY_S)  # fmt: skip

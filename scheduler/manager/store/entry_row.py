@@ -1,4 +1,4 @@
-"""Entries of the log as rows of its table, and back."""
+"""Conversion between entries of the log and rows of its table."""
 
 from collections.abc import Mapping
 from typing import Any

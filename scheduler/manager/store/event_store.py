@@ -1,9 +1,10 @@
-"""The log in a database: append, read on, lead.
+"""The event store: the log in a database. Append entries, read on, take the lead.
 
 How it works
   All writers lock the one row of `lead`, so entries get their places in the order in which they become visible, and a
-  reader that has come to place n never finds one before it later. That row also has the generation: a brain that took
-  the lead made it greater, and what an older one wants to write from then on is refused, whatever it believes.
+  reader that has come to place n never finds one before it later. That row also has the generation: a scheduler process
+  that took the lead made it greater, and what an older one wants to write from then on is refused, whatever it
+  believes.
 
   SQLite: one file, write-ahead log, synced at each commit; what was acknowledged survives a crash of the machine.
   Entries are written many at once where many wait, as a commit costs the same for one and for a thousand.
@@ -68,7 +69,7 @@ class AskedBefore(FarsideError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """The first and last entry, up to where there is an image (0: there is none), and who led last.
+    """The first and last entry, up to where there is a snapshot (0: there is none), and who led last.
 
     Of an empty log the first is the one that comes next.
     """
@@ -82,7 +83,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSnapshot:
-    """The bytes of an image, and the version of the log that its writer knew."""
+    """The bytes of a snapshot, and the version of the log that its writer knew."""
 
     version: int
     body: bytes
@@ -107,7 +108,7 @@ class EventStore:
     # ------------------------------------------------------------------ writing
 
     def take_lead(self, holder: str, now_s: float) -> int:
-        """The generation of a brain that leads from now on; all before it can't write decisions any more."""
+        """Generation of the scheduler process that leads from now on; earlier ones can't write decisions."""
         with self._writing() as connection:
             generation = int(lock(connection).generation) + 1
             connection.execute(update(lead).values(generation=generation, holder=holder))
@@ -121,11 +122,11 @@ class EventStore:
         """One transaction, committed at the end of the block; see turn.py.
 
         Args:
-            generation: Of the brain that decides; 0: none does.
+            generation: Of the scheduler process that decides; 0: none does.
             after: What stands behind this place is read first.
 
         Raises:
-            LeadLost: Another brain leads.
+            LeadLost: Another scheduler process leads.
             StoreError: The database could not do it; nothing was written.
         """
         with self._writing() as connection:
@@ -141,13 +142,13 @@ class EventStore:
         Args:
             drafts: What to write, in this order.
             now_s: The writer's clock. Where it stands before the last entry's time, that time is taken.
-            generation: Of the brain that decided it; 0: none did.
+            generation: Of the scheduler process that decided it; 0: none did.
             read_to: The writer has read the log so far, and found none of the requests that it writes. What others
                 wrote behind that is looked at here, where nobody else writes; None: there are no requests among it.
 
         Raises:
             AskedBefore: Another writer has written one of the requests.
-            LeadLost: Another brain leads.
+            LeadLost: Another scheduler process leads.
             StoreError: The database could not do it; nothing was written.
         """
         with self.turn(generation, math.inf if read_to is None else read_to) as turn:
@@ -163,7 +164,7 @@ class EventStore:
             raise broken(self.url, error) from error
 
     def keep_snapshot(self, seq: int, at_s: float, body: bytes) -> bool:
-        """Puts an image of entry ``seq`` in the place of an older one; False: there is a newer one already.
+        """Puts a snapshot of entry ``seq`` in the place of an older one; False: there is a newer one already.
 
         Raises:
             StoreError: The database could not do it; the old one is as it was.
@@ -177,7 +178,7 @@ class EventStore:
             return True
 
     def drop(self, up_to: int, *, limit: int = PAGE) -> int:
-        """Takes the oldest entries away, at most ``limit``, none behind ``up_to`` or the image; returns how many.
+        """Takes the oldest entries away, at most ``limit``, none behind ``up_to`` or the snapshot; returns how many.
 
         Raises:
             StoreError: The database could not do it; they are all there.
@@ -209,7 +210,7 @@ class EventStore:
     # ------------------------------------------------------------------ reading
 
     def snapshot(self) -> StoredSnapshot | None:
-        """The image; None: there is none yet.
+        """The snapshot; None: there is none yet.
 
         Raises:
             StoreError: The database could not do it.
@@ -246,7 +247,7 @@ class EventStore:
         )
 
     def rows(self, after: int, *, limit: int = PAGE) -> list[Mapping[str, Any]]:
-        """Entries as they stand in the table, for the archive.
+        """Rows of entries as they are in the table, for the archive.
 
         Raises:
             StoreError: The database could not do it.
@@ -266,7 +267,7 @@ class EventStore:
             raise broken(self.url, error) from error
 
     def read(self, after: int, *, limit: int = PAGE) -> list[Entry]:
-        """The entries behind a place, at most ``limit``; fewer only when there are no more.
+        """The entries after ``after``, at most ``limit``; fewer only at the end of the log.
 
         Raises:
             StoreError: The database could not do it.
@@ -296,7 +297,7 @@ class EventStore:
         return 0 if row is None else int(row.version)
 
     def size_bytes(self) -> int:
-        """What the database takes on its disk, as far as it tells.
+        """Size of the database on its disk, if it reports one.
 
         Raises:
             StoreError: It could not be asked.
@@ -329,7 +330,7 @@ class EventStore:
 
 
 def _refuse_repeats(unread: Sequence[Entry], drafts: Sequence[Draft]) -> None:
-    """Of two managers each may get the same request, at the same moment.
+    """Refuses a request that another manager has written: each of two may get it at the same moment.
 
     Raises:
         AskedBefore: One of these drafts is among what others have written.
@@ -367,7 +368,8 @@ def open_engine(url: str) -> Engine:
 def alive_args(parsed: URL) -> dict[str, str | int]:
     """How both sides of a connection to PostgreSQL notice that the other's machine has died; the URL's own win.
 
-    Without, the server keeps the session of a brain whose machine lost its power, and the lead with it, for two hours.
+    Without, the server keeps the session of a scheduler process whose machine lost its power, and the lead with it, for
+    two hours.
     """
     server = {
         "tcp_keepalives_idle": KEEP_ALIVE_IDLE_S,

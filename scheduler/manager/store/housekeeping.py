@@ -1,4 +1,4 @@
-"""What the store needs besides: its log made smaller when it is time, its pages put where they belong.
+"""Housekeeping of the store: compaction of the log when it is due, and checkpoints of the database.
 
 The first is done in a process of its own, the second in a thread of this one. Neither holds up who reads or writes.
 """
@@ -40,7 +40,7 @@ async def _keep_level(store: EventStore) -> None:
 
 
 async def _keep_short(store: EventStore, config: ManagerConfig) -> None:
-    """Looks now and then, where the brain leads."""
+    """Looks now and then, where the scheduler process leads."""
     while True:
         await asyncio.sleep(LOOK_S)
         try:

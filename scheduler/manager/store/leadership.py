@@ -1,8 +1,8 @@
-"""Of several managers on one store, one brain leads; another takes over when it ends, however it ends.
+"""Leadership: of several managers on one store, one scheduler process leads; another takes over when it ends.
 
 A lock that the operating system or the database takes away from who is gone: flock(2) beside an SQLite file, an
-advisory lock of the session in PostgreSQL. It decides who tries; that a brain which only believes to lead writes
-nothing is seen to by the generation (event_store.py).
+advisory lock of the session in PostgreSQL. It decides who tries; that a scheduler process which only believes to lead
+writes nothing is seen to by the generation (event_store.py).
 """
 
 import asyncio
@@ -34,7 +34,7 @@ async def leading(store: EventStore) -> AsyncIterator[None]:
     try:
         while not try_lead():
             if not has_told:
-                _log.info("stands by: another brain leads")
+                _log.info("stands by: another scheduler process leads")
             has_told = True
             await asyncio.sleep(TRY_PERIOD_S)
         yield

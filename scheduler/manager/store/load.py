@@ -1,4 +1,4 @@
-"""What is known when a process of the manager starts: the image, and what the log says since."""
+"""Loading the state when a process of the manager starts: the snapshot, then the entries after it."""
 
 from farside.scheduler.manager.model.apply import apply
 from farside.scheduler.manager.model.snapshot import decode_state
@@ -7,11 +7,11 @@ from farside.scheduler.manager.store.event_store import EventStore
 
 
 def first_state(store: EventStore) -> LiveState:
-    """The state of the image; an empty one where there is none.
+    """The state of the snapshot; an empty one where there is none.
 
     Raises:
         StoreError: The store can't be read.
-        RemoteProtocolError: The image is damaged, or of a later version.
+        RemoteProtocolError: The snapshot is damaged, or of a later version.
     """
     found = store.snapshot()
     return LiveState() if found is None else decode_state(found.body, found.version)

@@ -1,4 +1,4 @@
-"""Making a store, bringing it up to date, keeping and restoring copies of it."""
+"""Creation, upgrade, backup and restore of a store."""
 
 import os
 import sqlite3

@@ -1,4 +1,4 @@
-"""Which nodes the APIs of one store hear. With two managers, each hears only the agents that came to it."""
+"""Presence table: which nodes' agents are connected to which manager of one store."""
 
 import json
 from collections.abc import Iterable, Mapping

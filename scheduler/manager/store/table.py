@@ -1,4 +1,4 @@
-"""The tables of the store. What alembic's migrations make, and these must say the same: a test compares them."""
+"""The tables of the store; a test compares them with those that alembic's migrations make."""
 
 from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
 

@@ -1,9 +1,9 @@
-"""One transaction of a writer: it has the log to itself, adds entries, and commits all of them or none.
+"""A writer's transaction: it locks the log, adds entries, and commits all of them or none.
 
 How it works
   Whoever holds the lock of the one row of `lead` knows which entry is the last, so what it adds has its place at once,
-  and the writer can hear it before it is durable, as nobody else reads it before the commit. A brain adds what it
-  decided, hears it, decides what follows, and so on; one commit does for all of it.
+  and the writer can hear it before it is durable, as nobody else reads it before the commit. A scheduler process adds
+  what it decided, hears it, decides what follows, and so on; one commit does for all of it.
 
   A writer whose transaction fails has heard what never was. It must forget all and read the log again.
 """
@@ -30,7 +30,7 @@ _MOVE_ON = update(lead).values(last_seq=bindparam("seq"), last_at_s=bindparam("a
 
 
 class LeadLost(FarsideError):
-    """Another brain has taken the lead: this one must not decide any more."""
+    """Another scheduler process has taken the lead: this one must not decide any more."""
 
 
 def lock(connection: Connection) -> Any:
@@ -39,19 +39,20 @@ def lock(connection: Connection) -> Any:
 
 
 class Turn:
-    """Of a transaction that has just begun. `EventStore.turn` makes it, and commits it.
+    """A transaction that has just begun. `EventStore.turn` makes it, and commits it.
 
     Attributes:
         unread: The entries behind ``after``, all that there were before this turn.
 
     Raises:
-        LeadLost: Another brain leads than that of ``generation``. 0: it is no brain that writes.
+        LeadLost: Another scheduler process leads than that of ``generation``. 0: it is no scheduler process that
+            writes.
     """
 
     def __init__(self, connection: Connection, generation: int, after: float = math.inf) -> None:
         row = lock(connection)
         if generation and generation != row.generation:
-            raise LeadLost(f"{row.holder} leads, as generation {row.generation}, and this brain is {generation}")
+            raise LeadLost(f"{row.holder} leads as generation {row.generation}, this process has {generation}")
         self._connection = connection
         self._generation = generation
         self._last_seq, self._last_at_s = int(row.last_seq), float(row.last_at_s)
@@ -62,8 +63,8 @@ class Turn:
             after = self.unread[-1].seq
 
     def add(self, drafts: Sequence[Draft], now_s: float) -> list[Entry]:
-        """The next entries, as all will read them. Where the clock stands before the last, that one's time is taken."""
-        assert self._generation or not any(is_decided(draft.event) for draft in drafts), "only a brain decides"
+        """The next entries, as all will read them. Their time is never before that of the last entry."""
+        assert self._generation or not any(is_decided(draft.event) for draft in drafts), "only a leader decides"
         at_s = max(now_s, self._last_at_s)
         entries = [
             Entry(seq=seq, at_s=at_s, generation=self._generation, cause=draft.cause[:CAUSE_MAX], event=draft.event)

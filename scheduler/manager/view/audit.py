@@ -1,4 +1,4 @@
-"""Who did what: the entries of the log that people brought about, as lines of an audit. PURE.
+"""The audit: the entries of the log that people caused, as lines. PURE.
 
 What people changed is in the log anyway, as it is what the log consists of. What was refused, and what operators looked
 at of other people's jobs, is put there for the audit alone (`AccessRecorded`), but for repetitions: see `AccessGate`.

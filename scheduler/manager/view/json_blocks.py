@@ -1,4 +1,4 @@
-"""Records as JSON, kept in blocks: a list of ten thousand costs no more than what has changed of it. PURE.
+"""JSON lists in blocks: the cost of a list of ten thousand records is that of its changed ones. PURE.
 
 How it works
   A record has a place, by which they are ordered. Its row, the record as JSON, is made once; the rows of some hundred

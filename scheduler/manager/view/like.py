@@ -1,4 +1,4 @@
-"""Views of records: what a view does not name otherwise is what the record calls the same. PURE."""
+"""Views built from records: a field of the same name is copied. PURE."""
 
 from typing import Any, TypeVar
 

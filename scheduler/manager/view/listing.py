@@ -1,4 +1,4 @@
-"""The listings of jobs and of nodes, kept as JSON for those who look at them. PURE.
+"""Listings of jobs and of nodes, kept as JSON. PURE.
 
 How it works
   A listing is one person's: the jobs of one user, or everybody's; those that are not over, or all. It is made when

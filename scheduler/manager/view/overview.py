@@ -1,4 +1,4 @@
-"""The cluster at a glance, as one person may see it: what the page and `farside top` show. PURE.
+"""The overview of the cluster that one user may see, for the page and `farside top`. PURE.
 
 How it works
   `Survey` goes over all jobs once for each entry of the log and each person who looks. `Overview` is what one of them

@@ -1,4 +1,4 @@
-"""The nodes' power as the API, ``farside power`` and the page show it: keys are documented in docs/manager.md. PURE."""
+"""Node power as the API, ``farside power`` and the page show it; docs/manager.md documents the keys. PURE."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated

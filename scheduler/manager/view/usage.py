@@ -1,6 +1,7 @@
-"""Who used what in a time: GPU hours, waiting, energy, by user or by account. PURE.
+"""Usage in a span of time: GPU hours, waiting and energy, by user or by account. PURE.
 
-From the jobs' stints, so from the log: what a job held is known exactly, whatever was preempted, lost or started anew.
+From the jobs' run intervals, so from the log: what a job held is known exactly, whatever was preempted, lost or started
+anew.
 """
 
 from collections.abc import Iterable
@@ -90,7 +91,7 @@ def _with(before: Usage, job: LiveJob, begin_s: float, end_s: float, there_s: fl
         held_s += part_s
         gpu_s += part_s * job.spec.gpus
         if part_s and run_interval.metered_gpu_s:
-            # Of a stint that began before or went on after, in proportion: its power is not known by the minute.
+            # Of a run interval that began before or went on after, in proportion: its power is not known by the minute.
             share = part_s / (run_interval.end_s - run_interval.begin_s)
             energy_j += share * run_interval.energy_j
             metered_gpu_s += share * run_interval.metered_gpu_s

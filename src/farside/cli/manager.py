@@ -161,5 +161,6 @@ def compact(config: options.ConfigFiles = None, settings: options.Overrides = No
     done = make_smaller(store, archive, time.time(), loaded.keep_history_s)
     where = f" to {archive.folder}" if archive is not None and done.archived else ""
     print(
-        f"image of entry {done.snapshot_seq}; {done.forgotten} jobs forgotten; {done.archived} entries archived{where}"
+        f"snapshot of entry {done.snapshot_seq}; {done.forgotten} jobs forgotten; "
+        f"{done.archived} entries archived{where}"
     )

@@ -1,4 +1,4 @@
-"""Bodies that are too large are refused before they are read, by the API's own answer.
+"""Limit on request bodies: one that is too large is refused before it is read.
 
 How it works
   Each route takes as much as its largest request that makes sense, and nobody in particular `NOBODY_BYTES`: beyond that
@@ -44,7 +44,7 @@ def too_large(limit_bytes: int) -> str:
 
 
 class BodyLimit:
-    """Around the application: who tells a length is answered at once, who does not is cut off at the limit."""
+    """The limit around the application: by the length that a body declares, or while it arrives."""
 
     def __init__(self, app: ASGIApp, callers: Callers) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""How many connections of HTTP one user or address may have, and how long each may take over a request.
+"""Limits on HTTP connections: how many a user or an address may have, and how long a request may take.
 
 How it works
   Each connection belongs to a user, as a unix socket tells, or to an address. One that is more than its owner may have
@@ -101,7 +101,7 @@ class Connections:
         return True
 
     def waits(self, owner: Owner, one: object, close: Close) -> None:
-        """It waits for its client from now on, unless it did so before."""
+        """Counts a connection as waiting for its client, unless it is counted already."""
         self._waiting.setdefault(owner, {}).setdefault(one, close)
 
     def is_answered(self, owner: Owner, one: object) -> None:
@@ -112,7 +112,7 @@ class Connections:
             self._waiting.pop(owner, None)
 
     def leave(self, owner: Owner, one: object) -> None:
-        """It counts no more."""
+        """Stops counting a connection."""
         self.is_answered(owner, one)
         self._counts[owner] -= 1
         if not self._counts[owner]:

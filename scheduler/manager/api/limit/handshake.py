@@ -1,11 +1,11 @@
-"""Connections that have not got through a TLS handshake yet, counted from when they are accepted.
+"""Limit on connections whose TLS handshake is not over, counted from accept(2) on.
 
 asyncio tells a protocol of a connection once its handshake is over. Until then it has only time, not number, as its
 limit; so the listening socket itself asks the crowd, and the accepted one says when it is closed.
 
 Of a handshake that fails asyncio keeps 0.3 MiB: its error has the frames that it went through, and these have the
-error. Such circles are found late (garbage.py), so whoever opens and closes connections would fill the memory.
-`forget_failed` has them broken at once.
+error. Such circles are found late (garbage_collection.py), so whoever opens and closes connections would fill the
+memory. `forget_failed` has them broken at once.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class CountedListener(socket.socket):
     """A listening TCP socket whose connections belong to the crowd from the start."""
 
     def __init__(self, listener: socket.socket, connections: Connections) -> None:
-        """Takes the place of ``listener``, which is no socket any more."""
+        """Takes over the file descriptor of ``listener``, which is closed as a socket."""
         super().__init__(listener.family, listener.type, listener.proto, fileno=listener.detach())
         self._connections = connections
 

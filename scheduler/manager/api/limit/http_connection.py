@@ -1,4 +1,4 @@
-"""A connection of HTTP that is closed when its client takes too long over a request, or when its owner has too many.
+"""An HTTP connection that is closed when its request takes too long, or when its owner has too many.
 
 uvicorn has a limit for neither a header nor a body, of time or of bytes; only for the pause between two requests.
 """
@@ -40,7 +40,7 @@ class LimitedProtocol(PeerProtocol):
         self._expect(HEADER_LIMIT_S, HEADER_BYTES_MAX)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It counts no more."""
+        """Stops counting this connection."""
         self._leave()
         super().connection_lost(exc)
 
@@ -85,7 +85,7 @@ class LimitedProtocol(PeerProtocol):
             self._connections.waits(self._owner, self, self._evict)
 
     def resume_writing(self) -> None:
-        """It has read on."""
+        """Reading goes on."""
         super().resume_writing()
         if self._owner and self.cycle is not None and not self.cycle.response_complete:
             self._connections.is_answered(self._owner, self)

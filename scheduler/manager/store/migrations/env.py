@@ -1,4 +1,4 @@
-"""What alembic runs: our tables on the connection that `migrate.py` hands over."""
+"""The environment of alembic's migrations: our tables on the connection that `migrate.py` hands over."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""The log, and the row that every writer locks."""
+"""Migration 1: the log, and the row that every writer locks."""
 
 import sqlalchemy as sa
 from alembic import op

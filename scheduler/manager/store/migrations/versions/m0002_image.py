@@ -1,4 +1,4 @@
-"""The image: what follows from the log up to an entry, whatever of it was archived."""
+"""Migration 2: the table of the snapshot, the state at one entry of the log."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Which managers there are, and the nodes that each hears."""
+"""Migration 3: the managers, and the nodes that are connected to each."""
 
 import sqlalchemy as sa
 from alembic import op
