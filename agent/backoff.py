@@ -7,7 +7,7 @@ GROWTH = 2.0
 
 
 def backoff_s(failures: int, *, longest_s: float, rng: Random) -> float:
-    """Seconds before the attempt that follows so many failures in a row: doubled each time, up to ``longest_s``.
+    """Seconds to wait after this number of failures in a row: doubled each time, up to ``longest_s``.
 
     Between half of that and all of it, by chance, so that two thousand agents do not come back in one moment.
     """

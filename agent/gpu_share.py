@@ -22,14 +22,14 @@ Holder: TypeAlias = tuple[str, int]
 
 
 class Device(NamedTuple):
-    """What one holder may have: a GPU by its index, or the part of it that its driver calls so."""
+    """One device that a holder may have: a GPU by its index, or a part of it by the name its driver gives it."""
 
     gpu: int
     part: str = WHOLE
 
 
 class Share(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One device of one node in the hands of one holder. ``node``: empty on the node itself."""
+    """One device of a node, held by one holder. ``node``: empty on the node itself."""
 
     gpu: int
     holder: Holder
@@ -38,28 +38,28 @@ class Share(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def device(self) -> Device:
-        """What it is a share of."""
+        """The device that is held."""
         return Device(self.gpu, self.part)
 
 
 def devices_of(gpus: Iterable[int], parts: Sequence[str] = ()) -> tuple[Device, ...]:
-    """The devices of two lists as records have them; no parts: all are whole."""
+    """Devices from the two lists of a record; without parts all are whole GPUs."""
     return tuple(Device(gpu, parts[at] if parts else WHOLE) for at, gpu in enumerate(gpus))
 
 
 def parts_of(devices: Sequence[Device]) -> tuple[str, ...]:
-    """The second of these lists."""
+    """Parts of the devices, as records list them; empty when all are whole GPUs."""
     parts = tuple(device.part for device in devices)
     return parts if any(parts) else ()
 
 
 def shares_of(devices: Iterable[Device], holder: Holder, node: str = "") -> tuple[Share, ...]:
-    """All of these devices in the hands of one holder."""
+    """Shares in which one holder has all of these devices."""
     return tuple(Share(node=node, gpu=device.gpu, part=device.part, holder=holder) for device in devices)
 
 
 def free_devices(devices: Iterable[Device], held: Iterable[Share]) -> Iterator[Device]:
-    """The devices that nobody holds any of."""
+    """Devices of which no part is held."""
     taken = {share.device for share in held}
     gpus = {device.gpu for device in taken}
     for device in devices:
@@ -69,7 +69,7 @@ def free_devices(devices: Iterable[Device], held: Iterable[Share]) -> Iterator[D
 
 
 def clash(devices: Sequence[Device], held: Iterable[Share]) -> Share | None:
-    """The first share that has some of what these devices are; None: nobody has."""
+    """The first share that overlaps with these devices; None: there is none."""
     gpus = {device.gpu for device in devices}
     for share in held:
         if share.gpu in gpus:
@@ -80,6 +80,6 @@ def clash(devices: Sequence[Device], held: Iterable[Share]) -> Share | None:
 
 
 def is_twice(devices: Sequence[Device]) -> bool:
-    """Whether some of a device is named more than once."""
+    """True when a device, or a part of it, is named more than once."""
     whole = {device.gpu for device in devices if not device.part}
     return len({*devices}) < len(devices) or any(device.part and device.gpu in whole for device in devices)

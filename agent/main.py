@@ -63,7 +63,7 @@ class _Ended(Exception):
 
 
 def run(config: AgentConfig) -> int:
-    """Runs an agent until it is told to stop; returns the process's exit code.
+    """Run an agent until it is asked to stop; returns the process's exit code.
 
     Raises:
         ConfigError: a setting, the token file or the state folder cannot be used.
@@ -80,7 +80,7 @@ class Agent:
     """All parts of one node agent, put together."""
 
     def __init__(self, config: AgentConfig, *, clock: Clock) -> None:
-        """Reads the token, the tasks that are known and the node; nothing is connected yet."""
+        """Read the token, the known tasks and the node; connect nothing yet."""
         self.node = config.node or socket.gethostname()
         self.ready = asyncio.Event()
         self._config, self._clock = config, clock
@@ -197,7 +197,7 @@ class Agent:
         if objection or not self._config.power_off:
             _log.warning("this node is not shut down", why=objection or "power_off is empty")
             return
-        _log.info("the manager lets this node sleep: it is shut down", program=self._config.power_off)
+        _log.info("node shuts down for the manager", program=self._config.power_off)
         await power_off(self._config.power_off)
 
     async def _read(self) -> m.Reading:
@@ -213,9 +213,9 @@ class Agent:
             self.runner.take(command)
         except OSError as error:
             # Nothing was done; the manager hears of it where it waits for an answer, and may send it elsewhere.
-            _log.error("a command cannot be written down", task=command.task_id, why=error.strerror)
+            _log.error("a command cannot be recorded", task=command.task_id, why=error.strerror)
             if isinstance(command, m.Start):
-                cause = f"this node cannot write it down: {error.strerror}"
+                cause = f"this node cannot record the task: {error.strerror}"
                 self.session.tell(
                     m.TaskState(
                         task_id=command.task_id,
@@ -269,7 +269,7 @@ class Agent:
     # ---- parts
 
     def _claim_state(self) -> int:
-        """A descriptor that holds the state folder: two agents in one would both start what they are told."""
+        """Descriptor that locks the state folder: two agents in one folder would both start the same tasks."""
         folder = self._config.state_dir
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -280,7 +280,7 @@ class Agent:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise ConfigError(f"state_dir {folder}: another agent works in it", hint="end that one") from None
+            raise ConfigError(f"state_dir {folder}: another agent works in it", hint="end that agent") from None
         return fd
 
     def _open_runner(self) -> Runner:
@@ -313,7 +313,7 @@ class Agent:
         )
 
     def _address(self) -> ManagerAddress:
-        """Where the manager is; a wrong token or certificate should be known now."""
+        """Address of the manager; raises now if token or certificate is wrong."""
         config = self._config
         tls = TlsFiles(ca=config.ca_file, cert=config.tls_cert, key=config.tls_key)
         is_secured = urlsplit(config.manager).scheme == "wss"
@@ -322,7 +322,7 @@ class Agent:
         if config.token_file.is_absolute():
             read_token(config.token_file)
             if not (is_secured or is_near(urlsplit(config.manager).hostname or "")):
-                _log.warning("the token crosses the network in the clear; write wss://", manager=config.manager)
+                _log.warning("the token crosses the network unencrypted; write wss://", manager=config.manager)
         return ManagerAddress(url=config.manager, token_file=config.token_file, tls=tls)
 
     def _make_session(self) -> Session:
@@ -348,7 +348,7 @@ class Agent:
 
 
 def _keep_inherited() -> None:
-    """What we have open of whoever started us, systemd or somebody's shell, must not come to be a job's."""
+    """Keep descriptors inherited from systemd or a shell from being passed on to jobs."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             with suppress(OSError):  # the one that listed them
@@ -356,7 +356,7 @@ def _keep_inherited() -> None:
 
 
 def _identity_in(lock: int) -> str:
-    """What tells this state folder's agents from others of the same name; made when there is none yet."""
+    """Identity of this state folder's agents, apart from others of the same name; made when there is none yet."""
     kept = os.pread(lock, IDENTITY_BYTES_MAX, 0).decode(errors="replace").strip()
     if kept:
         return kept
@@ -367,7 +367,7 @@ def _identity_in(lock: int) -> str:
 
 
 def _holders(shares: Iterable[Share]) -> dict[int, str]:
-    """By GPU the task that holds it, or those that hold parts of it."""
+    """Tasks that hold each GPU or parts of it, by GPU."""
     found: dict[int, str] = {}
     for share in shares:
         names = (found.get(share.gpu), folder_name(share.holder))

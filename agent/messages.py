@@ -67,7 +67,7 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class Gpu(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU as it is now; without NVML (a declared one) only the first three fields are known."""
+    """State of one GPU now; without NVML (a declared one) only the first three fields are known."""
 
     index: Annotated[int, Meta(ge=0, lt=GPUS_MAX)]
     model: Text
@@ -86,17 +86,17 @@ class Gpu(Part, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """What of it may be held."""
+        """Devices of this GPU that may be held."""
         return tuple(Device(self.index, part) for part in self.parts or (WHOLE,))
 
     @property
     def lasting(self) -> "Gpu":
-        """The fact alone: without what is another at each reading."""
+        """The fact without the fields that differ at each reading."""
         return replace(self, memory_used_bytes=None, busy_pct=None, power_w=None)
 
 
 class Psi(Part, frozen=True, kw_only=True):
-    """Pressure: share of the last 10 s in which programs waited; None where this kernel does not tell."""
+    """Pressure: share of the last 10 s in which programs waited; None where this kernel does not report it."""
 
     memory_some_pct: Percent | None = None
     memory_full_pct: Percent | None = None
@@ -113,7 +113,7 @@ class Loan(Part, frozen=True, kw_only=True):
 
 
 class Donor(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """The donor of this node, as it said a moment ago, or as it was when it last answered.
+    """Donor of this node, by its newest answer.
 
     ``control`` has host ``0.0.0.0`` or ``[::]`` where it listens on every address: others reach it where the node is.
     """
@@ -126,12 +126,12 @@ class Donor(Part, frozen=True, kw_only=True, omit_defaults=True):
     lent_bytes: U63 = 0
 
     def lasting(self, control: str) -> "Donor":
-        """The fact alone, with where others reach it."""
+        """The fact alone, with the address at which others reach the donor."""
         return Donor(node=self.node, control=control, has_rdma=self.has_rdma)
 
 
 class Drained(Part, frozen=True, kw_only=True):
-    """By the LENDING of this number the node's donor lends no more, and has so many slabs of others yet.
+    """Drained donor of this node: the number of the LENDING that closed it, and its slabs that are still lent.
 
     Said of one and the same moment: nothing comes any more, so with no slab the node may go off.
     """
@@ -141,7 +141,7 @@ class Drained(Part, frozen=True, kw_only=True):
 
 
 class Swap(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """What of this node's swap is a Farside device: programs' pages there are in other nodes' memory."""
+    """Swap of this node on Farside devices: its pages are in other nodes' memory."""
 
     size_bytes: U63
     used_bytes: U63 = 0
@@ -154,7 +154,7 @@ class Swap(Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ChangingFacts(Part, frozen=True, kw_only=True):
-    """What of a node may change while its agent is connected: HELLO says it, and each REPORT again."""
+    """Facts of a node that may change while its agent is connected; HELLO and each REPORT carry them."""
 
     headroom_bytes: U63  # memory that jobs may still get
     gpus: Annotated[tuple[Gpu, ...], Meta(max_length=GPUS_MAX)]
@@ -169,22 +169,22 @@ class ChangingFacts(Part, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """All that jobs may hold of its GPUs, the lowest first."""
+        """Devices of the node that jobs may hold, the lowest first."""
         return tuple(sorted(device for gpu in self.gpus for device in gpu.devices))
 
     @property
     def swap_bytes(self) -> int:
-        """What it can have of other nodes' memory."""
+        """Bytes of other nodes' memory that the node can use as swap."""
         return 0 if self.swap is None else self.swap.size_bytes
 
     @property
     def swap_own_bytes(self) -> int:
-        """What its own programs use of that; jobs may have the rest."""
+        """Bytes of that which the node's own programs use; jobs may have the rest."""
         return 0 if self.swap is None else self.swap.own_bytes
 
 
 class NodeFacts(ChangingFacts, frozen=True, kw_only=True):
-    """What an agent says of its node: the log, what follows from it and the API have the same fields.
+    """Facts of a node, by its agent; the event log, the state made from it and the API have the same fields.
 
     A new fact is declared here, or in `ChangingFacts`, and nowhere else.
     """
@@ -200,7 +200,7 @@ class NodeFacts(ChangingFacts, frozen=True, kw_only=True):
 
 
 class Reading(ChangingFacts, frozen=True, kw_only=True):
-    """What a report says of the node itself."""
+    """Facts of the node in a report."""
 
     at_s: Moment
     psi: Psi
@@ -215,7 +215,7 @@ def fields_of(kind: type[Struct], record: Struct) -> dict[str, Any]:
 
 
 class ProfileFigures(Part, frozen=True, kw_only=True):
-    """What a process sends in one iteration of training; or the ``problem`` why nobody can say, else empty.
+    """Bytes that a process sends in one iteration of training; ``problem`` says why they are unknown, or is empty.
 
     ``sent_bytes`` go to all its peers together, ``portion_bytes`` to the one that gets most; ``largest_bytes`` is the
     largest tensor.
@@ -230,7 +230,7 @@ class ProfileFigures(Part, frozen=True, kw_only=True):
 
 
 class TaskProfile(ProfileFigures, frozen=True, kw_only=True):
-    """What each of a task's processes sends, as the others do."""
+    """Profile of a task: what each of its processes sends."""
 
     processes: U32  # that sent something of a size
 
@@ -263,7 +263,7 @@ _KINDS_IN_WORDS = {
 
 
 class TaskState(Part, frozen=True, kw_only=True):
-    """All that the node knows of one task, not a difference: a later one replaces an earlier one.
+    """Whole state of one task on its node; a later one replaces an earlier one.
 
     ``exited`` without exit code and signal: it was never started, and ``cause`` says why. One whose program cannot be
     executed has a shell's exit code, 127 or 126, and is of the kind NOT_EXECUTED. The states of one task come in the
@@ -287,7 +287,7 @@ class TaskState(Part, frozen=True, kw_only=True):
 
 
 class TaskSpec(Part, frozen=True, kw_only=True):
-    """What to run, as whom, with what of this node."""
+    """What to run, as which user, with which resources of this node."""
 
     argv: Annotated[tuple[Word, ...], Meta(min_length=1, max_length=ARGUMENTS_MAX)]
     env: Annotated[dict[Variable, Word], Meta(max_length=VARIABLES_MAX)]
@@ -317,7 +317,7 @@ class TaskSpec(Part, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """What of the node's GPUs it gets."""
+        """Devices of the node's GPUs that the task gets."""
         return devices_of(self.gpus, self.parts)
 
 
@@ -335,7 +335,7 @@ class Hello(NodeFacts, Message, frozen=True, kw_only=True):
 
 
 class Report(Reading, Message, frozen=True, kw_only=True):
-    """What there is to tell since the last one. ``seq`` grows by one within an incarnation; unacknowledged reports come
+    """News since the last report. ``seq`` grows by one within an incarnation; unacknowledged reports come
     again, the same, after a reconnection.
     """
 

@@ -25,11 +25,11 @@ class Outbox:
 
     @property
     def has_news(self) -> bool:
-        """A task's state waits to be told."""
+        """True while the state of a task waits for a report."""
         return bool(self._waiting)
 
     def note(self, state: m.TaskState) -> None:
-        """Takes a state that the manager should hear."""
+        """Take a state that the manager should get."""
         key = key_of(state), state.submitted_s
         self._waiting.pop(key, None)  # to the end: the order of events, as far as one report can show it
         self._waiting[key] = state
@@ -46,5 +46,5 @@ class Outbox:
         return report
 
     def acknowledge(self, seq: int) -> None:
-        """Everything up to this report has arrived for good."""
+        """Drop every report up to this one: the manager has them."""
         self.unacked = tuple(report for report in self.unacked if report.seq > seq)

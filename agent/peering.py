@@ -26,7 +26,7 @@ class Known:
 
 
 def merged(known: Iterable[Known], told: Iterable[DonorAddress], now_s: float) -> tuple[Known, ...]:
-    """The donors from now on, by name: those that the manager told of, and those that it left out not long ago."""
+    """Donors from now on, by name: those that the manager lists, and those that it left out not long ago."""
     found = {address.node: Known(address=address) for address in told if is_usable(address)}
     missed = [
         Known(address=one.address, missed_s=now_s if one.missed_s is None else one.missed_s)
@@ -41,7 +41,7 @@ def merged(known: Iterable[Known], told: Iterable[DonorAddress], now_s: float) -
 
 
 def is_usable(address: DonorAddress) -> bool:
-    """Whether it is an address on a network: another machine's unix socket is nobody's here."""
+    """True for an address on a network: another machine's unix socket is of no use here."""
     try:
         return isinstance(parse_endpoint(address.control), tuple)
     except ValueError:

@@ -26,14 +26,14 @@ class _File(msgspec.Struct):
 
 
 class PeersFile:
-    """One file, written when the donors are others than those in it.
+    """The peers file, written when the list of donors changes.
 
     Attributes:
         problem: Why it could not be written; empty: it could.
     """
 
     def __init__(self, path: Path) -> None:
-        """Goes on from what the file says, and makes an empty one where there is none."""
+        """Start from the donors in the file, and make an empty file if there is none."""
         self.problem = ""
         self._path = path
         self._known: tuple[Known, ...] = tuple(Known(address=address) for address in self._read())
@@ -42,11 +42,11 @@ class PeersFile:
 
     @property
     def donors(self) -> int:
-        """How many there are in it."""
+        """Number of donors in the file."""
         return len(self._known)
 
     def take(self, told: Iterable[DonorAddress], now_s: float) -> None:
-        """What the manager says now, or has said and still means, while it is there."""
+        """Take the manager's newest list, also when it is repeated."""
         after = merged(self._known, told, now_s)
         before = [one.address for one in self._known]
         addresses = [one.address for one in after]
@@ -55,7 +55,7 @@ class PeersFile:
         if addresses != before:
             joined = [one.node for one in addresses if one not in before]
             left = [one.node for one in before if one.node not in {other.node for other in addresses}]
-            _log.info("donors", donors=len(addresses), new=" ".join(joined), gone=" ".join(left))
+            _log.info("peers file changed", donors=len(addresses), new=" ".join(joined), gone=" ".join(left))
         self._known = after
 
     def _write(self, addresses: Iterable[DonorAddress]) -> None:
@@ -75,6 +75,6 @@ class PeersFile:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, msgspec.ValidationError) as error:
-            _log.warning("the peers file of before is not taken up", file=self._path, why=error)
+            _log.warning("the existing peers file is not usable", file=self._path, why=error)
             return []
         return [address for address in found if is_usable(address)]

@@ -13,14 +13,14 @@ _log = get_log("agent.power")
 
 
 def why_not(order: m.PowerOff, *, closed_by: int, has_tasks: bool) -> str:
-    """Why this node does not obey; empty: it does. ``closed_by``: the LENDING that closed its donor; 0: none."""
+    """Reason to refuse the order; empty: obey. ``closed_by``: the LENDING that closed its donor; 0: none."""
     if not closed_by or order.closed_by != closed_by:
         return f"it is closed by {closed_by}, and not by {order.closed_by}"
     return "it has tasks" if has_tasks else ""
 
 
 async def power_off(program: str) -> None:
-    """Runs the operator's program, which shuts the machine down; a fault is logged, as nobody waits for it."""
+    """Run the operator's program, which shuts the machine down; log its failure."""
     argv = shlex.split(program)
     try:
         process = await asyncio.create_subprocess_exec(

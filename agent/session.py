@@ -41,7 +41,7 @@ _log = get_log("agent.session")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagerAddress:
-    """Where the manager is and how it is proved.
+    """Address of the manager, and how its identity is proved.
 
     Attributes:
         url: ws://HOST:PORT or wss://HOST:PORT.
@@ -56,7 +56,7 @@ class ManagerAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What the session needs of the rest of the agent."""
+    """Functions of the agent that the session needs."""
 
     hello: Callable[[], m.Hello]
     read: Callable[[], Awaitable[m.Reading]]
@@ -69,7 +69,7 @@ class Node:
 
 
 class _Connection(ClientConnection):
-    """One whose opening fails for the reason that TLS gives, where there is one.
+    """Connection whose failure to open has the reason from TLS, where there is one.
 
     A manager refuses a node's certificate after the node's own handshake is over: when HTTP's is under way.
     """
@@ -101,7 +101,7 @@ class Session:
         self._acked = asyncio.Event()
 
     def tell(self, state: m.TaskState) -> None:
-        """A task's state, for the next report."""
+        """Send a task's state with the next report."""
         self._outbox.note(state)
         self._news.set()
 
@@ -117,7 +117,7 @@ class Session:
                 problem = _problem(error, self._manager.url)
             was_connected, self.is_connected = self.is_connected, False
             if problem != self.last_problem or was_connected:
-                _log.warning("no manager", manager=self._manager.url, why=problem)
+                _log.warning("no connection to the manager", manager=self._manager.url, why=problem)
             self.last_problem = problem
             failures = 0 if was_connected else failures + 1
             wait_s = backoff_s(failures, longest_s=self._reconnect_s, rng=self._rng)
@@ -148,7 +148,7 @@ class Session:
             async with asyncio.timeout(WELCOME_LIMIT_S):
                 side.receive(await connection.recv())
             self.is_connected, self.last_problem = True, ""
-            _log.info("connected", manager=self._manager.url, generation=side.generation)
+            _log.info("connected to the manager", manager=self._manager.url, generation=side.generation)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._obey(connection, side, group))
                 group.create_task(self._report(connection, side))
@@ -180,7 +180,7 @@ class Session:
         try:
             frame = side.send(await self._node.probe(probe))
         except Exception as error:  # a folder that cannot be asked about must not cost the node its connection
-            _log.error("a folder could not be looked at", folder=probe.path, cause=error)
+            _log.error("a checkpoint folder could not be checked", folder=probe.path, cause=error)
             frame = side.send(m.Probed(probe_id=probe.probe_id, problem="this node could not look"))
         await connection.send(frame)
 

@@ -8,7 +8,7 @@ from farside.agent import messages as m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStatus:
-    """One moment of a node agent. Bytes and seconds; the names say which."""
+    """Status of a node agent at one moment. Bytes and seconds; the names say which."""
 
     kind: str
     node: str

@@ -17,7 +17,7 @@ DISK_TRUSTED_S = 10.0  # since it last failed a request; a page that it refuses 
 
 
 def protection_of(config: BlockdevConfig) -> Protection:
-    """What the settings make of a page's second copy."""
+    """Where a page's second copy is, by the settings."""
     if config.protection == "disk":
         return Protection.BOTH if config.donors_hold == "twice" else Protection.DISK
     return Protection.REPLICA if config.protection == "replica" else Protection.NONE
@@ -49,7 +49,7 @@ class Context:
 
     @property
     def protection(self) -> Protection:
-        """What a page's second copy is."""
+        """Where a page's second copy is."""
         return protection_of(self.config)
 
     @property
@@ -59,7 +59,7 @@ class Context:
 
     @property
     def copies(self) -> int:
-        """Mappings that a granule should have."""
+        """Number of mappings that a granule should have."""
         return self.config.copies
 
     @property
@@ -69,7 +69,7 @@ class Context:
 
     @property
     def is_disk_well(self) -> bool:
-        """False without a disk, and after it has failed a request: nothing may be left to it alone.
+        """False without a disk, and after the disk has failed a request: no page may be on the disk alone.
 
         It is trusted again when nothing has failed for a while and it has written a page since: one that nobody asks
         does not fail either.

@@ -97,7 +97,7 @@ class BlockDevice:
     # ------------------------------------------------------------------ start
 
     def start(self) -> None:
-        """Takes up what an earlier process left, connects to donors, and starts watching. Raises ConfigError."""
+        """Take over from an earlier process, connect to donors, and start the tick. Raises ConfigError."""
         context = self.context
         for rule in context.config.fault:
             self.set_fault(rule.donor, rule.kind, rule.every, rule.delay_s)
@@ -127,14 +127,14 @@ class BlockDevice:
         """
         linked = [donor.linked for donor in self.donors.all() if donor.view().slabs]
         if not await all_but_one(linked, limit_s=limit_s, last_s=limit_s if last_s is None else last_s):
-            log.warning("some donors are not back yet; their pages come from elsewhere")
+            log.warning("some donors are not reachable yet; their pages are read from the other copy")
 
     def totals(self) -> dict[str, int]:
         """The engine's counters over all processes so far."""
         return add_stats(self._totals_before, self.context.engine.stats())
 
     def save(self) -> None:
-        """Saves everything a successor goes on with."""
+        """Save everything that a successor needs."""
         context, table = self.context, self.context.table
         table.totals, table.region_rates, table.slab_rates = self.totals(), context.activity.rates, context.slab_rates
         table.save()
@@ -151,7 +151,7 @@ class BlockDevice:
             async with asyncio.timeout(limit_s):
                 await asyncio.gather(*goodbyes, return_exceptions=True)
         except TimeoutError:
-            log.warning("not every donor confirmed; the rest of the leases ends by expiry")
+            log.warning("some donors did not confirm the release; their leases end by expiry")
 
     async def _release_all(self, donor: int, leases: Sequence[int]) -> None:
         for start in range(0, len(leases), m.LEASES_MAX):
@@ -170,7 +170,7 @@ class BlockDevice:
                 log.error("unexpected fault", work="tick", cause=error)
 
     def tick(self) -> None:
-        """One second's work."""
+        """Do the work of one second."""
         context = self.context
         # 1. observe
         now_s = context.clock.now_s()
@@ -215,7 +215,11 @@ class BlockDevice:
         self._is_lifting = wanted
         context.engine.lift_set(wanted)
         if not context.is_committed:
-            news = "the backup disk fails: what it alone has is copied to donors" if fails else "it is trusted again"
+            news = (
+                "the backup disk fails: pages that only the disk has are copied to donors"
+                if fails
+                else "the backup disk is trusted again"
+            )
             log.warning(
                 news, disk=context.config.disk_path, pages_it_alone_has=context.engine.figures.pages_disk_alone()
             )
@@ -262,17 +266,17 @@ class BlockDevice:
         self._empty_since_s = {number: self._empty_since_s.get(number, now_s) for number in table.empty_slabs()}
         for number, since_s in self._empty_since_s.items():
             if now_s - since_s >= EMPTY_SLAB_LINGER_S:
-                log.info("slab is empty and goes back", slab=number, donor=table.node(table.slabs[number].donor))
+                log.info("empty slab goes back to its donor", slab=number, donor=table.node(table.slabs[number].donor))
                 self._recaller.drain(table.slabs[number], deadline_s=0.0)
 
     def pump_events(self) -> None:
-        """Handles everything the engine has to tell."""
+        """Handle all events of the engine."""
         self.events.pump()
 
     # ------------------------------------------------------ what donors lead to
 
     def recall(self, donor: int, message: m.Migrate | m.Evict) -> None:
-        """MIGRATE or EVICT. [infiniswap §2.4.4]"""
+        """Act on MIGRATE or EVICT. [infiniswap §2.4.4]"""
         handle = self._recaller.migrate if isinstance(message, m.Migrate) else self._recaller.evict
         self.context.tasks.spawn(handle(donor, message.leases, message.deadline_s), name="recall")
 
@@ -285,11 +289,11 @@ class BlockDevice:
         )
 
     def donor_lost(self, donor: int) -> None:
-        """A donor failed: everything it had comes from elsewhere from now on. [infiniswap §2.4.5]"""
+        """Drop all slabs of a donor that failed; their pages are read from the other copy. [infiniswap §2.4.5]"""
         self.slabs_lost(self.context.table.slabs_of(donor))
 
     def slabs_lost(self, slabs: Sequence[Slab]) -> None:
-        """The memory of these slabs is gone."""
+        """Drop slabs whose memory is gone."""
         for slab in slabs:
             slab.draining = slab.failed = True
             if self.context.is_committed:
@@ -303,11 +307,11 @@ class BlockDevice:
                 self._recaller.drain(slab, deadline_s=0.0, fail=True)
 
     def still_held(self, slab: Slab) -> None:
-        """A slab that we have given back has not been confirmed: says it again."""
+        """Give a slab back again, because its donor has not confirmed it."""
         self.context.tasks.spawn(self._recaller.give_back(slab), name="slab returned again")
 
     def retire(self, donor: int) -> None:
-        """A donor left the peers file: its slabs move to others, those that are not on their way yet."""
+        """Move the slabs of a donor that left the peers file to other donors."""
         slabs = [slab for slab in self.context.table.slabs_of(donor) if not slab.draining]
         work = self._recaller.move_away(donor, slabs)
         self.context.tasks.spawn(work, name="donor retired")

@@ -58,7 +58,7 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _lock(fd: int) -> None:
-    """Two devices on one disk would overwrite each other's pages. (flock() is taken: by the engine, for its I/O.)"""
+    """Lock the disk against a second device. (flock() is taken: by the engine, for its I/O.)"""
     whole_file = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, whole_file)
@@ -67,7 +67,7 @@ def _lock(fd: int) -> None:
 
 
 def _holder(fd: int) -> str:
-    """Who else has the file open, as far as we may look: the kernel does not tell whose such a lock is."""
+    """Process that has the file open, as far as /proc may be read: the kernel does not name the owner of the lock."""
     for folder in Path("/proc").glob("[0-9]*/fd"):
         with suppress(OSError):  # not ours to look at, or ended since it was listed
             if folder.parent.name != str(os.getpid()) and any(

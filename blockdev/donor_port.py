@@ -9,7 +9,7 @@ from farside.blockdev.mapping.placement import DonorView
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """One slab that a donor has leased to us; ``memfd`` is its memory where the donor is on this host, else -1."""
+    """One slab leased from a donor; ``memfd`` is its memory if the donor is on this host, otherwise -1."""
 
     lease: int
     token: int
@@ -41,5 +41,5 @@ class Donors(Protocol):
         ...
 
     async def done(self, donor: int, lease: int, *, moved_pages: int, dropped_pages: int) -> None:
-        """Tells the donor that a recalled slab is touched no more (DONE). Raises PeerError."""
+        """Report to the donor that a recalled slab is no longer used (DONE). Raises PeerError."""
         ...

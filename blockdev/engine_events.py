@@ -17,7 +17,7 @@ log = get_log("blockdev")
 
 
 class EngineEvents:
-    """Hears the engine of one device.
+    """Handlers of the events of one device.
 
     Attributes:
         on_conn_closed: Called with the worker and errno when the engine has ended a client's connection.
@@ -37,7 +37,7 @@ class EngineEvents:
         self._is_unsaved = False
 
     def pump(self) -> None:
-        """Handles everything the engine has to tell."""
+        """Handle all events of the engine."""
         while (event := self._context.engine.event_next()) is not None:
             handler = self._HANDLERS.get(EventKind(event.kind))
             if handler is not None:

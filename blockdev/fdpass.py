@@ -22,7 +22,7 @@ KEPT = "kept"  # there too: a service manager keeps the device's descriptors, an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message; ``fd`` is -1 without a descriptor, else the receiver's to close."""
+    """One message; ``fd`` is -1 without a descriptor, otherwise the receiver closes it."""
 
     op: str
     name: str = ""
@@ -31,7 +31,7 @@ class Message:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """The two ends."""
+    """Make the two ends."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
 
 

@@ -19,7 +19,7 @@ class HeldDescriptors:
         self.are_stored = are_stored
 
     def keep(self, name: str, fd: int) -> None:
-        """Takes one more."""
+        """Keep one more descriptor."""
         self.fds[name] = fd
         if self.are_stored:
             store_fd(name, fd)
@@ -33,7 +33,7 @@ class HeldDescriptors:
         """Takes the socket of the client that this worker serves from now on; -1 where there was no room for it."""
         self.forget_client(worker)
         if fd < 0:
-            log.error("a client's socket came without room for it: it will not outlive its server", worker=worker)
+            log.error("no room to keep a client's socket: the connection ends with its server", worker=worker)
         else:
             self.keep(f"conn:{worker}", fd)
 
@@ -47,7 +47,7 @@ class HeldDescriptors:
 
     @property
     def has_clients(self) -> bool:
-        """Whether there are connections that no server has told to forget: a client behind each waits for one."""
+        """True while some connection has a client that waits for a server."""
         return any(name.startswith("conn:") for name in self.fds)
 
     def close(self) -> None:

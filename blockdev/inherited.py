@@ -19,7 +19,7 @@ END_LIMIT_S = 10.0  # of a killed process
 
 
 class Process(Protocol):
-    """What a supervisor does with a server's process; `subprocess.Popen` can."""
+    """Operations on a server's process; `subprocess.Popen` has them."""
 
     @property
     def pid(self) -> int:
@@ -36,7 +36,7 @@ class Process(Protocol):
 
 
 class Adopted:
-    """A process that is no child of ours, held by a pidfd: its id can't come to mean another one."""
+    """A process that another supervisor started, held by a pidfd, so that its id stays valid."""
 
     def __init__(self, pid: int) -> None:
         """Raises ProcessLookupError: it has ended."""
@@ -54,7 +54,7 @@ class Adopted:
             signal.pidfd_send_signal(self._fd, signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Returns when it has ended; 0, because only its parent is told how.
+        """Return 0 when the process has ended: only its parent gets its status.
 
         Raises:
             subprocess.TimeoutExpired: not within ``timeout`` seconds.
@@ -67,12 +67,12 @@ class Adopted:
 
 
 def link_name(process: Process) -> str:
-    """Under which the manager keeps the link to this server."""
+    """Name under which the service manager keeps the link to this server."""
     return f"{SERVER}{process.pid}"
 
 
 def take_server(fds: dict[str, int]) -> tuple[Adopted, socket.socket] | None:
-    """The server that lives on, and our end of its link; takes all links out of ``fds``.
+    """Server that still runs, and our end of its link; removes all links from ``fds``.
 
     More than one is a handover that was cut short: which of them serves can't be known, so all are killed, as a crash
     would have done; None then, as where there is none.

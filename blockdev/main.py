@@ -37,7 +37,7 @@ def run(config: BlockdevConfig, *, stdio: bool = False) -> int:
 
 
 def run_as_service(load: Callable[[], BlockdevConfig]) -> int:
-    """As `run`, below a service manager that keeps our descriptors: a device of which it hands us some goes on.
+    """Run below a service manager that keeps our descriptors: a device whose descriptors it passes in goes on.
 
     ``load`` reads the settings. A device that goes on has those that it was started with, even where their files have
     become unusable meanwhile: programs of this machine have their pages on it.
@@ -80,12 +80,12 @@ def _begin(config: BlockdevConfig, listening: list[int], *, stdio: bool = False,
 def _go_on(load: Callable[[], BlockdevConfig], fds: dict[str, int]) -> int:
     config = decode_config(os.pread(fds["config"], CONFIG_BYTES_MAX, 0))
     start_logging(config.log_level)
-    log.info("going on with the device of before", descriptors=len(fds))
+    log.info("supervisor takes over the running device", descriptors=len(fds))
     try:
         if load() != config:
-            log.warning("the device runs on with the settings that it was started with; new ones count after a stop")
+            log.warning("the device keeps the settings of its start; new ones apply after a stop")
     except FarsideError as error:
-        log.error("the settings are not usable any more; the device runs on with those of its start", reason=error)
+        log.error("the settings are not valid any more; the device keeps those of its start", reason=error)
     try:
         return Supervisor(fds, on_ready=_say_ready, name=config.name, keeps_fds=True).run()
     finally:
@@ -137,7 +137,7 @@ def _make_state_dir(config: BlockdevConfig) -> None:
 
 
 def _config_memory(config: BlockdevConfig) -> int:
-    """The settings in a memory file, so that each server process has the very same, whatever became of the files."""
+    """Settings in a memory file, so that each server process has the same, whatever happens to the files."""
     fd = os.memfd_create("farside-config", os.MFD_CLOEXEC)
     os.write(fd, msgspec.json.encode(config, enc_hook=os.fspath))
     return fd

@@ -19,7 +19,7 @@ NEVER_US = 0xFFFFFFFF
 
 
 def decode_config(data: bytes) -> BlockdevConfig:
-    """The settings as ``main.py`` put them into a memory file. Raises Unavailable: another version did."""
+    """Decode the settings that ``main.py`` put into a memory file. Raises Unavailable: another version wrote them."""
     try:
         values = with_current_names(BlockdevConfig, msgspec.json.decode(data, type=dict[str, object]))
         return msgspec.convert(values, BlockdevConfig, dec_hook=lambda kind, value: kind(value))
@@ -61,12 +61,12 @@ def make_memory(config: BlockdevConfig) -> dict[str, int]:
     except (EngineError, OSError) as error:
         for fd in fds.values():
             os.close(fd)
-        raise ConfigError(f"no device of these settings: {error}") from error
+        raise ConfigError(f"the engine refuses these settings: {error}") from error
     return fds
 
 
 def check_memory(config: BlockdevConfig, fds: Mapping[str, int]) -> None:
-    """Returns when this program can go on with the device in these memory files; they may be in use.
+    """Check that this program can take over the device in these memory files; they may be in use.
 
     Raises:
         Unavailable: another version wrote them, in another layout.
@@ -77,12 +77,12 @@ def check_memory(config: BlockdevConfig, fds: Mapping[str, int]) -> None:
     except (EngineError, msgspec.MsgspecError) as error:
         raise Unavailable(
             f"this version can't go on with the running device: {error}",
-            hint="the device must be ended and started anew, or the version before be installed again",
+            hint="stop and start the device, or install the previous version again",
         ) from error
 
 
 def export_of(config: BlockdevConfig) -> Export:
-    """What NBD clients are offered."""
+    """Export that NBD clients are offered."""
     return Export(
         name=config.name,
         description=f"Farside remote memory, {config.protection} behind it",
@@ -91,5 +91,5 @@ def export_of(config: BlockdevConfig) -> Export:
 
 
 def extents_per_slab(config: BlockdevConfig) -> int:
-    """Granules that fit in one slab."""
+    """Number of granules that fit in one slab."""
     return config.slab_bytes // GRANULE_BYTES

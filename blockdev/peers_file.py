@@ -33,7 +33,7 @@ _TABLES = dict[str, list[dict[str, str]]]
 
 
 def parse_peers(text: str, name: str) -> tuple[DonorAddress, ...]:
-    """The donors that a peers file's text names; ``name`` stands in error messages.
+    """Donors in the text of a peers file; ``name`` is for error messages.
 
     Raises:
         ConfigError: it is no TOML, has unknown keys, names a node twice, or an address of another kind.

@@ -46,7 +46,7 @@ log = get_log("blockdev.server")
 
 
 class Server:
-    """One server process's life."""
+    """One server process, from start to end."""
 
     def __init__(self, end: socket.socket, *, guarded: bool = False, kept: bool = False) -> None:
         self._end = end
@@ -97,7 +97,7 @@ class Server:
         asyncio.get_running_loop().remove_reader(self._end.fileno())
         if not self._adopt.is_set():
             os._exit(1)  # nothing was taken up yet
-        log.error("the supervisor is gone: serving on until the last client leaves")
+        log.error("the supervisor is gone; the server runs until the last client leaves")
         self._how = self._how or "drain"
         self._leave.set()
         if not self._quit.done():
@@ -110,7 +110,7 @@ class Server:
     # -------------------------------------------------------------------- life
 
     async def run(self) -> int:
-        """Serves until told to end; returns the exit code."""
+        """Serve until asked to end; return the exit code."""
         self._end.setblocking(False)
         asyncio.get_running_loop().add_reader(self._end.fileno(), self._on_readable)
         await self._check.wait()
@@ -125,7 +125,7 @@ class Server:
             await self._adopt.wait()
             await self._serve(config)
         except FarsideError as error:
-            log.error("the server can't go on", reason=error)
+            log.error("the server can't continue", reason=error)
             self._tell("failed", name=str(error)[:REASON_MAX], number=error.exit_code)
             return error.exit_code
         if self._how == "stop":
@@ -165,7 +165,7 @@ class Server:
             try:
                 engine.prefault()
             except EngineError as error:
-                log.warning("memory for serving comes as it is needed, not now", reason=error)
+                log.warning("memory for serving is allocated on demand, not ahead", reason=error)
 
     async def _resume_clients(self, device: BlockDevice, clients: Clients) -> None:
         """Serves the clients of before again, once their pages can be reached."""
@@ -208,7 +208,8 @@ class Server:
         except ConfigError as error:
             if not device.context.engine.adopted:
                 raise
-            log.error("a successor goes on without this", reason=error)  # clients wait for us, lookers-on can
+            # Clients wait for this server; who asks for its status can wait longer.
+            log.error("server runs without admin socket or metrics", reason=error)
         await first_of(self._leave.wait(), device.offered.wait())
         for name, fd in self._fds.items():
             if name.startswith("listen:") and device.offered.is_set():
@@ -257,7 +258,7 @@ class Server:
             async with asyncio.timeout(SUCCEED_LIMIT_S):
                 await first_of(asyncio.wait([self._quit]), self._stays.wait())
         if not self._quit.done():
-            raise Unavailable("the replacement did not start; the old server goes on, see its log")
+            raise Unavailable("the replacement did not start; the old server stays; see its log")
         return {"server_pid": self._quit.result()}
 
 

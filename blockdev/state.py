@@ -22,7 +22,7 @@ _REST_BYTES = 4 << 20  # donors, counters, the peers file
 
 
 def control_bytes(*, extents: int) -> int:
-    """How large to make the file: room, in both halves, for as many slabs as there may be, of so many extents each."""
+    """Size of the file: room, in both halves, for SLABS_MAX slabs with this number of extents each."""
     return 2 * (_HEADER_BYTES + _REST_BYTES + SLABS_MAX * (_SLAB_BYTES + _EXTENT_BYTES * extents))
 
 

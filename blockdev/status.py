@@ -25,7 +25,7 @@ GIB = 1 << 30
 
 
 class Reporter:
-    """Answers for one device."""
+    """Status and fault commands of one device."""
 
     def __init__(self, device: BlockDevice, clients: Clients, engine: Engine) -> None:
         self._device = device
@@ -152,7 +152,7 @@ class Reporter:
 
 
 def hedge_after_s(device: BlockDevice, donor: Donor) -> float | None:
-    """The age from which on a read of the donor is asked of its second copy as well; None: its reads never are."""
+    """Age after which a read of the donor is also sent to the second copy; None: never."""
     if not device.context.config.hedge_s:
         return None
     return device.context.engine.figures.hedge_ns(donor.number) / 1e9

@@ -98,7 +98,7 @@ class Supervisor:
         self._signals, self._signals_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def guard(self) -> tuple[Failure, ...]:
-        """Makes this process and those that it starts from now on fit to be swapped to; returns what can't be had."""
+        """Guard this process, and those that it starts from now on, so that they can serve swap; return what failed."""
         self._is_guarded = True
         if GUARDED not in self._held.fds:
             self._held.keep(GUARDED, os.memfd_create("farside-guarded", os.MFD_CLOEXEC))
@@ -110,7 +110,7 @@ class Supervisor:
         return failures
 
     def run(self) -> int:
-        """Supervises until told to end; returns the exit code.
+        """Supervise until asked to end; return the exit code.
 
         Raises:
             FarsideError: The first server failed, before clients could connect; its own words.
@@ -144,7 +144,7 @@ class Supervisor:
             process, end = server
             self._current = Server(process, end, loaded=True, adopted=True)
             self._selector.register(end, selectors.EVENT_READ, self._current)
-            log.info("the server of before serves on until its replacement is loaded", pid=process.pid)
+            log.info("the previous server serves until its replacement is loaded", pid=process.pid)
             self._tell_ready()
             self._replace()
 
@@ -174,7 +174,7 @@ class Supervisor:
         self._on_signals(numbers)
         for server in (self._current, self._successor):
             if server is not None and time.monotonic() >= server.kill_at_s:
-                log.error("the server does not end, killing it", pid=server.process.pid)
+                log.error("the server does not end and is killed", pid=server.process.pid)
                 server.kill_at_s = NEVER_S
                 server.process.kill()
 
@@ -201,7 +201,7 @@ class Supervisor:
             self._successor = None
         if self._terms == 1 and time.monotonic() < self._keep_until_s and self._current is not None:
             self._is_leaving = True
-            log.info("leaving: the server serves on, for the supervisor that comes next")
+            log.info("supervisor ends; the server runs on for the next supervisor")
             return
         self._is_leaving = False
         notify_systemd("STOPPING=1\nSTATUS=Waiting for clients to leave; the kernel does at `farside swap detach`")
@@ -230,7 +230,7 @@ class Supervisor:
             self._spare_at_s = NEVER_S if self._spare else now_s + RETRY_S
 
     def _spawn(self) -> Server | None:
-        """A new server process, or None when this is not the time: no memory, descriptor or place for a process."""
+        """Start a server process, or return None: no memory, descriptor or process can be had now."""
         ends: tuple[socket.socket, ...] = ()
         try:
             ends = ours, theirs = fdpass.pair()
@@ -243,7 +243,7 @@ class Supervisor:
             server = Server(process, ours)
             self._selector.register(ours, selectors.EVENT_READ, server)
         except OSError as error:
-            log.error("no server process can be started now", reason=error)
+            log.error("a server process could not be started", reason=error)
             for end in ends:
                 end.close()  # a process that has got this far ends with it
             return None
@@ -264,11 +264,11 @@ class Supervisor:
 
     def _guard_ourselves(self) -> None:
         for failure in self.guard():
-            log.warning("a guard against memory pressure can't be had", what=failure.what, reason=failure.reason)
+            log.warning("a guard against memory pressure is missing", what=failure.what, reason=failure.reason)
 
     def _replace(self) -> None:
         if self._current is None or not self._current.adopted or self._successor is not None or self._terms:
-            log.info("no replacement now: one is under way, or there is no server")
+            log.info("replacement refused: one is under way, or there is no server")
             return
         self._successor = self._spawn()
         if self._successor is None:
@@ -281,7 +281,7 @@ class Supervisor:
             self._spare = None
 
     def _dismiss(self, server: Server) -> None:
-        """Ends a server that has taken nothing up; at once, whatever it does, because we wait for it."""
+        """Kill a server that has taken nothing over, and wait for its end."""
         self._selector.unregister(server.end)
         server.end.close()
         server.process.kill()
@@ -346,7 +346,7 @@ class Supervisor:
             return
         if server is self._successor and self._current is not None:
             self._dismiss_spare()  # its code may be older than what we are to go on with
-            log.info("the replacement is loaded: stopping the old server", pid=server.process.pid)
+            log.info("the replacement is loaded; the old server is stopped", pid=server.process.pid)
             self._current.kill_at_s = time.monotonic() + STOP_LIMIT_S
             self._tell(self._current, "stop")
         else:
@@ -416,7 +416,7 @@ class Supervisor:
         log.error("server process ended; its clients wait for the next", status=status)
         if len(self._deaths) == CRASHES_MAX and now_s - self._deaths[0] < CRASH_WINDOW_S:
             self._pause_s = min(PAUSE_MAX_S, max(1.0, 2 * self._pause_s))
-            log.error("the server ends again and again", times=CRASHES_MAX, pause_s=self._pause_s)
+            log.error("the server keeps crashing", times=CRASHES_MAX, pause_s=self._pause_s)
         else:
             self._pause_s = 0.0
         self._spawn_at_s = now_s + self._pause_s

@@ -28,7 +28,7 @@ class Tasks:
             await asyncio.gather(*self._running, return_exceptions=True)
 
     def spawn(self, work: Coroutine[object, object, None], *, name: str) -> asyncio.Task[None]:
-        """Runs ``work`` as a task of this scope; ``name`` stands in the log when it fails."""
+        """Run ``work`` as a task of this scope; ``name`` is logged when it fails."""
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(_guarded(work, name), name=name)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -37,7 +37,7 @@ class Tasks:
 
 
 async def first_of(*works: Coroutine[object, object, object]) -> None:
-    """Returns when one of these has ended; the others are cancelled, and so are all when we are."""
+    """Return when one of these has ended; the others are cancelled, and all are when the caller is."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -54,7 +54,7 @@ async def _guarded(work: Coroutine[object, object, None], name: str) -> None:
 
 
 async def all_but_one(events: Iterable[asyncio.Event], *, limit_s: float, last_s: float) -> bool:
-    """Waits for all events; False where some have not come.
+    """Wait for all events; return False if some have not come.
 
     Up to ``limit_s`` while two or more are missing, and no longer than ``last_s`` in all for the last one.
     """

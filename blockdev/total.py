@@ -13,7 +13,7 @@ LONGEST = "longest_request_ns"
 
 
 def add_stats(before: Mapping[str, int], stats: EngineStats) -> dict[str, int]:
-    """Counters of the processes before plus those of this one; for the longest request, the longer.
+    """Counters of earlier processes plus those of this one; the longest request is the longer of both.
 
     A histogram is a counter a bucket: see ``latency_buckets``.
     """

@@ -98,7 +98,7 @@ class Conversation:
             if lease not in unknown:
                 self._lender.end(self._session.loans[lease], Ending.RELEASED)
         if unknown:
-            raise Refused(m.ErrorCode.NO_LEASE, f"no leases {unknown[:8]} of yours; the others are released")
+            raise Refused(m.ErrorCode.NO_LEASE, f"you hold no leases {unknown[:8]}; the others are released")
         self._channel.answer(seq, m.Ok())
 
     def _on_done(self, seq: int, request: m.Message) -> None:

@@ -78,7 +78,7 @@ class Cycle:
         except Unavailable as error:
             self._lender.counters.bad_samples += 1
             if self._is_sensing:
-                _log.error("memory use cannot be read; the last sample stands", error=error)
+                _log.error("memory use cannot be read; the last sample is used", error=error)
             self._is_sensing = False
             return
         self._is_sensing = True

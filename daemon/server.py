@@ -145,7 +145,7 @@ class Server:
         if hello.session:
             return ledger.rejoin(number=hello.session, node=hello.node, now_s=now_s)
         if self._lender.is_closing:
-            raise Refused(m.ErrorCode.NOT_NOW, "this donor is going away")
+            raise Refused(m.ErrorCode.NOT_NOW, "this donor is stopping")
         # 63 bits: not guessable, and fits what every language calls an integer.
         return ledger.open(number=secrets.randbits(63) | 1, node=hello.node, now_s=now_s)
 

@@ -50,7 +50,7 @@ def shortest(
 
 
 def _chain(volume: int, starts: Sequence[int], sums: Sequence[int], pauses: Sequence[int]) -> list[int]:
-    """One place after the other, so many bytes apart; where there is none, on from the next start that has one."""
+    """Places that are ``volume`` bytes apart; where a chain ends, on from the next start with a follower."""
     found: list[int] = []
     for start in starts:
         if found and start < found[-1]:
@@ -65,7 +65,7 @@ def _chain(volume: int, starts: Sequence[int], sums: Sequence[int], pauses: Sequ
 
 
 def _next(at: int, volume: int, sums: Sequence[int], pauses: Sequence[int]) -> int:
-    """The place so many bytes later, after the longest pause if there are several; 0: none begins there."""
+    """The place ``volume`` bytes later, after the longest pause if there are several; 0: there is none."""
     off = ALIKE_WITHIN * volume
     first = bisect_left(sums, sums[at] + volume - off, at + 1)
     near = range(first, min(bisect_right(sums, sums[at] + volume + off, first), len(pauses)))

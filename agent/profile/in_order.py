@@ -87,7 +87,7 @@ def period_of(sizes: Sequence[int]) -> tuple[int, float]:
 
 
 def _likeness(sizes: Sequence[int], classes: Sequence[tuple[int, int]], lag: int) -> float:
-    """Share of the bytes, and of the messages, that are as they were so many messages ago; the smaller share.
+    """Share of the bytes, or of the messages, that equal those ``lag`` messages before; the smaller share.
 
     By bytes alone, a tensor that is large hides that all the others do not fit.
     """

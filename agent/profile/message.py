@@ -62,11 +62,11 @@ def are_equal(size: int, other: int) -> bool:
 
 
 def are_near(size: int, other: int) -> bool:
-    """Whether one may be the last part of a tensor whose other parts are like the other."""
+    """True when one may be the last part of a tensor, and the other one of its earlier parts."""
     return abs(size - other) << NEAR_SHIFT <= max(size, other)
 
 
 def size_class(count: int, precision: int) -> tuple[int, int]:
-    """The same for sizes that are about equal: to so many bits behind the first."""
+    """Class of a size, equal for sizes that agree in the first bit and ``precision`` bits after it."""
     shift = max(0, count.bit_length() - precision - 1)
     return precision, (count >> shift) << shift

@@ -26,7 +26,7 @@ SELDOM = 8
 
 
 def paced(places: Sequence[int], flow: Sequence[Message]) -> Sequence[int]:
-    """Every k-th of these messages where pauses say that k of them are one iteration; else all."""
+    """Every k-th of these messages where pauses show that k of them are one iteration, otherwise all."""
     apart = [flow[after].begin_ns - flow[before].end_ns for before, after in pairwise(places)]
     ordered = sorted(max(1, pause) for pause in apart)
     for before, long_ns in pairwise(ordered):

@@ -15,7 +15,7 @@ NEVER_S = float("inf")
 
 
 class Profiler:
-    """One task's.
+    """Profiler of one task.
 
     Attributes:
         preload: What goes into the task's processes; None: nothing does.
@@ -23,7 +23,7 @@ class Profiler:
     """
 
     def __init__(self, path: Path, *, uid: int, gid: int, now_s: float) -> None:
-        """Makes the file. Where it can't be made the task runs without, and its profile says why."""
+        """Make the file. If that fails, the task runs without it, and its profile says why."""
         self._file: RingFile | None = None
         self._wait_s = FIRST_LOOK_S
         self.preload: Preload | None = None
@@ -38,7 +38,7 @@ class Profiler:
         self.due_s = now_s + self._wait_s
 
     def look(self, now_s: float) -> m.TaskProfile | None:
-        """What it tells by now; None: not enough. Once it has told, it looks again at the end only."""
+        """The profile so far; None: not enough data. After the first profile it looks again at the end only."""
         found = self._read()
         if not found.problem:
             self.due_s = NEVER_S
@@ -48,7 +48,7 @@ class Profiler:
         return None
 
     def close(self) -> m.TaskProfile:
-        """All that it tells; an end that says nothing takes back nothing of what was told before."""
+        """The last profile; one without a result does not replace an earlier one."""
         found = self._read()
         if self._file is not None:
             self._file.close()

@@ -80,12 +80,12 @@ class _Lane:
 
 
 def blank_head() -> bytes:
-    """How the file begins when it is made; zeros follow."""
+    """First bytes of a new file; zeros follow."""
     return _HEAD.pack(MAGIC, VERSION, LANES, EVENTS, 0, 0, 0, 0, 0)
 
 
 def parse(head: bytes, lane: Callable[[int], bytes], *, processes_max: int = 8) -> Recorded:
-    """What has been recorded.
+    """Parse what processes have recorded.
 
     Args:
         head: The first `EVENTS_AT` bytes of the file.
@@ -128,7 +128,7 @@ def parse(head: bytes, lane: Callable[[int], bytes], *, processes_max: int = 8) 
 
 
 def _together(lanes: Sequence[tuple[_Lane, list[Event]]]) -> tuple[Event, ...]:
-    """Of all lanes by time, from when on nothing is missing.
+    """Events of all lanes by time, from the time after which none is missing.
 
     A full lane has lost what is older than its first event. What other threads sent before that would be no iteration
     but a part of one; a lane of few bytes loses nothing that matters.
@@ -145,7 +145,7 @@ def _lane_at(head: bytes, number: int) -> _Lane:
 
 
 def _events(data: bytes, head: int) -> list[Event]:
-    """Those before ``head``, without the oldest of a full lane, whose place the next one takes."""
+    """Events before ``head``, without the oldest of a full lane, which the next event overwrites."""
     if len(data) < LANE_BYTES:
         raise ValueError("it was cut")
     count = min(head, EVENTS - 1)

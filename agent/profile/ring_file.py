@@ -19,7 +19,7 @@ FILE_VARIABLE = "FARSIDE_PROFILE"
 
 
 def new_path() -> Path:
-    """A name that nobody else has."""
+    """Path of a new file, with a name that no other has."""
     return FOLDER / f"farside-profile-{secrets.token_hex(16)}"
 
 
@@ -27,7 +27,7 @@ class RingFile:
     """One task's file, from its making to its end. It is read by its descriptor, whatever becomes of its name."""
 
     def __init__(self, path: Path, *, uid: int, gid: int) -> None:
-        """Makes it, for this user.
+        """Make the file for this user.
 
         Raises:
             Unavailable: There is no library, or no room.
@@ -61,7 +61,7 @@ class RingFile:
             raise Unavailable(f"the profile cannot be read: {error}") from error
 
     def close(self) -> None:
-        """Takes it away. Processes that still have it go on writing into nothing."""
+        """Remove the file. Processes that still have it open write into nothing."""
         os.close(self._fd)
         remove(self.path)
 
@@ -82,6 +82,6 @@ class RingFile:
 
 
 def remove(path: Path) -> None:
-    """Takes a file away that may be there, and whose task supervisor is not."""
+    """Remove the file of a task whose supervisor is gone, if there is one."""
     with suppress(OSError):
         path.unlink()

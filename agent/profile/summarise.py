@@ -46,7 +46,7 @@ class Summary:
 
 
 def summarise(events: Sequence[Event]) -> Summary | str:
-    """What the events of a process tell, or in words why that is not enough. They come by time."""
+    """Summary of a process's events, ordered by time, or the reason in words why there is none."""
     messages = messages_of(events)
     flows = _by_flow(messages)
     if not flows:

@@ -17,7 +17,7 @@ SILENT = "none of its processes sent a message of 1 KiB over the network"
 
 
 def task_profile(recorded: Recorded) -> m.TaskProfile:
-    """What was recorded, in one line's worth; with a problem where that is not enough."""
+    """Profile made from what was recorded; it has a problem where that is not enough."""
     if not recorded.attached:
         return problem(UNSEEN)
     if not recorded.processes:
@@ -44,5 +44,5 @@ def _summary(process: Process) -> Summary | str:
 
 
 def problem(text: str, *, processes: int = 0) -> m.TaskProfile:
-    """A profile that does not tell, and why."""
+    """Profile without figures, and the reason."""
     return m.TaskProfile(processes=processes, problem=text[: m.PROFILE_CHARS_MAX])

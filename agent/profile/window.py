@@ -51,7 +51,7 @@ def middle_volume(places: Sequence[int], sums: Sequence[int]) -> int:
 
 
 def best(candidates: Iterable[Sequence[int]], sums: Sequence[int], flow: Sequence[Message]) -> Windows:
-    """Of all windows that are about as good as the best, the shortest; none: nothing repeats, or too seldom.
+    """The shortest of the windows that are about as good as the best; none: nothing repeats, or too seldom.
 
     What is alike from one iteration to the next is so over several, too.
     """

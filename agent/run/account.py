@@ -13,7 +13,7 @@ from farside.errors import ConfigError, FarsideError
 
 
 class Refused(FarsideError):
-    """This node does not run that task; the text goes to the manager as the cause."""
+    """Refusal of a task by this node; the text goes to the manager as the cause."""
 
 
 class Account(Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ def account_of(user: str, *, run_as: str, allowed: Collection[str]) -> Account:
 
 
 def users_here(*, run_as: str, allowed: Collection[str]) -> tuple[str, ...]:
-    """Whose tasks this agent runs, by name; empty: everybody's but uid 0's, or nobody can say.
+    """Users whose tasks this agent runs, by name; empty: all but uid 0, or unknown.
 
     Raises:
         ConfigError: ``allowed`` are others than the one user whose tasks it can run.
@@ -72,7 +72,7 @@ def users_here(*, run_as: str, allowed: Collection[str]) -> tuple[str, ...]:
 
 
 def become(account: Account) -> None:
-    """Makes this process the account's, for good. Between fork and exec only.
+    """Change this process to the account's user, for good. Between fork and exec only.
 
     Raises:
         OSError: the kernel refuses.

@@ -76,7 +76,7 @@ class Cgroup:
             send(self.pids(), signal.SIGKILL)
 
     def oom_kills(self) -> int:
-        """As memory.events says, in a scope that of the scope; 0 without the memory controller."""
+        """Number of OOM kills in memory.events, in a scope that of the scope; 0 without the memory controller."""
         for folder in (self.folder, self.folder.parent):
             file = folder / "memory.events"
             if file.exists() and (folder == self.folder or folder.suffix == ".scope"):
@@ -97,7 +97,7 @@ class Tree:
     """All descendants of the calling process, which must be a child subreaper."""
 
     def enter(self) -> None:
-        """A child is in it already."""
+        """Do nothing: a child is in the tree already."""
 
     def pids(self) -> Sequence[int]:
         """Descendants that still run."""
@@ -119,7 +119,7 @@ class Tree:
         return 0
 
     def close(self) -> None:
-        """Nothing was made."""
+        """Do nothing: nothing was made."""
 
 
 def send(pids: Sequence[int], number: int) -> None:
@@ -138,7 +138,7 @@ def containment(cgroup: str) -> Containment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupRoot:
-    """Where tasks' cgroups are made.
+    """Folder in which the cgroups of tasks are made.
 
     Attributes:
         folder: The folder that the cgroups are made in.
@@ -153,7 +153,7 @@ class CgroupRoot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCgroup:
-    """The cgroup of one task: its folder, and what to put before the task supervisor's command line to get it made."""
+    """The cgroup of one task: its folder, and the prefix of the supervisor's command line that makes it."""
 
     folder: Path
     prefix: tuple[str, ...] = ()

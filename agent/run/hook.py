@@ -31,7 +31,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Hooks(Struct, frozen=True, kw_only=True):
-    """What to run around each task; an empty argv: nothing. ``user`` empty: as the agent."""
+    """Programs to run around each task; an empty argv: none. ``user`` empty: as the agent."""
 
     prolog: tuple[str, ...] = ()
     epilog: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ def hooks_of(prolog: str, epilog: str, *, user: str, limit_s: float) -> Hooks:
     """Hooks as settings name them, quoted as for a shell.
 
     Raises:
-        ConfigError: One is no absolute path, or there is no such user here.
+        ConfigError: One is not an absolute path, or there is no such user here.
     """
     if user:
         try:
@@ -59,7 +59,7 @@ def _argv(name: str, text: str) -> tuple[str, ...]:
     except ValueError as error:
         raise ConfigError(f"{name}: {error}", hint="quote it as for a shell") from error
     if argv and not argv[0].startswith("/"):
-        raise ConfigError(f"{name}: {argv[0]} is no absolute path", hint="name the program by all of it")
+        raise ConfigError(f"{name}: {argv[0]} is not an absolute path", hint="write the program's full path")
     return argv
 
 
@@ -90,7 +90,7 @@ def run_hook(
     *,
     wait: Callable[[float], bool],
 ) -> str:
-    """Runs a hook to its end; returns what was wrong, empty: nothing.
+    """Run a hook to its end; returns what went wrong, or an empty text.
 
     Args:
         argv: Program and arguments.

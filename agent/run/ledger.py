@@ -36,7 +36,7 @@ Key: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One task: what was asked and how it is."""
+    """One task: what was asked, and its state."""
 
     state: m.TaskState
     devices: tuple[Device, ...] = ()
@@ -49,7 +49,7 @@ class Task:
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """What it holds."""
+        """Devices that the task holds."""
         return shares_of(self.devices, key_of(self.state)) if self.is_live else ()
 
 
@@ -69,7 +69,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A command came; ``objection`` is why this node can't run it, known by who looked at users and devices."""
+    """A command came; ``objection`` is why this node can't run it, after a look at users and devices."""
 
     command: m.Start | m.Stop | m.Forget
     at_s: float
@@ -104,14 +104,14 @@ class Signal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remove:
-    """Its files are of no use any more."""
+    """Remove the files of the task."""
 
     key: Key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell:
-    """The manager should hear this."""
+    """Report this state to the manager."""
 
     state: m.TaskState
 

@@ -38,7 +38,7 @@ class Prober:
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def answer(self, probe: m.Probe) -> m.Probed:
-        """What this user lacks in that folder on this node."""
+        """Answer what this user lacks in that folder on this node."""
         try:
             account = account_of(probe.user, run_as=self._run_as, allowed=self._allowed)
         except Refused:
@@ -113,7 +113,7 @@ async def _answer_of(process: asyncio.subprocess.Process, reader: asyncio.Stream
 
 
 def _is_on_the_way(made: str, path: str) -> bool:
-    """Whether this is the folder, or one that it lies in."""
+    """True for the folder and those that it lies in."""
     folder = PurePosixPath(os.path.normpath(path))
     return made in map(str, (folder, *folder.parents))
 

@@ -17,7 +17,7 @@ RecordT = TypeVar("RecordT")
 
 
 class Damaged(FarsideError):
-    """A record that is not what was written."""
+    """A record that differs from what was written."""
 
 
 def write_record(path: Path, record: object) -> None:
@@ -44,7 +44,7 @@ def read_record(path: Path, kind: type[RecordT]) -> RecordT | None:
     code, _, body = data.removesuffix(b"\n").partition(b" ")
     try:
         if int(code, 16) != zlib.crc32(body):
-            raise ValueError("its sum is wrong")
+            raise ValueError("its checksum is wrong")
         return msgspec.json.decode(body, type=kind)
     except (ValueError, msgspec.MsgspecError) as error:
         raise Damaged(f"{path}: is damaged ({error})") from error

@@ -46,7 +46,7 @@ _log = get_log("agent.run")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What this node runs, and how.
+    """Policy of this node: which tasks it runs, and how.
 
     Attributes:
         run_as: "submitter", or "starter" for a sandbox.
@@ -117,7 +117,7 @@ class Runner:
         return tuple(task.state for task in self.ledger.tasks.values())
 
     def take(self, command: m.Start | m.Stop | m.Forget) -> None:
-        """Does what the manager says.
+        """Carry out a command of the manager.
 
         Raises:
             OSError: it could not be written down, and was not done; it may be said again.
@@ -126,7 +126,7 @@ class Runner:
         self._step(rules.Asked(command=command, at_s=time.time(), objection=objection), account)
 
     def look(self) -> None:
-        """Notices what has become of the live tasks."""
+        """Read the states of the live tasks."""
         for key, task in self.ledger.tasks.items():
             if not task.is_live:
                 continue
@@ -135,7 +135,7 @@ class Runner:
                 self._unseen.discard(key)
             except OSError as error:  # no descriptor, no memory: that says nothing of the task, so look again later
                 if key not in self._unseen:
-                    _log.error("a task cannot be looked at", task=files.folder_name(key), why=error.strerror)
+                    _log.error("a task's state cannot be read", task=files.folder_name(key), why=error.strerror)
                 self._unseen.add(key)
         self._children = {pid for pid in self._children if os.waitpid(pid, os.WNOHANG) == (0, 0)}
 
@@ -157,7 +157,7 @@ class Runner:
 
     @property
     def has_live_tasks(self) -> bool:
-        """Some task may still have processes."""
+        """True while some task may have processes."""
         return any(task.is_live for task in self.ledger.tasks.values())
 
     def supervisor_pids(self) -> dict[Key, int]:
@@ -302,7 +302,7 @@ class Runner:
         try:
             files.write_stop(self._at(key), order)
         except OSError as error:  # the disk is full: SIGTERM means the same, with the grace of the task's own
-            _log.error("a stop cannot be written down", task=files.folder_name(key), why=error.strerror)
+            _log.error("a stop cannot be recorded", task=files.folder_name(key), why=error.strerror)
             self._signal(key, signal.SIGTERM)
         else:
             self._signal(key)

@@ -50,7 +50,7 @@ _WATCHED = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM, signal.SIGIO)
 
 
 class TaskSupervisor:
-    """One task, from its start to its end."""
+    """Supervisor of one task, from its start to its end."""
 
     def __init__(self, folder: Path, recipe: Recipe) -> None:
         self._folder = folder
@@ -179,7 +179,7 @@ class TaskSupervisor:
         return Profiler(Path(self._recipe.profile), uid=account.uid, gid=account.gid, now_s=time.monotonic())
 
     def _look_at_profile(self) -> None:
-        """Tells what the task's messages say as soon as they say something."""
+        """Report the profile as soon as there is one."""
         if self._profiler is None or self._profiler.due_s > time.monotonic() or self._kill_at_s is not None:
             return
         found = self._profiler.look(time.monotonic())
@@ -330,7 +330,7 @@ def _ready_pipe() -> tuple[int, int]:
 
 
 def _tell_of(reader: int, *, is_wanted: bool) -> None:
-    """Whether SIGIO comes when something is written; reading never waits."""
+    """Set whether SIGIO comes when something is written; reading never waits."""
     fcntl.fcntl(reader, fcntl.F_SETFL, os.O_NONBLOCK | (os.O_ASYNC if is_wanted else 0))
 
 
@@ -355,7 +355,7 @@ def keep(folder: Path, lock: int) -> None:
 
 
 def connect_output(folder: Path) -> None:
-    """Nothing to read, and shepherd.log to write to."""
+    """Connect standard input to /dev/null, and output to shepherd.log."""
     nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     log = os.open(folder / "shepherd.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     for number, fd in enumerate((nothing, log, log)):

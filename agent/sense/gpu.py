@@ -21,7 +21,7 @@ _log = get_log("agent.sense")
 
 
 class GpuSense(Protocol):
-    """What reads GPUs."""
+    """Reader of GPUs."""
 
     def read(self) -> tuple[m.Gpu, ...]:
         """Every GPU as it is now."""
@@ -39,11 +39,11 @@ class DeclaredGpus:
         self._gpus = tuple(m.Gpu(index=index, model=model, healthy=True) for index in range(count))
 
     def read(self) -> tuple[m.Gpu, ...]:
-        """The same ones each time."""
+        """The declared GPUs."""
         return self._gpus
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no driver is open."""
 
 
 class NvmlGpus:
@@ -63,7 +63,7 @@ class NvmlGpus:
             count = min(m.GPUS_MAX, nvml.nvmlDeviceGetCount())
             self._handles = tuple(nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count))
         except nvml.NVMLError as error:
-            raise Unavailable(f"NVML: {error}", hint="set declared_gpus where there are none") from error
+            raise Unavailable(f"NVML: {error}", hint="set declared_gpus if this node has no such GPUs") from error
         self._links = tuple(
             NvLinkSense(nvml, handle, errors_per_hour=nvlink_errors_per_hour, now_s=now_s) for handle in self._handles
         )
@@ -129,7 +129,7 @@ class NvmlGpus:
             for handle in self._handles:
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
         except nvml.NVMLError as error:
-            _log.warning("the driver's critical errors are not heard", why=error)
+            _log.warning("critical errors of the GPU driver are not received", why=error)
             return None
         return events
 

@@ -19,7 +19,7 @@ class HourlyGrowth:
         self._steps: deque[tuple[int, Counter[str]]] = deque()
 
     def of(self, counts: Mapping[str, int], now_s: float) -> Mapping[str, int]:
-        """By how much each of these is more than it was; those that are not are left out."""
+        """Growth of each counter within the hour; counters that did not grow are left out."""
         more = Counter({name: count - self._last.get(name, count) for name, count in counts.items()})
         self._last.update(counts)
         step = math.floor(now_s / STEP_S)
@@ -32,7 +32,7 @@ class HourlyGrowth:
 
 
 def problem_of(grown: Mapping[str, int], limit: int) -> str:
-    """``1,204 errors within an hour (1,200 replay, 4 recovery)`` where they are more than ``limit``; else empty."""
+    """``1,204 errors within an hour (1,200 replay, 4 recovery)`` if above ``limit``, otherwise empty."""
     total = sum(grown.values())
     if total <= limit:
         return ""

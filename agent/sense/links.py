@@ -25,7 +25,7 @@ _log = get_log("agent.sense")
 
 
 class LinkSense:
-    """Watches the ports that have worked since this was made: of the others nobody knows that they are to."""
+    """Watch over the ports that have worked since this was made; other ports may not be in use at all."""
 
     def __init__(self, root: Path, *, errors_per_hour: int, now_s: Callable[[], float]) -> None:
         """``root`` has sys/; ``errors_per_hour`` 0: no counter is read."""
@@ -38,7 +38,7 @@ class LinkSense:
         self._problem = ""
 
     def read(self) -> str:
-        """Which ports do not work any more, in one line; empty: all do."""
+        """Ports that have stopped working, in one line; empty: none."""
         states = read_ports(self._root)
         self._worked |= {port for port, state in states.items() if state == ACTIVE}
         found = [f"port {port}: {why}" for port in sorted(self._worked) if (why := self._why(port, states))]
@@ -62,7 +62,7 @@ class LinkSense:
         downs = self._downs.setdefault(port, HourlyGrowth()).of(counts, now_s).get(DOWNED, 0)
         broken = _times_down(downs) if downs > MOST_DOWNS else errors
         if broken and port not in self._broken:
-            _log.error("a port counts as broken until the agent starts anew", port=port, why=broken)
+            _log.error("a port counts as broken until the agent restarts", port=port, why=broken)
             self._broken[port] = broken
         return self._broken.get(port) or _times_down(unseen)
 
@@ -71,7 +71,7 @@ class LinkSense:
         adapter, _, number = port.partition("/")
         for name in sorted(full - self._full.get(port, set())):
             _log.warning(
-                "a port's error counter stands at its maximum, and tells of no more errors",
+                "a port's error counter is at its maximum and counts no further errors",
                 port=port, counter=name, hint=f"set it back: perfquery -R -C {adapter} -P {number}",
             )  # fmt: skip
         self._full[port] = full

@@ -6,7 +6,7 @@ from farside.agent import messages as m
 
 
 def read_psi(proc_root: Path) -> m.Psi:
-    """Pressure of the last 10 s; None for what this kernel does not tell (not built in, or psi=0)."""
+    """Pressure of the last 10 s; None for values that this kernel does not report (not built in, or psi=0)."""
     memory = _avg10(proc_root / "pressure" / "memory")
     return m.Psi(
         memory_some_pct=memory.get("some"),

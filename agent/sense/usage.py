@@ -7,14 +7,14 @@ import psutil
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Of all processes that run now; CPU time of those that ended counts where their parent waited for them."""
+    """Usage of all running processes; ended ones count with their CPU time if their parent waited for them."""
 
     cpu_s: float = 0.0
     rss_bytes: int = 0
 
 
 def usage_below(supervisor_pid: int) -> Usage:
-    """What the task of this task supervisor uses; nothing where it has ended."""
+    """Usage of the task below this task supervisor; zero where it has ended."""
     cpu_s, rss_bytes = 0.0, 0
     try:
         family = psutil.Process(supervisor_pid).children(recursive=True)

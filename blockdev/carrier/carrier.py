@@ -17,7 +17,7 @@ from farside.daemon.control import messages as m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where connections are wanted, and how long may be waited for them.
+    """Donor and workers that want connections, and how long opening them may take.
 
     Attributes:
         donor: The donor's number in the engine.
@@ -35,26 +35,26 @@ class Target:
 
 
 class Carrier(Protocol):
-    """One way for pages to a donor. Every failure is a PeerError, EngineError, RemoteProtocolError or OSError."""
+    """Way of pages to a donor. Every failure is a PeerError, EngineError, RemoteProtocolError or OSError."""
 
     @property
     def name(self) -> str:
-        """What the setting ``transport`` calls it."""
+        """Name of the carrier in the setting ``transport``."""
         ...
 
     @property
     def feature(self) -> m.Feature:
-        """What both ends agree on in HELLO before it can be had; NONE where nothing needs to be."""
+        """Feature that both ends must agree on in HELLO; NONE where no agreement is needed."""
         ...
 
     @property
     def has_connections(self) -> bool:
-        """Whether it is connections, which are made under an epoch of their own."""
+        """True for a carrier with connections, which are made under an epoch of their own."""
         ...
 
     @property
     def lacks_here(self) -> str:
-        """What this machine lacks for it, in words; empty when nothing."""
+        """What this machine lacks for the carrier, in words; empty when nothing."""
         ...
 
     def limit_s(self, target: Target) -> float:
@@ -71,10 +71,10 @@ class Carrier(Protocol):
 
 
 class Closable(Protocol):
-    """A connection that may be given up."""
+    """A connection that can be closed."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Close the connection."""
         ...
 
 

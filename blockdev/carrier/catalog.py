@@ -9,6 +9,6 @@ from farside.blockdev.carrier.tcp import Tcp
 
 
 def make_carriers(rdma: Rdma | None = None) -> Mapping[str, Carrier]:
-    """Shared memory, RDMA, TCP. ``rdma`` stands in for that of this machine."""
+    """Shared memory, RDMA, TCP. Tests give an ``rdma`` of their own."""
     carriers: tuple[Carrier, ...] = (Shm(), rdma or Rdma(), Tcp())
     return {carrier.name: carrier for carrier in carriers}

@@ -20,8 +20,8 @@ class Shm:
         return target.deadline_s
 
     async def open(self, engine: Engine, target: Target) -> Callable[[], None]:
-        """Nothing is opened: the slabs' memory came with their leases."""
+        """Open nothing: the slabs' memory came with their leases."""
         return lambda: engine.link_attach_shm(target.donor)
 
     async def probe(self, target: Target, worker: int) -> None:
-        """It can be had wherever it is tried."""
+        """Do nothing: shared memory always works where it is tried."""

@@ -32,7 +32,7 @@ log = get_log("blockdev.clients")
 
 
 class Clients:
-    """The workers of one device and who is connected to them.
+    """Workers of one device and the clients connected to them.
 
     Attributes:
         taken: Workers with a client, or one that is about to come.
@@ -42,7 +42,7 @@ class Clients:
     def __init__(
         self, engine: Engine, workers: int, *, hold: Callable[[int, int], None], forget: Callable[[int], None]
     ) -> None:
-        """``hold(worker, fd)`` and ``forget(worker)`` tell the supervisor."""
+        """``hold(worker, fd)`` and ``forget(worker)`` are called for the supervisor."""
         self._engine = engine
         self._workers = workers
         self._hold = hold
@@ -59,13 +59,13 @@ class Clients:
         return free
 
     def give_up(self, worker: int) -> None:
-        """The reserved worker is not needed after all."""
+        """Free a reserved worker that is not needed."""
         self.taken.discard(worker)
         if not self.taken:
             self._emptied.set()
 
     def attach(self, worker: int, sock: socket.socket) -> None:
-        """Serves a client that stands at its first request. Owns the socket from here on."""
+        """Serve a client that has finished its handshake. Owns the socket from here on."""
         sock.setblocking(True)
         self._hold(worker, sock.fileno())
         self.resume(worker, sock.detach())
@@ -81,7 +81,7 @@ class Clients:
             self.closed(worker, error.errno)
 
     def closed(self, worker: int, error: int) -> None:
-        """The engine has ended this worker's connection."""
+        """Take notice that the engine has ended this worker's connection."""
         log.info("client left", worker=worker, errno=error)
         self._forget(worker)
         self.give_up(worker)
@@ -110,7 +110,7 @@ class Listener:
         self._accepting.append(self._tasks.spawn(self._accept(sock), name="accept"))
 
     async def close(self, limit_s: float) -> None:
-        """Accepts no more, and lets the handshakes under way end within ``limit_s``."""
+        """Stop accepting, and let the handshakes under way end within ``limit_s``."""
         for task in self._accepting:
             task.cancel()
         if self._handshakes:

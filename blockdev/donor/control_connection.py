@@ -71,7 +71,7 @@ class Line:
             self._waiting.pop(seq, None)
 
     def put_back(self, answer: m.Message, fds: tuple[int, ...]) -> None:
-        """Closes the descriptors of an answer that nobody wants, and gives leases in it back that nobody knows."""
+        """Close the descriptors of an unwanted answer, and give back its leases that are not in the table."""
         for fd in fds:
             os.close(fd)
         leases = answer.leases if isinstance(answer, m.MrInfo) else ()
@@ -88,7 +88,7 @@ class Line:
         self._channel.answer(seq, message)
 
     async def read(self) -> None:
-        """Takes what comes until the connection ends, which it tells as PeerError or RemoteProtocolError."""
+        """Handle messages until the connection ends; its end is raised as PeerError or RemoteProtocolError."""
         while True:
             event = await self._channel.next_event()
             if isinstance(event, PeerClosed):

@@ -60,9 +60,9 @@ async def open_data(
     epoch: int,
     features: Feature = Feature.NONE,
 ) -> socket.socket:
-    """An authenticated data connection of a session, as a blocking socket that stands at the first byte of wire.h.
+    """An authenticated data connection of a session: a blocking socket, at the first byte of wire.h.
 
-    With ``Feature.RDMA`` it stands at the first byte of verbs.h.
+    With ``Feature.RDMA`` the next byte is the first of verbs.h.
 
     Raises:
         OSError, PeerError, RemoteProtocolError: it can't be had.
@@ -71,7 +71,7 @@ async def open_data(
     try:
         await channel.open(role="data", session=session, worker=worker, epoch=epoch)
         if features not in channel.connection.features:
-            raise PeerError("the donor offers no RDMA any more")
+            raise PeerError("the donor no longer offers RDMA")
         return await channel.hand_over()
     finally:
         channel.close()

@@ -37,7 +37,7 @@ log = get_log("blockdev.donor")
 
 
 class DonorHealth(enum.StrEnum):
-    """What a donor is to us."""
+    """Health of a donor."""
 
     DOWN = "down"  # no session, and no slab of ours is there
     UP = "up"
@@ -75,12 +75,12 @@ class Donor:
 
     @property
     def number(self) -> int:
-        """Its number in engine and table."""
+        """Number of the donor in engine and table."""
         return self._record.donor
 
     @property
     def address(self) -> DonorAddress:
-        """Where it is; the next connection goes there."""
+        """Address of the donor, used by the next connection."""
         return self._links.address
 
     @address.setter
@@ -89,12 +89,12 @@ class Donor:
 
     @property
     def is_shared(self) -> bool:
-        """Its slabs are memory of this host."""
+        """True when its slabs are memory of this host."""
         return is_shared(self.address.control, self._parts.config.transport)
 
     @property
     def transport(self) -> str:
-        """The carrier that its pages travel by, or last did; empty before they could."""
+        """Carrier of its pages, or the last one; empty before the first."""
         return SHM if self.is_shared else self._links.transport
 
     def view(self) -> DonorView:
@@ -115,7 +115,7 @@ class Donor:
     # ---------------------------------------------------------------- requests
 
     async def query(self) -> DonorView | None:
-        """Its figures now, or None when it does not say within the deadline. [infiniswap §2.4.2]"""
+        """Figures of the donor now, or None without an answer within the deadline. [infiniswap §2.4.2]"""
         try:
             self.figures = await self._connected().query()
         except PeerError:
@@ -131,7 +131,7 @@ class Donor:
         await self._say(m.Release(leases=tuple(leases)))
 
     async def done(self, lease: int, *, moved_pages: int, dropped_pages: int) -> None:
-        """Says that a recalled slab is free. Raises PeerError as ``release``."""
+        """Report that a recalled slab is free. Raises PeerError as ``release``."""
         await self._say(m.Done(lease=lease, moved_pages=moved_pages, dropped_pages=dropped_pages))
 
     async def _say(self, message: m.Message) -> None:
@@ -147,7 +147,7 @@ class Donor:
         return self._session
 
     def forget(self) -> None:
-        """The donor is ours no more: ends its task, and frees its number."""
+        """End the task of a donor that is no longer used, and free its number."""
         if self.task is not None:
             self.task.cancel()
         self._set_engine_state(DonorState.NONE)
@@ -231,7 +231,7 @@ class Donor:
     # ------------------------------------------------------------- the verdict
 
     async def _judge(self) -> None:
-        """Without a session: gives the donor up when nothing is to be hoped for, or not any more."""
+        """Without a session: fail the donor at once if its memory is gone, otherwise after ``grace_s``."""
         now_s = self._parts.clock.now_s
         if self._parts.table.slab_count(self.number):
             is_hopeless = self._record.session == 0 or self._links.breaks_on
@@ -258,7 +258,7 @@ class Donor:
             self._set_engine_state(DonorState.SUSPECT)
 
     async def _fail(self) -> None:
-        """Gives the donor up, and returns when nothing of it is left."""
+        """Fail the donor, and return when none of its slabs is left."""
         parts = self._parts
         self.health = DonorHealth.FAILED
         self._record.session = 0

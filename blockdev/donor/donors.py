@@ -49,13 +49,13 @@ class DonorList:
         except ConfigError as error:
             if not self._parts.engine.adopted:
                 raise
-            log.error("the peers file was not taken, the donors of before stay", reason=error)
+            log.error("the peers file is not usable; the donors stay as they were", reason=error)
             addresses = self._parts.table.listed
         self._apply(addresses)
         self._tasks.spawn(self._watch(), name="peers file")
 
     def all(self) -> tuple[Donor, ...]:
-        """Every donor, those that have left the file and still have slabs of ours included."""
+        """Every donor, with those that have left the file and still have slabs of ours."""
         return tuple(self._donors.values())
 
     def get(self, donor: int) -> Donor:
@@ -104,13 +104,13 @@ class DonorList:
             except FarsideError as error:  # looked at again each time: what it lacked may come without a change of it
                 if str(error) != self._refused:
                     self._refused = str(error)
-                    log.error("the peers file was not taken, the donors of before stay", reason=error)
+                    log.error("the peers file is not usable; the donors stay as they were", reason=error)
             # Whatever one look met, the next must come: else no donor would ever join or leave again.
             except Exception as error:
                 log.error("unexpected fault", work="peers file", cause=error)
 
     def look(self, path: Path) -> None:
-        """One look at the file and at those who are leaving. Raises ConfigError when the file is not usable."""
+        """Look once at the file and at the donors that are leaving. Raises ConfigError when the file is not usable."""
         stamp = _stamp(path)
         if stamp is None or stamp == self._seen:
             self._follow()
@@ -150,7 +150,7 @@ class DonorList:
 
     def _send_away(self, donor: Donor) -> None:
         if not donor.retired:
-            log.info("donor leaves, or comes back another way; its slabs move", donor=donor.address.node)
+            log.info("donor left the peers file or changed its address; its slabs move", donor=donor.address.node)
             donor.retired = True
         slabs = self._parts.table.slabs_of(donor.number)
         if not all(slab.draining for slab in slabs):

@@ -41,7 +41,7 @@ class Links:
     def __init__(
         self, parts: DonorParts, record: DonorRecord, address: DonorAddress, *, on_up: Callable[[], None]
     ) -> None:
-        """``on_up`` is called when a set of connections is the engine's."""
+        """``on_up`` is called when the engine has a new set of connections."""
         self.address = address
         self.transport = ""
         self.breaks_on = False
@@ -54,7 +54,7 @@ class Links:
         self._broke_by = 0  # errno of the connection that broke last; 0 where it is not known
 
     def wanted_features(self) -> m.Feature:
-        """What HELLO asks of the donor, so that the carriers that may be used can be had."""
+        """Features that HELLO asks of the donor, for the carriers that may be used."""
         wanted = m.Feature.NONE
         for offer in asked(self.address.control, self._parts.config.transport, self._offers()):
             wanted |= self._carriers[offer.name].feature
@@ -164,7 +164,7 @@ class Links:
         )
 
     async def _until_broken(self) -> None:
-        """Returns when the links are to be made anew: one broke, or the preferred carrier is there again."""
+        """Return when the links must be replaced: one broke, or the preferred carrier works again."""
         while True:
             try:
                 async with asyncio.timeout(PREFERRED_AGAIN_S if self._fell_back else None):
@@ -187,6 +187,6 @@ class Links:
         try:
             await self._carriers[preferred].probe(self._target(), MOVER)
         except EXPECTED as error:
-            log.debug("still no preferred carrier to a donor", donor=self.address.node, reason=error)
+            log.debug("the preferred carrier to a donor is still not available", donor=self.address.node, reason=error)
             return False
         return True

@@ -19,7 +19,7 @@ EXPECTED = (PeerError, RemoteProtocolError, EngineError, OSError, TimeoutError) 
 
 
 class DonorHooks(Protocol):
-    """What a donor's messages and faults lead to; ``donor_events.py`` has them."""
+    """Handlers of a donor's messages and faults; `device.py` has them."""
 
     def recall(self, donor: int, message: m.Migrate | m.Evict) -> None:
         """The donor wants slabs back."""
@@ -32,16 +32,16 @@ class DonorHooks(Protocol):
         """The donor is given up."""
 
     def slabs_lost(self, slabs: Sequence[Slab]) -> None:
-        """The donor is there and does not have these any more."""
+        """The donor is up and does not have these slabs any more."""
 
     def still_held(self, slab: Slab) -> None:
-        """The donor has not heard that this slab is its own again."""
+        """The donor has not confirmed the return of this slab."""
 
     def retire(self, donor: int) -> None:
         """The donor has left the peers file."""
 
     def pump_events(self) -> None:
-        """Handles what the engine has told so far."""
+        """Handle the events of the engine so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

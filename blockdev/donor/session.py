@@ -81,18 +81,18 @@ class Session:
             self._line.close()
 
     async def read(self) -> None:
-        """Takes what comes until the connection ends, which it tells as PeerError or RemoteProtocolError."""
+        """Handle messages until the connection ends; its end is raised as PeerError or RemoteProtocolError."""
         await self._opened().read()
 
     async def ask(self, message: m.Message) -> m.Message:
         """The donor's answer to a request. Raises PeerError: it refused, is gone, or is late."""
-        # A donor may answer in order: what stands behind a MAP or RESUME is late for that reason alone.
+        # A donor may answer in order: what comes behind a MAP or RESUME is late for that reason alone.
         limit_s = self._parts.long_s if self._slow_asks else self._parts.config.deadline_s
         answer, _ = await self._opened().ask(message, limit_s)
         return answer
 
     async def query(self) -> m.FreeMem:
-        """Its figures, within the deadline whatever else it is asked. Raises PeerError. [infiniswap §2.4.2]"""
+        """Figures of the donor, within the deadline even while others wait. Raises PeerError. [infiniswap §2.4.2]"""
         request = m.QueryMem(device=self._parts.config.name)
         answer, _ = await self._opened().ask(request, self._parts.config.deadline_s)
         assert isinstance(answer, m.FreeMem)
@@ -104,7 +104,9 @@ class Session:
         assert isinstance(answer, m.MrInfo)
         if len(answer.leases) != 1 or not is_wanted():
             self._opened().put_back(answer, fds)
-            raise PeerError(f"granted {len(answer.leases)} slabs, not one, or is leaving", code=m.ErrorCode.NO_MEMORY)
+            raise PeerError(
+                f"granted {len(answer.leases)} slabs instead of 1, or is retired", code=m.ErrorCode.NO_MEMORY
+            )
         lease = answer.leases[0]
         if fds:
             self._mapped_tokens.add(lease.token)
@@ -121,7 +123,7 @@ class Session:
             await clock.sleep_until_s(clock.now_s() + period_s)
 
     async def resume(self) -> None:
-        """Asks which leases of before still stand; what does not is lost."""
+        """Ask which earlier leases are still valid; the other slabs are lost."""
         slabs = [slab for slab in self._parts.table.slabs_of(self._record.donor) if not slab.failed]
         held: dict[tuple[int, int], int] = {}  # (lease, token) -> descriptor, or -1
         try:
@@ -159,10 +161,10 @@ class Session:
         reply = channel.connection.reply
         assert reply is not None
         if reply.node != self._address.node:
-            raise PeerError(f"the donor there calls itself {reply.node}; correct the peers file")
+            raise PeerError(f"the donor at this address is {reply.node}; correct the peers file")
         if welcome.slab_bytes != self._parts.config.slab_bytes:
             ours = self._parts.config.slab_bytes
-            raise PeerError(f"the donor's slabs have {welcome.slab_bytes} bytes, ours {ours}; make them the same")
+            raise PeerError(f"the donor's slabs have {welcome.slab_bytes} bytes, ours {ours}; set slab_bytes alike")
         if self._is_shared and m.Feature.SHM not in channel.connection.features:
             raise PeerError("the donor does not pass memory by descriptor")
         if self._record.session not in (0, welcome.session):

@@ -37,7 +37,7 @@ class ActivityLaw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What is remembered between two seconds: the last counters, a rate and a state for each region."""
+    """State kept from second to second: the last counters, a rate and a state for each region."""
 
     counters: Sequence[int]
     rates: tuple[float, ...]
@@ -121,7 +121,7 @@ def _next_state(state: RegionState, rate: float, law: ActivityLaw) -> RegionStat
 
 
 def cold_regions(last: Activity, now: Activity) -> tuple[int, ...]:
-    """Ranges that have just turned from hot to cold: with a ColdSlab threshold their extents go back to the donors."""
+    """Regions that have just turned from hot to cold: with a ColdSlab threshold their extents go back to the donors."""
     pairs = enumerate(zip(last.states, now.states, strict=True))
     return tuple(i for i, (old, new) in pairs if old is RegionState.HOT and new is RegionState.COLD)
 
@@ -129,7 +129,7 @@ def cold_regions(last: Activity, now: Activity) -> tuple[int, ...]:
 def next_slab_rates(
     last: Mapping[int, float], slabs: Iterable[int], pages: Mapping[int, int], *, alpha: float, elapsed_s: float
 ) -> dict[int, float]:
-    """Page I/O a second for each slab, smoothed as a region's: what a donor hears when it asks CHECK_ACTIVITY.
+    """Page I/O a second for each slab, smoothed as for a region: the answer to CHECK_ACTIVITY.
 
     ``pages`` is the page I/O of the granules on a slab in the last period. It is the slab's own figure, because
     granules of several regions may share one. [infiniswap §2.4.1, §2.5.2]
@@ -191,7 +191,7 @@ def pack(
     granules_per_region: int,
     banned_donors: Mapping[int, frozenset[int]] | None = None,
 ) -> Packing:
-    """Gives each granule a free extent: of its region's own slab first, else of any slab, fullest first.
+    """Give each granule a free extent: of its region's own slab first, then of any slab, fullest first.
 
     ``banned_donors`` names the donors a granule must not go to, such as the one that has its other copy. No extent is
     given twice. [infiniswap §2.4.1; the paper maps each slab by itself, see docs/papers.md]

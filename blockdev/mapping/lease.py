@@ -22,7 +22,7 @@ log = get_log("blockdev.leaser")
 
 
 class Leaser:
-    """Leases slabs for one device, and says when it is no use to ask again so soon."""
+    """Leases slabs for one device, and reports when donors should not be asked again yet."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -32,7 +32,7 @@ class Leaser:
 
     @property
     def is_quiet(self) -> bool:
-        """True for a while after all donors have refused, until one tells of more free slabs (KEEPALIVE) than it did.
+        """True for a while after all donors have refused, until one reports more free slabs (KEEPALIVE) than before.
 
         It is for those who come back every second by themselves. A recall has one try only, and asks in any case.
         """
@@ -41,7 +41,7 @@ class Leaser:
         return all(free <= self._refused_with.get(donor, 0) for donor, free in self._free_slabs().items())
 
     async def lease_slab(self, *, region: int, banned: frozenset[int] = frozenset()) -> Slab | None:
-        """A new slab in the table and the engine, or None when no donor gives one. Never from a ``banned`` donor."""
+        """Lease a new slab into table and engine, or return None when none is free. Never from a ``banned`` donor."""
         if self._context.table.is_full:
             self._be_quiet("no number is left for another slab")
             return None
@@ -70,7 +70,7 @@ class Leaser:
         self._backoff_s = min(BACKOFF_MAX_S, max(BACKOFF_MIN_S, 2 * self._backoff_s))
         self._quiet_until_s = self._context.clock.now_s() + self._backoff_s
         self._refused_with = self._free_slabs()
-        log.info("no slab is to be had", reason=reason, again_in_s=self._backoff_s)
+        log.info("no donor leases a slab", reason=reason, again_in_s=self._backoff_s)
 
     def _free_slabs(self) -> Mapping[int, int]:
         return {view.donor: view.free_slabs for view in self._context.donors.views() if view.usable}
@@ -79,7 +79,7 @@ class Leaser:
         try:
             grant = await self._context.donors.lease(donor)
         except PeerError as error:
-            log.info("no slab from a donor", donor=self._context.table.node(donor), reason=error)
+            log.info("a donor leased no slab", donor=self._context.table.node(donor), reason=error)
             return None
         return await self._add(donor, grant, region, reason)
 
@@ -93,7 +93,7 @@ class Leaser:
             table.save()
             self._context.engine.slab_add(slab_info(slab), grant.memfd)
         except (EngineError, OSError, Unavailable) as error:
-            log.error("a slab can't be used", donor=table.node(donor), lease=grant.lease, reason=error)
+            log.error("a leased slab can't be used", donor=table.node(donor), lease=grant.lease, reason=error)
             if grant.memfd >= 0:
                 os.close(grant.memfd)
             await self._return(donor, grant.lease, slab)
@@ -115,5 +115,5 @@ class Leaser:
 
 
 def slab_info(slab: Slab) -> SlabInfo:
-    """What the engine is told about a slab."""
+    """Description of a slab for the engine."""
     return SlabInfo(slab=slab.slab, donor=slab.donor, lease=slab.lease, epoch=slab.epoch, token=slab.token)

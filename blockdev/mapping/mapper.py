@@ -21,7 +21,7 @@ log = get_log("blockdev.mapper")
 
 
 def apply_assignments(context: Context, assignments: Sequence[Assignment]) -> tuple[Assignment, ...]:
-    """Tells table and engine about extents that granules get; returns those that the engine took.
+    """Give granules their extents in table and engine; return the assignments that the engine took.
 
     A granule that is being drained (EBUSY) or has three mappings already (ENOSPC) is left for a later tick.
     """
@@ -58,7 +58,7 @@ def start_granule_drain(context: Context, granule: int, slab: int) -> None:
 
 
 class Mapper:
-    """The placing of granules for one device."""
+    """Mapping of granules for one device."""
 
     def __init__(self, context: Context, leaser: Leaser) -> None:
         self._context = context

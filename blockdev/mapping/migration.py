@@ -16,7 +16,7 @@ COPY_PAGES_PER_S = 250_000.0
 
 
 class Why(Enum):
-    """Why a granule does not move."""
+    """Reason why a granule does not move."""
 
     EMPTY = "no page of it is in remote memory"
     NO_ROOM = "no other donor has an extent for it"
@@ -46,7 +46,7 @@ class Recall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fall:
-    """A granule that loses this mapping without a new one, and why."""
+    """A granule that loses this mapping without a new one, and the reason."""
 
     granule: int
     why: Why

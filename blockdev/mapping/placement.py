@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DonorView:
-    """A donor as the placement sees it. Memory figures are those of its last answer to QUERY_MEM."""
+    """Figures of a donor that the choice uses. Memory figures are those of its last answer to QUERY_MEM."""
 
     donor: int
     slabs: int = 0  # slabs of this device that it has

@@ -55,7 +55,7 @@ class Recaller:
             await self._move_and_drain(donor, slabs, deadline_s)
 
     async def move_away(self, donor: int, slabs: Sequence[Slab]) -> None:
-        """Leaves a donor of our own accord; it hears RELEASE for each slab.
+        """Leave a donor by our own decision; it gets RELEASE for each slab.
 
         Nobody waits for it, so without a disk that is well a slab is emptied only when all of it has another mapping.
         """
@@ -72,7 +72,7 @@ class Recaller:
             await context.clock.sleep_until_s(context.clock.now_s() + LEAVE_PERIOD_S)
 
     async def resume(self, slabs: Sequence[Slab], deadline_s: float) -> None:
-        """Goes on emptying what the process before us had begun to empty."""
+        """Go on emptying the slabs that the previous process had begun to empty."""
         donors = {slab.donor for slab in slabs}
         for donor in donors:
             unasked = [slab for slab in slabs if slab.donor == donor and not slab.is_recalled]
@@ -207,7 +207,7 @@ class Recaller:
         await self.give_back(slab, moved_pages=moved_pages, dropped_pages=dropped_pages)
 
     async def give_back(self, slab: Slab, *, moved_pages: int = 0, dropped_pages: int = 0) -> None:
-        """Tells the donor that it has its slab back, then forgets it.
+        """Report the return of a slab to its donor, then forget the slab.
 
         Without an answer the slab stays; donor/donor.py has it said again with each KEEPALIVE that the donor answers.
         """
@@ -233,7 +233,7 @@ class Recaller:
         except PeerError as error:
             if not slab.failed:  # a lost donor takes its slab back by expiry
                 donor = self._context.table.node(slab.donor)
-                log.info("a donor has not heard that its slab is free", slab=slab.slab, donor=donor, reason=error)
+                log.info("a donor did not confirm the return of its slab", slab=slab.slab, donor=donor, reason=error)
                 return False
         return True
 
@@ -242,7 +242,7 @@ class Recaller:
         try:
             await self._context.donors.done(donor, lease, moved_pages=0, dropped_pages=0)
         except PeerError as error:
-            log.info("DONE did not get through", lease=lease, donor=self._context.table.node(donor), reason=error)
+            log.info("a donor did not confirm DONE", lease=lease, donor=self._context.table.node(donor), reason=error)
 
 
 def _summary(plan: Plan) -> str:

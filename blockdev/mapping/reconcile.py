@@ -35,7 +35,7 @@ def reconcile(context: Context, recaller: Recaller) -> tuple[Slab, ...]:
             emptying.append(slab)
         else:
             _reconcile_granules(context, slab)
-    log.info("took the device over", slabs=len(context.table.slabs), takeovers=context.table.counters.takeovers)
+    log.info("server took the device over", slabs=len(context.table.slabs), takeovers=context.table.counters.takeovers)
     return tuple(emptying)
 
 

@@ -37,7 +37,7 @@ class Slab(
     failed: bool = False  # emptied without reading, its donor is lost
     is_recalled: bool = False  # the donor waits for DONE, not for RELEASE
     evicted: bool = False  # and it had no time to let us move the pages, or none any more
-    returned: bool = False  # the engine knows it no more; the donor has not confirmed yet
+    returned: bool = False  # the engine has forgotten it; the donor has not confirmed yet
 
     @property
     def free(self) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ class Slab(
 
 @dataclass(slots=True, kw_only=True)
 class DonorRecord:
-    """What must outlive a process about one donor."""
+    """Facts about one donor that must outlive a process."""
 
     donor: int
     node: str
@@ -147,7 +147,7 @@ class Table:
             used = {record.donor for record in self._donors.values()}
             number = next((n for n in range(DONORS_MAX) if n not in used), None)
             if number is None:
-                raise Unavailable(f"more than {DONORS_MAX} donors have been seen by this device")
+                raise Unavailable(f"this device has known {DONORS_MAX} donors, the most it can")
             self._donors[node] = DonorRecord(donor=number, node=node)
         return self._donors[node]
 
@@ -189,7 +189,7 @@ class Table:
     def add_slab(self, *, donor: int, lease: int, token: int, epoch: int, region: int) -> Slab:
         """Records a new lease under the lowest free number. Raises Unavailable when there is none."""
         if self.is_full:
-            raise Unavailable(f"this device has {SLABS_MAX} slabs, which is all it can have")
+            raise Unavailable(f"this device has {SLABS_MAX} slabs, the most it can have")
         number = next(n for n in range(SLABS_MAX) if n not in self.slabs)
         slab = Slab(
             slab=number, donor=donor, lease=lease, token=token, epoch=epoch, region=region,
@@ -214,7 +214,7 @@ class Table:
         return slab
 
     def strip(self, number: int) -> None:
-        """Takes a slab from all its granules, at once."""
+        """Remove the mappings of all granules on a slab, at once."""
         for granule in self.residents(number):
             self.give(granule, number)
 

@@ -231,7 +231,7 @@ class Channel:
         if self._broken:
             raise PeerError(f"connection lost: {self._broken.strerror}")
         if self._out_bytes + len(data) > OUT_BYTES_MAX:
-            raise PeerError("the peer does not read what it asked for")
+            raise PeerError("the other side does not read its answers")
         self._out.append((memoryview(data), self._duplicates(fds)))
         self._out_bytes += len(data)
         self._drained.clear()

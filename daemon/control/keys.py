@@ -37,14 +37,14 @@ def read_keys(path: str | Path) -> tuple[bytes, ...]:
     except FileNotFoundError as error:
         raise ConfigError(f"key file {path}: {error.strerror}; make one with `farside keygen`") from error
     except OSError as error:
-        raise ConfigError(f"key file {path}: {error.strerror}; it must be readable by who starts this") from error
+        raise ConfigError(f"key file {path}: {error.strerror}; let this process's user read it") from error
     try:
         _check_access(path, os.fstat(fd))
         text = os.read(fd, _FILE_BYTES_MAX + 1)
     finally:
         os.close(fd)
     if len(text) > _FILE_BYTES_MAX:
-        raise ConfigError(f"key file {path}: larger than {_FILE_BYTES_MAX} bytes, this is no key file")
+        raise ConfigError(f"key file {path}: larger than {_FILE_BYTES_MAX} bytes, so not a key file")
     return parse_keys(text, str(path))
 
 
@@ -71,7 +71,7 @@ class KeyRing:
                 # Tried again each time: what it lacked (a mode, a free descriptor) may come without a change of it.
                 if str(error) != self._refused:
                     self._refused = str(error)
-                    _log.error("the key file was not taken, the keys of before stay", reason=error)
+                    _log.error("the key file is not usable; the keys stay as they were", reason=error)
         return self._keys
 
     def _stamp(self) -> tuple[int, int, int] | None:
@@ -100,7 +100,7 @@ def _check_access(path: str | Path, status: os.stat_result) -> None:
         mode = stat.S_IMODE(status.st_mode)
         raise ConfigError(f"key file {path}: others may use it (mode {mode:04o}); chmod 0600 {path}")
     if status.st_uid not in _trusted_uids():
-        raise ConfigError(f"key file {path}: belongs to uid {status.st_uid}, neither to us nor to root")
+        raise ConfigError(f"key file {path}: belongs to uid {status.st_uid}; it must belong to this user or root")
 
 
 def _trusted_uids() -> set[int]:

@@ -70,7 +70,7 @@ class Drain:
         """
         lender = self._lender
         if not lender.is_draining:
-            _log.info("draining", lent=len(lender.ledger.loans), deadline_s=deadline_s, by=by)
+            _log.info("donor drains", lent=len(lender.ledger.loans), deadline_s=deadline_s, by=by)
         lender.drained_by = tuple(dict.fromkeys((*lender.drained_by, by)))
         loans = [loan for loan in lender.ledger.loans if loan.state is LoanState.LENT]
         self._recaller.begin(loans, deadline_s)
@@ -82,12 +82,12 @@ class Drain:
         lender = self._lender
         was_draining, lender.drained_by = lender.is_draining, tuple(one for one in lender.drained_by if one != by)
         if was_draining and not lender.is_draining:
-            _log.info("lending again")
+            _log.info("donor lends again")
 
     async def _on_drain(self, arguments: Mapping[str, object]) -> object:
         deadline_s = arguments.get("deadline_s", 0.0)
         if isinstance(deadline_s, bool) or not isinstance(deadline_s, int | float):
-            raise ConfigError("deadline_s is a number of seconds")
+            raise ConfigError("deadline_s is not a number of seconds")
         if not 0 <= deadline_s <= DEADLINE_MAX_S:
             raise ConfigError(f"deadline_s is {deadline_s:g}", hint=f"0 to {DEADLINE_MAX_S:g} s")
         self.begin(float(deadline_s), _asker(arguments))

@@ -196,7 +196,7 @@ class Lender:
             Refused: not one can be lent.
         """
         if not self.lends:
-            raise Refused(ErrorCode.NOT_NOW, "this donor is going away")
+            raise Refused(ErrorCode.NOT_NOW, "this donor is stopping")
         self.ledger.check_quota(session.node)
         loans: list[Loan] = []
         while len(loans) < count and self._may_lend(session) and (slab := await self._slab()) is not None:

@@ -56,7 +56,7 @@ class Recaller:
             activity = await self._activity([loans[slab.lease] for slab in asked])
         victims = choose(asked, activity, count=count)
         for victim in victims:
-            _log.info("slab chosen to go", lease=victim.lease, reason=victim.reason)
+            _log.info("slab chosen for recall", lease=victim.lease, reason=victim.reason)
         # While we asked, some may have ended or been recalled by another batch.
         still_lent = set(self._lender.recallable())
         return tuple(loan for loan in (loans[victim.lease] for victim in victims) if loan in still_lent)
@@ -76,7 +76,7 @@ class Recaller:
         self._evict([loan for loan in loans if self._stands(loan) and loan.state is LoanState.MIGRATING])
         await self._until_due(loans)
         for loan in filter(self._stands, loans):
-            _log.warning("slab taken from a borrower that did not let go", lease=loan.lease, borrower=loan.session.node)
+            _log.warning("slab taken from a borrower that was late", lease=loan.lease, borrower=loan.session.node)
             self._lender.end(loan, Ending.REVOKED)
 
     def hasten(self) -> int:

@@ -150,7 +150,7 @@ class Ledger:
         session = self._sessions.get(number)
         # The same words for both, so that nobody learns whether a number is in use.
         if session is None or session.node != node:
-            raise Refused(ErrorCode.SESSION, "no such session of yours; it may have expired")
+            raise Refused(ErrorCode.SESSION, "you have no such session; it may have expired")
         return session
 
     # ---- loans
@@ -162,7 +162,7 @@ class Ledger:
     def check_quota(self, node: str) -> None:
         """Raises Refused when this node may have no more slabs."""
         if not self.has_quota(node):
-            raise Refused(ErrorCode.QUOTA, f"{node} holds all {self._quota} slabs that it may")
+            raise Refused(ErrorCode.QUOTA, f"{node} holds {self._quota} slabs, its quota")
 
     def grant(
         self, session: Session, *, slab: Slab, device: str, transport: Transport, token: int, now_s: float
@@ -190,7 +190,7 @@ class Ledger:
         """
         loan = session.loans.get(lease)
         if loan is None:
-            raise Refused(ErrorCode.NO_LEASE, f"no lease {lease} of yours; it may have been revoked")
+            raise Refused(ErrorCode.NO_LEASE, f"you hold no lease {lease}; it may have been revoked")
         return loan
 
     def confirm(self, session: Session, named: tuple[tuple[int, int], ...], transport: Transport) -> tuple[Loan, ...]:

@@ -66,10 +66,10 @@ def dial(endpoint: str, export: str, *, count: int, limit_s: float = DIAL_LIMIT_
             offers.add(negotiate(sockets[-1], export))
             sockets[-1].settimeout(None)
         if len(offers) != 1:
-            raise RemoteProtocolError(f"{endpoint}: tells each connection another size or other flags")
+            raise RemoteProtocolError(f"{endpoint}: reports a different size or flags on each connection")
         (offer,) = offers
         if count > 1 and not offer.flags & CAN_MULTI_CONN:
-            raise RemoteProtocolError(f"{endpoint}: takes one connection only", hint="attach with --connections 1")
+            raise RemoteProtocolError(f"{endpoint}: allows one connection only", hint="attach with --connections 1")
     except BaseException as error:
         hang_up(sockets)
         if isinstance(error, OSError):
@@ -90,14 +90,14 @@ def negotiate(sock: socket.socket, export: str) -> Offer:
     """Newstyle negotiation up to the first request. Raises OSError, PeerError and RemoteProtocolError."""
     magic, style, flags = _GREETING.unpack(_exactly(sock, _GREETING.size))
     if (magic, style) != (NBDMAGIC, IHAVEOPT) or not flags & FLAG_FIXED_NEWSTYLE:
-        raise RemoteProtocolError("what answers there speaks no fixed newstyle NBD")
+        raise RemoteProtocolError("the server does not speak fixed newstyle NBD")
     sock.sendall(struct.pack(">I", FLAG_FIXED_NEWSTYLE | (flags & FLAG_NO_ZEROES)) + _go(export))
     size_bytes = transmission = block_bytes = None
     while True:
         kind, data = _reply(sock)
         if kind == REP_ACK:
             if size_bytes is None or transmission is None:
-                raise RemoteProtocolError("the server did not tell the export's size")
+                raise RemoteProtocolError("the server did not send the export's size")
             return Offer(size_bytes=size_bytes, flags=transmission, block_bytes=block_bytes or 1)
         if kind & REP_IS_ERROR:
             reason = " ".join(data.decode(errors="replace").split()) or f"error {kind & ~REP_IS_ERROR}"

@@ -54,7 +54,7 @@ def device_index(device: str) -> int:
     """X of /dev/nbdX. Raises ConfigError when it is another path."""
     number = device.removeprefix("/dev/").removeprefix("nbd")
     if not (number.isascii() and number.isdigit()):
-        raise ConfigError(f"'{device}' is no nbd device", hint="name one as /dev/nbd0, or leave --device out")
+        raise ConfigError(f"'{device}' is not an nbd device", hint="name one as /dev/nbd0, or leave --device out")
     return int(number)
 
 
@@ -141,7 +141,7 @@ def write_swap_signature(device: str, label: str) -> str:
         raise ConfigError(f"mkswap {device}: {' '.join(done.stderr.split())}")
     found = signature(device)
     if found.get("TYPE") != "swap":
-        raise ConfigError(f"{device}: no swap signature stands there after mkswap", hint="see dmesg for I/O errors")
+        raise ConfigError(f"{device}: mkswap left no swap signature", hint="see dmesg for I/O errors")
     return found.get("UUID", "")
 
 

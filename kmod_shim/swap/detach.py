@@ -40,7 +40,7 @@ def choose(root: Path, device: str | None) -> Attached:
         case (only,):
             return only
         case ():
-            raise ConfigError("no device is attached", hint="name one that was attached by other means, as /dev/nbd0")
+            raise ConfigError("no device is attached", hint="name a device attached otherwise, such as /dev/nbd0")
     names = ", ".join(record.device for record in records)
     raise ConfigError("several devices are attached", hint=f"name one of {names}")
 

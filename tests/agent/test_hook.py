@@ -162,7 +162,7 @@ def _cmdline(pid: int) -> bytes:
     ("prolog", "user", "says"),
     [
         ("check 'this", "", "prolog: No closing quotation"),
-        ("clean.sh", "", "prolog: clean.sh is no absolute path"),
+        ("clean.sh", "", "prolog: clean.sh is not an absolute path"),
         ("/bin/true", "nobody-of-that-name", "hook_user: there is no user"),
     ],
 )

@@ -451,7 +451,7 @@ def test_an_agent_without_descriptors_neither_ends_nor_loses_a_task_and_says_so_
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
-    assert caplog.messages.count("a task cannot be looked at") == 1
+    assert caplog.messages.count("a task's state cannot be read") == 1
     assert (held.ended().state, held.ended().exit_code) == ("exited", 3)
 
 

@@ -498,7 +498,7 @@ def test_how_to_set_back_a_counter_at_its_maximum_is_said(tmp_path: Path, caplog
 
     (line,) = caplog.records
     assert line.levelname == "WARNING"
-    assert line.message == "a port's error counter stands at its maximum, and tells of no more errors"
+    assert line.message == "a port's error counter is at its maximum and counts no further errors"
     assert "perfquery -R -C mlx5_0 -P 1" in str(vars(line))
 
 

@@ -657,7 +657,7 @@ def test_descriptors_of_a_resume_that_fails_half_way_are_closed(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("attribute", "value", "reason"),
-    [("node", "d9", "calls itself d9"), ("slab_bytes", 16 * MIB, "make them the same")],
+    [("node", "d9", "at this address is d9"), ("slab_bytes", 16 * MIB, "set slab_bytes alike")],
 )
 def test_a_donor_that_does_not_fit_is_left_alone_with_a_reason(
     scene: Scene, attribute: str, value: object, reason: str

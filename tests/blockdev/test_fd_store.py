@@ -259,7 +259,7 @@ def test_settings_that_changed_count_after_a_stop_only(service: Service) -> None
     service.restart()
     service.until_taken_over()
 
-    service.process.until_said("the settings that it was started with")
+    service.process.until_said("the device keeps the settings of its start; new ones apply")
 
 
 def test_settings_that_became_unusable_do_not_end_the_device(service: Service) -> None:
@@ -272,7 +272,7 @@ def test_settings_that_became_unusable_do_not_end_the_device(service: Service) -
     load.until_on()
 
     load.end()
-    service.process.until_said("the settings are not usable any more")
+    service.process.until_said("the settings are not valid any more")
 
 
 def test_both_processes_are_spared_by_the_last_killing_of_a_shutdown(service: Service) -> None:

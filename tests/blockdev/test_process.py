@@ -421,7 +421,7 @@ def test_a_replacement_that_can_not_be_started_leaves_the_old_server_serving(pro
 
     with no_descriptor_left(process.child.pid):
         process.child.send_signal(signal.SIGHUP)
-        process.until_said("no server process can be started now")
+        process.until_said("a server process could not be started")
 
     assert process.status()["server_pid"] == pid
     admin.call(process.admin, "replace", timeout_s=30)
@@ -438,7 +438,7 @@ def test_a_spare_that_can_not_be_started_is_started_later(process: Process) -> N
     with no_descriptor_left(process.child.pid):
         os.kill(pid, signal.SIGKILL)
         process.until_another_serves(pid)
-        process.until_said("no server process can be started now")
+        process.until_said("a server process could not be started")
 
     process.until_spare()
     load.end()
@@ -455,7 +455,7 @@ def test_a_server_that_can_not_be_started_is_started_later(process: Process) -> 
         os.kill(spare, signal.SIGKILL)
         until(lambda: process.children() == {pid}, what="the spare is gone")
         os.kill(pid, signal.SIGKILL)
-        process.until_said("no server process can be started now")
+        process.until_said("a server process could not be started")
 
     process.until_another_serves(pid)
     load.end()
@@ -481,7 +481,7 @@ def test_a_version_that_does_not_know_the_devices_layout_leaves_the_old_server_s
     with state.open("r+b") as file:  # as if another version had written it
         file.seek(8)
         file.write((99).to_bytes(4, "little"))
-    with pytest.raises(PeerError, match="the old server goes on"):  # said when it is known, not at a deadline
+    with pytest.raises(PeerError, match="the old server stays"):  # said when it is known, not at a deadline
         admin.call(process.admin, "replace", timeout_s=30)
     process.until_said("this version can't go on with the running device")
     process.until_said("the old server stays")

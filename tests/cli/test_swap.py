@@ -23,7 +23,7 @@ def test_what_is_no_nbd_device_is_told(words: list[str]) -> None:
     ended = outcome(farside("swap", *words, "/dev/sda"))
 
     assert ended.status == 2
-    assert ended.stderr.startswith("farside: '/dev/sda' is no nbd device; ")
+    assert ended.stderr.startswith("farside: '/dev/sda' is not an nbd device; ")
 
 
 def test_nothing_attached_is_an_exit_code_of_its_own() -> None:

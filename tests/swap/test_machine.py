@@ -219,7 +219,7 @@ def test_a_device_may_be_named_in_short(name: str, index: int) -> None:
 
 
 def test_what_is_no_nbd_device_is_told() -> None:
-    with pytest.raises(ConfigError, match="'/dev/sda' is no nbd device"):
+    with pytest.raises(ConfigError, match="'/dev/sda' is not an nbd device"):
         nbd_sysfs.device_index("/dev/sda")
 
 
@@ -401,7 +401,7 @@ def test_nbd_client_is_told_everything_in_its_words() -> None:
 
 @pytest.mark.parametrize("name", ["", "nbd", "/dev/sda", "/dev/nbd\u00b2"])
 def test_what_is_no_nbd_device_is_quoted(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"^'{name}' is no nbd device"):
+    with pytest.raises(ConfigError, match=f"^'{name}' is not an nbd device"):
         nbd_sysfs.device_index(name)
 
 
