@@ -54,7 +54,7 @@ class Cycle:
                 _log.error("unexpected fault", cause=error, work="memory")
 
     async def step(self, *, is_settled: bool = True) -> None:
-        """One round. ``is_settled``: no slab came or went just before, so that meminfo and our own count agree."""
+        """Do one round. ``is_settled``: no slab came or went just before, so that meminfo and our own count agree."""
         # 1. Silent borrowers lose what they have: it may be all that is needed.
         self._lender.expire()
         # 2. Observe.

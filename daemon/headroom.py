@@ -24,7 +24,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadroomParams:
-    """What the operator chose; all resolved (no zero that means a default, but for `max_slabs` and the PSI limit)."""
+    """Parameters by the operator; all resolved (only `max_slabs` and the PSI limit may be zero)."""
 
     slab_bytes: int
     headroom_bytes: int  # HeadRoom: stays free
@@ -140,7 +140,7 @@ def slabs_to_grow(snapshot: MemorySnapshot, params: HeadroomParams) -> int:
 
 
 def leasable_slabs(snapshot: MemorySnapshot, params: HeadroomParams) -> int:
-    """What FREE_MEM tells: slabs that could be leased now, ready or made on demand. [infiniswap §2.6.1, 2]
+    """Slabs that could be leased now, ready or made on demand, for FREE_MEM. [infiniswap §2.6.1, 2]
 
     A slab that memory wants back in the next decision is not offered.
     """
@@ -162,7 +162,7 @@ def move_deadline_s(snapshot: MemorySnapshot, params: HeadroomParams) -> float:
 
 
 def decide(snapshot: MemorySnapshot, params: HeadroomParams) -> tuple[Action, ...]:
-    """What to do about memory now: give back unmapped slabs first, then mapped ones, or make some ready.
+    """Decide on memory now: give back unmapped slabs first, then mapped ones, or make some ready.
 
     [infiniswap §2.5.1, §2.5.2]
     """

@@ -48,7 +48,7 @@ class _Ended(Exception):
 
 
 def run(config: DaemonConfig) -> int:
-    """Runs a donor until it is told to stop; returns the process's exit code.
+    """Run a donor until it is asked to stop; returns the process's exit code.
 
     Raises:
         ConfigError: a setting, the key file or an address cannot be used.
@@ -117,7 +117,7 @@ class Donor:
                 raise only.exceptions[0] from None
 
     def stop(self) -> None:
-        """Ends the donor with care; called again, at once."""
+        """End the donor after its slabs are back; a second call ends it at once."""
         self._told += 1
         self._told_again.set()
 
@@ -162,7 +162,7 @@ class Donor:
         await self._give_up(lender, recaller)
 
     async def _give_up(self, lender: Lender, recaller: Recaller) -> None:
-        """Gets everything back; a second signal, or the deadlines, end the wait."""
+        """Recall all slabs; a second signal, or the deadlines, end the wait."""
         notify_systemd("STOPPING=1")
         lender.is_closing = True
         config = self._config

@@ -31,7 +31,7 @@ def headroom_params(config: DaemonConfig, total_bytes: int) -> HeadroomParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlabCounts:
-    """Slabs by what the policies need to know of them."""
+    """Numbers of slabs that the policies need."""
 
     unmapped: int
     mapped: int
@@ -42,7 +42,7 @@ class SlabCounts:
 
 
 class MemoryWatch:
-    """The smoothed use of memory by everybody else, and the newest sample."""
+    """Smoothed memory use by other programs, and the newest sample."""
 
     def __init__(self, config: DaemonConfig, first: MemoryReading, *, slabs_bytes: int = 0) -> None:
         """Starts with the first sample, taken while our slabs had `slabs_bytes`."""
@@ -58,7 +58,7 @@ class MemoryWatch:
 
     @property
     def smoothed_bytes(self) -> float:
-        """U: smoothed use by everybody else."""
+        """U: smoothed use by other programs."""
         assert self._smoothed_bytes is not None
         return self._smoothed_bytes
 
@@ -71,14 +71,14 @@ class MemoryWatch:
         self._smoothed_bytes = smoothed_use_bytes(self._smoothed_bytes, self._used_bytes, self._beta)
 
     def huge_slabs_free(self) -> int:
-        """Slabs that could stand on the huge pages set aside for them; none where a page is more than a slab."""
+        """Slabs for which there are reserved huge pages; 0 where a page is larger than a slab."""
         page_bytes = self._reading.huge_page_bytes
         if self._hugepages == "off" or not page_bytes or self._slab_bytes % page_bytes:
             return 0
         return self._reading.huge_pages_free * page_bytes // self._slab_bytes
 
     def snapshot(self, slabs: SlabCounts) -> MemorySnapshot:
-        """What the policies decide on."""
+        """Snapshot for the policies."""
         return MemorySnapshot(
             total_bytes=self.total_bytes,
             used_bytes=self.smoothed_bytes,

@@ -17,7 +17,7 @@ _DEVICE_CHARS = 64  # of a device's name, which a borrower makes up
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlabStatus:
-    """A slab that stands. ``state`` is ready, lent, migrating or evicting; the rest is empty while it is ready."""
+    """A slab of the donor. ``state`` is ready, lent, migrating or evicting; the rest is empty while it is ready."""
 
     state: str
     lease: int | None = None
@@ -29,7 +29,7 @@ class SlabStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryStatus:
-    """Memory in bytes. ``used_bytes`` is everybody else's, smoothed; ``free_bytes`` is what neither they nor we use."""
+    """Memory in bytes. ``used_bytes`` is that of other programs, smoothed; ``free_bytes`` is unused by them and us."""
 
     total_bytes: int
     used_bytes: int

@@ -15,7 +15,7 @@ class Tasks:
         self._group = group
 
     def start(self, work: Coroutine[object, object, object], what: str) -> None:
-        """Runs `work`; `what` names it in the log if it fails."""
+        """Run `work`; `what` names the task in the log if it fails."""
         self._group.create_task(self._record(work, what))
 
     async def _record(self, work: Coroutine[object, object, object], what: str) -> None:

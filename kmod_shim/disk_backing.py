@@ -18,7 +18,7 @@ NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backing:
-    """Where something lies.
+    """Storage below a path.
 
     Attributes:
         filesystem: Its type; empty for a partition or disk that is used bare.
@@ -32,12 +32,12 @@ class Backing:
 
     @property
     def is_memory(self) -> bool:
-        """Written there, it is in memory still."""
+        """True when the storage is memory."""
         return self.filesystem in MEMORY_FILESYSTEMS or any(re.match(r"zram|ram\d", name) for name in self.devices)
 
 
 def find_backing(path: Path, root: Path = Path("/")) -> Backing:
-    """Where the file or device is, or is to be when it is not there yet. Raises OSError for a path to nowhere."""
+    """Storage of a file or device, or of the folder where it will be made. Raises OSError for a path to nowhere."""
     place = path
     while not place.exists() and place != place.parent:
         place = place.parent

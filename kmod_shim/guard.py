@@ -41,7 +41,7 @@ CGROUP_TOP = Path("sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What could not be had."""
+    """A guard that could not be set, and why."""
 
     what: str
     reason: str
@@ -54,7 +54,7 @@ def guard_memory() -> tuple[Failure, ...]:
 
 
 def guard_family(name: str, root: Path = Path("/")) -> tuple[Failure, ...]:
-    """What children inherit, for the first process of a device, while it has one thread only.
+    """Set what children inherit, in the first process of a device, while it has one thread only.
 
     ``name`` is the device's, for its cgroup.
     """
@@ -80,7 +80,7 @@ def outlive_shutdown() -> None:
 
 
 def forbid_hibernation() -> int | None:
-    """A descriptor that, as long as it is open, keeps the machine from hibernating; None where this can't be had."""
+    """A descriptor that keeps the machine from hibernating while it is open; None where this is not possible."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd = libc.syscall(SYS_MEMFD_SECRET, os.O_CLOEXEC)
     return None if fd < 0 else int(fd)

@@ -25,7 +25,7 @@ WAY_OUT = '`farside swap attach` asks a blockdev of root\'s for it; or pressure_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mapped:
-    """A stretch of a process's memory that is in memory now and may be taken out of it."""
+    """Part of a process's memory that is present now and may be swapped out."""
 
     name: str
     resident_bytes: int

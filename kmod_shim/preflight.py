@@ -24,7 +24,7 @@ MIN_FREE_MOST_BYTES = 512 * MIB
 
 
 class Outcome(StrEnum):
-    """How a check went."""
+    """Result of a check."""
 
     OK = "ok"
     WARNING = "warning"  # works, but less well, or lacks what only some set-ups need
@@ -50,7 +50,7 @@ class Disk:
 
 
 def preflight(root: Path, *, keys: tuple[Check, ...], disk: Disk | None) -> tuple[Check, ...]:
-    """All checks in the order in which one would mend things; ``keys`` were made by who knows what a key is."""
+    """All checks, in the order in which an operator would fix problems; the caller made ``keys``."""
     return (
         engine_check(),
         io_uring_check(),
@@ -88,7 +88,7 @@ def io_uring_check() -> Check:
 
 
 def memfd_check() -> Check:
-    """Sealed memory files, which slabs and the device's state stand in."""
+    """Sealed memory files, which hold slabs and the device's state."""
     error = probes.memfd_error()
     if error:
         return _failed("memfd", f"refused: {os.strerror(error)}", "allow memfd_create with sealing in this container")
@@ -149,7 +149,7 @@ def min_free_check(root: Path) -> Check:
 
 
 def boost_check(root: Path) -> Check:
-    """The kernel does not put that reserve up by itself, which would leave us none of what stands above it."""
+    """The kernel does not raise that reserve by itself, which would use up the memory that we keep free above it."""
     factor = _text(root / "proc/sys/vm/watermark_boost_factor")
     if factor in ("", "0"):  # Linux before 5.0 has none
         return _ok("watermark boost", "off")
@@ -158,7 +158,7 @@ def boost_check(root: Path) -> Check:
 
 
 def wanted_min_free_bytes(total_bytes: int) -> int:
-    """The reserve that a machine of so much memory should keep before it swaps to a process, in whole KiB.
+    """Reserve that a machine of this memory size should keep before it swaps to a process, in whole KiB.
 
     That is how the kernel is told: a reserve that has just been set must not be found too small by a fraction of one.
     """
@@ -274,5 +274,5 @@ def _failed(name: str, found: str, advice: str) -> Check:
 
 
 def problems(checks: tuple[Check, ...]) -> Iterator[Check]:
-    """Those that end a start."""
+    """Checks whose failure ends a start."""
     return (check for check in checks if check.outcome is Outcome.FAILED)

@@ -11,7 +11,7 @@ _IO_URING_PARAMS_BYTES = 120
 
 
 def engine_features() -> str:
-    """What the built engine can do.
+    """Features of the built engine.
 
     Raises:
         ImportError: It is not built, or a library is missing.
@@ -22,7 +22,7 @@ def engine_features() -> str:
 
 
 def io_uring_error() -> int:
-    """0 when a ring can be made, else the errno of trying."""
+    """0 when a ring can be made, otherwise the errno of the attempt."""
     libc = ctypes.CDLL(None, use_errno=True)
     parameters = ctypes.create_string_buffer(_IO_URING_PARAMS_BYTES)
     fd = libc.syscall(_SYS_IO_URING_SETUP, 1, parameters)
@@ -33,7 +33,7 @@ def io_uring_error() -> int:
 
 
 def memfd_error() -> int:
-    """0 when a memory file can be made and sealed, else the errno of trying."""
+    """0 when a memory file can be made and sealed, otherwise the errno of the attempt."""
     try:
         fd = os.memfd_create("farside-probe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:

@@ -22,7 +22,7 @@ LINK = ("-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack", "-Wl,-z,defs")
 
 
 class BuildPlainly(build_ext):
-    """Gives the library its own name, where Python's would tell version and machine."""
+    """Build with the library's plain name, without Python's version and machine in it."""
 
     def get_ext_filename(self, fullname: str) -> str:
         """Where it goes below the build folder; asked with and without its packages."""

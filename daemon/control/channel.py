@@ -56,7 +56,7 @@ class Channel:
     # ---- handshake
 
     async def open(self, *, role: m.Role = "control", session: int = 0, worker: int = 0, epoch: int = 0) -> m.Welcome:
-        """Borrower: says HELLO, proves the key both ways, and returns the donor's WELCOME.
+        """Borrower: sends HELLO, proves the key both ways, and returns the donor's WELCOME.
 
         Raises:
             PeerError: the donor refused (its ErrorCode is in ``code``) or went away.
@@ -93,7 +93,7 @@ class Channel:
     # ---- messages
 
     async def next_event(self) -> Event:
-        """Waits for what the peer says next; the handshake's own bytes are sent on the way.
+        """Wait for the peer's next event; the handshake's own bytes are sent on the way.
 
         Raises:
             PeerError: the connection is lost.
@@ -122,7 +122,7 @@ class Channel:
         self._send(self.connection.send(message, reply_to=seq), tuple(fds))
 
     def farewell(self, code: m.ErrorCode, text: str) -> None:
-        """Tells the peer why the connection ends, as far as its socket takes it now; then closes."""
+        """Send the reason why the connection ends, as far as the socket takes it now; then close."""
         if self._is_closed:
             return
         try:
@@ -171,7 +171,7 @@ class Channel:
         return sock
 
     def close(self) -> None:
-        """Closes the socket and every descriptor that was not taken; who waits for an event is told. Harmless twice."""
+        """Close the socket and all descriptors not taken; a waiting ``next_event`` raises PeerError. Harmless twice."""
         self._is_closed = True
         if self._reading is not None and not self._reading.done():
             self._reading.set_exception(PeerError("the connection was closed here"))

@@ -83,7 +83,7 @@ class KeyRing:
 
 
 def parse_keys(text: bytes, name: str) -> tuple[bytes, ...]:
-    """Returns the keys in a key file's text; `name` stands in error messages."""
+    """Return the keys in a key file's text; `name` is for error messages."""
     lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
     keys = tuple(_parse_key(line, f"{name}:{number}") for number, line in lines if line and not line.startswith(b"#"))
     if not 1 <= len(keys) <= KEYS_MAX:

@@ -35,7 +35,7 @@ Role = Literal["control", "data"]
 
 
 class Feature(IntFlag):
-    """What a peer can do beyond version 1's messages; a connection uses what both named."""
+    """Features beyond the messages of version 1; a connection uses those that both sides named."""
 
     NONE = 0
     SHM = 1  # passes slabs as memfds; only ever used over a unix socket
@@ -65,7 +65,7 @@ class Message(Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """Borrower's first frame: who it is and which keys it has. Not yet believed."""
+    """Borrower's first frame: its node and the keys it has, not yet proved."""
 
     version_min: Annotated[int, Meta(ge=0, le=65535)]
     version_max: Annotated[int, Meta(ge=0, le=65535)]
@@ -187,7 +187,7 @@ class Evict(Message, frozen=True, kw_only=True):
 
 
 class Done(Message, frozen=True, kw_only=True):
-    """The borrower touches this slab no more. [infiniswap §2.6.1, 8]"""
+    """The borrower no longer uses this recalled slab. [infiniswap §2.6.1, 8]"""
 
     lease: U32
     moved_pages: U32 = 0  # now on other donors
@@ -198,13 +198,13 @@ class Done(Message, frozen=True, kw_only=True):
 
 
 class Release(Message, frozen=True, kw_only=True):
-    """The borrower needs these slabs no more."""
+    """The borrower no longer needs these slabs."""
 
     leases: LeaseNumbers
 
 
 class KeepAlive(Message, frozen=True, kw_only=True):
-    """I am alive; my leases stand. Answered with FREE_MEM."""
+    """Sign of life, which keeps leases valid. Answered with FREE_MEM."""
 
 
 class Error(Message, frozen=True, kw_only=True):

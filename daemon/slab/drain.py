@@ -29,7 +29,7 @@ DEADLINE_MAX_S = 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainStatus:
-    """How far it is. ``slabs`` are lent still; 0 while ``is_draining``: the donor is empty and may be stopped.
+    """State of the drain. ``slabs`` are still lent; 0 while ``is_draining``: the donor is empty and may be stopped.
 
     ``drained_by``: who asked for it.
     """
@@ -51,11 +51,11 @@ class Drain:
 
     @property
     def handlers(self) -> Mapping[str, admin.Handler]:
-        """For `admin.serve`."""
+        """Admin commands for `admin.serve`."""
         return {"drain": self._on_drain, "undrain": self._on_undrain}
 
     def status(self) -> DrainStatus:
-        """How far it is now."""
+        """State of the drain now."""
         return DrainStatus(
             is_draining=self._lender.is_draining,
             drained_by=self._lender.drained_by,
@@ -64,7 +64,7 @@ class Drain:
         )
 
     def begin(self, deadline_s: float, by: str = OPERATOR) -> None:
-        """Lends no more and recalls what is lent; each borrower gets ``deadline_s`` to move its pages.
+        """Stop lending and recall what is lent; each borrower gets ``deadline_s`` to move its pages.
 
         Asked again it recalls nothing twice.
         """
@@ -78,7 +78,7 @@ class Drain:
         self._tasks.start(self._recaller.finish(loans), "draining")
 
     def end(self, by: str = OPERATOR) -> None:
-        """Lends again, unless somebody else still wants it drained; slabs that are recalled already still go."""
+        """Lend again, unless another asker still wants it drained; slabs that are recalled already still go."""
         lender = self._lender
         was_draining, lender.drained_by = lender.is_draining, tuple(one for one in lender.drained_by if one != by)
         if was_draining and not lender.is_draining:

@@ -92,7 +92,7 @@ class Exporter(Protocol):
         ...
 
     def revoke(self, lease: int, /) -> None:
-        """Ends that; when it returns no thread touches the memory."""
+        """End the lease; when this returns no thread uses the memory."""
         ...
 
     def conn(self, session: int, sock: int, /) -> None:
@@ -108,7 +108,7 @@ class Exporter(Protocol):
         ...
 
     def withdraw(self, addr: int, /) -> None:
-        """Any thread: the end of that; when it returns no RDMA device has the memory."""
+        """Any thread: withdraw the offer; when this returns no RDMA device has the memory."""
         ...
 
     def fence(self, session: int, /) -> None:
@@ -161,12 +161,12 @@ class Lender:
 
     @property
     def is_draining(self) -> bool:
-        """Somebody has asked that it lends no more."""
+        """True while an asker wants the donor drained."""
         return bool(self.drained_by)
 
     @property
     def lends(self) -> bool:
-        """Slabs may be lent."""
+        """True while slabs may be lent."""
         return not (self.is_closing or self.is_draining)
 
     def snapshot(self) -> MemorySnapshot:

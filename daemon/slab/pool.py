@@ -74,7 +74,7 @@ class Pool:
     """All slabs of this donor."""
 
     def __init__(self, memory: SlabMemory, *, slab_bytes: int, huge_slabs_free: Callable[[], int] = lambda: 0) -> None:
-        """``huge_slabs_free`` tells how many slabs could stand on huge pages now."""
+        """``huge_slabs_free`` returns the number of slabs for which huge pages are free now."""
         self.slab_bytes = slab_bytes
         self._memory = memory
         self._huge_slabs_free = huge_slabs_free
@@ -91,12 +91,12 @@ class Pool:
 
     @property
     def huge_ready(self) -> int:
-        """Those of them that stand on huge pages."""
+        """Ready slabs on huge pages."""
         return sum(slab.is_huge for slab in self._ready)
 
     @property
     def lent(self) -> int:
-        """Slabs that somebody has."""
+        """Slabs that are lent."""
         return len(self._lent)
 
     @property

@@ -47,7 +47,7 @@ class Recaller:
         self._evict_deadline_s = evict_deadline_s
 
     async def choose(self, count: int) -> tuple[Loan, ...]:
-        """The ``count`` loans that go: the least active of those asked about. [infiniswap §2.5.2]"""
+        """Choose ``count`` loans to recall: the least active of those asked about. [infiniswap §2.5.2]"""
         loans = {loan.lease: loan for loan in self._lender.recallable()}
         mapped = tuple(MappedSlab(lease=loan.lease, leased_at_s=loan.since_s) for loan in loans.values())
         asked = candidates(mapped, count=count, extra=self._extra, rng=self._rng)
@@ -70,7 +70,7 @@ class Recaller:
             loan.due_s = now_s + (deadline_s if migrating else self._evict_deadline_s)
 
     async def finish(self, loans: Sequence[Loan]) -> None:
-        """Tells the borrowers of loans that ``begin`` marked, and returns when none of them stands any more."""
+        """Ask back the loans that ``begin`` marked, and return when all of them have ended."""
         self._tell(loans)
         await self._until_due(loans)
         self._evict([loan for loan in loans if self._stands(loan) and loan.state is LoanState.MIGRATING])
@@ -96,7 +96,7 @@ class Recaller:
             await self._lender.loans_changed.wait()
 
     def overdue_notices(self, session: Session) -> None:
-        """Tells a borrower that came back what it missed."""
+        """Notices that a borrower missed while it was away."""
         self._tell([loan for loan in session.loans.values() if loan.state is not LoanState.LENT])
 
     # ---- asking
@@ -178,7 +178,7 @@ def _parts(leases: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _ask(session: Session, question: CheckActivity) -> Iterator["asyncio.Future[Activity]"]:
-    """Nothing, when the borrower cannot be asked now."""
+    """Ask the borrower; do nothing when it can't be asked now."""
     if session.channel is None:
         return
     try:

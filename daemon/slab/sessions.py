@@ -35,7 +35,7 @@ SESSIONS_MAX = 4096
 
 
 class Refused(FarsideError):
-    """A borrower asked for what it may not have; the ERROR answer is made of this."""
+    """Refusal of a borrower's request; the ERROR answer is made of it."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class LoanState(StrEnum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Session:
-    """One borrower's stay. ``channel`` is None while it is not connected."""
+    """Session of one borrower. ``channel`` is None while it is not connected."""
 
     number: int
     node: str
@@ -160,7 +160,7 @@ class Ledger:
         return not self._quota or sum(loan.session.node == node for loan in self._loans.values()) < self._quota
 
     def check_quota(self, node: str) -> None:
-        """Raises Refused when this node may have no more slabs."""
+        """Raise Refused when this node has used up its quota."""
         if not self.has_quota(node):
             raise Refused(ErrorCode.QUOTA, f"{node} holds {self._quota} slabs, its quota")
 

@@ -24,7 +24,7 @@ LATENCY_BUCKETS: int = lib.NE_LATENCY_BUCKETS
 
 
 class Protection(IntEnum):
-    """What a page's second copy is."""
+    """Where a page's second copy is."""
 
     DISK = lib.NE_PROTECT_DISK
     REPLICA = lib.NE_PROTECT_REPLICA
@@ -33,7 +33,7 @@ class Protection(IntEnum):
 
 
 class DonorState(IntEnum):
-    """What the workers may do with a donor."""
+    """State of a donor: what the workers may do with it."""
 
     NONE = lib.NE_DONOR_NONE
     UP = lib.NE_DONOR_UP
@@ -62,7 +62,7 @@ class Fault(IntEnum):
 
 
 class EventKind(IntEnum):
-    """What an event tells; its numbers a to d are explained in `engine.h`."""
+    """Kind of an event; `engine.h` explains its numbers a to d."""
 
     WANT = lib.NE_EVENT_WANT
     CLUSTER_FREE = lib.NE_EVENT_CLUSTER_FREE
@@ -105,7 +105,7 @@ class SlabInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GranuleMapping:
-    """One of a granule's places: an extent of a slab. ``index`` is its position among the granule's mappings."""
+    """One mapping of a granule: an extent of a slab. ``index`` is its position among the granule's mappings."""
 
     index: int
     slab: int
@@ -115,7 +115,7 @@ class GranuleMapping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEvent:
-    """Something the engine's threads told."""
+    """An event from the engine's threads."""
 
     kind: EventKind
     a: int = 0
@@ -194,14 +194,14 @@ def _params(params: Params) -> object:
 
 
 class Figures:
-    """What a running device says of itself now, added up over all its threads."""
+    """Figures of a running device, added up over all its threads."""
 
     def __init__(self, handle: Callable[[], Any]) -> None:
         """``handle`` is asked each time: a device that was destroyed has none."""
         self._handle = handle
 
     def hedge_ns(self, donor: int) -> int:
-        """The age from which on reads of the donor are hedged now."""
+        """Age after which reads of the donor are hedged now."""
         return int(lib.ne_hedge_ns(self._handle(), donor))
 
     def pending_bytes(self) -> int:
@@ -213,11 +213,11 @@ class Figures:
         return int(lib.ne_pages_exposed(self._handle()))
 
     def pages_single(self) -> int:
-        """Pages that one donor has and no second, where two should (replica, both); else 0."""
+        """Pages that only one donor has where two should (replica, both), otherwise 0."""
         return int(lib.ne_pages_single(self._handle()))
 
     def pages_disk_alone(self) -> int:
-        """Pages that the disk alone has: one that breaks loses them."""
+        """Pages that only the disk has; they are lost if it breaks."""
         return int(lib.ne_pages_disk_alone(self._handle()))
 
 
@@ -231,7 +231,7 @@ class Device:
     """
 
     def __init__(self, params: Params, state_fd: int, disk_fd: int) -> None:
-        """Makes a device over an empty state memfd, or adopts the one that stands in it."""
+        """Make a device over an empty state memfd, or adopt the device in it."""
         handle = ffi.new("struct ne_device **")
         _check("device_create", lib.ne_device_create(_params(params), state_fd, disk_fd, handle))
         self._device = handle[0]
@@ -261,7 +261,7 @@ class Device:
         lib.ne_device_destroy(device)
 
     def prefault(self) -> None:
-        """Has in memory what serving pages may touch."""
+        """Load all memory that serving pages may use."""
         _check("device_prefault", lib.ne_device_prefault(self._device))
 
     def conn_attach(self, worker: int, sock: int) -> None:
@@ -277,11 +277,11 @@ class Device:
         _check("conn_forget", lib.ne_conn_forget(self._device, worker))
 
     def donor_set(self, donor: int, state: DonorState) -> None:
-        """Tells all workers what they may do with the donor."""
+        """Set for all workers what they may do with the donor."""
         _check("donor_set", lib.ne_donor_set(self._device, donor, int(state)))
 
     def donor_get(self, donor: int) -> DonorState:
-        """What the workers now think of the donor."""
+        """State of the donor as the workers see it now."""
         return DonorState(_check("donor_get", lib.ne_donor_get(self._device, donor)))
 
     def link_attach_tcp(self, donor: int, worker: int, sock: int) -> None:
@@ -318,7 +318,7 @@ class Device:
         _check("slab_remap", lib.ne_slab_remap(self._device, slab, memfd))
 
     def slab_get(self, slab: int) -> SlabInfo:
-        """What the state says of the slab."""
+        """The slab in the state."""
         info = ffi.new("struct ne_slab_info *")
         _check("slab_get", lib.ne_slab_get(self._device, slab, info))
         return SlabInfo(
@@ -343,7 +343,7 @@ class Device:
         return _check("cluster_map", lib.ne_cluster_map(self._device, granule, slab, extent))
 
     def cluster_get(self, granule: int) -> tuple[GranuleMapping, ...]:
-        """The granule's mappings that stand, writable or being drained."""
+        """Mappings of the granule, writable or being drained."""
         mappings = ffi.new("struct ne_home_info[3]")
         _check("cluster_get", lib.ne_cluster_get(self._device, granule, mappings))
         return tuple(
@@ -461,7 +461,7 @@ class Exporter:
         _check("export_fence", lib.ne_export_fence(self._export, session))
 
     def stats(self) -> ExportStats:
-        """What has been served so far."""
+        """Counters of what has been served."""
         raw = ffi.new("struct ne_export_stats *")
         _check("export_stats_get", lib.ne_export_stats_get(self._export, raw))
         return ExportStats(**{name: int(getattr(raw, name)) for name in ExportStats.__dataclass_fields__})
@@ -481,10 +481,10 @@ def unmap(addr: int, size_bytes: int) -> None:
 
 
 def features() -> tuple[str, ...]:
-    """What this build of the engine has."""
+    """Features of this build of the engine."""
     return tuple(ffi.string(lib.ne_features()).decode().split(","))
 
 
 def rdma_devices() -> int:
-    """RDMA devices of this machine; 0 also in a build without rdma-core, or where the kernel can't tell."""
+    """Number of RDMA devices; 0 also in a build without rdma-core, or where the kernel can't list them."""
     return max(0, int(lib.ne_rdma_devices()))

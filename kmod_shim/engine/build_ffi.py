@@ -25,7 +25,7 @@ WITHOUT_RDMA = ("verbs_none.c",)
 
 
 def contract(header: str) -> str:
-    """The declarations of engine.h that Python may use: what stands between its two cffi marks."""
+    """Declarations of engine.h that Python may use: the text between its two cffi marks."""
     found = re.search(r"/\* cffi: begin \*/(.*)/\* cffi: end \*/", header, re.DOTALL)
     if found is None:
         sys.exit("engine.h: no text between /* cffi: begin */ and /* cffi: end */")

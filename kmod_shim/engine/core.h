@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * core.h - what the files of the borrower's engine share (state.c, device.c, figures.c, worker.c, nbd.c, page.c, slots.c,
+ * core.h - shared state of the files of the engine (state.c, device.c, figures.c, worker.c, nbd.c, page.c, slots.c,
  * inflight.c, writeback.c, mover.c, lift.c): the state that outlives a process, and the rules of it.
  *
  * How it works

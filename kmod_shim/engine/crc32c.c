@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * crc32c.c - checksums, the copy that checksums, and the test for a page of zeros.
+ * crc32c.c - checksum, checksum while copying, and test for a page of zeros.
  *
  * crc32c (Castagnoli, reflected; ~0 in, inverted out, so crc32c("123456789") is 0xE3069283) guards every page that
  * leaves this host. The CPU's crc32 instruction takes 8 bytes a cycle but answers three cycles later, so a block is cut

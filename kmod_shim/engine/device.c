@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * device.c - a device as its control thread sees it: made over, or adopted from, a state memfd; donors, slabs and
- * clusters told to the workers by single stores; what happened told back by the event ring.
+ * device.c - control of a device: made over a state memfd, or adopted from it. The control thread passes changes of
+ * donors, slabs and clusters to the workers by single stores; the workers report events through the event ring.
  */
 #include <fcntl.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * engine.h - the whole contract between Farside's C data engine and the rest of the world.
+ * engine.h - the interface of Farside's C data engine; other code uses nothing else of it.
  *
  * Two halves share one library:
  *   ne_device  the borrower: NBD transmission on connected sockets, served from donors' memory, a disk, or both

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * export.c - the donor's side of wire.h: borrowers read and write leased slabs, and no Python runs.
+ * export.c - the donor's side of wire.h: lets borrowers read and write leased slabs, without Python.
  *
  * How it works
  *   A connection has one thread and two buffers: `in`, which recvmsg() fills and requests are parsed from, and

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fault.c - a link that stands before another and spoils some of its operations, as nbdkit's filters do.
+ * fault.c - fault injection: a link in front of another that spoils some of its operations, as nbdkit's filters do.
  *
  * With no rule set an operation is only handed on, and with no spoilt one under way poll() is the inner link's. An
  * operation that a rule hits goes one of these ways (several rules can hit one operation; the first that applies wins,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * figures.c - counters of all threads added up, for whoever looks at a running device.
+ * figures.c - counters of a running device, added up over all threads, for its status.
  */
 #include "core.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hedge.c - a histogram that forgets, and the rule of hedge.h over it. */
+/* hedge.c - histogram of recent read times, and the rule of hedge.h over it. */
 #include <string.h>
 
 #include "hedge.h"

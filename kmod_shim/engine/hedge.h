@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hedge.h - when a read of a donor that is late is asked of its second copy, too: arithmetic over measured times.
+ * hedge.h - hedged reads: the age at which a late read is also sent to the second copy, from measured times.
  *
  * How it works
  *   Each worker measures its reads: one struct hedge_times for each donor, and one for the disk. The last 512 to 1024

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * inflight.c - operations that are in flight on links to donors: posted, polled, hedged when they are late, and ended
- * by their deadline.
+ * inflight.c - operations in flight on links to donors: posted, polled, hedged when late, and ended by their deadline.
  */
 #include "core.h"
 

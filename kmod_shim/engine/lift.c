@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lift.c - pages that the disk alone has get a copy at a donor, in the background, a run of pages at a time.
+ * lift.c - background copy, to donors, of pages that only the disk has; one run of pages at a time.
  *
  * How it works
  *	note a run -> read it from the disk -> claim its pages -> look again -> write it to the homes -> give up claims
  *
- *   A disk may take seconds for a read, and a claim holds up whoever writes the page. So none is held while the disk
+ *   A disk may take seconds for a read, and a claim delays every writer of the page. So none is held while the disk
  *   reads: each page's sequence is noted before, and what has another by then, or another source, is left alone.
  *
  *   A run that can't be read is read again page by page, so that one bad sector costs one page. After a few failures in

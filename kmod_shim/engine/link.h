@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link.h - how a worker reaches one donor: the transports' ops table, and what stands behind the disk.
+ * link.h - link of a worker to one donor, or to the disk: the ops table of the transports.
  *
  * A link belongs to one thread; nothing here is locked. Operations are posted, handed to the wire by submit(), and
  * come back from poll() in any order. A link that fails gives every operation it holds back through poll() with a

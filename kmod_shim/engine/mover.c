@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mover.c - the thread that empties slabs, and that writes missing second copies (those of pages that the disk alone
+ * mover.c - the mover: a thread that empties slabs and writes missing second copies (for pages that only the disk
  * has: lift.c). It claims pages in runs, copies them to the cluster's other writable homes or leaves them to the disk,
  * and gives the claims back; requests for other pages never notice.
  *

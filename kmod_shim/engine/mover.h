@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mover.h - what the mover's two files share; see mover.c and lift.c. All of it runs in the mover's thread. */
+/* mover.h - shared by the mover's two files, mover.c and lift.c. All of it runs in the mover's thread. */
 #ifndef FARSIDE_MOVER_H
 #define FARSIDE_MOVER_H
 

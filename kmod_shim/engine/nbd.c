@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nbd.c - one NBD connection in transmission: its two streams, its requests, and what a killed process left of them.
+ * nbd.c - one NBD connection in transmission: two streams, requests, and recovery of both after a killed process.
  *
  * How it works
  *   Each turn receives what is there, parses all of it and starts every request; conn_flush() then commits (parsed,

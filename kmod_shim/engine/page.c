@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * page.c - the page path: where a read finds its pages, and where a write puts them.
+ * page.c - the page path: reads and writes of pages at donors, replica and disk.
  *
- * Reads: pending slot, else remote (checksum verified), else replica, else disk, else EIO. [infiniswap §2.4.3]
+ * Reads try in order: pending slot, remote (checksum verified), replica, disk; if all fail, EIO. [infiniswap §2.4.3]
  * Writes: claim, then to every writable home at once and, from the same buffer, to disk; answered when remote.
  * core.h states the rules of the words changed here.
  */

@@ -2,7 +2,7 @@
 /*
  * shm.c - the link to a donor of this host: its slab is mapped here, so an operation is a copy.
  *
- * The copy is made by post() and only told by poll(). It cannot fail or be late, and there is nothing to sleep on.
+ * The copy is made by post() and reported by poll(). It cannot fail or be late, and there is nothing to sleep on.
  */
 #include <errno.h>
 #include <stdlib.h>

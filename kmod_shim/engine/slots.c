@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * slots.c - rings of page-sized slots: payload that waits for the disk, and staging. A slot is taken at the tail, held
- * for as many reasons as it has bits, and free when none is left.
+ * slots.c - rings of page-sized slots: payload that waits for the disk, and staging. A slot is taken at the tail; each
+ * of its bits is a reason to hold it, and it is free when no bit is set.
  */
 #include "core.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * state.c - the state memfd: its layout, what must fit for a successor, and taking over the pages of a predecessor.
+ * state.c - the state memfd: its layout, its checks for a successor, and takeover of the pages of a predecessor.
  */
 #include <sys/mman.h>
 #include <sys/random.h>

@@ -2,7 +2,7 @@
 /*
  * tcp.c - the link to a donor over a stream socket (wire.h): requests are pipelined and answered in order.
  *
- * Everything posted stands in one ring of RING places until it is given back:
+ * Every posted operation is in one ring of RING places until it is given back:
  *
  *	head             sent             tail
  *	  | sent, no answer | not all sent  |	(indices only grow; place = index % RING)

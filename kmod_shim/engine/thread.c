@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* thread.c - how the engine's threads begin. */
+/* thread.c - start of the engine's threads. */
 #include "thread.h"
 
 #include <signal.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* thread.h - how the engine's threads begin. */
+/* thread.h - start of the engine's threads. */
 #ifndef FARSIDE_THREAD_H
 #define FARSIDE_THREAD_H
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verbs.c - the link to a donor by one-sided RDMA: READs and WRITEs on a reliable queue pair, the donor's CPU asleep.
+ * verbs.c - the link to a donor by one-sided RDMA: READs and WRITEs on a reliable queue pair, without the donor's CPU.
  *
- * Two rings. Operations stand in one, as in tcp.c; each is cut into pieces of at most BLOCK_BYTES, which go through
+ * Two rings. Operations are in one, as in tcp.c; each is cut into pieces of at most BLOCK_BYTES, which go through
  * the blocks of a small memory that is registered once, when the link is made:
  *
  *	operations	head ... issued ... tail	given back at head, in order

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verbs.h - pages by one-sided RDMA: what engine and exporter see of it, and what both ends say to each other.
+ * verbs.h - pages by one-sided RDMA: interface for engine and exporter, and the messages between both ends.
  *
  * An RDMA link is a queue pair beside an authenticated data connection (daemon/control/protocol.py), the companion. On the
  * companion both ends agree on the queue pair, the borrower asks for keys, and each learns that the other has gone:

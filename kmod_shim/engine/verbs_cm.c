@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verbs_cm.c - what both ends of an RDMA link wait with, while it is made. Nothing of it stands on the page path. */
+/* verbs_cm.c - waits of both ends while an RDMA link is made. The page path does not use it. */
 #include "verbs_cm.h"
 
 #include <errno.h>

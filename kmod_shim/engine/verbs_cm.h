@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verbs_cm.h - waiting, with a deadline, for what the companion and the connection manager say. Needs rdma-core. */
+/* verbs_cm.h - waits, with a deadline, for messages of the companion and the connection manager. Needs rdma-core. */
 #ifndef FARSIDE_VERBS_CM_H
 #define FARSIDE_VERBS_CM_H
 

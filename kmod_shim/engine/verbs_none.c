@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verbs_none.c - in the place of the RDMA transport where the engine is built without rdma-core: there is none. */
+/* verbs_none.c - stubs for an engine that is built without rdma-core: RDMA is not available. */
 #include <errno.h>
 
 #include "verbs.h"

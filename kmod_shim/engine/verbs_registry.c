@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verbs_registry.c - which of the donor's memory is registered for whom, and the thread that sees to it. */
+/* verbs_registry.c - the donor's memory registrations for each session, and the thread that makes them. */
 #include "verbs_registry.h"
 
 #include <errno.h>

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verbs_registry.h - which of the donor's memory is registered for whom. Needs rdma-core.
+ * verbs_registry.h - the donor's memory registrations for each session. Needs rdma-core.
  *
  * A borrower's session has one protection domain an adapter, so that no key can ever reach what another borrower has.
  * Memory is registered by the registrar, a thread that compares what should be registered where with what is, and
- * mends the first difference, until there is none:
+ * fixes the first difference, until there is none:
  *
  *	offered (ready, nobody's)	in the domain of every session there is, with no remote right whatever
  *	leased				in its borrower's domain only

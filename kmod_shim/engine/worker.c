@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * worker.c - one thread and its loop: mail from the control thread, the connection (nbd.c), what is in flight (inflight.c),
- * the disk; and when nothing happens, spinning or sleep.
+ * worker.c - the loop of a worker thread: mail from the control thread, the connection (nbd.c), operations in flight
+ * (inflight.c), the disk; when nothing happens, it spins or sleeps.
  *
  * It spins only while that has paid off lately and not too many others spin. A worker lives as long as its device, not
  * as its connection: payload that waits for the disk outlives the client that sent it.

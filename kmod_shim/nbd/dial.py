@@ -36,7 +36,7 @@ _REPLY = struct.Struct(">QIII")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What a server says of its export. ``block_bytes`` is the least that it takes, 1 when it did not say."""
+    """Export as a server describes it. ``block_bytes`` is the least that it takes, 1 when it did not say."""
 
     size_bytes: int
     flags: int

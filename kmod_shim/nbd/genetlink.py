@@ -36,11 +36,11 @@ class NetlinkRefusal(FarsideError):
 
 
 class Unheard(FarsideError):
-    """The kernel said more than the socket had room for: some of it is lost."""
+    """The kernel sent more than the socket had room for: some messages are lost."""
 
 
 class Socket(Protocol):
-    """What is used of a netlink socket; tests give one without a kernel behind it."""
+    """Protocol of a netlink socket, so that tests can use one without a kernel."""
 
     def send(self, data: bytes, /) -> int:
         """Sends one datagram."""
@@ -51,7 +51,7 @@ class Socket(Protocol):
         ...
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None:
-        """As socket.setsockopt."""
+        """Set an option, with the arguments of socket.setsockopt."""
 
     def settimeout(self, seconds: float | None, /) -> None:
         """How long recv waits before it raises TimeoutError; None: for ever."""
@@ -146,7 +146,7 @@ class GenericNetlink:
             raise FarsideError(f"{name}: {error}") from error
 
     def join(self, group: int) -> None:
-        """Receives what the group is told from now on, by `heard`."""
+        """Receive messages to the group from now on, by `heard`."""
         self._socket.setsockopt(_SOL_NETLINK, ADD_MEMBERSHIP, group)
 
     def heard(self, timeout_s: float | None) -> bytes | None:

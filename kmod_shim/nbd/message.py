@@ -25,7 +25,7 @@ BLOCK_BYTES = 4096
 
 
 class Command(IntEnum):
-    """What a message is for."""
+    """Commands of the family."""
 
     CONNECT = 1
     DISCONNECT = 2
@@ -58,7 +58,7 @@ class NbdMessage(genlmsg):  # type: ignore[misc]  # pyroute2 has no types
         nla_map = (("NBD_SOCK_ITEM_UNSPEC", "none"), ("NBD_SOCK_ITEM", "item"))
 
         class item(nla):  # type: ignore[misc]  # noqa: N801
-            """One of them."""
+            """One descriptor."""
 
             nla_map = (("NBD_SOCK_UNSPEC", "none"), ("NBD_SOCK_FD", "uint32"))
 
@@ -79,7 +79,7 @@ class NbdMessage(genlmsg):  # type: ignore[misc]  # pyroute2 has no types
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """What CONNECT and RECONFIGURE tell the kernel.
+    """Attributes of CONNECT and RECONFIGURE.
 
     Attributes:
         index: X of /dev/nbdX, or None for any that is free (CONNECT only).
@@ -159,7 +159,7 @@ def read_status(data: bytes) -> tuple[DeviceState, ...]:
 
 
 def read_dead_link(data: bytes) -> int | None:
-    """The device that has lost a socket, of a message to the group; None for a message that tells something else."""
+    """Device that has lost a socket, from a message to the group; None for any other message."""
     message = _read(data)
     return int(message.get_attr("NBD_ATTR_INDEX")) if message["cmd"] == Command.LINK_DEAD else None
 

@@ -77,11 +77,11 @@ class NbdNetlink:
         return any(state.is_connected for state in self.devices() if state.index == index)
 
     def watch(self) -> None:
-        """Hears of lost sockets from now on; on a netlink object of its own, because it mixes with answers."""
+        """Receive notices of lost sockets from now on; on a netlink object of its own: notices mix with answers."""
         self._netlink.join(dict(self._family.groups)[nbd_message.GROUP])
 
     def dead_links(self, timeout_s: float | None) -> Iterator[int]:
-        """The device of each socket that was lost; ends when nothing came for so long. After `watch`.
+        """Device of each lost socket; ends when none came within the limit. After `watch`.
 
         Raises:
             Unheard: Some are not told of.

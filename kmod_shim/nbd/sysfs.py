@@ -21,7 +21,7 @@ UDEV_LIMIT_S = 10  # it does many other things while a machine starts or ends
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockState:
-    """A device as sysfs tells it. ``pid`` is who connected it, None when it is not connected."""
+    """A device in sysfs. ``pid`` is the process that connected it, None when it is not connected."""
 
     index: int
     size_bytes: int
@@ -59,7 +59,7 @@ def device_index(device: str) -> int:
 
 
 def device_path(index: int) -> str:
-    """Its device file."""
+    """Device file of this index."""
     return f"/dev/nbd{index}"
 
 
@@ -118,7 +118,7 @@ def wait_for_udev() -> None:
 
 
 def signature(device: str) -> Mapping[str, str]:
-    """What stands on a device by blkid's probe, such as TYPE and UUID; empty when it knows none. Raises ConfigError."""
+    """Signatures on a device by blkid's probe, such as TYPE and UUID; empty if there are none. Raises ConfigError."""
     command = ["blkid", "-p", "-o", "export", device]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -131,7 +131,7 @@ def signature(device: str) -> Mapping[str, str]:
 
 
 def write_swap_signature(device: str, label: str) -> str:
-    """mkswap, and blkid's word that it took; returns the area's UUID. Raises ConfigError."""
+    """Run mkswap and check the result with blkid; return the area's UUID. Raises ConfigError."""
     command = ["mkswap", "--force", "--label", label[:15], device]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -20,7 +20,7 @@ class Gid:
 
     @property
     def ipv4(self) -> IPv4Address | None:
-        """The IPv4 address that stands behind it, None where it is another one."""
+        """IPv4 address of this GID, None where it has none."""
         return self.address.ipv4_mapped
 
 
@@ -34,7 +34,7 @@ class Port:
 
     @property
     def is_active(self) -> bool:
-        """Packets may go."""
+        """True when the port can carry packets."""
         return self.state == "ACTIVE"
 
 

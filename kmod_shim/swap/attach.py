@@ -30,7 +30,7 @@ from farside.kmod_shim.swap.table import find_area, read_swaps
 
 
 class Refused(ConfigError):
-    """Everything that stands against it; one line each."""
+    """Reasons that refuse to attach; one line each."""
 
     def __init__(self, refusals: Sequence[Refusal]) -> None:
         super().__init__("\n".join(refusal_line(refusal) for refusal in refusals))
@@ -38,7 +38,7 @@ class Refused(ConfigError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What attaching led to; ``overruled`` are the refusals that options took away."""
+    """Result of attaching; ``overruled`` are the refusals that options took away."""
 
     attached: Attached
     overruled: tuple[Refusal, ...]

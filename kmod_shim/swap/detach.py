@@ -20,7 +20,7 @@ RETRY_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detached:
-    """What was brought back, and how long that took."""
+    """Bytes that were brought back, and the time it took."""
 
     attached: Attached
     bytes_back: int
@@ -70,14 +70,14 @@ def detach(attached: Attached, root: Path, tell: Callable[[str], None], *, force
 
 
 def served_by(root: Path, admin_socket: Path) -> tuple[Attached, ...]:
-    """What is attached of the blockdev with that admin socket."""
+    """Attached devices of the blockdev with that admin socket."""
     return tuple(record for record in live_records(root) if record.admin_socket == str(admin_socket))
 
 
 def detach_patiently(
     attached: Attached, root: Path, tell: Callable[[str], None], *, wait_s: float, forced: tuple[str, ...] = ()
 ) -> Detached:
-    """As `detach`, tried again until ``wait_s`` have passed: programs that end make room for what is out.
+    """Detach, with new attempts until ``wait_s`` have passed: programs that end make room for swapped pages.
 
     Raises:
         FarsideError: It could not be done in that time; the last reason.

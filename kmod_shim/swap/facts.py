@@ -24,7 +24,7 @@ LOOPS_MAX = 8  # a file on a loop device on a file ...: nobody stacks more
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a running `farside blockdev` says of itself: the part of its status that attaching needs."""
+    """Status of a running `farside blockdev`, as far as attaching needs it."""
 
     name: str
     size_bytes: int
@@ -60,7 +60,7 @@ class Wish:
 
 
 def ask_served(admin_socket: Path) -> Served:
-    """The device behind an admin socket. Raises PeerError: nobody answers, or it is no blockdev of this version."""
+    """Device behind an admin socket. Raises PeerError: nothing answers, or not a blockdev of this version."""
     told = admin.call(admin_socket, "status")
     try:
         return msgspec.convert(told, type=Served)
@@ -72,7 +72,7 @@ def ask_served(admin_socket: Path) -> Served:
 
 
 def guard_of(root: Path, served: Served) -> tuple[Check, ...]:
-    """Whether the device's processes may be swapped to.
+    """Checks whether the device's processes can serve swap.
 
     Not asked of its spare: that one may still be loading, and locks its memory before it takes anything up.
     """
@@ -80,13 +80,13 @@ def guard_of(root: Path, served: Served) -> tuple[Check, ...]:
 
 
 def connections_of(wish: Wish, served: Served) -> int:
-    """How many sockets the kernel gets: what was asked for, else one a core as far as workers are free."""
+    """Number of sockets for the kernel: as asked for, otherwise one a core as far as workers are free."""
     free = served.workers - served.connections
     return wish.connections or max(1, min(len(os.sched_getaffinity(0)), free))
 
 
 def attach_facts(root: Path, wish: Wish, served: Served, records: tuple[Attached, ...], *, busy: bool) -> AttachFacts:
-    """Everything, now. ``busy``: the device that was asked for is connected."""
+    """All facts for attaching, now. ``busy``: the device that was asked for is connected."""
     device = "" if wish.index is None else f"/dev/nbd{wish.index}"
     return AttachFacts(
         export=served.name,

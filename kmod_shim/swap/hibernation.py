@@ -30,7 +30,7 @@ AllowSuspendThenHibernate=no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hibernation:
-    """What this machine could do, now.
+    """Ways in which this machine could hibernate now.
 
     Attributes:
         is_possible: The kernel would try.
@@ -44,7 +44,7 @@ class Hibernation:
 
 
 def read_hibernation(root: Path = Path("/")) -> Hibernation:
-    """What the kernel says of it."""
+    """Read the state of hibernation from the kernel."""
     modes = _text(root / "sys/power/disk")
     states = _text(root / "sys/power/state").split()
     resume = _text(root / "sys/power/resume")
@@ -78,7 +78,7 @@ def names_device(hibernation: Hibernation, device: str, number: str) -> bool:
 
 
 def forbid_sleep(root: Path) -> None:
-    """Tells systemd to refuse hibernation; nothing happens where there is no systemd. Raises ConfigError."""
+    """Make systemd refuse hibernation; do nothing where there is no systemd. Raises ConfigError."""
     if not (root / "run/systemd/system").is_dir():
         return
     path = root / SLEEP_CONF
@@ -90,7 +90,7 @@ def forbid_sleep(root: Path) -> None:
 
 
 def allow_sleep(root: Path) -> None:
-    """Takes `forbid_sleep` back."""
+    """Undo `forbid_sleep`."""
     (root / SLEEP_CONF).unlink(missing_ok=True)
 
 

@@ -46,7 +46,7 @@ class Attached:
 
 
 def save_record(root: Path, attached: Attached) -> None:
-    """Writes it, or not at all. Raises ConfigError."""
+    """Write the record, whole or not at all. Raises ConfigError."""
     path = _path(root, attached.index)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,13 +56,13 @@ def save_record(root: Path, attached: Attached) -> None:
 
 
 def forget_record(root: Path, index: int) -> None:
-    """Removes it; nothing happens where there is none, or where this user may not: root's next command does then."""
+    """Remove the record; do nothing where there is none, or where this user may not: root's next command does then."""
     with suppress(PermissionError):
         _path(root, index).unlink(missing_ok=True)
 
 
 def read_records(root: Path) -> tuple[Attached, ...]:
-    """All of them, by index. What is no record of ours is passed over."""
+    """All records by index; other files are skipped."""
     return tuple(sorted(_records(root), key=lambda attached: attached.index))
 
 

@@ -36,7 +36,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherArea:
-    """Swap that is on already, and where it lies (None: can't be told)."""
+    """Swap that is on already, and where it is (None: unknown)."""
 
     area: SwapArea
     backing: Backing | None
@@ -44,7 +44,7 @@ class OtherArea:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachFacts:
-    """What the rules of attaching look at.
+    """Facts for the rules of attaching.
 
     Attributes:
         may_administer: We have CAP_SYS_ADMIN.
@@ -112,7 +112,7 @@ def detach_refusals(area: SwapArea, room: Room) -> Iterator[Refusal]:
 
 
 def standing(refusals: Sequence[Refusal], forced: Sequence[str]) -> tuple[Refusal, ...]:
-    """Those that no option given overrules."""
+    """Refusals that no given option overrules."""
     return tuple(refusal for refusal in refusals if not refusal.force or refusal.force not in forced)
 
 

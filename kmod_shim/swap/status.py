@@ -35,7 +35,7 @@ class DeviceInfo:
 
     @property
     def is_guarded(self) -> bool:
-        """Every check of its processes is well."""
+        """True when every check of its processes is well."""
         return bool(self.guard) and all(check.outcome is Outcome.OK for check in self.guard)
 
 

@@ -22,7 +22,7 @@ READAHEAD = 5  # vm.page-cluster, a power of two; SWAP_RA_ORDER_CEILING is the k
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """What stood there before we changed it; None: we did not."""
+    """Values before we changed them; None: not changed."""
 
     page_cluster: int | None = None
     min_free_kbytes: int | None = None
@@ -30,7 +30,7 @@ class Before:
 
 
 def tune_machine(root: Path) -> Before:
-    """Sets all three, where they are not so already. Raises ConfigError; then nothing is changed."""
+    """Set all three where they differ. Raises ConfigError; then nothing is changed."""
     wanted_kib = wanted_min_free_bytes(read_meminfo(root).get("MemTotal", 0)) // KIB
     free_kib, cluster = read_number(root, MIN_FREE), read_number(root, PAGE_CLUSTER)
     before = Before()
@@ -51,7 +51,7 @@ def tune_machine(root: Path) -> Before:
 
 
 def restore_machine(root: Path, before: Before) -> None:
-    """Puts back what stood there. Raises ConfigError."""
+    """Restore the earlier values. Raises ConfigError."""
     if before.page_cluster is not None:
         write_number(root, PAGE_CLUSTER, before.page_cluster)
     if before.min_free_kbytes is not None:
@@ -61,7 +61,7 @@ def restore_machine(root: Path, before: Before) -> None:
 
 
 def leave_machine(root: Path, gone: Attached, others: tuple[Attached, ...]) -> None:
-    """After a device has gone: the last one of swap puts back, an earlier one leaves its memory of it to another."""
+    """After a device has gone: the last swap device restores the values, an earlier one passes them to another."""
     before = Before(
         page_cluster=gone.page_cluster_before,
         min_free_kbytes=gone.min_free_kbytes_before,

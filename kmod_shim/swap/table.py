@@ -37,7 +37,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Where an area's pages could go."""
+    """Room for an area's pages elsewhere."""
 
     memory_bytes: int  # available without swapping, less a reserve
     other_swap_bytes: int  # free in the other areas
@@ -45,12 +45,12 @@ class Room:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Room for pages in all."""
         return self.memory_bytes + self.other_swap_bytes
 
 
 def parse_swaps(text: str) -> tuple[SwapArea, ...]:
-    """The areas of /proc/swaps, in its order. A path's spaces stand there as \\040, and come out as spaces."""
+    """Areas of /proc/swaps, in its order. A path's spaces are written there as \\040, and returned as spaces."""
     areas = []
     for line in text.splitlines()[1:]:
         fields = line.split()

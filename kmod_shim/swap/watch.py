@@ -44,7 +44,7 @@ def heal(attached: Attached, netlink: NbdNetlink) -> None:
 
 
 def watch(root: Path, tell: Callable[[str], None], *, listener: NbdNetlink, netlink: NbdNetlink) -> Iterator[int]:
-    """Heals for ever; yields the index of each device that got a socket. ``listener`` is heard, ``netlink`` asked."""
+    """Heal for ever; yield the index of each device that got a socket. ``listener`` is for notices only."""
     listener.watch()
     lacking: dict[int, int] = {}
     unheard = True  # of what happened before

@@ -217,7 +217,7 @@ def test_a_second_agent_in_one_state_folder_is_refused(tmp_path: Path, manager: 
         with agent(write_config(other, manager.url, state_dir=str(tmp_path / "state"))) as second:
             _, errors = second.communicate(timeout=20)
 
-    assert errors == f"farside: state_dir {tmp_path}/state: another agent works in it; end that one\n"
+    assert errors == f"farside: state_dir {tmp_path}/state: another agent works in it; end that agent\n"
 
 
 def test_a_token_that_others_may_read_is_refused(tmp_path: Path) -> None:
