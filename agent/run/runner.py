@@ -232,18 +232,18 @@ class Runner:
         lock = files.lock(folder)
         assert lock is not None
         try:
-            place = self._task_cgroup(start)
+            cgroup = self._task_cgroup(start)
             recipe = files.Recipe(
                 start=start,
                 account=account,
-                cgroup=os.fspath(place.folder) if place is not None else "",
+                cgroup=os.fspath(cgroup.folder) if cgroup is not None else "",
                 mark=secrets.token_hex(16),
                 notify=os.fspath(self._socket),
                 hooks=self.policy.hooks,
                 profile=os.fspath(ring_file.new_path()) if start.spec.profile else "",
             )
             files.write_recipe(folder, recipe)
-            return self._spawn(folder, lock, place.prefix if place is not None else ())
+            return self._spawn(folder, lock, cgroup.prefix if cgroup is not None else ())
         finally:
             os.close(lock)  # the task supervisor has its own
 

@@ -38,7 +38,7 @@ class Committer:
             lacking = sorted(filter(self._lacks, context.deficient), key=lambda c: (-self._rate(c), c))
             if not lacking:
                 break
-            await self._mapper.place(lacking, lacks=self._lacks, banned=self._donors)
+            await self._mapper.add_mappings(lacking, lacks=self._lacks, banned=self._donors)
         context.deficient = {c for c in context.deficient if self._lacks(c) or self._is_moving(c)}
         if not context.deficient and not context.table.committed:
             context.table.committed = True
@@ -55,7 +55,7 @@ class Committer:
         return not self._is_moving(granule) and len(self._context.table.live_mappings(granule)) < self._context.copies
 
     def _is_moving(self, granule: int) -> bool:
-        # recall.py is looking for a place for it.
+        # recall.py is looking for a new mapping.
         return not self._context.recalled.isdisjoint(self._context.table.mappings(granule))
 
     def _donors(self, granule: int) -> frozenset[int]:

@@ -1,8 +1,8 @@
 """Mapper: gives granules their extents, hot ones as they come (disk), or all of them (commit.py).
 
-How it works. ``place`` packs granules into free extents, leases a slab where there is none, and packs again. Only one
-``place`` runs at a time, so that two of them never lease for the same granules. Within it, packing and telling the
-engine happen without a wait in between, so extents that change hands meanwhile are seen.
+How it works. ``add_mappings`` packs granules into free extents, leases a slab where there is none, and packs again.
+Only one call of it runs at a time, so that they never lease for the same granules. Within it, packing and the calls
+into the engine happen without a wait in between, so extents that change hands meanwhile are seen.
 """
 
 import asyncio
@@ -80,7 +80,9 @@ class Mapper:
         )
         if wanting and not self._one_at_a_time.locked():
             now = wanting[:GRANULES_AT_ONCE]
-            done = await self.place(now, lacks=lambda c: not context.table.mappings(c), banned=lambda _: frozenset())
+            done = await self.add_mappings(
+                now, lacks=lambda c: not context.table.mappings(c), banned=lambda _: frozenset()
+            )
             context.wanted.difference_update(a.granule for a in done)
 
     def unmap_cold(self, last: Activity) -> None:
@@ -95,7 +97,7 @@ class Mapper:
         for slab in self._context.table.live_mappings(granule):
             start_granule_drain(self._context, granule, slab.slab)
 
-    async def place(
+    async def add_mappings(
         self,
         granules: Sequence[int],
         *,

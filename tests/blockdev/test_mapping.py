@@ -65,8 +65,8 @@ async def heat(world: World, client: NbdClient, *granules: int) -> None:
     await world.mapper.map_hot()
 
 
-async def place(world: World, granule: int) -> None:
-    await world.mapper.place([granule], lacks=lambda _: True, banned=lambda _: frozenset())
+async def map_granule(world: World, granule: int) -> None:
+    await world.mapper.add_mappings([granule], lacks=lambda _: True, banned=lambda _: frozenset())
 
 
 async def resume(world: World, emptying: tuple[Slab, ...]) -> None:
@@ -222,7 +222,7 @@ def test_without_a_disk_a_donor_is_left_only_when_there_is_room_for_all_of_a_sla
     client = bare.connect()
 
     async def body() -> None:
-        await place(bare, 3)
+        await map_granule(bare, 3)
         fill(client, 3)
         second = bare.add_donor(room=0)
         leaving = asyncio.create_task(bare.recaller.move_away(first, bare.table.slabs_of(first)))
@@ -392,7 +392,7 @@ def test_a_slab_that_comes_under_the_number_of_a_recalled_one_is_not_emptied(bar
     client = bare.connect()
 
     async def body() -> None:
-        await place(bare, 3)
+        await map_granule(bare, 3)
         second = bare.add_donor(room=4)
         gate = bare.donors.by_number[second].gate = asyncio.Event()
         recall = asyncio.create_task(bare.recaller.migrate(first, (0,), 5.0))
@@ -400,7 +400,7 @@ def test_a_slab_that_comes_under_the_number_of_a_recalled_one_is_not_emptied(bar
         bare.donors.by_number[second].gate = None
         bare.lose_donor(first)
         await bare.drained(0)
-        await place(bare, 5)
+        await map_granule(bare, 5)
         fill(client, 5)
         gate.set()
         await recall
