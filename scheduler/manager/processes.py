@@ -106,7 +106,9 @@ class Parts:
                 self._stop.set()
                 return
             pause_s = FIRST_PAUSE_S if time.monotonic() - begun_s > LONG_ENOUGH_S else pause_s
-            _log.error("a part ended, and is started again", part=name, exit_code=code, pause_s=pause_s)
+            _log.error(
+                "a process of the manager ended and is started again", part=name, exit_code=code, pause_s=pause_s
+            )
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._stop.wait()
@@ -121,7 +123,7 @@ class Parts:
                 beat_s = self._beats[name].value  # 0: it is still being loaded
                 silent_s = time.monotonic() - beat_s
                 if beat_s and process.is_alive() and silent_s > self._parts[name].hang_s:
-                    _log.error("a part hangs, and is killed", part=name, silent_s=silent_s)
+                    _log.error("a process of the manager hangs and is killed", part=name, silent_s=silent_s)
                     process.kill()
             await asyncio.sleep(BEAT_PERIOD_S)
 

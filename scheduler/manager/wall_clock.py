@@ -32,7 +32,7 @@ class WallClock:
         if kept_s is not None and abs(told_s - kept_s) > JUMP_S:
             self._offset_s = kept_s
             _log.warning(
-                "the machine's clock was set anew; times go on as before until it is booted",
+                "the system clock was changed; the manager's times go on as before until the next boot",
                 jump_s=round(told_s - kept_s), to_take_the_new_time=f"stop the manager, remove {self._path}",
             )  # fmt: skip
         else:
@@ -49,7 +49,10 @@ class WallClock:
             self._offset_s += behind_s
             self._keep()
         if behind_s > JUMP_S:
-            _log.warning("the machine's clock is behind the log's last entry; times go on from there", by_s=behind_s)
+            _log.warning(
+                "the system clock is behind the log's last entry; the manager's times go on from that entry",
+                by_s=behind_s,
+            )
 
     def _read(self) -> float | None:
         try:
@@ -64,4 +67,4 @@ class WallClock:
         try:
             write_whole(self._path, kept.encode(), mode=0o644)
         except OSError as error:
-            _log.warning("can't be kept; a jump while the manager is away will count", reason=str(error))
+            _log.warning("the clock can't be saved; a jump while the manager is down will count", reason=str(error))

@@ -85,7 +85,7 @@ class SlurmCommands:
         except ValueError as error:
             raise _unreadable(error) from error
         if why_not:  # and not only that slurmctld was away
-            _log.info("squeue has no JSON that can be read: jobs are read as lines", reason=why_not)
+            _log.info("squeue prints no readable JSON: jobs are read as lines", reason=why_not)
             self._is_json = False
         return jobs
 
@@ -129,7 +129,7 @@ def _complaint(text: str, status: int) -> str:
 
 
 def _unreadable(error: Exception) -> RemoteProtocolError:
-    return RemoteProtocolError(f"scontrol's answer can't be read: {error}", hint="tell the version of your Slurm")
+    return RemoteProtocolError(f"scontrol's answer can't be read: {error}", hint="report the version of your Slurm")
 
 
 def _calls(action: SlurmAction) -> tuple[tuple[str, ...], ...]:

@@ -238,16 +238,16 @@ class Engine:
         if not days:
             return
         if not traits.has_accounting:
-            _log.info("nothing is known of earlier jobs, as Slurm keeps no accounts in slurmdbd")
+            _log.info("earlier jobs are not known: Slurm keeps no accounts in slurmdbd")
             return
         try:
             history = await self._slurm.history(self._now_s() - days * DAY_S)
         except (PeerError, Unavailable) as error:
-            _log.warning("nothing is known of earlier jobs, as sacct fails", reason=error)
+            _log.warning("earlier jobs are not known: sacct fails", reason=error)
             return
         partitions = frozenset(listed(self._config))
         count = self._shadow_log.learn(one for one in history if one.partition in partitions)
-        _log.info("slurmdbd knows earlier jobs", days=days, jobs=count)
+        _log.info("read earlier jobs from slurmdbd", days=days, jobs=count)
 
     def _present_groups(self, snapshot: Snapshot) -> tuple[Group, ...]:
         """The groups as they are now. Partitions may change while we run: then nothing is done until they are right."""
@@ -283,7 +283,7 @@ class Engine:
             await self._slurm.act(action)
         except PeerError as error:
             self._refused += 1
-            _log.warning("Slurm refuses", reason=error)
+            _log.warning("Slurm refused an action", reason=error)
             return str(error)
         self._done += 1
         tell = _log.debug if isinstance(action, SetPriority | SetNice) else _log.info
@@ -296,9 +296,11 @@ class Engine:
             snapshot = await self._slurm.look()
             held = [job for job in _ours(snapshot, self._groups) if job.is_held_by_us]
             count = await _give_back(self._slurm, held)
-            _log.info("ends; held jobs were given back", jobs=count)
+            _log.info("the engine ends; held jobs were released", jobs=count)
         except (PeerError, RemoteProtocolError) as error:
-            _log.error("ends, and Slurm does not answer: run `farside slurm release` when it does", reason=error)
+            _log.error(
+                "the engine ends, but Slurm does not answer: run `farside slurm release` when it does", reason=error
+            )
 
     # ------------------------------------------------------------------ asked
 

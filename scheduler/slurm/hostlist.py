@@ -45,7 +45,7 @@ def _names(entry: str) -> list[str]:
         end = match.end()
         parts.append(_numbers(match.group(1)) if match.group(1) else [match.group(2)])
     if end != len(entry):
-        raise ValueError(f"'{entry[:60]}' is no list of nodes")
+        raise ValueError(f"'{entry[:60]}' is not a list of nodes")
     count = 1
     for part in parts:
         count *= len(part)
@@ -59,9 +59,9 @@ def _numbers(ranges: str) -> list[str]:
     for part in ranges.split(","):
         first, dash, last = part.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f"'[{ranges[:60]}]' is no range of numbers")
+            raise ValueError(f"'[{ranges[:60]}]' is not a range of numbers")
         low, high = int(first), int(last or first)
         if high - low >= MOST or high < low:
-            raise ValueError(f"'[{ranges[:60]}]' is no range of numbers")
+            raise ValueError(f"'[{ranges[:60]}]' is not a range of numbers")
         found += [f"{number:0{len(first)}d}" for number in range(low, high + 1)]
     return found

@@ -94,7 +94,7 @@ class SlurmPower:
         self._since_s = self._kept_to_s = now_s
         if past:
             self._fitter.learn(self._demand, float(count))
-            _log.info("knows how many nodes were busy before", intervals=len(past))
+            _log.info("read the record of busy nodes", intervals=len(past))
         return self._demand, self._fitter
 
     def _past(self, now_s: float) -> tuple[float, ...]:
@@ -105,7 +105,7 @@ class SlurmPower:
                 return ()
             return continued(kept, self._config.partitions, now_s, self._config.power_step_s)
         except ConfigError as error:
-            _log.warning("how many nodes were busy is forgotten, and learned anew", file=NODES, reason=error)
+            _log.warning("the record of busy nodes can't be read; it starts anew", file=NODES, reason=error)
             return ()
 
     def _keep(self, demand: PolicyDemand) -> None:

@@ -81,7 +81,14 @@ class ShadowLog:
         """Says what Slurm has done since a decision, beside that."""
         beside = () if then is None else compared(before, then, snapshot)
         for one in beside:
-            _log.info("beside", job=one.job_id, gpus=one.gpus, slurm=one.slurm, farside=one.farside, reason=one.reason)
+            _log.info(
+                "Slurm decided otherwise",
+                job=one.job_id,
+                gpus=one.gpus,
+                slurm=one.slurm,
+                farside=one.farside,
+                reason=one.reason,
+            )
         self._state_files.add_done(beside)
 
     def expect(self, snapshot: Snapshot, groups: Sequence[Group]) -> None:

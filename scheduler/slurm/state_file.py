@@ -53,7 +53,7 @@ class StateFiles:
         except FileNotFoundError:
             return Memory()
         except (OSError, *UNREADABLE) as error:
-            _log.warning("the memory can't be read: what jobs were served before is forgotten", reason=error)
+            _log.warning("the engine's memory can't be read; service before this start is not counted", reason=error)
             return Memory()
 
     def keep(self, memory: Memory) -> None:
@@ -131,7 +131,7 @@ class StateFiles:
             write()
         except OSError as error:
             if not self._is_full:
-                _log.error("cannot write down what happens, and goes on", folder=self._folder, reason=error.strerror)
+                _log.error("can't write a state file; the engine goes on", folder=self._folder, reason=error.strerror)
             self._is_full = True
         else:
             self._is_full = False

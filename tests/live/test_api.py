@@ -223,8 +223,11 @@ def test_a_job_that_can_never_run_is_refused_at_once_in_one_line(
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({"env": {"1x": "1"}}, "env: '1x' is no name of a variable; they are letters, digits and _, no digit first"),
-        ({"env": {"A=B": "1"}}, "env: 'A=B' is no name of a variable; they are letters, digits and _, no digit first"),
+        ({"env": {"1x": "1"}}, "env: '1x' is not a name of a variable; they are letters, digits and _, no digit first"),
+        (
+            {"env": {"A=B": "1"}},
+            "env: 'A=B' is not a name of a variable; they are letters, digits and _, no digit first",
+        ),
         (
             {"env": {"A": "x" * 140_000}},
             "env: one variable is longer than the 131071 bytes that Linux takes; put it in a file",

@@ -97,7 +97,7 @@ def test_a_body_that_is_no_json_is_one_clear_line(body: bytes, tmp_path: Path) -
         answer = await api.as_uid(OTHER.pw_uid).post("/v1/jobs", content=body, headers=told)
 
         assert answer.status_code == 422
-        assert answer.json()["detail"].startswith("body: is no JSON")
+        assert answer.json()["detail"].startswith("body: is not JSON")
 
     api_test(test, tmp_path)
 

@@ -130,7 +130,7 @@ def test_a_process_that_nobody_decided_on_is_found() -> None:
         TaskChanged, change=TaskChanged(node="n0", job_id="1", rank=1, start=1, phase=TaskPhase.RUNNING)
     )  # fmt: skip
 
-    assert found[0] == "node n0 tells of a process of job 1, start 1, rank 1, that was not started there"
+    assert found[0] == "node n0 reports a process of job 1, start 1, rank 1, that was not started there"
 
 
 @pytest.mark.parametrize(

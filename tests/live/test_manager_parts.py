@@ -36,4 +36,4 @@ def test_a_part_with_a_fault_of_ours_says_which_and_is_started_again(
     assert asyncio.run(run()) == 0
     assert "error   manager: unexpected fault part=api" in said
     assert "KeyError: 'n0'" in said
-    assert caplog.messages[0] == "a part ended, and is started again"
+    assert caplog.messages[0] == "a process of the manager ended and is started again"

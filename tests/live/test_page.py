@@ -93,7 +93,7 @@ def test_the_cookie_changes_nothing(tmp_path: Path) -> None:
 
         answer = await operator.post("/v1/jobs/1/cancel")
 
-        assert (answer.status_code, "looking only" in answer.json()["detail"]) == (403, True)
+        assert (answer.status_code, "read-only" in answer.json()["detail"]) == (403, True)
         assert (await operator.get("/v1/jobs/1")).json()["state"] == "waiting"
 
     api_test(test, tmp_path)

@@ -91,7 +91,7 @@ def test_a_ca_that_is_taken_away_counts_until_a_restart_and_the_log_says_so(
     door.change(other.cert.read_bytes())
 
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert warning.message == "a CA left tls_client_ca, and counts until a restart"
+    assert warning.message == "a CA was removed from tls_client_ca, but is trusted until a restart"
     assert warning.__dict__["farside_fields"]["ca"] == "commonName=ca"
     assert door.told(door.authority.make("n1")) == ""
 
@@ -107,5 +107,5 @@ def test_a_file_that_is_half_written_changes_nothing_and_is_read_once_it_is_whol
 
     door.change(door.authority.cert.read_bytes(), other.cert.read_bytes())
 
-    assert warnings == ["a certificate can't be renewed"]
+    assert warnings == ["a certificate can't be reloaded"]
     assert door.told(other.make("stranger")) == ""

@@ -112,8 +112,8 @@ def test_the_checker_finds_a_job_started_on_a_closed_node_and_a_node_cut_off_und
 
     found = list(violations(world.log))
 
-    assert any("is told to go off, and jobs may start there" in line for line in found)
-    assert any("is told to go off, and job 1 runs there" in line for line in found)
+    assert any("is ordered off, and jobs may start there" in line for line in found)
+    assert any("is ordered off, and job 1 runs there" in line for line in found)
 
 
 def test_sleep_is_counted_from_off_to_booting() -> None:

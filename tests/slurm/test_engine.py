@@ -182,7 +182,7 @@ def test_a_disk_that_is_full_is_said_once_and_nothing_ends(
     turn(one)
 
     assert slurm.done
-    assert [record.message for record in caplog.records].count("cannot write down what happens, and goes on") == 1
+    assert [record.message for record in caplog.records].count("can't write a state file; the engine goes on") == 1
 
 
 def test_a_file_that_has_grown_too_large_is_set_aside_and_still_read(

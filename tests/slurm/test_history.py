@@ -137,7 +137,7 @@ def test_without_slurmdbd_it_goes_by_time_limits_and_says_why(
     asyncio.run(one.turn())
 
     assert order(slurm) == ["3", "4"]
-    assert "nothing is known of earlier jobs, as Slurm keeps no accounts in slurmdbd" in caplog.messages
+    assert "earlier jobs are not known: Slurm keeps no accounts in slurmdbd" in caplog.messages
 
 
 def test_a_shadow_has_its_expected_gain_at_once_and_keeps_no_second_copy_of_history(

@@ -190,7 +190,7 @@ def test_a_past_that_makes_no_sense_is_refused_by_one_line_and_learned_anew(
     many_turns(sleeper, QUIET, range(40))
 
     (line,) = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert line.message == "how many nodes were busy is forgotten, and learned anew"
+    assert line.message == "the record of busy nodes can't be read; it starts anew"
     assert reason in str(vars(line))
     kept = StateFiles(tmp_path).nodes()
     assert kept is not None
@@ -206,7 +206,7 @@ def test_a_memory_and_ended_jobs_with_text_that_is_no_utf8_are_forgotten(
 
     assert state_files.memory().jobs == {}
     assert state_files.ended() == {}
-    assert caplog.messages == ["the memory can't be read: what jobs were served before is forgotten"]
+    assert caplog.messages == ["the engine's memory can't be read; service before this start is not counted"]
 
 
 def test_a_past_that_can_not_be_written_is_said_and_nodes_sleep_all_the_same(
@@ -217,7 +217,7 @@ def test_a_past_that_can_not_be_written_is_said_and_nodes_sleep_all_the_same(
 
     many_turns(sleeper, QUIET, range(40))
 
-    assert "cannot write down what happens, and goes on" in caplog.messages
+    assert "can't write a state file; the engine goes on" in caplog.messages
     assert after(sleeper, (40 * 3600.0, QUIET))
 
 

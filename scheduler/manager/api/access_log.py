@@ -50,4 +50,4 @@ class AccessLog:
         try:
             await self._log.write([written], caller.told)
         except FarsideError as error:
-            _log.error("a note for the audit is lost", actor=caller.told, action=action, target=target, reason=error)
+            _log.error("an audit record is lost", actor=caller.told, action=action, target=target, reason=error)

@@ -25,7 +25,7 @@ class AuditPage(Struct, frozen=True, kw_only=True):
 async def audit(
     _: Operator,
     shared: Shared,
-    actor: Annotated[str, Query(max_length=200, description="Of this user or token name alone")] = "",
+    actor: Annotated[str, Query(max_length=200, description="Only entries of this user or token name")] = "",
     before: Annotated[int | None, Query(ge=1, le=2**62, description="Only entries before this one")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:

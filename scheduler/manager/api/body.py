@@ -67,9 +67,9 @@ def _json_of(body: bytes, content_type: str) -> dict[str, Any]:
     try:
         told = json.loads(body)
     except json.JSONDecodeError as error:
-        raise HTTPException(422, f"body: is no JSON from character {error.pos} on") from error
+        raise HTTPException(422, f"body: is not JSON from character {error.pos} on") from error
     except (ValueError, RecursionError) as error:
-        raise HTTPException(422, "body: is no JSON in UTF-8") from error
+        raise HTTPException(422, "body: is not JSON in UTF-8") from error
     if not isinstance(told, dict):
         raise HTTPException(422, "body: must be a table of keys and values")
     if len(told) > KEYS_MAX:

@@ -40,7 +40,7 @@ class DonorList(Struct, frozen=True, kw_only=True):
 async def donors(
     caller: Anyone,
     shared: Shared,
-    node: Annotated[str | None, Query(description="The borrower; who has a node's token sees no other node's")] = None,
+    node: Annotated[str | None, Query(description="The borrower; a node's token may ask only for its own node")] = None,
 ) -> Response:
     """Donors: all of them, or those that one node may borrow from."""
     borrower, nodes = _borrower(caller, node), shared.log.state.nodes
@@ -60,7 +60,7 @@ def _borrower(caller: Caller, asked: str | None) -> str | None:
     if caller.role is not Role.NODE:
         return asked
     if not (asked or caller.name):
-        raise HTTPException(422, "node: this token is any node's; say which you are by ?node=NAME")
+        raise HTTPException(422, "node: this token is any node's; name yours by ?node=NAME")
     if caller.name and asked not in (None, caller.name):
         raise HTTPException(403, f"node {caller.name} may not ask for node {asked:.64}")
     return asked or caller.name

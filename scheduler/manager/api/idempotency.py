@@ -26,7 +26,7 @@ Key = Annotated[
     str,
     Header(
         alias=IDEMPOTENCY_KEY, max_length=64, pattern=r"^[!-~]*$",
-        description="The same as in an earlier request of yours: it is that one, and gets its answer",
+        description="A request with the key of an earlier one is that one, and gets its answer",
     ),
 ]  # fmt: skip
 

@@ -43,7 +43,7 @@ async def pardon(caller: Operator, node: NodeNamed, shared: Shared) -> Response:
     """A node that did not obey its power switch is mended: it may serve again."""
     controller = shared.power.controller
     if controller is None:
-        raise HTTPException(409, "no power is switched from here: another manager leads, or `power` is none")
+        raise HTTPException(409, "this manager switches no power: another one leads, or `power` is none")
     if node.name not in controller.nodes:
         raise HTTPException(409, f"{node.name} has no power driver: it is always on")
     await shared.log.write([PowerPardoned(node=node.name, by=caller.name)], caller.told)

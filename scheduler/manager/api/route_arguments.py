@@ -53,7 +53,7 @@ Person = Annotated[Caller, Depends(_person)]
 
 async def _operator(caller: Person) -> Caller:
     if not caller.is_operator:
-        raise HTTPException(403, f"{caller.name} is no operator")
+        raise HTTPException(403, f"{caller.name} is not an operator")
     return caller
 
 

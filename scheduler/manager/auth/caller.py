@@ -210,7 +210,7 @@ class Callers:
         if caller is None:
             raise unknown_caller("you are not signed in any more: give your token again")
         if connection.scope.get("method") not in ("GET", "HEAD"):
-            raise HTTPException(403, "the page's cookie is for looking only; change things by the command line")
+            raise HTTPException(403, "the page's cookie is read-only; make changes by the command line")
         return caller
 
     def _of_uid(self, uid: int, proof: Proof) -> Caller:
@@ -298,7 +298,7 @@ def read_tokens(file: Path) -> Mapping[str, Caller]:
 def add_token(file: Path, name: str, role: Role) -> str:
     """Makes a token, appends its hash to the file, which only its owner may read, and returns it."""
     if any(character in name for character in '"\\\n') or not name.isprintable():
-        raise ConfigError(f"'{name:.60}' is no name of a user or node")
+        raise ConfigError(f"'{name:.60}' is not a name of a user or node")
     token = secrets.token_urlsafe(32)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)

@@ -66,7 +66,7 @@ class TlsReload:
                     take_up()
                     self._known[paths] = stamp
             except (OSError, ConfigError) as error:  # the old one is as good as it was
-                _log.warning("a certificate can't be renewed", file=paths[0], reason=error)
+                _log.warning("a certificate can't be reloaded", file=paths[0], reason=error)
 
     def _watched(self) -> dict[tuple[Path, ...], Callable[[], None]]:
         watched: dict[tuple[Path, ...], Callable[[], None]] = {self._own: self._take_own}
@@ -81,7 +81,9 @@ class TlsReload:
         _log.info("the CAs of tls_client_ca, and their revocation lists, are in use", file=self._files.ca)
         if gone:
             hint = "systemctl restart farside-manager; jobs run on"
-            _log.warning("a CA left tls_client_ca, and counts until a restart", ca="; ".join(gone), hint=hint)
+            _log.warning(
+                "a CA was removed from tls_client_ca, but is trusted until a restart", ca="; ".join(gone), hint=hint
+            )
 
 
 def _stamp(paths: tuple[Path, ...]) -> list[int]:

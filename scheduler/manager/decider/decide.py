@@ -134,7 +134,7 @@ class Decider:
             return (*explain(self.domain, row, now_s, clock), *out_of_service(self.state.nodes.values(), job))
         if job.phase is Phase.ALLOCATED:
             nodes = ", ".join(f"{place.node} ({place.gpus})" for place in job.places)
-            return (f"has a place on {nodes}, and starts as soon as others have left it", job.reason)
+            return (f"has an allocation on {nodes}, and starts as soon as others have left it", job.reason)
         if job.phase is Phase.HELD:
             reason = job.reason if job.reason.startswith("held") else f"held: {job.reason}"
             return (reason, f"`farside release {job.job_id}` lets it start")

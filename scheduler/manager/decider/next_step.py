@@ -77,7 +77,7 @@ def _of_allocated(state: LiveState, job: LiveJob) -> Step | None:
         node = state.nodes[place.node]
         if not node.is_taking:
             return AllocationReleased(
-                job_id=job.job_id, reason=f"its place went before it started: {node.name}: {node.why_not}"
+                job_id=job.job_id, reason=f"it lost its allocation before it started: {node.name}: {node.why_not}"
             )
     return None
 

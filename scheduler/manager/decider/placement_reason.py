@@ -36,5 +36,5 @@ def why_there(job: LiveJob, placement: PlacementPolicy) -> tuple[str, ...]:
 
 def _unknown(job: LiveJob) -> str:
     if job.profile is not None:
-        return f"how skewed its model is nobody knows: {job.profile.problem}"
-    return "how skewed its model is nobody has measured yet"
+        return f"the skew of its model is not known: {job.profile.problem}"
+    return "the skew of its model is not measured yet"

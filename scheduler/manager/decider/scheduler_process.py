@@ -49,7 +49,7 @@ WHYS_LIMIT_S = 0.05
 
 Entered = TypeVar("Entered")
 
-_log = get_log("manager.brain")
+_log = get_log("manager.scheduler")
 
 
 class SchedulerProcess:
@@ -93,7 +93,12 @@ class SchedulerProcess:
         self._clock.not_before(state.at_s)
         self._generation = self._store.take_lead(self._holder, self._clock.now_s())
         self._read_state = state
-        _log.info("leads", generation=self._generation, entries=state.seq, unfinished=len(state.unfinished))
+        _log.info(
+            "the scheduler process took the lead",
+            generation=self._generation,
+            entries=state.seq,
+            unfinished=len(state.unfinished),
+        )
 
     def _now_s(self, state: LiveState) -> float:
         return max(self._clock.now_s(), state.at_s)
@@ -138,7 +143,7 @@ class SchedulerProcess:
         self._spent_s += spent_s
         self._by_bucket[bisect_left(CYCLE_BUCKETS_S, spent_s)] += 1
         if spent_s > SLOW_S:
-            _log.warning("a slow cycle", seconds=spent_s, unfinished=len(decider.state.unfinished))
+            _log.warning("a scheduling cycle was slow", seconds=spent_s, unfinished=len(decider.state.unfinished))
         self._next_wake_s = decider.next_wake_s()
         return bool(drafts)
 

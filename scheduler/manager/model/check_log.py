@@ -136,10 +136,10 @@ def _powered(check: _Check, event: PowerChanged) -> Iterator[str]:
     if note.command not in ("soft-off", "force-off"):
         return
     if event.node not in check.closed:
-        yield f"node {event.node} is told to go off, and jobs may start there"
+        yield f"node {event.node} is ordered off, and jobs may start there"
     for process, place in check.processes.items():
         if place.node == event.node:
-            yield f"node {event.node} is told to go off, and job {process[0]} runs there"
+            yield f"node {event.node} is ordered off, and job {process[0]} runs there"
             break
 
 
@@ -164,14 +164,14 @@ def _submitted(check: _Check, event: JobSubmitted) -> None:
 
 def _allocated(check: _Check, event: JobAllocated | AllocationReleased) -> Iterator[str]:
     job = check.jobs.get(event.job_id)
-    what = "was given a place" if isinstance(event, JobAllocated) else "lost its place"
+    what = "was given an allocation" if isinstance(event, JobAllocated) else "lost its allocation"
     if job is None or job.is_over:
         yield f"job {event.job_id} {what}, and {'was never submitted' if job is None else 'had ended before'}"
         return
     if job.is_started:
         yield f"job {event.job_id} {what} while it runs"
     if isinstance(event, JobAllocated) and job.places:
-        yield f"job {event.job_id} was given two places"
+        yield f"job {event.job_id} was given two allocations"
     if isinstance(event, AllocationReleased) and not job.places:
         yield f"job {event.job_id} {what}, and had none"
     job.places = event.places if isinstance(event, JobAllocated) else ()
@@ -214,7 +214,7 @@ def _started(check: _Check, event: JobStarted) -> Iterator[str]:
 def _stopping(check: _Check, event: JobStopping) -> Iterator[str]:
     job = check.jobs.get(event.job_id)
     if job is None or not job.is_started or job.is_stopping or event.start != len(job.nodes):
-        yield f"job {event.job_id} is told to stop start {event.start}, which does not run"
+        yield f"job {event.job_id} is ordered to stop start {event.start}, which does not run"
         return
     if event.cause is StopCause.CANCELLED and not job.may_be_cancelled:
         yield f"job {event.job_id} is cancelled, and nobody asked for it"
@@ -229,7 +229,7 @@ def _stopped(check: _Check, event: JobRequeued | JobEnded) -> Iterator[str]:
     ending = event.ending if isinstance(event, JobEnded) else None
     if job.is_started:
         if not job.is_stopping and ending is not Ending.DONE:
-            yield f"job {event.job_id} was taken from its nodes, and never told to stop"
+            yield f"job {event.job_id} was taken from its nodes, and never ordered to stop"
         yield from _left_behind(check, job, event.job_id)
     elif ending is not Ending.CANCELLED:
         yield f"job {event.job_id} ended as {ending or 'to wait again'}, and did not run"
@@ -251,7 +251,7 @@ def _task(check: _Check, event: TaskChanged) -> Iterator[str]:
     nodes = job.nodes[event.start - 1] if job is not None and 1 <= event.start <= len(job.nodes) else ()
     if not 0 <= event.rank < len(nodes) or nodes[event.rank] != event.node:
         start = f"start {event.start}, rank {event.rank}"
-        yield f"node {event.node} tells of a process of job {event.job_id}, {start}, that was not started there"
+        yield f"node {event.node} reports a process of job {event.job_id}, {start}, that was not started there"
         return
     if event.phase in (TaskPhase.EXITED, TaskPhase.LOST):
         _free(check, (event.job_id, event.start, event.rank))

@@ -50,7 +50,9 @@ def late_allocations(state: LiveState, now_s: float) -> Iterator[AllocationRelea
         job = state.jobs[job_id]
         for one in pending:
             if now_s + _longest_s(job) > one.begin_s and not set(one.nodes).isdisjoint(job.nodes):
-                yield AllocationReleased(job_id=job_id, reason=f"its place went before it started: {words_of(one)}")
+                yield AllocationReleased(
+                    job_id=job_id, reason=f"it lost its allocation before it started: {words_of(one)}"
+                )
                 break
 
 

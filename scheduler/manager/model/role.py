@@ -43,13 +43,13 @@ class Role(Struct, frozen=True, kw_only=True):
     cpus: Annotated[float, number("CPUs of each process; 0: not counted", 0)] = 0.0
     memory_bytes: Annotated[float, number("Memory of each process; 0: not counted", 0)] = 0.0
     swap_bytes: Annotated[float, number("Farside swap of each process beyond its memory; 0: no swap at all", 0)] = 0.0
-    is_service: Annotated[bool, Meta(description="Whether it is told to end when all others have ended well")] = False
+    is_service: Annotated[bool, Meta(description="Whether it is ended when all others have ended well")] = False
 
 
 class RoleBody(Role, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Processes of a job that are alike, as the API takes them."""
 
-    service: Annotated[bool, Meta(description="The same as is_service, as a job file calls it")] = False
+    service: Annotated[bool, Meta(description="Alias of is_service, as in a job file")] = False
 
 
 def role_of(body: RoleBody) -> Role:

@@ -89,7 +89,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     roles: tuple[Role, ...] = ()
     model: Annotated[str, line("What it trains, as Tiresias's Table 3.3 calls it: vgg16; empty: something else")] = ""
     profile: Annotated[
-        bool | None, Meta(description="Whether what it sends is noted; default: at first where jobs are placed by skew")
+        bool | None,
+        Meta(description="Whether its communication is profiled; default: at first, if placement is by skew"),
     ] = None
 
     def role(self, name: str) -> Role | None:
@@ -126,7 +127,7 @@ class JobBody(JobSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tuple[RoleBody, ...],
         items("Processes that are not alike, all started at once", MAX_ROLES, "give processes that are alike one role"),
     ] = ()
-    count: Annotated[int, Meta(ge=1, le=MAX_COUNT, description="So many jobs alike")] = 1
+    count: Annotated[int, Meta(ge=1, le=MAX_COUNT, description="Number of identical jobs")] = 1
     hold: Annotated[bool, Meta(description="Whether it does not start before it is released")] = False
 
 
@@ -190,7 +191,7 @@ def _text_problems(spec: JobSpec) -> Iterator[str]:
         yield f"env: one variable is longer than the {ARGUMENT_CHARS_MAX} bytes that Linux takes; put it in a file"
     wrong = next((name for name in spec.env if not _VARIABLE.match(name)), None)
     if wrong is not None:
-        yield f"env: {wrong[:60]!r} is no name of a variable; they are letters, digits and _, no digit first"
+        yield f"env: {wrong[:60]!r} is not a name of a variable; they are letters, digits and _, no digit first"
     texts = (*arguments, *spec.env, *spec.env.values(), spec.cwd, spec.output, spec.checkpoint_dir)
     if any("\0" in text for text in texts):
         yield "a text contains a zero byte, which no program can be given"

@@ -120,7 +120,7 @@ class LivePower:
             clock=_LogClock(self._live), rules=setup.rules, patience=setup.patience, every_s=setup.every_s,
             known=inventory.known(state, names, now_s), record=inventory.record,
         )  # fmt: skip
-        log.info("keeps the nodes' power", generation=generation, nodes=len(names), dry_run=setup.is_dry_run)
+        log.info("the power controller started", generation=generation, nodes=len(names), dry_run=setup.is_dry_run)
         try:
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(controller.run())

@@ -355,7 +355,7 @@ def open_engine(url: str) -> Engine:
     try:
         parsed = make_url(url)
         if parsed.get_backend_name() not in ("sqlite", "postgresql"):
-            raise ConfigError(f"store_url: {parsed.get_backend_name()} is no store that Farside knows", hint=hint)
+            raise ConfigError(f"store_url: {parsed.get_backend_name()} is not a store that Farside knows", hint=hint)
         if parsed.drivername == "postgresql":
             parsed = parsed.set(drivername="postgresql+psycopg")
         if parsed.get_backend_name() == "sqlite":

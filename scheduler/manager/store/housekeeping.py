@@ -69,11 +69,11 @@ def _work(config: ManagerConfig) -> None:
         archive = archive_of(config.store_url, config.archive_dir)
         done = compact(store, archive, time.time(), config.keep_history_s)
     except FarsideError as error:
-        _log.error("the log could not be made smaller; it is as good as before", reason=error)
+        _log.error("the log could not be compacted; it is unchanged", reason=error)
         return
     finally:
         store.close()
     _log.info(
-        "the log was made smaller", image=done.snapshot_seq, forgotten_jobs=done.forgotten, archived=done.archived,
+        "the log was compacted", image=done.snapshot_seq, forgotten_jobs=done.forgotten, archived=done.archived,
         seconds=round(time.monotonic() - begun_s, 1),
     )  # fmt: skip

@@ -21,7 +21,7 @@ TRY_PERIOD_S = 0.5
 # Any number will do as long as no other program that shares the database takes it: "farside" in ASCII.
 _ADVISORY = int.from_bytes(b"farside")
 
-_log = get_log("manager.brain")
+_log = get_log("manager.scheduler")
 
 _Lock = tuple[Callable[[], bool], Callable[[], None]]  # try to lead; let go
 
@@ -34,7 +34,7 @@ async def leading(store: EventStore) -> AsyncIterator[None]:
     try:
         while not try_lead():
             if not has_told:
-                _log.info("stands by: another scheduler process leads")
+                _log.info("the scheduler process waits: another one leads")
             has_told = True
             await asyncio.sleep(TRY_PERIOD_S)
         yield

@@ -27,13 +27,13 @@ class Energy(Struct, frozen=True, kw_only=True):
     nodes_asleep: int = 0
     nodes_booting: int = 0
     nodes_closing: int = 0
-    nodes_wanted: Annotated[int | None, Meta(description="How many shall be on; null: nobody decides that")] = None
+    nodes_wanted: Annotated[int | None, Meta(description="How many nodes should be on; null: no policy decides")] = None
     wanted_reason: str = ""
     forecast: Annotated[
-        str, Meta(description="What the policy's forecast is worth now; empty: there is none, or it is made elsewhere")
+        str, Meta(description="Quality of the policy's forecast now; empty: there is none, or another process makes it")
     ] = ""
     saved_kwh: Annotated[
-        float, Meta(description="What sleeping nodes have not drawn since the first slept, without cooling")
+        float, Meta(description="Energy that sleeping nodes have saved since the first slept, without cooling")
     ] = 0.0
 
 
