@@ -63,7 +63,7 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What a log holds for the simulator. ``left_out``: jobs that are not in ``jobs``, by reason.
+    """Input for the simulator, from a log. ``left_out``: jobs that are not in ``jobs``, by reason.
 
     ``nodes`` are all there ever were, the largest that each ever was; ``resizes`` which of them took jobs when.
     """
@@ -86,7 +86,7 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """How far the prediction is off, as a share of the truth; below 0: it is too short."""
+        """Error of the prediction, as a share of the truth; below 0: it is too short."""
         return (self.predicted_s - self.jct_s) / self.jct_s if self.jct_s > 0 else 0.0
 
 
@@ -129,7 +129,7 @@ class _Reading:
 
 
 def recording(entries: Iterable[Entry], only: Collection[str] | None = None) -> Recording:
-    """What a log says, of all jobs or ``only`` of these."""
+    """Reads a log for the simulator: all jobs, or ``only`` these."""
     read = _Reading()
     for entry in entries:
         apply(read.state, entry)
@@ -238,7 +238,7 @@ def simulated(found: Recording, rules: Rules) -> Fidelity:
 
 
 def _needed(found: Recording) -> Sequence[Resize]:
-    """What changed after the first job came, and what was so when it did."""
+    """Resizes after the first submission, and the size at that time."""
     first_s = found.jobs[0].traced.job.submit_s
     before = [resize for resize in found.resizes if resize.at_s <= first_s]
     return [replace(resize, at_s=first_s) for resize in before[-1:]] + [

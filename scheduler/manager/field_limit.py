@@ -58,7 +58,7 @@ def schema_of(limits: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def length_problem(limits: Mapping[str, Any], value: object) -> str:
-    """What is wrong with the length of a list or a table; empty: nothing. Asked before each item is looked at."""
+    """The error in the length of a list or a table; empty: none. Checked before the items."""
     most = limits.get("maxItems", limits.get("maxProperties"))
     if most is None or not isinstance(value, list | dict) or len(value) <= most:
         return ""

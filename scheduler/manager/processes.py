@@ -49,7 +49,7 @@ _log = get_log("manager")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one process does, a function of a module. An event loop that has not turned for ``hang_s`` hangs."""
+    """A child process: the function that it runs. An event loop that has not turned for ``hang_s`` hangs."""
 
     work: Work
     hang_s: float
@@ -160,7 +160,7 @@ class Parts:
 
 
 def _part(name: str, work: Work, config: ManagerConfig, beat: Beat) -> None:
-    """What runs in a process of its own."""
+    """Entry point of a child process."""
     start_logging(config.log_level)
     try:
         asyncio.run(_until_told(work(config), beat))

@@ -79,7 +79,7 @@ SlurmAction = JobAction | PowerAction
 
 
 def told(action: SlurmAction) -> str:
-    """What it does, in words: ``requeue job 7 for job 12``."""
+    """The action in words: ``requeue job 7 for job 12``."""
     match action:
         case SetPriority():
             return f"give job {action.job_id} priority {action.priority}"
@@ -99,7 +99,7 @@ def told(action: SlurmAction) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What is written down of an action. ``error``: why Slurm refused it, empty where it did not."""
+    """Record of an action. ``error``: why Slurm refused it, empty where it did not."""
 
     at_s: float
     mode: str

@@ -51,7 +51,7 @@ class SlurmCommands:
         self._is_json = True
 
     async def traits(self) -> Traits:
-        """What this Slurm has."""
+        """Properties of this Slurm."""
         return read_text.traits_of(await self._run("scontrol", "show", "config"))
 
     async def look(self) -> Snapshot:

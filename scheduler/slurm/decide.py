@@ -32,7 +32,7 @@ ROOM_AGAIN_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """How to decide, and what may be done.
+    """Rules and limits of a decision.
 
     Attributes:
         rules: By what jobs are scheduled.
@@ -68,7 +68,7 @@ class Starting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What one turn has decided.
+    """Decision of one turn.
 
     Attributes:
         actions: In the order in which to carry them out.

@@ -143,7 +143,7 @@ class SlurmDomain:
         return row
 
     def remembered(self, memory: Memory, actions: Iterable[Action]) -> Mapping[str, Past]:
-        """What is to be remembered of its jobs, now that the cycle has answered so."""
+        """Job data to remember after the answers of the cycle."""
         promoted = {action.row for action in actions if isinstance(action, Promote)}
         position = self.domain.table.position
         places = {row: at for at, row in enumerate(sorted(self.jobs, key=lambda row: float(position[row])))}

@@ -60,14 +60,14 @@ class Mode(StrEnum):
 
 
 class Slurm(Protocol):
-    """What the loop asks of a Slurm; `SlurmCommands` is the real one."""
+    """Calls of the loop to a Slurm; `SlurmCommands` is the real one."""
 
     async def traits(self) -> Traits:
-        """What this Slurm has."""
+        """Properties of this Slurm."""
         ...
 
     async def look(self) -> Snapshot:
-        """What is so now."""
+        """A snapshot of now."""
         ...
 
     async def history(self, since_s: float) -> tuple[Ended, ...]:
@@ -224,7 +224,7 @@ class Engine:
 
     @staticmethod
     def _owner(traits: Traits) -> str:
-        """Whose jobs Slurm lets us lower; empty: everybody's."""
+        """The user whose jobs Slurm lets us lower; empty: all users."""
         uid = os.geteuid()
         try:
             me = pwd.getpwuid(uid).pw_name
@@ -305,7 +305,7 @@ class Engine:
     # ------------------------------------------------------------------ asked
 
     async def status(self, _: Mapping[str, object]) -> object:
-        """What `farside slurm status` shows."""
+        """Status for `farside slurm status`."""
         decision = self._decision
         return {
             "mode": self._mode,

@@ -35,7 +35,7 @@ class ExpectedTimes(TimeLimits):
 
 
 def expected_gpu_s(ended: Sequence[Ended]) -> Mapping[str, float]:
-    """What would have been expected of each job when it came: only those that had ended by then are known."""
+    """Expected GPU seconds of each job at its submission, from the jobs that had ended by then."""
     expected, ending = ExpectedTimes(), [(one.end_s, int(one.job_id), one) for one in ended]
     heapq.heapify(ending)
     found: dict[str, float] = {}

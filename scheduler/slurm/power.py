@@ -98,7 +98,7 @@ class SlurmPower:
         return self._demand, self._fitter
 
     def _past(self, now_s: float) -> tuple[float, ...]:
-        """What was busy before this process began, as it was kept."""
+        """Busy nodes before this process began, from the state file."""
         try:
             kept = self._state_files.nodes()
             if kept is None:
@@ -131,7 +131,7 @@ class SlurmPower:
 
     @property
     def forecast(self) -> str:
-        """What the policy's forecast is worth now; empty where none was asked for."""
+        """Quality of the policy's forecast; empty: there is none."""
         return "" if self._fitter is None else self._fitter.remark
 
     @property
@@ -141,5 +141,5 @@ class SlurmPower:
 
     @property
     def saved_kwh(self) -> float:
-        """What they have not drawn since this process began, without cooling."""
+        """Energy saved since this process began, without cooling."""
         return self._slept.node_s * self._config.idle_w / 3.6e6

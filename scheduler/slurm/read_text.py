@@ -66,7 +66,7 @@ def partitions_of(text: str) -> Mapping[str, SlurmPartition]:
 
 
 def traits_of(text: str) -> Traits:
-    """What ``scontrol show config`` says."""
+    """Settings in the output of ``scontrol show config``."""
     lines = (line.partition("=") for line in text.splitlines())
     told = {key.strip(): value.strip() for key, equals, value in lines if equals}
     program = told.get("SuspendProgram", "")

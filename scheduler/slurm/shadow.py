@@ -82,7 +82,7 @@ def ended_between(before: Memory, snapshot: Snapshot, groups: Sequence[Group]) -
 
 
 def compared(before: Memory, then: Decision, snapshot: Snapshot) -> tuple[Beside, ...]:
-    """What Slurm has done since the decision of the last turn, beside that. Only where they differ, or one acted."""
+    """Differences between Slurm's actions since the last turn and that turn's decision."""
     would = {one.job_id: one for one in then.starting}
     found: list[Beside] = []
     for job in snapshot.jobs:
@@ -107,7 +107,7 @@ def expected_gain(
     ended: Iterable[Ended], groups: Sequence[Group], snapshot: Snapshot, rules: Rules, *, may_preempt: bool,
     requeue_cost_s: float,
 ) -> Gain | None:  # fmt: skip
-    """What the policy would have made of the jobs that have ended; None: they are too few.
+    """Expected gain of the policy over the jobs that have ended; None: they are too few.
 
     ``requeue_cost_s``: work that a requeue loses, and the time until Slurm lets the job start again.
     """

@@ -24,7 +24,7 @@ _log = get_log("slurm")
 
 
 class ShadowLog:
-    """What a Slurm does, written down. ``now_s``: seconds since 1970."""
+    """The log of what Slurm does. ``now_s``: seconds since 1970."""
 
     def __init__(self, config: SlurmConfig, rules: Rules, state_files: StateFiles, now_s: Callable[[], float]) -> None:
         self._config = config
@@ -68,7 +68,7 @@ class ShadowLog:
         self._histories.clear()
 
     def history(self, group: Group) -> History:
-        """What the ended jobs of a group's partitions took; it outlives the group's domains, one a turn."""
+        """History of a group's ended jobs; it outlives the group's domains, one a turn."""
         known = self._histories.get(group.partitions)
         if known is None:
             known = self._histories[group.partitions] = History(self._rules.order, self._rules.placement)

@@ -146,7 +146,7 @@ class SlurmPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What this Slurm has and how it counts, read once."""
+    """Properties of this Slurm and its units, read once."""
 
     version: str = ""
     is_counting_memory: bool = False

@@ -47,7 +47,7 @@ class StateFiles:
         self._is_full = False
 
     def memory(self) -> Memory:
-        """As it was last kept; an empty one where there is none, or none that can be read."""
+        """The memory as last saved; an empty one if there is none or it can't be read."""
         try:
             return msgspec.msgpack.decode((self._folder / MEMORY).read_bytes(), type=Memory)
         except FileNotFoundError:
@@ -61,7 +61,7 @@ class StateFiles:
         self._keep_whole(MEMORY, memory)
 
     def nodes(self) -> KeptPast | None:
-        """How many nodes were busy before this process began, as it was kept.
+        """Number of busy nodes before this process began, as saved.
 
         Raises:
             ConfigError: What is there can't be read.

@@ -12,7 +12,7 @@ _UNIT = {"": 20, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50}  # powers of two; 
 
 
 def gpus_of(text: str) -> int:
-    """How many GPUs a text names. With a sum and its parts by model it is the sum."""
+    """Number of GPUs in a text. With a sum and its parts by model it is the sum."""
     found = [(match["model"], int(match["count"] or 1)) for match in _GPU.finditer(text)]
     plain = [count for model, count in found if not model]
     return plain[0] if plain else sum(count for _, count in found)

@@ -23,7 +23,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class Whoami(msgspec.Struct, frozen=True, kw_only=True):
-    """Who the manager takes the caller for."""
+    """The caller as the manager knows it."""
 
     name: str
     role: str
@@ -48,7 +48,7 @@ router = APIRouter(prefix="/v1", tags=["manager"])
 
 @router.get("/whoami", responses=says(Whoami))
 async def whoami(caller: Anyone) -> Response:
-    """Who the manager takes the caller for."""
+    """The caller as the manager knows it."""
     return answer(Whoami(name=caller.name, role=caller.role.value, proved=caller.uid >= 0))
 
 
@@ -152,7 +152,7 @@ def _operation_id(route: APIRoute) -> str:
 
 
 def _said(error: object) -> str:
-    """What is wrong with a part of the address or a header; bodies have words of their own (body.py)."""
+    """The error in a part of the address or in a header; body.py has those of bodies."""
     found = msgspec.convert(error, dict[str, object], strict=False)
     where = found.get("loc")
     names = [f"{one!s:.100}" for one in where[1:]] if isinstance(where, tuple | list) else []

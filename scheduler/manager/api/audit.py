@@ -29,7 +29,7 @@ async def audit(
     before: Annotated[int | None, Query(ge=1, le=2**62, description="Only entries before this one")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> Response:
-    """Who did what, the newest first."""
+    """Audit lines, the newest first."""
     entries = await asyncio.to_thread(shared.log.store.told_by_people, actor=actor, before=before, limit=limit)
     last = entries[-1].seq if len(entries) == limit else None
     return answer(AuditPage(entries=[show_audit(entry, shared.log.state) for entry in entries], before=last))

@@ -78,7 +78,7 @@ def _json_of(body: bytes, content_type: str) -> dict[str, Any]:
 
 
 def _problems(told: Mapping[str, Any], kind: type[msgspec.Struct], lengths: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong, at most a line for each key."""
+    """Errors of a body, at most one line for each key."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     for key, value in told.items():
         field = fields.get(key)

@@ -56,7 +56,7 @@ async def donors(
 
 
 def _borrower(caller: Caller, asked: str | None) -> str | None:
-    """Whose donors to show; None: everybody's."""
+    """The borrower whose donors are shown; None: all."""
     if caller.role is not Role.NODE:
         return asked
     if not (asked or caller.name):

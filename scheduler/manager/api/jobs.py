@@ -102,7 +102,7 @@ def _refuse_submitter(caller: Caller, shared: Context) -> None:
 
 
 async def _problems(spec: JobSpec, count: int, caller: Caller, shared: Context) -> list[str]:
-    """What is wrong with a submission; the costly questions are asked only where the others found nothing."""
+    """Errors of a submission; expensive checks run only if the others find nothing."""
     state = shared.log.state
     found = [
         *spec_problems(spec),
@@ -206,7 +206,7 @@ def after_arrays(spec: JobSpec, state: LiveState) -> JobSpec:
 
 
 def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:
-    """What makes a job of this user impossible on this cluster, however long it waits."""
+    """Reasons why a job of this user can never run on this cluster."""
     problems = []
     there = [node for node in state.nodes.values() if node.runs_jobs_of(user)]
     whose = f" that {user} may use" if len(there) < len(state.nodes) else ""
@@ -232,7 +232,7 @@ def cluster_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]
 
 
 def room_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:
-    """What is wrong with a job that would put more processes on one node than a node takes."""
+    """The error of a job that would put too many processes on one node."""
     there = (len(node.devices) for node in state.nodes.values() if node.runs_jobs_of(user))
     most = most_on_a_node(spec.roles, max(there, default=0))
     if most <= TASKS_MAX:
@@ -241,7 +241,7 @@ def room_problems(spec: JobSpec, state: LiveState, *, user: str) -> list[str]:
 
 
 def command_problems(spec: JobSpec, caller: Caller, state: LiveState) -> list[str]:
-    """What would keep a node from starting the job: found at submission, not when it is the job's turn."""
+    """Reasons why a node could not start the job, found at submission already."""
     job = LiveJob(
         job_id="1", sequence=0, spec=spec, user=caller.name, uid=caller.uid, submit_s=0.0, phase=Phase.STARTING,
         since_s=0.0, tasks=_foreseen(spec, state),

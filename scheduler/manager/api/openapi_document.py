@@ -35,7 +35,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refusals(*statuses: int) -> Answers:
-    """How a route refuses; what every route that asks who calls may say is always among them."""
+    """Error answers of a route; those of authentication are always among them."""
     # A thing that is named in the path: the framework documents a shape of its own for it, unless told.
     also = {422} if 404 in statuses else set()
     told = sorted({401, 403, 503, *statuses} | also)

@@ -83,7 +83,7 @@ class OverviewStreams:
         self._users_streams = 0
 
     async def of(self, caller: Caller) -> Overview:
-        """What this caller sees now."""
+        """The overview that this caller may see now."""
         if self._survey is None or self._survey.seq != self._log.state.seq:
             self._survey = Survey(self._log.state)
         overview = self._survey.overview(None if caller.is_operator else caller.name)
@@ -97,7 +97,7 @@ class OverviewStreams:
 
     @property
     def streams(self) -> int:
-        """How many follow."""
+        """Number of open streams."""
         return self._follow.total()
 
     def enter(self, caller: Caller) -> str:

@@ -42,7 +42,7 @@ router = APIRouter(include_in_schema=False)
 
 
 class SignIn(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the page's form says."""
+    """Fields of the page's sign-in form."""
 
     token: Annotated[str, Meta(min_length=1, max_length=200)]
 

@@ -16,7 +16,7 @@ from farside.scheduler.manager.model.record import LiveJob, LiveNode
 
 
 def context_of(connection: HTTPConnection) -> Context:
-    """What all routes share."""
+    """The shared state of all routes."""
     context: Context = connection.app.state.context
     return context
 

@@ -48,7 +48,7 @@ CERTIFICATE = "certificate"
 
 
 class Proof(StrEnum):
-    """How somebody is known. Only the kernel's word, here or where munged runs, says as whom jobs may run."""
+    """Proof of a caller's name. Only the kernel's word, here or at munged, allows jobs to run as that user."""
 
     KERNEL = "uid"
     MUNGE = "munge uid"
@@ -57,7 +57,7 @@ class Proof(StrEnum):
 
 
 class Role(StrEnum):
-    """What a caller may do: users see and stop their own jobs, operators all; nodes only report."""
+    """Role of a caller: users see and stop their own jobs, operators all; nodes only report."""
 
     USER = "user"
     OPERATOR = "operator"
@@ -66,7 +66,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who calls. ``uid`` is -1 where nothing proves it; a node's ``name`` is empty for any node."""
+    """A caller. ``uid`` is -1 if nothing proves it; a node's ``name`` is empty for any node."""
 
     name: str
     role: Role
@@ -80,7 +80,7 @@ class Caller:
 
     @property
     def told(self) -> str:
-        """How the log names it, and what proved it: ``user ann, uid 1000``, ``operator carl, token``."""
+        """The caller and the proof as text in the log: ``user ann, uid 1000``, ``operator carl, token``."""
         uid = f" {self.uid}" if self.uid >= 0 else ""
         return f"{self.role} {self.name or '(any)'}, {self.proof}{uid}"
 
@@ -272,7 +272,7 @@ def unknown_caller(text: str) -> HTTPException:
 
 
 def hash_of(token: str) -> str:
-    """What the tokens' file keeps of a token: it is random and long, so a plain hash is enough."""
+    """Hash of a token in the tokens' file: the token is random and long, so a plain hash is enough."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

@@ -26,7 +26,7 @@ def files_of(config: ManagerConfig) -> TlsFiles:
 
 
 def tls_of(config: ManagerConfig) -> ssl.SSLContext | None:
-    """How a manager speaks TLS; None: it has no certificate.
+    """TLS context of a manager; None: it has no certificate.
 
     Raises:
         ConfigError: A file can't be used.

@@ -51,7 +51,7 @@ class WebSessions:
 
 
 def mark_of(token_hash: str) -> str:
-    """What a cookie calls a token: not the hash, which could be compared with a stolen tokens' file."""
+    """Name of a token in a cookie: not its hash, which could be compared with a stolen tokens' file."""
     return hashlib.sha256(f"cookie of {token_hash}".encode()).hexdigest()[:32]
 
 

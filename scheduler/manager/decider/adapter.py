@@ -82,7 +82,7 @@ def figures_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Booked:
-    """What jobs have been promised on a node."""
+    """Resources booked by jobs on a node."""
 
     gpus: int = 0
     memory_bytes: float = 0.0
@@ -125,7 +125,7 @@ def node_allocations_of(allocation: Allocation, nodes: Sequence[Node]) -> tuple[
 
 
 def booked(state: LiveState) -> dict[str, Booked]:
-    """What jobs have been promised on each node where any have."""
+    """Resources booked by jobs, on each node that has any."""
     found: dict[str, Booked] = {}
     for job in state.live_jobs():
         for place in job.places if is_holding(job) else ():

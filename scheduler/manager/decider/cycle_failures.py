@@ -43,7 +43,7 @@ class CycleFailures:
 
     @property
     def pause_s(self) -> float:
-        """So long until the next try."""
+        """Pause before the next try."""
         return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self.in_a_row - 1))
 
     def refuse_more(self) -> None:

@@ -44,7 +44,7 @@ class Decider:
 
     @property
     def domain(self) -> Domain:
-        """What the cycle works on."""
+        """The domain of the cycle."""
         return self._planner.domain
 
     def hear(self, entry: Entry) -> None:
@@ -64,7 +64,7 @@ class Decider:
             heapq.heappush(self._limits, (at_s, job.job_id))
 
     def next_events(self, now_s: float, *, may_plan: bool = True) -> tuple[Draft, ...]:
-        """What to write into the log next, each with its cause; nothing when all is as it should be.
+        """The next events for the log, each with its cause; none if there is nothing to decide.
 
         ``may_plan``: False: nothing, too, when the cycle is to be run first, which may take long.
         """
@@ -81,7 +81,7 @@ class Decider:
         return self._planner.plan(now_s) or self._launches()
 
     def _drafts(self, events: Iterable[Event]) -> tuple[Draft, ...]:
-        """What rests on all that was heard so far, and so on the newest entry."""
+        """Drafts of events that follow from the newest entry."""
         cause = by_entry(self.state.seq)
         return tuple(Draft(event=event, cause=cause) for event in events)
 

@@ -53,7 +53,7 @@ def launches(
 
 
 class _Room:
-    """What nobody has, or is about to get, on the nodes; looked at as jobs need it."""
+    """Free resources of the nodes, computed as jobs need them."""
 
     def __init__(self, state: LiveState) -> None:
         self._state = state
@@ -100,7 +100,7 @@ class _Room:
         )
 
     def _counts(self, job: LiveJob, tasks: Sequence[TaskAllocation]) -> dict[str, int] | None:
-        """How many processes each of its nodes has with it; None: more than an agent takes, until others have gone."""
+        """Number of processes on each of its nodes with it; None: more than an agent takes, until others have gone."""
         own = Counter(task.node for task in tasks)
         node, most = own.most_common(1)[0]
         if most > TASKS_MAX:

@@ -30,7 +30,7 @@ def fair_share_of(tenancy: Tenancy | None, state: LiveState, now_s: float) -> Fa
 
 
 def history_of(rules: Rules, state: LiveState) -> History:
-    """What the policies have learned from the jobs that ended: those that are still known, in the order of their ends.
+    """History of the policies from the ended jobs that are still known, in the order of their ends.
 
     They are looked through only for a policy that needs them: of some hundred thousand jobs that takes a moment.
     """

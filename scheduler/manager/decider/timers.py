@@ -33,7 +33,7 @@ class Timers:
         heapq.heappush(self._heap, (at_s, row, self._turns.setdefault(row, 0), Timer.THRESHOLD))
 
     def end_turn(self, rows: Iterable[int]) -> None:
-        """What was foreseen of these jobs is of no use any more."""
+        """Drops the timers of these jobs."""
         for row in rows:
             self._turns[row] = self._turns.get(row, 0) + 1
 

@@ -20,7 +20,7 @@ def charged(spec: JobSpec, user: str, tenancy: Tenancy | None) -> JobSpec:
 
 
 def quota_problems(spec: JobSpec, user: str, tenancy: Tenancy | None) -> Iterator[str]:
-    """What would keep a job waiting for ever, though the cluster is large enough."""
+    """Reasons why a job would wait for ever although the cluster is large enough."""
     if tenancy is None:
         return
     job = Job(job_id="", sequence=0, submit_s=0.0, gpus=spec.gpus, user=user, account=spec.account, qos=spec.qos)

@@ -47,7 +47,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Check:
-    """What the log has said so far."""
+    """State of the check after the entries so far."""
 
     seq: int = 0
     at_s: float = 0.0

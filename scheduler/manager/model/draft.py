@@ -11,7 +11,7 @@ from farside.scheduler.manager.model.event import Event
 
 
 class Timer(StrEnum):
-    """What a decision may rest on besides entries: that time has passed."""
+    """Cause of a decision that is not an entry: time has passed."""
 
     TIME_LIMIT = "time_limit"  # a job has held its GPUs for as long as it may
     RESERVE = "reserve_after_s"  # a job has waited so long that GPUs are held for it

@@ -44,7 +44,7 @@ class NodePowerRecord(PowerRecord):
 
 
 def note_of(node: NodePower) -> NodePowerRecord:
-    """What the log should say of a node."""
+    """The power record of a node for the log."""
     pending = node.pending
     command = pending.command.value if pending is not None and pending.command in _TO_BMC else ""
     return NodePowerRecord(command=command, **_record_of(node))

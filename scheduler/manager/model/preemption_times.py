@@ -19,7 +19,7 @@ _STEPPED = SteppedCost()
 
 @dataclass(slots=True)
 class Times:
-    """How often something was measured, and how long it took in all."""
+    """Number of measurements, and their total time."""
 
     count: int = 0
     total_s: float = 0.0
@@ -75,7 +75,7 @@ def _mean_s(measured: Mapping[str, Times], gpus: int) -> float:
 
 
 def as_settings(preemption_times: PreemptionTimes) -> Mapping[str, str]:
-    """What makes a simulation charge what was measured; empty where nothing was.
+    """Settings by which a simulation charges the measured times; empty: nothing was measured.
 
     The simulator charges pause and resume together when a job goes on.
     """

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presence:
-    """What the API of one manager said last. ``beat`` changes each time: that it lives is seen without its clock."""
+    """The last report of the API of one manager. ``beat`` changes each time, so no clock is compared."""
 
     beat: int
     nodes: frozenset[str]
 
 
 class RemotePresence:
-    """What all other APIs have said, by this one's clock."""
+    """Reports of all other APIs, by this one's clock."""
 
     def __init__(self) -> None:
         self._beats: dict[str, int] = {}

@@ -38,7 +38,7 @@ class QueueCounts:
     _open: dict[int, _Submission] = field(default_factory=dict)  # by the entry that submitted them
 
     def come(self, at: int, user: str, jobs: int, size_bytes: int) -> None:
-        """So many jobs of one submission are in the queue from now on."""
+        """Adds the jobs of one submission to the queue."""
         self._open[at] = _Submission(user, jobs, size_bytes)
         _add(self.jobs, user, jobs)
         _add(self.size_bytes, user, size_bytes)

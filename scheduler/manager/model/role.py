@@ -53,7 +53,7 @@ class RoleBody(Role, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def role_of(body: RoleBody) -> Role:
-    """What the log keeps of a role."""
+    """The role that the log keeps, from a body."""
     found = {name: getattr(body, name) for name in Role.__struct_fields__}
     return Role(**{**found, "is_service": body.is_service or body.service})
 
@@ -74,7 +74,7 @@ def gpus_of(roles: Iterable[Role]) -> int:
 
 
 def per_gpu(roles: Sequence[Role], what: str) -> float:
-    """What a GPU has to bring along of ``cpus``, ``memory_bytes`` or ``swap_bytes``, whatever the places."""
+    """The ``cpus``, ``memory_bytes`` or ``swap_bytes`` that each GPU needs beside it, on any node."""
     gpus = gpus_of(roles)
     if not gpus:
         return 0.0
@@ -84,7 +84,7 @@ def per_gpu(roles: Sequence[Role], what: str) -> float:
 
 
 def most_on_a_node(roles: Sequence[Role], gpus: int) -> int:
-    """How many processes a node may get that has ``gpus`` GPUs for the job."""
+    """Most processes of a job on a node that has ``gpus`` GPUs for it."""
     total = gpus_of(roles)
     there = min(gpus, total)
     if not there:
@@ -104,7 +104,7 @@ def rendezvous(standings: Iterable[Standing]) -> Mapping[str, str]:
 
 
 def role_problems(roles: Sequence[Role]) -> Iterator[str]:
-    """What is wrong with the roles of a job; each line names the role, the key and what to do."""
+    """Errors in the roles of a job; each line names the role, the key and what to do."""
     if len(roles) > MAX_ROLES:
         yield f"roles: at most {MAX_ROLES}, not {len(roles)}"
         return

@@ -43,5 +43,5 @@ class SleepRecord:
 
 
 def saved_kwh(node_s: float, idle_w: float) -> float:
-    """What sleeping nodes have not drawn, without cooling."""
+    """Energy saved by sleeping nodes, without cooling."""
     return node_s * idle_w / J_PER_KWH

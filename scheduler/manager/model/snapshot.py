@@ -65,7 +65,7 @@ class _Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """How a field of a state is kept, and made again."""
+    """Conversion of a state's field to its stored form and back."""
 
     pack: Callable[[Any], Any] = lambda kept: kept
     unpack: Callable[[Any], Any] = lambda kept: kept

@@ -45,7 +45,7 @@ _AFTER_ADVICE = "wait for one that waits for them"
 
 
 class Ranks(StrEnum):
-    """How many processes a job has: one on each of its nodes, or one for each of its GPUs."""
+    """Processes of a job: one on each of its nodes, or one for each of its GPUs."""
 
     NODE = "node"
     GPU = "gpu"
@@ -104,7 +104,7 @@ class JobSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def size_bytes(self) -> int:
-        """What its texts that may be long take, wherever it is kept."""
+        """Size of the long texts of a job."""
         texts = (*_all_arguments(self), *self.env, *self.env.values(), *self.after)
         return sum(map(_size_bytes, texts))
 
@@ -147,13 +147,13 @@ def spec_of(body: JobBody, named: Container[str]) -> JobSpec:
 
 
 def _of_roles(roles: tuple[Role, ...]) -> Mapping[str, Any]:
-    """What a job has that its roles say already."""
+    """Keys of a job that its roles have already."""
     each = {key: per_gpu(roles, key.removesuffix("_per_gpu")) for key in _PER_GPU}
     return {"argv": roles[0].argv, "gpus": gpus_of(roles), **each}
 
 
 def spec_problems(spec: JobSpec) -> Iterator[str]:
-    """What is wrong with a job, whatever the cluster; each line names the key and what to do."""
+    """Errors in a job on any cluster; each line names the key and what to do."""
     yield from _text_problems(spec)
     yield from limit_problems(spec)
     for key, folder in (("cwd", spec.cwd), ("checkpoint_dir", spec.checkpoint_dir or "/")):
@@ -174,7 +174,7 @@ def spec_problems(spec: JobSpec) -> Iterator[str]:
 
 
 def _text_problems(spec: JobSpec) -> Iterator[str]:
-    """What no program can be given, or Linux does not take."""
+    """Errors in arguments and environment that Linux does not take."""
     arguments = _all_arguments(spec)
     if not spec.argv or not spec.argv[0]:
         yield "argv: is empty; name the program to run"
@@ -206,7 +206,7 @@ def _all_arguments(spec: JobSpec) -> tuple[str, ...]:
 
 
 def array_problems(spec: JobSpec, count: int) -> Iterator[str]:
-    """What is wrong with ``count`` jobs alike, though one alone may be right."""
+    """Errors of ``count`` identical jobs, where one alone may be right."""
     waits = len(spec.after) * count
     if waits > MAX_AFTER_IN_ALL:
         each = f"{format_count(len(spec.after), 'job')} for each of {count:,}"

@@ -19,7 +19,7 @@ from farside.scheduler.manager.model.submit_rate import SubmitRates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestKey:
-    """What names a request whose answer may be lost: its kind, whose it is, and what that client calls it."""
+    """Key of a request that may be sent again: its kind, its user, and the client's own key."""
 
     kind: str
     user: str

@@ -39,7 +39,7 @@ class SubmitRates:
         return {user: tuple(told) for user, told in self._steps.items()}
 
     def come(self, user: str, jobs: int, now_s: float) -> None:
-        """So many more were submitted; ``now_s`` never goes back."""
+        """Counts more submitted jobs; ``now_s`` never goes back."""
         begin_s = now_s - now_s % STEP_S
         if begin_s > self._newest_s:
             self._newest_s = begin_s
@@ -55,7 +55,7 @@ class SubmitRates:
         self._steps = {user: told for user, told in kept.items() if told}
 
     def of(self, user: str, now_s: float) -> int:
-        """How many a user has submitted."""
+        """Number of jobs that a user has submitted."""
         return sum(one[1] for one in self._steps.get(user, ()) if _counts(one, now_s))
 
     def check(self, user: str, jobs: int, *, beside: int, limit: int, now_s: float) -> None:

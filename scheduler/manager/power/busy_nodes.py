@@ -11,7 +11,7 @@ from farside.scheduler.manager.model.record import LiveJob
 def busy_nodes(
     jobs: Iterable[LiveJob], names: Container[str], begin_s: float, now_s: float, step_s: float
 ) -> tuple[float, ...]:
-    """How many of these nodes had a job at any time of each interval from ``begin_s`` on, without the one now."""
+    """Number of these nodes with a job, in each interval from ``begin_s`` on, without the present one."""
     steps = max(0, math.floor((now_s - begin_s) / step_s))
     by_node: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
     for job in jobs:

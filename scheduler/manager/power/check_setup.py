@@ -25,7 +25,7 @@ ANSWER_MARGIN_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerSetup:
-    """How nodes are switched, and by what rules.
+    """Settings of node power: drivers and rules.
 
     Attributes:
         policy: Its name; ``none``: no node is switched.

@@ -77,7 +77,7 @@ class LivePower:
 
     @property
     def forecast(self) -> str:
-        """What the policy's forecast is worth now; empty where none was asked for, or another manager keeps nodes."""
+        """Quality of the policy's forecast; empty: there is none, or another manager leads."""
         return "" if self._fitter is None else self._fitter.remark
 
     # ------------------------------------------------------------------ while this scheduler process leads

@@ -55,7 +55,7 @@ class Wishes:
         self._on_its_way: NodesWanted | None = None
 
     def wish(self, now: Occupancy) -> Wish:
-        """What the demand wishes, kept."""
+        """The demand's wishes, kept."""
         wish = self._demand.wish(now)
         self._last = NodesWanted(nodes=wish.nodes, needed=now.needed, reason=wish.reason)
         return wish
@@ -111,7 +111,7 @@ class Inventory:
         return lent_bytes <= total and all(many <= total - own.get(borrower, 0) for borrower, many in loans.items())
 
     def _rooms(self) -> Mapping[str, int]:
-        """What donors that stay could lend yet, by node; looked up once a turn and not for each node."""
+        """Memory that donors that stay can still lend, by node; computed once a turn."""
         now_s, nodes = self._live.now_s(), self._live.state.nodes
         if now_s - self._rooms_s >= ROOM_PERIOD_S:
             self._rooms_s = now_s

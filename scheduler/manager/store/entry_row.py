@@ -27,7 +27,7 @@ def entry_of(row: Any) -> Entry:
 
 
 def row_of(entry: Entry) -> Mapping[str, object]:
-    """What is to be inserted for an entry."""
+    """The row to insert for an entry."""
     kind, body = encode_event(entry.event)
     return {
         "seq": entry.seq, "at_s": entry.at_s, "generation": entry.generation, "cause": entry.cause, "version": VERSION,
@@ -36,5 +36,5 @@ def row_of(entry: Entry) -> Mapping[str, object]:
 
 
 def subject_of(event: Event) -> str:
-    """What an event is about: a job, a node; empty: all of it, or a job that has no id yet."""
+    """Subject of an event: a job, a node; empty: the cluster, or a job that has no id yet."""
     return str(getattr(event, "job_id", "") or getattr(event, "node", ""))

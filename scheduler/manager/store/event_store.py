@@ -223,7 +223,7 @@ class EventStore:
         return StoredSnapshot(version=row.version, body=bytes(row.body))
 
     def extent(self) -> "Extent":
-        """How far the log reaches.
+        """Extent of the log.
 
         Raises:
             StoreError: The database could not do it.
@@ -457,7 +457,7 @@ def _begin_writing(connection: Connection) -> None:
 
 
 def broken(url: str, error: SQLAlchemyError | sqlite3.Error) -> StoreError:
-    """What a database could not do, in one line."""
+    """The error of a database in one line."""
     cause = str(error.orig) if isinstance(error, DBAPIError) and error.orig is not None else str(error)
     first = cause.strip().splitlines()[0] if cause.strip() else type(error).__name__
     if "no such table" in first or "does not exist" in first:

@@ -38,7 +38,7 @@ class Blocks(Generic[Record]):
         self._count = 0
 
     def __len__(self) -> int:
-        """How many records there are."""
+        """Number of records."""
         return self._count
 
     def put(self, place: int, record: Record) -> bool:

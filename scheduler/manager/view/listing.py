@@ -106,7 +106,7 @@ class JobListings:
                 listing.hear(job, is_known)
 
     def __len__(self) -> int:
-        """How many are kept."""
+        """Number of records that are kept."""
         return len(self._kept)
 
 

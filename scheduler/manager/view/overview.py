@@ -53,7 +53,7 @@ class Sensed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """What one person sees. ``active`` have GPUs or a place; each list is cut, and ``counts`` are not.
+    """The overview of one user. ``active`` jobs have GPUs or an allocation; lists are cut, ``counts`` are not.
 
     ``why`` has a line for the first who wait, ``sensed`` what agents that are connected here told last, ``energy`` how
     many nodes sleep.
@@ -132,7 +132,7 @@ class Survey:
         self._made: dict[str | None, Overview] = {}
 
     def overview(self, user: str | None) -> Overview:
-        """What this user sees; None: somebody who may see everything."""
+        """The overview of this user; None: of a caller that may see everything."""
         if user not in self._made:
             self._made[user] = self._make(user)
         return self._made[user]
@@ -190,7 +190,7 @@ def show_overview(
 
 
 def show_loans(told: Sensed) -> list[Loan]:
-    """Who has borrowed a node's memory, and how much of it."""
+    """Borrowers of a node's memory, and how much each has."""
     return [Loan(borrower=name, bytes=count) for name, count in sorted(told.loans.items())]
 
 

@@ -22,7 +22,7 @@ _WORDS = {
 
 
 class Energy(Struct, frozen=True, kw_only=True):
-    """How many nodes sleep, and what that saves."""
+    """Number of nodes that sleep, and the energy saved."""
 
     nodes_asleep: int = 0
     nodes_booting: int = 0
@@ -99,5 +99,5 @@ def show_power(node: LiveNode, driver: str, power: NodePower | None, stays_on: s
 
 
 def driver_names(drivers: Mapping[str, object], names: Iterable[str]) -> Mapping[str, str]:
-    """What switches each of these nodes, by the name of its driver; empty: nothing, it is always on."""
+    """Driver name of each of these nodes; empty: none, the node is always on."""
     return {name: _WORDS.get(type(drivers[name]).__name__, "") if name in drivers else "" for name in names}

@@ -18,7 +18,7 @@ S_PER_H = 3600.0
 
 
 class By(StrEnum):
-    """Whose use is added up."""
+    """Group of the sums: user or account."""
 
     USER = "user"
     ACCOUNT = "account"
@@ -26,7 +26,7 @@ class By(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What the jobs of one user or account used.
+    """Usage of the jobs of one user or account.
 
     Attributes:
         name: Theirs.
@@ -48,7 +48,7 @@ class Usage:
 
 
 class UsageRow(Struct, frozen=True, kw_only=True):
-    """What the jobs of a user or an account used."""
+    """Usage of the jobs of a user or an account."""
 
     name: str
     jobs: int
@@ -60,7 +60,7 @@ class UsageRow(Struct, frozen=True, kw_only=True):
 
 
 def usage_of(jobs: Iterable[LiveJob], by: By, begin_s: float, end_s: float, gpu_power_w: float) -> tuple[Usage, ...]:
-    """What was used between two times, a line a user or account, the most GPU time first.
+    """Usage between two times, a line for each user or account, the most GPU time first.
 
     Args:
         jobs: All that might have been there.

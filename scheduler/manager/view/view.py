@@ -57,7 +57,7 @@ class Task(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """What the messages of a job's processes say about its model; ``problem``: why they say nothing."""
+    """Profile of a job's model, from the messages of its processes; ``problem``: why they say nothing."""
 
     start: int
     processes: int

@@ -39,7 +39,7 @@ LARGE_MAX = 8
 
 
 def too_large(limit_bytes: int) -> str:
-    """What is said to a larger body."""
+    """The error text for a larger body."""
     return f"body: is more than {format_bytes(limit_bytes)}; put what is long into a file that the job reads"
 
 

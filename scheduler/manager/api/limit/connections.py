@@ -41,7 +41,7 @@ Close = Callable[[], None]
 
 
 class Connections:
-    """Who is connected, by owner; those that wait for their client, the longest first."""
+    """Open connections by owner; those that wait for their client, the longest first."""
 
     def __init__(self, unlimited: frozenset[Owner] = frozenset()) -> None:
         self._unlimited = unlimited
@@ -51,11 +51,11 @@ class Connections:
 
     @property
     def handshakes(self) -> int:
-        """How many have not got through theirs."""
+        """Number of TLS handshakes that are not over."""
         return len(self._shaking)
 
     def count(self, owner: Owner) -> int:
-        """How many connections somebody has."""
+        """Number of connections of an owner."""
         return self._counts.get(owner, 0)
 
     def shake(self, owner: Owner, fd: int, close: Close) -> bool:
