@@ -193,7 +193,7 @@ class _Plan:
         return False
 
     def serve_longest_waiting(self) -> bool:
-        """Starts who has waited too long, one after the other; what the first that can't start lacks is held for it."""
+        """Start jobs that have waited too long, one by one, and reserve GPUs for the first that cannot start."""
         domain, now_s = self._domain, self._now_s
         if domain.rules.reserve_after_s == math.inf:
             return False
@@ -253,12 +253,12 @@ class _Plan:
         return self._is_nobody_behind or not (self._domain.traits.is_preemptive or self._domain.guests)
 
     def take_displaced(self) -> bool:
-        """Whether anybody was preempted since the last call: they wait again, and may have room elsewhere."""
+        """Whether a job was preempted since the last call: preempted jobs wait again, and may fit on other nodes."""
         is_displaced, self._is_displaced = self._is_displaced, False
         return is_displaced
 
     def actions(self) -> list[Action]:
-        """Carries the plan over to the jobs' figures. Who lost GPUs and got the very same ones back never stopped."""
+        """Apply the plan to the jobs' figures. A job that lost its GPUs and got the same ones back never stopped."""
         domain, now_s = self._domain, self._now_s
         self._unhold()
         for row in self._victims.keys() & self._winners.keys():
@@ -299,7 +299,7 @@ class _Plan:
         self._read = [victim for victim in self._read if victim.row not in self._victims]
 
     def _behind(self) -> Iterator[_Victim]:
-        """Who may have to go, the first to go first: guests, then running jobs by rank; without those who are gone."""
+        """Jobs that may be preempted, the first victim first: guests, then running jobs by rank."""
         domain = self._domain
         for row, (home, held) in reversed(tuple(domain.guests.items())):
             yield _Victim(row, BEHIND_ALL, held, home)
@@ -333,7 +333,7 @@ class _Plan:
         return allocation, self._keep(released[:given], demand, allocation)
 
     def _place_beside(self, claim: Claim, row: int) -> Allocation | None:
-        """A place on free GPUs, but for those that the reservation claims."""
+        """Allocation on free GPUs, without those that the reservation claims."""
         ledger, owing = self._domain.ledger, claim.owing()
         ledger.take(NOTHING_BUT_GPUS, owing)
         allocation = self._domain.book.place(row, self._now_s)
@@ -341,7 +341,7 @@ class _Plan:
         return allocation
 
     def _keep(self, released: list[_Victim], demand: Demand, allocation: Allocation | None) -> list[_Victim]:
-        """Gives their GPUs back to all who are not in the way, the best first; returns those who are."""
+        """Give GPUs back to jobs that do not have to stop, the best first; returns the jobs that have to."""
         ledger = self._domain.ledger
         if allocation is not None:
             ledger.take(demand, allocation)
@@ -349,7 +349,7 @@ class _Plan:
         victims: list[_Victim] = []
         for victim in reversed(released):
             # Elsewhere it had its GPUs a moment ago: also on a node that has left, which has none to give.
-            contested = tuple(place for place in victim.held.allocation if place[0] in wanted)
+            contested = tuple(part for part in victim.held.allocation if part[0] in wanted)
             if ledger.fits(victim.held.demand, contested):
                 ledger.take_back(victim.held.demand, victim.held.allocation)
             else:

@@ -160,7 +160,7 @@ class Domain:
         else:
             home, held = self, self.book.give(row)
         self.queue.touch()
-        home._learn_place(row, held.allocation, self.ledger)
+        home._learn_slowdown(row, held.allocation, self.ledger)
         home.book.forget_change(row)
         home.roster.drop(row)
 
@@ -176,13 +176,13 @@ class Domain:
             self.book.rank_all_anew()
             self.queue.rank_all_anew()
 
-    def _learn_place(self, row: int, allocation: Allocation, ledger: Ledger) -> None:
-        """What its last place did to a job may change where those go that come from now on."""
+    def _learn_slowdown(self, row: int, allocation: Allocation, ledger: Ledger) -> None:
+        """Learn from a job's speed on its last allocation, for the placement of later jobs."""
         job = self.jobs[row]
         if not self.rules.placement.is_learning or job.gpus == 1 or not skew_of(job):
             return
         spread, speed = spread_of(job, allocation, ledger), float(self.table.speed[row])
-        self.history.add_place(Sample(skew=skew_of(job), spread=spread, speed=speed))
+        self.history.add_sample(Sample(skew=skew_of(job), spread=spread, speed=speed))
         self.roster.use(self._as_learned(self.rules))
 
     def _as_learned(self, rules: Rules) -> Rules:
@@ -242,12 +242,12 @@ class Domain:
             self.book.foresee(row, now_s + change_s)
 
     def resize(self, nodes: tuple[Node, ...]) -> None:
-        """Only these nodes, of those that it was made with, are there from now on; who runs elsewhere may end."""
+        """Set which of its nodes the domain has from now on; jobs that run on other nodes may end there."""
         self.ledger.set_nodes(nodes)
         self.queue.touch()
 
     def close(self, windows: tuple[MaintenanceWindow, ...]) -> None:
-        """From now on these hold, in place of those before. What was reserved for a job is planned anew."""
+        """Set the maintenance windows; a reservation is planned again."""
         self.book.maintenance_windows = windows
         self.reservation = None
         self.queue.touch()
@@ -308,7 +308,7 @@ class Domain:
         self._tail_position += 1
 
     def settle(self, started: list[tuple[Rank, int]], preempted: list[tuple[Rank, int]], now_s: float) -> None:
-        """Restores the order of the lists: who runs in front of who waits.
+        """Restore the order of the lists: running jobs before waiting jobs.
 
         Those who began to run, or came to another queue and run on, stand behind the others that run, in the order of
         their ranks; those who were preempted stand in front of all who wait, unless they had just come to the tail.

@@ -59,7 +59,7 @@ def explain(domain: Domain, row: int, now_s: float, clock: Clock = format_moment
 
 
 def look(domain: Domain, row: int, now_s: float, clock: Clock = format_moment) -> Explanation:
-    """The same, taken apart."""
+    """Explain in parts why a job waits; `explain` makes lines of them."""
     if row in domain.running:
         held = domain.running[row]
         return Explanation(
@@ -78,7 +78,7 @@ def look(domain: Domain, row: int, now_s: float, clock: Clock = format_moment) -
 
 
 def nobody_knows(domain: Domain, estimate: StartEstimate) -> str:
-    """Why nobody knows when a job starts."""
+    """Why the start of a job cannot be estimated."""
     if estimate.is_short:
         why = "too few GPUs are in service for it or for those before it, whoever ends"
     elif estimate.unlimited:
@@ -100,7 +100,7 @@ def _places(domain: Domain, allocation: Allocation) -> str:
 
 
 class _Wait:
-    """One waiting job, and everybody who stands between it and its GPUs."""
+    """One waiting job, and all jobs between this job and its GPUs."""
 
     def __init__(self, domain: Domain, row: int, now_s: float, clock: Clock) -> None:
         self.domain, self.row, self.now_s, self.clock = domain, row, now_s, clock
@@ -163,7 +163,7 @@ class _Wait:
         return f" from {self.clock(at_s)}" if at_s < math.inf else ""
 
     def _first_in_line(self) -> int:
-        """The head of the queue, where a strict policy lets nobody pass it and it is not this job; else -1."""
+        """Head of the queue, if a strict policy lets no job pass it and it is another job; otherwise -1."""
         if not self.domain.traits.is_strict:
             return -1
         own = self.domain.queue.head_before(self.row)
@@ -214,7 +214,7 @@ class _Wait:
         return self._told(Cause.SCATTERED, blocker, first + where, (because, *more))
 
     def _has_closed_gpus(self) -> bool:
-        """Whether some of the GPUs that are free are on nodes that are reserved: it needs to be told of these first."""
+        """Whether free GPUs are on nodes in a maintenance window, which the answer must name first."""
         limit_s = self.domain.jobs[self.row].limit_s
         return bool(closed_gpus(self.domain.book.maintenance_windows, self.domain.ledger.free, self.now_s, limit_s))
 

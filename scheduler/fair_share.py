@@ -44,7 +44,7 @@ def _level(used: float, due: float) -> float:
 
 
 class FairShare:
-    """What accounts have used and where they stand; its owner tells it the time and who holds what."""
+    """Use and level of each account; the owner of this object reports the time and what accounts hold."""
 
     def __init__(self, tenancy: Tenancy) -> None:
         self._tenancy = tenancy
@@ -82,13 +82,13 @@ class FairShare:
         return self._used_gpu_s.get(account, 0.0)
 
     def level(self, account: str) -> float:
-        """Where an account stands; one that was never compared: it is due."""
+        """Level of an account; an account that was never compared makes a comparison due."""
         if account not in self._levels:
             self.due_s = -math.inf
         return self._levels.get(account, LOWEST)
 
     def compare(self, active: Iterable[str], now_s: float) -> frozenset[str]:
-        """Compares these accounts; returns those whose level has changed."""
+        """Compare these accounts; returns the accounts with a new level."""
         self.advance(now_s)
         self.due_s = now_s + self._tenancy.period_s
         used = {account: self.used_gpu_s(account) for account in active}

@@ -76,7 +76,7 @@ class Ledger:
         return rooms
 
     def idle(self) -> int:
-        """The nodes where nobody holds anything, as a set."""
+        """Nodes on which nothing is allocated, as a set."""
         node_set = 0
         for gpus, nodes in self.sets.by_size:
             node_set |= self.buckets[gpus] & nodes

@@ -8,7 +8,7 @@ from farside.scheduler.state import Allocation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceWindow:
-    """Nodes, by their places in a ledger, that nobody may use for a time. ``why``: what it is for, in words."""
+    """Maintenance window: nodes, by index in a ledger, that are closed for a time. ``why``: its reason, in words."""
 
     nodes: frozenset[int]
     begin_s: float
@@ -21,7 +21,7 @@ class MaintenanceWindow:
 
 
 def closed_gpus(windows: Iterable[MaintenanceWindow], free: list[int], now_s: float, limit_s: float) -> Allocation:
-    """The free GPUs that such a job may not have."""
+    """Free GPUs on closed nodes, which a job with this time limit may not use now."""
     closed: set[int] = set()
     for window in windows:
         if window.is_closed_to(now_s, limit_s):

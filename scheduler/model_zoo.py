@@ -57,7 +57,7 @@ def find_model(name: str) -> Model | None:
 
 
 def skew_of(job: Job) -> float:
-    """S_J: as measured, else from the table by the name of the job's model; 0: nobody knows."""
+    """S_J of a job: as measured, or by the table for its model; 0: unknown."""
     if job.skew > 0:
         return job.skew
     model = find_model(job.model) if job.model else None
@@ -65,7 +65,7 @@ def skew_of(job: Job) -> float:
 
 
 def model_bytes_of(job: Job) -> int:
-    """The model's size: as told, else from the table; 0: nobody knows."""
+    """Size of a job's model: as given, or by the table; 0: unknown."""
     if job.model_bytes > 0:
         return job.model_bytes
     model = find_model(job.model) if job.model else None

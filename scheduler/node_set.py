@@ -24,7 +24,7 @@ def bits(node_set: int) -> Iterator[int]:
 
 
 def node_set_of(members: NDArray[np.bool_]) -> int:
-    """The set whose members are true."""
+    """Set of the indices where ``members`` is true."""
     return int.from_bytes(np.packbits(members, bitorder="little").tobytes(), "little")
 
 

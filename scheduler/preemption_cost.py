@@ -14,7 +14,7 @@ from farside.scheduler.state import Job
 
 
 class PreemptionCost(Protocol):
-    """How long a job that was preempted is held up when it goes on."""
+    """Preemption cost model: how long a preempted job is delayed when it resumes."""
 
     @property
     def name(self) -> str:
@@ -28,7 +28,7 @@ class PreemptionCost(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCost:
-    """Preemption costs nothing, as in the simulation of [tiresias §3.5.3]."""
+    """No cost, as in the simulation of [tiresias §3.5.3]."""
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class NoCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteppedCost:
-    """Seconds by the number of GPUs: 7 for one, 30 up to eight, 60 above unless told otherwise.
+    """Seconds by the number of GPUs; by default 7 for one, 30 up to eight, 60 above.
 
     What the published simulator behind [helios §4.2] charges; the text itself says "negligible overhead".
     """
@@ -58,7 +58,7 @@ class SteppedCost:
         return "helios"
 
     def preemption_s(self, job: Job) -> float:
-        """By the step that the job is on."""
+        """Seconds of the job's step."""
         if job.gpus <= 1:
             return self.one_s
         return self.few_s if job.gpus <= self.few_gpus else self.many_s
@@ -66,7 +66,7 @@ class SteppedCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCost:
-    """From the model's size: written once by the chief worker, read again by every worker. [tiresias §3.2.2, §3.4]
+    """Cost by the model's size: written once by the chief worker, read again by every worker. [tiresias §3.2.2, §3.4]
 
     The storage serves each machine with ``storage_bytes_per_s`` of its own (1.2 GB/s in §3.5.1), so machines read at
     once, and the workers of one machine share. ``fixed_s`` is what does not depend on the size: stopping, starting
@@ -89,7 +89,7 @@ class ModelCost:
     node_gpus: int = 4
 
     def __post_init__(self) -> None:
-        """Refuses storage that never answers."""
+        """Refuse storage without bandwidth, and machines without GPUs."""
         for name in ("storage_bytes_per_s", "node_gpus"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: must be above 0")
@@ -111,7 +111,7 @@ PREEMPTION_COSTS: Mapping[str, type[PreemptionCost]] = MappingProxyType(
 
 
 def make_preemption_cost(name: str, settings: Mapping[str, str]) -> PreemptionCost:
-    """The cost model of a name, its fields set from text.
+    """Make the cost model of a name, its fields set from text.
 
     Raises:
         ConfigError: No such model, no such setting, or a value that the setting does not take.

@@ -4,18 +4,18 @@ from farside.scheduler.tenancy import Cap, PriorityClass
 
 
 class QuotaUse:
-    """GPUs and jobs that are held now."""
+    """GPUs and jobs in use now, by account and by cap."""
 
     def __init__(self) -> None:
         self._caps: dict[Cap, tuple[int, int]] = {}  # GPUs, jobs
         self.gpus_of: dict[str, int] = {}  # by account, those that hold any
 
     def take(self, priority_class: PriorityClass, gpus: int) -> None:
-        """A job starts."""
+        """Add a job that starts."""
         self._move(priority_class, gpus, 1)
 
     def give(self, priority_class: PriorityClass, gpus: int) -> None:
-        """A job stops."""
+        """Remove a job that stops."""
         self._move(priority_class, -gpus, -1)
 
     def _move(self, priority_class: PriorityClass, gpus: int, jobs: int) -> None:
@@ -29,7 +29,7 @@ class QuotaUse:
             self.gpus_of.pop(priority_class.account, None)
 
     def why_not(self, priority_class: PriorityClass, gpus: int) -> str:
-        """Why a job may not start beside those that run; empty: it may. The first cap that it would break."""
+        """First cap that a job would break if it started now, in words; empty: the job may start."""
         for cap in priority_class.caps:
             held_gpus, held_jobs = self._caps.get(cap, (0, 0))
             why = cap.why_not(gpus=gpus, held_gpus=held_gpus, held_jobs=held_jobs)

@@ -92,7 +92,7 @@ class Claim:
 
 
 def _still_awaited(domain: Domain, reservation: Reservation) -> dict[int, Held]:
-    """Who has not left yet what the reservation counts on, and what it holds."""
+    """Jobs that the reservation still waits for, and what each holds."""
     found: dict[int, Held] = {}
     for row, since_s in reservation.awaited.items():
         held = domain.guests[row][1] if row in domain.guests else domain.running.get(row)

@@ -52,12 +52,12 @@ class RunningOrder:
         self._expiries: list[tuple[float, int]] = []  # until when ranks are good
 
     def renew(self, row: int) -> None:
-        """A job came, or came to another rank otherwise than the policy told."""
+        """A job came, or its rank changed in a way that the policy did not announce."""
         self.discard(row)
         self._loose.add(row)
 
     def discard(self, row: int) -> None:
-        """It runs no more."""
+        """Remove a job that has stopped."""
         self._loose.discard(row)
         rank = self._ranks.pop(row, None)
         if rank is not None:
@@ -88,7 +88,7 @@ class RunningOrder:
         self._expiries.clear()
 
     def last_first(self, order: OrderPolicy, figures: Figures, now_s: float) -> Iterator[_Entry]:
-        """Ranks as of now, the greatest first. Who comes, goes or is renewed while this is read is not looked at.
+        """Current ranks, the greatest first. Changes during the iteration are not seen.
 
         Args:
             order: By what; the same at each reading, but for `renew_all`.
@@ -120,7 +120,7 @@ class RunningOrder:
                 self.renew(row)
 
     def _rank_loose(self, order: OrderPolicy, figures: Figures, now_s: float) -> Iterator[_Entry]:
-        """Puts those away whose rank or shelf is good for a while; returns the others, the greatest first."""
+        """Store the rows whose rank or shelf stays valid for a while; returns the others, the greatest first."""
         rows = list(self._loose)
         jobs = figures(rows)
         keys = (*order.keys(jobs), jobs.submit_s, jobs.sequence)
@@ -135,7 +135,7 @@ class RunningOrder:
     def _put_away(
         self, rows: list[int], keys: Sequence[Floats], motions: list[int], change_s: Floats, now_s: float
     ) -> list[int]:
-        """Gives the loose ones of these rows a place that is good for a while; returns the places of those who stay."""
+        """Store those of these rows whose rank stays valid for a while; returns the indices of the others."""
         until_s: list[float] = (change_s - EDGE_S).tolist()
         ranks = zip(*(key.tolist() for key in keys), strict=True)
         entered: list[_Entry] = []
@@ -170,7 +170,7 @@ class RunningOrder:
         self._shelves.setdefault(first_key, set()).add(row)
 
     def _read_shelves(self, order: OrderPolicy, figures: Figures, now_s: float) -> Iterator[_Entry]:
-        """Before each shelf's jobs an entry that stands behind them all: a reading that stops there ranks none."""
+        """Insert before each shelf's jobs an entry behind them all: a reading that stops there ranks none of them."""
         for first_key in sorted(self._shelves, reverse=True):
             if not self._shelves[first_key]:
                 continue

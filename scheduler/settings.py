@@ -79,7 +79,7 @@ def chosen(name: str, known: Mapping[str, T], what: str) -> T:
 
 
 def suggestion(name: str, names: Iterable[str], what: str) -> str:
-    """The name that a wrong one was probably meant to be; else all that there are."""
+    """The most similar known name; if none is similar, all known names."""
     known = list(names)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:

@@ -22,7 +22,7 @@ from farside.scheduler.state import Allocation, Job
 
 
 class Slowdown(Protocol):
-    """What a place does to a job's speed."""
+    """Slowdown model: the speed of a job on an allocation."""
 
     @property
     def name(self) -> str:
@@ -36,7 +36,7 @@ class Slowdown(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoSlowdown:
-    """Every place is as good as another."""
+    """No slowdown: every allocation is equally good."""
 
     @property
     def name(self) -> str:
@@ -50,7 +50,7 @@ class NoSlowdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadSlowdown:
-    """Slower the more skewed the model is, and the more of its traffic crosses between machines.
+    """Slowdown that grows with the model's skew and with the traffic between machines.
 
     ``slowdown = 1 + (largest_slowdown - 1) * skewed * spread``, where ``skewed`` rises from 0 at ``even_skew`` to 1 at
     ``full_skew``, straight in between, and ``spread`` from 0 on the fewest machines that can hold the job to 1 with a
@@ -69,7 +69,7 @@ class SpreadSlowdown:
     largest_slowdown: float = 1.67
 
     def __post_init__(self) -> None:
-        """Refuses a rise that is none, and a speed above that of the best place."""
+        """Refuse limits that do not rise, and a speed above the best one."""
         if not self.even_skew < self.full_skew:
             raise ValueError(f"full_skew: must be above even_skew ({self.even_skew}), is {self.full_skew}")
         if self.largest_slowdown < 1:
@@ -91,7 +91,7 @@ class SpreadSlowdown:
 
 
 def spread_of(job: Job, allocation: Allocation, ledger: Ledger) -> float:
-    """How far from consolidated a job is placed: 0 on the fewest machines that could hold it, 1 on one for each GPU.
+    """Spread of an allocation: 0 on the fewest machines that could hold the job, 1 on one machine for each GPU.
 
     By the share of its traffic that crosses between machines, the two ends being what consolidation can't avoid and
     what is most there can be. [ours]
@@ -118,9 +118,9 @@ SLOWDOWNS: Mapping[str, type[Slowdown]] = MappingProxyType({"none": NoSlowdown, 
 
 
 def make_slowdown(name: str, settings: Mapping[str, str]) -> Slowdown:
-    """The effect of a name, its fields set from text.
+    """Make the slowdown model of a name, its fields set from text.
 
     Raises:
-        ConfigError: No such effect, no such setting, or a value that the setting does not take.
+        ConfigError: No such model, no such setting, or a value that the setting does not take.
     """
     return from_settings(chosen(name, SLOWDOWNS, "effect"), settings, of=name)

@@ -17,16 +17,16 @@ from farside.scheduler.domain import Domain
 from farside.scheduler.quota_use import QuotaUse
 from farside.scheduler.state import Allocation
 
-# So many who stand before a job are played through; it takes some microseconds each.
+# At most this many jobs before the one in question are played through, some microseconds each.
 AHEAD_MAX = 2000
-# Who has no time limit is played as leaving then, to see who is waited for.
+# A job without a time limit is played as if it ended then, so that the job it blocks can name it.
 _NEVER_S = 1e15
 _Leaving = tuple[float, int, int, Allocation]  # when, a number that breaks ties, row, what it holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartEstimate:
-    """When a job is expected to start; infinite: nobody knows.
+    """Expected start of a job; infinite: unknown.
 
     ``unlimited``: rows of jobs without a time limit that would have to end first. ``is_short``: it, or somebody before
     it, would not start though all who run had ended. Neither: more than `AHEAD_MAX` stand before it.
@@ -38,7 +38,7 @@ class StartEstimate:
 
 
 def estimate_start(domain: Domain, row: int, now_s: float) -> StartEstimate:
-    """When a job that waits in this domain is expected to have its GPUs, or what keeps that from being known."""
+    """Estimate when a waiting job of this domain starts, or say why that is unknown."""
     (rank,) = domain.roster.ranks([row], now_s)
     ahead = [(one, other) for other, one in domain.waiting.ranked() if one < rank]
     if len(ahead) > AHEAD_MAX:
@@ -56,7 +56,7 @@ def estimate_start(domain: Domain, row: int, now_s: float) -> StartEstimate:
 
 
 class _Play:
-    """The plan as it goes on from now."""
+    """The plan, played forward from now."""
 
     def __init__(self, domain: Domain, row: int, now_s: float) -> None:
         self.now_s = now_s
@@ -68,7 +68,7 @@ class _Play:
         heapq.heapify(self._leaving)
 
     def _runs(self, row: int) -> Iterator[_Leaving]:
-        """Who runs, and when it leaves: those behind the job that it may take GPUs from, at once."""
+        """Running jobs with their ends; jobs that the waiting job may preempt end at once."""
         domain = self._domain
         (rank,) = domain.roster.ranks([row], self.now_s)
         rows = list(domain.running)

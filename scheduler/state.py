@@ -8,14 +8,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# (place of the node in its domain, devices there), in the order of the nodes. A device is a whole GPU, or a part of one
+# (index of the node in its domain, devices there), in the order of the nodes. A device is a whole GPU, or a part of one
 # that its driver names: devices are counted here, and never divided.
 Allocation = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine. What is infinite is not counted when jobs are placed.
+    """A machine. An infinite amount is not counted in placement.
 
     ``swap_bytes``: in other nodes' memory. ``users``: whose jobs may run there; empty: everybody's.
     """
@@ -33,7 +33,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualCluster:
-    """A tenant's part of the cluster: nodes of its own."""
+    """Virtual cluster: a tenant's own nodes."""
 
     name: str
     nodes: tuple[Node, ...]
@@ -46,7 +46,7 @@ class VirtualCluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize:
-    """From ``at_s`` on a virtual cluster has just these of its nodes."""
+    """Resize of a virtual cluster: from ``at_s`` on it has these nodes."""
 
     at_s: float
     vc: str
@@ -55,7 +55,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """All virtual clusters. A cluster without any notion of them is one whose name is empty."""
+    """All virtual clusters. A cluster without virtual clusters has one with an empty name."""
 
     virtual_clusters: tuple[VirtualCluster, ...]
 
@@ -67,7 +67,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is known of a job when it is submitted.
+    """Job, as known at submission.
 
     ``sequence`` breaks ties between jobs submitted in the same second; it is unique. ``skew`` is S_J, the share of the
     largest tensor in the model [tiresias §3.3.3.1]; 0 where nobody has measured it. ``account`` and ``qos`` are names
@@ -99,7 +99,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a job asks of a place. Jobs of equal demand are interchangeable there: if one has no room, none has."""
+    """Demand of a job for resources. Jobs of equal demand are interchangeable: if one has no room, none has."""
 
     gpus: int
     cpus_per_gpu: float = 0.0
@@ -115,7 +115,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """What is held for a waiting job, and when it is expected to have all of it; infinite when nobody knows.
+    """GPUs held for a waiting job, and when the job is expected to have all of them; infinite if unknown.
 
     ``awaited``: the rows of who is to leave it their GPUs, and since when they held them.
     """

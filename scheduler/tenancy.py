@@ -18,7 +18,7 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Whom GPU time is charged to.
+    """Account that GPU time is charged to.
 
     ``shares``: its part of the cluster, in proportion to the others'. ``quota_gpus``: the most that its jobs hold at
     once. ``users``: who may charge it.
@@ -71,7 +71,7 @@ class Cap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityClass:
-    """What account and QOS make of a job; see `Qos`."""
+    """Priority and limits of a job, from its account and QOS; see `Qos`."""
 
     account: str = ""
     priority: float = 0.0
@@ -107,7 +107,7 @@ class Tenancy:
     period_s: float = 300.0
 
     def priority_class(self, job: Job) -> PriorityClass:
-        """What its account and QOS make of a job."""
+        """Priority class of a job, by its account and QOS."""
         name = job.account or job.user
         account, qos = self.accounts.get(name, self.others), self.qualities.get(job.qos, NO_QOS)
         return PriorityClass(

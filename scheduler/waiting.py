@@ -64,7 +64,7 @@ class Waiting:
         self._entries = sum(map(len, self._heaps.values()))
 
     def discard(self, row: int) -> None:
-        """It waits no more."""
+        """Remove a row that waits no longer."""
         self._ranks.pop(row, None)
 
     def rows(self) -> list[int]:

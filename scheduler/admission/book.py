@@ -18,7 +18,7 @@ NOTHING_BUT_GPUS = Demand(gpus=0)
 
 @dataclass(slots=True)
 class Held:
-    """What a running job holds. Before ``until_s`` nobody may take it away."""
+    """GPUs that a running job holds. Before ``until_s`` the job may not be preempted."""
 
     demand: Demand
     allocation: Allocation
@@ -27,7 +27,7 @@ class Held:
 
 
 class Book:
-    """Who holds what."""
+    """GPUs held by the running jobs of a domain."""
 
     def __init__(self, roster: Roster, nodes: tuple[Node, ...]) -> None:
         self.ledger = roster.rules.placement.ledger(nodes)
@@ -88,7 +88,7 @@ class Book:
         self.rank_anew(row)
 
     def leave_alone(self, row: int, until_s: float) -> bool:
-        """Nobody may take a job's GPUs before this time; False: nor before a later one, as it was."""
+        """Protect a job from preemption until this time; False: an existing protection lasts longer."""
         held = self.running[row]
         if until_s <= held.until_s:
             return False

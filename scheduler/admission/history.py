@@ -20,7 +20,7 @@ class History:
         placement: The placement policy, likewise.
         ended_gpu_s: The whole service of each job, GPU seconds.
         expected_gpu_s: What was expected of each when it came; NaN where nothing was.
-        placed: What their last places did to them.
+        samples: Speed of each job on its last allocation.
     """
 
     def __init__(self, order: OrderPolicy, placement: PlacementPolicy) -> None:
@@ -28,7 +28,7 @@ class History:
         self.placement = placement
         self.ended_gpu_s: list[float] = []
         self.expected_gpu_s: list[float] = []
-        self.placed: list[Sample] = []
+        self.samples: list[Sample] = []
 
     def add(self, service_gpu_s: float, expected_gpu_s: float = math.nan) -> None:
         """Add a job that has ended, by the GPU seconds that it held in all."""
@@ -36,7 +36,7 @@ class History:
         self.expected_gpu_s.append(expected_gpu_s)
         self.order = self.order.learn(self.ended_gpu_s, self.expected_gpu_s)
 
-    def add_place(self, sample: Sample) -> None:
-        """Add what its last place did to a job that has ended."""
-        self.placed.append(sample)
-        self.placement = self.placement.learn(self.placed)
+    def add_sample(self, sample: Sample) -> None:
+        """Add the speed of an ended job on its last allocation."""
+        self.samples.append(sample)
+        self.placement = self.placement.learn(self.samples)

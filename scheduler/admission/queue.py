@@ -74,7 +74,7 @@ class Queue:
         self._due.append(row)
 
     def compare_accounts(self, now_s: float) -> None:
-        """Rank waiting jobs anew whose account has another level than before, if it is time to compare."""
+        """Rank waiting jobs again if their account's level has changed, when a comparison is due."""
         share, priority_classes = self.fair_share, self._roster.priority_classes
         if share is None:
             return

@@ -1,6 +1,6 @@
 """All jobs of one domain by row: demand, priority class, figures and rank of each. PURE.
 
-A row is a job's place in the table of figures. The queue (queue.py) and the book of what is held (book.py) share one
+A row is a job's index in the table of figures. The queue (queue.py) and the book of what is held (book.py) share one
 roster: both rank jobs, and both need to know what a job asks for.
 """
 
@@ -54,12 +54,12 @@ class Roster:
             self.table.priority[row] = priority_class.priority
 
     def know(self, row: int, job: Job) -> None:
-        """More is known of a job than when it came."""
+        """Update what is known of a job."""
         self.jobs[row] = job
         self.groups[row] = self._class_of(job, self.priority_class(row))
 
     def drop(self, row: int) -> None:
-        """A job is no longer of this domain."""
+        """Remove a job from this domain."""
         del self.jobs[row], self.groups[row]
         self.priority_classes.pop(row, None)
 
@@ -80,16 +80,16 @@ class Roster:
         return group
 
     def use(self, rules: Rules) -> None:
-        """From now on jobs are ranked and placed by these."""
+        """Use these rules from now on, for ranks and placement."""
         self.rules = rules
         self.traits = rules.order.traits
 
     def priority_class(self, row: int) -> PriorityClass:
-        """What its account and QOS make of a job."""
+        """Priority class of a job, by its account and QOS."""
         return self.priority_classes.get(row, NOBODY)
 
     def demand(self, row: int) -> Demand:
-        """What a job asks of a place."""
+        """Demand of a job for resources."""
         return self.demands[self.groups[row]]
 
     def figures(self, rows: list[int], now_s: float) -> JobColumns:

@@ -15,13 +15,13 @@ SHORTEST_RESERVE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """By what a domain is scheduled.
+    """Rules of a domain.
 
     Attributes:
         order: Who goes first.
         placement: Where.
         preemption_cost: What a preemption costs.
-        slowdown: How a place slows a job down.
+        slowdown: How an allocation slows a job down.
         min_run_s: A job that was started is left alone this long, from when it makes progress.
         reserve_after_s: A job that has waited this long in one go is reserved for (reservation.py); infinite: none is,
             as in the papers.

@@ -165,7 +165,7 @@ def max_forecast(question: Question, horizon_s: float = FORECAST_S) -> MaxForeca
 
 
 def _max_outcome(question: Question, made: MaxForecast) -> Outcome:
-    """Of quantiles of the maximum: how good those are that are used, over the time that they look ahead."""
+    """Accuracy of the used quantiles of the maximum, over the time that they look ahead."""
     window = slice(question.begin, question.end)
     came, now = next_max(question.series.active, made.steps)[window], question.series.active[window]
     levels = made.levels[window]
@@ -221,7 +221,7 @@ def _outcome(question: Question, steps: int, values: Floats, *, is_used: bool, r
 def make_online(
     name: str, settings: Mapping[str, str], step_s: float = STEP_S, *, may_learn: bool = False
 ) -> Callable[[int], EnergyPolicy]:
-    """What makes the policy that a user named for a cluster of so many nodes, with no past.
+    """Function that builds the named policy for a number of nodes, without a past.
 
     Args:
         name: The policy.

@@ -193,7 +193,7 @@ class Ces:
         return Target(nodes=min(powered, max(level, most)), reason=reason, is_forecast=most > level)
 
     def _review(self) -> None:
-        """Chooses the committee anew."""
+        """Choose the rules of the committee again."""
         asked = self.settings.risk
         if self._bank.days.max() < FIRST_DAYS or not min(asked.wakeups_per_day, asked.short_nodes_per_day):
             self._members = np.zeros(0, dtype=np.intp)

@@ -162,7 +162,7 @@ def _proven(told: Floats, came: Floats, quantiles: tuple[float, ...], steps: int
 
 
 def max_loss(rise: Floats, came: Floats, quantiles: tuple[float, ...] = QUANTILES) -> Floats:
-    """The mean pinball loss over quantiles, in nodes, of rises told, one column a quantile."""
+    """Mean pinball loss of predicted rises over quantiles, in nodes, one column a quantile."""
     off = came[:, None] - rise
     levels = np.array(quantiles)
     return np.asarray(np.maximum(levels * off, (levels - 1) * off).mean(axis=1))

@@ -44,7 +44,7 @@ def causal_features(series: NodeSeries, holidays: frozenset[int] = frozenset()) 
 
 
 def causal_row(series: NodeSeries, holidays: frozenset[int] = frozenset()) -> Floats:
-    """The last row of `causal_features`, in time that does not grow with the series: for whoever asks each interval."""
+    """The last row of `causal_features`, in time that does not grow with the series."""
     active, now = series.active, float(series.active[-1])
     day, of_day_s = (float(column[-1]) for column in _days(series, last=1))
     weekday = (day + EPOCH_WEEKDAY) % 7
@@ -120,7 +120,7 @@ def _ahead(windows: Floats, count: int, skip: int) -> Floats:
 
 
 def _mean_and_deviation(values: Floats, steps: int) -> tuple[Floats, Floats]:
-    """Of the last ``steps`` values; of fewer at the start."""
+    """Mean and deviation of the last ``steps`` values; fewer at the start."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     squares = np.concatenate([[0.0], np.cumsum(values**2)])
     after = np.arange(1, len(values) + 1)

@@ -60,7 +60,7 @@ class Learned:
 
 
 def needed_steps(steps: int) -> int:
-    """How many intervals have to be known before trees are fitted that look so many ahead, with a part to judge by."""
+    """Number of known intervals that training needs, with a part held back for the test."""
     known = math.ceil((least_rows(steps) + steps) / (1 - HELD_BACK_SHARE))
     while _cut(known) - steps < least_rows(steps):
         known += 1
@@ -152,7 +152,7 @@ class OnlineForecast:
 
     @property
     def is_better(self) -> bool:
-        """The same."""
+        """Whether the newest forecasts were better than persistence."""
         return len(self._gains) >= LEAST_PROOF and sum(self._gains) > 0
 
     @property

@@ -38,7 +38,7 @@ class Risk:
     short_nodes_per_day: float = np.inf
 
     def scaled(self, wakeups: float, short_nodes: float) -> "Risk":
-        """The same, each times a factor."""
+        """This risk, each part multiplied by a factor."""
         return Risk(
             wakeups_per_day=self.wakeups_per_day * wakeups, short_nodes_per_day=self.short_nodes_per_day * short_nodes
         )
@@ -71,12 +71,12 @@ class Bank:
 
     @property
     def groups(self) -> int:
-        """Members stand in groups of equal signal and margin, one for each buffer."""
+        """Groups of members with equal signal and margin, one member for each buffer."""
         return self.signals * len(MARGIN_SHARES)
 
     @property
     def days(self) -> Floats:
-        """How much past stands behind each record, faded days included by what is left of them; above 0."""
+        """Length of each record in days, faded days counted by their remaining weight; above 0."""
         return np.asarray(np.maximum(self._sums[3], 1e-9) * self.step_s / 86400.0)
 
     @property
@@ -128,7 +128,7 @@ class Bank:
         return np.asarray(order * asleep.shape[1] + best[order])
 
     def most_careful(self) -> Places:
-        """Of the members that were caught least, the one that kept the most nodes on."""
+        """The member that kept most nodes on, among those with the fewest wake-ups."""
         known = self.days >= self.days.max() / 2
         caught = np.where(known, self.wakeups_per_day, np.inf)
         rarest = np.flatnonzero(caught <= caught.min() + 1e-9)

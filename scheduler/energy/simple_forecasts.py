@@ -22,13 +22,13 @@ DAY_HOURS = 24
 
 
 def persistence(series: NodeSeries, steps: int) -> Floats:
-    """What is busy now stays busy."""
+    """Persistence forecast: the number of busy nodes stays as it is."""
     del steps
     return series.active
 
 
 def seasonal(series: NodeSeries, steps: int, *, days: int) -> Floats:
-    """What came next so many days ago."""
+    """Seasonal forecast: the mean that followed ``days`` days ago."""
     return lagged(next_mean(series.active, steps), round(days * series.steps_a_day))
 
 

@@ -12,7 +12,7 @@ from farside.scheduler.table import Floats, JobColumns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainOrder:
-    """Base of policies whose keys know no thresholds."""
+    """Default methods of order policies without thresholds."""
 
     def motion(self, jobs: JobColumns) -> Motions:
         """Unless a policy knows better, any way."""
@@ -23,7 +23,7 @@ class PlainOrder:
         return np.full(len(jobs.gpus), np.inf)
 
     def promotes(self, jobs: JobColumns) -> Floats:
-        """Nobody."""
+        """No job is promoted."""
         return np.zeros(len(jobs.gpus))
 
     def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> Self:

@@ -27,7 +27,7 @@ UNKNOWN = Distribution()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gittins(Las):
-    """2D-Gittins over ``len(limits_gpu_s) + 1`` queues; what is not told here is told by `Las`.
+    """2D-Gittins over ``len(limits_gpu_s) + 1`` queues; `Las` has the other settings.
 
     Attributes:
         delta: The service quantum. ``limit``: Delta_i is Q_i's upper limit, as in the paper. ``best``: the supremum

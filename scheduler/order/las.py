@@ -82,7 +82,7 @@ class Las:
 
     @property
     def is_steady(self) -> bool:
-        """Whether running jobs keep their keys between the times that `next_change_s` tells."""
+        """Whether running jobs keep their keys between the times of `next_change_s`."""
         return not self.is_continuous
 
     def level(self, jobs: JobColumns) -> Floats:
@@ -121,7 +121,7 @@ class Las:
         return limit - jobs.waited_s
 
     def promotes(self, jobs: JobColumns) -> Floats:
-        """Who has waited too long below Q_1."""
+        """Jobs that have waited too long below Q_1."""
         starves = (jobs.is_running == 0) & (self._promotion_s(jobs) <= EDGE_GPU_S) & (self.level(jobs) > 0)
         return np.where(starves, 1.0, 0.0)
 

@@ -51,7 +51,7 @@ class OrderTraits:
 
 
 class OrderPolicy(Protocol):
-    """Who goes first."""
+    """Order policy: decides which job goes first."""
 
     @property
     def name(self) -> str:
@@ -81,7 +81,7 @@ class OrderPolicy(Protocol):
         ...
 
     def promotes(self, jobs: JobColumns) -> Floats:
-        """1.0 for each job that has starved and must go back to the first queue with its figures at zero, else 0.0."""
+        """1.0 for each starved job that goes back to the first queue with its figures at zero, 0.0 for the others."""
         ...
 
     def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> "OrderPolicy":

@@ -13,7 +13,7 @@ from farside.scheduler.table import Floats, JobColumns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantOrder:
-    """A policy within priorities and levels. What stands before its keys stands still while a job runs."""
+    """A policy inside priorities and levels. The keys before the policy's own do not change while a job runs."""
 
     inner: OrderPolicy
 
@@ -29,7 +29,7 @@ class TenantOrder:
         return replace(inner, is_preemptive=True, is_sparing_equals=not inner.is_preemptive)
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
-        """Priority, whether it waits where the policy preempts nobody, level; then the policy's."""
+        """Priority, then running before waiting if the policy never preempts, then level, then the policy's keys."""
         before: tuple[Floats, ...] = (-jobs.priority,)
         if not self.inner.traits.is_preemptive:
             before += (1.0 - jobs.is_running,)

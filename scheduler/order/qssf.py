@@ -40,7 +40,7 @@ _EDGE_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A job is short up to this expectation, as so many ended jobs tell."""
+    """Largest expectation of a short job, learned from this number of ended jobs."""
 
     short_gpu_s: float = 0.0
     jobs: int = 0
@@ -97,12 +97,12 @@ class Qssf(PlainOrder):
         return found
 
     def next_change_s(self, jobs: JobColumns) -> Floats:
-        """When patience ends, for who waits."""
+        """Seconds until the patience of a waiting job ends."""
         is_young = (jobs.is_running == 0) & ~_is_aged(jobs)
         return np.where(is_young, self.patience_s - jobs.waited_s, np.inf)
 
     def promotes(self, jobs: JobColumns) -> Floats:
-        """Whose patience has ended. His wait counts anew from then on, and that is how he is known later."""
+        """Jobs whose patience has ended. Their wait starts again then, which marks them later."""
         return np.where(~_is_aged(jobs) & (jobs.waited_s >= self.patience_s - _EDGE_S), 1.0, 0.0)
 
     def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> "Qssf":

@@ -25,7 +25,7 @@ class Sjf(PlainOrder):
         return OrderTraits(is_strict=self.is_strict)
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
-        """Run time; as it never preempts, what is left of who waits is all of it."""
+        """Run time: the policy never preempts, so a waiting job has all of it left."""
         return (jobs.remaining_s,)
 
     def why(self, first: JobColumns, second: JobColumns) -> str:

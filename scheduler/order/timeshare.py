@@ -45,7 +45,7 @@ class Timeshare(PlainOrder):
     is_strict: bool = True
 
     def __post_init__(self) -> None:
-        """Refuses slices of next to no length: nobody would make progress."""
+        """Refuse slices so short that no job makes progress."""
         if self.quantum_s < SHORTEST_S:
             raise ValueError(f"quantum_s: must be at least {SHORTEST_S:g} s")
 
@@ -79,7 +79,7 @@ class Timeshare(PlainOrder):
         return left
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
-        """Whose turn it is."""
+        """Why the first job goes before the second: by their turns."""
         one, other = self.group(first)[0], self.group(second)[0]
         longer = format_seconds(abs(second.since_s.item() - first.since_s.item()))
         if one == other == UNTOUCHED:

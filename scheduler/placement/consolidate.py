@@ -10,7 +10,7 @@ from farside.scheduler.state import Allocation, Demand, Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consolidate(OnNodes):
-    """The fewest nodes that can hold the job, else none.
+    """Consolidating placement: on the fewest nodes that can hold the job, or nowhere.
 
     A job that fits on one node goes to the node with the fewest free GPUs that has room (best fit, the first on ties).
     A larger one takes nodes that are wholly free, the largest first, and one more for what remains: that with the

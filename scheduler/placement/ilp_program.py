@@ -149,7 +149,7 @@ class _Program:
         return _constraint(rows, -np.inf, -np.array(problem.traffic_bytes) / self._unit)
 
     def read(self, values: NDArray[np.float64], *, is_proven: bool) -> TrafficSolution:
-        """What the columns say. T_i is computed anew, so that no tolerance of the solver is in it."""
+        """Solution from the columns. T_i is computed again, without the solver's tolerance."""
         problem = self._problem
         workers = tuple(int(count) for count in np.rint(values[: self._nodes]))
         hosts = tuple(int(np.argmax(values[self._p(server)])) for server in range(self._servers))

@@ -9,7 +9,7 @@ from farside.scheduler.state import Allocation, Demand, Job, Node
 
 
 class PlacementPolicy(Protocol):
-    """Where a job goes."""
+    """Placement policy: chooses the GPUs of a job."""
 
     @property
     def name(self) -> str:
@@ -18,7 +18,7 @@ class PlacementPolicy(Protocol):
 
     @property
     def is_learning(self) -> bool:
-        """Whether it wants to know what became of jobs where it placed them."""
+        """Whether the policy learns from the speed of ended jobs."""
         ...
 
     def ledger(self, nodes: tuple[Node, ...]) -> Ledger:
@@ -26,7 +26,7 @@ class PlacementPolicy(Protocol):
         ...
 
     def demand(self, job: Job) -> Demand:
-        """What matters of a job for its place; equal for jobs that are interchangeable."""
+        """Demand of a job, as this policy sees it; equal for interchangeable jobs."""
         ...
 
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:

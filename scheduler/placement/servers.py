@@ -9,7 +9,7 @@ from farside.scheduler.state import Allocation
 
 
 def servers_beside(workers: Allocation, servers: int) -> Allocation:
-    """How many parameter servers stand on each node of a job, as near to its workers' shares as whole ones come.
+    """Number of parameter servers on each node of a job, in proportion to its workers there.
 
     What is left after rounding down goes to the nodes with the greatest fractions, the first on ties.
     """

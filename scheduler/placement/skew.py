@@ -53,7 +53,7 @@ class Skew(OnNodes):
     unmeasured: Literal["consolidate", "relax"] = "consolidate"
 
     def __post_init__(self) -> None:
-        """Refuses what is no share."""
+        """Refuse a PACKLIMIT that is not between 0 and 1."""
         if not 0 <= self.packlimit <= 1:
             raise ValueError(f"packlimit: must be a share from 0 to 1, is {self.packlimit}")
 
@@ -77,7 +77,7 @@ class Skew(OnNodes):
         return job.gpus > 1 and (skew > self.packlimit if skew > 0 else self.unmeasured == "consolidate")
 
     def learn(self, history: Sequence[Sample]) -> "Skew":
-        """With the PACKLIMIT that these jobs tell, if it is time to learn; else itself."""
+        """The policy with a PACKLIMIT learned from these jobs when learning is due; otherwise the policy itself."""
         if not self.relearn_jobs or not history or len(history) % self.relearn_jobs:
             return self
         from farside.scheduler.placement.packlimit import (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A job that ran in one place.
+    """An ended job on its last allocation.
 
     Attributes:
         skew: S_J.

@@ -53,7 +53,7 @@ class TrafficLedger(Ledger):
         self._booked: dict[tuple[Demand, Allocation], list[tuple[int, ...]]] = {}
 
     def plan(self, demand: Demand, allocation: Allocation, hosts: tuple[int, ...]) -> None:
-        """Says where servers will stand when this is booked; unsaid, they stand beside the workers."""
+        """Set the nodes of the servers before an allocation is booked; default: beside the workers."""
         self._planned[demand, allocation] = hosts
 
     def hosts(self, demand: Demand, allocation: Allocation) -> tuple[int, ...]:

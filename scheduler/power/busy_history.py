@@ -16,7 +16,7 @@ LONGEST_SILENCE_S = 7 * 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPast:
-    """Busy nodes by interval, the newest last, up to ``end_s``: what a restart would forget. ``of``: whose nodes."""
+    """Busy nodes by interval, the newest last, up to ``end_s``, kept over a restart. ``of``: the set of nodes."""
 
     of: str
     end_s: float
@@ -30,7 +30,7 @@ def kept_steps(step_s: float) -> int:
 
 
 def continued(past: KeptPast, of: str, now_s: float, step_s: float) -> tuple[float, ...]:
-    """A past that was kept, as it goes on until now: what nobody saw meanwhile is taken to be as it was.
+    """A kept past, continued until now: gaps get the last known value.
 
     Raises:
         ConfigError: It makes no sense, is not of these nodes and such intervals, or ended more than a week ago.

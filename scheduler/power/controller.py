@@ -43,7 +43,7 @@ RestHand = Callable[[str, RestCommand], Awaitable[None]]
 
 
 class PowerController:
-    """The nodes' power, kept.
+    """Power controller of a cluster's nodes.
 
     Args:
         drivers: One a node.
@@ -112,12 +112,12 @@ class PowerController:
         return dict(self._nodes)
 
     def beat(self, name: str, boot_id: str) -> None:
-        """A node's agent says that it is up."""
+        """Take a heartbeat of a node's agent."""
         if name in self._nodes:
             self._apply(Beat(node=name, now_s=self._clock.now_s(), boot_id=boot_id))
 
     def pardon(self, name: str) -> None:
-        """An operator has mended a node.
+        """Clear the failure of a node that an operator has repaired.
 
         Raises:
             ConfigError: There is no such node.

@@ -25,7 +25,7 @@ class Fitter:
         self._learning: Future[None] | None = None
 
     def learn(self, demand: PolicyDemand, total: float) -> Future[None]:
-        """Begins to show the policy its past. Until that is over nobody else may ask the demand."""
+        """Begin to show the policy its past. Until this is over, no other code may ask for wanted nodes."""
         self._learning = self._pool.submit(demand.learn, total, fit)
         return self._learning
 

@@ -99,7 +99,7 @@ def _wake(
     is_floor: bool,
     called: frozenset[str],
 ) -> Plan:
-    """Those first that are called, then that need not boot, then who has been off longest, so that all wear alike."""
+    """Choose nodes to wake: named ones first, then those that need no boot, then those off for the longest time."""
     called_back = [node for node in nodes if node.phase is Phase.DRAINING and not node.is_stopping]
     going_off = [node for node in nodes if node.phase is Phase.DRAINING and node.is_stopping and not node.is_wanted]
     rested = (
@@ -140,7 +140,7 @@ def _sleep(
 
 
 def _one_lender(nodes: Iterable[NodePower], able: Sequence[NodePower]) -> tuple[list[NodePower], list[NodePower]]:
-    """Who may go now, and who must wait: room at other donors was counted for each node as if it were the only one."""
+    """Split donors into those that may go now and those that must wait, as each counted on the same free room."""
     is_moving = any(node.phase is Phase.DRAINING and _slabs(node) for node in nodes)
     lenders = [node for node in able if _slabs(node)]
     later = lenders if is_moving else lenders[1:]

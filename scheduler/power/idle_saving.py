@@ -27,7 +27,7 @@ class RestRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rest:
-    """Whether a node rests. ``boot_id``: in which boot it was told to, since a boot undoes it."""
+    """Whether a node saves power while idle. ``boot_id``: the boot in which the order was given; a boot undoes it."""
 
     is_resting: bool = False
     since_s: float = float("-inf")

@@ -21,5 +21,5 @@ class Inventory(Protocol):
         ...
 
     async def holdings(self, node: str) -> Holdings:
-        """What stands there, and by which DRAIN the node is closed, of one and the same moment."""
+        """What runs on a node, and the number of the DRAIN that closed the node, at one moment."""
         ...

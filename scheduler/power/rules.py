@@ -11,7 +11,7 @@ from farside.scheduler.settings import named_settings
 
 
 def online_policy(config: PowerSettings) -> Callable[[int], EnergyPolicy] | None:
-    """The policy for so many nodes; None with ``none``.
+    """Function that builds the configured energy policy for a number of nodes; None with ``none``.
 
     Raises:
         ConfigError: It or its settings can't be used.

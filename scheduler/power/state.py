@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """Where a node is.
+    """Power phase of a node.
 
     DRAINING lasts from the decision until it is known to be off: while what stands on it leaves, and then, once
     ``NodePower.is_stopping`` is set, while it shuts down. FAILED is a node that did not do what it was told.
@@ -20,7 +20,7 @@ class Phase(StrEnum):
 
 
 class Power(StrEnum):
-    """What a BMC says of its node."""
+    """Power of a node as its BMC reports it."""
 
     ON = "on"
     OFF = "off"
@@ -40,7 +40,7 @@ class Command(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """What stands on a node, as its owners say.
+    """What runs or is stored on a node, as the node's owners report.
 
     Attributes:
         closed_by: The number of the DRAIN by which the scheduler has closed the node: since then no job and no
@@ -61,11 +61,11 @@ class Holdings:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody would miss the node."""
+        """Whether the node is not needed by anything."""
         return not (self.jobs or self.foreign_slabs or self.reservations)
 
     def told(self) -> str:
-        """What there is, in words: ``1 job, 3 foreign slabs``."""
+        """Holdings in words: ``1 job, 3 foreign slabs``."""
         parts = ((self.jobs, "job"), (self.foreign_slabs, "foreign slab"), (self.reservations, "reservation"))
         held = ", ".join(f"{count} {what}{'s' * (count > 1)}" for count, what in parts if count)
         return held or ("nothing, but its donor may lend" if self.is_donor_open else "nothing")
@@ -73,7 +73,7 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One thing to do. Numbers of a node grow: who gets an order with a smaller number than the last ignores it."""
+    """One order to a node. Numbers grow: an order with a number below the last one is ignored."""
 
     node: str
     number: int
@@ -86,7 +86,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Somebody wants a node on or off; `fleet.plan` has looked after rates and the floor."""
+    """A node is wanted on or off; `fleet.plan` has applied rates and the floor already."""
 
     node: str
     now_s: float
@@ -96,7 +96,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The inventory told what stands on a node."""
+    """The inventory reports what is on a node."""
 
     node: str
     now_s: float
@@ -133,7 +133,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pardon:
-    """An operator has mended the node."""
+    """An operator has repaired the node."""
 
     node: str
     now_s: float
@@ -147,7 +147,7 @@ Event = Wanted | Seen | Beat | Answer | Tick | Pardon
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerRecord:
-    """What of a node's power outlives its keeper: the log has it, and who keeps it next goes on from there.
+    """Part of a node's power state that is kept in the log, from which the next power controller goes on.
 
     Attributes:
         since_s: When the phase began.

@@ -44,7 +44,7 @@ _STOPS = (Command.SOFT_OFF, Command.FORCE_OFF)
 
 
 def adopt(name: str, now_s: float) -> NodePower:
-    """A node that nobody has seen yet: taken to be on, until it is silent and its BMC says otherwise."""
+    """State of a new node: on, until the node is silent and its BMC reports off."""
     return NodePower(name=name, since_s=now_s, last_beat_s=now_s, reason="adopted")
 
 

@@ -44,7 +44,7 @@ class Wish:
 
 
 class Demand(Protocol):
-    """What the keeper asks at every turn."""
+    """Source of the wanted number of nodes, asked by the power controller in each turn."""
 
     def wish(self, now: Occupancy) -> Wish:
         """How many nodes should be on."""
@@ -95,7 +95,7 @@ class PolicyDemand:
         return self._start_s + (self._step - len(self._past)) * self._step_s
 
     def learn(self, total: float, fit: Fit = learned_from) -> None:
-        """Shows the policy its past, of a cluster of so many nodes. Takes seconds; else the first wish does it."""
+        """Show the policy its past, for this number of nodes. Takes seconds; otherwise the first wish does this."""
         if not self._is_learned:
             recall(self._policy, self._past, total, fit)
             self._step = len(self._past)

@@ -84,7 +84,7 @@ class Judge:
             self.judge(has_model=has_model)
 
     def begin(self, judged: Iterable[Judged]) -> None:
-        """Begins anew with these."""
+        """Replace all scores by these jobs."""
         self.judged.clear()
         self.judged.extend(judged)
 
@@ -93,7 +93,7 @@ class Judge:
         self._log_error, self.drift = log_error, 0.0
 
     def judge(self, *, has_model: bool) -> None:
-        """Reckons and chooses, if enough have ended."""
+        """Compare the estimators and choose one, if enough jobs have ended."""
         self._new = 0
         if len(self.judged) < LEAST_JUDGED:
             return
@@ -119,7 +119,7 @@ class Judge:
         self.choose(has_model=has_model)
 
     def believe(self, savings: Mapping[str, float], errors: Mapping[str, float], *, has_model: bool) -> None:
-        """Takes somebody else's word for it, until enough have ended here."""
+        """Use this choice until enough jobs have ended here."""
         self.savings, self.errors = savings, errors
         self.choose(has_model=has_model)
 

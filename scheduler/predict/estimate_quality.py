@@ -10,7 +10,7 @@ from farside.scheduler.table import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """Of some expectations, once the truth is known; NaN of fewer than two.
+    """Quality of estimates against the truth; NaN for fewer than two.
 
     Attributes:
         jobs: How many.
@@ -60,7 +60,7 @@ def _waits(expected: Floats, true: Floats) -> float:
 
 
 def spearman(first: Floats, second: Floats) -> float:
-    """Correlation of ranks, from -1 to 1; 0 where one of them does not tell the jobs apart."""
+    """Rank correlation, from -1 to 1; 0 if one side has the same value for all jobs."""
     one, other = ranks(first), ranks(second)
     one, other = one - one.mean(), other - other.mean()
     size = float(np.sqrt(np.sum(one**2) * np.sum(other**2)))
@@ -76,6 +76,6 @@ def ranks(values: Floats) -> Floats:
 
 
 def quantiles(expected: Floats, true: Floats, shares: Sequence[float]) -> Floats:
-    """Of expectation over truth: the factors that these shares of all jobs do not exceed."""
+    """Quantiles of estimate over truth: the factors that these shares of all jobs do not exceed."""
     found: Floats = np.quantile(np.maximum(expected, 1.0) / np.maximum(true, 1.0), shares)
     return found

@@ -15,14 +15,14 @@ class Estimator(Protocol):
     """What a job will take. An estimator has no clock: it knows what it has learned so far."""
 
     def predicted_gpu_s(self, job: Job, now_s: float) -> float:
-        """GPU seconds that a job is expected to take in all; NaN: nobody knows.
+        """GPU seconds that a job is expected to take in total; NaN: unknown.
 
         Asked again about the same job it says the same, or what it has learned since.
         """
         ...
 
     def remaining_s(self, job: Job, done_s: float) -> float:
-        """Seconds that a job still has to run, of which ``done_s`` are done; infinite: nobody knows. Never NaN."""
+        """Seconds that a job still has to run after ``done_s``; infinite: unknown. Never NaN."""
         ...
 
     def learn(self, ended: JobEnded) -> Mapping[int, float]:
@@ -31,7 +31,7 @@ class Estimator(Protocol):
 
 
 class TimeLimits:
-    """The estimator where nothing is learned: of a job without a time limit nobody knows anything."""
+    """Estimator that only knows time limits; without a limit, the estimate is infinite or NaN."""
 
     def predicted_gpu_s(self, job: Job, now_s: float) -> float:
         """All of its time limit."""

@@ -128,7 +128,7 @@ class GpuTimeService:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Of the trees."""
+        """Names of the trees' features."""
         return FEATURES
 
     @property
@@ -138,7 +138,7 @@ class GpuTimeService:
 
     @property
     def source(self) -> Source:
-        """Who is believed now."""
+        """Name of the estimator in use."""
         return self.judge.source if self.params.use == "best" else self.params.use
 
     @property
@@ -148,11 +148,11 @@ class GpuTimeService:
 
     @property
     def drift(self) -> float:
-        """Of the model's median error, in logarithms."""
+        """Drift of the model's median error, in logarithms."""
         return self.judge.drift
 
     def observe(self, fact: Fact) -> tuple[Advice, ...]:
-        """An expectation of a job that comes; and anew of all, when another estimator is believed than before."""
+        """Estimate for a new job; new estimates for all waiting jobs when another estimator takes over."""
         if isinstance(fact, JobSubmitted):
             return (*self._anew(), self._expect(fact.job))
         if isinstance(fact, JobEnded):
@@ -193,7 +193,7 @@ class GpuTimeService:
         return self._told(job.sequence, seen)
 
     def _told(self, sequence: int, seen: _Seen) -> Expect:
-        """By who is believed; a job that came before there was a model goes by the rolling estimate instead of it."""
+        """Estimate by the estimator in use; a job older than the model gets the rolling estimate instead."""
         source = self.source
         if source == "model" and math.isnan(seen.model_s):
             source = "rolling"

@@ -34,7 +34,7 @@ MOST_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What stands beside a model's text. ``version`` counts its fits; the rest is as in `ModelRecord`."""
+    """Manifest beside a model's text. ``version`` counts its fits; the other fields are as in `ModelRecord`."""
 
     format: int
     service: str
@@ -137,7 +137,7 @@ class ModelStore:
         return self.folder / f"{service}.json"
 
     def _last_version(self, service: str) -> int:
-        """Of the texts that are there: a manifest that is broken must not make us write over one of them."""
+        """Highest version among the existing texts, so that a broken manifest never causes an overwrite."""
         return max((version for version, _ in self._texts(service)), default=0)
 
     def _remove_old(self, service: str, version: int) -> None:

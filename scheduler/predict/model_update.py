@@ -62,7 +62,7 @@ class UpdateEngine:
 
 
 def due(rule: UpdateRule, *, known: int, fitted_on: int, since_fit_s: float, drift: float) -> str:
-    """Why a model of ``fitted_on`` facts should be fitted anew now that so many are known; empty: it should not."""
+    """Why a model trained on ``fitted_on`` facts should be trained again now; empty: it should not."""
     new = known - fitted_on
     if new < rule.new_facts:
         return ""
@@ -87,7 +87,7 @@ class Orchestrator:
         self.engines = tuple(UpdateEngine(service, keep) for service in services)
 
     def tell(self, fact: Fact) -> tuple[Advice, ...]:
-        """Something happened; what to do about it. A fit comes after the answer: nobody waits for it."""
+        """Handle an event and return the advice. Training comes after the answer, which does not wait for it."""
         advice: list[Advice] = []
         for engine in self.engines:
             advice += engine.service.observe(fact)

@@ -34,7 +34,7 @@ class RebalanceParams:
 
 
 class RebalanceService:
-    """Says which nodes to move when it hears a sample. ``owners``: whose each node is."""
+    """Advises which nodes to move at each sample. ``owners``: the virtual cluster that owns each node."""
 
     def __init__(self, params: RebalanceParams, owners: dict[str, str]) -> None:
         self.params = params
@@ -68,7 +68,7 @@ class RebalanceService:
         return 0.0
 
     def fit(self, now_s: float) -> ModelRecord | None:
-        """None: the greatest need of the last day is no model."""
+        """None: this service has no model, only the greatest need of the last day."""
         return None
 
     def use(self, record: ModelRecord) -> None:

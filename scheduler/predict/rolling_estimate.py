@@ -147,7 +147,7 @@ class RollingEstimator:
             expected = (total + prior * expected) / (weight + prior)
 
     def add(self, job: Job, ran_s: float) -> None:
-        """A job has ended after it ran so many seconds."""
+        """Add a job that ended after it ran ``ran_s`` seconds."""
         value, decay = math.log(bounded_s(ran_s)), self.params.decay
         form = form_of(job.name)
         keys = _keys(job, form, self.buckets.add(form))

@@ -29,7 +29,7 @@ def with_memory(text: str, rolling: RollingEstimator, spreads: Mapping[str, Spre
 
 
 def without_memory(text: str) -> str:
-    """The model's text alone: who has history learns from that."""
+    """The model's text alone, for a service that learns from history instead."""
     return text.partition(_MARK)[0]
 
 

@@ -29,7 +29,7 @@ class JobSubmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnded:
-    """A job ended, having run so many seconds in all, at full speed."""
+    """A job ended, after this many seconds at full speed."""
 
     at_s: float
     job: Job
@@ -60,7 +60,7 @@ Fact = JobSubmitted | JobEnded | Sampled
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expect:
-    """A job is expected to take so many GPU seconds; NaN: nobody knows. ``source``: which estimator says so."""
+    """Expected GPU seconds of a job; NaN: unknown. ``source``: the estimator."""
 
     sequence: int
     gpu_s: float
@@ -82,7 +82,7 @@ Advice = Expect | MoveNode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRule:
-    """When a model is fitted anew: when any of these says so, but never without ``new_facts`` to learn from.
+    """When a model is trained again: when any of these limits is reached and ``new_facts`` are there.
 
     Attributes:
         every_s: So long after the last fit.
@@ -131,7 +131,7 @@ class Service(Protocol):
 
     @property
     def rule(self) -> UpdateRule:
-        """When its model is fitted anew."""
+        """Rule for training the model again."""
         ...
 
     def observe(self, fact: Fact) -> tuple[Advice, ...]:
@@ -145,7 +145,7 @@ class Service(Protocol):
 
     @property
     def drift(self) -> float:
-        """By which share recent errors are greater than those at the last fit; 0 where nobody knows."""
+        """Share by which recent errors exceed those of the last training; 0 if unknown."""
         ...
 
     def fit(self, now_s: float) -> ModelRecord | None:

@@ -91,7 +91,7 @@ class Foreknown:
         return order
 
     def summary(self, jobs: Sequence[TraceJob]) -> Estimation:
-        """Reckoned anew: its errors are the same whenever it is asked."""
+        """Summary of the oracle's errors, computed again: they are equal at any time."""
         expected = {job.job.sequence: self._expected_gpu_s(job) for job in jobs}
         return Estimation(quality=_quality(jobs, expected), sources={"oracle": len(jobs)})
 

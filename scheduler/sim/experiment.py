@@ -126,7 +126,7 @@ class Experiment:
         return needs_of(self.order) is Needs.EXPECTATION
 
     def make_estimator(self, jobs: Sequence[TraceJob]) -> Judged:
-        """New for each run; the oracle where nobody asks it, which costs next to nothing to have."""
+        """Make a new estimator for each run; the oracle if the policy needs none, as it is cheap."""
         return self.estimator.make(jobs) if self.goes_by_expectations else Foreknown(self.estimator.oracle, jobs)
 
     def simulation(self, site: Site, jobs: Sequence[TraceJob], estimator: Primer | None = None) -> Simulation:
@@ -246,7 +246,7 @@ class _Parts:
         return own
 
     def refuse_unused(self, made: Sequence[Experiment]) -> None:
-        """What nobody has taken is a mistake."""
+        """Refuse settings that no part has used."""
         for name in self._given:
             if name not in self._used:
                 known = sorted({key for one in made for part in one.settings().values() for key in part} - {"name"})
@@ -261,7 +261,7 @@ class Unfinished(FarsideError):
 
 @dataclass(slots=True)
 class _Progress:
-    """An observer that tells the share of jobs that have ended, now and then."""
+    """An observer that reports the share of ended jobs from time to time."""
 
     simulation: Simulation
     tell: Callable[[float], None]

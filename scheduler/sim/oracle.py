@@ -14,7 +14,7 @@ from farside.scheduler.sim.trace.job import TraceJob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oracle:
-    """Called with a job, it tells the GPU seconds that it expects of it; always above 0.
+    """Oracle: returns the GPU seconds that it expects of a job; always above 0.
 
     Attributes:
         error_factor: How wrong it is. For 68 of 100 jobs the estimate is between the truth divided by this and the

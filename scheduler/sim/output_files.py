@@ -18,7 +18,7 @@ _OTHER_FILE = "name a file that can be written"
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path must be written as it stands: it is there and is no regular file, or stands for an open one."""
+    """Whether a path must be written in place: a pipe, a terminal or another special file."""
     return str(path.absolute()).startswith(_OPEN_ALREADY) or (path.exists() and not path.is_file())
 
 
@@ -82,7 +82,7 @@ def _identity(path: Path) -> tuple[int, int] | Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where to write what is to stand at ``path`` when all of it is there; with the same ending."""
+    """Temporary path for output, moved to ``path`` when complete; it keeps the file name's ending."""
     if is_stream(path):
         yield path
         return
@@ -103,7 +103,7 @@ def _beside(path: Path) -> Path:
 
 @contextmanager
 def written(path: Path) -> Iterator[Path]:
-    """Likewise, and turns what goes wrong meanwhile, as on a full disk, into one line.
+    """Temporary path as in `replacing`; errors such as a full disk become one line.
 
     Raises:
         FarsideError: It went wrong.

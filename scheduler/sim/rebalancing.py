@@ -23,7 +23,7 @@ EVERY_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebalanced:
-    """What came of it. ``moves``: how many nodes went from whom to whom, without those that went back."""
+    """Result of rebalancing. ``moves``: number of nodes moved from one virtual cluster to another, returns excluded."""
 
     before: Results
     after: Results

@@ -237,7 +237,7 @@ class Simulation:
             self._watch(domain, [row], now_s)
 
     def _at_ticks(self, touched: dict[str, Domain], ticked: dict[str, Domain], now_s: float) -> dict[str, Domain]:
-        """The domains whose tick this is; the others that were touched get one."""
+        """Domains with a tick now; the other touched domains get a tick."""
         for domain in ticked.values():
             self._ticking.discard(domain.name)
         for domain in touched.values():

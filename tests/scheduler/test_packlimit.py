@@ -145,14 +145,14 @@ def test_it_stays_as_given_unless_it_is_asked_to_learn() -> None:
     simulation, _ = run_480({"packlimit": "1"})
 
     assert packlimit_of(simulation) == 1.0
-    assert simulation.domains[""].history.placed == []
+    assert simulation.domains[""].history.samples == []
 
 
 def test_where_nobody_is_slowed_it_stays() -> None:
     simulation, _ = run_480({"packlimit": "0.9", "relearn_jobs": "20", "effect": "none"})
 
     assert packlimit_of(simulation) == 0.9
-    assert simulation.domains[""].history.placed
+    assert simulation.domains[""].history.samples
 
 
 def test_it_is_time_to_learn_after_each_so_many_jobs() -> None:

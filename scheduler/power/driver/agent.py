@@ -10,7 +10,7 @@ ShutDown = Callable[[str], Awaitable[None]]
 
 
 class ByAgent:
-    """A driver whose soft way off is the agent's; the rest is the driver's own."""
+    """Driver with soft power-off by the agent, and all else by another driver."""
 
     def __init__(self, node: str, driver: PowerDriver, shut_down: ShutDown) -> None:
         self.limit_s = driver.limit_s

@@ -40,7 +40,7 @@ class CpuGovernor:
         self._before = before
 
     def resume(self) -> None:
-        """Sets them back to what they were, unless somebody else has changed them since."""
+        """Restore the old governors, unless another program has changed them since."""
         for file, governor in list(self._before.items()):
             if _read(file) == self._governor:
                 _write(file, governor)

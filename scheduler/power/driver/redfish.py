@@ -65,7 +65,7 @@ class RedfishDriver:
         return Power(text) if text in ("on", "off") else Power.UNKNOWN
 
     async def reading_w(self) -> float | None:
-        """Of the first chassis that measures it; None where none does."""
+        """Power reading of the first chassis that has one; None without any."""
         return await self._in_thread("reading", lambda system, _: _watts(system))
 
     async def _reset(self, *names: str) -> None:

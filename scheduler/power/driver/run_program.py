@@ -66,7 +66,7 @@ async def run_program(
 
 
 async def _kept(stream: asyncio.StreamReader, most_bytes: int) -> str:
-    """All that comes, read to the end so that nobody blocks, of which the beginning is kept."""
+    """Read a stream to its end, so that the program never blocks, and keep the beginning."""
     kept = bytearray()
     while chunk := await stream.read(_CHUNK):
         kept += chunk[: most_bytes - len(kept)]

@@ -65,7 +65,7 @@ class WakeOnLanDriver:
             raise PeerError(f"{self.node}: no packet goes to {self.broadcast}: {said}", hint="set broadcast") from error
 
     async def soft_off(self) -> None:
-        """Calls the program, where there is one; the agent is asked by who has a connection to it."""
+        """Call the program for a soft power-off, if one is set; the manager asks the agent itself."""
         if not self.program:
             raise PeerError(f"{self.node}: nobody shuts it down", hint="its agent does under a manager; or set program")
         await CommandDriver(node=self.node, program=self.program, limit_s=self.limit_s).soft_off()

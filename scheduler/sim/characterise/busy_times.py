@@ -44,7 +44,7 @@ class Month:
 
     @property
     def utilisation(self) -> float | None:
-        """Of all GPUs."""
+        """Share of all GPUs in use."""
         return None if self.use_single is None or self.use_multi is None else self.use_single + self.use_multi
 
 

@@ -38,7 +38,7 @@ class Sizes:
 
     @property
     def gpus(self) -> int:
-        """Of all, at their largest."""
+        """GPUs of all virtual clusters, each at its largest."""
         return sum(self.largest.values())
 
     def at(self, times_s: Floats, vc: str | None = None) -> Floats:
@@ -73,7 +73,7 @@ def gpus_at(entries: Iterable[VcSize], times_s: Floats) -> Floats:
 
 
 def sizes_of(log: JobLog, *, nodes: int = 0, gpus_per_node: int = 8, vc_sizes: Sequence[VcSize] = ()) -> Sizes | None:
-    """The cluster as told; else as guessed from the log; None where the log has no starts to guess from.
+    """Cluster sizes as given, or guessed from the log; None if the log has no starts.
 
     Raises:
         ConfigError: Both ways of telling were used, or a virtual cluster of the log is not among those told.

@@ -75,7 +75,7 @@ def ends(log: JobLog, weight: Floats | None = None) -> Ends | None:
 
 
 def known_share(log: JobLog, weight: Floats) -> float:
-    """The share, by a weight, of jobs whose final status is known; 0 where all weigh nothing."""
+    """Share of jobs, by a weight, with a known final status; 0 if all weights are 0."""
     whole = float(weight.sum())
     return float(weight[log.status != Status.UNKNOWN].sum()) / whole if whole else 0.0
 

@@ -136,7 +136,7 @@ def _at_largest(sizes: Sizes) -> tuple[VcSize, ...]:
 
 
 class HeadStarts:
-    """Who gets a head start: users who have waited most so far, and as much as their jobs waited on average.
+    """Users with a head start: those whose jobs waited longest so far, by their average wait.
 
     Only what has happened by the time a job comes counts. [helios Implication 7: "dynamically adjust temporary
     priorities to users, especially to the marquee ones"; how is ours]

@@ -109,7 +109,7 @@ def seconds(value: float) -> str:
 
 
 def change(before_s: float, after_s: float) -> str:
-    """What became of a wait, in percent; nothing where nobody waited, since a percentage of that is noise."""
+    """Change of a wait in percent; nothing if no job waited, as such a percentage is noise."""
     if math.isnan(before_s) or math.isnan(after_s) or before_s < 1:
         return "-"
     return f"{after_s / before_s - 1:+.0%}"

@@ -20,7 +20,7 @@ _END_COLOURS = (COLOURS[2], COLOURS[5], COLOURS[7])
 
 
 def durations_and_time(found: Survey) -> str:
-    """Figure 1: how long GPU jobs run, and whose GPU time it was by how they ended."""
+    """Figure 1: run times of GPU jobs, and GPU time by final status."""
     with style("f1"):
         figure = new_figure(_HEIGHT_IN)
         _cdf(new_axes(figure, 1, 0, 2), [("GPU jobs", found.durations)])
@@ -157,7 +157,7 @@ def final_statuses(found: Survey) -> str:
 
 
 def users_time(gpu: Concentration, cpu: Concentration | None) -> str:
-    """Figure 8: what part of GPU and CPU time the users have who use most."""
+    """Figure 8: share of GPU and CPU time of the largest users."""
     with style("f8"):
         figure = new_figure(_HEIGHT_IN)
         curves = [("GPU time", gpu)] + ([("CPU time", cpu)] if cpu is not None else [])
@@ -166,7 +166,7 @@ def users_time(gpu: Concentration, cpu: Concentration | None) -> str:
 
 
 def users_waits(found: Survey) -> str:
-    """Figure 9: what part of the waiting users bear, and whose jobs complete."""
+    """Figure 9: share of waiting by user, and completion rates of users' jobs."""
     with style("f9"):
         figure = new_figure(_HEIGHT_IN)
         axes = new_axes(figure, 1, 0, 2)

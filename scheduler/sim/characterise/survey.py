@@ -26,7 +26,7 @@ CALENDAR, STARTS, USERS, STATUSES, VCS, CPU_JOBS, SIZES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What a log tells. None stands for what it does not.
+    """Contents of a log. None: the log does not have it.
 
     Attributes:
         log: All jobs.

@@ -91,7 +91,7 @@ class Imbalance:
 
     @property
     def share(self) -> float:
-        """Of the waiting that idle GPUs elsewhere could have met; 0 where nobody waited."""
+        """Share of waiting that idle GPUs of other virtual clusters could have avoided; 0 if no job waited."""
         return self.met_gpu_s / self.waiting_gpu_s if self.waiting_gpu_s else 0.0
 
 

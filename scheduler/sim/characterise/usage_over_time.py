@@ -37,7 +37,7 @@ def _staircase(start_s: Floats, duration_s: Floats, amount: Floats) -> tuple[Flo
 
 
 def bounded_step_s(first_s: float, last_s: float, step_s: float, most: int) -> float:
-    """A step, doubled as often as it takes to have at most so many of them in the time between."""
+    """Step length, doubled until at most ``most`` steps fit into the time."""
     while (last_s - first_s) / step_s > most:
         step_s *= 2
     return step_s

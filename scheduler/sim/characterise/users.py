@@ -42,7 +42,7 @@ def concentration(log: JobLog, amount: Floats, *, users: int) -> Concentration |
 
 
 def completion_rates(log: JobLog) -> Floats:
-    """The share of each user's GPU jobs that completed, of those whose end is known; ascending. [Figure 9 (b)]"""
+    """Completed share of each user's GPU jobs, among jobs with a known end; ascending. [Figure 9 (b)]"""
     known = (log.user >= 0) & (log.status != Status.UNKNOWN)
     jobs = np.bincount(log.user[known], minlength=len(log.users))
     done = np.bincount(log.user[known & (log.status == Status.COMPLETED)], minlength=len(log.users))

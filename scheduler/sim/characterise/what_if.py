@@ -56,7 +56,7 @@ class WhatIf:
 
 
 def lending(found: Stage, before_s: Floats) -> WhatIf | None:
-    """Idle nodes of virtual clusters in which nobody waits run the others' jobs; None with fewer than two of them."""
+    """Idle nodes of virtual clusters without a queue run other jobs; None with fewer than two virtual clusters."""
     if found.sizes.is_pool or len(found.sizes.largest) < 2:
         return None
     after_s = waits_s(found, is_lending=True)
@@ -115,7 +115,7 @@ def debug_queue(found: Stage, before_s: Floats) -> WhatIf | None:
 
 
 def _spared(found: Stage) -> tuple[str, int] | None:
-    """The largest virtual cluster whose largest job still fits when nodes are taken from it, and GPUs of these.
+    """Largest virtual cluster whose largest job still fits after nodes are taken away, and its GPUs.
 
     As many nodes as make a fiftieth of all GPUs, at least one.
     """
@@ -133,7 +133,7 @@ def _spared(found: Stage) -> tuple[str, int] | None:
 
 
 def boost(found: Stage, before_s: Floats) -> WhatIf | None:
-    """Users who waited most so far go first; None where the log names no users, or nobody waits."""
+    """Users that waited most so far go first; None if the log names no users, or no job waits."""
     log = found.log
     waits = concentration(log, before_s, users=len(log.users))
     if waits is None:

@@ -33,7 +33,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(slots=True)
 class _Samples:
-    """What one file tells: busy and existing nodes by time, and which rows were the first and the last in time."""
+    """Data of one file: busy and existing nodes by time, and the first and the last row in time."""
 
     path: Path
     values: dict[float, tuple[float, float]] = field(default_factory=dict)
@@ -183,7 +183,7 @@ def seconds_of(text: str, *, of: str = "time") -> float:
 
 
 def _seconds_of_month(text: str, of: str) -> float:
-    """Of what only numpy reads, such as 2017-11."""
+    """Time from text that only numpy reads, such as 2017-11."""
     try:
         # It would read a zone with a warning, and words such as today by the clock.
         is_date = text.strip().replace(" ", "").replace("-", "").isdigit()

@@ -7,7 +7,7 @@ HOURS_A_YEAR = 8760.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Power:
-    """What an idle node costs. Defaults are the paper's [helios §4.3.3] but for CO2, which it does not tell.
+    """Cost of an idle node. Defaults are the paper's [helios §4.3.3], except CO2, which the paper does not give.
 
     Attributes:
         idle_w: Of an idle node, a DGX-1 in the paper.
@@ -21,7 +21,7 @@ class Power:
 
 
 def kwh_a_year(sleeping_nodes: float, power: Power) -> float:
-    """Electricity that so many sleeping nodes, on average, save in a year."""
+    """Electricity that a mean number of sleeping nodes saves in a year."""
     return sleeping_nodes * power.idle_w * (1 + power.cooling_share) / 1000 * HOURS_A_YEAR
 
 

@@ -147,7 +147,7 @@ class SleepingSimulation(Simulation):
         self._wake(domain.name, pool.next_check_s)
 
     def _lacking(self, domain: Domain, pool: Pool) -> int:
-        """Nodes that all who wait would fill, beyond those that are on."""
+        """Nodes that all waiting jobs would fill, beyond those that are on."""
         waiting_gpus = sum(domain.jobs[row].gpus for row in domain.waiting.rows())
         return -(-waiting_gpus // max(1, max(node.gpus for node in pool.nodes)))
 

@@ -91,7 +91,7 @@ class Watcher:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has, now that the simulation is over: one whose virtual cluster shrank below it never does."""
+        """Whether the job ended in the simulation; it never does if its virtual cluster shrank below its size."""
         return not math.isnan(self._runs[self._row].end_s)
 
     def _stuck(self) -> list[str]:

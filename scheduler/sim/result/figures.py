@@ -23,7 +23,7 @@ HELIOS_SHORT_S, HELIOS_LONG_S = 15 * 60.0, 6 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of a group of jobs; NaN where it is empty. Times in seconds.
+    """Figures of a group of jobs; NaN if the group is empty. Times in seconds.
 
     ``queued_jobs`` waited at any time, ``makespan_s`` is from the first submission to the last end, ``avg_rho`` and
     ``jain`` are finish-time fairness and Jain's index of it.
@@ -72,7 +72,7 @@ class Results:
 
     @property
     def queue_s(self) -> Floats:
-        """Of the JCT, the time without GPUs."""
+        """Part of the JCT in which the job had no GPUs."""
         return self.jct_s - self.held_s
 
 

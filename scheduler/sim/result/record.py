@@ -120,7 +120,7 @@ class Recorder:
 
 
 class _Lanes:
-    """Which job stands on which GPU of each node. A job's end is noticed when somebody else needs its GPUs."""
+    """Job on each GPU of each node. The end of a job is noticed when another job needs its GPUs."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._domains = simulation.domains

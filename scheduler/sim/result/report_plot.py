@@ -59,7 +59,7 @@ def queue_over_time(outcomes: Sequence[Outcome]) -> str:
 
 
 def node_timeline(outcomes: Sequence[Outcome], at: int, gpus_of: Sequence[int]) -> str:
-    """Who held which GPUs of which node when, in one of the outcomes; the colour tells the job's size.
+    """Jobs on the GPUs of each node over time, for one of the outcomes; the colour shows the job's size.
 
     ``gpus_of``: of the job of each row.
     """
@@ -144,7 +144,7 @@ def _line(at: int, outcome: Outcome) -> dict[str, Any]:
 
 
 def _times(axes: Axes, at_s: Floats, outcome: Outcome) -> Floats:
-    """Places on the axis of time: dates where the trace has a calendar, else hours since its first job."""
+    """Ticks on the time axis: dates if the trace has a calendar, otherwise hours since its first job."""
     start_s = float(outcome.recording.series.at_s[0])
     if start_s >= CALENDAR_FROM_S:
         locator = AutoDateLocator()  # type: ignore[no-untyped-call]

@@ -113,7 +113,7 @@ class JobLog:
         )  # fmt: skip
 
     def with_starts(self, start_s: Floats) -> "JobLog":
-        """The same with other starts."""
+        """This log with other starts."""
         return JobLog(
             path=self.path, fmt=self.fmt, submit_s=self.submit_s, start_s=start_s, duration_s=self.duration_s,
             gpus=self.gpus, cpus=self.cpus, status=self.status, user=self.user, vc=self.vc, users=self.users,

@@ -49,7 +49,7 @@ def _collect(items: Iterable[Logged | LeftOut | Problem], path: str, name: str, 
 
 
 def _of_unknown(words: Counter[str]) -> Iterator[tuple[int, str]]:
-    """What is said of words for how jobs ended that nobody here knows: the most frequent ones."""
+    """Note on unknown words for a final status: the most frequent ones."""
     if words:
         told = ", ".join(shown(word) for word, _ in words.most_common(_TOLD_WORDS))
         more = " and others" if len(words) > _TOLD_WORDS else ""

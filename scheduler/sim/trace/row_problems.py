@@ -54,7 +54,7 @@ class Intake:
         self._notes[text] += 1
 
     def add(self, item: LeftOut | Problem) -> None:
-        """A row that is no job."""
+        """Add a row that does not hold a job."""
         if isinstance(item, LeftOut):
             self.note(item.reason)
             return
@@ -63,7 +63,7 @@ class Intake:
             self._problems.append(item.told(self._path))
 
     def close(self, jobs: int) -> None:
-        """All rows are read, and so many are jobs.
+        """Finish after the last row, with the number of jobs read.
 
         Raises:
             ConfigError: Rows cannot be used, and that is not to be passed over; or there is no job.

@@ -43,7 +43,7 @@ class Lognormal:
             raise ValueError(f"sigma must be from 0 to 20, is {self.sigma:g}")
 
     def quantile_s(self, share: Floats) -> Floats:
-        """Of the part between the ends."""
+        """Quantiles of the part between the ends."""
         if not self.sigma:
             return np.full(len(share), self.median_s)
         low, high = (ndtr(math.log(end / self.median_s) / self.sigma) for end in (self.min_s, self.max_s))
@@ -82,7 +82,7 @@ class Exponential:
             raise ValueError(f"mean_s must be above 0 and at most max_s, is {self.mean_s:g}")
 
     def quantile_s(self, share: Floats) -> Floats:
-        """Of the part up to ``max_s``."""
+        """Quantiles of the part up to ``max_s``."""
         below_max = -math.expm1(-self.max_s / self.mean_s)
         inside: Floats = -self.mean_s * np.log1p(-share * below_max)
         return inside

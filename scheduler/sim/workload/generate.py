@@ -114,7 +114,7 @@ class Drawn:
 
 
 def generate(workload: Workload, rng: np.random.Generator) -> Trace:
-    """The jobs of a recipe. The same chance gives the same jobs.
+    """Jobs of a recipe. The result depends on the seed alone.
 
     Raises:
         ConfigError: They would come over more than a century, or after the year 9999.
@@ -160,7 +160,7 @@ def draw(workload: Workload, rng: np.random.Generator) -> Drawn:
 
 
 def _without_newcomers(workload: Workload, user: Whole, rng: np.random.Generator) -> Whole:
-    """Of the first half of all submissions those by newcomers go to other users."""
+    """Give submissions by newcomers in the first half of all submissions to other users."""
     is_new = np.zeros(workload.users, dtype=bool)
     is_new[rng.permutation(workload.users)[: int(workload.newcomers * workload.users)]] = True
     weights = np.where(is_new, 0.0, _ranked(workload.users, workload.inequality))

@@ -34,7 +34,7 @@ def _job(row: Row) -> TraceJob:
 
 
 def log_philly_csv(source: Source) -> Iterator[Logged | Problem]:
-    """Jobs of Philly's CSV; it tells neither starts nor what became of them."""
+    """Read jobs of Philly's CSV, which has neither starts nor final status."""
     return read_table(source, _logged)
 
 

@@ -82,7 +82,7 @@ def is_missing(text: str) -> bool:
 
 
 def plain(column: str, text: str) -> str:
-    """A name, as it stands in the file.
+    """A name, unchanged from the file.
 
     Raises:
         BadRow: It is too long, or has characters that are none.
@@ -160,7 +160,7 @@ def moment(column: str, text: str) -> tuple[float, bool]:
 
 
 class TimeLine:
-    """Times of one file, which are all dates or all seconds: with both, nobody knows what the seconds count from."""
+    """Times of one file, all dates or all seconds: mixed, the origin of the seconds is unknown."""
 
     def __init__(self) -> None:
         self._is_date: bool | None = None

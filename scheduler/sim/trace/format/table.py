@@ -61,7 +61,7 @@ def header(source: Source) -> Mapping[str, int]:
 
 
 def separator_of(first: str) -> str:
-    """What stands between the cells of a table with this header."""
+    """Separator between the cells of a table with this header."""
     return "|" if first.count("|") > first.count(",") else ","
 
 

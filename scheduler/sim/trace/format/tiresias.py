@@ -41,7 +41,7 @@ def _job(row: Row) -> TraceJob:
 
 
 def log_tiresias(source: Source) -> Iterator[Logged | Problem]:
-    """Jobs of Tiresias's CSV; it tells neither starts nor users nor what became of them."""
+    """Read jobs of Tiresias's CSV, which has neither starts nor users nor final status."""
     return read_table(source, _logged)
 
 
