@@ -269,7 +269,7 @@ class _Plan:
         actions: list[Action] = []
         for victim in self._victims.values():
             victim.home.stop(victim.row, now_s)
-            reason = "its GPUs go to a job that stands before it"
+            reason = "its GPUs go to a job ahead of it"
             if victim.home is not domain:
                 reason = "its GPUs go back to their owner"
             actions.append(Preempt(row=victim.row, winner=victim.winner, reason=reason))

@@ -80,15 +80,15 @@ def look(domain: Domain, row: int, now_s: float, clock: Clock = format_moment) -
 def nobody_knows(domain: Domain, estimate: StartEstimate) -> str:
     """Why the start of a job cannot be estimated."""
     if estimate.is_short:
-        why = "too few GPUs are in service for it or for those before it, whoever ends"
+        why = "too few GPUs are in service for it or for a job before it, even if all running jobs end"
     elif estimate.unlimited:
         largest = max((domain.jobs[row] for row in estimate.unlimited), key=lambda job: job.gpus)
         one, others = f"job {largest.job_id} ({gpus_of(largest)})", len(estimate.unlimited) - 1
         why = f"{one} and {others:,} more that go before it have" if others else f"{one}, which goes before it, has"
         why += " no time limit"
     else:
-        why = f"more than {AHEAD_MAX:,} stand before it"
-    return f"nobody knows when it will start: {why}"
+        why = f"more than {AHEAD_MAX:,} jobs go before it"
+    return f"its start is unknown: {why}"
 
 
 def _places(domain: Domain, allocation: Allocation) -> str:
@@ -153,7 +153,7 @@ class _Wait:
         reservation = self.domain.reservation
         assert reservation is not None
         places = _places(self.domain, reservation.allocation)
-        return f"reserved{self._from(reservation.at_s)}: {places}, as soon as those who run there have ended"
+        return f"reserved{self._from(reservation.at_s)}: {places}, as soon as the jobs that run there have ended"
 
     def _held(self, reservation: Reservation) -> str:
         return f"held for job {self.domain.jobs[reservation.row].job_id}, reserved{self._from(reservation.at_s)}"
@@ -182,8 +182,8 @@ class _Wait:
     def _waiters(self) -> tuple[str, ...]:
         count = sum(rank < self.rank for rank in self.domain.waiting.ranks())
         if not count:
-            return ("nobody who waits stands before it",)
-        return (f"{count} who wait stand before it" if count > 1 else "one who waits stands before it",)
+            return ("no waiting job goes before it",)
+        return (f"{count} waiting jobs go before it" if count > 1 else "one waiting job goes before it",)
 
     def _full(self) -> Explanation:
         """No room on free GPUs, nor on those that it may take."""
@@ -192,7 +192,7 @@ class _Wait:
         leaving = [held for _, held in domain.guests.values()]
         blocker = -1
         if not domain.traits.is_preemptive:
-            because = f"{_count(len(domain.running))} there, and {domain.rules.order.name} preempts nobody"
+            because = f"{_count(len(domain.running))} there, and {domain.rules.order.name} preempts no job"
         else:
             staying = {*before.values(), *later, *never}
             leaving += [held for row, held in domain.running.items() if row not in staying]

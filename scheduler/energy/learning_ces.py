@@ -97,7 +97,7 @@ class LearningCes:
             words += ", lately better than none" if self.forecast.is_better else ", lately no better than none"
         if self.settings.wake_ahead and not self.forecast.is_better:
             words += "; nobody is woken by it"
-        return words + (f"; it could not be fitted anew: {self._problem}" if self._problem else "")
+        return words + (f"; it could not be fitted again: {self._problem}" if self._problem else "")
 
     def _why_none(self) -> str:
         known = len(self.forecast)

@@ -137,7 +137,7 @@ class Las:
         if self.within == "running_first":
             if first.is_running[0] > second.is_running[0]:
                 return f"runs already, both in Q{one + 1}"
-            return f"stands before it in the list of Q{one + 1}"
+            return f"comes before it in the list of Q{one + 1}"
         if np.isinf(second.first_start_s[0]):
             return f"has run before, both in Q{one + 1}"
         return f"started {format_seconds(second.first_start_s[0] - first.first_start_s[0])} earlier, both in Q{one + 1}"

@@ -57,7 +57,7 @@ class TenantOrder:
         if first.priority[0] != second.priority[0]:
             return f"has priority {first.priority[0]:g} by its QOS, not {second.priority[0]:g}"
         if not self.inner.traits.is_preemptive and first.is_running[0] != second.is_running[0]:
-            return f"runs, and {self.name} preempts nobody of its own priority"
+            return f"runs, and {self.name} preempts no job of its own priority"
         if first.share_level[0] != second.share_level[0]:
             return "is of an account that has used less of its share"
         return self.inner.why(first, second)

@@ -57,9 +57,9 @@ def learn_packlimit(history: Sequence[Sample], *, current: float, tolerance: flo
     suffers = np.array([sample.speed < 1 - tolerance for sample in history], dtype=bool)
     spread = np.array([sample.spread for sample in history])
     if not suffers.any() or suffers.all():
-        kind = "suffered" if suffers.any() else "suffered from its place"
+        kind = "suffered" if suffers.any() else "suffered from its allocation"
         who = "every job" if suffers.any() else "no job"
-        return Learned(packlimit=current, is_learned=False, mistaken=0.0, reason=f"{who} {kind}: nothing to tell apart")
+        return Learned(packlimit=current, is_learned=False, mistaken=0.0, reason=f"{who} {kind}")
     features = np.column_stack([[sample.skew for sample in history], spread])
     weights = _widest_gap(features, np.where(suffers, 1.0, -1.0))
     mistaken = float(np.mean((features @ weights[:2] + weights[2] > 0) != suffers))

@@ -155,7 +155,7 @@ class PowerController:
         found = plan(nodes, wish.nodes, now_s=now_s, rules=self._rules, reason=wish.reason, called=called)
         self._stays = found.stays
         if found.short:
-            log.warning("fewer nodes on than wanted", wanted=wish.nodes, short=found.short, reason=wish.reason)
+            log.warning("fewer nodes are on than wanted", wanted=wish.nodes, short=found.short, reason=wish.reason)
         # 4. Act: each order by a task of its own.
         for wanted in found.wishes:
             self._apply(wanted)
@@ -170,14 +170,14 @@ class PowerController:
             try:
                 await self._record(self._nodes[name])
             except FarsideError as error:
-                log.warning("what is so of a node's power can't be written down", node=name, error=error)
+                log.warning("cannot record a node's power state", node=name, error=error)
 
     async def _look(self, name: str) -> Holdings | None:
         try:
             async with asyncio.timeout(self._patience.answer_s):
                 return await self._inventory.holdings(name)
         except (FarsideError, TimeoutError) as error:
-            log.warning("nobody says what stands on a node", node=name, error=error)
+            log.warning("cannot read what runs on a node", node=name, error=error)
             return None
 
     def _apply(self, event: Event) -> None:
@@ -185,7 +185,7 @@ class PowerController:
         node, orders = step(before, event, self._patience)
         self._nodes[event.node] = node
         if node.phase is not before.phase:
-            log.info("node power", node=node.name, was=before.phase, now=node.phase, reason=node.reason)
+            log.info("node power changed", node=node.name, was=before.phase, now=node.phase, reason=node.reason)
         for order in orders:
             self._start(order)
 
@@ -196,7 +196,7 @@ class PowerController:
     async def _carry_out(self, order: Order) -> None:
         """An order, and the one answer to it."""
         if order.command is not Command.ASK:
-            log.info("order", node=order.node, number=order.number, command=order.command, reason=order.reason)
+            log.info("order sent", node=order.node, number=order.number, command=order.command, reason=order.reason)
         answer = Answer(node=order.node, now_s=0.0, number=order.number)
         try:
             async with asyncio.timeout(self._patience.answer_s):
@@ -241,9 +241,9 @@ class PowerController:
             async with asyncio.timeout(self._patience.answer_s):
                 await self._rest_hand(name, command)
         except (FarsideError, TimeoutError) as error:
-            log.warning("rest failed", node=name, command=command, error=error)
+            log.warning("idle saving failed", node=name, command=command, error=error)
             return False
-        log.info("rest", node=name, command=command)
+        log.info("idle saving changed", node=name, command=command)
         return True
 
     async def _end_rests(self) -> None:

@@ -47,7 +47,7 @@ class Fitter:
             return
         if self._fit is not None and self._fit.done():
             self._policy.take(self._fit.result())
-            log.info("the forecast of busy nodes", now=self._policy.remark)
+            log.info("forecast of busy nodes updated", now=self._policy.remark)
             self._fit = None
         if self._fit is None and (lesson := self._policy.lesson()) is not None:
             self._fit = self._pool.submit(fit, lesson)
@@ -69,7 +69,7 @@ def fit(lesson: Lesson) -> Learned | str:
     try:
         return learned_from(lesson)
     except Exception as error:
-        log.error("the forecast of busy nodes could not be fitted, and nodes are switched without", cause=error)
+        log.error("cannot fit the forecast of busy nodes; nodes are switched without it", cause=error)
         return f"{type(error).__name__}: {error}".splitlines()[0]
 
 

@@ -216,8 +216,8 @@ class Patience:
         drain_s: For jobs and slabs to leave; then the node stays on, and is left alone for ``backoff_s``.
         soft_off_s: For the operating system to shut down; then its power is cut, if ``may_force``.
         force_off_s: For the power to be off after that.
-        silent_s: A node that is off has not beaten for so long, whatever its BMC says.
-        lost_s: A node that is on and has not beaten for so long is looked at.
+        silent_s: A node that is off has sent no heartbeat for so long, whatever its BMC says.
+        lost_s: A node that is on and has sent no heartbeat for so long is looked at.
         boot_s: From the order to the first beat.
         tries: Orders to boot, or to shut down, that a BMC gets.
     """

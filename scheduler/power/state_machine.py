@@ -145,7 +145,7 @@ def _on_beat(node: NodePower, event: Beat, patience: Patience) -> Step:
 
 def _on_tick(node: NodePower, event: Tick, patience: Patience) -> Step:
     if event.now_s - node.last_beat_s >= patience.lost_s and node.pending is None:
-        return _order(node, Command.ASK, event.now_s, f"has not beaten for {event.now_s - node.last_beat_s:.0f} s")
+        return _order(node, Command.ASK, event.now_s, f"sent no heartbeat for {event.now_s - node.last_beat_s:.0f} s")
     return node, ()
 
 
@@ -156,7 +156,7 @@ def _on_asked(node: NodePower, answer: Answer, patience: Patience) -> Step:
         # Somebody else switched it off: what stood on it is lost already, and owners find that out by themselves.
         return _enter(node, Phase.OFF, answer.now_s, "found off"), ()
     said = answer.error or f"its BMC says {answer.power}"
-    return _fail(node, answer.now_s, f"does not beat; {said}", is_pinned=False)
+    return _fail(node, answer.now_s, f"sends no heartbeat; {said}", is_pinned=False)
 
 
 # ---------------------------------------------------------------- draining

@@ -120,7 +120,7 @@ def build_site(
         made = equal_nodes(nodes * gpus_per_node, gpus_per_node, like=like, nodes_per_rack=nodes_per_rack)
         return Site(cluster=Cluster(virtual_clusters=(VirtualCluster(name=name, nodes=made),)))
     if not vc_sizes:
-        raise ConfigError("nobody says how many nodes the cluster has", hint="give --nodes N or --vc-nodes FILE")
+        raise ConfigError("the number of nodes of the cluster is unknown", hint="give --nodes N or --vc-nodes FILE")
     sizes: dict[str, list[VcSize]] = {}
     for size in vc_sizes:
         sizes.setdefault(size.vc, []).append(size)
@@ -189,7 +189,7 @@ def misfits(jobs: Sequence[TraceJob], cluster: Cluster, placement: PlacementPoli
             if job.gpus > clusters[job.vc].gpus:
                 reason = f"needs {format_count(job.gpus, 'GPU')}, its cluster has {clusters[job.vc].gpus}"
             elif demand.gpu_model and not any(node.gpu_model for node in clusters[job.vc].nodes):
-                reason = f"asks for GPUs of model {demand.gpu_model}, and nobody says which there are (--gpu-model)"
+                reason = f"asks for GPUs of model {demand.gpu_model}, and the GPU models are unknown (--gpu-model)"
             elif placement.place(empty[job.vc], demand) is None:
                 reason = f"no set of its cluster's nodes can hold it ({_told(demand)}, placement {placement.name})"
             known[job.vc, demand] = reason
@@ -201,7 +201,7 @@ def misfits(jobs: Sequence[TraceJob], cluster: Cluster, placement: PlacementPoli
 def _unknown(vc: str, clusters: Mapping[str, VirtualCluster]) -> str:
     if not vc:
         return "it names no virtual cluster"
-    return f"nobody says how many nodes virtual cluster '{vc}' has ({len(clusters)} others are known)"
+    return f"the number of nodes of virtual cluster '{vc}' is unknown (other sizes known: {len(clusters)})"
 
 
 def _told(demand: Demand) -> str:

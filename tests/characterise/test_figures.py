@@ -179,7 +179,7 @@ def test_sizes_change_by_time() -> None:
 
 
 def test_sizes_of_other_virtual_clusters_are_refused() -> None:
-    with pytest.raises(ConfigError, match="tells of none of the log's virtual clusters, such as 'a'; it tells of z"):
+    with pytest.raises(ConfigError, match="names none of the log's virtual clusters, such as 'a'; it names z"):
         sizes_of(log([job(vc="a")]), vc_sizes=(VcSize(vc="z", gpus=8),))
     with pytest.raises(ConfigError, match="exclude each other"):
         sizes_of(log([job(vc="a")]), nodes=2, vc_sizes=(VcSize(vc="a", gpus=8),))

@@ -122,7 +122,7 @@ def test_a_wish_for_a_gpu_model_is_kept_or_passed_over_as_the_operator_says(tmp_
         ("", 0), ("T4", 2), ("v100m32", 2), ("any", 2),
     ))  # fmt: skip
 
-    assert "job 1: asks for GPUs of model V100M16|V100M32, and nobody says which there are" in unsaid.stderr
+    assert "job 1: asks for GPUs of model V100M16|V100M32, and the GPU models are unknown" in unsaid.stderr
     assert "1 GPU of model V100M16|V100M32" in wrong.stderr
     assert [one.returncode for one in (unsaid, wrong, right, whichever)] == [2, 2, 0, 0]
 
@@ -312,7 +312,7 @@ def test_why_tells_the_decisions(jobs: Path) -> None:
         "job 3: 2 GPUs, came 20 s, ended 180 s; ran 30 s, waited 2.17 min",
         "  20 s  waits 1.33 min: needs 2 GPUs on one node, 0 free; the first in line is job 2 (4 GPUs), "
         "which came 10 s earlier",
-        "  100 s  waits 50 s: needs 2 GPUs on one node, 0 free; one running job there, and fifo preempts nobody",
+        "  100 s  waits 50 s: needs 2 GPUs on one node, 0 free; one running job there, and fifo preempts no job",
         "  150 s  starts on n0 (2): 2 GPUs free",
         "  180 s  ended",
         "  in all 1.33 min: behind the first in line",
@@ -331,7 +331,7 @@ def test_why_a_job_never_starts_in_what_its_virtual_cluster_shrank_to(tmp_path: 
     assert (done.returncode, behind.returncode, ran.returncode) == (1, 1, 0)
     assert done.stdout.splitlines() == [
         "job b: 8 GPUs, came 10 s, never ended",
-        "  10 s  waits 1.5 min: needs 8 GPUs on 2 nodes, 0 to 4 free; one running job there, and fifo preempts nobody",
+        "  10 s  waits 1.5 min: needs 8 GPUs on 2 nodes, 0 to 4 free; one running job there, and fifo preempts no job",
         "  100 s  waits for ever: needs 8 GPUs on 2 nodes, 4 free; its virtual cluster has 4 in all from then on",
         "  in all 1.5 min: too few GPUs free",
     ]
@@ -357,9 +357,9 @@ FIFO = ("--policy", "fifo")
         (("run", "{}", *FIFO, *ONE, "--from", "500"), "no job is left of 4; they were submitted from 0 s to 30 s"),
         (("run", "{}", *FIFO, *ONE, "--from", "2017-10-01"), "counts seconds and has no dates"),
         (("run", "{}", *FIFO, *ONE, "--from", "yesterday"), "--from: 'yesterday' is not a time"),
-        (("run", "{}", *FIFO, "--gpus-per-node", 4), "nobody says how many nodes the cluster has"),
+        (("run", "{}", *FIFO, "--gpus-per-node", 4), "the number of nodes of the cluster is unknown"),
         (("run", "{}", *FIFO, *ONE, "--json", "/nowhere/out.json"), "/nowhere/out.json: No such file or directory"),
-        (("run", "{}", *FIFO, *ONE, "--jobs-out", "out.xls"), "nobody knows how to write '.xls'"),
+        (("run", "{}", *FIFO, *ONE, "--jobs-out", "out.xls"), "cannot write files of type '.xls'"),
         (("run", "{}.gone", *FIFO, *ONE), "No such file or directory"),
         (("run", "{}", *FIFO, "--nodes", 1, "--gpus-per-node", 3), "2 of 4 jobs can never run on this cluster"),
         (("why", "{}", "9", *FIFO, *ONE), "no job '9' among the 4"),

@@ -209,7 +209,7 @@ def test_what_fails_is_said_and_the_trees_before_go_on() -> None:
     assert none == "no forecast as it could not be fitted: no memory; rules alone decide"
     assert (
         policy.remark
-        == "a forecast by trees of 9.6 days, lately better than none; it could not be fitted anew: no memory"
+        == "a forecast by trees of 9.6 days, lately better than none; it could not be fitted again: no memory"
     )
     assert policy.forecast.is_fitted
 

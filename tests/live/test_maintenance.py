@@ -69,7 +69,7 @@ def test_a_reservation_of_a_node_that_is_full_anyway_is_not_the_first_reason() -
     reserved(w, "n0", begin_s=100, end_s=200)
 
     line, *more = w.decider.why(job, w.now_s, str)
-    assert line == "waits: needs 4 GPUs on one node, 0 free; 2 running jobs there, and best-effort preempts nobody"
+    assert line == "waits: needs 4 GPUs on one node, 0 free; 2 running jobs there, and best-effort preempts no job"
     assert any("n0 reserved from" in one for one in more)
 
 

@@ -69,7 +69,7 @@ def test_where_nodes_are_missing_and_nobody_stands_before_it_no_time_limit_is_bl
     told = when(world, world.submit(gpus=8))
 
     assert told == (
-        "nobody knows when it will start: too few GPUs are in service for it or for those before it, whoever ends"
+        "its start is unknown: too few GPUs are in service for it or for a job before it, even if all running jobs end"
     )
 
 
@@ -80,7 +80,7 @@ def test_a_job_without_a_time_limit_is_named_with_what_it_holds() -> None:
 
     told = when(world, world.submit(gpus=4))
 
-    assert told == "nobody knows when it will start: job 1 (3 GPUs), which goes before it, has no time limit"
+    assert told == "its start is unknown: job 1 (3 GPUs), which goes before it, has no time limit"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_of_several_without_a_time_limit_the_largest_is_named(waiting: int, says
 def test_a_long_queue_is_the_reason_where_it_is_too_long_to_be_played() -> None:
     told = nobody_knows(World(rules()).decider.domain, StartEstimate())
 
-    assert told == f"nobody knows when it will start: more than {AHEAD_MAX:,} stand before it"
+    assert told == f"its start is unknown: more than {AHEAD_MAX:,} jobs go before it"
 
 
 def test_a_node_about_to_open_is_told_as_that() -> None:

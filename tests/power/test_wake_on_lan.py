@@ -81,7 +81,7 @@ def test_it_is_shut_down_by_a_program_where_there_is_one_and_never_cut_off(tmp_p
     asyncio.run(dataclasses.replace(driver(), program=(str(program), "--rack=3")).soft_off())
 
     assert (tmp_path / "told").read_text() == "--rack=3 soft-off n1\n"
-    with pytest.raises(PeerError, match="n1: nobody shuts it down"):
+    with pytest.raises(PeerError, match="n1: it cannot be shut down"):
         asyncio.run(driver().soft_off())
     with pytest.raises(PeerError, match="n1: Wake-on-LAN can't cut its power"):
         asyncio.run(driver().off())

@@ -45,8 +45,8 @@ def test_too_few_gpus_under_a_policy_that_preempts_nobody() -> None:
     world.submit(5.0, 8)
 
     assert world.told(3, 5.0) == (
-        "waits: needs 8 GPUs on 2 nodes, 2 free; 3 running jobs there, and best-effort preempts nobody | "
-        "nobody who waits stands before it"
+        "waits: needs 8 GPUs on 2 nodes, 2 free; 3 running jobs there, and best-effort preempts no job | "
+        "no waiting job goes before it"
     )
 
 
@@ -95,7 +95,7 @@ def test_what_may_not_be_taken_yet_or_ever_is_told() -> None:
         "waits: needs 8 GPUs, 0 free; no running job goes before it",
         "8 are held by one running job left alone for now, the first until 60 s",
         "4 are held by one running job that may not be preempted",
-        "nobody who waits stands before it",
+        "no waiting job goes before it",
     )
 
 
@@ -108,7 +108,7 @@ def test_reserved_and_held_for_who_is_reserved() -> None:
     wide, narrow = (look(world.domain, row, 30.0) for row in (1, 2))
 
     assert wide.cause is Cause.RESERVED
-    assert wide.because == "reserved: n0 (4), n1 (4), as soon as those who run there have ended"
+    assert wide.because == "reserved: n0 (4), n1 (4), as soon as the jobs that run there have ended"
     assert (narrow.cause, narrow.blocker, narrow.because) == (Cause.HELD, 1, "held for job j1, reserved")
 
 

@@ -39,7 +39,7 @@ def test_nodes_alone_make_one_pool_and_with_a_name_its_virtual_cluster() -> None
     [
         ({"gpus_per_node": 0, "nodes": 1}, "--gpus-per-node is 0"),
         ({"gpus_per_node": 8, "nodes": -1}, "--nodes is -1"),
-        ({"gpus_per_node": 8}, "nobody says how many nodes"),
+        ({"gpus_per_node": 8}, "the number of nodes of the cluster is unknown"),
         ({"gpus_per_node": 1, "nodes": 10**8}, "100,000,000 nodes with 100,000,000 GPUs; give at most 1,000,000 nodes"),
         ({"gpus_per_node": 10**12, "nodes": 1}, "1 node with 1,000,000,000,000 GPUs"),
         ({"gpus_per_node": 8, "vc_sizes": (VcSize(vc="a", gpus=10**7), VcSize(vc="b", gpus=8))}, "1,250,001 nodes"),
@@ -98,7 +98,7 @@ def test_a_file_tells_gpus_by_day_as_helioss_does(tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("vc,nodes\na,many\n", "line 2, column nodes: 'many' is not a number"),
-        ("vc,nodes\na,1\na,2\n", "'a' stands there twice"),
+        ("vc,nodes\na,1\na,2\n", "'a' is listed twice"),
         ("vc,nodes\na\n", "line 2: 1 cells, the header has 2"),
         ("vc,nodes\n", "names no virtual cluster"),
         ("vc\na\n", "line 1: 1 columns"),
@@ -123,7 +123,7 @@ def test_jobs_that_never_fit_are_found_with_the_reason() -> None:
 
     assert [(job.job.job_id, reason) for job, reason in found] == [
         ("1", "needs 9 GPUs, its cluster has 8"),
-        ("2", "nobody says how many nodes virtual cluster 'other' has (1 others are known)"),
+        ("2", "the number of nodes of virtual cluster 'other' is unknown (other sizes known: 1)"),
     ]
 
 
@@ -150,7 +150,7 @@ def test_a_model_that_nobody_says_the_nodes_have_is_told_as_such() -> None:
     )
 
     assert [reason for _, reason in unsaid] == [
-        "asks for GPUs of model V100, and nobody says which there are (--gpu-model)"
+        "asks for GPUs of model V100, and the GPU models are unknown (--gpu-model)"
     ]
     assert "4 GPUs of model V100" in other[0][1]
     assert right == []

@@ -31,7 +31,7 @@ def test_a_job_behind_two_others() -> None:
         "job 2: 2 GPUs, came 20 s, ended 190 s; ran 30 s, waited 2.33 min",
         "  20 s  waits 40 s: needs 2 GPUs on one node, 0 free; the first in line is job 1 (4 GPUs), "
         "which came 10 s earlier",
-        "  60 s  waits 1.67 min: needs 2 GPUs on one node, 0 free; one running job there, and fifo preempts nobody",
+        "  60 s  waits 1.67 min: needs 2 GPUs on one node, 0 free; one running job there, and fifo preempts no job",
         "  160 s  starts on n0 (2): 2 GPUs free",
         "  190 s  ended",
         "  in all 1.67 min: too few GPUs free",
@@ -54,9 +54,7 @@ def test_a_preemption_tells_for_whom_and_why_and_what_it_costs() -> None:
 
     told = story(jobs, 0, Rules(order=Srtf(), placement=Consolidate(), preemption_cost=SteppedCost()))
 
-    assert told[2].startswith(
-        "  10 s  is preempted: its GPUs go to a job that stands before it, job 1 (4 GPUs), which "
-    )
+    assert told[2].startswith("  10 s  is preempted: its GPUs go to a job ahead of it, job 1 (4 GPUs), which ")
     assert told[3].startswith(
         "  10 s  waits 20 s: needs 4 GPUs on one node, 0 free; 4 are held by one running job that"
     )
@@ -76,7 +74,7 @@ def test_a_preemption_for_a_reservation_does_not_claim_the_policys_order() -> No
     told = story(jobs, 0, rules)
 
     assert told[2] == (
-        "  51 s  is preempted: its GPUs go to a job that stands before it, job 1 (4 GPUs), which has waited too long"
+        "  51 s  is preempted: its GPUs go to a job ahead of it, job 1 (4 GPUs), which has waited too long"
     )
 
 

@@ -10,7 +10,7 @@ ShutDown = Callable[[str], Awaitable[None]]
 
 
 class ByAgent:
-    """Driver with soft power-off by the agent, and all else by another driver."""
+    """Driver with soft power-off by the agent; another driver does the rest."""
 
     def __init__(self, node: str, driver: PowerDriver, shut_down: ShutDown) -> None:
         self.limit_s = driver.limit_s

@@ -47,7 +47,7 @@ def read_drivers(path: Path) -> Mapping[str, PowerDriver]:
             f"{path}: {error.strerror}", hint="name a file with a table [node.NAME] for each node"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeError) as error:
-        raise ConfigError(f"{path}: is not TOML: {error}", hint="mend it") from error
+        raise ConfigError(f"{path}: is not TOML: {error}", hint="fix it") from error
     tables = told.get("node")
     if not isinstance(tables, dict) or not tables or set(told) != {"node"}:
         raise ConfigError(f"{path}: has other tables than [node.NAME], or none", hint="one for each node")

@@ -67,7 +67,8 @@ class WakeOnLanDriver:
     async def soft_off(self) -> None:
         """Call the program for a soft power-off, if one is set; the manager asks the agent itself."""
         if not self.program:
-            raise PeerError(f"{self.node}: nobody shuts it down", hint="its agent does under a manager; or set program")
+            hint = "a manager shuts it down by its agent; or set program"
+            raise PeerError(f"{self.node}: it cannot be shut down", hint=hint)
         await CommandDriver(node=self.node, program=self.program, limit_s=self.limit_s).soft_off()
 
     async def off(self) -> None:

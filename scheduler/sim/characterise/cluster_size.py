@@ -88,8 +88,8 @@ def sizes_of(log: JobLog, *, nodes: int = 0, gpus_per_node: int = 8, vc_sizes: S
         missing = [name for name in log.vcs if name not in known]
         if len(missing) == len(log.vcs):
             raise ConfigError(
-                f"--vc-nodes tells of none of the log's virtual clusters, such as '{next(iter(log.vcs), '')}'",
-                hint=f"it tells of {', '.join(sorted(known)[:5])}",
+                f"--vc-nodes names none of the log's virtual clusters, such as '{next(iter(log.vcs), '')}'",
+                hint=f"it names {', '.join(sorted(known)[:5])}",
             )
         return Sizes(by_vc=tuple(vc_sizes), gpus_per_node=gpus_per_node)
     if np.isnan(log.start_s).all():

@@ -17,7 +17,7 @@ def page(found: Study, pictures: Iterable[Picture]) -> str:
     """The whole page as HTML that needs nothing else."""
     log = found.survey.log
     return document(
-        f"What {log.path} tells",
+        f"Job log {log.path}",
         facts(found),
         (
             "<h2>Do Helios's seven implications hold here?</h2>",

@@ -187,7 +187,7 @@ class Watcher:
             named = [f"job {self._name(other)} ({_length(held_s)})" for other, held_s in others[:3] if other >= 0]
             more = f" and {len(others) - 3} others" if len(others) > 3 else ""
             if named:
-                lines.append(f"      so for {_length(longest_s)}; else behind {', '.join(named)}{more}")
+                lines.append(f"      so for {_length(longest_s)}; otherwise behind {', '.join(named)}{more}")
         return lines
 
     def _name(self, row: int) -> str:

@@ -29,7 +29,7 @@ def check_table(path: Path | None) -> None:
     """
     if path is not None and path.suffix not in _TABLES:
         raise ConfigError(
-            f"{path}: nobody knows how to write '{path.suffix}'", hint=f"end it in {' or '.join(_TABLES)}"
+            f"{path}: cannot write files of type '{path.suffix}'", hint=f"end it in {' or '.join(_TABLES)}"
         )
 
 

@@ -87,5 +87,5 @@ def _check(sizes: list[VcSize], path: str) -> None:
     seen = set[tuple[str, float]]()
     for size in sizes:
         if (size.vc, size.from_s) in seen:
-            raise ConfigError(f"{path}: virtual cluster '{size.vc}' stands there twice", hint="leave one out")
+            raise ConfigError(f"{path}: virtual cluster '{size.vc}' is listed twice", hint="leave one out")
         seen.add((size.vc, size.from_s))

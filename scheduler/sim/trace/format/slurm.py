@@ -80,9 +80,9 @@ def log_slurm(source: Source) -> Iterator[Logged | LeftOut | Problem]:
 def _check(source: Source) -> None:
     columns = header(source).keys()
     if not columns & {"alloctres", "reqtres", "allocgres", "reqgres"}:
-        raise ConfigError(f"{source.path}: no column tells the GPUs", hint="add AllocTRES to sacct's --format")
+        raise ConfigError(f"{source.path}: no column has the number of GPUs", hint="add AllocTRES to sacct's --format")
     if not columns & {"elapsed", "elapsedraw"} and not {"start", "end"} <= columns:
-        raise ConfigError(f"{source.path}: no column tells how long jobs ran", hint="add Elapsed to sacct's --format")
+        raise ConfigError(f"{source.path}: no column has the jobs' run times", hint="add Elapsed to sacct's --format")
 
 
 def _job(row: Row) -> TraceJob | LeftOut:

@@ -44,7 +44,7 @@ def header(source: Source) -> Mapping[str, int]:
     """The columns' places by name, in lower case.
 
     Raises:
-        ConfigError: A name stands there twice, or a quote does not end.
+        ConfigError: A name is listed twice, or a quote does not end.
     """
     try:
         names = [name.strip().lower() for name in split(source.first.rstrip("\n"), separator_of(source.first))]
