@@ -14,7 +14,7 @@ from farside.scheduler.tenancy import Account, Qos, Tenancy
 
 
 def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
-    """By what jobs are scheduled.
+    """Scheduling rules from a configuration.
 
     Raises:
         ConfigError: No such policy or placement, or it can't be used on real nodes.
@@ -43,7 +43,7 @@ def rules_of(config: ManagerConfig | SlurmConfig) -> Rules:
 
 
 def tenancy_of(config: ManagerConfig) -> Tenancy | None:
-    """The accounts and qualities of service of these settings; None: there are none."""
+    """Accounts and qualities of service from a configuration; None: none are configured."""
     if not config.account and not config.qos:
         return None
     accounts = {

@@ -26,7 +26,7 @@ BEHIND_ALL: Rank = (math.inf,)
 
 
 def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> tuple[Action, ...]:
-    """Decides for a domain, books what it decides there, and returns it in the order in which to carry it out.
+    """Run a cycle: decide for a domain, book the decisions there, and return them in order of execution.
 
     A job that found no room may be a guest on idle nodes of ``lenders`` where nobody waits; the owner's jobs go before
     guests, whatever the policy.
@@ -59,7 +59,7 @@ def run_cycle(domain: Domain, now_s: float, lenders: Sequence[Domain] = ()) -> t
 
 
 def _admit(domain: Domain, plan: "_Plan", heads: list[_Head]) -> None:
-    """Starts jobs in their order, until the first of each class has no room: then none of that class has.
+    """Start jobs in order. When the first job of a class has no room, the rest of the class is skipped.
 
     Under a strict policy nobody has then. A job starts on free GPUs, otherwise on those of running jobs that stand
     behind it (`_Plan.start`).
@@ -118,7 +118,7 @@ class _Winner:
 
 
 class _Plan:
-    """What one cycle has decided so far. The ledger knows at once, the jobs' figures when all is decided."""
+    """Plan of one cycle. The ledger follows at once, the jobs' figures when the plan is complete."""
 
     def __init__(self, domain: Domain, now_s: float) -> None:
         self._domain = domain
@@ -132,7 +132,7 @@ class _Plan:
         self._victims: dict[int, _Victim] = {}
 
     def start(self, row: int, rank: Rank, demand: Demand) -> bool:
-        """Starts a job if it has room, or if room can be made for it."""
+        """Start a job if it has room, or if preemption can make room."""
         domain = self._domain
         # Place: on free GPUs, or on those that are held for a reservation, if the job is gone by then.
         allocation = domain.book.place(row, self._now_s)
@@ -164,7 +164,7 @@ class _Plan:
         return domain.roster.priority_class(row).may_preempt
 
     def borrow(self, lenders: Sequence[Domain]) -> None:
-        """Looks for idle GPUs of others for the first of each class that still waits, as long as there are some."""
+        """Look for idle GPUs of other domains for the first waiting job of each class."""
         domain = self._domain
         hosts = [lender for lender in lenders if lender.ledger.free_gpus and not len(lender.waiting)]
         heads = domain.waiting.heads() if hosts else []
@@ -247,7 +247,7 @@ class _Plan:
         return allocation
 
     def is_over(self) -> bool:
-        """Whether no job behind the last one that was looked at can start in this cycle."""
+        """Whether no further job can start in this cycle."""
         if self._domain.ledger.free_gpus or self._holds:
             return False
         return self._is_nobody_behind or not (self._domain.traits.is_preemptive or self._domain.guests)

@@ -40,7 +40,7 @@ WAITING_FROM = 1e12
 
 
 class Domain:
-    """Waiting and running jobs, and the ledger of their nodes.
+    """Scheduling domain: waiting and running jobs, and the ledger of their nodes.
 
     ``is_counting_more``: CPUs or memory may be what a node lacks, here or at a lender. Otherwise jobs that differ in
     those alone are alike, however many sizes of memory a trace has. ``fair_share``: what accounts have used so far,
@@ -88,12 +88,12 @@ class Domain:
 
     @property
     def rules(self) -> Rules:
-        """By what it is scheduled now; policies that learn become others."""
+        """Current rules of the domain; policies that learn replace themselves here."""
         return self.roster.rules
 
     @property
     def traits(self) -> OrderTraits:
-        """How the policy wants jobs to be treated."""
+        """Traits of the order policy."""
         return self.roster.traits
 
     # ------------------------------------------------------------------ what happened
@@ -101,7 +101,7 @@ class Domain:
     def submit(
         self, row: int, job: Job, *, remaining_s: float, predicted_gpu_s: float, since_s: float | None = None
     ) -> None:
-        """A job came. Its figures are in the table from now on, under this row.
+        """Add a job that was submitted. Its figures are in the table from now on, under this row.
 
         ``since_s``: since when it waits in one go, where that is not since its submission.
         """
@@ -110,7 +110,7 @@ class Domain:
         self.queue.enter(row, job.submit_s if since_s is None else since_s)
 
     def restore(self, row: int, job: Job, figures: Figures) -> None:
-        """A job that came before this domain was made waits or runs here, with what it has behind it."""
+        """Add a job that is older than this domain object, waiting or running, with its figures."""
         self.submit(
             row, job, remaining_s=figures.remaining_s, predicted_gpu_s=figures.predicted_gpu_s, since_s=figures.since_s
         )
@@ -129,31 +129,31 @@ class Domain:
             self.table.share_level[row] = figures.share_level
 
     def begin(self, row: int, now_s: float, *, delay_s: float) -> None:
-        """The processes of a running job start only now: until now it waited for others to leave its GPUs."""
+        """Note that the processes of a running job start only now: other jobs had to leave its GPUs first."""
         self.table.start(row, now_s=now_s, delay_s=delay_s, speed=float(self.table.speed[row]))
         self.book.keep(row, now_s)
 
     def know(self, row: int, job: Job) -> None:
-        """More is known of a job than when it came; what it holds it keeps, where it goes next may be another place."""
+        """Update what is known of a job; the job keeps what it holds, and may go elsewhere next time."""
         self.roster.know(row, job)
         if row in self.waiting:
             self.queue.rank_anew(row)
         self.queue.touch()
 
     def withdraw(self, row: int) -> None:
-        """A waiting job will not run after all, or not for now."""
+        """Remove a waiting job, for good or for now."""
         self.queue.withdraw(row)
         self.preempted.discard(row)
         self.roster.drop(row)
 
     def lose(self, row: int, now_s: float) -> None:
-        """A running job has lost its GPUs otherwise than by the cycle, and waits again at the tail of its queue."""
+        """Put a running job that lost its GPUs outside of a cycle back at the tail of its queue."""
         self.book.give(row)
         self.stop(row, now_s)
         self._to_tail(row)
 
     def finish(self, row: int) -> None:
-        """A job that ran here ended, and what it held is free; `learn` is for what it took."""
+        """Remove a job that ended and free its GPUs; `learn` takes its service."""
         if row in self.guests:
             home, held = self.guests.pop(row)
             self.ledger.give(held.demand, held.allocation)
@@ -165,7 +165,7 @@ class Domain:
         home.roster.drop(row)
 
     def learn(self, service_gpu_s: float, expected_gpu_s: float = math.nan) -> None:
-        """Learn from a job of this domain that ended, by the GPU seconds that it held in all.
+        """Learn from an ended job of this domain, by its total GPU seconds.
 
         What a policy learns makes it another one, and all are ranked again by that.
         """
@@ -186,20 +186,20 @@ class Domain:
         self.roster.use(self._as_learned(self.rules))
 
     def _as_learned(self, rules: Rules) -> Rules:
-        """The rules with the policies as ended jobs have made them; tenants' claims go before any order."""
+        """Rules with the policies as learned from ended jobs, and with tenants' priority before any order."""
         order: OrderPolicy = self.history.order
         if rules.tenancy is not None:
             order = TenantOrder(inner=order)
         return replace(rules, order=order, placement=self.history.placement)
 
     def expect(self, row: int, *, predicted_gpu_s: float) -> None:
-        """Something else is expected of a waiting job than was before; it is ranked by that."""
+        """Set a new expectation for a waiting job, by which it is ranked."""
         self.table.predicted_gpu_s[row] = predicted_gpu_s
         self.queue.rank_anew(row)
         self.queue.touch()
 
     def watch(self, rows: list[int], now_s: float) -> list[float]:
-        """In how many seconds each of these, which started, stopped or crossed, has to `cross`; infinite: never."""
+        """Seconds until each of these jobs, which started, stopped or crossed, has to `cross`; infinite: never."""
         jobs = self.roster.figures(rows, now_s)
         after_s = self.rules.order.next_change_s(jobs)
         if not self._crossed:  # else a cycle will give them another place in the list before anybody asks
@@ -211,7 +211,7 @@ class Domain:
         return listed
 
     def cross(self, row: int, now_s: float) -> None:
-        """A job reached the time that `watch` returned. If it runs, it goes to the tail of the next queue."""
+        """Handle a job that reached the time of `watch`. If it runs, it goes to the tail of the next queue."""
         self.queue.touch()
         if row not in self.running:
             self.queue.note_due(row)
@@ -225,7 +225,7 @@ class Domain:
         self._crossed.append(row)
 
     def notice(self, now_s: float) -> None:
-        """Let running jobs cross that have come to their thresholds, before the owner of the clock calls `cross`.
+        """Let running jobs cross thresholds that they have reached, before the owner of the clock calls `cross`.
 
         Who has the clock may tell a little late, a whole second or a rounding error, and a job's keys do not wait for
         it: a cycle in between would see a job in its new queue, and nobody look at those who go before it there.
@@ -253,30 +253,30 @@ class Domain:
         self.queue.touch()
 
     def touch(self) -> None:
-        """Something else happened that may let jobs start which could not."""
+        """Note that something else happened that may let blocked jobs start."""
         self.queue.touch()
 
     # ------------------------------------------------------------------ what the cycle does
 
     def admit(self, row: int, allocation: Allocation, now_s: float) -> None:
-        """Books a waiting job's GPUs."""
+        """Book a waiting job's GPUs."""
         self.book.take(row, allocation, now_s)
         self.waiting.discard(row)
 
     def displace(self, row: int, rank: Rank) -> None:
-        """A job that runs is to wait again, at this rank until its figures are known; the ledger knows already."""
+        """Mark a running job as waiting, at this rank until its figures are known; the ledger is updated already."""
         self.book.drop(row)
         self.queue.put_back(row, rank)
 
     def lodge(self, row: int, host: "Domain", allocation: Allocation, now_s: float) -> None:
-        """Books idle GPUs of another domain for a waiting job; their owner may take them back at any time."""
+        """Book idle GPUs of another domain for a waiting job; the owner may take them back at any time."""
         demand = self.roster.demand(row)
         host.ledger.take(demand, allocation)
         host.guests[row] = self, Held(demand, allocation, now_s, now_s)
         self.waiting.discard(row)
 
     def start(self, row: int, allocation: Allocation, ledger: Ledger, now_s: float) -> float:
-        """A job begins to run on what a ledger has booked; returns how long it is held up before it makes progress."""
+        """Start a job on booked GPUs; returns the delay before it makes progress."""
         job = self.jobs[row]
         delay_s = self.rules.preemption_cost.preemption_s(job) if row in self.preempted else 0.0
         self.preempted.discard(row)
@@ -289,7 +289,7 @@ class Domain:
         return delay_s
 
     def stop(self, row: int, now_s: float) -> None:
-        """A job loses its GPUs. Its rank is as it was until the next cycle."""
+        """Stop a job that lost its GPUs. Its rank stays until the next cycle."""
         self.table.stop(row, now_s=now_s)
         self.preempted.add(row)
         self.book.forget_change(row)
@@ -297,13 +297,13 @@ class Domain:
         self.queue.touch()
 
     def promote(self, row: int, now_s: float) -> None:
-        """A waiting job goes back to the first queue, at its tail, its figures at zero."""
+        """Move a waiting job to the tail of the first queue, its figures at zero."""
         self.table.promote(row, now_s=now_s)
         self._to_tail(row)
         self.queue.rank_anew(row)
 
     def _to_tail(self, row: int) -> None:
-        """Puts a job behind all others of its queue's list."""
+        """Put a job at the tail of its queue's list."""
         self.table.position[row] = self._tail_position
         self._tail_position += 1
 

@@ -20,7 +20,7 @@ Clock = Callable[[float], str]
 
 
 class Cause(Enum):
-    """What a job waits for; the value is what `farside sim why` sums its waits up by."""
+    """Cause of a wait; `farside sim why` sums waits by its value."""
 
     RUNS = "runs"
     RESERVED = "reserved for it, while others still run there"
@@ -36,7 +36,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """``need``: what the job asks for, in words. ``blocker``: the row of the job it is behind, -1 for none."""
+    """Explanation of a wait. ``need``: the job's demand in words. ``blocker``: the row of the job ahead, -1: none."""
 
     cause: Cause
     need: str = ""
@@ -47,14 +47,14 @@ class Explanation:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The first line says what, the others what else matters."""
+        """Lines of the explanation: the cause first, then other facts."""
         if not self.need:
             return (self.because, *self.more)
         return (f"waits: needs {self.need}, {self.free_gpus} free; {self.because}", *self.more)
 
 
 def explain(domain: Domain, row: int, now_s: float, clock: Clock = format_moment) -> tuple[str, ...]:
-    """Lines that say why a job of this domain waits, or where it runs. ``clock`` writes times."""
+    """Explain in lines why a job of this domain waits, or where it runs. ``clock`` formats times."""
     return look(domain, row, now_s, clock).words
 
 
@@ -108,7 +108,7 @@ class _Wait:
         self.rank = domain.roster.ranks([row], now_s)[0]
 
     def explanation(self) -> Explanation:
-        """The first cause that holds."""
+        """First cause that applies."""
         domain, reservation = self.domain, self.domain.reservation
         capped = domain.book.why_capped(self.row)
         if capped:
@@ -140,7 +140,7 @@ class _Wait:
         )
 
     def _closed(self) -> list[str]:
-        """Which nodes it may not start on, and why."""
+        """Maintenance windows that keep the job off nodes, with reasons."""
         limit_s = self.domain.jobs[self.row].limit_s
         could = f"its time limit is {format_seconds(limit_s)}" if limit_s < math.inf else "it has no time limit"
         return [
@@ -173,7 +173,7 @@ class _Wait:
         return -1 if head == self.row else head
 
     def _before(self, other: int) -> str:
-        """``job 17, which ...``, why the other goes first, if it does."""
+        """``job 17, which ...``: why the other job goes first."""
         domain = self.domain
         job = domain.jobs[other]
         first, second = (domain.roster.figures([one], self.now_s) for one in (other, self.row))
@@ -186,7 +186,7 @@ class _Wait:
         return (f"{count} waiting jobs go before it" if count > 1 else "one waiting job goes before it",)
 
     def _full(self) -> Explanation:
-        """No room on free GPUs, nor on those that it may take."""
+        """Explanation for a job without room, neither on free GPUs nor by preemption."""
         domain = self.domain
         before, later, never = self._holders()
         leaving = [held for _, held in domain.guests.values()]
@@ -228,7 +228,7 @@ class _Wait:
         return allocation is not None
 
     def _holders(self) -> tuple[dict[Rank, int], list[int], list[int]]:
-        """Running jobs that stay: those that go before it by rank, those left alone for a while, and for good."""
+        """Running jobs that stay: by rank before this job, protected for a while, or never preempted."""
         domain = self.domain
         rows = list(domain.running)
         before: dict[Rank, int] = {}
@@ -275,7 +275,7 @@ class _Wait:
 
 
 def need(domain: Domain, demand: Demand) -> str:
-    """What a job asks for: ``16 GPUs on 2 nodes``."""
+    """Demand of a job in words: ``16 GPUs on 2 nodes``."""
     gpus = gpus_of(demand)
     if demand.swap_bytes_per_gpu:
         gpus += f" with {format_bytes(int(demand.swap_bytes_per_gpu))} of Farside swap each"

@@ -21,7 +21,7 @@ LOWEST, HIGHEST = -4.0, 4.0
 
 
 def faded_gpu_s(gpus: float, begin_s: float, end_s: float, now_s: float, half_life_s: float) -> float:
-    """What is left now of GPUs held from one time to another: each second of them has faded since it passed."""
+    """Faded GPU seconds of GPUs held from one time to another, as of now."""
     if half_life_s == math.inf:
         return gpus * (end_s - begin_s)
     until_end = math.pow(2.0, -(now_s - end_s) / half_life_s)
@@ -30,7 +30,7 @@ def faded_gpu_s(gpus: float, begin_s: float, end_s: float, now_s: float, half_li
 
 
 def levels(used_gpu_s: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:
-    """The level of each of these accounts among them."""
+    """Level of each of these accounts among them."""
     total, parts = sum(used_gpu_s.values()), sum(shares[name] for name in used_gpu_s)
     if total <= 0:
         return dict.fromkeys(used_gpu_s, 0.0)
@@ -55,13 +55,13 @@ class FairShare:
         self.due_s = -math.inf  # when accounts are to be compared anew
 
     def note_past(self, account: str, gpus: int, begin_s: float, end_s: float, now_s: float) -> None:
-        """GPUs that were held before this object knew of it; nothing of what it knows by itself."""
+        """Add GPUs held before this object existed."""
         self.advance(now_s)
         part = faded_gpu_s(gpus, begin_s, min(end_s, now_s), now_s, self._tenancy.half_life_s)
         self._used_gpu_s[account] = self._used_gpu_s.get(account, 0.0) + part
 
     def advance(self, now_s: float) -> None:
-        """Time passes, and what is held is held on."""
+        """Advance the time; accounts go on holding what they hold."""
         if now_s <= self._at_s:
             return
         half_life_s = self._tenancy.half_life_s
@@ -74,11 +74,11 @@ class FairShare:
         self._at_s = now_s
 
     def hold(self, gpus_of: Mapping[str, int]) -> None:
-        """From the time of the last `advance` on, this is held."""
+        """Set what accounts hold from the time of the last `advance` on."""
         self._held = dict(gpus_of)
 
     def used_gpu_s(self, account: str) -> float:
-        """What is left of all that an account has used, at the time of the last `advance`."""
+        """Faded use of an account, at the time of the last `advance`."""
         return self._used_gpu_s.get(account, 0.0)
 
     def level(self, account: str) -> float:

@@ -17,7 +17,7 @@ from farside.scheduler.state import Allocation, Demand, Node
 
 
 class Ledger:
-    """Free GPUs, CPUs, memory and swap by node. A node's place in ``nodes`` is what allocations name.
+    """Ledger of free GPUs, CPUs, memory and swap by node. Allocations name nodes by index in ``nodes``.
 
     Nodes may leave and come back (`set_nodes`): one that has left gives nothing more, and what is held there is held on
     until it is given back. ``is_pooled``: all nodes stand as one, and only the sum of their GPUs counts.
@@ -40,7 +40,7 @@ class Ledger:
             self.buckets[gpus] = node_set
 
     def fitting(self, demand: Demand, need_gpus: int) -> int:
-        """Nodes of its model, open to its user, with CPUs, memory, swap for ``need_gpus``; whether free or not."""
+        """Nodes that suit a demand in model, user, CPUs, memory and swap for ``need_gpus``, free or not."""
         node_set = self.sets.suitable(demand)
         if node_set and self.sets.counts(demand):
             cpus, memory_bytes = demand.cpus_per_gpu * need_gpus, demand.memory_bytes_per_gpu * need_gpus
@@ -52,7 +52,7 @@ class Ledger:
         return node_set
 
     def best_fit(self, demand: Demand, need_gpus: int, within: int = -1) -> int:
-        """The node with the fewest free GPUs that fits ``need_gpus``, the first on ties; -1: none does."""
+        """Node with the fewest free GPUs that fits ``need_gpus``, the first on ties; -1: none."""
         if need_gpus >= len(self.buckets):
             return -1
         within &= self.fitting(demand, need_gpus)
@@ -83,7 +83,7 @@ class Ledger:
         return node_set
 
     def fits(self, demand: Demand, allocation: Allocation) -> bool:
-        """Whether just these GPUs are free."""
+        """Whether exactly these GPUs are free."""
         if any(self.free[at] < gpus for at, gpus in allocation):
             return False
         return not self.sets.counts(demand) or all(
@@ -94,22 +94,22 @@ class Ledger:
         )
 
     def take(self, demand: Demand, allocation: Allocation) -> None:
-        """Books GPUs that are free."""
+        """Book free GPUs."""
         for at, gpus in allocation:
             self._move(at, -gpus, demand)
 
     def give(self, demand: Demand, allocation: Allocation) -> None:
-        """Frees what `take` booked."""
+        """Free what `take` booked."""
         for at, gpus in allocation:
             self._move(at, gpus, demand)
 
     def take_back(self, demand: Demand, allocation: Allocation) -> None:
-        """Books again what `give` has just freed; a node that has left meanwhile owes as much as before."""
+        """Book again what `give` has just freed; a node that left meanwhile owes as much as before."""
         for at, gpus in allocation:
             self._move(at, -gpus, demand, is_owed=True)
 
     def set_nodes(self, nodes: Sequence[Node]) -> None:
-        """These nodes, of those that the ledger was made with, are there from now on; the others are not."""
+        """Set which of the ledger's nodes are present from now on."""
         if self.is_pooled:
             self._set_capacity(0, sum(node.gpus for node in nodes))
             return

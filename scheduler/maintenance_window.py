@@ -16,7 +16,7 @@ class MaintenanceWindow:
     why: str = ""
 
     def is_closed_to(self, now_s: float, limit_s: float) -> bool:
-        """Whether a job that starts now and may run for ``limit_s`` could still run at that time."""
+        """Whether a job that starts now, with this time limit, could run into the window."""
         return now_s < self.end_s and now_s + limit_s > self.begin_s
 
 

@@ -14,7 +14,7 @@ from farside.units import MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """What a model's tensors are like. ``skew`` is S_J, the share of the largest one."""
+    """Tensors of a model. ``skew`` is S_J, the share of the largest one."""
 
     name: str
     model_bytes: int

@@ -22,7 +22,7 @@ Capacities = tuple[tuple[int, int], ...]
 
 
 class NodeSets:
-    """Sets of nodes by size, GPU model, user, rack and RDMA domain. A node's bit is its place among ``nodes``."""
+    """Sets of nodes by size, GPU model, user, rack and RDMA domain. A node's bit is its index in ``nodes``."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._models = dict(_grouped(nodes, lambda node: node.gpu_model.casefold()))
@@ -67,7 +67,7 @@ class NodeSets:
         return self.of_model(demand.gpu_model) & self._users.get(demand.runs_as, self._open)
 
     def all_suit(self, demand: Demand) -> bool:
-        """Whether a demand is met by GPUs alone, whosever they are."""
+        """Whether a demand asks for GPUs alone, of any kind."""
         return not demand.gpu_model and not demand.runs_as and not self.counts(demand)
 
     def counts(self, demand: Demand) -> bool:

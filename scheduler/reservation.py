@@ -21,7 +21,7 @@ from farside.scheduler.state import Allocation, Reservation
 
 
 def expected_free_s(domain: Domain, row: int, claimant: int, now_s: float) -> float:
-    """When a job may have a running one's GPUs, at the latest: that one reaches its limit, or may be preempted."""
+    """Latest time at which a job may have a running job's GPUs: at its limit, or when it may be preempted."""
     held = domain.running[row]
     end_s = held.since_s + domain.jobs[row].limit_s
     if domain.book.may_displace(claimant, row):
@@ -30,7 +30,7 @@ def expected_free_s(domain: Domain, row: int, claimant: int, now_s: float) -> fl
 
 
 def plan_reservation(domain: Domain, row: int, now_s: float) -> Reservation | None:
-    """Which GPUs to hold for a waiting job: those that it would have first. None: the nodes could never hold it.
+    """Plan which GPUs to hold for a waiting job: those it would have first. None: the nodes can never hold it.
 
     Guests of other domains leave at any time.
     """
@@ -59,7 +59,7 @@ def plan_reservation(domain: Domain, row: int, now_s: float) -> Reservation | No
 
 
 class Claim:
-    """What a domain's reservation needs of free GPUs, besides what is held for it, as jobs are to leave theirs.
+    """Claim of a reservation on free GPUs, beyond those held for it, while jobs are preempted in a plan.
 
     Of each node that is what those who are awaited there will not leave it later. So who leaves one of its places
     leaves it to the reservation, and who leaves another leaves that to anybody. Without a reservation it is nothing.
@@ -76,12 +76,12 @@ class Claim:
             self._count(other, -1)
 
     def leave(self, row: int) -> None:
-        """This job is to leave what it holds."""
+        """Note that this job is to be preempted."""
         if row in self._awaited:
             self._count(self._awaited[row], 1)
 
     def owing(self) -> Allocation:
-        """What has to be held of what is free now."""
+        """Free GPUs that must be held now."""
         free = self._free
         return tuple((at, min(gpus, free[at])) for at, gpus in self._lacking.items() if gpus > 0 and free[at] > 0)
 
@@ -102,5 +102,5 @@ def _still_awaited(domain: Domain, reservation: Reservation) -> dict[int, Held]:
 
 
 def may_backfill(domain: Domain, reservation: Reservation, row: int, now_s: float) -> bool:
-    """Whether a job is sure to be gone before the reserved one is expected to start."""
+    """Whether a job surely ends before the reserved job is expected to start."""
     return reservation.at_s < math.inf and now_s + domain.jobs[row].limit_s <= reservation.at_s

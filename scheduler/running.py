@@ -39,7 +39,7 @@ SHELF = -1  # in a reading, the row of an entry that says: here a shelf may begi
 
 
 class RunningOrder:
-    """Rows by rank. Those that may never be preempted are best left out."""
+    """Running jobs (rows) by rank, without those that may never be preempted."""
 
     def __init__(self) -> None:
         self._entries: list[_Entry] = []
@@ -67,7 +67,7 @@ class RunningOrder:
             self._shelves[first_key].remove(row)
 
     def foresee(self, order: OrderPolicy, rows: list[int], jobs: JobColumns, change_s: Floats, now_s: float) -> None:
-        """Ranks those of some rows that wait for it, as their figures are at hand: a reading would ask for them again.
+        """Rank those of these rows that are due for it, while their figures are at hand.
 
         ``change_s``: when the policy says that each comes to another rank. Not while a reading goes on.
         """
@@ -78,7 +78,7 @@ class RunningOrder:
         self._put_away(rows, keys, order.motion(jobs).tolist(), change_s, now_s)
 
     def renew_all(self) -> None:
-        """All came to other ranks."""
+        """Rank all jobs again."""
         self._loose.update(self._ranks, self._shelf_of)
         self._ranks.clear()
         self._shelves.clear()
@@ -180,7 +180,7 @@ class RunningOrder:
             yield from _descending(rows, (*order.keys(jobs), jobs.submit_s, jobs.sequence))
 
     def _insert(self, entries: list[_Entry], before: int) -> None:
-        """Sorts entries in, all of which belong before this place of the list."""
+        """Insert entries, all of which belong before this index of the list."""
         if len(entries) > MANY:
             self._entries[:before] = sorted([*self._entries[:before], *entries])
             return

@@ -89,7 +89,7 @@ class _Play:
                 yield window.end_s, -number, -1, ()
 
     def start(self, row: int) -> bool:
-        """Lets time go on until a job has room, and starts it there; False: it never has."""
+        """Advance until a job has room, and start it there; False: it never has."""
         domain, priority_class = self._domain, self._domain.roster.priority_class(row)
         demand = domain.demands[domain.groups[row]]
         while True:
@@ -120,7 +120,7 @@ class _Play:
         self._undo.append((row, allocation, 1))
 
     def undo(self) -> None:
-        """Puts the ledger back to what is so, the last step first."""
+        """Restore the ledger, the last step first."""
         ledger = self._domain.ledger
         for row, allocation, step in reversed(self._undo):
             demand = self._domain.demands[self._domain.groups[row]]

@@ -17,7 +17,7 @@ Rows = NDArray[np.intp]
 
 
 class JobColumns(NamedTuple):
-    """Some jobs' figures at one instant, an array each, one place a job.
+    """Figures of some jobs at one instant: arrays with one entry for each job.
 
     Attributes:
         submit_s: When it was submitted.
@@ -54,7 +54,7 @@ class JobColumns(NamedTuple):
 
 
 class JobTable:
-    """The stored figures. A row is a job's place for its whole life; rows come in any order."""
+    """Stored figures. A job keeps its row for its whole life; rows come in any order."""
 
     # In one block, a row a job: the figures of some jobs are gathered in one go. Each name is a view of a column.
     _COLUMNS = (
@@ -93,7 +93,7 @@ class JobTable:
             getattr(self, name)[len(old) :] = value
 
     def submit(self, row: int, job: Job, *, remaining_s: float, predicted_gpu_s: float) -> None:
-        """A job comes, and waits."""
+        """Add a job that waits."""
         self._grow(row)
         self.submit_s[row] = self.since_s[row] = job.submit_s
         self.sequence[row] = job.sequence
@@ -104,12 +104,12 @@ class JobTable:
     def restore(
         self, row: int, *, executed_s: float, waited_s: float, since_s: float, first_start_s: float
     ) -> None:  # fmt: skip
-        """A job has so much behind it, and waits or runs since then; it was started then at the latest."""
+        """Set the past of a job that waits or runs since then; it started then at the latest."""
         self.executed_s[row], self.waited_s[row], self.since_s[row] = executed_s, waited_s, since_s
         self.first_start_s[row] = min(first_start_s, self.first_start_s.item(row))
 
     def start(self, row: int, *, now_s: float, delay_s: float, speed: float) -> None:
-        """A job has GPUs from now on, and makes progress after ``delay_s`` at ``speed`` (1: as fast as it can)."""
+        """Start a job, which makes progress after ``delay_s`` at ``speed`` (1: full speed)."""
         self.waited_s[row] += now_s - self.since_s[row]
         self.since_s[row] = now_s
         self.is_running[row] = 1.0
@@ -119,19 +119,19 @@ class JobTable:
             self.first_start_s[row] = now_s
 
     def stop(self, row: int, *, now_s: float) -> None:
-        """A job has lost its GPUs; what it did counts."""
+        """Stop a job that lost its GPUs; its service counts."""
         self.executed_s[row] += now_s - self.since_s[row]
         self.remaining_s[row] -= max(0.0, now_s - self.progress_from_s[row]) * self.speed[row]
         self.since_s[row] = now_s
         self.is_running[row] = 0.0
 
     def promote(self, row: int, *, now_s: float) -> None:
-        """Its t_J and delta_J begin again at zero. [tiresias §3.3.2.3]"""
+        """Reset t_J and delta_J of a job to zero. [tiresias §3.3.2.3]"""
         self.executed_s[row] = self.waited_s[row] = 0.0
         self.since_s[row] = now_s
 
     def figures(self, rows: Rows, now_s: float) -> JobColumns:
-        """The rows' figures now."""
+        """Current figures of the rows."""
         (
             submit_s, sequence, gpus, running, executed_s, waited_s, first_start_s, position,
             remaining_s, predicted_gpu_s, since_s, progress_from_s, speed, priority, share_level,

@@ -54,14 +54,14 @@ class Qos:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cap:
-    """The most that all jobs with this cap hold together. ``owner`` names them: ``account ml``."""
+    """Upper limit on what all jobs with this cap hold together. ``owner`` names them: ``account ml``."""
 
     owner: str
     gpus: float = math.inf
     jobs: float = math.inf
 
     def why_not(self, *, gpus: int, held_gpus: int, held_jobs: int) -> str:
-        """Why a job of ``gpus`` may not start beside what is held; empty: it may."""
+        """Why a job of ``gpus`` would break the cap; empty: it would not."""
         if held_gpus + gpus > self.gpus:
             return f"{self.owner} uses {held_gpus} of its {format_count(int(self.gpus), 'GPU')}"
         if held_jobs + 1 > self.jobs:

@@ -31,7 +31,7 @@ class Waiting:
         return row in self._ranks
 
     def add(self, row: int, group: int, rank: Rank) -> None:
-        """A row comes, or comes to another rank."""
+        """Add a row, or change its rank."""
         self._ranks[row] = rank
         heapq.heappush(self._heaps.setdefault(group, []), (rank, row))
         self._entries += 1
@@ -39,7 +39,7 @@ class Waiting:
             self._drop_gone()
 
     def add_all(self, rows: Iterable[tuple[int, int, Rank]]) -> None:
-        """Rows come, each with its class and rank, or come to other ranks."""
+        """Add rows with class and rank, or change their ranks."""
         ranked = list(rows)
         self._ranks.update((row, rank) for row, _, rank in ranked)
         if len(ranked) < len(self._ranks):
@@ -80,7 +80,7 @@ class Waiting:
         return self._ranks.items()
 
     def first(self, group: int) -> tuple[Rank, int] | None:
-        """The first of a class and its rank."""
+        """First row of a class and its rank."""
         heap = self._heaps.get(group)
         while heap:
             rank, row = heap[0]
@@ -91,7 +91,7 @@ class Waiting:
         return None
 
     def heads(self, groups: Iterable[int] | None = None) -> list[tuple[Rank, int, int]]:
-        """The first of each class (of these classes) with its rank and class, in no order."""
+        """First row of each class (of these classes) with its rank and class, in no order."""
         found: list[tuple[Rank, int, int]] = []
         for group in list(self._heaps if groups is None else groups):
             first = self.first(group)

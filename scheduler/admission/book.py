@@ -42,7 +42,7 @@ class Book:
     # ------------------------------------------------------------------ places
 
     def place(self, row: int, now_s: float) -> Allocation | None:
-        """GPUs that are free for a job and on no node that is closed to it; None: there are not enough."""
+        """Free GPUs for a job on nodes that are open to it; None: not enough."""
         placement, demand = self._roster.rules.placement, self._roster.demand(row)
         if not self.maintenance_windows:
             return placement.place(self.ledger, demand)
@@ -53,7 +53,7 @@ class Book:
         return allocation
 
     def why_capped(self, row: int) -> str:
-        """Why its account or user may not have what a waiting job asks for beside what they hold; empty: they may."""
+        """Cap of the account or user that keeps a waiting job from starting, in words; empty: none."""
         if self._roster.rules.tenancy is None:
             return ""
         return self.quota_use.why_not(self._roster.priority_class(row), self._roster.jobs[row].gpus)
@@ -61,7 +61,7 @@ class Book:
     # ------------------------------------------------------------------ who holds
 
     def take(self, row: int, allocation: Allocation, now_s: float) -> None:
-        """Books a job's GPUs."""
+        """Book a job's GPUs."""
         roster = self._roster
         demand = roster.demand(row)
         self.ledger.take(demand, allocation)
@@ -70,20 +70,20 @@ class Book:
             self.quota_use.take(roster.priority_classes[row], demand.gpus)
 
     def drop(self, row: int) -> Held:
-        """A job holds nothing any more; its GPUs are still booked in the ledger."""
+        """Forget what a job holds, but leave its GPUs booked in the ledger."""
         self._by_rank.discard(row)
         if row in self._roster.priority_classes:
             self.quota_use.give(self._roster.priority_classes[row], self.running[row].demand.gpus)
         return self.running.pop(row)
 
     def give(self, row: int) -> Held:
-        """A job holds nothing any more, and its GPUs are free."""
+        """Free a job's GPUs."""
         held = self.drop(row)
         self.ledger.give(held.demand, held.allocation)
         return held
 
     def keep(self, row: int, since_s: float) -> None:
-        """A job holds what it holds since then: it was displaced and given the very same GPUs, or starts only now."""
+        """Set since when a job holds its GPUs, after it got the same ones back or has only now started."""
         self.running[row].since_s = since_s
         self.rank_anew(row)
 
@@ -96,7 +96,7 @@ class Book:
         return True
 
     def hold_up(self, row: int, now_s: float, delay_s: float) -> None:
-        """A job makes progress only after a while; where it is left alone, that counts from then.
+        """Delay a job's progress; its protection from preemption counts from then.
 
         Otherwise it would be taken away again before it got anywhere, and again, for ever.
         """
@@ -107,14 +107,14 @@ class Book:
     # ------------------------------------------------------------------ by rank
 
     def last_running(self, now_s: float) -> Iterator[tuple[Rank, int]]:
-        """The running jobs that may be preempted and their ranks, the last first; read no further than needed."""
+        """Running jobs that may be preempted, with their ranks, the last first; evaluated as far as needed."""
         roster = self._roster
         for rank, row in self._by_rank.last_first(roster.rules.order, lambda rows: roster.figures(rows, now_s), now_s):
             if now_s >= self.running[row].until_s:
                 yield rank, row
 
     def may_displace(self, row: int, other: int) -> bool:
-        """Whether a job that goes before all may take a running one's GPUs, once nothing protects these any more."""
+        """Whether a job that goes before all may preempt a running one, apart from temporary protection."""
         roster = self._roster
         if not (
             roster.traits.is_preemptive and roster.jobs[other].preemptible and roster.priority_class(row).may_preempt
@@ -126,36 +126,36 @@ class Book:
         )
 
     def rank_anew(self, row: int) -> None:
-        """A running job is new here, or has another rank than the policy foresaw."""
+        """Rank a running job again: it is new here, or its rank changed unexpectedly."""
         if self._roster.jobs[row].preemptible:
             self._by_rank.renew(row)
 
     def rank_all_anew(self) -> None:
-        """The policy is another one."""
+        """Rank all running jobs again, after a change of policy."""
         self._by_rank.renew_all()
 
     # ------------------------------------------------------------------ thresholds
 
     def foresee_ranks(self, rows: list[int], jobs: JobColumns, change_s: Floats, now_s: float) -> None:
-        """Ranks those of some rows that wait for it, as their figures are at hand."""
+        """Rank those of these rows that are due for it, as their figures are at hand."""
         self._by_rank.foresee(self._roster.rules.order, rows, jobs, change_s, now_s)
 
     def foresee(self, row: int, at_s: float) -> None:
-        """Notes when a running job crosses its next threshold."""
+        """Note when a running job crosses its next threshold."""
         self._changes_s[row] = at_s
         if at_s < math.inf:
             heapq.heappush(self._next_changes, (at_s, row))
 
     def forget_change(self, row: int) -> None:
-        """What was foreseen of a job is of no use any more."""
+        """Forget the expected threshold of a job."""
         self._changes_s.pop(row, None)
 
     def is_crossing(self, row: int, now_s: float) -> bool:
-        """Whether a running job has come to the threshold that was foreseen."""
+        """Whether a running job has reached its expected threshold."""
         return self._changes_s.get(row, now_s) <= now_s + EDGE_S
 
     def take_crossing(self, now_s: float) -> list[tuple[float, int]]:
-        """Running jobs that have come to their thresholds by now, and when."""
+        """Running jobs that have reached their thresholds by now, with the times."""
         found: list[tuple[float, int]] = []
         while self._next_changes and self._next_changes[0][0] <= now_s + EDGE_S:
             at_s, row = heapq.heappop(self._next_changes)

@@ -8,7 +8,7 @@ from farside.scheduler.state import Allocation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One job's, as its owner remembers them. Seconds, on the domain's time line.
+    """Figures of one job, as kept by the owner of its domain. Seconds, on the domain's time line.
 
     Attributes:
         remaining_s: Run time that is left, as far as anybody knows; infinite where nobody does. Never NaN, which

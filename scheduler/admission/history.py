@@ -13,7 +13,7 @@ from farside.scheduler.placement.slowdown_sample import Sample
 
 
 class History:
-    """The ended jobs of one domain and of those that it stands for.
+    """Ended jobs of one domain and of the domains that it replaces.
 
     Attributes:
         order: The order policy as these jobs have made it.

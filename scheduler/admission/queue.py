@@ -11,7 +11,7 @@ from farside.scheduler.waiting import Rank, Waiting
 
 
 class Queue:
-    """The jobs that wait.
+    """Queue of waiting jobs.
 
     Args:
         roster: The domain's jobs.
@@ -32,7 +32,7 @@ class Queue:
     # ------------------------------------------------------------------ what happened
 
     def enter(self, row: int, since_s: float) -> None:
-        """A job waits, in one go since then."""
+        """Add a job that waits without a break since this time."""
         self._unranked.add(row)
         if self.fair_share is not None:
             level = self.fair_share.level(self._roster.priority_classes[row].account)
@@ -42,35 +42,35 @@ class Queue:
             heapq.heappush(self._waits, (since_s, self._roster.jobs[row].sequence, row))
 
     def withdraw(self, row: int) -> None:
-        """A job leaves the queue without being started."""
+        """Remove a job without a start."""
         self.waiting.discard(row)
         self.leave(row)
         self._is_changed = True
 
     def leave(self, row: int) -> None:
-        """A job has begun to run; it is out of `waiting` already."""
+        """Note that a job runs; `waiting` does not have it any longer."""
         self._unranked.discard(row)
         self._waiting_since.pop(row, None)
 
     def put_back(self, row: int, rank: Rank) -> None:
-        """A job that ran is to wait again, at this rank until its figures are known."""
+        """Return a job that ran to the queue, at this rank until its figures are known."""
         self.waiting.add(row, self._line_of(row), rank)
 
     def touch(self) -> None:
-        """Something happened that may let jobs start which could not."""
+        """Note that something happened that may let blocked jobs start."""
         self._is_changed = True
 
     def rank_anew(self, row: int) -> None:
-        """A job's figures are others than at its last ranking."""
+        """Rank a job again, whose figures changed since the last ranking."""
         self._unranked.add(row)
 
     def rank_all_anew(self) -> None:
-        """The policy is another one."""
+        """Rank all jobs again, after a change of policy."""
         self._unranked.update(self.waiting.rows())
         self._is_changed = True
 
     def note_due(self, row: int) -> None:
-        """A job may have starved, if it waits."""
+        """Note that a job may have starved, if it waits."""
         self._due.append(row)
 
     def compare_accounts(self, now_s: float) -> None:
@@ -91,14 +91,14 @@ class Queue:
                 self._is_changed = True
 
     def charge_accounts(self, gpus_of: Mapping[str, int]) -> None:
-        """What accounts hold after a cycle they hold until the next."""
+        """Charge accounts for their GPUs from this cycle to the next."""
         if self.fair_share is not None:
             self.fair_share.hold(gpus_of)
 
     # ------------------------------------------------------------------ what the cycle asks
 
     def take_heads(self, now_s: float) -> list[tuple[Rank, int, int]]:
-        """The first of each class that may have room now, with its rank and class, in no order.
+        """First job of each class that may have room now, with its rank and class, in no order.
 
         Ranks what came or changed since the last cycle. When jobs have only come since, the other classes are as they
         were, and had no room: where a policy says that running jobs never fall back by themselves, they are left out.
@@ -124,7 +124,7 @@ class Queue:
         return self._lines.setdefault(self._roster.priority_class(row).caps, len(self._lines))
 
     def head_before(self, row: int) -> int:
-        """The first job of the line in which a waiting job is."""
+        """First job in the line of a waiting job."""
         first = self.waiting.first(self._line_of(row))
         assert first is not None
         return first[1]
@@ -135,7 +135,7 @@ class Queue:
         return [row for row in due if row in self.waiting]
 
     def longest_waiting(self, now_s: float, why_capped: Callable[[int], str]) -> int:
-        """The job that has waited longest in one go, if that is too long; -1: none has.
+        """Job with the longest wait without a break, if the wait is too long; -1: none.
 
         One that its account or user may not have now does not count: what is held for it would stand idle.
         """

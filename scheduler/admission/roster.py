@@ -20,7 +20,7 @@ NOBODY = PriorityClass()
 
 
 class Roster:
-    """Jobs that wait or run.
+    """Jobs of a domain, waiting or running.
 
     Args:
         rules: By what the domain is scheduled.
@@ -43,7 +43,7 @@ class Roster:
         self._group_of: dict[tuple[Demand, float, tuple[Cap, ...], bool], int] = {}
 
     def add(self, row: int, job: Job, *, remaining_s: float, predicted_gpu_s: float) -> None:
-        """A job comes. Its figures are in the table from now on, under this row."""
+        """Add a job. Its figures are in the table from now on, under this row."""
         self.jobs[row] = job
         priority_class = NOBODY
         if self.rules.tenancy is not None:
@@ -93,7 +93,7 @@ class Roster:
         return self.demands[self.groups[row]]
 
     def figures(self, rows: list[int], now_s: float) -> JobColumns:
-        """Figures of some rows now."""
+        """Current figures of some rows."""
         return self.table.figures(np.array(rows, dtype=np.intp), now_s)
 
     def ranks(self, rows: list[int], now_s: float) -> list[Rank]:

@@ -39,7 +39,7 @@ class Rules:
 
 
 def reserve_after(told_s: float) -> float:
-    """`Rules.reserve_after_s` as people set it, where 0 is never.
+    """`Rules.reserve_after_s` from the setting, where 0 means never.
 
     Raises:
         ValueError: Below `SHORTEST_RESERVE_S`.

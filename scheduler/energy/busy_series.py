@@ -24,7 +24,7 @@ Places = np.ndarray[Any, np.dtype[np.intp]]
 
 
 class Zeros(Enum):
-    """What a sample of zero busy nodes is."""
+    """Meaning of a sample with zero busy nodes."""
 
     GAP = "gap"
     REAL = "real"
@@ -66,7 +66,7 @@ class NodeSeries:
 def from_samples(
     time_s: Floats, active: Floats, total: Floats, *, step_s: float = STEP_S, zeros: Zeros = Zeros.GAP
 ) -> NodeSeries:
-    """Intervals of samples that may have holes. Every value depends on earlier samples and its own interval alone.
+    """Series from samples with gaps. Each value depends on earlier samples and its own interval alone.
 
     Args:
         time_s: When each sample was taken, ascending.

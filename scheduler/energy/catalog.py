@@ -69,7 +69,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A policy that is ready to watch a series from its start, and what to say of its settings and its forecast.
+    """Policy ready to watch a series, with remarks on its settings and its forecast.
 
     ``judge`` takes seconds where a model is trained only to be judged.
     """
@@ -80,7 +80,7 @@ class Prepared:
 
 
 def prepare(name: str, settings: Mapping[str, str], question: Question) -> Prepared:
-    """The policy that a user named.
+    """Prepare the policy that a user named.
 
     Raises:
         ConfigError: The name or a setting is wrong, or the series too short for what was asked.

@@ -39,7 +39,7 @@ FIRST_DAYS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CesSettings:
-    """The operator's risk, and how it is kept.
+    """Settings of CES: the operator's risk, and how to keep it.
 
     Attributes:
         wakeups_per_day: Wake-ups that are all right; 0.5 where neither this nor the next is given.
@@ -84,7 +84,7 @@ class CesSettings:
 
     @property
     def risk(self) -> Risk:
-        """What is asked for."""
+        """Risk that the operator set."""
         if math.isinf(self.wakeups_per_day) and math.isinf(self.short_nodes_per_day):
             return Risk(wakeups_per_day=0.5)
         return Risk(wakeups_per_day=self.wakeups_per_day, short_nodes_per_day=self.short_nodes_per_day)
@@ -109,7 +109,7 @@ class Forecast(Protocol):
 
 @dataclass(slots=True)
 class Ces:
-    """The policy. Its budget starts with the first `target`."""
+    """CES policy. Its budget starts with the first `target`."""
 
     settings: CesSettings
     step_s: float
@@ -152,7 +152,7 @@ class Ces:
         self._seen = seen
 
     def target(self, powered: float) -> Target:
-        """What the committee would keep; at least what is busy."""
+        """Number of nodes that the committee would keep on; at least the busy ones."""
         seen = self._seen
         short = max(0.0, seen.active - powered)
         if short:

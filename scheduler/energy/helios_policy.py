@@ -59,7 +59,7 @@ class Outlook:
 
 @dataclass(slots=True)
 class Paper:
-    """Algorithm 2."""
+    """Algorithm 2 of the paper."""
 
     settings: PaperSettings
     outlook: Outlook

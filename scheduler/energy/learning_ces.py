@@ -28,12 +28,12 @@ Fit = Callable[[Lesson], Learned | str]
 
 
 def update_rule(step_s: float) -> UpdateRule:
-    """Each week, when there is half as much again, and by drift; never before a day and a half more was seen."""
+    """Rule for training: each week, at half as much data again, and by drift; at first after a day and a half."""
     return UpdateRule(growth=0.5, new_facts=max(1, round(1.5 * DAY_S / step_s)))
 
 
 class LearningCes:
-    """The policy.
+    """CES that learns its forecast.
 
     Args:
         settings: With ``forecast``.
@@ -68,7 +68,7 @@ class LearningCes:
         return self._ces.target(powered)
 
     def lesson(self) -> Lesson | None:
-        """What trees should be fitted to now; None: none should, or too little is known."""
+        """Data for training now; None: not due, or too little data."""
         known = len(self.forecast)
         reason = due(
             update_rule(self.step_s), known=known, fitted_on=self._tried_on,
@@ -77,7 +77,7 @@ class LearningCes:
         return self.forecast.lesson() if reason else None
 
     def take(self, learned: Learned | str) -> None:
-        """What came of the last lesson. After a failure the trees before go on, and the next fit comes by the rule."""
+        """Take the result of training. After a failure the old trees stay until training is due again."""
         self._tried_on = len(self.forecast)
         if isinstance(learned, str):
             self._problem = learned
@@ -87,7 +87,7 @@ class LearningCes:
 
     @property
     def remark(self) -> str:
-        """What the forecast is worth now, and that it is not used where it is not."""
+        """Remark on the quality of the forecast, and whether it is used."""
         if not self.forecast.is_fitted:
             return f"no forecast {self._why_none()}; rules alone decide"
         words = f"a forecast by trees of {self._days(self._fitted_on)} days"

@@ -43,7 +43,7 @@ KEPT_STEPS = 26_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """What trees are fitted to: a series, and how many intervals they look ahead."""
+    """Data for training: a series, and how many intervals to look ahead."""
 
     series: NodeSeries
     steps: int

@@ -20,7 +20,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """So many nodes shall be on, and why. More than are on: wake some, at once; fewer: put idle ones to sleep.
+    """Wanted number of nodes, with the reason. Above the nodes on: wake some now; below: put idle ones to sleep.
 
     ``is_forecast``: without a forecast it would have been another number.
     """
@@ -31,7 +31,7 @@ class Target:
 
 
 class EnergyPolicy(Protocol):
-    """Decides, interval by interval."""
+    """Energy policy: decides in each interval how many nodes stay on."""
 
     def watch(self, seen: Seen) -> None:
         """What the interval that has just passed was like."""

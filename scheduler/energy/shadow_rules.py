@@ -32,7 +32,7 @@ SETTLING_S = 12 * 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Risk:
-    """What may happen in a day; infinite: no matter."""
+    """Risk in a day; infinite: no limit."""
 
     wakeups_per_day: float = np.inf
     short_nodes_per_day: float = np.inf

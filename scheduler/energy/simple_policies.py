@@ -13,7 +13,7 @@ LONGEST_MEMORY_S = 366 * DAY_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleSettings:
-    """``buffer_nodes`` more stay on than were busy at once during the last ``keep_s``.
+    """Settings of the two-line rule: keep the peak of the last ``keep_s`` and ``buffer_nodes`` more on.
 
     With a risk given both are tuned to it, on what lies before the window.
     """
@@ -30,14 +30,14 @@ class RuleSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VanillaSettings:
-    """``buffer_nodes`` more stay on than are busy now: dynamic resource sleep without a look at any trend."""
+    """Settings of vanilla DRS: keep the busy nodes and ``buffer_nodes`` more on, without a trend."""
 
     buffer_nodes: int = 20
 
 
 @dataclass(slots=True)
 class AllOn:
-    """No node ever sleeps."""
+    """Policy that lets no node sleep."""
 
     _total: float = 0.0
 
@@ -53,7 +53,7 @@ class AllOn:
 
 @dataclass(slots=True)
 class KeepRecent:
-    """Keeps what was busy at once in the last hours, and a buffer; wakes only when jobs lack nodes.
+    """The two-line rule: keep the recent peak and a buffer on; wake only when jobs lack nodes.
 
     With a memory of one interval this is vanilla DRS.
     """

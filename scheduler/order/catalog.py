@@ -34,7 +34,7 @@ ORDERS: Mapping[str, type[OrderPolicy]] = MappingProxyType(
 
 
 class Needs(Enum):
-    """What a policy has to know of jobs to be what its name says; the value says it in words."""
+    """What a policy must know of jobs; the value says it in words."""
 
     NOTHING = "nothing"
     RUN_TIME = "how long a job will run"
@@ -56,7 +56,7 @@ _PRESETS: Mapping[str, Mapping[str, str]] = MappingProxyType({"best-effort": {"i
 
 
 def make_order(name: str, settings: Mapping[str, str]) -> OrderPolicy:
-    """The policy of a name, its fields set from text.
+    """Make the order policy of a name, its fields set from text.
 
     Raises:
         ConfigError: No such policy, no such setting, or a value that the setting does not take.

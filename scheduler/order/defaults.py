@@ -19,7 +19,7 @@ class PlainOrder:
         return np.full(len(jobs.gpus), FREE, dtype=np.int8)
 
     def next_change_s(self, jobs: JobColumns) -> Floats:
-        """Never."""
+        """Never: there are no thresholds."""
         return np.full(len(jobs.gpus), np.inf)
 
     def promotes(self, jobs: JobColumns) -> Floats:
@@ -27,5 +27,5 @@ class PlainOrder:
         return np.zeros(len(jobs.gpus))
 
     def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> Self:
-        """Itself."""
+        """The policy itself: it learns nothing."""
         return self

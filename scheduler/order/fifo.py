@@ -10,7 +10,7 @@ from farside.scheduler.table import Floats, JobColumns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fifo(PlainOrder):
-    """By submit time.
+    """First in, first out, by submit time.
 
     Strict, the job at the head blocks all behind it; best-effort (``is_strict`` False), smaller ones that have room
     pass it: "YARN-CS but without HOL blocking" [tiresias §3.5.3].

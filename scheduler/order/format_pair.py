@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 
 def apart(first: float, second: float, form: Callable[[float], str], unit: str = " s") -> tuple[str, str]:
-    """Both as ``form`` writes them; where that makes two figures the same text, with more digits before ``unit``."""
+    """Both figures as ``form`` writes them, with more digits before ``unit`` if the texts were equal."""
     told = form(first), form(second)
     digits = 4
     while told[0] == told[1] and first != second and digits <= 17:

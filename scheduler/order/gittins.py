@@ -59,11 +59,11 @@ class Gittins(Las):
 
     @property
     def distribution(self) -> Distribution:
-        """What is known of services now."""
+        """Current distribution of services."""
         return self.prior if self.fitted is None else self.fitted
 
     def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> "Gittins":
-        """With the prior and all these as distribution, if they are enough more than at the last fit."""
+        """The policy with a new distribution of the prior and these jobs, if there are enough new ones."""
         known = len(self.distribution) - len(self.prior)
         enough = max(self.first_fit_jobs, known + 1, known * (1 + self.refit_share))
         if not self.is_learning or len(ended_gpu_s) < enough:
@@ -71,7 +71,7 @@ class Gittins(Las):
         return replace(self, fitted=Distribution(chain(self.prior.samples.tolist(), ended_gpu_s)))
 
     def index(self, attained_gpu_s: Floats, queue: Floats) -> Floats:
-        """The Gittins index of jobs in these queues, 0 the first, that have had so much service; per GPU second."""
+        """Gittins index of jobs in these queues, 0 the first, for their attained service; per GPU second."""
         if self.delta == "best":
             return self.distribution.best_index(attained_gpu_s)
         if self.delta == "fixed":

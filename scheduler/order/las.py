@@ -56,7 +56,7 @@ class Las:
     interval_s: float = np.inf
 
     def __post_init__(self) -> None:
-        """Refuses limits out of order: a job could not fall through them."""
+        """Refuse limits out of order, through which no job could fall."""
         if any(low >= high for low, high in pairwise((0.0, *self.limits_gpu_s))):
             raise ValueError(f"limits_gpu_s: must ascend from above 0, is {self.limits_gpu_s}")
         if self.interval_s < SHORTEST_S:

@@ -64,7 +64,7 @@ class OrderPolicy(Protocol):
         ...
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
-        """The keys by which jobs are ordered, smallest first; one value a job in each."""
+        """Keys by which jobs are ordered, smallest first; one value for each job in each key."""
         ...
 
     def motion(self, jobs: JobColumns) -> Motions:

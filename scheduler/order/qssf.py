@@ -51,7 +51,7 @@ UNKNOWN = Cut()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qssf(PlainOrder):
-    """By expected GPU time, two dimensions as in 2DAS; never preempts.
+    """QSSF: by expected GPU time, with tiers for short and aged jobs; never preempts.
 
     Jobs of which the estimator expects nothing go behind all others, in order of arrival: no guess stands for them.
 

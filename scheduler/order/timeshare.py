@@ -33,7 +33,7 @@ UNTOUCHED, WAITING, USED = 0.0, 1.0, 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeshare(PlainOrder):
-    """Round robin.
+    """Round robin by time slices.
 
     Attributes:
         quantum_s: A slice. The authors' simulator has a minute, at no cost; but what a preemption costs, often a minute

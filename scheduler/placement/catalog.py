@@ -27,7 +27,7 @@ PLACEMENTS: Mapping[str, type[PlacementPolicy]] = MappingProxyType(
 
 
 def make_placement(name: str, settings: Mapping[str, str]) -> PlacementPolicy:
-    """The placement of a name, its fields set from text.
+    """Make the placement policy of a name, its fields set from text.
 
     Raises:
         ConfigError: No such placement, no such setting, or a value that the setting does not take.

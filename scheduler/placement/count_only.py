@@ -9,7 +9,7 @@ from farside.scheduler.state import Allocation, Demand, Job, Node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountOnly(OnNodes):
-    """A job has room where as many GPUs are free as it needs, wherever they are."""
+    """Count-only placement: a job has room if enough GPUs are free, on any nodes."""
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ Places = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragments(OnNodes):
-    """GPUs in machines such that fragmentation decreases; a job has room where as many GPUs are free as it needs.
+    """Placement against fragmentation; a job has room if enough GPUs are free, on any nodes.
 
     As few wholly free nodes as possible are broken into. Those are filled first, so that the job is not spread for
     nothing, and the rest comes from nodes in use: from one that then has none left, if there is such a node, else from
@@ -73,7 +73,7 @@ def _open(capacities: Capacities, idle: int, missing: int) -> Places | None:
 
 
 def _fill(rooms: Sequence[int], need: int) -> Places:
-    """So many GPUs of nodes in use, which have them; at least as many are there as are asked for."""
+    """Take this many GPUs of nodes in use, which have at least as many free."""
     if not need:
         return []
     if need < len(rooms) and rooms[need]:

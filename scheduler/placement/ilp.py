@@ -33,7 +33,7 @@ def _program() -> ModuleType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ilp(OnNodes):
-    """Where the program says; for clusters of some ten nodes.
+    """Placement by the integer program, for clusters of some ten nodes.
 
     A job whose parameter servers nobody counted has as many as workers, "a common practice" [tiresias §3.3.3.1].
 
@@ -73,7 +73,7 @@ class Ilp(OnNodes):
         return replace(demand, parameter_servers=servers, model_bytes=model_bytes_of(job) or 1, skew=skew_of(job))
 
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:
-        """The place with the smallest greatest traffic. Raises TypeError for a ledger that does not know traffic."""
+        """Allocation with the smallest maximum traffic. Raises TypeError for a ledger without traffic."""
         if not isinstance(ledger, TrafficLedger):
             raise TypeError("a ledger made by this policy is needed")
         if ledger.free_gpus < demand.gpus or not demand.parameter_servers:

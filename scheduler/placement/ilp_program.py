@@ -46,7 +46,7 @@ class TrafficProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficSolution:
-    """Where it goes.
+    """Solution: nodes of the workers and of the servers.
 
     Attributes:
         workers: w_i, by node.
@@ -62,7 +62,7 @@ class TrafficSolution:
 
 
 def solve(problem: TrafficProblem, *, time_limit_s: float = 10.0, node_limit: int = 0) -> TrafficSolution | None:
-    """The place with the smallest greatest traffic. None: there are too few GPUs, or a limit came before any place.
+    """Solve for the smallest maximum traffic. None: too few GPUs, or a limit ended the search too early.
 
     Args:
         problem: The job and the nodes.

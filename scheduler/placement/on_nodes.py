@@ -9,7 +9,7 @@ from farside.scheduler.state import Demand, Job, Node
 
 
 def demand_of(job: Job, *, is_consolidated: bool) -> Demand:
-    """All that a node must have for a job."""
+    """Demand of a job on a node, in full."""
     return Demand(
         gpus=job.gpus,
         cpus_per_gpu=job.cpus_per_gpu,
@@ -22,7 +22,7 @@ def demand_of(job: Job, *, is_consolidated: bool) -> Demand:
 
 
 class OnNodes:
-    """The nodes as they are, all that a job asks of them but that they be few, and nothing learned."""
+    """Base of placements on single nodes: the plain ledger, the full demand, and no learning."""
 
     __slots__ = ()
 

@@ -30,7 +30,7 @@ SOFTNESS = 1e3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """A PACKLIMIT, and where it comes from.
+    """PACKLIMIT, with its origin.
 
     Attributes:
         packlimit: From 0 to 1.
@@ -46,7 +46,7 @@ class Learned:
 
 
 def learn_packlimit(history: Sequence[Sample], *, current: float, tolerance: float = 0.1) -> Learned:
-    """PACKLIMIT from the jobs that ran.
+    """Learn PACKLIMIT from ended jobs.
 
     Args:
         history: In any order; the result does not depend on it.

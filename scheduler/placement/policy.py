@@ -30,11 +30,11 @@ class PlacementPolicy(Protocol):
         ...
 
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:
-        """Free GPUs for all of a job, not booked yet; None when it has no room under this policy's rules."""
+        """Free GPUs for the whole job, not booked yet; None: no room under this policy's rules."""
         ...
 
     def learn(self, history: Sequence[Sample]) -> Self:
-        """The policy for jobs that come from now on, these having ended; itself, if they change nothing for it.
+        """The policy for later jobs, after these jobs ended; itself if nothing changes.
 
         Asked whenever one has ended, if it ``is_learning``.
         """

@@ -39,7 +39,7 @@ _FRAGMENTS = Fragments()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skew(OnNodes):
-    """A job with S_J over PACKLIMIT goes to as few machines as possible, any other where it decreases fragmentation.
+    """Jobs with S_J over PACKLIMIT go to as few machines as possible, others against fragmentation.
 
     Attributes:
         packlimit: PACKLIMIT, a share of 1.

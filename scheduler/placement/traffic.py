@@ -41,7 +41,7 @@ def crossing_share(workers: Sequence[int]) -> float:
 
 
 class TrafficLedger(Ledger):
-    """A ledger that also knows what each node's network carries.
+    """Ledger that also has the network traffic of each node.
 
     Jobs of equal demand on equal GPUs are interchangeable: when one of them goes, the servers of either go.
     """
@@ -61,7 +61,7 @@ class TrafficLedger(Ledger):
         return self._booked[demand, allocation][-1]
 
     def take(self, demand: Demand, allocation: Allocation) -> None:
-        """Books GPUs, and what the job sends."""
+        """Book GPUs, and the job's traffic."""
         super().take(demand, allocation)
         if not demand.parameter_servers:
             return
@@ -71,7 +71,7 @@ class TrafficLedger(Ledger):
         self._carry(demand, allocation, hosts, 1)
 
     def give(self, demand: Demand, allocation: Allocation) -> None:
-        """Frees both."""
+        """Free GPUs and traffic."""
         super().give(demand, allocation)
         if demand.parameter_servers:
             self._carry(demand, allocation, self._booked[demand, allocation].pop(), -1)

@@ -10,7 +10,7 @@ from farside.scheduler.state import Allocation, Demand, Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yarn(OnNodes):
-    """The first node with room, rack by rack; a job larger than a rack's largest node takes wholly free ones there.
+    """First node with room, rack by rack; a job larger than a rack's largest node takes wholly free nodes there.
 
     Such a job of n GPUs needs floor(n/g) wholly free nodes of g GPUs and one more with room for the remainder, all
     under one switch: a node's ``rack``. So a job larger than a rack never has room.

@@ -25,7 +25,7 @@ class KeptPast:
 
 
 def kept_steps(step_s: float) -> int:
-    """How many intervals are worth keeping."""
+    """Number of intervals to keep."""
     return min(KEPT_STEPS, math.ceil(PAST_S / step_s))
 
 
@@ -50,6 +50,6 @@ def continued(past: KeptPast, of: str, now_s: float, step_s: float) -> tuple[flo
 
 
 def past_begin_s(first_s: float, now_s: float, step_s: float) -> float:
-    """From when on a policy learns: at most `PAST_S` ago, and whole intervals before now."""
+    """Start of the past that a policy learns from: at most `PAST_S` ago, in whole intervals before now."""
     known_s = min(PAST_S, max(0.0, now_s - first_s))
     return now_s - math.floor(known_s / step_s) * step_s

@@ -103,12 +103,12 @@ class PowerController:
 
     @property
     def stays(self) -> Mapping[str, str]:
-        """Why nodes that are not needed stay on, by name; of the last turn."""
+        """Reasons why unneeded nodes stay on, by name, as of the last turn."""
         return self._stays
 
     @property
     def nodes(self) -> Mapping[str, NodePower]:
-        """What is known of each node now."""
+        """Current state of each node."""
         return dict(self._nodes)
 
     def beat(self, name: str, boot_id: str) -> None:
@@ -127,7 +127,7 @@ class PowerController:
         self._apply(Pardon(node=name, now_s=self._clock.now_s()))
 
     async def run(self) -> None:
-        """Turn after turn, until cancelled; rests are ended then, nodes stay as they are."""
+        """Run turns until cancelled; idle savings end then, and nodes stay as they are."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -139,7 +139,7 @@ class PowerController:
             await self._end_rests()
 
     async def turn(self) -> None:
-        """One turn. What it orders goes on when it has ended."""
+        """Run one turn. Its orders may outlast it."""
         # 1. Observe: what stands on every node.
         seen = await asyncio.gather(*map(self._look, self._nodes))
         # 2. Snapshot: what was seen, and that time has passed.
@@ -194,7 +194,7 @@ class PowerController:
         self._tasks.create_task(self._carry_out(order))
 
     async def _carry_out(self, order: Order) -> None:
-        """An order, and the one answer to it."""
+        """Carry out an order, and deliver its one answer."""
         if order.command is not Command.ASK:
             log.info("order sent", node=order.node, number=order.number, command=order.command, reason=order.reason)
         answer = Answer(node=order.node, now_s=0.0, number=order.number)

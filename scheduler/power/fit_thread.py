@@ -16,7 +16,7 @@ log = get_log("manager.power")
 
 
 class Fitter:
-    """The fits of one policy; of one that learns nothing there are none."""
+    """Training of one policy's forecast; nothing happens for a policy that does not learn."""
 
     def __init__(self, policy: EnergyPolicy) -> None:
         self._policy = policy if isinstance(policy, LearningCes) else None
@@ -31,7 +31,7 @@ class Fitter:
 
     @property
     def is_learning(self) -> bool:
-        """Whether that goes on.
+        """Whether the policy is still learning its past.
 
         Raises:
             Exception: What was wrong in it.
@@ -42,7 +42,7 @@ class Fitter:
         return False
 
     def look(self) -> None:
-        """Takes what was fitted, and begins what should be."""
+        """Take finished trees, and begin training if due."""
         if self._policy is None or self.is_learning:
             return
         if self._fit is not None and self._fit.done():
@@ -54,18 +54,18 @@ class Fitter:
 
     @property
     def remark(self) -> str:
-        """What the forecast is worth now; empty where none was asked for."""
+        """Remark on the quality of the forecast; empty without a forecast."""
         if self._policy is None:
             return ""
         return "no forecast yet, as the past is being gone through" if self.is_learning else self._policy.remark
 
     def close(self) -> None:
-        """Begins nothing more."""
+        """Stop: begin no further training."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def fit(lesson: Lesson) -> Learned | str:
-    """Trees, or why there are none: whatever is wrong with them, nodes are switched without."""
+    """Train trees, or return the error: nodes are switched without a forecast then."""
     try:
         return learned_from(lesson)
     except Exception as error:
@@ -74,5 +74,5 @@ def fit(lesson: Lesson) -> Learned | str:
 
 
 def local_s(now_s: float) -> float:
-    """An instant, by the calendar of this machine as it is now: offices keep its hours, and not UTC's."""
+    """Local time of this machine as seconds, as load follows office hours and not UTC."""
     return now_s + time.localtime().tm_gmtoff

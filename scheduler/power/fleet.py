@@ -12,7 +12,7 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRules:
-    """What holds for all nodes together.
+    """Rules for all nodes together: floor, rates and minimum times.
 
     Attributes:
         floor: Nodes that always stay on, whatever is wanted.
@@ -43,7 +43,7 @@ class FleetRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to want of which node, and why not more.
+    """Plan: orders for nodes, and the reasons against further orders.
 
     Attributes:
         wishes: One for each node that is to change.
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def held_back(self) -> tuple[tuple[str, int], ...]:
-        """The reasons why nodes stay on that are not needed, each with its number of nodes."""
+        """Reasons why unneeded nodes stay on, each with its number of nodes."""
         return tuple(sorted(Counter(self.stays.values()).items()))
 
 
@@ -70,7 +70,7 @@ def plan(
     reason: str,
     called: frozenset[str] = frozenset(),
 ) -> Plan:
-    """The wishes that bring the number of nodes that are on to ``wanted_on``, or to the floor if that is more.
+    """Plan which nodes to switch so that ``wanted_on`` are on, or the floor if that is higher.
 
     Nodes that are on their way up, or will be booted as soon as they are off, count as on. ``called`` are those that
     jobs need by name: they stay on, and are woken first, and though enough others are on, which these jobs can't use.
@@ -152,7 +152,7 @@ def _slabs(node: NodePower) -> int:
 
 
 def may_not_sleep(node: NodePower, *, now_s: float, rules: FleetRules) -> str:
-    """Why a node that is on may not go off now, in words; empty when it may. Foreign slabs that find room move."""
+    """Why a node that is on may not go off now, in words; empty: it may. Foreign slabs with room elsewhere move."""
     held = node.holdings
     reasons = (
         (node.name in rules.always_on, "always on by choice"),

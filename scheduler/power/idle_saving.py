@@ -11,7 +11,7 @@ from farside.scheduler.power.state import NodePower, Phase
 
 
 class RestCommand(StrEnum):
-    """What can be ordered of a node's own knobs."""
+    """Order to the idle savers of a node."""
 
     REST = "rest"
     RESUME = "resume"
@@ -19,7 +19,7 @@ class RestCommand(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestRules:
-    """``after_s``: how long a node is idle before it rests. ``between_s``: from one rest's end to the next rest."""
+    """Rules of idle saving. ``after_s``: idle time before it begins. ``between_s``: pause between two periods."""
 
     after_s: float = 300.0
     between_s: float = 300.0
@@ -35,7 +35,7 @@ class Rest:
 
 
 def next_rest(rest: Rest, node: NodePower, *, now_s: float, rules: RestRules) -> tuple[Rest, RestCommand | None]:
-    """The rest of a node now, and what to order; None: nothing."""
+    """Next state of a node's idle saving, and the order for it; None: no order."""
     if rest.is_resting and node.boot_id != rest.boot_id:
         rest = Rest(since_s=now_s)
     is_idle = node.phase is Phase.ON and node.holdings is not None and node.holdings.is_empty

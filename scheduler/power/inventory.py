@@ -6,18 +6,18 @@ from farside.scheduler.power.state import Holdings
 
 
 class Inventory(Protocol):
-    """Jobs, others' swap slabs and reservations by node.
+    """Jobs, foreign memory slabs and reservations by node.
 
     Numbers of a node grow. A call with a smaller one than the node has seen is late, and changes nothing. All calls
     raise a FarsideError when an owner does not answer; a node of which one owner is silent is never taken for empty.
     """
 
     async def drain(self, node: str, number: int) -> None:
-        """Closes a node: no new job, slab or reservation from now on; slabs begin to move to other donors."""
+        """Close a node to new jobs, slabs and reservations; slabs begin to move to other donors."""
         ...
 
     async def open(self, node: str, number: int) -> None:
-        """Opens it again."""
+        """Open a node again."""
         ...
 
     async def holdings(self, node: str) -> Holdings:

@@ -24,7 +24,7 @@ def online_policy(config: PowerSettings) -> Callable[[int], EnergyPolicy] | None
 
 
 def fleet_rules(config: PowerSettings) -> FleetRules:
-    """What holds for every node, whatever the policy wishes."""
+    """Rules for all nodes, independent of the policy."""
     return FleetRules(
         floor=config.power_floor,
         always_on=frozenset(names_in(config.always_on)),

@@ -28,7 +28,7 @@ class Power(StrEnum):
 
 
 class Command(StrEnum):
-    """What can be ordered: DRAIN and OPEN of the inventory, the rest of the BMC."""
+    """Order type: DRAIN and OPEN go to the inventory, the others to the BMC."""
 
     DRAIN = "drain"
     OPEN = "open"
@@ -105,7 +105,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """The node itself said that it is up. ``boot_id``: the kernel's, another one after each boot."""
+    """Heartbeat of a node. ``boot_id``: the kernel's, new at each boot."""
 
     node: str
     now_s: float
@@ -114,7 +114,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What became of an order. ``error``: empty when it was done; ``power``: what ASK found."""
+    """Result of an order. ``error``: empty if done; ``power``: the answer to ASK."""
 
     node: str
     now_s: float
@@ -184,7 +184,7 @@ class PowerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePower(PowerRecord):
-    """One node, with what is known of this moment.
+    """Current power state of one node.
 
     Attributes:
         boot_id: Of the last beat that counted; empty before the first.
@@ -208,7 +208,7 @@ class NodePower(PowerRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a node, its BMC and its owners may take, in seconds, and what is done then.
+    """Time limits for a node, its BMC and its owners, and what follows when they pass.
 
     Attributes:
         answer_s: For an order's answer.

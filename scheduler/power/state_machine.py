@@ -49,7 +49,7 @@ def adopt(name: str, now_s: float) -> NodePower:
 
 
 def step(node: NodePower, event: Event, patience: Patience) -> Step:
-    """The node after an event, and the orders that follow from it."""
+    """State of the node after an event, and the orders that follow."""
     assert event.node == node.name, "events are handed to their own node"
     if isinstance(event, Answer):
         return _answered(node, event, patience)

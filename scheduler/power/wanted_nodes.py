@@ -14,7 +14,7 @@ from farside.scheduler.power.state import NodePower, Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """The cluster's nodes now.
+    """Current number of nodes of the cluster: total, powered and busy.
 
     Attributes:
         busy: Have a job or a reservation; one that was never looked at counts as busy.
@@ -31,13 +31,13 @@ class Occupancy:
 
     @property
     def needed(self) -> int:
-        """By the jobs that there are; never more than there are nodes."""
+        """Nodes that jobs need; at most all nodes."""
         return min(self.total, self.busy + self.lacking)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """How many nodes should be on, and why."""
+    """Wanted number of nodes, with the reason."""
 
     nodes: int
     reason: str
@@ -47,12 +47,12 @@ class Demand(Protocol):
     """Source of the wanted number of nodes, asked by the power controller in each turn."""
 
     def wish(self, now: Occupancy) -> Wish:
-        """How many nodes should be on."""
+        """Wanted number of nodes now."""
         ...
 
 
 class PolicyDemand:
-    """An energy policy as a demand: it decides once an interval, and arrivals are not made to wait for that.
+    """Wanted nodes by an energy policy: one decision in each interval, and new jobs never wait for it.
 
     Turns that were missed count as if nothing had changed.
 
@@ -102,7 +102,7 @@ class PolicyDemand:
             self._is_learned = True
 
     def wish(self, now: Occupancy) -> Wish:
-        """What the policy decided last, or what jobs need if that is more. [helios Algorithm 2, JobArrivalCheck]"""
+        """Last decision of the policy, or the need of the jobs if higher. [helios Algorithm 2, JobArrivalCheck]"""
         if math.isnan(self._start_s):
             self.learn(float(now.total))
             self._start_s = now.now_s
@@ -129,7 +129,7 @@ class PolicyDemand:
 
 
 def occupancy(nodes: Sequence[NodePower], now_s: float, *, lacking: int = 0) -> Occupancy:
-    """What is known of the nodes, as a policy sees them."""
+    """Occupancy of the nodes, as a policy sees it."""
     busy = powered = total = 0
     for node in nodes:
         held = node.holdings

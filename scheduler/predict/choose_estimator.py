@@ -38,7 +38,7 @@ POWER = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What was expected of an ended job when it came, and what it took, GPU seconds; NaN where there was no model."""
+    """Estimates of an ended job at its submission, and its true GPU seconds; NaN without a model."""
 
     model: float
     rolling: float
@@ -52,7 +52,7 @@ def worth(expected: Floats, true: Floats) -> float:
 
 
 class Judge:
-    """Keeps the score.
+    """Score of the estimators, and the choice between them.
 
     Attributes:
         source: Who is believed.
@@ -124,7 +124,7 @@ class Judge:
         self.choose(has_model=has_model)
 
     def choose(self, *, has_model: bool) -> None:
-        """By the savings."""
+        """Choose by the savings."""
         model, rolling = (self._lead(name) for name in ("model", "rolling"))
         by_gpus, error = self.savings.get("gpus", 0.0), self.errors.get("gpus", math.inf)
         if has_model and model >= 0 and model + self.margin >= rolling:

@@ -42,7 +42,7 @@ def quality(expected: Floats, true: Floats) -> Quality:
 
 
 def queue_saving(expected: Floats, true: Floats) -> float:
-    """What an order is worth to a queue: 1 for that by the truth, 0 for chance, negative for worse than chance.
+    """Saving of a job order in a queue: 1 for the true order, 0 for a random one, negative for worse than random.
 
     If all these jobs stood in one queue, who goes first makes all behind him wait for his service. The sum of that is
     compared with what it is by the truth and by chance. So to put a long job first counts as much as it costs, and how

@@ -12,7 +12,7 @@ from farside.scheduler.state import Job
 
 
 class Estimator(Protocol):
-    """What a job will take. An estimator has no clock: it knows what it has learned so far."""
+    """Estimator of jobs' GPU time. It has no clock, only what it has learned so far."""
 
     def predicted_gpu_s(self, job: Job, now_s: float) -> float:
         """GPU seconds that a job is expected to take in total; NaN: unknown.
@@ -26,7 +26,7 @@ class Estimator(Protocol):
         ...
 
     def learn(self, ended: JobEnded) -> Mapping[int, float]:
-        """A job has ended; GPU seconds that are now expected of others, by sequence."""
+        """Learn from an ended job; returns new estimates of other jobs, by sequence."""
         ...
 
 

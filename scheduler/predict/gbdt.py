@@ -33,7 +33,7 @@ PARAMS: Mapping[str, object] = {
 
 @dataclass(frozen=True, slots=True)
 class Gbdt:
-    """Trees, and what their categories mean."""
+    """Trees, with the tables of their categories."""
 
     booster: "lightgbm.Booster"
     tables: Tables
@@ -72,7 +72,7 @@ def encoded(rows: Floats, tables: Tables) -> Floats:
 
 
 def fit_gbdt(rows: Floats, duration_s: Floats, *, rounds: int = 0, held: tuple[Floats, Floats] | None = None) -> Gbdt:
-    """Trees for these rows.
+    """Train trees on these rows.
 
     Args:
         rows: A row of `FEATURES` a job.

@@ -103,7 +103,7 @@ class _Seen:
 
 
 class GpuTimeService:
-    """Expects GPU times of jobs that come, and learns from those that end."""
+    """Service that estimates GPU times of new jobs, and learns from ended ones."""
 
     def __init__(self, params: GpuTimeParams, rolling: RollingParams) -> None:
         self.params = params
@@ -167,7 +167,7 @@ class GpuTimeService:
         return tuple(self._told(sequence, seen) for sequence, seen in self._pending.items())
 
     def forget_pending(self) -> None:
-        """No job that came will be heard of again: what follows is another log."""
+        """Forget all pending jobs, before another log."""
         self._pending.clear()
 
     # ------------------------------------------------------------------ expecting
@@ -223,7 +223,7 @@ class GpuTimeService:
         self.judge.add(judged, has_model=self._trees is not None)
 
     def fit(self, now_s: float) -> ModelRecord | None:
-        """Fits trees to the older part, learns lambda on the newer, and then fits to all."""
+        """Train trees on the older part, learn lambda on the newer, then train on all."""
         if self.params.use != "best" or len(self._ended) < LEAST_FIT:
             return None
         rows = np.array([seen.row for seen, _ in self._ended])
@@ -301,7 +301,7 @@ class GpuTimeService:
         )  # fmt: skip
 
     def use(self, record: ModelRecord) -> None:
-        """Uses a model from a file, and what that knows of past jobs, in place of what is known here.
+        """Use a model from a file, with its state of past jobs, in place of the present one.
 
         Until enough jobs have ended, its own figures decide whether it is believed.
         """

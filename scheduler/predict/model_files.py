@@ -52,13 +52,13 @@ class Manifest:
 
 
 class ModelStore:
-    """The models in a folder, which is made when the first is written."""
+    """Model files in a folder, which is created at the first write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def save(self, record: ModelRecord) -> Manifest:
-        """Writes a model as the newest of its service; what was there stays where that fails.
+        """Write a model as the newest of its service; on failure the old files stay.
 
         Raises:
             FarsideError: It can't be written.
@@ -83,7 +83,7 @@ class ModelStore:
         return manifest
 
     def check(self) -> None:
-        """Finds out before a long fit whether its model will have a place; makes none yet.
+        """Check before long training that the model can be written; creates no file.
 
         Raises:
             FarsideError: It will not.

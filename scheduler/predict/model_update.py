@@ -13,7 +13,7 @@ from farside.scheduler.predict.service import Advice, Fact, ModelRecord, Service
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """A model was fitted. ``reason``: what its rule said; ``record``: None where there was too little to fit it to."""
+    """A trained model. ``reason``: from its rule; ``record``: None if there was too little data."""
 
     at_s: float
     service: str
@@ -23,7 +23,7 @@ class Update:
 
 @dataclass(slots=True, eq=False)
 class UpdateEngine:
-    """Has one service fitted by its rule.
+    """Trains one service by its rule.
 
     Attributes:
         service: Whose model it is.
@@ -76,7 +76,7 @@ def due(rule: UpdateRule, *, known: int, fitted_on: int, since_fit_s: float, dri
 
 
 class Orchestrator:
-    """Hands facts to all services, has them fitted, and hands on what they advise.
+    """Passes events to all services, trains them, and passes on their advice.
 
     Args:
         services: Each independent of the others; advice comes in their order.

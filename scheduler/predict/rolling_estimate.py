@@ -47,7 +47,7 @@ CASES = ("nothing", "new user", "new user", "no similar name", "no similar name"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollingParams:
-    """How names and past jobs count.
+    """Settings: how names and past jobs count.
 
     Attributes:
         similarity: Of two forms of names in one bucket, from 0 to 1.
@@ -69,7 +69,7 @@ class RollingParams:
 
 @dataclass(frozen=True, slots=True)
 class RollingEstimate:
-    """What jobs like one took.
+    """Estimate from similar jobs.
 
     Attributes:
         duration_s: Seconds that it is expected to run, always above 0.
@@ -92,7 +92,7 @@ class RollingEstimate:
 
 
 class RollingEstimator:
-    """All groups of past jobs."""
+    """Rolling averages of all groups of past jobs."""
 
     def __init__(self, params: RollingParams) -> None:
         self.params = params
@@ -102,7 +102,7 @@ class RollingEstimator:
         self._named: dict[Hashable, _Mean] = {}  # the same by user and name, oldest first
 
     def expect(self, job: Job) -> RollingEstimate:
-        """What jobs like this one took, of those that have ended."""
+        """Estimate a job from similar jobs that ended."""
         form = form_of(job.name)
         bucket = self.buckets.find(form)
         expected, nearest, jobs = math.log(NOBODY_KNOWS_S), 0, 0

@@ -21,7 +21,7 @@ from farside.scheduler.state import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted:
-    """A job came."""
+    """A job was submitted."""
 
     at_s: float
     job: Job
@@ -38,7 +38,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VcSample:
-    """A virtual cluster at one instant. ``idle_nodes``: by name, those of its nodes on which nothing runs."""
+    """Sample of a virtual cluster. ``idle_nodes``: names of its nodes without jobs."""
 
     vc: str
     gpus: int
@@ -49,7 +49,7 @@ class VcSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """All virtual clusters at one instant, regularly."""
+    """Sample of all virtual clusters, at regular times."""
 
     at_s: float
     vcs: tuple[VcSample, ...]
@@ -117,7 +117,7 @@ class ModelRecord:
 
 
 class Service(Protocol):
-    """One way to make use of the past."""
+    """Prediction service: learns from past events."""
 
     @property
     def name(self) -> str:
@@ -135,7 +135,7 @@ class Service(Protocol):
         ...
 
     def observe(self, fact: Fact) -> tuple[Advice, ...]:
-        """Takes in what happened, and says what to do about it. Never raises for what a fact says."""
+        """Handle an event, and return advice. Never raises for what an event contains."""
         ...
 
     @property
@@ -149,11 +149,11 @@ class Service(Protocol):
         ...
 
     def fit(self, now_s: float) -> ModelRecord | None:
-        """Fits its model to all it knows, and uses it from now on; None: it has none, or too little to fit it to."""
+        """Train the model on all data and use it; None: no model, or too little data."""
         ...
 
     def use(self, record: ModelRecord) -> None:
-        """Uses a model that was fitted earlier.
+        """Use a model that was trained earlier.
 
         Raises:
             ConfigError: It is not one of this service, or of another make.

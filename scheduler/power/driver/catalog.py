@@ -35,7 +35,7 @@ DRIVERS: Mapping[str, type[Any]] = {
 
 
 def read_drivers(path: Path) -> Mapping[str, PowerDriver]:
-    """The driver of every node that the file names.
+    """Read the driver of each node from a file.
 
     Raises:
         ConfigError: The file cannot be read, or a table is wrong; the message names the node and the field.

@@ -15,7 +15,7 @@ from farside.scheduler.power.state import Power
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandDriver:
-    """``program``: with its first arguments."""
+    """Driver by a program. ``program``: the program and its first arguments."""
 
     node: str
     program: tuple[str, ...]

@@ -8,7 +8,7 @@ _GOVERNOR = "devices/system/cpu/cpufreq/policy*/scaling_governor"
 
 
 class CpuGovernor:
-    """All frequency domains of this machine. ``root``: where sysfs is mounted."""
+    """CPU governors of all frequency domains of this machine. ``root``: mount point of sysfs."""
 
     name = "cpu governor"
 
@@ -18,7 +18,7 @@ class CpuGovernor:
         self._before: dict[Path, str] = {}
 
     def rest(self) -> None:
-        """Sets the governor everywhere, or nowhere."""
+        """Set the governor on all domains, or on none."""
         if self._before:
             return
         files = sorted(self._root.glob(_GOVERNOR))

@@ -6,7 +6,7 @@ from farside.scheduler.power.state import Power
 
 
 class PowerDriver(Protocol):
-    """One node's switch.
+    """Power driver of one node.
 
     Every call ends within the driver's own limit of time, and has no effect later than that.
 
@@ -17,25 +17,25 @@ class PowerDriver(Protocol):
 
     @property
     def limit_s(self) -> float:
-        """How long a call may take."""
+        """Time limit of a call."""
         ...
 
     async def on(self) -> None:
-        """Orders power on; a node that is on stays so."""
+        """Switch the node on; no change if it is on."""
         ...
 
     async def soft_off(self) -> None:
-        """Asks the operating system to shut down."""
+        """Ask the operating system to shut down."""
         ...
 
     async def off(self) -> None:
-        """Cuts the power."""
+        """Cut the power."""
         ...
 
     async def status(self) -> Power:
-        """What the BMC says of the power."""
+        """Power state as the BMC reports it."""
         ...
 
     async def reading_w(self) -> float | None:
-        """What the node draws now; None where nothing measures it."""
+        """Current power draw in watts; None without a sensor."""
         ...

@@ -7,7 +7,7 @@ log = get_log("scheduler.power")
 
 
 class DryRunDriver:
-    """For a first look at what a policy does to a cluster: nothing is switched, everything is logged."""
+    """Dry-run driver, for a first look at a policy: it switches nothing and logs everything."""
 
     limit_s = 1.0
 

@@ -12,7 +12,7 @@ from farside.errors import Unavailable
 
 
 class GpuCap:
-    """All GPUs of this machine. ``watts``: the cap while resting; None: each GPU's own minimum."""
+    """Power caps of all GPUs of this machine. ``watts``: the cap; None: each GPU's minimum."""
 
     name = "gpu power cap"
 
@@ -21,7 +21,7 @@ class GpuCap:
         self._before_mw: dict[int, int] = {}
 
     def rest(self) -> None:
-        """Caps every GPU, or none."""
+        """Lower the cap of every GPU, or of none."""
         if self._before_mw:
             return
         before: dict[int, int] = {}
@@ -43,7 +43,7 @@ class GpuCap:
         self._before_mw = before
 
     def resume(self) -> None:
-        """Gives every GPU the cap that it had."""
+        """Restore the cap of every GPU."""
         self._set(self._before_mw)
         self._before_mw = {}
 

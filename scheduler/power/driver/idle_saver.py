@@ -10,7 +10,7 @@ from farside.scheduler.power.idle_saving import RestCommand
 
 
 class Saver(Protocol):
-    """A knob of this very machine. Both calls may be repeated: the second one changes nothing.
+    """One setting of this machine that saves power. A repeated call changes nothing.
 
     Raises:
         Unavailable: This machine lacks it, or does not let us.
@@ -18,20 +18,20 @@ class Saver(Protocol):
 
     @property
     def name(self) -> str:
-        """As logs call it."""
+        """Name for logs."""
         ...
 
     def rest(self) -> None:
-        """Turns it down, and remembers what it was."""
+        """Lower the setting, and remember the old value."""
         ...
 
     def resume(self) -> None:
-        """Turns it back to what it was."""
+        """Restore the old value."""
         ...
 
 
 class Savers:
-    """All knobs of this machine together: all of them turned down, or none."""
+    """All idle savers of this machine together: all are on, or none."""
 
     def __init__(self, savers: Sequence[Saver]) -> None:
         self._savers = tuple(savers)

@@ -23,7 +23,7 @@ LIMIT_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IpmiDriver:
-    """A BMC that speaks IPMI.
+    """Driver for a BMC with IPMI.
 
     Attributes:
         node: As messages name it.

@@ -17,7 +17,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A program's exit status, negative for a signal, and what it said."""
+    """Result of a program: exit status, negative for a signal, and output."""
 
     status: int
     stdout: str
@@ -36,7 +36,7 @@ async def run_program(
     environment: Mapping[str, str] | None = None,
     most_bytes: int = MAX_OUTPUT,
 ) -> Finished:
-    """Runs a program without a terminal or input. ``environment``: all of it besides PATH and the locale.
+    """Run a program without terminal or input. ``environment``: all variables besides PATH and the locale.
 
     Of each stream the first ``most_bytes`` are kept.
 

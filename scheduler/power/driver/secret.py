@@ -7,7 +7,7 @@ from farside.errors import ConfigError
 
 
 def check_secret(path: Path) -> None:
-    """Refuses a file that others can read, or that cannot be read.
+    """Refuse a file that others can read, or that cannot be read.
 
     Raises:
         ConfigError: With what to do.
@@ -21,7 +21,7 @@ def check_secret(path: Path) -> None:
 
 
 def read_secret(path: Path) -> str:
-    """The file's first line.
+    """Read the first line of the file.
 
     Raises:
         ConfigError: It cannot be read, is empty, or others can read it.

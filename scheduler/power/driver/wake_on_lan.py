@@ -28,7 +28,7 @@ _MAC = re.compile(r"(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeOnLanDriver:
-    """A node that listens for magic packets.
+    """Driver for a node that wakes on magic packets.
 
     Attributes:
         node: As messages name it.
@@ -54,7 +54,7 @@ class WakeOnLanDriver:
         parse_address(self.address)
 
     async def on(self) -> None:
-        """Sends the packet; a node that is on does not mind."""
+        """Send the packet; a node that is on ignores it."""
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
