@@ -296,8 +296,8 @@ def _failed_beat(node: NodePower, event: Beat, patience: Patience) -> Step:
 
 
 def _failed_pardon(node: NodePower, event: Pardon, patience: Patience) -> Step:
-    mended = replace(node, past_boots=(), is_pinned=False)
-    return _boot(mended, event.now_s, "pardoned by an operator")
+    repaired = replace(node, past_boots=(), is_pinned=False)
+    return _boot(repaired, event.now_s, "pardoned by an operator")
 
 
 def _any_pardon(node: NodePower, event: Pardon, patience: Patience) -> Step:

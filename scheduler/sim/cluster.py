@@ -21,7 +21,7 @@ PLAIN = Node(name="", gpus=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VcSize:
-    """From ``from_s`` on a virtual cluster has this many GPUs; from the beginning where that is minus infinity."""
+    """Size of a virtual cluster: this many GPUs from ``from_s`` on; minus infinity: from the beginning."""
 
     vc: str
     gpus: int
@@ -30,7 +30,7 @@ class VcSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeRange:
-    """How large a cluster is at the beginning of a time, and within what bounds its GPUs are through all of it."""
+    """Size of a cluster at the beginning of a time, and the bounds of its GPUs through all of it."""
 
     nodes: int
     gpus: int
@@ -40,7 +40,7 @@ class SizeRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where a trace is run: the cluster with all nodes that it ever has, and how its parts change in size, by time."""
+    """Site of a simulation: the cluster with all nodes that it ever has, and its changes over time."""
 
     cluster: Cluster
     resizes: tuple[Resize, ...] = ()
@@ -67,7 +67,7 @@ def _gpus(nodes: Iterable[Node]) -> int:
 def equal_nodes(
     gpus: int, gpus_per_node: int, *, prefix: str = "n", like: Node = PLAIN, nodes_per_rack: int = 0
 ) -> tuple[Node, ...]:
-    """Nodes for so many GPUs that differ in their names alone; the last one has the GPUs that are left over.
+    """Equal nodes with this many GPUs in total; the last one has the remainder.
 
     ``like``: what each has besides. ``nodes_per_rack``: so many stand under one switch; 0: all of them.
     """
@@ -91,7 +91,7 @@ def build_site(
     like: Node = PLAIN,
     nodes_per_rack: int = 0,
 ) -> Site:
-    """One pool of ``nodes``, or a virtual cluster for each that ``vc_sizes`` names.
+    """Build one pool of ``nodes``, or a virtual cluster for each in ``vc_sizes``.
 
     Args:
         gpus_per_node: GPUs of each node.
@@ -172,7 +172,7 @@ def _first(nodes: Iterable[Node], gpus: int) -> tuple[Node, ...]:
 
 
 def misfits(jobs: Sequence[TraceJob], cluster: Cluster, placement: PlacementPolicy) -> list[tuple[TraceJob, str]]:
-    """The jobs that this cluster could never run, each with the reason in words."""
+    """Jobs that this cluster can never run, each with the reason in words."""
     clusters = {vc.name: vc for vc in cluster.virtual_clusters}
     empty = {name: placement.ledger(vc.nodes) for name, vc in clusters.items()}
     known: dict[tuple[str, Demand], str] = {}

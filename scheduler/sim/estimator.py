@@ -31,7 +31,7 @@ EstimatorName = Literal["oracle", "model", "rolling", "gpus"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimation:
-    """How good expectations were, of all jobs of which there was one.
+    """Accuracy of estimates, over all jobs that had one.
 
     Attributes:
         quality: Against the truth.
@@ -47,7 +47,7 @@ class Estimation:
 
 
 class Primer(Estimator, Protocol):
-    """An estimator that may prepare a policy before the first job."""
+    """Estimator that may prepare a policy before the first job."""
 
     def primed(self, order: OrderPolicy) -> OrderPolicy:
         """The policy with what is known before the first job."""
@@ -55,7 +55,7 @@ class Primer(Estimator, Protocol):
 
 
 class Judged(Primer, Protocol):
-    """One that is also judged."""
+    """Estimator whose accuracy is measured."""
 
     def summary(self, jobs: Sequence[TraceJob]) -> Estimation:
         """How good it was, after the last of these jobs."""
@@ -63,7 +63,7 @@ class Judged(Primer, Protocol):
 
 
 class Foreknown:
-    """An estimator that is given what to expect of each job of a trace, such as an oracle.
+    """Estimator with given estimates for each job of a trace, such as an oracle.
 
     Args:
         expected_gpu_s: What is expected of a job when it comes, GPU seconds.
@@ -97,7 +97,7 @@ class Foreknown:
 
 
 class Learner:
-    """A service that learns from history, and then from every job that ends.
+    """Estimator that learns from history, and then from every job that ends.
 
     Args:
         params: Of the service.
@@ -177,7 +177,7 @@ class Learner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatorSpec:
-    """What makes an estimator, a new one for each run. ``name``: as ``--set estimator=`` has it."""
+    """Recipe for an estimator, made new for each run. ``name``: the value of ``--set estimator=``."""
 
     name: EstimatorName = "oracle"
     oracle: Oracle = field(default_factory=Oracle)
@@ -200,7 +200,7 @@ class EstimatorSpec:
 
 
 def past_of(jobs: Sequence[TraceJob], until_s: float = math.inf) -> tuple[Past, ...]:
-    """Jobs of a trace as history: those that came and ended by a time, as far as the trace knows."""
+    """History from a trace: jobs that ended by a time, as far as the trace shows."""
     return tuple((job.job, job.duration_s) for job in jobs if job.job.submit_s + job.duration_s <= until_s)
 
 

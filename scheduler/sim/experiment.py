@@ -33,7 +33,7 @@ _PLACEMENT_OF: Mapping[str, str] = {"yarn-cs": "yarn"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What ``--set`` reaches besides the fields of the policy, the placement, the cost, the effect and the estimator.
+    """Settings of ``--set`` besides the fields of policy, placement, cost, effect and estimator.
 
     Attributes:
         cost: What a preemption costs: a name of the catalogue.
@@ -78,7 +78,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """All that decides how a trace is run. ``name``: the policy's, as the user gave it."""
+    """Experiment: all settings of a run. ``name``: the policy's, as the user gave it."""
 
     name: str
     order: OrderPolicy
@@ -90,7 +90,7 @@ class Experiment:
 
     @property
     def rules(self) -> Rules:
-        """For the domains."""
+        """Scheduling rules for the domains."""
         return Rules(
             order=self.order,
             placement=self.placement,
@@ -102,7 +102,7 @@ class Experiment:
         )
 
     def settings(self) -> Mapping[str, Mapping[str, object]]:
-        """Every setting that counts, by what it belongs to; enough to do the same again."""
+        """All settings by the part that has them; enough to repeat the run."""
         parts = {
             "policy": (self.name, self.order),
             "placement": (self.placement.name, self.placement),
@@ -130,7 +130,7 @@ class Experiment:
         return self.estimator.make(jobs) if self.goes_by_expectations else Foreknown(self.estimator.oracle, jobs)
 
     def simulation(self, site: Site, jobs: Sequence[TraceJob], estimator: Primer | None = None) -> Simulation:
-        """Ready to run, with this estimator or its own."""
+        """Make the simulation, with this estimator or the experiment's own."""
         estimator = estimator or self.make_estimator(jobs)
         return Simulation(
             site.cluster,
@@ -146,7 +146,7 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What all experiments of a comparison have in common.
+    """Shared settings of all experiments of a comparison.
 
     Attributes:
         site: The cluster.
@@ -161,7 +161,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came out. ``digest`` is the same for all runs that decided the same.
+    """Outcome of an experiment. ``digest`` is equal for all runs with equal decisions.
 
     ``estimation``: how good expectations were, where the policy goes by them.
     """
@@ -177,7 +177,7 @@ class Outcome:
 def make_experiments(
     policies: Sequence[str], settings: Mapping[str, str], *, placement: str = ""
 ) -> tuple[Experiment, ...]:
-    """An experiment for each policy.
+    """Make an experiment for each policy.
 
     A setting goes to every part that has a field of its name: ``limits_gpu_s`` to those of the policies that know it.
     ``part.name`` means one part alone: the name of a policy, or ``placement``, ``cost``, ``effect``, ``oracle``.
@@ -256,7 +256,7 @@ class _Parts:
 
 
 class Unfinished(FarsideError):
-    """Jobs were left over when nothing could happen any more."""
+    """Some jobs never ended, and no event is left."""
 
 
 @dataclass(slots=True)
@@ -280,7 +280,7 @@ def run_experiment(
     is_keeping_segments: bool = False,
     tell: Callable[[float], None] | None = None,
 ) -> Outcome:
-    """Runs a trace to its end.
+    """Run a trace to its end.
 
     Args:
         experiment: By what.

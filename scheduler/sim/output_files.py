@@ -23,7 +23,7 @@ def is_stream(path: Path) -> bool:
 
 
 def check_writable(paths: Iterable[Path | None]) -> None:
-    """Finds out before a long simulation whether its results will have a place.
+    """Check before a long simulation that a result can be written.
 
     Raises:
         ConfigError: A file cannot be written.
@@ -54,7 +54,7 @@ def _check(path: Path) -> None:
 
 
 def check_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | None]) -> None:
-    """Finds out before anything runs whether a result would take the place of what is read, or of another result.
+    """Check before a run that no result would replace an input or another result.
 
     Args:
         outputs: Files to write, by the option that names them.

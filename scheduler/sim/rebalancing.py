@@ -31,7 +31,7 @@ class Rebalanced:
 
 
 def rebalance(experiment: Experiment, scene: Scene, params: RebalanceParams, every_s: float = EVERY_S) -> Rebalanced:
-    """Runs the trace twice. The site's changes by day are left out: nodes move as the service says, or not at all."""
+    """Run the trace with rebalancing and without. The site's own changes over time are left out."""
     still = Site(cluster=scene.site.cluster)
     before = experiment.simulation(still, scene.jobs).run()
     driver = _Driver(experiment, scene, params, every_s)

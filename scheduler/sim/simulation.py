@@ -38,7 +38,7 @@ Observer = Callable[[float, Domain, tuple[Action, ...]], None]
 
 
 class Kind(IntEnum):
-    """What happens; at one instant the smaller comes first."""
+    """Kind of event; at one instant the smaller number comes first."""
 
     END = 0
     SUBMIT = 1
@@ -48,12 +48,12 @@ class Kind(IntEnum):
 
 
 class Stuck(FarsideError):
-    """Jobs take GPUs from each other, and none makes progress any more."""
+    """Jobs preempt each other for ever, and none makes progress."""
 
 
 @dataclass(slots=True)
 class Run:
-    """What became of a job. ``held_s``: all the time that it held GPUs; ``cost_s``: of it, spent on preemptions."""
+    """Run of a job. ``held_s``: time with GPUs; ``cost_s``: the part of it spent on preemptions."""
 
     start_s: float = math.nan
     end_s: float = math.nan
@@ -63,7 +63,7 @@ class Run:
 
 
 class Simulation:
-    """One trace under one set of rules. Jobs must come by submit time, ties by sequence.
+    """Simulation of one trace under one set of rules. Jobs come by submit time, ties by sequence.
 
     Args:
         cluster: Nodes by virtual cluster; each is a domain of its own.
@@ -123,12 +123,12 @@ class Simulation:
             heapq.heappush(self._heap, (resize.at_s, Kind.RESIZE, at, 0))
 
     def plan(self, resize: Resize) -> None:
-        """Nodes will come or go, at the earliest at the present instant, after its observers were called."""
+        """Announce a change of nodes, not before the present instant, handled after the observers' calls."""
         heapq.heappush(self._heap, (resize.at_s, Kind.RESIZE, len(self._resizes), 0))
         self._resizes.append(resize)
 
     def run(self) -> Sequence[Run]:
-        """Runs until the last job has ended, or nothing can happen any more.
+        """Run until the last job has ended, or no event is left.
 
         Raises:
             Stuck: A great many decisions in a row brought no job any further.

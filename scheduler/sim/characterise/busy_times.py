@@ -14,7 +14,7 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diurnal:
-    """A day, hour by hour, of GPU jobs.
+    """Average day of a cluster, by hour: GPU use and submissions.
 
     Attributes:
         days: Whole days that the log covers.
@@ -33,7 +33,7 @@ class Diurnal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Month:
-    """A month of GPU jobs: submissions a day of it, and the shares of all GPUs that they used."""
+    """Month of GPU jobs: submissions, and shares of GPU use."""
 
     name: str
     days: float
@@ -49,7 +49,7 @@ class Month:
 
 
 def diurnal(log: JobLog, sizes: Sizes | None) -> Diurnal:
-    """By hour of day. ``log``: of GPU jobs."""
+    """Average day by hour. ``log``: GPU jobs only."""
     hours_s = _whole_days(log)
     counts = np.histogram(log.submit_s, hours_s)[0].astype(float).reshape(-1, 24)
     use = None
@@ -90,7 +90,7 @@ def pattern(days: Floats) -> float:
 
 
 def months(log: JobLog, sizes: Sizes | None) -> tuple[Month, ...]:
-    """By month of the calendar. ``log``: of GPU jobs, with a calendar."""
+    """Months of the calendar. ``log``: GPU jobs, with a calendar."""
     first_s, last_s = float(log.submit_s[0]), float(log.submit_s[-1])
     first, last = _month(first_s), _month(last_s)
     starts = np.arange(first, last + 2).astype("datetime64[M]")

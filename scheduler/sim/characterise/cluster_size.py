@@ -14,7 +14,7 @@ from farside.scheduler.table import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The cluster's GPUs.
+    """GPUs of a cluster's virtual clusters over time.
 
     Attributes:
         by_vc: Of each virtual cluster by time, as ``--vc-nodes`` has them; one nameless part where it is one pool.
@@ -30,7 +30,7 @@ class Sizes:
 
     @property
     def largest(self) -> Mapping[str, int]:
-        """The most GPUs that each virtual cluster ever has."""
+        """Largest number of GPUs that each virtual cluster ever has."""
         found: dict[str, int] = {}
         for size in self.by_vc:
             found[size.vc] = max(found.get(size.vc, 0), size.gpus)

@@ -37,7 +37,7 @@ FEWEST_USERS, MARQUEE_BAR = 20, 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One implication.
+    """Verdict on one implication.
 
     Attributes:
         number: As the paper counts.
@@ -71,7 +71,7 @@ _Finding = tuple[bool | None, str, str, tuple[float, ...]]
 
 
 def verdicts(found: Survey) -> tuple[Verdict, ...]:
-    """All seven, in the paper's order."""
+    """Verdicts on all seven implications, in the paper's order."""
     judges: tuple[Callable[[Survey], _Finding], ...] = (
         _daily, _monthly, _imbalanced, _multi, _in_vain, _debugging, _marquee,
     )  # fmt: skip

@@ -25,7 +25,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """GPU jobs by what they ask for: each demand that occurs, and what has at most that."""
+    """Demand of GPU jobs: each size that occurs, with cumulative shares."""
 
     gpus: Floats
     share_of_jobs: Floats
@@ -43,7 +43,7 @@ Ends = tuple[float, float, float]
 
 
 def durations(log: JobLog) -> Curve:
-    """How long jobs run, seconds."""
+    """Run times of jobs, seconds."""
     shares = np.linspace(0.0, 1.0, CURVE_POINTS)
     return Curve(value=np.quantile(log.duration_s, shares), share=shares)
 
@@ -54,7 +54,7 @@ def gpu_s(log: JobLog) -> Floats:
 
 
 def demand(log: JobLog) -> Demand:
-    """What GPU jobs ask for. [Figure 6]"""
+    """Demand of GPU jobs by size. [Figure 6]"""
     sizes, place = np.unique(log.gpus, return_inverse=True)
     jobs = np.bincount(place)
     time = np.bincount(place, weights=gpu_s(log))
@@ -65,7 +65,7 @@ def demand(log: JobLog) -> Demand:
 
 
 def ends(log: JobLog, weight: Floats | None = None) -> Ends | None:
-    """How jobs end, by number or by a weight; None where no status is known. [Figures 1 (b), 7 (a)]"""
+    """Final statuses by number or by a weight; None if no status is known. [Figures 1 (b), 7 (a)]"""
     weights = np.ones(len(log)) if weight is None else weight
     totals = [float(weights[log.status == status].sum()) for status in ENDS]
     whole = sum(totals)
@@ -81,7 +81,7 @@ def known_share(log: JobLog, weight: Floats) -> float:
 
 
 def ends_by_demand(log: JobLog) -> Mapping[str, Ends]:
-    """How jobs of each demand end, those that occur with a status. [Figure 7 (b)]"""
+    """Final statuses of jobs of each size, those that occur. [Figure 7 (b)]"""
     found: dict[str, Ends] = {}
     bounds = (*DEMANDS, np.inf)
     for low, high in pairwise(bounds):

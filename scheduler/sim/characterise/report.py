@@ -80,7 +80,7 @@ _FIGURES: tuple[tuple[str, str, tuple[str, ...], Callable[[Survey], str]], ...] 
 
 
 def figures(found: Survey) -> tuple[Shown, ...]:
-    """All nine, drawn where the log allows."""
+    """Nine figures, each drawn if the log allows."""
     return tuple(_shown(found, *figure) for figure in _FIGURES)
 
 
@@ -94,13 +94,13 @@ def _shown(found: Survey, title: str, told: str, needs: tuple[str, ...], draw: C
 
 
 def write_page(path: Path, found: Study) -> None:
-    """Writes the page."""
+    """Write the page."""
     shown = [(one.title, one.told, one.svg, one.why_not) for one in figures(found.survey)]
     path.write_text(page(found, shown), encoding="utf-8")
 
 
 def write_json(path: Path, found: Study) -> None:
-    """Writes verdicts and what-ifs for programs."""
+    """Write verdicts and what-ifs as JSON."""
     told = {
         "log": found.survey.log.path,
         "format": found.survey.log.fmt,

@@ -39,7 +39,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """All of it.
+    """Study of a log: survey, verdicts and what-ifs.
 
     Attributes:
         survey: What the figures show.
@@ -59,7 +59,7 @@ class Study:
 def study(
     log: JobLog, sizes: Sizes | None, *, what_if_jobs: int = WHAT_IF_JOBS, tell: Callable[[str], None] = lambda _: None
 ) -> Study:
-    """Studies a log that has GPU jobs.
+    """Study a log that has GPU jobs.
 
     Args:
         log: All of its jobs.

@@ -72,7 +72,7 @@ class Survey:
 
 
 def survey(log: JobLog, sizes: Sizes | None, *, tell: Callable[[str], None] = lambda _: None) -> Survey:
-    """Everything. ``log`` has GPU jobs; ``tell``: called with what is done next."""
+    """Survey a log with GPU jobs. ``tell``: called with the name of each step."""
     gpu, cpu = log.of(log.gpus > 0), log.of(log.gpus == 0)
     tell("replaying" if np.isnan(gpu.start_s).all() else "counting")
     gpu, is_replayed, left_out = _with_starts(gpu, sizes)

@@ -20,7 +20,7 @@ SHOWN = 10  # the largest ones, as in Figure 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """A virtual cluster.
+    """Virtual cluster, with its use and the waits of its jobs.
 
     Attributes:
         gpus: That it has at its largest.
@@ -77,7 +77,7 @@ def box_of(values: Floats) -> tuple[float, float, float, float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imbalance:
-    """What waits in some virtual clusters while others have room.
+    """Imbalance: demand that waits in some virtual clusters while others have idle GPUs.
 
     Attributes:
         waiting_gpu_s: GPU seconds that jobs were waiting for.

@@ -10,7 +10,7 @@ from farside.scheduler.table import Floats
 
 
 def mean_use(start_s: Floats, duration_s: Floats, amount: Floats, edges_s: Floats) -> Floats:
-    """The mean amount in use between each two edges; what has no start is in use never."""
+    """Mean amount in use between each two edges; an entry without a start never counts."""
     times_s, level = _staircase(start_s, duration_s, amount)
     if not len(times_s):
         return np.zeros(len(edges_s) - 1)
@@ -19,7 +19,7 @@ def mean_use(start_s: Floats, duration_s: Floats, amount: Floats, edges_s: Float
 
 
 def peak_use(start_s: Floats, duration_s: Floats, amount: Floats) -> float:
-    """The most that was in use at once; one that ends when another begins does not count with it."""
+    """Peak amount in use at once; an entry that ends as another begins does not overlap it."""
     _, level = _staircase(start_s, duration_s, amount)
     return float(level.max(initial=0.0))
 

@@ -48,7 +48,7 @@ class Scores:
 
 
 def compare(question: Question) -> Scores:
-    """Errors of all methods at every full hour of the window.
+    """Compare all methods at every full hour of the window.
 
     Raises:
         ConfigError: There is too little before ``train_to``.

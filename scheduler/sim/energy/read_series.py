@@ -84,7 +84,7 @@ class _Samples:
 def read_series(
     paths: Sequence[Path], *, gpus_per_node: int = GPUS_PER_NODE, step_s: float = STEP_S, zeros: Zeros | None = None
 ) -> NodeSeries:
-    """The busy nodes of one cluster.
+    """Read the busy nodes of one cluster.
 
     Zeros are gaps in a series of nodes, and where all of several virtual clusters are zero at once; a single virtual
     cluster can be empty. ``zeros`` says otherwise.

@@ -17,7 +17,7 @@ from farside.scheduler.table import Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What happened in each interval: nodes on (booting ones too), nodes that jobs lacked, nodes woken."""
+    """Played intervals: nodes on or booting, nodes that jobs lacked, nodes woken."""
 
     step_s: float
     active: Floats
@@ -56,7 +56,7 @@ class Figures:
 
 
 def play(policy: EnergyPolicy, series: NodeSeries, begin: int, end: int, *, boot_s: float = 300.0) -> Played:
-    """Runs a policy from interval ``begin`` to before ``end``; it has watched all of the series before."""
+    """Run a policy from interval ``begin`` to before ``end``; it has watched the whole series before."""
     boot_steps = max(1, int(np.ceil(boot_s / series.step_s)))
     count = max(0, end - begin)
     powered_at, short_at, woken_at = np.zeros(count), np.zeros(count), np.zeros(count)
@@ -97,7 +97,7 @@ def play(policy: EnergyPolicy, series: NodeSeries, begin: int, end: int, *, boot
 
 
 def figures(played: Played, *, boot_s: float = 300.0) -> Figures:
-    """What a replay comes to.
+    """Figures of a replay.
 
     Raises:
         ValueError: It has no interval.

@@ -26,5 +26,5 @@ def kwh_a_year(sleeping_nodes: float, power: Power) -> float:
 
 
 def co2_kg_a_year(sleeping_nodes: float, power: Power) -> float:
-    """CO2 that is not emitted for it."""
+    """CO2 that this electricity would have caused."""
     return kwh_a_year(sleeping_nodes, power) * power.kg_co2_per_kwh

@@ -24,7 +24,7 @@ from farside.scheduler.state import Action, Node
 
 @dataclass(slots=True)
 class Pool:
-    """The nodes of one virtual cluster: which are on, which boot until when; the others sleep."""
+    """Nodes of one virtual cluster: those on, those booting and until when; the others sleep."""
 
     nodes: tuple[Node, ...]
     policy: EnergyPolicy
@@ -41,7 +41,7 @@ class Pool:
 
     @property
     def asleep(self) -> list[int]:
-        """Places of nodes that sleep, the first to be woken first."""
+        """Indices of sleeping nodes, the first to wake first."""
         return [at for at in range(len(self.nodes)) if at not in self.on and at not in self.booting]
 
     def pass_to(self, now_s: float) -> None:
@@ -52,7 +52,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What sleeping nodes did to jobs, against the same run without sleep.
+    """Cost of sleeping nodes to jobs, against the same run without sleep.
 
     Attributes:
         delayed_jobs: Jobs that started more than a second later than they would have.
@@ -75,7 +75,7 @@ class Cost:
 
 
 class SleepingSimulation(Simulation):
-    """A simulation in which nodes sleep and boot. Takes what `Simulation` takes.
+    """Simulation in which nodes sleep and boot, with the arguments of `Simulation`.
 
     Args:
         make_policy: The policy for a virtual cluster of so many nodes.
@@ -184,7 +184,7 @@ class SleepingSimulation(Simulation):
 
 
 def cost_of(with_sleep: SleepingSimulation, runs: Sequence[Run], before: Sequence[Run]) -> Cost:
-    """What sleep did to the jobs of a run; ``before``: the same trace without it.
+    """Cost of sleep to the jobs of a run; ``before``: the same trace without sleep.
 
     Raises:
         ValueError: There are no jobs.

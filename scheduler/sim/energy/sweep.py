@@ -35,7 +35,7 @@ class Point:
 
 
 def sweep(question: Question, names: Sequence[str] = (), *, boot_s: float = 300.0) -> tuple[Point, ...]:
-    """All points of some policies (empty: all), those of a policy together.
+    """Points of some policies (empty: all), grouped by policy.
 
     Raises:
         ConfigError: A name is wrong, or the series too short for a forecast.

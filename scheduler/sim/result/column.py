@@ -9,7 +9,7 @@ from farside.scheduler.sim.result.figures import Figures
 
 
 class Best(Enum):
-    """Which value of a column is the best one."""
+    """Direction of a column: which value is the best."""
 
     LEAST = "least"
     GREATEST = "greatest"
@@ -18,7 +18,7 @@ class Best(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One figure of a group of jobs. ``title`` says the unit; ``meaning`` is a sentence for the report."""
+    """Column of a result table. ``title`` has the unit; ``meaning`` is a sentence for the report."""
 
     title: str
     of: Callable[[Figures], float]
@@ -60,7 +60,7 @@ FEW_COLUMNS = (
 
 
 def best_of(column: Column, values: Sequence[float]) -> set[int]:
-    """The places of the best values, all that are shown alike; none where all are, or there is only one."""
+    """Indices of the best values, all that look alike; none if all are best, or there is only one."""
     texts = [column.text(value) for value in values]
     known = [value for value in values if not math.isnan(value)]
     if column.best is Best.NONE or len(set(texts)) < 2 or not known:

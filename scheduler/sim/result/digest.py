@@ -13,7 +13,7 @@ from farside.scheduler.state import Action, Preempt, Promote, Start
 
 
 class Digest:
-    """An observer of a `Simulation` of these jobs. ``actions`` counts what it has seen."""
+    """Digest of a `Simulation` of these jobs, as an observer. ``actions``: the number of actions so far."""
 
     def __init__(self, jobs: Sequence[TraceJob]) -> None:
         self.actions = 0

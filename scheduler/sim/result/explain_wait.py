@@ -22,7 +22,7 @@ TOLD = 20
 
 @dataclass(slots=True)
 class Stretch:
-    """A time through which the cause stayed the same. ``behind_s``: for how long behind which row."""
+    """Period with one cause of the wait. ``behind_s``: seconds behind each row."""
 
     first: Explanation
     start_s: float
@@ -40,7 +40,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that was decided about the job."""
+    """Decision about the job, at a time."""
 
     at_s: float
     kind: str
@@ -75,7 +75,7 @@ class Watcher:
             self._open = now_s, look(domain, self._row, now_s)
 
     def lines(self) -> list[str]:
-        """The whole story, a line each, when the simulation has ended."""
+        """Lines of the job's whole story, after the end of the simulation."""
         job, run = self._jobs[self._row].job, self._runs[self._row]
         if not self.has_ended:
             return [

@@ -49,7 +49,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """All jobs' columns, in the order of the trace, and the figures made of them."""
+    """Results of a simulation: columns of all jobs, in the order of the trace, and figures."""
 
     submit_s: Floats
     start_s: Floats
@@ -77,7 +77,7 @@ class Results:
 
 
 def average_jobs(submit_s: Floats, end_s: Floats) -> Floats:
-    """How many jobs there were, running or waiting, on average from each one's submission to its end; at least 1."""
+    """Average number of jobs, running or waiting, over each job's JCT; at least 1."""
     at_s = np.concatenate((submit_s, end_s))
     change = np.concatenate((np.ones(len(submit_s)), -np.ones(len(end_s))))
     order = np.argsort(at_s, kind="stable")
@@ -90,7 +90,7 @@ def average_jobs(submit_s: Floats, end_s: Floats) -> Floats:
 
 
 def average_gpus(vc: VirtualCluster, resizes: Sequence[Resize], submit_s: Floats, end_s: Floats) -> Floats:
-    """How many GPUs a virtual cluster had, on average from each job's submission to its end; at least 1."""
+    """Average GPUs of a virtual cluster over each job's JCT; at least 1."""
     changes = [one for one in resizes if one.vc == vc.name]
     counts = np.array([vc.gpus, *(sum(node.gpus for node in one.nodes) for one in changes)], dtype=np.float64)
     changed_s = np.array([one.at_s for one in changes])
@@ -108,7 +108,7 @@ def average_gpus(vc: VirtualCluster, resizes: Sequence[Resize], submit_s: Floats
 def finish_time_fairness(
     submit_s: Floats, end_s: Floats, duration_s: Floats, gpus: Floats, cluster_gpus: Floats | int
 ) -> Floats:
-    """The rho of each job of one cluster: its JCT over what that would be with an equal share of the GPUs.
+    """Finish-time fairness rho of each job: its JCT over its JCT with an equal share of the GPUs.
 
     The share is that of the jobs that there were during its life, on average; with fewer GPUs than it needs a job takes
     longer in proportion, with more no less. Above 1 it did worse than sharing equally, as Themis defines it.
@@ -136,7 +136,7 @@ def results(
     vcs: Sequence[str] | None = None,
     resizes: Sequence[Resize] = (),
 ) -> Results:
-    """The figures of a simulation that has ended.
+    """Compute the figures of a simulation that has ended.
 
     Args:
         jobs: The trace.

@@ -35,7 +35,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What was recorded.
+    """Recording of a simulation.
 
     Attributes:
         series: GPUs in use, GPUs there are, jobs that wait, and stranded GPUs (`stranded_gpus`).
@@ -70,7 +70,7 @@ def stranded_gpus(ledger: Ledger) -> int:
 
 
 class Recorder:
-    """An observer of one simulation; join it before it runs.
+    """Recorder of one simulation, as an observer; add it before the run.
 
     Args:
         simulation: Whose.

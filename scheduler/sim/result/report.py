@@ -15,7 +15,7 @@ from farside.scheduler.sim.result.report_plot import (
 
 
 def write_report(path: Path, *, title: str, facts: Sequence[str], scene: Scene, outcomes: Sequence[Outcome]) -> None:
-    """Writes the file."""
+    """Write the report's file."""
     text = page(
         title=title, facts=facts, outcomes=outcomes, pictures=_pictures(outcomes),
         timelines=list(_timelines(scene, outcomes)),

@@ -24,7 +24,7 @@ dd { margin-left: 8.5rem; } code { font-size: .9em; }
 
 
 def document(title: str, facts: Sequence[str], body: Iterable[str]) -> str:
-    """A whole page. ``facts``: what it is about, a line each; ``body``: HTML."""
+    """HTML of a whole page. ``facts``: lines about its subject; ``body``: HTML."""
     return "\n".join(
         (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',

@@ -17,7 +17,7 @@ def page(
     pictures: Sequence[tuple[str, str, str]],
     timelines: Sequence[tuple[str, str, str]],
 ) -> str:
-    """The whole page.
+    """HTML of the whole page.
 
     Args:
         title: Of the page.

@@ -23,7 +23,7 @@ _SIZE_COLOURS = ("#7fb2e5", "#2f7fd1", "#2b9f6b", "#e0a11f", "#d1495b")
 
 
 def jct_distribution(outcomes: Sequence[Outcome]) -> str:
-    """Which share of jobs was done after how long, by policy; time on a logarithmic axis."""
+    """Distribution of JCTs by policy, on a logarithmic time axis."""
     with style("jct"):
         figure = new_figure(3.8)
         axes = new_axes(figure)
@@ -36,17 +36,17 @@ def jct_distribution(outcomes: Sequence[Outcome]) -> str:
 
 
 def utilisation_over_time(outcomes: Sequence[Outcome]) -> str:
-    """The share of GPUs that were in use, a strip a policy."""
+    """Share of GPUs in use over time, one strip for each policy."""
     return _strips(outcomes, "utilisation", USED)
 
 
 def fragmentation_over_time(outcomes: Sequence[Outcome]) -> str:
-    """The share of GPUs that were free and of no use to a job of a whole node, a strip a policy."""
+    """Share of stranded GPUs over time, one strip for each policy."""
     return _strips(outcomes, "fragmentation", STRANDED)
 
 
 def queue_over_time(outcomes: Sequence[Outcome]) -> str:
-    """How many jobs waited."""
+    """Number of waiting jobs over time."""
     with style("queue"):
         figure = new_figure(2.8)
         axes = new_axes(figure)

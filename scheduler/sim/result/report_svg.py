@@ -46,7 +46,7 @@ def style(salt: str, *, has_grid: bool = True) -> Iterator[None]:
 
 
 def new_figure(height_in: float) -> Figure:
-    """As wide as the page."""
+    """New figure, as wide as the page."""
     figure = Figure(figsize=(_WIDTH_IN, height_in), layout="constrained")
     figure.patch.set_alpha(0.0)
     return figure

@@ -19,7 +19,7 @@ POINTS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """What was recorded.
+    """Recorded time series.
 
     Attributes:
         at_s: Where each stretch begins; one of no length where all time was one instant.
@@ -37,7 +37,7 @@ class Series:
 
 
 class SeriesRecorder:
-    """Takes values as they change. ``count``: how many quantities there are."""
+    """Recorder of changing values. ``count``: the number of quantities."""
 
     def __init__(self, count: int, *, points: int = POINTS, stretch_s: float = 1.0) -> None:
         self._areas = np.zeros((points, count))
@@ -48,7 +48,7 @@ class SeriesRecorder:
         self.stretch_s = stretch_s
 
     def add(self, now_s: float, values: Sequence[float]) -> None:
-        """The quantities are these from now on. Time never goes back."""
+        """Set the values from this time on. Time never goes back."""
         if self._is_empty:
             self._start_s = self._now_s = now_s
             self._is_empty = False
@@ -58,7 +58,7 @@ class SeriesRecorder:
         np.maximum(self._peak, self._values, out=self._peak)
 
     def finish(self, end_s: float) -> Series:
-        """Everything up to ``end_s``, which is not before the last addition."""
+        """Finish at ``end_s``, not before the last change."""
         if end_s > self._now_s:
             self._advance(end_s)
         span_s = max(0.0, end_s - self._start_s)

@@ -22,7 +22,7 @@ _TABLES = (".csv", ".parquet")
 
 
 def check_table(path: Path | None) -> None:
-    """Whether a table's file has an extension that says how to write it.
+    """Check that a table file's extension names a known format.
 
     Raises:
         ConfigError: It has another.
@@ -34,7 +34,7 @@ def check_table(path: Path | None) -> None:
 
 
 def write_jobs(path: Path, scene: Scene, outcome: Outcome) -> None:
-    """A row a job, in the order of the trace; as Parquet where the file's name says so."""
+    """Write one row for each job, in the order of the trace; as Parquet if the file name says so."""
     columns = _columns(scene, outcome)
     if path.suffix == ".parquet":
         import pyarrow
@@ -66,7 +66,7 @@ def _plain(value: object) -> object:
 
 
 def write_json(path: Path, trace: Mapping[str, object], outcomes: Sequence[Outcome], *, is_comparison: bool) -> None:
-    """The figures of one run, or of all runs of a comparison, by the name of the policy."""
+    """Write the figures of one run, or of all runs of a comparison by policy, as JSON."""
     found: Mapping[str, object]
     if is_comparison:
         found = {**trace, "policies": {outcome.experiment.name: as_json(outcome) for outcome in outcomes}}

@@ -141,7 +141,7 @@ def moment(column: str, text: str) -> tuple[float, bool]:
     """A time and whether it was a date: ``2017-10-01 08:00:00`` or a number of seconds.
 
     A date is a clock on the cluster's wall: where a zone stands behind it, it is not counted, and an hour that a change
-    to summer time skips or repeats is not mended.
+    to summer time skips or repeats is not corrected.
 
     Raises:
         BadRow: It is neither, or lies before 1970 or after 9999.
