@@ -1,1 +1,1 @@
-"""Farside: the idle memory of other machines as swap space, and the GPU cluster around it."""
+"""Farside: idle memory of other machines as swap space, and a manager for jobs on a GPU cluster."""

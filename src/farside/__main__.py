@@ -1,4 +1,4 @@
-"""`python -m farside` is `farside`."""
+"""Entry point of `python -m farside`: runs the command `farside`."""
 
 from farside.cli import main
 

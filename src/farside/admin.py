@@ -1,4 +1,4 @@
-"""How a running process is asked: one line of JSON in, one line of JSON out, over a unix socket of its owner's.
+"""Admin sockets of running processes: one line of JSON in, one line of JSON out, for the owner only.
 
     {"command": "status"}                       ->  {"ok": true, "result": {...}}
     {"command": "fault", "donor": "d1", ...}    ->  {"ok": false, "error": "one line"}
@@ -34,7 +34,7 @@ _log = get_log("admin")
 
 
 class AdminServer:
-    """A served admin socket. Close it, or use it with ``async with``; the socket file goes with it."""
+    """A served admin socket. Close it, or use it with ``async with``; that removes the socket file."""
 
     def __init__(self, path: Path, server: asyncio.Server) -> None:
         self.path = path
@@ -78,7 +78,7 @@ async def serve(path: Path, handlers: Mapping[str, Handler]) -> AdminServer:
 
 
 def limit_of(command: str) -> float:
-    """Seconds within which a command is answered by a process that is well."""
+    """Seconds within which a healthy process answers a command."""
     return START_LIMIT_S if command in _STARTING else CALL_LIMIT_S
 
 
@@ -100,7 +100,7 @@ def call(path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **argumen
 
 
 async def ask(path: Path, command: str, *, timeout_s: float = CALL_LIMIT_S, **arguments: object) -> Any:
-    """As `call`, for a program that has an event loop."""
+    """The result of a command at a running process, for a program with an event loop; see `call`."""
     request = _line({"command": command, **arguments})
     try:
         async with asyncio.timeout(timeout_s):

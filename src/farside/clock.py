@@ -1,4 +1,4 @@
-"""Where time comes from: one small protocol, and the real clock.
+"""The clock: a small protocol, and the real clock.
 
 A component that waits takes a `Clock`. Core modules take no clock at all: time reaches them as ``now_s``.
 """

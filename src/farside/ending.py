@@ -1,4 +1,4 @@
-"""How a process of one event loop hears that it is to end."""
+"""Handling of SIGTERM and SIGINT in a process with one event loop."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""Where something listens or is reached, as text: ``tcp:HOST:PORT``, ``unix:PATH``, or an address, ``HOST:PORT``."""
+"""Addresses as text: ``tcp:HOST:PORT`` and ``unix:PATH`` of a listener, or ``HOST:PORT``."""
 
 import ipaddress
 
@@ -20,7 +20,7 @@ def parse_endpoint(text: str) -> str | tuple[str, int]:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``; an IPv6 host may stand in brackets.
+    """Host and port of ``HOST:PORT``; an IPv6 host may be in brackets.
 
     Raises:
         ValueError: it is something else.

@@ -1,4 +1,4 @@
-"""Every error that Farside raises on purpose, under one root.
+"""Errors that Farside raises on purpose, under one root.
 
 A message is one line: what is wrong, then, after a semicolon, what to do. The command line prints it as it is.
 Programming faults are `assert` and `TypeError`; nobody catches those.

@@ -1,4 +1,4 @@
-"""Sizes that all parts agree on. The engine has them under the same names with NE_ before; a test compares them."""
+"""Sizes that all parts share. The engine has them under the same names with NE_ before; a test compares them."""
 
 PAGE_BYTES = 4096
 GRANULE_BYTES = 2 << 20

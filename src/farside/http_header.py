@@ -1,4 +1,4 @@
-"""Names of HTTP headers that the manager and its clients agree on."""
+"""Names of HTTP headers that manager and clients share."""
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 """The client's own key of a request that may come twice; munge's mark of a request covers it."""

@@ -1,4 +1,4 @@
-"""Listening sockets by name; the one place that makes the file of a unix socket, and takes away what a dead one left.
+"""Listening sockets by name: makes the file of a unix socket, and removes one that a dead process left.
 
 A file that is no socket is never removed, and neither is a socket that somebody serves: both are an error of one line.
 """
@@ -103,7 +103,7 @@ def _unix(path: str) -> socket.socket:
 
 @contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    """Of two processes that start at once, neither takes the other's socket for stale before it listens."""
+    """Lock, so that a starting process does not remove the socket of another one that starts too."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Structured logs: one line an event, a short message and named fields, to stderr or the journal.
+"""Structured logs: one line for an event, with a short message and named fields, to stderr or the journal.
 
     log = get_log("daemon")
     log.info("slab lent", lease=7, borrower="node3")

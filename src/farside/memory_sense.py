@@ -1,4 +1,4 @@
-"""What the kernel says about memory: the door to /proc and cgroup v2.
+"""Readings of memory use and pressure from /proc and cgroup v2.
 
 Takes the folder to read, so that a test or a sandbox can give a tree of its own. What this kernel does not have becomes
 None here, and nowhere else.

@@ -1,4 +1,4 @@
-"""Who a user of another machine is, as munge says it: credentials made there by munged, and opened here by ours.
+"""Client of munged: makes and opens MUNGE credentials, which prove a user of another machine.
 
 By munge's own library, which talks to the munged of this machine. Both machines have the same key, clocks that agree,
 and the same uids. A credential is good for one opening: munged remembers those that it has opened until they expire.
@@ -153,12 +153,12 @@ def _time(context: int, option: int) -> int:
     return found.value
 
 
-_CLOCKS = "compare `date` on both machines, and mend NTP"
+_CLOCKS = "compare `date` on both machines, and fix NTP"
 _SAYS: Mapping[Fault, tuple[str, str]] = {
     Fault.INVALID: ("was made with another key", "/etc/munge/munge.key must be the same on both machines"),
     Fault.BAD_VERSION: ("is of another version of munge", "install the same on both machines"),
     Fault.EXPIRED: ("is too old,", f"it was made long ago, or clocks are apart: {_CLOCKS}"),
     Fault.REWOUND: ("is from the future,", _CLOCKS),
     Fault.REPLAYED: ("was used before", "each is good for one request"),
-    Fault.UNAUTHORIZED: ("is for somebody else to open", "make it for everybody, or for the manager's user"),
+    Fault.UNAUTHORIZED: ("is for another user", "make it for all users, or for the manager's user"),
 }

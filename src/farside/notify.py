@@ -1,4 +1,4 @@
-"""What a process tells the service manager that started it, and gets from it: sd_notify(3), without its library.
+"""Client of systemd's notify socket: sd_notify(3) without its library.
 
 Descriptors that the manager keeps for us (its "fd store") outlive this process: it hands them to the next one of the
 same service, after a restart and after a crash, and lets go of them when the service is stopped.

@@ -1,4 +1,4 @@
-"""Work that fails again and again beside others that end it."""
+"""Awaiting work in a task of its own, so that a failure does not hide a cancellation."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,7 +8,7 @@ ResultT = TypeVar("ResultT")
 
 
 async def in_own_task(work: Coroutine[object, object, ResultT]) -> ResultT:
-    """Awaits ``work`` in a task of its own: for a loop that outlives what its work meets, and must still end when told.
+    """Awaits ``work`` in a task of its own: for a loop that survives failures, and must end when cancelled.
 
     In the caller's own task two things go wrong. A TaskGroup whose child fails leaves its task "being cancelled" in
     Python 3.11, and timeouts in it then end as cancellations (python/cpython issue 116720). And a cancellation that

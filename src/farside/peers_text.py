@@ -1,4 +1,4 @@
-"""The text of a peers file, as `farside.blockdev.peers_file` reads it."""
+"""Text of a peers file, as `farside.blockdev.peers_file` reads it."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the control protocol computes with the cluster key: proofs and message codes. PURE.
+"""Proofs and message codes of the control protocol, computed with the cluster key. PURE.
 
 Everything is HMAC-SHA256 under the cluster key with a label of its own, so that nothing computed for one purpose or by
 one side can be used for another.
@@ -26,7 +26,7 @@ class Side(enum.Enum):
 
 
 def key_id(key: bytes) -> bytes:
-    """Returns the name under which a key is offered to a peer: 8 bytes that do not tell the key."""
+    """Returns the name under which a key is offered to a peer: 8 bytes that do not reveal the key."""
     return hashlib.sha256(key).digest()[:KEY_ID_BYTES]
 
 

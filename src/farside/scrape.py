@@ -1,4 +1,4 @@
-"""Prometheus metrics over HTTP, served from a process's own event loop: few scrapers at once, and none for long.
+"""HTTP server of Prometheus metrics in a process's own event loop, with few scrapers at once.
 
 Not by prometheus_client's own server: it gives each connection a thread and a descriptor for as long as the peer likes,
 and these are what donors and devices live on.
@@ -27,7 +27,7 @@ class _Asked(Collector):
 
 
 def registry_of(collect: Callable[[], Iterable[Metric]], *, has_process: bool = True) -> CollectorRegistry:
-    """A registry whose metrics are made anew at each scrape; ``has_process``: with those of the process itself."""
+    """A registry whose metrics are made anew at each scrape; ``has_process``: includes the process's own metrics."""
     registry = CollectorRegistry()
     registry.register(_Asked(collect))
     if has_process:
@@ -36,7 +36,7 @@ def registry_of(collect: Callable[[], Iterable[Metric]], *, has_process: bool = 
 
 
 async def serve_metrics(address: str, registry: CollectorRegistry) -> asyncio.Server:
-    """Serves a registry's metrics on HOST:PORT until the server is closed; one scraper too many is hung up on.
+    """Serves a registry's metrics on HOST:PORT until the server is closed; one scraper too many is disconnected.
 
     Raises:
         ConfigError: the address cannot be listened on.

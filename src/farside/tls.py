@@ -1,4 +1,4 @@
-"""TLS between the manager and those who come to it: contexts out of PEM files, and what went wrong in one line.
+"""TLS of manager and clients: contexts from PEM files, and errors in one line.
 
 How it works
   A server that asks for certificates verifies them in the handshake. asyncio, as of Python 3.11, drops the connection
@@ -41,7 +41,7 @@ class TlsFiles:
 
 
 def client_tls(files: TlsFiles) -> ssl.SSLContext:
-    """What a client needs; without ``ca`` the system's certificates count. Read anew at each call.
+    """TLS context of a client; without ``ca`` the system's certificates count. Files are read at each call.
 
     Raises:
         ConfigError: A file can't be read or is not what it should be.
@@ -108,7 +108,7 @@ def _subject(certificate: Mapping[str, object]) -> str:
 
 
 def load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
-    """Has a context show this certificate from now on.
+    """Load this certificate into a context.
 
     Raises:
         ConfigError: A file can't be read, is not what it should be, or the two don't belong together.
@@ -122,13 +122,13 @@ def load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
             hint=f"write it without: openssl pkey -in {files.key} -out FILE",
         )
     if stat.S_IMODE(files.key.stat().st_mode) & 0o007:
-        raise ConfigError(f"{key} {files.key}: everybody may read it", hint=f"chmod o= {files.key}")
+        raise ConfigError(f"{key} {files.key}: all users may read it", hint=f"chmod o= {files.key}")
     try:
         context.load_cert_chain(files.cert, files.key)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(
-                f"{key} {files.key}: is not the key of {cert} {files.cert}", hint="name the two that were made together"
+                f"{key} {files.key}: is not the key of {cert} {files.cert}", hint="name a matching pair"
             ) from error
         raise ConfigError(
             f"{cert} {files.cert}, {key} {files.key}: {error.reason or 'can not be read'}",
@@ -138,14 +138,14 @@ def load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 def _pem(name: str, path: Path, wanted: bytes) -> bytes:
     if not path.is_absolute():
-        raise ConfigError(f"{name}: is empty", hint="name the file, from the root")
+        raise ConfigError(f"{name}: is empty", hint="give an absolute path")
     try:
         text = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{name} {path}: {error.strerror}", hint="is it there, and may this user read it?") from error
     if wanted not in text:
         what = "private key" if wanted is _KEY else "certificate"
-        raise ConfigError(f"{name} {path}: holds no {what}", hint=f"PEM has a line -----BEGIN {what.upper()}-----")
+        raise ConfigError(f"{name} {path}: has no {what}", hint=f"PEM has a line -----BEGIN {what.upper()}-----")
     return text
 
 
@@ -200,7 +200,7 @@ _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LEN
 
 
 def tls_problem(error: ssl.SSLError, where: str, name: Callable[[str], str] = str) -> FarsideError:
-    """What an error of TLS means for a client that wants to reach the manager at ``where``; ``name`` as in `TlsFiles`.
+    """The error for a client that cannot reach the manager at ``where`` because of TLS; ``name`` as in `TlsFiles`.
 
     A client may hear of its own certificate only with the first answer: errors of reading are meant too.
     """
@@ -212,7 +212,9 @@ def tls_problem(error: ssl.SSLError, where: str, name: Callable[[str], str] = st
         if reason.endswith(f"ALERT_{alert}"):
             return PeerError(f"{where}: {what}", hint=_named(hint, name))
     if reason in _NO_TLS:
-        return PeerError(f"{where}: speaks no TLS", hint="write http:// or ws:// if it has no certificate on purpose")
+        return PeerError(
+            f"{where}: does not use TLS", hint="write http:// or ws:// if it has no certificate on purpose"
+        )
     return PeerError(f"{where}: TLS: {(reason or str(error)).replace('_', ' ').lower()}")
 
 

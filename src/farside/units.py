@@ -1,4 +1,4 @@
-"""Human units at the edges: text such as ``64MiB``, ``5s`` and ``20%`` to plain numbers, and back for printing.
+"""Conversion of text with units, such as ``64MiB``, ``5s`` and ``20%``, to numbers, and back for printing.
 
 Inside Farside everything is bytes and seconds; only the configuration, the command line and the tables call this.
 """
@@ -95,7 +95,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_count(count: int, what: str) -> str:
-    """So many things, the noun in its number: ``1 row``, ``1,200 rows``."""
+    """A number with its noun: ``1 row``, ``1,200 rows``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: after whatever ends the writer or the machine, there is the old or the new."""
+"""Files that are replaced as a whole: a crash leaves the old or the new content."""
 
 import os
 from pathlib import Path

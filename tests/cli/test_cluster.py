@@ -55,8 +55,8 @@ def job_file(folder: Path, text: str = "") -> Path:
         ("--gpu 4 -- sleep 1", "no such option --gpu; did you mean --gpus"),
         ("--gpus 4 --tiem 5m -- sleep 1", "no such option --tiem; did you mean --time"),
         ("x.toml --gpus=4 --quies=1", "no such option --quies; did you mean --quiet"),
-        ("x.toml --xyzzy", "no such option --xyzzy; `farside submit --help` lists them; a command goes behind `--`"),
-        ("x.toml -- true", "x.toml: more words follow the job file: true; put a command behind `--`"),
+        ("x.toml --xyzzy", "no such option --xyzzy; `farside submit --help` lists them; a command goes after `--`"),
+        ("x.toml -- true", "x.toml: more words follow the job file: true; put a command after `--`"),
         ("--set gpu=1 -- true", "--set gpu: no such key; did you mean 'gpus'?"),
         ("-t -5s -- true", "--time: must be 0 to 4e+09 seconds"),
     ],
@@ -98,7 +98,7 @@ def test_each_of_several_jobs_is_acted_on_whatever_becomes_of_the_others(manager
     drained = farside(manager, "drain", "nowhere", "n0")
     farside(manager, "undrain", "n0")
 
-    assert (done.status, done.stdout) == (1, f"job {one}: told to end\njob {two}: told to end\n")
+    assert (done.status, done.stdout) == (1, f"job {one}: stopping\njob {two}: stopping\n")
     assert done.stderr == "farside: job 999999: you have no such job\n"
     assert (drained.status, drained.stdout.split(":")[0], drained.stderr.count("\n")) == (1, "n0", 1)
 
@@ -123,7 +123,7 @@ def test_the_number_of_an_array_means_all_its_tasks_or_is_told_what_they_are(man
 
     assert shown.stderr == f"farside: job {number} is an array: {ids[0]} to {ids[2]}; name one of them\n"
     assert manager.job(waits)["spec"]["after"] == ids
-    assert (ended.status, ended.stdout) == (0, f"job {ids[0]}: told to end\njob {ids[2]}: told to end\n")
+    assert (ended.status, ended.stdout) == (0, f"job {ids[0]}: stopping\njob {ids[2]}: stopping\n")
 
 
 def test_a_listing_says_what_a_waiting_job_waits_for(manager: Manager) -> None:

@@ -235,7 +235,7 @@ def test_doctor_is_told_whose_settings_a_file_has(tmp_path: Path) -> None:
     told = farside("doctor", "--config", str(path), "--for", "daemon")
 
     assert (asked.returncode, asked.stderr.count("\n")) == (2, 1)
-    assert "say --for daemon" in asked.stderr
+    assert "give --for daemon" in asked.stderr
     assert f"{tmp_path}/key: No such file or directory" in told.stdout
 
 
@@ -268,7 +268,7 @@ def test_a_full_standard_output_is_one_line(command: tuple[str, ...], unbuffered
 
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "No space left on device" in done.stderr
-    assert "not whole" in done.stderr
+    assert "incomplete" in done.stderr
 
 
 def test_a_reader_that_is_gone_is_no_traceback() -> None:

@@ -44,7 +44,7 @@ def test_a_full_standard_output_is_one_line_and_exit_code_1(jobs: Path, argument
         os.close(full)
 
     assert done.returncode == 1
-    assert done.stderr == "farside: standard output: No space left on device; it is not whole\n"
+    assert done.stderr == "farside: standard output: No space left on device; the output is incomplete\n"
 
 
 def test_no_name_steers_the_terminal(jobs: Path, tmp_path: Path) -> None:

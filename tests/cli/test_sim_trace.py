@@ -111,11 +111,11 @@ def test_generate_changes_a_recipe_that_has_a_name(tmp_path: Path) -> None:
     [
         (
             "out.csv",
-            "neither a name nor --jobs; name one of tiresias-480, philly-like, helios-like, repeating, "
+            "neither a name nor --jobs is given; name one of tiresias-480, philly-like, helios-like, repeating, "
             "or say --jobs 1000",
         ),
         ("tiresias-481 out.csv", "no workload 'tiresias-481'; did you mean 'tiresias-480'?"),
-        ("tiresias-480 out.csv --jobs 5", "tiresias-480 is as the paper has it; only --seed changes it"),
+        ("tiresias-480 out.csv --jobs 5", "tiresias-480 has the paper's values; only --seed changes it"),
         ("a b c", "generate takes at most a name and a file, not 3 names; see --help"),
         ("--jobs 5 out.csv --load 1 --interval 3s", "--load and --interval exclude each other"),
         ("--jobs 5 out.csv --load 0", "load must be above 0, is 0"),

@@ -21,7 +21,7 @@ def test_a_key_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
     make_key(tmp_path / "key")
     before = read_keys(tmp_path / "key")
 
-    with pytest.raises(ConfigError, match="is there already; use --add"):
+    with pytest.raises(ConfigError, match="exists already; use --add"):
         make_key(tmp_path / "key")
 
     assert read_keys(tmp_path / "key") == before
@@ -44,7 +44,7 @@ def test_two_changes_at_once_are_refused(tmp_path: Path) -> None:
     make_key(tmp_path / "key")
     add_key(tmp_path / "key")
 
-    with pytest.raises(ConfigError, match="2 keys already; end that change first"):
+    with pytest.raises(ConfigError, match="2 keys already; finish that change first"):
         add_key(tmp_path / "key")
 
 

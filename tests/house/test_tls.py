@@ -146,7 +146,7 @@ def test_a_client_says_what_is_wrong_with_the_servers_certificate(
 def test_a_server_without_tls_is_told_apart(authority: Authority) -> None:
     told = said_to(files(ca=authority.cert), None)
 
-    assert told == "HERE: speaks no TLS; write http:// or ws:// if it has no certificate on purpose"
+    assert told == "HERE: does not use TLS; write http:// or ws:// if it has no certificate on purpose"
 
 
 def test_a_renewed_certificate_is_shown_to_who_comes_next(authority: Authority, server: Made) -> None:
@@ -174,13 +174,13 @@ def test_each_mistake_with_the_files_is_one_line_that_names_setting_and_file(
     )  # fmt: skip
     wrong: list[tuple[TlsFiles, str]] = [
         (files(replace(server, cert=tmp_path / "none.pem")), f"tls_cert {tmp_path}/none.pem: No such file"),
-        (files(replace(server, cert=empty)), f"tls_cert {empty}: holds no certificate; "),
+        (files(replace(server, cert=empty)), f"tls_cert {empty}: has no certificate; "),
         (files(replace(server, cert=damaged)), f"tls_cert {damaged}, tls_key {server.key}: "),
-        (files(replace(server, key=server.cert)), f"tls_key {server.cert}: holds no private key; "),
+        (files(replace(server, key=server.cert)), f"tls_key {server.cert}: has no private key; "),
         (files(replace(server, key=node.key)), f"tls_key {node.key}: is not the key of tls_cert {server.cert}; "),
         (files(replace(server, key=locked)), f"tls_key {locked}: wants a passphrase"),
-        (files(replace(server, key=shared)), f"tls_key {shared}: everybody may read it; chmod o= "),
-        (files(server, empty), f"tls_client_ca {empty}: holds no certificate; "),
+        (files(replace(server, key=shared)), f"tls_key {shared}: all users may read it; chmod o= "),
+        (files(server, empty), f"tls_client_ca {empty}: has no certificate; "),
         (files(server, damaged), f"tls_client_ca {damaged}: is damaged; "),
     ]
 

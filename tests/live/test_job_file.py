@@ -41,7 +41,7 @@ def test_a_job_does_not_get_what_belongs_to_a_terminal() -> None:
     [
         ("gpus = 4\n", "nothing to run"),
         ('command = "true"\n', "must be a list of words"),
-        ("command = [\n", "mend the TOML"),
+        ("command = [\n", "fix the TOML"),
         ('command = ["true"]\ntime_limit = "soon"\n', "time_limit: "),
     ],
 )

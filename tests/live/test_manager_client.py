@@ -126,7 +126,7 @@ def test_a_manager_that_takes_no_more_says_so_in_words(monkeypatch: pytest.Monke
     with serving(server) as client:
         monkeypatch.setattr(client, "_exchange", lambda *_: (413, b"Content Too Large"))
 
-        with pytest.raises(ConfigError, match="more than the manager takes at once; put it into a file"):
+        with pytest.raises(ConfigError, match="larger than the manager accepts; put it into a file"):
             client.post("jobs", body={})
 
 

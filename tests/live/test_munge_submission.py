@@ -159,7 +159,7 @@ def test_the_command_line_is_told_to_use_munge_by_its_environment(
 ) -> None:
     monkeypatch.setenv("FARSIDE_MANAGER", "http://127.0.0.1:1")
     monkeypatch.setenv("FARSIDE_AUTH", "mumble")
-    with pytest.raises(ConfigError, match="FARSIDE_AUTH 'mumble': is none; say token, or munge"):
+    with pytest.raises(ConfigError, match="FARSIDE_AUTH 'mumble': is not known; use token or munge"):
         find_manager()
 
     monkeypatch.setenv("FARSIDE_AUTH", "munge")

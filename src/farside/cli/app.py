@@ -1,4 +1,4 @@
-"""The commands of `farside`, and what becomes of an error.
+"""The commands of `farside`, and how an error ends one.
 
 Help must come at once (0.2 s of CPU), so a command imports what does its work inside its own body.
 """
@@ -95,7 +95,7 @@ def _of_system(error: OSError) -> FarsideError:
     # Of a file that could not be had, where nobody said more about it; or of printing without a buffer.
     where = f"{error.filename}: " if error.filename else ""
     is_full = error.errno == errno.ENOSPC and not where
-    hint = "standard output is not whole" if is_full else "`farside --debug ...` shows where"
+    hint = "the output is incomplete" if is_full else "`farside --debug ...` shows where"
     return FarsideError(f"{where}{error.strerror or error}", hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""`farside submit`, `queue`, `show` and the others that talk to the manager."""
+"""Commands for users of the manager: `farside submit`, `queue`, `show` and others."""
 
 import json
 import os
@@ -171,10 +171,10 @@ def _refuse_a_slip(context: typer.Context, before: Sequence[str], words: Sequenc
 
         name = slips[0].partition("=")[0]
         meant = nearest(name, [one for option in context.command.params for one in option.opts])
-        hint = f"did you mean {meant}" if meant else "`farside submit --help` lists them; a command goes behind `--`"
+        hint = f"did you mean {meant}" if meant else "`farside submit --help` lists them; a command goes after `--`"
         raise ConfigError(f"no such option {name}", hint=hint)
     if is_file and len(words) > 1:
-        hint = "put a command behind `--`, and what the job needs into the file"
+        hint = "put a command after `--`, and what the job needs into the file"
         raise ConfigError(f"{before[0]}: more words follow the job file: {' '.join(words[1:])}", hint=hint)
 
 
@@ -248,7 +248,7 @@ def _each(jobs: list[str], what: str, as_json: bool, manager: str | None, state:
         return [one["id"] for one in client.get("jobs")["jobs"] if one["id"].startswith(f"{job}_")]
 
     def word(job: Any) -> str:
-        return f"job {job['id']}: {'told to end' if what == 'cancel' else job['state']}"
+        return f"job {job['id']}: {'stopping' if what == 'cancel' else job['state']}"
 
     act_on_each(jobs, lambda job: client.post("jobs", job, what), word, parts_of=tasks_of, as_json=as_json)
 

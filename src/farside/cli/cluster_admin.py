@@ -1,4 +1,4 @@
-"""`farside reserve`, `reservations`, `unreserve`, `usage` and `audit`: the cluster as those who run it see it."""
+"""Commands for operators: `farside reserve`, `reservations`, `unreserve`, `usage` and `audit`."""
 
 import json
 import time

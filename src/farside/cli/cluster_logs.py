@@ -1,4 +1,4 @@
-"""What `farside logs` prints: the file that a process of a job writes, as it grows."""
+"""The command `farside logs`: prints a process's output file as it grows."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""The tables of `farside queue` and `farside nodes`, and the lines of `farside show`, from the manager's JSON."""
+"""Tables of `farside queue` and `farside nodes`, and lines of `farside show`, from the manager's JSON."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -78,7 +78,7 @@ def usage_table(rows: Iterable[Row], by: str) -> Table:
 def usage_lines(told: Row) -> Iterator[str]:
     """What sleeping nodes saved in that time, and where the log does not reach back so far."""
     if told["known_from_s"] and told["from_s"] < told["known_from_s"]:
-        yield f"of jobs that ended before {format_moment(told['known_from_s'])} only the log's archive knows"
+        yield f"jobs that ended before {format_moment(told['known_from_s'])} are only in the log's archive"
     if told["asleep_node_hours"]:
         hours, kwh = told["asleep_node_hours"], told["saved_kwh"]
         yield f"nodes slept {hours:.1f} hours in all, which saved {kwh:.1f} kWh at {told['idle_w']:.0f} W each"

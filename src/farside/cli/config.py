@@ -1,4 +1,4 @@
-"""`farside config`: check files before they count, and show what counts."""
+"""The command `farside config`: check settings files, and show the settings that count."""
 
 import json
 import os
@@ -137,7 +137,9 @@ def _whose(file: Path) -> Program:
         # daemon.toml, and drop-ins as daemon.d/10-site.toml
         if file.name.startswith(whose) or file.parent.name.startswith(whose):
             return whose
-    raise ConfigError(f"{file}: whose settings?", hint=f"say --for {' or --for '.join(Program)}")
+    raise ConfigError(
+        f"{file}: the name does not say which program it is for", hint=f"give --for {' or --for '.join(Program)}"
+    )
 
 
 def effective(whose: Program, paths: Sequence[Path]) -> "AnyEffective":

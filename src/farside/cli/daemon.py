@@ -74,7 +74,7 @@ def _how_far(socket: Path) -> dict[str, Any]:
 
     told = admin.call(socket, "status")
     if not told["draining"]:
-        raise Unavailable("the donor lends again: somebody has undone this, or restarted it", hint="drain it again")
+        raise Unavailable("the donor lends again: the drain was undone, or the donor restarted", hint="drain it again")
     counts = told["slab_counts"]
     return {"slabs": sum(counts.values()) - counts["ready"], "slab_bytes": told["slab_bytes"]}
 

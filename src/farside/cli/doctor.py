@@ -1,4 +1,4 @@
-"""`farside doctor`: preflight for the settings that this machine has, printed."""
+"""The command `farside doctor`: checks whether this machine can run Farside with its settings."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Whether the donors that the settings name can be reached, know our key, and have slabs of our size."""
+"""Checks of `farside doctor` on donors: reachable, same key, same slab size."""
 
 import asyncio
 from collections.abc import Iterator, Sequence

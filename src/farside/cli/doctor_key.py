@@ -1,4 +1,4 @@
-"""Whether the key files that the settings name hold keys, read as the programs read them."""
+"""Checks of `farside doctor` on key files, read as the programs read them."""
 
 import os
 from collections.abc import Sequence

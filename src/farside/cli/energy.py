@@ -1,4 +1,4 @@
-"""`farside energy`: what letting idle nodes sleep would have saved, and what it would have cost."""
+"""The command `farside energy`: savings and costs if idle nodes had slept."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,13 @@ LONGEST_BOOT_S = 86400.0
 
 def _finite(value: float) -> float:
     if not math.isfinite(value):
-        raise ConfigError(f"'{value}' is no finite number", hint="give watts, a share, or kg")
+        raise ConfigError(f"'{value}' is not a finite number", hint="give watts, a share, or kg")
     return value
 
 
 def _boot_s(value: float) -> float:
     if not 0 <= value <= LONGEST_BOOT_S:
-        raise ConfigError(f"--boot-s {value:g}: is no time that a boot takes", hint="give 0 to 86400 seconds")
+        raise ConfigError(f"--boot-s {value:g}: is not a boot time", hint="give 0 to 86400 seconds")
     return value
 
 
@@ -92,10 +92,10 @@ def _question(
     if not 0 < first < last:
         raise ConfigError(
             f"--from {begin or '(two thirds)'} to {end or '(the end)'} has no interval of {files[0]} with a past",
-            hint="give times that lie in the series",
+            hint="give times within the series",
         )
     if trained > first:
-        raise ConfigError("--train-to lies after --from", hint="a forecast must not learn from what it is judged on")
+        raise ConfigError("--train-to is after --from", hint="a forecast must not train on the days that test it")
     days_off = frozenset(int(seconds_of(day, of="--holiday") // DAY_S) for day in holidays or ())
     return Question(series=series, train_to=trained, begin=first, end=last, holidays=days_off)
 
@@ -257,7 +257,7 @@ def _check_places(outputs: Mapping[str, Path | None], inputs: Sequence[Path]) ->
     wanted = {name: path for name, path in outputs.items() if path not in (None, Path("-"))}
     plot = wanted.get("--plot")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"--plot {plot}: is no picture", hint="give a name that ends in .png, .svg or .pdf")
+        raise ConfigError(f"--plot {plot}: is not a picture", hint="give a name that ends in .png, .svg or .pdf")
     check_apart(wanted, {f"the input {path}": path for path in inputs})
     check_writable(wanted.values())
 

@@ -1,4 +1,4 @@
-"""`farside energy jobs`: a trace of jobs on nodes that sleep, beside the same on nodes that don't."""
+"""The command `farside energy jobs`: a trace on nodes that sleep, compared with nodes that do not."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ def compare_runs(request: Request, policy: str, settings: Mapping[str, str], *, 
     prepared = prepare(request)
     scene, experiment = prepared.scene, prepared.experiments[0]
     if scene.site.resizes:
-        raise ConfigError("nodes can't both sleep and leave", hint="give --nodes, or --vc-nodes without days")
+        raise ConfigError("nodes cannot both sleep and leave", hint="give --nodes, or --vc-nodes without days")
     before = experiment.simulation(scene.site, scene.jobs).run()
     simulation = SleepingSimulation(
         scene.site.cluster, experiment.rules, scene.jobs, estimator=experiment.make_estimator(scene.jobs),

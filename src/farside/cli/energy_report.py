@@ -1,4 +1,4 @@
-"""What `farside energy` prints and writes."""
+"""Tables and files that `farside energy` writes."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Job files: TOML with the keys of the API's job, read for `farside submit`.
+"""Job files of `farside submit`: TOML with the keys of the API's job.
 
     command = ["python", "train.py"]     # or argv
     gpus = 4
@@ -15,7 +15,7 @@
     name = "ps"
     command = ["python", "server.py"]
     gpus = 0
-    service = true                       # told to end when the others have
+    service = true                       # stopped when the others have ended
 
 Where a file does not say, a job runs in the folder and with the environment of who submits it. A file, ``--set`` and
 options are each brought into the manager's keys before one goes before the other; what the manager refuses is told in
@@ -184,7 +184,7 @@ def read_job(
     names |= told_names | {key: option for key, (option, _) in (options or {}).items()}
     if "argv" not in body and "roles" not in body:
         where = source or "command line"
-        raise ConfigError(f"{where}: nothing to run", hint="name a job file, or a command behind `--`")
+        raise ConfigError(f"{where}: nothing to run", hint="name a job file, or a command after `--`")
     body.setdefault("cwd", cwd)
     env = body.setdefault("env", passed_on(environment))
     if variables and isinstance(env, Mapping):
@@ -210,7 +210,7 @@ def _normal(where: str, told: Mapping[str, object]) -> tuple[dict[str, object], 
 
 def _roles(where: str, roles: object) -> list[dict[str, object]]:
     if not isinstance(roles, list) or not all(isinstance(role, dict) for role in roles):
-        raise ConfigError(f"{where}role: is no table", hint="write [[role]] before the keys of each")
+        raise ConfigError(f"{where}role: is not a table", hint="write [[role]] before the keys of each")
     found: list[dict[str, object]] = []
     for told in roles:
         named = f"{where}role {told.get('name', '')}: "
@@ -249,14 +249,14 @@ def _read(path: Path) -> dict[str, object]:
         with path.open("rb") as stream:
             data = stream.read(_FILE_BYTES_MAX + 1)
         if len(data) > _FILE_BYTES_MAX:
-            raise ConfigError(f"{path}: is larger than 1 MiB", hint="this is no job file")
+            raise ConfigError(f"{path}: is larger than 1 MiB", hint="this is not a job file")
         return tomllib.loads(data.decode())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="name a file that can be read") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: {error}", hint="mend the TOML there") from error
+        raise ConfigError(f"{path}: {error}", hint="fix the TOML there") from error
     except RecursionError:
-        raise ConfigError(f"{path}: has brackets within brackets without end", hint="mend the TOML there") from None
+        raise ConfigError(f"{path}: has brackets within brackets without end", hint="fix the TOML there") from None
 
 
 def _refuse_moments(where: str, value: object, key: str = "") -> None:

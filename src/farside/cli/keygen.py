@@ -1,4 +1,4 @@
-"""Making and changing the cluster's key file; `farside.daemon.control.keys` reads it.
+"""The command `farside keygen`: makes and changes the cluster's key file.
 
 A change without a gap: `add` on one node, copy the file to all, then `retire` and copy again. Nobody is restarted: each
 process reads the file again when it has changed. While the change lasts, any key that both sides know is good.
@@ -22,7 +22,7 @@ def make_key(path: Path) -> None:
         path.parent.mkdir(exist_ok=True)  # /etc/farside; a path with more than its last folder missing is a slip
         _write_new(path, (secrets.token_bytes(KEY_BYTES),))
     except FileExistsError as error:
-        raise ConfigError(f"{path}: is there already", hint="use --add to put a new key before the old one") from error
+        raise ConfigError(f"{path}: exists already", hint="use --add to put a new key before the old one") from error
     except OSError as error:
         raise _cannot_write(path, error) from error
 
@@ -35,7 +35,7 @@ def add_key(path: Path) -> None:
     """
     keys = read_keys(path)
     if len(keys) >= KEYS_MAX:
-        raise ConfigError(f"{path}: holds {len(keys)} keys already", hint="end that change first, with --retire")
+        raise ConfigError(f"{path}: holds {len(keys)} keys already", hint="finish that change first, with --retire")
     _replace(path, (secrets.token_bytes(KEY_BYTES), *keys))
 
 
@@ -47,7 +47,7 @@ def retire_key(path: Path) -> None:
     """
     keys = read_keys(path)
     if len(keys) < 2:
-        raise ConfigError(f"{path}: holds one key only", hint="nothing is to be retired")
+        raise ConfigError(f"{path}: holds one key only", hint="there is no old key to retire")
     _replace(path, keys[:1])
 
 

@@ -1,4 +1,4 @@
-"""`farside manager`, `farside store` and `farside token`: what an operator runs where the manager is."""
+"""Commands on the manager's machine: `farside manager`, `farside store` and `farside token`."""
 
 import time
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Man pages and bash completion, made of the command line itself: what `make deb` installs.
+"""Man pages and bash completion, generated from the command line for `make deb`.
 
 python -m farside.cli.manual FOLDER    writes farside.1, farside-COMMAND.8, farside.toml.5 and completion/farside
 """

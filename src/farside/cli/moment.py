@@ -1,4 +1,4 @@
-"""Points in time as people write them on a command line."""
+"""Points in time on a command line, such as `-7d` or `2026-12-01T08:00`."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what turns their text into values."""
+"""Options that several commands share, and their conversion to values."""
 
 import inspect
 import tomllib

@@ -1,4 +1,4 @@
-"""`farside power`: which nodes sleep, and pardon for one that did not obey its switch."""
+"""The command `farside power`: lists sleeping nodes, and pardons nodes that failed to switch."""
 
 import json
 from typing import Annotated

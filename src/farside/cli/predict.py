@@ -1,4 +1,4 @@
-"""`farside predict`: models from the job log, and what they would have been worth."""
+"""The command `farside predict`: models trained on a job log, and their accuracy."""
 
 import sys
 from pathlib import Path
@@ -40,9 +40,7 @@ def fit(
     learner, record = fit_gpu_time(log, fmt, bad_once or bad)
     _print(quality_table(learner))
     if record is None:
-        raise ConfigError(
-            f"{log}: too few jobs for a model", hint="qssf goes by the rolling estimate or GPUs meanwhile"
-        )
+        raise ConfigError(f"{log}: too few jobs for a model", hint="qssf uses the rolling estimate, or GPUs, meanwhile")
     manifest = store.save(record)
     sys.stderr.write(f"farside: {models / manifest.text_file}: version {manifest.version}, {record.trained_on} jobs\n")
 

@@ -1,4 +1,4 @@
-"""`farside predict fit`: a model of GPU times from a log, and how good it is on jobs that it did not know."""
+"""The command `farside predict fit`: trains a model of GPU time, and tests it on later jobs."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,4 +1,4 @@
-"""`farside predict rebalance`: who could have lent nodes to whom, and what that saves in queueing."""
+"""The command `farside predict rebalance`: nodes that virtual clusters could lend each other, and the time saved."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,4 +1,4 @@
-"""`farside sim`: what would last month's jobs have done under another scheduler?"""
+"""The command `farside sim`: simulates a job log under other schedulers."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

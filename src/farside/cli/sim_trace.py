@@ -1,4 +1,4 @@
-"""`farside sim trace`: what is in a trace, traces of other formats into ours, and traces made by chance."""
+"""The command `farside sim trace`: describes, converts and generates traces."""
 
 import sys
 from pathlib import Path

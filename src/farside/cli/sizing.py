@@ -1,4 +1,4 @@
-"""`farside sizing`: how much to lend and to borrow here, and what the paper's cost model makes of it."""
+"""The command `farside sizing`: how much to lend and to borrow, and its cost by the paper's model."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,4 +1,4 @@
-"""How much to lend and to borrow, what that costs, and what it earns: arithmetic only. [infiniswap §2.7.6]
+"""Sizes, costs and earnings of lent and borrowed memory: arithmetic only. [infiniswap §2.7.6]
 
 The paper's cost model takes an RDMA cluster as given, so that what is paid for is the power of its network: each
 machine's adapter and its share of a switch, times the PUE, once by the kilowatt hour and once as the datacenter's cost
@@ -37,7 +37,7 @@ class CostModel:
 
     @property
     def watts(self) -> float:
-        """Of one machine's part of the network, cooling included."""
+        """Power of one machine's part of the network, cooling included."""
         return (self.nic_watts + self.switch_watts / self.switch_ports) * self.power_usage_effectiveness
 
     @property
@@ -88,7 +88,7 @@ class DonorSize:
 
 
 def donor_size(*, memory_bytes: int, used_bytes: int, slab_bytes: int, headroom_bytes: int = 0) -> DonorSize:
-    """Of a donor whose own programs use ``used_bytes``: at their busiest, or it will take slabs back then.
+    """What a donor lends whose own programs use ``used_bytes`` at their peak.
 
     ``headroom_bytes`` 0: an eighth of memory.
     """
@@ -133,7 +133,7 @@ def borrower_size(
     workers: int,
     pending_bytes: int,
 ) -> BorrowerSize:
-    """Of a device whose pages lie at so many donors, and on a backup disk if it has one.
+    """What a device needs that keeps each page at ``copies`` donors, and on a backup disk if there is one.
 
     ``pages_out_per_s``: page-outs at the busiest (`sar -W`, pswpout/s): each goes to the disk as well.
     """

@@ -1,4 +1,4 @@
-"""`farside slurm`: the same scheduling over a Slurm that is there already."""
+"""The command `farside slurm`: Farside's scheduling over an existing Slurm."""
 
 import json
 from collections.abc import Mapping
@@ -79,7 +79,7 @@ def _lines(told: Mapping[str, Any]) -> list[str]:
         f"{slurm} {does}: partitions {', '.join(told['partitions'])} by {told['policy']}"
         + ("" if told["answers"] else "; it does not answer now"),
         f"turns {told['turns']}, changes {told['changes']}, refused {told['refused']}, left {told['left']}",
-        f"waiting {told['waiting']}: {' '.join(told['queue']) or 'nobody'}",
+        f"waiting {told['waiting']}: {' '.join(told['queue']) or 'none'}",
         f"would start now: {' '.join(told['would_start']) or 'nobody'}",
     ]
     if told["sleeping"]:

@@ -1,4 +1,4 @@
-"""`farside swap`: a served device becomes /dev/nbdX and swap, and goes back to being neither."""
+"""The command `farside swap`: attach a served device as /dev/nbdX and swap, and detach it."""
 
 from pathlib import Path
 from typing import Annotated

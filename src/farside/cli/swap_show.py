@@ -1,4 +1,4 @@
-"""`farside swap status` for people."""
+"""Output of `farside swap status`."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Text to a terminal: nobody's names steer it, and a standard output that takes nothing more is one line of error."""
+"""Text output to a terminal: control characters are escaped, and a closed output is one line of error."""
 
 import os
 import sys
@@ -57,4 +57,4 @@ def _give_up_output() -> None:
 
 
 def _lost(error: OSError) -> FarsideError:
-    return FarsideError(f"standard output: {error.strerror or error}", hint="it is not whole")
+    return FarsideError(f"standard output: {error.strerror or error}", hint="the output is incomplete")

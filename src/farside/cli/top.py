@@ -1,4 +1,4 @@
-"""`farside top`: the cluster on a terminal, drawn anew every two seconds."""
+"""The command `farside top`: the cluster on a terminal, redrawn every two seconds."""
 
 import sys
 import time

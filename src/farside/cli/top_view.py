@@ -1,4 +1,4 @@
-"""What `farside top` draws of the manager's overview: figures, nodes, what runs, what waits and why."""
+"""Screen of `farside top`: figures, nodes, running jobs, waiting jobs and why they wait."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

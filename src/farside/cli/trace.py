@@ -1,4 +1,4 @@
-"""`farside trace report`: a page about a cluster, made from its job log."""
+"""The command `farside trace report`: a page about a cluster, from its job log."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The recipe of `farside sim trace generate`: a workload that has a name, changed by options, or all options."""
+"""Recipe of `farside sim trace generate`: a named workload changed by options, or options alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -43,12 +43,14 @@ def make(name: str, wishes: Wishes, seed: int) -> Trace:
     changes = _changes(wishes)
     if name == TIRESIAS_480:
         if changes:
-            raise ConfigError(f"{name} is as the paper has it", hint="only --seed changes it")
+            raise ConfigError(f"{name} has the paper's values", hint="only --seed changes it")
         return tiresias_480(rng)
     if name:
         chosen(name, dict.fromkeys(NAMES), "workload")
     elif wishes.jobs is None:
-        raise ConfigError("neither a name nor --jobs", hint=f"name one of {', '.join(NAMES)}, or say --jobs 1000")
+        raise ConfigError(
+            "neither a name nor --jobs is given", hint=f"name one of {', '.join(NAMES)}, or say --jobs 1000"
+        )
     try:
         workload = replace(WORKLOADS.get(name, Workload()), **changes)
     except ValueError as error:
@@ -129,7 +131,7 @@ def _weight(option: str, of: str, text: str) -> float:
     except ValueError:
         weight = 0.0
     if not 0 < weight < 1e12:
-        raise ConfigError(f"{option}: '{of}' has no weight above 0", hint="give a number behind the colon")
+        raise ConfigError(f"{option}: '{of}' has no weight above 0", hint="give a number after the colon")
     return weight
 
 

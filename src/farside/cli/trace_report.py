@@ -1,4 +1,4 @@
-"""The command `trace report`: it checks its input, reads, studies, writes and prints."""
+"""Steps of `farside trace report`: checks, reads, analyses, writes and prints."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from farside.units import LONGEST_SPAN_S, format_moment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What was asked for. ``nodes``: 0 where nobody told; ``json``: None where nobody wants it."""
+    """The options of the command. ``nodes``: 0 if not given; ``json``: None for no JSON."""
 
     log: Path
     page: Path

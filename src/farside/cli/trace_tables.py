@@ -1,4 +1,4 @@
-"""The tables of `farside sim trace describe`."""
+"""Tables of `farside sim trace describe`."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -40,8 +40,8 @@ def _overview(found: Description) -> Table:
         table.add_row("rows", f"{count:,} {note}")
     if found.skipped:
         table.add_row("rows", f"{found.skipped:,} bad, skipped")
-    table.add_row("users", f"{found.users:,}" if found.users else "not told")
-    table.add_row("names of jobs", f"{found.names:,}" if found.names else "not told")
+    table.add_row("users", f"{found.users:,}" if found.users else "not known")
+    table.add_row("names of jobs", f"{found.names:,}" if found.names else "not known")
     table.add_row("first submission", _time(found, found.first_s))
     table.add_row("last submission", _time(found, found.last_s))
     table.add_row("time between them", _long(found.last_s - found.first_s))

@@ -1,4 +1,4 @@
-"""`farside unit`: what our systemd units call, and nobody types."""
+"""The command `farside unit`, which systemd units call."""
 
 import subprocess
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Clients of a running manager: the API by HTTP, and which sandbox a command is about."""
+"""Clients of a running manager: its HTTP API, and the choice of a sandbox."""

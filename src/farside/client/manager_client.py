@@ -1,4 +1,4 @@
-"""The manager as its users reach it: HTTP over its unix socket, or over TCP with a token or a certificate.
+"""Client of the manager: HTTP over its unix socket, or over TCP with a token or a certificate.
 
 Where it is, the first of these that is told says: ``--manager``, the sandbox of ``--state``, FARSIDE_MANAGER, the
 sandbox of FARSIDE_STATE, /run/farside/manager.sock. A token comes from FARSIDE_TOKEN, or the file that
@@ -58,7 +58,9 @@ def find_manager(endpoint: str | None = None, state: Path | None = None) -> Mana
     if not told:
         told = f"unix:{folder.absolute() / SOCKET_IN_STATE}" if folder is not None else STANDARD
     if not told.startswith(("unix:/", "http://", "https://")):
-        raise ConfigError(f"manager '{told}': is no address", hint="write unix:/PATH, http://HOST:PORT or https://...")
+        raise ConfigError(
+            f"manager '{told}': is not an address", hint="write unix:/PATH, http://HOST:PORT or https://..."
+        )
     tls = _tls_files() if told.startswith("https:") else TlsFiles()
     is_near = told.startswith("unix:")  # where the kernel says it anyway
     return ManagerAddress(endpoint=told, token=_token(), tls=tls, munge_socket=None if is_near else _munge_socket())
@@ -67,7 +69,7 @@ def find_manager(endpoint: str | None = None, state: Path | None = None) -> Mana
 def _munge_socket() -> Path | None:
     auth = os.environ.get("FARSIDE_AUTH", "") or "token"
     if auth not in ("token", "munge"):
-        raise ConfigError(f"FARSIDE_AUTH '{auth:.60}': is none", hint="say token, or munge")
+        raise ConfigError(f"FARSIDE_AUTH '{auth:.60}': is not known", hint="use token or munge")
     told = os.environ.get("FARSIDE_MUNGE_SOCKET", "") or "/run/munge/munge.socket.2"
     return Path(told) if auth == "munge" else None
 
@@ -168,7 +170,7 @@ class ManagerClient:
 
     def _ask(self, method: str, path: tuple[str, ...], query: Mapping[str, str], body: object) -> Any:
         if not all(path):
-            raise ConfigError("a name is empty, and nothing is called that", hint="`farside queue` lists jobs")
+            raise ConfigError("a name is empty", hint="`farside queue` lists jobs")
         where = "/v1/" + "/".join(quote(part, safe="") for part in path)
         headers = {"Authorization": f"Bearer {self._address.token}"} if self._address.token else {}
         payload = None
@@ -233,13 +235,15 @@ class ManagerClient:
         if isinstance(error, ssl.SSLError):
             return tls_problem(error, where, variable)
         if isinstance(error, http.client.BadStatusLine) and where.startswith("http:"):
-            return PeerError(f"{where}: answers otherwise than by HTTP", hint="if it has a certificate, write https://")
+            return PeerError(f"{where}: does not answer by HTTP", hint="if it has a certificate, write https://")
         return PeerError(f"{where}: {getattr(error, 'strerror', None) or error or type(error).__name__}")
 
 
 def _read(status: int, text: bytes, where: str) -> Any:
     if status == 413:
-        raise ConfigError("that is more than the manager takes at once", hint="put it into a file that the job reads")
+        raise ConfigError(
+            "the request is larger than the manager accepts", hint="put it into a file that the job reads"
+        )
     try:
         answer = json.loads(text)
     except ValueError as error:

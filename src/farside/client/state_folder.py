@@ -1,4 +1,4 @@
-"""Which sandbox a command is about, where it can be about one."""
+"""The sandbox folder that a command is about: `--state` or FARSIDE_STATE."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ from farside.errors import ConfigError
 
 
 def state_told(state: Path | None = None) -> Path | None:
-    """The folder of ``--state``, else of FARSIDE_STATE; None: neither is told."""
+    """The folder of ``--state``, otherwise of FARSIDE_STATE; None if neither is given."""
     told = os.environ.get("FARSIDE_STATE", "")
     return state or (Path(told) if told else None)
 

@@ -1,4 +1,4 @@
-"""Settings: one declared table for each program, files and drop-ins that fill it, checks that name what to change.
+"""Settings: one declared table for each program, read from files and drop-ins, and checked.
 
 settings.py  how a setting is declared: name, type, default, range, meaning in one line
 shared.py    settings that several programs have

@@ -1,4 +1,4 @@
-"""What must hold between settings: pure rules, each one message with the setting to change."""
+"""Rules between settings: each broken rule is one message with the setting to change."""
 
 import ipaddress
 import re

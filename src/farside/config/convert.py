@@ -1,4 +1,4 @@
-"""One TOML value to one Python value: units read, type and range checked. Messages name neither file nor key."""
+"""Conversion of a TOML value to a Python value: units, type and range. Messages name neither file nor key."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping

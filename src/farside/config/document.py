@@ -1,4 +1,4 @@
-"""The tables of settings in docs/operating.md, made from the declarations.
+"""Tables of settings in docs/operating.md, generated from the declarations.
 
 python -m farside.config.document FILE    writes them anew, below the headings "### farside PROGRAM"
 """

@@ -1,4 +1,4 @@
-"""Files and drop-ins to one frozen config.
+"""Loading of files and drop-ins into one frozen config.
 
 How it works: the main file is read first, then its drop-ins in the order of their names, then what the command line
 says; the last word on a setting wins, and where it came from is remembered. Drop-ins of `NAME.toml` are `NAME.d/*.toml`

@@ -1,4 +1,4 @@
-"""Names that settings had before: accepted with a warning, refused beside the new name.
+"""Old names of settings: accepted with a warning, refused together with the new name.
 
 A setting that is renamed declares its old name, ``was="old_name"``. All that is written or shown has the new one.
 """

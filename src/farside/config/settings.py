@@ -1,4 +1,4 @@
-"""How a setting is declared: one line of a frozen dataclass, by the function of its kind.
+"""Declaration of a setting: one line of a frozen dataclass, by the function of its kind.
 
     deadline_s: float = seconds(1.0, 0.01, 60, "A donor that answers later than this is suspect")
 

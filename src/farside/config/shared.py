@@ -1,4 +1,4 @@
-"""Settings that several programs have, declared once; each program's own class lists the groups that it takes.
+"""Settings that several programs share; each program's class lists the groups that it uses.
 
 A group has no slots of its own (``__slots__ = ()``): the class that takes it makes them, so several may be taken.
 """

@@ -1,1 +1,1 @@
-"""A whole memory plane on one machine, in real processes, for trying, testing and measuring."""
+"""The sandbox: both planes on one machine, in real processes, for demos, tests and benchmarks."""

@@ -139,7 +139,7 @@ class Cluster:
         await self._crew.until(MANAGER, self._manager_answers, "to answer", limit_s=START_LIMIT_S)
 
     def jobs_bytes(self, donor: str) -> int:
-        """What the jobs use on the node whose donor this is; 0 where it is no node's. Blocks for a moment."""
+        """Memory that jobs use on the donor's node; 0 if the donor has no node. Blocks for a moment."""
         name = f"n{donor.removeprefix('d')}"
         return jobs_bytes(agent_folder(self.state, name) / "state") if name in self.names else 0
 

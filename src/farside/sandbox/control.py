@@ -1,4 +1,4 @@
-"""What can be done to a running sandbox, by the demo, the fault tests and whoever tries things out.
+"""Actions on a running sandbox, for the demo and tests: kill, start, squeeze, replace.
 
 Everything takes the sandbox's folder and a donor's name. Killing is `kill -9`, with nothing said to anybody before.
 """

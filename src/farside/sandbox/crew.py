@@ -1,4 +1,4 @@
-"""The child processes of one plane: each with its folder, started, watched, asked after and ended by name."""
+"""Child processes of one plane, by name: started, watched, asked and ended."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from farside.sandbox.process import Child
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post:
-    """What stands in a child's place: its ``farside`` subcommand, its folder, and where it answers."""
+    """The place of a child process: its ``farside`` subcommand, its folder, and its admin socket."""
 
     subcommand: str
     folder: Path
@@ -31,7 +31,7 @@ class Post:
 
     @property
     def log(self) -> Path:
-        """What it says."""
+        """The child's log file."""
         return self.folder / "log"
 
 
@@ -93,7 +93,7 @@ class Crew:
         return process.last_line(self.posts[name].log) or "it said nothing"
 
     def record(self, name: str) -> ProcessRecord:
-        """As the record file tells it."""
+        """The child's entry in the record file."""
         post = self.posts[name]
         return ProcessRecord(
             name=name,
@@ -104,7 +104,7 @@ class Crew:
         )
 
     def tell_of_end(self, name: str, status: int, again: str) -> None:
-        """One line to whoever watches the sandbox; ``again``: the command that starts it again."""
+        """Print one line for the sandbox's user; ``again``: the command that starts it again."""
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended: {self.said(name)}"
         with contextlib.suppress(OSError):  # nobody reads it any more
             sys.stderr.write(f"farside: {name} {how}; start it again by `{again}`\n")

@@ -1,4 +1,4 @@
-"""Small things that a sandbox needs of the system: a backup disk file, free ports, URIs, time to wait."""
+"""System resources of a sandbox: backup disk file, free ports, URIs, waiting."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ PORTS = range(20000, 32000)
 
 @contextmanager
 def backup_disk(path: Path, size_bytes: int) -> Iterator[None]:
-    """A backup disk for the body of the `with`: what stands there, or else a file, fully allocated, that goes after.
+    """A backup disk for the body of the `with`: an existing file, or a new one that is removed afterwards.
 
     Raises:
         ConfigError: there is no room for it, or what stands there is too small.
@@ -47,7 +47,7 @@ def _make_disk(path: Path, size_bytes: int) -> bool:
             have, want = format_bytes(found.st_size), format_bytes(size_bytes)
             raise ConfigError(
                 f"backup disk {path}: has {have} where {want} are needed",
-                hint="name one that is as large as the device, or one that is not there yet",
+                hint="name a file as large as the device, or one that does not exist",
             ) from None
         return False
     try:
@@ -73,7 +73,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def rdma_address() -> str:
-    """An IPv4 address of this machine that an RDMA device stands behind.
+    """An IPv4 address of one of this machine's RDMA devices.
 
     Raises:
         ConfigError: there is none.

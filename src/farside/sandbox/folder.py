@@ -1,4 +1,4 @@
-"""The sandbox's folder: claimed before anything is written into it, and left as it was found.
+"""The sandbox's folder: claimed before the first write, and restored at the end.
 
 A sandbox takes a folder that is not there yet, an empty one, or one that a sandbox left behind when it was killed; the
 lock file tells the last of these apart, and whether one is at work in it. So whatever bears one of our names in a
@@ -28,7 +28,7 @@ from farside.sandbox.process import kill_leftover
 
 @contextmanager
 def claimed(state: Path) -> Iterator[None]:
-    """Makes `state` this sandbox's own for the body of the `with`, and removes what stands there of ours afterwards.
+    """Makes `state` this sandbox's own for the body of the `with`, and removes the sandbox's files afterwards.
 
     What a killed sandbox left there, processes and files, goes first.
 
@@ -70,14 +70,14 @@ def _closed(state: Path) -> Iterator[None]:
         if found.st_uid != os.geteuid():
             raise ConfigError(
                 f"--state {state}: belongs to {_user(found.st_uid)}, who could have programs run as you",
-                hint="name a folder of your own, or one that is not there",
+                hint="name a folder of your own, or one that does not exist",
             )
         os.fchmod(fd, 0o700)
         try:
             if mode & 0o022 and any(state.iterdir()):
                 raise ConfigError(
                     f"--state {state}: holds files, and others may write there",
-                    hint=f"empty it, or see to its files and then: chmod 700 {state}",
+                    hint=f"empty it, or check its files and then: chmod 700 {state}",
                 )
             yield
         finally:
@@ -109,7 +109,8 @@ def _lock(state: Path) -> int:
     path = state / LOCK_NAME
     if not path.exists() and any(state.iterdir()):
         raise ConfigError(
-            f"--state {state}: holds files that no sandbox made", hint="name an empty folder or one that is not there"
+            f"--state {state}: holds files that no sandbox made",
+            hint="name an empty folder, or one that does not exist",
         )
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""What the jobs of a sandbox's node use: for the pretended machine of its donor they are its own programs."""
+"""Memory use of jobs on a sandbox's node, which its simulated donor machine counts as its own programs'."""
 
 from pathlib import Path
 

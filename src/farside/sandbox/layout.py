@@ -1,4 +1,4 @@
-"""What a sandbox consists of: the options it was asked for, its folder, and the record of what runs in it.
+"""Options, folder and process record of a sandbox.
 
 DIR/sandbox.lock     says that the folder is a sandbox's, and, while one runs in it, that it is taken
 DIR/sandbox.json     the record, rewritten whenever something starts or ends
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def copies(self) -> int:
-        """How often each page stands in donors' memory."""
+        """Number of copies of each page in donors' memory."""
         return 2 if self.protection == "replica" else 1
 
     @property
@@ -102,7 +102,7 @@ class ClusterRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxRecord:
-    """What runs in a sandbox, as DIR/sandbox.json tells it."""
+    """The processes of a sandbox, as in DIR/sandbox.json."""
 
     pid: int
     admin_socket: str

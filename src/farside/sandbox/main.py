@@ -1,4 +1,4 @@
-"""`farside sandbox`: from options to a running memory plane, and its end."""
+"""The command `farside sandbox`: starts a sandbox from options, and ends it."""
 
 import asyncio
 import signal

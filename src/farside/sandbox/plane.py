@@ -1,4 +1,4 @@
-"""The running sandbox: its children, their files, and the order in which they come and go.
+"""The running sandbox: its processes, their files, and the order of start and end.
 
 Donors start first and the borrower last; they end the other way round, so that the borrower's clients get their answers
 while the memory is still there. One task waits for each child and notes its end in the record; one refreshes the
@@ -62,7 +62,7 @@ class Plane:
             self.cluster.write_files()
 
     def record(self) -> SandboxRecord:
-        """What runs now, as the record file tells it."""
+        """The running processes, for the record file."""
         return SandboxRecord(
             pid=os.getpid(),
             admin_socket=os.fspath(self.state / "sandbox.sock"),

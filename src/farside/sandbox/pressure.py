@@ -1,4 +1,4 @@
-"""A donor's pretended machine: a proc folder that says what the donor's own programs use.
+"""Simulated /proc of a donor's machine, with the memory use of the donor's own programs.
 
 A donor of a sandbox shares this computer with everything else, so its real /proc/meminfo says nothing about the machine
 it is meant to be. Each donor therefore reads a meminfo of its own, DIR/donors/dN/proc/meminfo, that the sandbox keeps
@@ -44,7 +44,7 @@ def used_bytes(state: Path, name: str) -> int:
 
 
 def meminfo_text(*, total_bytes: int, used_bytes: int, lent_bytes: int) -> str:
-    """A meminfo as proc(5) describes it, in kB, with the lines that a donor may look at."""
+    """Text of meminfo as in proc(5), in kB, with the lines that a donor reads."""
     available_kb = max(0, total_bytes - used_bytes - lent_bytes) // 1024
     lines = {
         "MemTotal": total_bytes // 1024,

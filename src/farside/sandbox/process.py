@@ -1,4 +1,4 @@
-"""The door to child processes: started so that none of them can outlive the sandbox, and ended in order.
+"""Child processes of a sandbox: they end with the sandbox, and in order.
 
 Two guards, because either alone has a hole. Each child leads a process group of its own, so that ending it takes its
 own children along and a Ctrl-C in the terminal reaches only the sandbox, which then ends them in the right order. And

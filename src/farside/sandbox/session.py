@@ -1,4 +1,4 @@
-"""A sandbox started by a program (the demo, a test, a benchmark) as a user would start it, and ended likewise."""
+"""A sandbox as a context manager, for the demo, tests and benchmarks."""
 
 import os
 import signal

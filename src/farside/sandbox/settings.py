@@ -1,4 +1,4 @@
-"""The configuration files that a sandbox writes for its processes.
+"""Configuration files that a sandbox writes for its processes.
 
 They are ordinary files of the kind /etc/farside holds. Periods are shorter than in production, because a sandbox is
 watched: a donor looks at its memory four times a second, and a silent borrower loses its leases after ten seconds.

@@ -1,4 +1,4 @@
-"""Waiting, in a program without an event loop, until something is so; `files.until` is for one that has a loop."""
+"""Waiting for a condition without an event loop; `files.until` does it with one."""
 
 import time
 from collections.abc import Callable

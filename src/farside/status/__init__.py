@@ -1,1 +1,1 @@
-"""`farside status`: donors, borrowers, manager and agents of a machine, as each reports itself."""
+"""The command `farside status`: donors, borrowers, manager and agents of a machine, as each reports itself."""

@@ -1,4 +1,4 @@
-"""Asking the processes: which sockets there are, and what each one answers."""
+"""Requests for `farside status`: finds the admin sockets, and asks each process."""
 
 import json
 from collections.abc import Callable
@@ -66,13 +66,13 @@ def gather(*, state: Path | None, socket: Path | None) -> tuple[ProcessStatus, .
 
 
 def _manager_of(record: ProcessRecord) -> ProcessStatus:
-    """Of a sandbox; one that the sandbox did not start itself has told its process id in its folder."""
+    """The manager of a sandbox. A manager that the sandbox did not start has its process id in its folder."""
     folder = Path(record.config).parent / RUN_FOLDER
     return _manager(record.name, Path(record.admin_socket), lambda: record.pid or _pid_in(folder))
 
 
 def _manager(name: str, socket: Path, pid_of: Callable[[], int]) -> ProcessStatus:
-    """The manager speaks HTTP, and `farside nodes`, `queue` and the others ask it; here is told whether it is well."""
+    """The manager's health, asked by HTTP."""
     connection = UnixConnection(str(socket))
     connection.timeout = ANSWER_LIMIT_S
     try:
@@ -88,7 +88,7 @@ def _manager(name: str, socket: Path, pid_of: Callable[[], int]) -> ProcessStatu
 
 
 def _pid_in(folder: Path) -> int:
-    """Of the manager whose `state_dir` this is; 0 where it says nothing of itself yet."""
+    """Process id of the manager with this `state_dir`; 0 if its file is not there yet."""
     try:
         return int(json.loads((folder / "manager.json").read_text())["pids"]["manager"])
     except (OSError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""`farside status`: one look at both planes of a machine, as tables for people or JSON for programs."""
+"""The command `farside status`: both planes of a machine, as tables or JSON."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tables of `farside status`, made from the processes' JSON. What a process does not tell shows as a dash."""
+"""Tables of `farside status`, from the processes' JSON. A missing value is a dash."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

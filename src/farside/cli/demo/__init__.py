@@ -1,1 +1,1 @@
-"""`farside demo`: Infiniswap's job, shown end to end on this machine."""
+"""The command `farside demo`: remote memory and a GPU cluster on this machine, in two minutes."""

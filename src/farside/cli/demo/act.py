@@ -1,4 +1,4 @@
-"""The demo's acts: what is done to the memory plane while its clients work, and how each act knows that it worked.
+"""Steps of the demo's memory scene: what each does to donors and borrower, and how it checks the result.
 
 An act causes something and returns when the borrower's own counters say that it has happened; the counters are those of
 `farside status`, nothing is counted here.
@@ -75,7 +75,7 @@ class Act:
 def until_clients_transmit(
     status: Callable[[], Mapping[str, Any]], connections: int, *, limit_s: float = ACT_LIMIT_S
 ) -> None:
-    """Returns when so many clients are past their handshake, and have been for a moment.
+    """Returns when this number of clients have been past their handshake for a moment.
 
     A server that is killed in the middle of a handshake takes that connection with it; a client then has to connect
     again, as it must whenever it is refused. What a take-over promises begins with the first request.

@@ -1,4 +1,4 @@
-"""The demo's second scene: the same jobs under FIFO and under LAS, really and in the simulator.
+"""The demo's cluster scene: the same jobs under FIFO and LAS, on a real manager and in the simulator.
 
 A manager and four agents with eight declared GPUs each, every job a process a node that really starts, is preempted,
 keeps its place and resumes. What is printed as real is read from the manager's log; the simulator gets the same log.

@@ -1,4 +1,4 @@
-"""The jobs of the demo's cluster scene: the paper's workload, small enough for half a minute. PURE."""
+"""Jobs of the demo's cluster scene: the paper's workload, scaled to half a minute. PURE."""
 
 import numpy as np
 
@@ -45,7 +45,7 @@ done
 
 
 def demo_jobs(count: int = JOBS, *, seed: int = SEED) -> tuple[TraceJob, ...]:
-    """So many jobs by submit time, the first at 0; the same for the same seed."""
+    """Jobs by submit time, the first at 0; equal for equal seeds."""
     workload = Workload(
         jobs=count,
         service=BoundedPareto(alpha=1.0, min_s=MIN_S, max_s=MAX_S),

@@ -1,4 +1,4 @@
-"""What the demo's cluster scene comes to: a table of reality and simulation, the paper's beside it, and the verdict."""
+"""Result of the demo's cluster scene: a table of real, simulated and the paper's figures, and the verdict."""
 
 from rich.console import Console
 from rich.table import Table

@@ -1,4 +1,4 @@
-"""The demo's clients: fio and nbdcopy, programs that nobody here wrote, each checking every byte it reads back."""
+"""Clients of the demo's device: fio and nbdcopy, which check every byte they read back."""
 
 import json
 import subprocess
@@ -66,7 +66,7 @@ class FioLoad:
         return self._tally
 
     def wait_until_verified(self, count_bytes: int, *, limit_s: float) -> None:
-        """Returns when so many bytes are verified, a client saw an error, or time is up."""
+        """Returns when this number of bytes is verified, a client saw an error, or time is up."""
         end_s = time.monotonic() + limit_s
         while self._tally.verified_bytes < count_bytes and not self._tally.error and time.monotonic() < end_s:
             self._thread.join(LOOK_EVERY_S)

@@ -1,5 +1,7 @@
-"""`farside demo`: three donors and one borrower on this machine, squeezed, evicted, killed and replaced under load;
-and then a manager with four agents, and the same jobs under two policies (cluster.py).
+"""The command `farside demo`: both planes on this machine, under load and faults.
+
+Three donors are squeezed, killed and replaced under a borrower; then a manager with four agents runs the same jobs
+under two policies (cluster.py).
 
 Everything runs for real, in processes of its own: the sandbox's donors and borrower over TCP, fio and nbdcopy as
 clients. Only the memory use of the donors' own programs is pretended (see `farside.sandbox.pressure`).
@@ -29,7 +31,7 @@ PATIENCE_S = 30.0
 
 
 def run(*, state: Path | None = None, part: ScenePart = ScenePart.ALL) -> int:
-    """Plays the demo in `state` or a temporary folder; 0 when it showed all that it is meant to show, else 1.
+    """Runs the demo in `state` or a temporary folder; exit code 0 if every step worked, otherwise 1.
 
     Raises:
         FarsideError: a program is missing, or the sandbox did not start.

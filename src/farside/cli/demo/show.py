@@ -1,4 +1,4 @@
-"""What the demo prints: a line an act with the traffic so far while it runs, and the table at the end."""
+"""Output of the demo: a line for each step while it runs, and the table at the end."""
 
 import time
 from collections.abc import Callable
@@ -16,10 +16,10 @@ LINES_PER_S = 5
 
 
 class Show:
-    """The progress display: acts done, and the act that runs with what stands beside it. Plain lines in a pipe."""
+    """The progress display: finished acts, and the running act with its traffic. Plain lines in a pipe."""
 
     def __init__(self, console: Console, beside: Callable[[], str]) -> None:
-        """``beside``: what stands beside the act that runs."""
+        """``beside``: text beside the running act."""
         self._console = console
         self._beside = beside
         self._began_s = time.monotonic()
@@ -40,11 +40,11 @@ class Show:
         return time.monotonic() - self._began_s
 
     def begin(self, title: str) -> None:
-        """An act begins."""
+        """Show that an act begins."""
         self._title = title
 
     def end(self, said: str, *, is_good: bool = True) -> None:
-        """The act has ended; `said` tells how."""
+        """Show that the act has ended; `said` is its result."""
         mark = Text("ok   ", style="green") if is_good else Text("FAIL ", style="bold red")
         self._console.print(
             Text(f"{self.took_s:5.1f} s  ") + mark + Text(f"{self._title}: {said}"), highlight=False, soft_wrap=True

@@ -1,4 +1,4 @@
-"""The commands `run`, `compare` and `why`: check, read, simulate, show, write."""
+"""The commands `farside sim run`, `compare` and `why`: check, read, simulate, show, write."""
 
 import sys
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Several simulations at once, a process each, as many as there are cores; one alone runs where it is.
+"""Parallel simulations: one process each, as many as there are cores; a single one runs in this process.
 
 A child is a fork, so that the trace need not be sent to it. It sends its progress and then its outcome through a pipe;
 if it fails, its error. Children end with the parent: when it ends in order they are stopped, else their pipes break.

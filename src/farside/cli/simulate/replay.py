@@ -1,4 +1,4 @@
-"""`farside sim replay`: what really happened on a cluster, beside what the simulator says of it."""
+"""The command `farside sim replay`: compares a cluster's real history with its simulation."""
 
 import json
 from collections.abc import Mapping, Sequence

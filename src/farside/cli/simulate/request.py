@@ -1,4 +1,4 @@
-"""What an operator asks for, and what is made of it before anything runs: each mistake is found here, in one line."""
+"""Options of `farside sim`, checked and converted before anything runs; each mistake is one line."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -231,7 +231,7 @@ def _time(trace: Trace, option: str, text: str, default_s: float) -> float:
 
 
 def _vcs(request: Request, jobs: Sequence[TraceJob], sizes: Sequence[VcSize]) -> tuple[str, ...]:
-    """Virtual clusters to build: those named, else those of the file that have jobs; with --nodes alone one pool."""
+    """Virtual clusters to build: the named ones, otherwise those with jobs in the file; with --nodes alone one pool."""
     if request.vcs or not sizes:
         return request.vcs
     having = {entry.job.vc for entry in jobs}

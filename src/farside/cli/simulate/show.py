@@ -1,4 +1,4 @@
-"""What `farside sim` prints: progress on standard error, tables on standard output."""
+"""Output of `farside sim`: progress on standard error, tables on standard output."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
