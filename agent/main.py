@@ -31,9 +31,9 @@ from farside.agent.run.ledger import shares_in
 from farside.agent.run.probe import Prober
 from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
-from farside.agent.sense.donor import DonorSense
 from farside.agent.sense.gpu import open_gpus
 from farside.agent.sense.node import NodeSense, RunningTask, cpus, healthy
+from farside.agent.service.donor import DonorSense
 from farside.agent.session import ManagerAddress, Node, Session
 from farside.agent.status import AgentStatus
 from farside.agent.token import read_token

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from farside.agent import messages as m
 from farside.agent.gpu_share import Device
-from farside.agent.sense.donor import NOTHING_LENT, DonorSense, Lent
 from farside.agent.sense.gpu import GpuSense
 from farside.agent.sense.headroom import headroom_bytes, promised_bytes
 from farside.agent.sense.links import LinkSense
@@ -17,6 +16,7 @@ from farside.agent.sense.pressure import read_psi
 from farside.agent.sense.rdma_subnet import read_rdma_subnet
 from farside.agent.sense.swap import read_farside_swap
 from farside.agent.sense.usage import Usage, usage_below
+from farside.agent.service.donor import NOTHING_LENT, DonorSense, Lent
 from farside.errors import FarsideError
 from farside.log import get_log
 from farside.memory_sense import MemorySense

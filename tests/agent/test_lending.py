@@ -7,7 +7,7 @@ from pathlib import Path
 
 from farside import admin
 from farside.agent import messages as m
-from farside.agent.sense.donor import DonorSense
+from farside.agent.service.donor import DonorSense
 from farside.daemon.control import messages as d
 from tests.daemon.plane import Borrower, Plane, running, settled
 from tests.support.virtual_clock import VirtualClock

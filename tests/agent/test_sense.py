@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from farside import admin
 from farside.agent import messages as m
 from farside.agent.gpu_share import Device
-from farside.agent.sense.donor import GONE_S, DonorSense, lent_of
 from farside.agent.sense.gpu import DeclaredGpus, NvmlGpus, open_gpus
 from farside.agent.sense.growth import HourlyGrowth
 from farside.agent.sense.headroom import headroom_bytes, promised_bytes
@@ -25,6 +24,7 @@ from farside.agent.sense.node import healthy
 from farside.agent.sense.pressure import read_psi
 from farside.agent.sense.swap import read_farside_swap
 from farside.agent.sense.usage import Usage, usage_below
+from farside.agent.service.donor import GONE_S, DonorSense, lent_of
 from farside.errors import Unavailable
 from tests.agent.donor import DONOR
 from tests.support.virtual_clock import VirtualClock
