@@ -17,11 +17,12 @@ from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from farside import admin
 from farside.agent import messages as m
 from farside.agent.gpu_share import Share
 from farside.agent.metrics import agent_metrics
-from farside.agent.peers_file import PeersFile
 from farside.agent.power_off import power_off, why_not
 from farside.agent.run.account import users_here
 from farside.agent.run.containment import cgroup_root
@@ -33,7 +34,9 @@ from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
 from farside.agent.sense.gpu import open_gpus
 from farside.agent.sense.node import NodeSense, RunningTask, cpus, healthy
+from farside.agent.service.borrower import BorrowerService
 from farside.agent.service.donor import DonorSense
+from farside.agent.service.service import NodeServices
 from farside.agent.session import ManagerAddress, Node, Session
 from farside.agent.status import AgentStatus
 from farside.agent.token import read_token
@@ -106,9 +109,8 @@ class Agent:
             may_give_swap=self._cgroup is not None and self._cgroup.limits_swap,
             tasks=self._running_tasks,
         )
-        peers_file = _given(config.peers_file)
-        self._peers = PeersFile(peers_file) if peers_file is not None else None
-        self._told_donors: tuple[m.DonorAddress, ...] | None = None  # None: no manager has told us
+        self._borrower = BorrowerService(_given(config.peers_file), swap=self._swap, clock=clock)
+        self.services = NodeServices((self._donor, self._borrower))
         self.session = self._make_session()
         self._told = asyncio.Event()
         self._latest = self._status()
@@ -120,6 +122,7 @@ class Agent:
             stack.callback(os.close, self._lock)
             stack.callback(self._gpus.close)
             stack.callback(self._fork_server.close)
+            stack.push_async_callback(self.services.close)
             stack.enter_context(on_end_signals(self.stop))
             if config.metrics_listen:
                 scraped = await serve_metrics(config.metrics_listen, registry_of(lambda: agent_metrics(self._latest)))
@@ -183,17 +186,19 @@ class Agent:
             can=self._can(),
             agent=self._identity,
             users=self._users,
+            services=self.services.facts(),
             **m.fields_of(m.ChangingFacts, self.sense.latest.reading),
         )
 
     def _can(self) -> tuple[str, ...]:
-        maybe = {m.CAN_DONORS: self._peers is not None, m.CAN_POWER_OFF: bool(self._config.power_off)}
-        return (m.CAN_PROBE, m.CAN_LENDING, *(what for what, is_so in maybe.items() if is_so))
+        maybe = {m.CAN_DONORS: self._borrower.peers is not None, m.CAN_POWER_OFF: bool(self._config.power_off)}
+        return (m.CAN_PROBE, m.CAN_LENDING, *(what for what, is_so in maybe.items() if is_so), *self.services.can)
 
     async def _power_off(self, order: m.PowerOff) -> None:
         drained = self.sense.latest.reading.drained
         closed_by = 0 if drained is None or drained.slabs else drained.number
-        objection = why_not(order, closed_by=closed_by, has_tasks=self.runner.has_live_tasks)
+        has_tasks = self.runner.has_live_tasks
+        objection = why_not(order, closed_by=closed_by, has_tasks=has_tasks, holding=self.services.holding())
         if objection or not self._config.power_off:
             _log.warning("this node is not shut down", why=objection or "power_off is empty")
             return
@@ -201,14 +206,18 @@ class Agent:
         await power_off(self._config.power_off)
 
     async def _read(self) -> m.Reading:
-        return (await self.sense.read()).reading
+        reading = (await self.sense.read()).reading
+        return replace(reading, services=self.services.facts(), holding=self.services.holding())
 
-    def _take_donors(self, told: tuple[m.DonorAddress, ...]) -> None:
-        assert self._peers is not None  # else nobody would have told us
-        self._told_donors = told
-        self._peers.take(told, self._clock.now_s())
+    def _swap(self) -> m.Swap | None:
+        return self.sense.latest.reading.swap
+
+    def _lend(self, told: m.Lending) -> None:
+        self._donor.lend(m.DonorOrder(closed_by=told.closed_by, deadline_s=told.deadline_s))
 
     def _take(self, command: m.Start | m.Stop | m.Forget) -> None:
+        if isinstance(command, m.Start):
+            command = self._with_services(command)
         try:
             self.runner.take(command)
         except OSError as error:
@@ -226,6 +235,12 @@ class Agent:
                     )
                 )
 
+    def _with_services(self, command: m.Start) -> m.Start:
+        """A START with what its processes need to reach the services of this node."""
+        job = command.task_id.rpartition(".")[0]
+        env = {**command.spec.env, **self.services.variables(job, command.start)}
+        return replace(command, spec=replace(command.spec, env=env))
+
     # ---- status
 
     async def _on_status(self, _: Mapping[str, object]) -> object:
@@ -234,14 +249,14 @@ class Agent:
     async def _keep_publishing(self) -> None:
         while True:
             self._latest = self._status()
-            if self._peers is not None and self._told_donors is not None and self.session.is_connected:
-                self._peers.take(self._told_donors, self._clock.now_s())  # who has been missed for long goes
+            if self.session.is_connected:
+                self._borrower.refresh()
             if watchdog_period_s() > 0:
                 notify_systemd("WATCHDOG=1")  # from the loop itself: systemd restarts an agent that hangs
             await self._clock.sleep_until_s(self._clock.now_s() + PUBLISH_EVERY_S)
 
     def _status(self) -> AgentStatus:
-        latest, states = self.sense.latest, self.runner.states
+        latest, states, peers = self.sense.latest, self.runner.states, self._borrower.peers
         return AgentStatus(
             kind="agent",
             node=self.node,
@@ -256,9 +271,11 @@ class Agent:
             headroom_bytes=latest.reading.headroom_bytes,
             donor=latest.reading.donor,
             swap=latest.reading.swap,
-            peers_file=os.fspath(self._config.peers_file) if self._peers is not None else "",
-            peers=self._peers.donors if self._peers is not None else 0,
-            peers_problem=self._peers.problem if self._peers is not None else "",
+            peers_file=os.fspath(self._config.peers_file) if peers is not None else "",
+            peers=peers.donors if peers is not None else 0,
+            peers_problem=peers.problem if peers is not None else "",
+            services=self.services.metrics(),
+            service_faults=dict(self.services.faults),
             psi=latest.reading.psi,
             gpus=latest.reading.gpus,
             gpus_in_use=_holders(shares_in(self.runner.ledger)),
@@ -335,8 +352,9 @@ class Agent:
                 read=self._read,
                 take=self._take,
                 probe=Prober(run_as=config.run_as, allowed=self.runner.policy.users).answer,
-                donors=self._take_donors,
-                lending=self._donor.obey,
+                donors=lambda donors: self._borrower.borrow_from(donors),
+                lending=self._lend,
+                service=self.services.obey,
                 power_off=self._power_off,
                 seen_generation=lambda: self.runner.ledger.generation,
             ),

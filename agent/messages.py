@@ -11,7 +11,7 @@ rank of one start of a job; (task_id, start) names it for ever, so that a comman
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 from msgspec.structs import replace
 
 from farside.agent.gpu_share import PARTS_MAX, WHOLE, Device, devices_of
@@ -29,6 +29,15 @@ CAN_PROBE = "probe"  # it answers whether a folder is there
 CAN_DONORS = "donors"  # it keeps a peers file
 CAN_LENDING = "lending"  # it tells its node's donor to lend no more
 CAN_POWER_OFF = "power-off"  # its operator lets it shut its node down
+SERVICES_MAX = 16
+"""Node services of one node."""
+SERVICE_BYTES_MAX = 16 << 10
+"""What one service says, or is told, as JSON."""
+SERVICES_BYTES_MAX = 64 << 10
+"""What all services of a node say in one frame: beside `TASKS_MAX` tasks it fits into `protocol.FRAME_BYTES_MAX`."""
+TOLD_MAX = 64
+"""What services tell of jobs in one report, and together at most `TOLD_BYTES_MAX` of JSON."""
+TOLD_BYTES_MAX = 32 << 10
 USERS_MAX = 1024
 ARGUMENTS_MAX = 4096
 VARIABLES_MAX = 1024
@@ -53,6 +62,11 @@ Variable = Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[A-Za-z_
 GpuIndexes = Annotated[tuple[Annotated[int, Meta(ge=0, lt=GPUS_MAX)], ...], Meta(max_length=GPUS_MAX)]
 Start_ = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 """How manyth start of its job, from 1."""
+ServiceName = Annotated[str, Meta(min_length=1, max_length=32, pattern=r"^[a-z][a-z0-9-]*\Z")]
+JobId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+\Z")]
+Services = Annotated[dict[ServiceName, Raw], Meta(max_length=SERVICES_MAX)]
+"""What each node service says of itself: its whole state as JSON, `SERVICE_BYTES_MAX` at most. Only who knows a service
+reads it; everybody else carries it as it is."""
 
 State: TypeAlias = Literal["starting", "running", "stopping", "exited", "lost"]
 """``exited`` and ``lost`` are final. ``lost``: the node cannot tell how it ended, and it runs no more."""
@@ -199,6 +213,27 @@ class NodeFacts(ChangingFacts, frozen=True, kw_only=True):
     """Whose tasks run here; empty: everybody's but root's."""
 
 
+class DonorFacts(Part, frozen=True, kw_only=True):
+    """What the service ``donor`` says: `Reading` has the same fields, for managers that know no services."""
+
+    donor: Donor | None = None
+    loans: Annotated[tuple[Loan, ...], Meta(max_length=LOANS_MAX)] = ()  # the largest; none where there is no donor
+    drained: Drained | None = None  # None: the donor lends, or has not answered
+
+
+class DonorOrder(Part, frozen=True, kw_only=True):
+    """What the service ``donor`` is told; `Lending` says the same to agents that know no services."""
+
+    closed_by: U63
+    deadline_s: Annotated[float, Meta(ge=0, le=86_400)]
+
+
+class BorrowerFacts(Part, frozen=True, kw_only=True):
+    """What the service ``borrower`` says; `ChangingFacts` has the same field, for managers that know no services."""
+
+    swap: Swap | None = None
+
+
 class Reading(ChangingFacts, frozen=True, kw_only=True):
     """Facts of the node in a report."""
 
@@ -207,11 +242,23 @@ class Reading(ChangingFacts, frozen=True, kw_only=True):
     loans: Annotated[tuple[Loan, ...], Meta(max_length=LOANS_MAX)] = ()  # the largest; none where there is no donor
     drained: Drained | None = None  # None: the donor lends, or has not answered
     unfit: Text = ""  # why this node shall take nothing new; empty: nothing speaks against it
+    services: Services = {}
+    holding: Annotated[tuple[ServiceName, ...], Meta(max_length=SERVICES_MAX)] = ()
+    """The services that have something of others on this node: as long as one has, the node may not go off."""
 
 
 def fields_of(kind: type[Struct], record: Struct) -> dict[str, Any]:
     """The fields of ``kind`` as a record has them, to make or change another record that has them too."""
     return {name: getattr(record, name) for name in kind.__struct_fields__}
+
+
+class Told(Part, frozen=True, kw_only=True):
+    """What a service says about a start of a job: its whole state as JSON, so that it may come again."""
+
+    service: ServiceName
+    job: JobId
+    start: Start_
+    raw: Raw
 
 
 class ProfileFigures(Part, frozen=True, kw_only=True):
@@ -332,6 +379,7 @@ class Hello(NodeFacts, Message, frozen=True, kw_only=True):
     tasks: Annotated[tuple[TaskState, ...], Meta(max_length=TASKS_MAX)]
     can: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
     """What later versions added that an agent must know before it is asked: `CAN_PROBE` and its like."""
+    services: Services = {}
 
 
 class Report(Reading, Message, frozen=True, kw_only=True):
@@ -341,6 +389,7 @@ class Report(Reading, Message, frozen=True, kw_only=True):
 
     seq: Annotated[int, Meta(ge=1, le=2**63 - 1)]
     tasks: Annotated[tuple[TaskState, ...], Meta(max_length=TASKS_MAX)]  # those that changed
+    told: Annotated[tuple[Told, ...], Meta(max_length=TOLD_MAX)] = ()
 
 
 class Probed(Message, frozen=True, kw_only=True):
@@ -417,6 +466,12 @@ class DonorAddress(Part, frozen=True, kw_only=True):
     control: Annotated[str, Meta(min_length=1, max_length=256)]
 
 
+class BorrowerOrder(Part, frozen=True, kw_only=True):
+    """What the service ``borrower`` is told; `Donors` says the same to agents that know no services."""
+
+    donors: Annotated[tuple[DonorAddress, ...], Meta(max_length=DONORS_MAX)]
+
+
 class Donors(Message, frozen=True, kw_only=True):
     """All donors that this node may borrow from; replaces the list before. Only to who ``can``.
 
@@ -438,6 +493,18 @@ class Lending(Message, frozen=True, kw_only=True):
     deadline_s: Annotated[float, Meta(ge=0, le=86_400)]
 
 
+class Service(Message, frozen=True, kw_only=True):
+    """What a service of this node shall do: a whole state as JSON, so that it may come again. Only to who ``can``.
+
+    ``epoch`` grows with what the manager decides; within one generation an order with an older epoch is ignored.
+    """
+
+    name: ServiceName
+    epoch: U63
+    generation: U63
+    raw: Raw
+
+
 class PowerOff(Message, frozen=True, kw_only=True):
     """Shut the node down, if it is closed by the `Lending` of this number and has no task. Only to who ``can``.
 
@@ -449,4 +516,14 @@ class PowerOff(Message, frozen=True, kw_only=True):
 
 
 AgentMessage: TypeAlias = Hello | Report | Probed
-ManagerMessage: TypeAlias = Welcome | Ack | Start | Stop | Forget | Probe | Donors | Lending | PowerOff
+ManagerMessage: TypeAlias = Welcome | Ack | Start | Stop | Forget | Probe | Donors | Lending | Service | PowerOff
+
+
+def can_service(name: str, version: int = 1) -> str:
+    """What ``can`` of a HELLO has where the node has this service: one word for each version that the agent speaks."""
+    return f"service:{name}" if version == 1 else f"service:{name}:{version}"
+
+
+def is_carried(raw: Raw) -> bool:
+    """Whether what a service says, or is told, is short enough to be kept."""
+    return memoryview(raw).nbytes <= SERVICE_BYTES_MAX

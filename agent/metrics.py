@@ -5,7 +5,7 @@ A scrape reads the last picture that was published and asks nothing of the node,
 
 from collections.abc import Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from farside.agent.status import AgentStatus
 
@@ -20,6 +20,7 @@ def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
         yield GaugeMetricFamily(f"farside_agent_{name}", text, value=value)
     yield _tasks(status)
     yield _pressure(status)
+    yield from _services(status)
     yield from _gpus(status)
 
 
@@ -28,6 +29,18 @@ def _tasks(status: AgentStatus) -> Metric:
     for state, count in status.task_counts.items():
         family.add_metric([state], count)
     return family
+
+
+def _services(status: AgentStatus) -> Iterator[Metric]:
+    figures = GaugeMetricFamily("farside_agent_service", "Figures of node services.", labels=["service", "figure"])
+    for service, found in status.services.items():
+        for name, value in found.items():
+            figures.add_metric([service, name], value)
+    text = "How often what a service said, or was told, could not be used."
+    faults = CounterMetricFamily("farside_agent_service_faults", text, labels=["service"])
+    for service, count in status.service_faults.items():
+        faults.add_metric([service], count)
+    yield from (figures, faults)
 
 
 def _pressure(status: AgentStatus) -> Metric:

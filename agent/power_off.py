@@ -5,6 +5,7 @@ Only a node that was closed by the same order and has no task is shut down: an o
 
 import asyncio
 import shlex
+from collections.abc import Sequence
 
 from farside.agent import messages as m
 from farside.log import get_log
@@ -12,10 +13,15 @@ from farside.log import get_log
 _log = get_log("agent.power")
 
 
-def why_not(order: m.PowerOff, *, closed_by: int, has_tasks: bool) -> str:
-    """Reason to refuse the order; empty: obey. ``closed_by``: the LENDING that closed its donor; 0: none."""
+def why_not(order: m.PowerOff, *, closed_by: int, has_tasks: bool, holding: Sequence[str] = ()) -> str:
+    """Reason to refuse the order; empty: obey.
+
+    ``closed_by``: the order that closed its donor; 0: none. ``holding``: services that have something of others.
+    """
     if not closed_by or order.closed_by != closed_by:
         return f"it is closed by {closed_by}, and not by {order.closed_by}"
+    if holding:
+        return f"others have something at its services: {', '.join(holding)}"
     return "it has tasks" if has_tasks else ""
 
 

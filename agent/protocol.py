@@ -10,7 +10,7 @@ object of at most 1 MiB with ``v``, the protocol's version, and ``type``; `messa
                                                          <-  WELCOME  generation
       REPORT seq, readings, tasks that changed           ->
                                                          <-  ACK seq; at any time START, STOP, FORGET, PROBE, DONORS,
-                                                             LENDING, POWEROFF
+                                                             LENDING, SERVICE, POWEROFF
       PROBED  the answer to a PROBE                      ->
 
 `AgentSide` and `ManagerSide` keep that order: frames go in and messages come out, and the other way round. A fault of
@@ -71,7 +71,7 @@ _FROM_AGENT: dict[str, msgspec.json.Decoder[m.AgentMessage]] = {
 }
 _FROM_MANAGER: dict[str, msgspec.json.Decoder[m.ManagerMessage]] = {
     kind.__name__.lower(): msgspec.json.Decoder(kind)
-    for kind in (m.Welcome, m.Ack, m.Start, m.Stop, m.Forget, m.Probe, m.Donors, m.Lending, m.PowerOff)
+    for kind in (m.Welcome, m.Ack, m.Start, m.Stop, m.Forget, m.Probe, m.Donors, m.Lending, m.Service, m.PowerOff)
 }
 
 
@@ -173,7 +173,7 @@ class AgentSide:
             if message.seq > self._sent:
                 raise _fault(CloseCode.MALFORMED, f"ACK of report {message.seq}, which was not sent on this connection")
             self.acked = max(self.acked, message.seq)
-        elif isinstance(message, m.Start | m.Stop | m.Lending | m.PowerOff):
+        elif isinstance(message, m.Start | m.Stop | m.Lending | m.Service | m.PowerOff):
             self._check_generation(message.generation)
         return message
 

@@ -64,6 +64,7 @@ class Node:
     probe: Callable[[m.Probe], Awaitable[m.Probed]]
     donors: Callable[[tuple[m.DonorAddress, ...]], None]
     lending: Callable[[m.Lending], None]
+    service: Callable[[m.Service], None]
     power_off: Callable[[m.PowerOff], Coroutine[Any, Any, None]]
     seen_generation: Callable[[], int]
 
@@ -104,6 +105,13 @@ class Session:
         """Send a task's state with the next report."""
         self._outbox.note(state)
         self._news.set()
+
+    def tell_of_job(self, told: m.Told) -> None:
+        """Takes what a service says about a job, for the next report."""
+        if self._outbox.note_told(told):
+            self._news.set()
+        else:
+            _log.warning("what a service tells of a job is left out: too much", service=told.service, job=told.job)
 
     async def run(self) -> None:
         """Stays connected until it is cancelled."""
@@ -171,6 +179,9 @@ class Session:
             elif isinstance(message, m.Lending):
                 self._node.lending(message)
                 self._news.set()  # the next report carries it out and says what came of it
+            elif isinstance(message, m.Service):
+                self._node.service(message)
+                self._news.set()
             elif isinstance(message, m.PowerOff):
                 group.create_task(self._node.power_off(message))
             elif not isinstance(message, m.Welcome):

@@ -26,6 +26,8 @@ class AgentStatus:
     peers_file: str  # kept by the manager's list; empty: none is
     peers: int  # donors in it
     peers_problem: str  # why it could not be written
+    services: Mapping[str, Mapping[str, float]]  # node services by name, with their figures
+    service_faults: Mapping[str, int]  # how often what one said, or was told, could not be used
     psi: m.Psi
     gpus: tuple[m.Gpu, ...]
     gpus_in_use: Mapping[int, str]  # index -> task

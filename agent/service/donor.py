@@ -27,6 +27,8 @@ BY = "manager"
 """For whom the donor is drained here: what an operator has drained stays so."""
 
 _log = get_log("agent.sense")
+_ENCODER = msgspec.json.Encoder()
+_ORDER = msgspec.json.Decoder(m.DonorOrder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,23 +48,61 @@ NOTHING_LENT = Lent()
 
 
 class DonorSense:
-    """Asks the donor by its admin socket."""
+    """The service ``donor``: asks the donor by its admin socket."""
+
+    name = "donor"
+    version = 1
 
     def __init__(self, socket: Path | None, *, control: str, clock: Clock) -> None:
         """``socket`` None: there is no donor. ``control`` is where others reach it; empty: where it says."""
         self._socket, self._control, self._clock = socket, control, clock
         self._last: m.Donor | None = None
         self._heard_s = 0.0
-        self._wanted: m.Lending | None = None  # None: no manager has said whether it may lend
+        self._wanted: m.DonorOrder | None = None  # None: no manager has said whether it may lend
+        self._lent = NOTHING_LENT
 
-    def obey(self, wanted: m.Lending) -> None:
-        """Whether the donor may lend; the next reading sees to it."""
+    def obey(self, order: msgspec.Raw) -> None:
+        """Whether the donor may lend, a `DonorOrder`; the next reading sees to it."""
+        self.lend(_ORDER.decode(order))
+
+    def lend(self, wanted: m.DonorOrder) -> None:
+        """Whether the donor may lend, as a manager without services says it (LENDING)."""
         if self._wanted is None or wanted.closed_by != self._wanted.closed_by:
             _log.info("lending", may_lend=not wanted.closed_by, number=wanted.closed_by)
         self._wanted = wanted
 
+    def facts(self) -> bytes:
+        """Its `DonorFacts` of the last reading."""
+        lent = self._lent
+        return _ENCODER.encode(m.DonorFacts(donor=lent.donor, loans=lent.loans, drained=lent.drained))
+
+    def metrics(self) -> Mapping[str, float]:
+        """What it has lent, and could lend."""
+        donor = self._lent.donor
+        return {
+            "slabs_bytes": self._lent.slabs_bytes,
+            "lent_bytes": sum(loan.bytes for loan in self._lent.loans),
+            "free_bytes": 0 if donor is None else donor.free_bytes,
+        }
+
+    def drained(self) -> bool:
+        """Whether no borrower has memory of it."""
+        drained = self._lent.drained
+        return not self._lent.loans if drained is None else not drained.slabs
+
+    def variables(self, job: str, start: int) -> Mapping[str, str]:
+        """None: jobs do not speak with it."""
+        return {}
+
+    async def close(self) -> None:
+        """Nothing: the donor lives on."""
+
     async def read(self) -> Lent:
         """The donor now; nothing lent where none answers."""
+        self._lent = await self._read()
+        return self._lent
+
+    async def _read(self) -> Lent:
         closed_by = 0 if self._wanted is None else self._wanted.closed_by
         if self._socket is None or not self._socket.exists():
             return self._without(_empty(closed_by))

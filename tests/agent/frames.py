@@ -1,5 +1,6 @@
 """Messages between agent and manager: ready-made ones and hypothesis strategies for any."""
 
+import msgspec
 from hypothesis import strategies as st
 
 from farside.agent import messages as m
@@ -111,6 +112,15 @@ donors = st.builds(
 )
 addresses = st.builds(m.DonorAddress, node=names, control=names)
 swaps = st.builds(m.Swap, size_bytes=u63, used_bytes=u63)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+raws = json_values.map(msgspec.json.encode).map(msgspec.Raw)
+service_names = st.from_regex(r"[a-z][a-z0-9-]{0,9}", fullmatch=True)
+services = st.dictionaries(service_names, raws, max_size=3)
+told = st.builds(m.Told, service=service_names, job=st.from_regex(r"[0-9]{1,6}", fullmatch=True), start=nths, raw=raws)
 agent_messages = st.one_of(
     st.builds(
         m.Hello,
@@ -125,6 +135,7 @@ agent_messages = st.one_of(
         tasks=st.lists(states, max_size=4).map(tuple),
         donor=st.none() | donors,
         swap=st.none() | swaps,
+        services=services,
     ),
     st.builds(
         m.Report,
@@ -138,6 +149,9 @@ agent_messages = st.one_of(
         swap=st.none() | swaps,
         unfit=texts,
         drained=st.none() | st.builds(m.Drained, number=u63, slabs=st.integers(0, 2**32 - 1)),
+        services=services,
+        holding=st.lists(service_names, max_size=3).map(tuple),
+        told=st.lists(told, max_size=3).map(tuple),
     ),
     st.builds(m.Probed, probe_id=texts, problem=texts, is_refused=st.booleans(), made=paths),
 )
@@ -160,6 +174,7 @@ manager_messages = st.one_of(
         m.Donors,
         donors=st.lists(st.builds(m.DonorAddress, node=names, control=names), max_size=m.DONORS_MAX).map(tuple),
     ),
+    st.builds(m.Service, name=service_names, epoch=u63, generation=u63, raw=raws),
     st.builds(m.PowerOff, closed_by=st.integers(1, 2**63 - 1), generation=u63),
     st.builds(m.Lending, closed_by=u63, generation=u63, deadline_s=st.floats(0, 86_400)),
 )

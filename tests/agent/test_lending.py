@@ -26,8 +26,8 @@ def scenario(folder: Path, story: Story) -> None:
     asyncio.run(whole())
 
 
-def closed_by(number: int) -> m.Lending:
-    return m.Lending(closed_by=number, generation=1, deadline_s=MOVE_S)
+def closed_by(number: int) -> m.DonorOrder:
+    return m.DonorOrder(closed_by=number, deadline_s=MOVE_S)
 
 
 async def drained(sense: DonorSense) -> m.Drained | None:
@@ -42,7 +42,7 @@ def test_a_donor_whose_node_is_to_sleep_lends_no_more_and_says_what_is_left(tmp_
         assert (await sense.read()).loans == (m.Loan(borrower="b1", bytes=2 * plane.status().slab_bytes, slabs=2),)
         assert await drained(sense) is None
 
-        sense.obey(closed_by(7))
+        sense.lend(closed_by(7))
 
         assert await drained(sense) == m.Drained(number=7, slabs=2)
         assert isinstance((await borrower.notice()).message, d.Migrate)
@@ -51,7 +51,7 @@ def test_a_donor_whose_node_is_to_sleep_lends_no_more_and_says_what_is_left(tmp_
             await borrower.ask(d.Done(lease=lease.lease))
         assert await drained(sense) == m.Drained(number=7, slabs=0)
 
-        sense.obey(closed_by(0))
+        sense.lend(closed_by(0))
         assert await drained(sense) is None
         assert len(await borrower.map(1)) == 1
 
@@ -60,7 +60,7 @@ def test_a_donor_whose_node_is_to_sleep_lends_no_more_and_says_what_is_left(tmp_
 
 def test_a_donor_that_was_started_again_is_told_again(tmp_path: Path) -> None:
     async def story(plane: Plane, borrower: Borrower, sense: DonorSense) -> None:
-        sense.obey(closed_by(3))
+        sense.lend(closed_by(3))
         await drained(sense)
         assert plane.donor.lender is not None
         plane.donor.lender.drained_by = ()  # as one that has just been started
@@ -74,10 +74,10 @@ def test_a_donor_that_was_started_again_is_told_again(tmp_path: Path) -> None:
 def test_what_an_operator_has_drained_stays_so_when_the_node_need_not_sleep_any_more(tmp_path: Path) -> None:
     async def story(plane: Plane, borrower: Borrower, sense: DonorSense) -> None:
         await admin.ask(tmp_path / "admin.sock", "drain", deadline_s=MOVE_S)
-        sense.obey(closed_by(3))
+        sense.lend(closed_by(3))
         await drained(sense)
 
-        sense.obey(closed_by(0))
+        sense.lend(closed_by(0))
         await drained(sense)
 
         assert plane.status().drained_by == ("operator",)
@@ -95,7 +95,7 @@ def test_a_node_without_a_donor_is_closed_at_once_and_one_whose_donor_does_not_a
             listener.listen()
             senses = [DonorSense(path, control="", clock=clock) for path in (None, tmp_path / "none", dead, silent)]
             for sense in senses:
-                sense.obey(closed_by(5))
+                sense.lend(closed_by(5))
             found = [(await sense.read()).drained for sense in senses]
 
         assert found == [*[m.Drained(number=5, slabs=0)] * 3, None]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from farside.agent import messages as m
 from farside.agent.backoff import FIRST_S, backoff_s
-from farside.agent.outbox import IN_FLIGHT_MAX, Outbox
+from farside.agent.outbox import IN_FLIGHT_MAX, TOLD_WAITING_MAX, Outbox
 
 READING = m.Reading(at_s=1.0, headroom_bytes=0, psi=m.Psi(), gpus=())
 
@@ -75,6 +75,52 @@ def test_more_tasks_than_a_frame_holds_go_into_the_next_report() -> None:
     assert first is not None
     assert second is not None
     assert [len(first.tasks), len(second.tasks)] == [m.TASKS_MAX, 1]
+
+
+def word(number: int, text: str = "", *, service: str = "sums") -> m.Told:
+    return m.Told(service=service, job="1", start=number + 1, raw=msgspec.Raw(msgspec.json.encode(text)))
+
+
+def test_what_a_service_tells_of_a_job_comes_again_until_it_is_acknowledged() -> None:
+    outbox = Outbox()
+    assert outbox.note_told(word(0, "first"))
+    assert outbox.note_told(word(0, "then"))
+    assert outbox.has_news
+
+    first, second = outbox.compose(READING), outbox.compose(READING)
+
+    assert first is not None
+    assert second is not None
+    assert (first.told, second.told) == ((word(0, "then"),), ())
+    assert [report.told for report in outbox.unacked] == [(word(0, "then"),), ()]
+    outbox.acknowledge(1)
+    assert list(outbox.unacked) == [second]
+
+
+def test_what_is_too_long_or_too_much_is_refused_and_what_waits_stays() -> None:
+    outbox = Outbox()
+    assert not outbox.note_told(word(0, "x" * m.SERVICE_BYTES_MAX))
+    assert all(outbox.note_told(word(number)) for number in range(TOLD_WAITING_MAX))
+
+    assert not outbox.note_told(word(TOLD_WAITING_MAX))
+    assert outbox.note_told(word(0, "a later word of what waits already"))
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, m.SERVICE_BYTES_MAX - 2)), max_size=30))
+def test_every_word_of_a_service_is_told_in_reports_of_a_bounded_size(words: list[tuple[int, int]]) -> None:
+    outbox, newest, told = Outbox(), dict[int, m.Told](), dict[int, m.Told]()
+    for number, size in words:
+        newest[number + 1] = word(number, "x" * size)
+        assert outbox.note_told(newest[number + 1])
+    for _ in range(len(words)):
+        report = outbox.compose(READING)
+        assert report is not None
+        assert sum(len(bytes(one.raw)) for one in report.told) <= m.TOLD_BYTES_MAX
+        told.update((one.start, one) for one in report.told)
+        outbox.acknowledge(report.seq)
+
+    assert told == newest
+    assert not outbox.has_news
 
 
 @given(st.lists(st.tuples(st.sampled_from("nca"), st.integers(0, 5)), max_size=40))

@@ -51,6 +51,7 @@ def session(
             probe=probe,
             donors=lambda _: None,
             lending=lambda _: None,
+            service=lambda _: None,
             power_off=no_power_off,
             seen_generation=lambda: 0,
         ),
