@@ -222,7 +222,7 @@ class DonorFacts(Part, frozen=True, kw_only=True):
 
 
 class DonorOrder(Part, frozen=True, kw_only=True):
-    """What the service ``donor`` is told; `Lending` says the same to agents that know no services."""
+    """The order of the service ``donor``; `Lending` is the same for agents that know no services."""
 
     closed_by: U63
     deadline_s: Annotated[float, Meta(ge=0, le=86_400)]
@@ -467,7 +467,7 @@ class DonorAddress(Part, frozen=True, kw_only=True):
 
 
 class BorrowerOrder(Part, frozen=True, kw_only=True):
-    """What the service ``borrower`` is told; `Donors` says the same to agents that know no services."""
+    """The order of the service ``borrower``; `Donors` is the same for agents that know no services."""
 
     donors: Annotated[tuple[DonorAddress, ...], Meta(max_length=DONORS_MAX)]
 
@@ -525,5 +525,5 @@ def can_service(name: str, version: int = 1) -> str:
 
 
 def is_carried(raw: Raw) -> bool:
-    """Whether what a service says, or is told, is short enough to be kept."""
+    """Whether the JSON of a service is short enough to be kept."""
     return memoryview(raw).nbytes <= SERVICE_BYTES_MAX

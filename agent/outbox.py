@@ -60,7 +60,7 @@ class Outbox:
         return report
 
     def _next_told(self) -> tuple[m.Told, ...]:
-        """The oldest of what services told, as much as fits into one report."""
+        """The oldest of what services say about jobs, as much as fits into one report."""
         keys: list[tuple[str, str, int]] = []
         room_bytes = m.TOLD_BYTES_MAX
         for key, told in self._told.items():

@@ -48,6 +48,7 @@ class Holdings:
         jobs: That run there, or are being started.
         foreign_slabs: Of its memory, mapped by other nodes: their swap.
         reservations: That count on it.
+        services: Names of its services that have something of others.
         is_donor_open: Its donor has not said yet that by the same DRAIN it lends no more: slabs may still come.
         is_movable: What it lends finds room at other donors.
     """
@@ -56,18 +57,20 @@ class Holdings:
     jobs: int = 0
     foreign_slabs: int = 0
     reservations: int = 0
+    services: tuple[str, ...] = ()
     is_donor_open: bool = False
     is_movable: bool = True
 
     @property
     def is_empty(self) -> bool:
         """Whether the node is not needed by anything."""
-        return not (self.jobs or self.foreign_slabs or self.reservations)
+        return not (self.jobs or self.foreign_slabs or self.reservations or self.services)
 
     def told(self) -> str:
         """Holdings in words: ``1 job, 3 foreign slabs``."""
         parts = ((self.jobs, "job"), (self.foreign_slabs, "foreign slab"), (self.reservations, "reservation"))
-        held = ", ".join(f"{count} {what}{'s' * (count > 1)}" for count, what in parts if count)
+        counted = (f"{count} {what}{'s' * (count > 1)}" for count, what in parts if count)
+        held = ", ".join((*counted, *(f"something at its service {name}" for name in self.services)))
         return held or ("nothing, but its donor may lend" if self.is_donor_open else "nothing")
 
 

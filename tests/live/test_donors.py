@@ -119,7 +119,9 @@ def line(*, can: tuple[str, ...] = ("probe", "donors")) -> AgentLine:
 
 def told(to: AgentLine, world: World) -> list[list[str]]:
     state = world.state
-    return [[one.node for one in message.donors] for message in to.donors(state, DonorRing(state))]
+    messages = list(to.donors(state, DonorRing(state)))
+    assert all(isinstance(message, m.Donors) for message in messages)
+    return [[one.node for one in message.donors] for message in messages if isinstance(message, m.Donors)]
 
 
 def test_an_agent_is_told_on_each_connection_and_then_when_something_changes() -> None:

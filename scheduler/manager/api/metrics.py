@@ -64,6 +64,8 @@ class ManagerCollector:
             yield GaugeMetricFamily(f"farside_manager_{name}", text, value=value)
         yield _by_state("jobs", "Jobs by state.", Counter(job.phase.value for job in state.jobs.values()), Phase)
         yield _by_state("nodes", "Nodes by state.", Counter(one.state for one in state.nodes.values()), NODE_STATES)
+        text = "States of node services that could not be read."
+        yield CounterMetricFamily("farside_manager_service_faults", text, value=self._sessions.service_faults)
         yield _gpus(state.nodes.values())
         text = "Seconds that nodes have slept, all together."
         yield CounterMetricFamily("farside_manager_node_sleep_seconds", text, value=state.slept.node_s(0.0, now_s))

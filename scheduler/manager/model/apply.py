@@ -48,6 +48,8 @@ from farside.scheduler.manager.model.event import (
     ReleaseRequested,
     ReservationCancelled,
     SchedulerTookLead,
+    ServiceChanged,
+    ServiceTold,
     StopCause,
     TaskAllocation,
     TaskChanged,
@@ -225,6 +227,15 @@ def _changed(state: LiveState, event: NodeChanged, entry: Entry) -> Touched:
     return ()
 
 
+def _service_changed(state: LiveState, event: ServiceChanged, entry: Entry) -> Touched:
+    node = state.nodes.get(event.node)
+    if node is not None:
+        others = {name: raw for name, raw in node.services.items() if name != event.name}
+        kept = {**others, event.name: event.raw} if event.raw else others
+        state.nodes[node.name] = structs.replace(node, services=dict(sorted(kept.items())))
+    return ()
+
+
 def _lost(state: LiveState, event: NodeLost, entry: Entry) -> Touched:
     node = state.nodes.get(event.node)
     if node is None or not node.is_up:
@@ -323,7 +334,7 @@ def _closed(state: LiveState, event: NodeClosed, entry: Entry) -> Touched:
     return ()
 
 
-def _noted(state: LiveState, event: AccessRecorded | PowerPardoned, entry: Entry) -> Touched:
+def _noted(state: LiveState, event: AccessRecorded | PowerPardoned | ServiceTold, entry: Entry) -> Touched:
     return ()
 
 
@@ -560,6 +571,8 @@ _APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, Entry], Touched]] = Mapp
         ReleaseRequested: _release,
         NodeJoined: _joined,
         NodeChanged: _changed,
+        ServiceChanged: _service_changed,
+        ServiceTold: _noted,
         NodeLost: _lost,
         DrainRequested: _drain,
         UndrainRequested: _undrain,

@@ -149,6 +149,24 @@ class NodeChanged(ChangingFacts, frozen=True, kw_only=True):
     node: str
 
 
+class ServiceChanged(Struct, frozen=True, kw_only=True):
+    """An agent reports the state of a service of its node, as JSON; empty: the service is gone."""
+
+    node: str
+    name: str
+    raw: str
+
+
+class ServiceTold(Struct, frozen=True, kw_only=True):
+    """An agent reports what a service of its node says about a start of a job, as JSON; it may come twice."""
+
+    node: str
+    service: str
+    job_id: str
+    start: int
+    raw: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
     """Nothing was heard of a node for too long. What runs there may run on; nobody knows."""
@@ -368,7 +386,7 @@ Told = (
     JobSubmitted | CancelRequested | HoldRequested | ReleaseRequested | NodeJoined | NodeChanged | NodeLost
     | DrainRequested | UndrainRequested | NodesReserved | ReservationCancelled | AccessRecorded | TaskChanged
     | PowerChanged | NodesWanted | PowerPardoned | HistoryForgotten
-    | TaskProfiled
+    | TaskProfiled | ServiceChanged | ServiceTold
 )  # fmt: skip
 Decided = (
     SchedulerTookLead | NodeClosed | JobAllocated | AllocationReleased | JobStarted | JobStopping | JobRequeued

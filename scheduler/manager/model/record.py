@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from msgspec import field
+
 from farside.agent.gpu_share import Device, Share, free_devices, shares_of
 from farside.agent.messages import EndKind, NodeFacts
 from farside.scheduler.manager.model.event import (
@@ -211,7 +213,8 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
     ``shares`` say which job has which GPU, or which part of it, and ``tasks`` are all processes there: from the moment
     that it was decided to start one until the node has said that it is gone, however long the node is away.
     ``power``: what is kept of its power; None: it has always been on. ``closed_by``: the DRAIN after which no job
-    starts there, as the scheduler process has said; 0: one may.
+    starts there, as the scheduler process has said; 0: one may. ``services``: what its services say that
+    the log keeps as it comes, as JSON by their names.
     """
 
     name: str
@@ -224,6 +227,7 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
     tasks: tuple[TaskKey, ...] = ()
     power: NodePowerRecord | None = None
     closed_by: int = 0
+    services: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def gpu_model(self) -> str:

@@ -6,11 +6,12 @@ How it works
   again after reconnection, and the agent does it once, as (task, start) names it.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from msgspec import structs
+from msgspec import Raw, Struct, json, structs
 
 from farside.agent import messages as m
 from farside.scheduler.manager.model.event import (
@@ -18,6 +19,8 @@ from farside.scheduler.manager.model.event import (
     Event,
     NodeChanged,
     NodeJoined,
+    ServiceChanged,
+    ServiceTold,
     TaskChanged,
     TaskPhase,
     TaskProfiled,
@@ -26,6 +29,7 @@ from farside.scheduler.manager.model.profile import is_known
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey
 from farside.scheduler.manager.model.role import Standing, rendezvous
 from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.donors import DonorRing, donor_at
 from farside.scheduler.manager.nodes.energy_meter import PowerMeter
 
@@ -48,7 +52,10 @@ class AgentLine:
     """One connection of an agent: what it knows, and what it has been told on it."""
 
     def __init__(self, hello: m.Hello, address: str, *, move_s: float = 900.0) -> None:
-        self.hello = hello
+        found = services.read(hello)
+        self.hello, self._read = found.said, found
+        self.report: m.Report | None = None  # the last, with what its services say in its own fields
+        self.service_problems: Mapping[str, str] = found.problems  # by service, why its last state could not be read
         self.node = hello.node
         self._address = address
         self._known: dict[TaskKey, m.TaskState] = {key_of(task): task for task in hello.tasks}
@@ -58,6 +65,8 @@ class AgentLine:
         self._donors: tuple[m.Donor, ...] | None = None
         self._move_s = move_s  # borrowers get so long to move what they have
         self._closed_by: int | None = None  # as told; None: nothing was, and nobody knows what the donor does
+        self._unknown_s: dict[str, float] = {}  # when a service that nobody here knows was written into the log
+        self._ordered: dict[str, Struct] = {}  # by service, as told
         self._meetings: dict[tuple[str, int], Meeting] = {}  # by job and start, while commands are looked for
 
     # ------------------------------------------------------------------ agent to log
@@ -70,6 +79,7 @@ class AgentLine:
         node = state.nodes.get(self.node)
         events: list[Event] = [event] if node is None or _is_news(node, event) else []
         events += self._changes(state, hello.tasks)
+        events += self._service_changes(state, self._read, None)
         if node is not None and node.boot_id == hello.boot_id:
             events += self._forgotten(state, node)
         return events
@@ -88,12 +98,17 @@ class AgentLine:
 
     def reported(self, state: LiveState, report: m.Report) -> list[Event]:
         """What REPORT means; nothing where it repeats what the log says."""
+        found = services.read(report)
+        report, self.service_problems = found.said, found.problems
+        self.report = report
         self._known.update((key_of(task), task) for task in report.tasks)
         node = state.nodes.get(self.node)
         if node is not None:
             there = (state.task(key) for key in node.tasks)
             self._meter.read((task for task in there if task is not None), report.gpus, report.at_s)
         events = self._changes(state, report.tasks)
+        events += self._service_changes(state, found, report.at_s)
+        events += self._told_of_jobs(state, report.told)
         if node is not None:
             drains = any(isinstance(event, DrainRequested) for event in events)
             if report.unfit and not node.drain_reason and not drains:
@@ -102,6 +117,30 @@ class AgentLine:
             if _differs(m.ChangingFacts, node, _steadied(node, said)):
                 events.append(NodeChanged(node=self.node, **m.fields_of(m.ChangingFacts, said)))
         return events
+
+    def _service_changes(
+        self, state: LiveState, found: services.Read[m.Hello] | services.Read[m.Report], at_s: float | None
+    ) -> Iterator[Event]:
+        """What services say that the log does not have yet. ``at_s``: of the report, by its node's clock."""
+        node = state.nodes.get(self.node)
+        known = {} if node is None else node.services
+        for name in sorted({*known, *found.kept} - {*found.problems}):
+            now = found.kept.get(name, "")
+            if now == known.get(name, ""):
+                continue
+            if at_s is not None and name in found.unknown:
+                if abs(at_s - self._unknown_s.get(name, -math.inf)) < services.UNKNOWN_PERIOD_S:
+                    continue
+                self._unknown_s[name] = at_s
+            yield ServiceChanged(node=self.node, name=name, raw=now)
+
+    def _told_of_jobs(self, state: LiveState, told: Iterable[m.Told]) -> Iterator[Event]:
+        """What services say about jobs that are there; the log may have it twice, as it is a whole state."""
+        for one in told:
+            job = state.jobs.get(one.job)
+            if job is not None and not job.is_over and one.start <= job.start and m.is_carried(one.raw):
+                raw = services.text_of(one.raw)
+                yield ServiceTold(node=self.node, service=one.service, job_id=one.job, start=one.start, raw=raw)
 
     def _lasting(self, said: SaidT) -> SaidT:
         """What an agent said of its node, as the log keeps it: without readings, and with the donor's true address."""
@@ -159,7 +198,7 @@ class AgentLine:
         """Whether `donors` would look: there may be others than this node was told of."""
         return m.CAN_DONORS in self.hello.can and ring.version != self._ring_version
 
-    def donors(self, state: LiveState, ring: DonorRing) -> Iterator[m.Donors]:
+    def donors(self, state: LiveState, ring: DonorRing) -> Iterator[m.Donors | m.Service]:
         """The donors that this node may borrow from, when they are others than it was told on this connection."""
         node = state.nodes.get(self.node)
         if node is None or not self.awaits_donors(ring):
@@ -167,13 +206,31 @@ class AgentLine:
         found, self._ring_version = ring.of(node), ring.version
         if found != self._donors:
             self._donors = found
-            yield m.Donors(donors=tuple(m.DonorAddress(node=one.node, control=one.control) for one in found))
+            addresses = tuple(m.DonorAddress(node=one.node, control=one.control) for one in found)
+            order = self._order(services.BORROWER, m.BorrowerOrder(donors=addresses), state)
+            is_told = m.can_service(services.BORROWER) in self.hello.can and m.is_carried(order.raw)
+            yield order if is_told else m.Donors(donors=addresses)
+
+    def orders(self, state: LiveState) -> Iterator[m.Service]:
+        """The order of each service of its node, when it is another than the last on this connection."""
+        outlook = services.Outlook(node=state.nodes.get(self.node), move_s=self._move_s)
+        for name, service in services.KNOWN.items():
+            order = service.order(outlook) if m.can_service(name) in self.hello.can else None
+            if order is not None and order != self._ordered.get(name):
+                self._ordered[name] = order
+                yield self._order(name, order, state)
+
+    def _order(self, name: str, order: Struct, state: LiveState) -> m.Service:
+        """An order as of the newest entry of the log: who has read less of it can't undo it."""
+        raw = Raw(json.encode(order))
+        return m.Service(name=name, epoch=state.seq, generation=state.generation, raw=raw)
 
     def lending(self, state: LiveState) -> Iterator[m.Lending]:
-        """Whether its donor may lend, when that is other than it was told on this connection."""
+        """Whether its donor may lend, when that is other than it was told on this connection; not to a service."""
         node = state.nodes.get(self.node)
         closed_by = 0 if node is None or node.power is None else node.power.drain_number
-        if m.CAN_LENDING in self.hello.can and closed_by != self._closed_by:
+        is_service = m.can_service(services.DONOR) in self.hello.can
+        if m.CAN_LENDING in self.hello.can and not is_service and closed_by != self._closed_by:
             self._closed_by = closed_by
             yield m.Lending(closed_by=closed_by, generation=state.generation, deadline_s=self._move_s)
 

@@ -19,6 +19,7 @@ from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.event import Event, NodeLost
 from farside.scheduler.manager.model.presence import RemotePresence
 from farside.scheduler.manager.nodes import checkpoint_folder as checkpoint
+from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.dispatch import AgentLine
 from farside.scheduler.manager.nodes.donors import DonorRing
 from farside.scheduler.manager.store.presence import tell
@@ -59,6 +60,8 @@ class AgentSessions:
         self._begun_s = log.clock.now_s()
         self._name = secrets.token_hex(8)  # of this process, among the managers of one store
         self._remote_presence = RemotePresence()
+        self._service_problems: dict[str, Mapping[str, str]] = {}
+        self.service_faults = 0  # states of services that could not be read
 
     def sensed(self) -> Mapping[str, Sensed]:
         """What each connected agent told last of what no log keeps."""
@@ -183,6 +186,7 @@ class AgentSessions:
             if self._connected.get(hello.node, (None, None))[1] is socket:
                 del self._connected[hello.node]
                 self._sensed.pop(hello.node, None)
+                self._service_problems.pop(hello.node, None)
                 self._heard_s[hello.node] = self._log.clock.now_s()
 
     def _admit(self, hello: m.Hello, caller: Caller) -> None:
@@ -258,11 +262,22 @@ class AgentSessions:
                 asker.answered(report)
                 continue
             assert isinstance(report, m.Report)
-            self._sensed[line.node] = sensed_of(report, can_close=m.CAN_LENDING in line.hello.can)
-            await self._log.write(line.reported(self._log.state, report), f"node {line.node}")
+            events = line.reported(self._log.state, report)
+            self._sensed[line.node] = sensed_of(line.report or report, can_close=m.CAN_LENDING in line.hello.can)
+            self._note_problems(line)
+            await self._log.write(events, f"node {line.node}")
             await socket.send_text(side.send(m.Ack(seq=report.seq)))
             if report.tasks or line.awaits_donors(self.ring):
                 changed.set()  # what it said may be all that its next command waits for
+
+    def _note_problems(self, line: AgentLine) -> None:
+        """Counts services that could not be read, and says once why."""
+        known = self._service_problems.get(line.node, {})
+        for name, why in line.service_problems.items():
+            self.service_faults += 1
+            if known.get(name) != why:
+                _log.warning("a service's state is left out", node=line.node, service=name, why=why)
+        self._service_problems[line.node] = line.service_problems
 
     async def _send(
         self,
@@ -275,7 +290,8 @@ class AgentSessions:
         while True:
             changed.clear()
             state = self._log.state
-            told = (*asker.unsent(), *line.commands(state), *line.donors(state, self.ring), *line.lending(state))
+            to_services = (*line.donors(state, self.ring), *line.lending(state), *line.orders(state))
+            told = (*asker.unsent(), *line.commands(state), *to_services)
             for command in told:
                 try:
                     frame = side.send(command)
@@ -303,6 +319,7 @@ def sensed_of(report: m.Report, *, can_close: bool = False) -> Sensed:
         swap_used_bytes=0 if report.swap is None else report.swap.used_bytes,
         can_close=can_close,
         closed_by=0 if report.drained is None else report.drained.number,
+        holding=services.holding(report.holding),
         slabs=sum(max(1, loan.slabs) for loan in report.loans) if report.drained is None else report.drained.slabs,
     )
 

@@ -98,6 +98,7 @@ class Inventory:
             jobs=max(self._jobs.get(node, 0), len(known.tasks)),
             foreign_slabs=sensed.slabs,
             reservations=int(node in self._reserved),
+            services=sensed.holding,
             is_donor_open=sensed.can_close and sensed.closed_by != known.closed_by,
             is_movable=not sensed.slabs or (sensed.can_close and self._finds_room(node, sensed.loans)),
         )

@@ -36,7 +36,7 @@ class Sensed:
     ``lendable_bytes`` more. ``swap_used_bytes``: of the Farside swap of this node.
 
     ``can_close``: its agent closes the donor when it is told to; ``closed_by``: the order by which that was done, with
-    ``slabs`` of others left. 0: the donor is open.
+    ``slabs`` of others left. 0: the donor is open. ``holding``: services that have something of others, by name.
     """
 
     gpu_busy_pct: float | None = None
@@ -49,6 +49,7 @@ class Sensed:
     can_close: bool = False
     closed_by: int = 0
     slabs: int = 0
+    holding: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

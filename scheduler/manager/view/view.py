@@ -6,9 +6,10 @@ null before there is one.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct, defstruct, structs
+from msgspec import Meta, Raw, Struct, defstruct, structs
 
 from farside.agent.messages import NodeFacts
 from farside.scheduler.manager.model import event as log
@@ -139,6 +140,7 @@ class Node(_Facts, Struct, frozen=True, kw_only=True):  # type: ignore[misc] # a
     swap_bytes: int
     swap_own_bytes: int
     donor: str | None
+    services: Mapping[str, Any]
     gpus: tuple[NodeGpu, ...]
     free_gpus: int
     joined_s: float
@@ -227,6 +229,7 @@ def show_node(node: LiveNode, reserved: str = "") -> Node:
         node,
         reason=node.why_not or reserved,
         donor=None if node.donor is None else node.donor.control,
+        services=_show_services(node),
         gpus=tuple(
             # In full, as `like` would take as long as all the rest of a node.
             NodeGpu(
@@ -242,6 +245,13 @@ def show_node(node: LiveNode, reserved: str = "") -> Node:
         ),
         free_gpus=len(node.free_devices),
     )
+
+
+def _show_services(node: LiveNode) -> Mapping[str, Any]:
+    """What each service of a node says, as it says it; of those that the log has in fields, these."""
+    typed = {"borrower": node.swap, "donor": node.donor}
+    raws = {name: Raw(raw.encode()) for name, raw in node.services.items()}
+    return {**{name: said for name, said in typed.items() if said is not None}, **raws}
 
 
 def show_reservation(one: Maintenance, state: LiveState, now_s: float) -> Reservation:

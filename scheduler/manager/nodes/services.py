@@ -1,0 +1,121 @@
+"""Node services on the manager's side: which it knows, and how it keeps the others. PURE.
+
+How it works
+============
+An agent says of each service of its node one JSON value (`farside.agent.service`). `read` takes them in: what a service
+of `KNOWN` says is checked and put where the manager uses it; what any other says is kept in the log as it came, and
+shown. What can't be read is left out with a reason, and the rest of the report counts.
+
+A service that the manager is to know is one entry in `KNOWN`. What it decides by that is an event of its own.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct, structs
+
+from farside.agent import messages as m
+from farside.scheduler.manager.model.record import LiveNode
+
+SaidT = TypeVar("SaidT", m.Hello, m.Report)
+UNKNOWN_PERIOD_S = 60.0
+"""Time between two entries in the log for a service that this manager does not know, whatever changes meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What the order of a service follows from: its node, and how long borrowers get to move what they have."""
+
+    node: LiveNode | None
+    move_s: float
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownService:
+    """How the manager deals with one service.
+
+    Attributes:
+        facts: What it says. Fields that HELLO or REPORT have as well are put there.
+        keep: What of its facts the log keeps raw, as JSON; None: nothing.
+        order: What it is told now; None: it is told nothing.
+        is_asked: The manager asks for its drain by itself, and need not wait until it says that it holds nothing.
+    """
+
+    facts: type[Struct]
+    keep: Callable[[Any], Struct | None] = _nothing
+    order: Callable[[Outlook], Struct | None] = _nothing
+    is_asked: bool = False
+
+
+def _donor_order(outlook: Outlook) -> m.DonorOrder:
+    power = None if outlook.node is None else outlook.node.power
+    return m.DonorOrder(closed_by=0 if power is None else power.drain_number, deadline_s=outlook.move_s)
+
+
+DONOR, BORROWER = "donor", "borrower"
+KNOWN: Mapping[str, KnownService] = MappingProxyType(
+    {
+        # Both have fields of their own in HELLO, REPORT and the log, for agents and managers of the version before. Its
+        # list of donors is the borrower's order; that follows from a ring of all nodes, so `AgentLine.donors` makes it.
+        DONOR: KnownService(facts=m.DonorFacts, order=_donor_order, is_asked=True),
+        BORROWER: KnownService(facts=m.BorrowerFacts),
+    }
+)
+_DECODERS = {name: msgspec.json.Decoder(service.facts) for name, service in KNOWN.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read(Generic[SaidT]):
+    """A frame whose services were read.
+
+    Attributes:
+        said: The frame, with what known services say in its own fields.
+        kept: By service, what the log is to have as JSON; those that the manager does not know are in ``unknown``.
+        problems: By service, why it could not be read.
+    """
+
+    said: SaidT
+    kept: Mapping[str, str] = field(default_factory=dict)
+    unknown: frozenset[str] = frozenset()
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+
+def read(said: SaidT) -> Read[SaidT]:
+    """Takes in what the services of a HELLO or a REPORT say."""
+    found: dict[str, Any] = {}
+    kept: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    for name, raw in said.services.items():
+        if not m.is_carried(raw):
+            problems[name] = f"more than {m.SERVICE_BYTES_MAX} bytes"
+        elif name not in KNOWN:
+            kept[name] = text_of(raw)
+        else:
+            try:
+                facts = _DECODERS[name].decode(raw)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                problems[name] = " ".join(str(error).split())[:200]
+                continue
+            found |= {one: getattr(facts, one) for one in facts.__struct_fields__ if one in said.__struct_fields__}
+            lasting = KNOWN[name].keep(facts)
+            if lasting is not None:
+                kept[name] = msgspec.json.encode(lasting).decode()
+    unknown = frozenset(kept) - frozenset(KNOWN)
+    return Read(said=structs.replace(said, **found), kept=kept, unknown=unknown, problems=problems)
+
+
+def text_of(raw: Raw) -> str:
+    """JSON without spaces and line ends, as the log keeps it."""
+    return msgspec.json.format(bytes(raw), indent=-1).decode()
+
+
+def holding(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Services that hold something, without those that the drain of a node asks by itself."""
+    return tuple(name for name in names if name not in KNOWN or not KNOWN[name].is_asked)
