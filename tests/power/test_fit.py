@@ -105,7 +105,7 @@ def test_a_fit_that_fails_is_said_in_one_line_and_stops_nobody(
         fitter.learn(demand, 100.0).result(60)
 
         assert fitter.remark == "no forecast as it could not be fitted: MemoryError: none left; rules alone decide"
-        assert "could not be fitted" in caplog.text
+        assert "cannot fit the forecast" in caplog.text
         assert demand.wish(Occupancy(now_s=0.0, busy=0, lacking=0, powered=100, total=100)).nodes > 0
 
 

@@ -85,7 +85,7 @@ def test_what_follows_the_same_cause_is_one_line_with_the_range_of_what_was_free
 
     assert [line for line in told if "waits" in line] == [
         "  1 s  waits 1.48 min: needs 8 GPUs on 2 nodes, 2 to 5 free; 2 running jobs there, and best-effort preempts "
-        "nobody"
+        "no job"
     ]
 
 
