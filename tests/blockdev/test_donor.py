@@ -429,6 +429,7 @@ def test_leases_that_the_donor_does_not_name_any_more_are_lost(scene: Scene) -> 
         await scene.stop_donor()
         del scene.scripted.held[1]
         await scene.start_donor()
+        await until(lambda: bool(scene.recorder.lost))
         await scene.is_up()
 
     play(scene, body)

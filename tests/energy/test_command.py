@@ -78,9 +78,7 @@ def test_wrong_arguments_get_one_line(nodes: Path, tmp_path: Path) -> None:
     assert "did you mean 'vanilla'" in refusal("replay", nodes, "--policy", "vanila")
     assert "--from: 'tomorrow' is no date" in refusal("replay", nodes, "--from", "tomorrow")
     assert "no interval" in refusal("replay", nodes, "--from", "2021-01-01")
-    assert "--train-to lies after --from" in refusal(
-        "replay", nodes, "--from", "2020-05-04", "--train-to", "2020-05-05"
-    )
+    assert "--train-to is after --from" in refusal("replay", nodes, "--from", "2020-05-04", "--train-to", "2020-05-05")
     assert "nothing to sweep" in refusal("pareto", nodes, "--policy", "none")
     assert "No such file" in refusal("replay", nodes, "--policy", "none", "--json", tmp_path / "no" / "out.json")
     assert "--plot" in refusal("replay", nodes, "--policy", "none", "--plot", tmp_path / "out.doc")

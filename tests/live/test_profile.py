@@ -198,7 +198,7 @@ def test_one_that_nobody_could_tell_anything_of_waits_and_is_profiled_again() ->
     world.exits(job, 1)
 
     assert world.phase(job) is Phase.WAITING
-    assert world.decider.why(job, world.now_s, str)[-1].endswith("nobody knows: it sent nothing")
+    assert world.decider.why(job, world.now_s, str)[-1].endswith("is not known: it sent nothing")
     world.does(UndrainRequested(node="n0", by="test"))
     assert (world.phase(job), world.job(job).is_profiled) == (Phase.STARTING, True)
 

@@ -44,7 +44,7 @@ def test_over_slurm_there_is_an_estimator() -> None:
 
 def test_the_table_in_the_documents_has_every_policy_and_says_which_the_manager_refuses() -> None:
     manual = Path(__file__).parents[2] / "docs" / "manager.md"
-    table = manual.read_text().partition("| policy | what it has to know of jobs |")[2].partition("\n\n")[0]
+    table = manual.read_text().partition("| policy | what it must know about jobs |")[2].partition("\n\n")[0]
     manager_says = {
         policy: cells[4].strip()
         for cells in (line.split("|") for line in table.splitlines()[2:])

@@ -78,7 +78,7 @@ def is_so(text: str, first: JobColumns, second: JobColumns, quantum_s: float) ->
         r"has had .+ of GPU time, not ": service(a) < service(b),
         r"is in Q\d, with .+; the other is in Q\d": service(a) < service(b),
         r"runs already": a["is_running"] > b["is_running"],
-        r"stands before it in the list": a["position"] < b["position"],
+        r"comes before it in the list": a["position"] < b["position"],
         r"has run before": a["first_start_s"] < np.inf == b["first_start_s"],
         r"started .+ earlier": a["first_start_s"] < b["first_start_s"],
         r"has waited for .+ and more": a["since_s"] > a["submit_s"] and b["since_s"] <= b["submit_s"],

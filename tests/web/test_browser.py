@@ -353,7 +353,7 @@ def test_nodes_that_sleep_what_it_saves_and_how_many_are_expected_are_seen(page:
     assert "asleep" in night.inner_text()
     figures = texts(page, "#figures > div")
     assert "Asleep 1 1 booting" in figures
-    assert "Expected 2 nodes to stay on" in figures
+    assert "Needed 2 nodes to stay on" in figures
     assert [one for one in figures if one.endswith("kWh, against all nodes on")]
 
 
