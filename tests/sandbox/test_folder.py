@@ -215,9 +215,15 @@ def test_a_folder_that_can_not_be_is_one_line(tmp_path: Path, state: str) -> Non
         run(state=tmp_path / state)
 
 
-def test_a_folder_whose_sockets_would_have_too_long_a_path_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("has_cluster", "longest"), [(False, "/donors/d64/control.sock"), (True, "/agents/n64/state/agent.notify")]
+)
+def test_a_folder_whose_sockets_would_have_too_long_a_path_is_refused(has_cluster: bool, longest: str) -> None:
+    fits = Path("/" + "s" * (107 - 1 - len(longest)))
+
+    check_length(fits, has_cluster=has_cluster)
     with pytest.raises(ConfigError, match="name a shorter path"):
-        check_length(tmp_path / ("s" * 107))
+        check_length(Path(f"{fits}s"), has_cluster=has_cluster)
 
 
 def test_a_listener_that_is_a_file_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

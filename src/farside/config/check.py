@@ -3,6 +3,7 @@
 import ipaddress
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from farside.config.agent import AgentConfig
@@ -82,6 +83,8 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
     yield from _agent_tls_problems(config)
     if not config.state_dir.is_absolute():
         yield "state_dir", "is empty; name the folder that tasks are written down in"
+    else:
+        yield from _socket_problems("state_dir", config.state_dir / "agent.notify")
     if not (config.cgroup in ("auto", "off") or config.cgroup.startswith("/")):
         yield "cgroup", f"'{config.cgroup:.70}' is neither auto, off nor a path from the root"
     if config.donor_control and not _is_tcp(config.donor_control):
@@ -134,10 +137,7 @@ def manager_problems(config: ManagerConfig) -> Iterator[Problem]:
     if not config.state_dir.is_absolute():
         yield "state_dir", "must be an absolute path"
     else:
-        try:
-            socket_path(f"{config.state_dir}/brain.sock")
-        except ValueError as error:
-            yield "state_dir", str(error)
+        yield from _socket_problems("state_dir", config.state_dir / "brain.sock")
 
 
 def _manager_tls_problems(config: ManagerConfig) -> Iterator[Problem]:
@@ -203,10 +203,14 @@ def _identity_problems(config: DaemonConfig | BlockdevConfig | AgentConfig | Slu
             "node",
             f"'{config.node:.70}' is no name of a node; up to 64 letters, digits and any of . _ : - make one",
         )
+    yield from _socket_problems("admin_socket", config.admin_socket)
+
+
+def _socket_problems(setting: str, socket: Path) -> Iterator[Problem]:
     try:
-        socket_path(str(config.admin_socket))
+        socket_path(str(socket))
     except ValueError as error:
-        yield "admin_socket", str(error)
+        yield setting, str(error)
 
 
 def _is_ip_address(text: str) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from farside.endpoint import socket_path
 from farside.errors import ConfigError
 from farside.listen import clear_stale
-from farside.sandbox.cluster import end_tasks
+from farside.sandbox.cluster import agent_folder, end_tasks
 from farside.sandbox.files import socket_of
 from farside.sandbox.layout import FILES, FOLDERS, LOCK_NAME, RECORD_NAME, read_record
 from farside.sandbox.pressure import donor_folder
@@ -93,14 +93,19 @@ def _user(uid: int) -> str:
         return f"uid {uid}"
 
 
-def check_length(state: Path) -> None:
-    """Looks whether sockets in the folder can have their paths.
+def check_length(state: Path, *, has_cluster: bool) -> None:
+    """Check that the longest path of a socket in the folder fits; those of a cluster's agents are the longest.
 
     Raises:
         ConfigError: it is too long for that.
     """
+    longest = (
+        agent_folder(state, "n64") / "state" / "agent.notify"
+        if has_cluster
+        else donor_folder(state, "d64") / "control.sock"
+    )
     try:
-        socket_path(os.fspath(donor_folder(state, "d64") / "control.sock"))
+        socket_path(os.fspath(longest))
     except ValueError:
         raise ConfigError(f"--state {state}: is too long for the sockets in it", hint="name a shorter path") from None
 

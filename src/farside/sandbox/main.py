@@ -58,7 +58,7 @@ def run(
         if state is None:
             state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farside-sandbox-")))
         folder = state.absolute()
-        check_length(folder)
+        check_length(folder, has_cluster=cluster is not None)
         plan = make_plan(
             donors=donors,
             donor_memory_bytes=donor_memory_bytes,
