@@ -3,8 +3,10 @@
 import array
 import fcntl
 import os
+import select
 import socket
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -15,7 +17,11 @@ _HIGH = 100  # above what a shell is asked to put in place
 
 
 class Manager:
-    """Starts one service's process, again and again; ``store`` is what it keeps between."""
+    """Starts one service's process, again and again; ``store`` is what it keeps between.
+
+    A thread reads all the time, as systemd does: the socket's queue holds ten messages, and a service that has more to
+    say waits for its reader.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.store: dict[str, list[int]] = {}
@@ -24,13 +30,18 @@ class Manager:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._sock.bind(str(self._path))
         self._sock.setblocking(False)
+        self._lock = threading.Lock()
+        self._closed = os.eventfd(0)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def start(
         self, command: Sequence[str], log: IO[bytes], environment: Mapping[str, str] = os.environ
     ) -> "subprocess.Popen[bytes]":
         """Starts the process with everything that is kept."""
         self.listen()
-        kept = [(name, fcntl.fcntl(fd, fcntl.F_DUPFD, _HIGH)) for name, fds in self.store.items() for fd in fds]
+        with self._lock:
+            kept = [(name, fcntl.fcntl(fd, fcntl.F_DUPFD, _HIGH)) for name, fds in self.store.items() for fd in fds]
         places = " ".join(f"{3 + number}<&{fd}" for number, (_, fd) in enumerate(kept))
         given = {
             "NOTIFY_SOCKET": str(self._path),
@@ -51,12 +62,13 @@ class Manager:
 
     def listen(self) -> None:
         """Takes in what was said so far."""
-        while True:
-            try:
-                data, ancillary, _, _ = self._sock.recvmsg(4096, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
-            except BlockingIOError:
-                return
-            self._take(data.decode(), [array.array("i", payload[:4])[0] for _, _, payload in ancillary])
+        with self._lock:
+            while True:
+                try:
+                    data, ancillary, _, _ = self._sock.recvmsg(4096, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+                except BlockingIOError:
+                    return
+                self._take(data.decode(), [array.array("i", payload[:4])[0] for _, _, payload in ancillary])
 
     def until_said(self, text: str) -> None:
         """Returns when it has been told ``text``."""
@@ -74,10 +86,17 @@ class Manager:
 
     def close(self) -> None:
         """Lets go of everything, as a stop of the service does."""
+        os.eventfd_write(self._closed, 1)
+        self._reader.join()
+        os.close(self._closed)
         self.listen()
         for name in list(self.store):
             self._drop(name)
         self._sock.close()
+
+    def _read(self) -> None:
+        while self._closed not in select.select([self._sock, self._closed], [], [])[0]:
+            self.listen()
 
     def _take(self, message: str, fds: list[int]) -> None:
         self.said.append(message)
