@@ -7,8 +7,8 @@ if it fails, its error. Children end with the parent: when it ends in order they
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
@@ -36,16 +36,37 @@ def run_all(
             run_experiment(experiment, scene, is_keeping_segments=is_keeping_segments, tell=partial(tell, at))
             for at, experiment in enumerate(experiments)
         )
-    return _Children(experiments, scene, is_keeping_segments).run(cores, tell)
+    with _interrupts() as interrupted:
+        return _Children(experiments, scene, is_keeping_segments, interrupted).run(cores, tell)
+
+
+@contextmanager
+def _interrupts() -> Iterator[Connection]:
+    """A pipe that is readable once Ctrl-C was pressed, in place of KeyboardInterrupt wherever Python is just then.
+
+    One that is raised in a destructor is ignored, and one between a fork and the note of it leaves an unknown child.
+    """
+    reading, writing = multiprocessing.Pipe(duplex=False)
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: writing.send_bytes(b"!"))
+    with reading, writing:
+        try:
+            yield reading
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 class _Children:
     """The processes of one comparison."""
 
-    def __init__(self, experiments: Sequence[Experiment], scene: Scene, is_keeping_segments: bool) -> None:
+    def __init__(
+        self, experiments: Sequence[Experiment], scene: Scene, is_keeping_segments: bool, interrupted: Connection
+    ) -> None:
         self._experiments = experiments
         self._scene = scene
         self._is_keeping_segments = is_keeping_segments
+        self._interrupted = interrupted
         self._context = multiprocessing.get_context("fork")
         self._running: dict[Any, tuple[int, ForkProcess]] = {}
 
@@ -56,7 +77,9 @@ class _Children:
             while waiting or self._running:
                 while waiting and len(self._running) < cores:
                     self._start(*waiting.pop(0))
-                for ready in wait(list(self._running)):
+                for ready in wait([self._interrupted, *self._running]):
+                    if ready is self._interrupted:
+                        raise KeyboardInterrupt
                     at, message = self._receive(ready)
                     if isinstance(message, FarsideError):
                         raise message
@@ -73,13 +96,8 @@ class _Children:
         reading, writing = self._context.Pipe(duplex=False)
         args = (experiment, self._scene, self._is_keeping_segments, reading, writing)
         process = self._context.Process(target=_work, args=args, daemon=True)
-        # Between the fork and the note of it Ctrl-C would leave a child that nobody knows.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()
-            self._running[reading] = at, process
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        process.start()
+        self._running[reading] = at, process
         writing.close()
 
     def _receive(self, ready: Any) -> tuple[int, _Message]:
