@@ -3,7 +3,6 @@
 import ipaddress
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from farside.config.agent import AgentConfig
@@ -84,7 +83,7 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
     if not config.state_dir.is_absolute():
         yield "state_dir", "is empty; name the folder that tasks are written down in"
     else:
-        yield from _socket_problems("state_dir", config.state_dir / "agent.notify")
+        yield from _socket_problems("state_dir", f"{config.state_dir}/agent.notify")
     if not (config.cgroup in ("auto", "off") or config.cgroup.startswith("/")):
         yield "cgroup", f"'{config.cgroup:.70}' is neither auto, off nor a path from the root"
     if config.donor_control and not _is_tcp(config.donor_control):
@@ -137,7 +136,7 @@ def manager_problems(config: ManagerConfig) -> Iterator[Problem]:
     if not config.state_dir.is_absolute():
         yield "state_dir", "must be an absolute path"
     else:
-        yield from _socket_problems("state_dir", config.state_dir / "brain.sock")
+        yield from _socket_problems("state_dir", f"{config.state_dir}/brain.sock")
 
 
 def _manager_tls_problems(config: ManagerConfig) -> Iterator[Problem]:
@@ -203,12 +202,12 @@ def _identity_problems(config: DaemonConfig | BlockdevConfig | AgentConfig | Slu
             "node",
             f"'{config.node:.70}' is no name of a node; up to 64 letters, digits and any of . _ : - make one",
         )
-    yield from _socket_problems("admin_socket", config.admin_socket)
+    yield from _socket_problems("admin_socket", str(config.admin_socket))
 
 
-def _socket_problems(setting: str, socket: Path) -> Iterator[Problem]:
+def _socket_problems(setting: str, socket: str) -> Iterator[Problem]:
     try:
-        socket_path(str(socket))
+        socket_path(socket)
     except ValueError as error:
         yield setting, str(error)
 
