@@ -95,8 +95,7 @@ def _shown(found: Survey, title: str, told: str, needs: tuple[str, ...], draw: C
 
 def write_page(path: Path, found: Study) -> None:
     """Write the page."""
-    shown = [(one.title, one.told, one.svg, one.why_not) for one in figures(found.survey)]
-    path.write_text(page(found, shown), encoding="utf-8")
+    path.write_text(page(found, figures(found.survey)), encoding="utf-8")
 
 
 def write_json(path: Path, found: Study) -> None:

@@ -1,33 +1,27 @@
 """HTML page of a study: implications, what-ifs, and the data behind them."""
 
 import math
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Iterable
 
 from farside.scheduler.sim.characterise.study import Stretch, Study
 from farside.scheduler.sim.characterise.survey import STATUSES
-from farside.scheduler.sim.result.report_html import document, figure
+from farside.scheduler.sim.characterise.what_if import Group
+from farside.scheduler.sim.result.report_html import render
 from farside.units import format_moment, format_seconds
 
-# Title, what is seen, SVG or nothing, why there is none.
-Picture = tuple[str, str, str, str]
 
-
-def page(found: Study, pictures: Iterable[Picture]) -> str:
-    """The whole page as HTML that needs nothing else."""
-    log = found.survey.log
-    return document(
-        f"Job log {log.path}",
-        facts(found),
-        (
-            "<h2>Do Helios's seven implications hold here?</h2>",
-            _verdicts(found),
-            '<p class="faint">The paper judges by eye; statistics and bars are ours, see docs/characterisation.md.</p>',
-            "<h2>What if?</h2>",
-            *_what_ifs(found),
-            *(_picture(*one) for one in pictures),
-        ),
-    )
+def page(found: Study, pictures: Iterable[object]) -> str:
+    """HTML of the whole page, which needs nothing else. Each of ``pictures`` is a `report.Shown`."""
+    values = {
+        "title": f"Job log {found.survey.log.path}",
+        "facts": facts(found),
+        "verdicts": [(one.number, one.claim, answer(one.holds), one.found, one.bar) for one in found.verdicts],
+        "stretch": stretch_told(found.stretch) if found.stretch is not None else "",
+        "what_ifs": found.what_ifs,
+        "omitted": found.omitted,
+        "pictures": pictures,
+    }
+    return render("study.html", values, duration=format_seconds, group_row=_group_row)
 
 
 def facts(found: Study) -> list[str]:
@@ -65,26 +59,8 @@ def answer(holds: bool | None) -> str:
     return "cannot tell" if holds is None else "holds" if holds else "does not hold"
 
 
-def _verdicts(found: Study) -> str:
-    rows = ((str(one.number), one.claim, answer(one.holds), one.found, one.bar) for one in found.verdicts)
-    return _table(("", "implication", "here", "found", "must reach"), rows)
-
-
-def _what_ifs(found: Study) -> Iterable[str]:
-    if found.stretch is not None:
-        yield f"<p>{escape(stretch_told(found.stretch))}</p>"
-    for what in found.what_ifs:
-        yield f"<h3>({what.implication}) {escape(what.title)}</h3>"
-        saved = f" It saves {format_seconds(what.saved_gpu_s)} of GPU time." if what.saved_gpu_s else ""
-        yield f"<p>{escape(what.told + saved)}</p>"
-        rows = [
-            (one.name, f"{one.jobs:,}", seconds(one.before_s), seconds(one.after_s), change(one.before_s, one.after_s))
-            for one in what.groups
-        ]
-        yield _table(("", "jobs", "mean wait", "then", "change"), rows)
-    if found.omitted:
-        items = "".join(f"<li>({number}) {escape(title)}: {escape(why)}</li>" for number, title, why in found.omitted)
-        yield f"<p>Left out:</p><ul>{items}</ul>"
+def _group_row(one: Group) -> tuple[str, ...]:
+    return (one.name, f"{one.jobs:,}", seconds(one.before_s), seconds(one.after_s), change(one.before_s, one.after_s))
 
 
 def stretch_told(stretch: Stretch) -> str:
@@ -113,16 +89,3 @@ def change(before_s: float, after_s: float) -> str:
     if math.isnan(before_s) or math.isnan(after_s) or before_s < 1:
         return "-"
     return f"{after_s / before_s - 1:+.0%}"
-
-
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-    lines = ("".join(f'<td class="name">{escape(cell)}</td>' for cell in row) for row in rows)
-    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="wide"><table class="words"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
-
-
-def _picture(title: str, told: str, svg: str, why_not: str) -> str:
-    if svg:
-        return figure(title, told, svg)
-    return f'<h2>{escape(title)}</h2>\n<p class="faint">Left out. {escape(why_not)}</p>'
