@@ -324,7 +324,9 @@ def test_a_manager_listens_to_others_with_tls_or_where_plain_http_is_meant(setti
         ({"state_dir": f"/{'s' * 94}"}, f"state_dir: '/{'s' * 94}/agent.notify' is longer than the 107 bytes"),
     ],
 )
-def test_an_agent_that_could_not_start_or_that_nobody_could_know_is_refused(settings: dict[str, object], problem: str) -> None:
+def test_an_agent_that_could_not_start_or_that_nobody_could_know_is_refused(
+    settings: dict[str, object], problem: str
+) -> None:
     with pytest.raises(ConfigProblems) as caught:
         load_config(AgentConfig, [Path("/dev/null")], settings)
 

@@ -55,7 +55,13 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     """A job as its user described it; the log keeps it. ``argv`` of a job with roles is its first role's."""
 
     argv: Arguments
-    gpus: Annotated[int, number("GPUs over all nodes; the job starts with all of them or not at all", 1, MAX_GPUS)] = 1
+    gpus: Annotated[
+        int,
+        number(
+            "GPUs over all nodes; the job starts with all of them or not at all", 1, MAX_GPUS,
+            "a job without GPUs can not be run yet",
+        ),
+    ] = 1  # fmt: skip
     name: Annotated[str, line("What listings call the job; empty: the name of its program")] = ""
     account: Annotated[str, line("Whom its GPU hours are charged to; empty: the first account of its user")] = ""
     qos: Annotated[str, line("Its quality of service; empty: the default")] = ""

@@ -89,8 +89,9 @@ class Crew:
         return self._children[name].pid if self.is_running(name) else 0
 
     def said(self, name: str) -> str:
-        """The last line that it wrote, for an error message."""
-        return process.last_line(self.posts[name].log) or "it said nothing"
+        """Last line that the child wrote, and where its log is, for an error message."""
+        log = self.posts[name].log
+        return f"{process.last_line(log) or 'it said nothing'} (log: {log})"
 
     def record(self, name: str) -> ProcessRecord:
         """The child's entry in the record file."""

@@ -104,12 +104,12 @@ def command(*arguments: str) -> list[str]:
 
 
 def last_line(log: Path) -> str:
-    """The last line that a child wrote, for an error message."""
+    """Last line that a child wrote, for an error message, without the frame that Python draws round exceptions."""
     try:
-        lines = log.read_text(errors="replace").strip().splitlines()
+        lines = [line.strip(" |+-") for line in log.read_text(errors="replace").splitlines()]
     except OSError:
         return ""
-    return lines[-1] if lines else ""
+    return next(filter(None, reversed(lines)), "")
 
 
 def _die_with(parent: int) -> None:
