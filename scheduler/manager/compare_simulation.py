@@ -19,19 +19,8 @@ from dataclasses import dataclass, field, replace
 from farside.errors import FarsideError
 from farside.scheduler.domain import Rules
 from farside.scheduler.manager.decider.adapter import job_of, node_of
+from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.apply import apply
-from farside.scheduler.manager.model.event import (
-    DrainRequested,
-    Entry,
-    JobEnded,
-    JobRequeued,
-    JobSubmitted,
-    NodeChanged,
-    NodeJoined,
-    NodeLost,
-    ReleaseRequested,
-    UndrainRequested,
-)
 from farside.scheduler.manager.model.preemption_times import PreemptionTimes, as_settings
 from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.state import LiveState
@@ -128,7 +117,7 @@ class _Reading:
     taking: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)
 
 
-def recording(entries: Iterable[Entry], only: Collection[str] | None = None) -> Recording:
+def recording(entries: Iterable[log.Entry], only: Collection[str] | None = None) -> Recording:
     """Reads a log for the simulator: all jobs, or ``only`` these."""
     read = _Reading()
     for entry in entries:
@@ -154,17 +143,17 @@ def recording(entries: Iterable[Entry], only: Collection[str] | None = None) -> 
     )
 
 
-def _note(read: _Reading, entry: Entry) -> None:
+def _note(read: _Reading, entry: log.Entry) -> None:
     state = read.state
     match entry.event:
-        case JobSubmitted():
+        case log.JobSubmitted():
             read.ready_s.update(dict.fromkeys(state.submitted[entry.seq], entry.at_s))
-        case ReleaseRequested(job_id=job_id) if job_id in state.jobs and not state.jobs[job_id].start:
+        case log.ReleaseRequested(job_id=job_id) if job_id in state.jobs and not state.jobs[job_id].start:
             read.ready_s[job_id] = entry.at_s
-        case JobRequeued(job_id=job_id) | JobEnded(job_id=job_id):
+        case log.JobRequeued(job_id=job_id) | log.JobEnded(job_id=job_id):
             job = state.jobs[job_id]
-            _record_run_interval(read, job, is_preempted=isinstance(entry.event, JobRequeued))
-        case NodeJoined() | NodeChanged() | NodeLost() | DrainRequested() | UndrainRequested():
+            _record_run_interval(read, job, is_preempted=isinstance(entry.event, log.JobRequeued))
+        case log.NodeJoined() | log.NodeChanged() | log.NodeLost() | log.DrainRequested() | log.UndrainRequested():
             _note_nodes(read, entry.at_s)
         case _:
             pass

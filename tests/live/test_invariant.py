@@ -1,9 +1,9 @@
 """The checker of logs: it must find what is planted, and nothing in a sound log."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from farside.scheduler.manager.model.check_log import violations
 from farside.scheduler.manager.model.event import (

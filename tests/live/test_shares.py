@@ -1,9 +1,8 @@
 """Who holds what of which GPU in the log: parts of GPUs, GPUs that are cut or joined under a job, jobs without any."""
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from farside.agent.gpu_share import Device
 from farside.agent.messages import ChangingFacts, fields_of

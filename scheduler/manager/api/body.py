@@ -17,7 +17,7 @@ from farside.scheduler.manager.field_limit import length_problem, limits_of
 
 # Of one body; the largest has thirty.
 KEYS_MAX = 64
-# Of what is wrong with a body; who mends so much finds the rest.
+# Of what is wrong with a body; who has fixed these finds the rest.
 SAID_MAX = 10
 _NAME_MAX = 100  # characters of a key that is repeated to its writer
 _WORDS = {

@@ -40,7 +40,7 @@ async def shown(_: Person, shared: Shared) -> Response:
 
 @router.post("/{name}/pardon", responses=says(PowerRow, 404, 409))
 async def pardon(caller: Operator, node: NodeNamed, shared: Shared) -> Response:
-    """A node that did not obey its power switch is mended: it may serve again."""
+    """Let a node serve again that did not obey its power switch, and was fixed."""
     controller = shared.power.controller
     if controller is None:
         raise HTTPException(409, "this manager switches no power: another one leads, or `power` is none")

@@ -7,27 +7,19 @@ as each answer is something that happened. So it never has to think further than
 from collections.abc import Iterable
 
 from farside.agent.messages import NOT_STARTED, EndKind
-from farside.scheduler.manager.model.event import (
-    AllocationReleased,
-    Ending,
-    JobEnded,
-    JobRequeued,
-    JobStopping,
-    StopCause,
-    TaskPhase,
-)
+from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.record import IDLE, LiveJob, LiveTask, Phase
 from farside.scheduler.manager.model.state import LiveState
 from farside.units import format_seconds
 
 SIGKILL = 9
 # What an agent says of a process that it was told to stop.
-_STOPPED = frozenset(cause.value for cause in StopCause)
+_STOPPED = frozenset(cause.value for cause in log.StopCause)
 # A job whose nodes are lost under it is started again, but not for ever: it may be what breaks them.
 MAX_LOSSES = 10
 
 
-Step = JobEnded | JobRequeued | JobStopping | AllocationReleased
+Step = log.JobEnded | log.JobRequeued | log.JobStopping | log.AllocationReleased
 """What may follow for a job."""
 
 
@@ -64,7 +56,7 @@ def _of_idle(state: LiveState, job: LiveJob) -> Step | None:
         if before is None or (before.is_over and before.phase is not Phase.DONE):
             became = "is not known" if before is None else f"ended as {before.phase}"
             reason = f"job {other}, which it waits for, {became}"
-            return JobEnded(job_id=job.job_id, ending=Ending.CANCELLED, reason=reason)
+            return log.JobEnded(job_id=job.job_id, ending=log.Ending.CANCELLED, reason=reason)
     return None
 
 
@@ -72,47 +64,47 @@ def _of_allocated(state: LiveState, job: LiveJob) -> Step | None:
     if job.cancelled_by:
         return _cancelled(job)
     if job.held_by:
-        return AllocationReleased(job_id=job.job_id, reason="it had not started yet")
+        return log.AllocationReleased(job_id=job.job_id, reason="it had not started yet")
     for place in job.places:
         node = state.nodes[place.node]
         if not node.is_taking:
-            return AllocationReleased(
+            return log.AllocationReleased(
                 job_id=job.job_id, reason=f"it lost its allocation before it started: {node.name}: {node.why_not}"
             )
     return None
 
 
-def _cancelled(job: LiveJob, exit_code: int | None = None) -> JobEnded:
+def _cancelled(job: LiveJob, exit_code: int | None = None) -> log.JobEnded:
     reason = f"cancelled by {job.cancelled_by}"
-    return JobEnded(job_id=job.job_id, ending=Ending.CANCELLED, reason=reason, exit_code=exit_code)
+    return log.JobEnded(job_id=job.job_id, ending=log.Ending.CANCELLED, reason=reason, exit_code=exit_code)
 
 
 def _of_running(state: LiveState, job: LiveJob, now_s: float) -> Step | None:
-    if all(task.phase is TaskPhase.EXITED and task.exit_code == 0 for task in job.workers):
+    if all(task.phase is log.TaskPhase.EXITED and task.exit_code == 0 for task in job.workers):
         if all(task.is_gone for task in job.tasks):
             return _done(job)
-        return _stop(job, StopCause.WORK_DONE, "all others ended well, and its services are told to end")
+        return _stop(job, log.StopCause.WORK_DONE, "all others ended well, and its services are stopped")
     if job.cancelled_by:
-        return _stop(job, StopCause.CANCELLED, f"cancelled by {job.cancelled_by}")
+        return _stop(job, log.StopCause.CANCELLED, f"cancelled by {job.cancelled_by}")
     workers = job.workers
     for task in job.tasks:
-        if task.phase is TaskPhase.LOST:
-            return _stop(job, StopCause.NODE_LOST, f"{_named(task)} was lost: {task.cause}")
+        if task.phase is log.TaskPhase.LOST:
+            return _stop(job, log.StopCause.NODE_LOST, f"{_named(task)} was lost: {task.cause}")
         if task.has_failed and task.end_kind is EndKind.UNPREPARED:
-            return _stop(job, StopCause.NODE_UNFIT, f"node {task.node} could not be prepared: {task.cause}")
+            return _stop(job, log.StopCause.NODE_UNFIT, f"node {task.node} could not be prepared: {task.cause}")
         if task.has_failed and task.end_kind is EndKind.TIME_LIMIT:
-            return _stop(job, StopCause.TIME_LIMIT, _over_limit(job))
+            return _stop(job, log.StopCause.TIME_LIMIT, _over_limit(job))
         if task.has_failed:
-            return _stop(job, StopCause.TASK_FAILED, f"{_named(task)} {_end_of(task)}")
+            return _stop(job, log.StopCause.TASK_FAILED, f"{_named(task)} {_end_of(task)}")
         if task.is_gone and task not in workers:
-            return _stop(job, StopCause.TASK_FAILED, f"{_named(task)}, a service, ended while the others needed it")
+            return _stop(job, log.StopCause.TASK_FAILED, f"{_named(task)}, a service, ended while the others needed it")
     for task in job.tasks:
         node = state.nodes[task.node]
         if not task.is_gone and not node.is_up:
-            return _stop(job, StopCause.NODE_LOST, f"node {node.name} was lost: {node.lost_reason}")
+            return _stop(job, log.StopCause.NODE_LOST, f"node {node.name} was lost: {node.lost_reason}")
     limit_s = limit_at_s(job)
     if limit_s is not None and limit_s <= now_s:
-        return _stop(job, StopCause.TIME_LIMIT, _over_limit(job))
+        return _stop(job, log.StopCause.TIME_LIMIT, _over_limit(job))
     return None
 
 
@@ -120,12 +112,12 @@ def _named(task: LiveTask) -> str:
     return f"rank {task.rank}{f' ({task.role} {task.role_rank})' if task.role else ''} on {task.node}"
 
 
-def _done(job: LiveJob) -> JobEnded:
-    return JobEnded(job_id=job.job_id, ending=Ending.DONE, reason="all its processes ended well", exit_code=0)
+def _done(job: LiveJob) -> log.JobEnded:
+    return log.JobEnded(job_id=job.job_id, ending=log.Ending.DONE, reason="all its processes ended well", exit_code=0)
 
 
-def _stop(job: LiveJob, cause: StopCause, reason: str) -> JobStopping:
-    return JobStopping(job_id=job.job_id, start=job.start, cause=cause, reason=reason)
+def _stop(job: LiveJob, cause: log.StopCause, reason: str) -> log.JobStopping:
+    return log.JobStopping(job_id=job.job_id, start=job.start, cause=cause, reason=reason)
 
 
 def _over_limit(job: LiveJob) -> str:
@@ -136,28 +128,28 @@ def _of_stopping(state: LiveState, job: LiveJob) -> Step | None:
     if any(not task.is_gone and state.nodes[task.node].is_up for task in job.tasks):
         return None
     code = _exit_code(job)
-    if all(task.phase is TaskPhase.EXITED and task.exit_code == 0 and not task.cause for task in job.workers):
+    if all(task.phase is log.TaskPhase.EXITED and task.exit_code == 0 and not task.cause for task in job.workers):
         # Only services were left, or it was done before the signal reached it.
         return _done(job)
     if job.cancelled_by:
         return _cancelled(job, code)
-    if job.stop_cause is StopCause.TIME_LIMIT:
+    if job.stop_cause is log.StopCause.TIME_LIMIT:
         reason = f"{job.reason}; {_killed(job)}" if _was_killed(job) else job.reason
-        return JobEnded(job_id=job.job_id, ending=Ending.TIMED_OUT, reason=reason, exit_code=code)
-    if job.stop_cause is StopCause.TASK_FAILED:
+        return log.JobEnded(job_id=job.job_id, ending=log.Ending.TIMED_OUT, reason=reason, exit_code=code)
+    if job.stop_cause is log.StopCause.TASK_FAILED:
         if job.failures >= job.spec.retries:
-            return JobEnded(job_id=job.job_id, ending=Ending.FAILED, reason=job.reason, exit_code=code)
+            return log.JobEnded(job_id=job.job_id, ending=log.Ending.FAILED, reason=job.reason, exit_code=code)
         reason = f"{job.reason}; failure {job.failures + 1}, of which {job.spec.retries} are forgiven"
-        return JobRequeued(job_id=job.job_id, start=job.start, reason=reason, is_failure=True)
+        return log.JobRequeued(job_id=job.job_id, start=job.start, reason=reason, is_failure=True)
     losses = job.start - job.preemptions - job.failures
-    if job.stop_cause in (StopCause.NODE_LOST, StopCause.NODE_UNFIT) and losses > MAX_LOSSES:
+    if job.stop_cause in (log.StopCause.NODE_LOST, log.StopCause.NODE_UNFIT) and losses > MAX_LOSSES:
         reason = f"{job.reason}; that was the {MAX_LOSSES + 1}th time, and it is not started again"
-        return JobEnded(job_id=job.job_id, ending=Ending.FAILED, reason=reason, exit_code=code)
-    return JobRequeued(job_id=job.job_id, start=job.start, reason=_why_again(job))
+        return log.JobEnded(job_id=job.job_id, ending=log.Ending.FAILED, reason=reason, exit_code=code)
+    return log.JobRequeued(job_id=job.job_id, start=job.start, reason=_why_again(job))
 
 
 def _why_again(job: LiveJob) -> str:
-    if job.stop_cause is StopCause.PREEMPTED and _was_killed(job):
+    if job.stop_cause is log.StopCause.PREEMPTED and _was_killed(job):
         return f"{job.reason}; {_killed(job)}: what it did since its last checkpoint is lost"
     return job.reason
 
@@ -172,11 +164,11 @@ def _killed(job: LiveJob) -> str:
 
 def _exit_code(job: LiveJob) -> int | None:
     """That of the first process that failed, as a shell gives it: 128 and the signal."""
-    ended = [task for task in job.tasks if task.phase is TaskPhase.EXITED and task.exit_code != 0]
-    # The others were told to end because of it, and bear that as their cause.
+    ended = [task for task in job.tasks if task.phase is log.TaskPhase.EXITED and task.exit_code != 0]
+    # The others were stopped because of it, and bear that as their cause.
     failed = next((task for task in ended if task.cause not in _STOPPED), ended[0] if ended else None)
     if failed is None:
-        return 0 if all(task.phase is TaskPhase.EXITED for task in job.tasks) else None
+        return 0 if all(task.phase is log.TaskPhase.EXITED for task in job.tasks) else None
     return 128 + failed.signal if failed.signal is not None else failed.exit_code
 
 

@@ -7,14 +7,7 @@ while the processes of its last start still go has that place in the plan alone,
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from farside.scheduler.manager.model.event import (
-    AllocationReleased,
-    Event,
-    JobAllocated,
-    JobPromoted,
-    JobStopping,
-    StopCause,
-)
+from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.state import Allocation
@@ -44,17 +37,17 @@ class Pending:
         self._ahead.clear()
         self._deferred.clear()
 
-    def send(self, events: Iterable[Event]) -> None:
+    def send(self, events: Iterable[log.Event]) -> None:
         """These are on their way."""
         for event in events:
-            if isinstance(event, JobAllocated | AllocationReleased | JobPromoted | JobStopping):
+            if isinstance(event, log.JobAllocated | log.AllocationReleased | log.JobPromoted | log.JobStopping):
                 self._ahead[event.job_id] = self._ahead.get(event.job_id, 0) + 1
 
-    def arrive(self, event: Event) -> None:
+    def arrive(self, event: log.Event) -> None:
         """The log has this; it may be one of ours."""
-        if not isinstance(event, JobAllocated | AllocationReleased | JobPromoted | JobStopping):
+        if not isinstance(event, log.JobAllocated | log.AllocationReleased | log.JobPromoted | log.JobStopping):
             return
-        if isinstance(event, JobStopping) and event.cause is not StopCause.PREEMPTED:
+        if isinstance(event, log.JobStopping) and event.cause is not log.StopCause.PREEMPTED:
             return
         ahead = self._ahead.get(event.job_id, 0) - 1
         if ahead > 0:

@@ -23,41 +23,12 @@ from dataclasses import replace
 from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.fair_share import FairShare
-from farside.scheduler.manager.decider.adapter import (
-    NOTHING,
-    allocation_of,
-    booked,
-    figures_of,
-    is_holding,
-    job_of,
-    may_wait,
-    node_allocations_of,
-    node_of,
-)
+from farside.scheduler.manager.decider import adapter
 from farside.scheduler.manager.decider.past_use import fact_of, fair_share_of, history_of, service_gpu_s
 from farside.scheduler.manager.decider.pending import Pending
 from farside.scheduler.manager.decider.timers import EDGE_S, NO_ROW, Timers
+from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.draft import Draft, Timer, by_entry, by_timer
-from farside.scheduler.manager.model.event import (
-    AllocationReleased,
-    DrainRequested,
-    Entry,
-    Event,
-    JobAllocated,
-    JobEnded,
-    JobPromoted,
-    JobStarted,
-    JobStopping,
-    NodeChanged,
-    NodeJoined,
-    NodeLost,
-    NodesReserved,
-    PowerChanged,
-    ReservationCancelled,
-    StopCause,
-    TaskProfiled,
-    UndrainRequested,
-)
 from farside.scheduler.manager.model.maintenance import windows_of
 from farside.scheduler.manager.model.preemption_times import MeasuredCost
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, Phase
@@ -96,25 +67,37 @@ class Planner:
 
     # ------------------------------------------------------------------ what happened
 
-    def hear(self, entry: Entry, touched: Iterable[str]) -> None:
+    def hear(self, entry: log.Entry, touched: Iterable[str]) -> None:
         """Brings the domain in step with one entry that the state has just been moved on by."""
         event, self._heard = entry.event, by_entry(entry.seq)
-        if isinstance(event, JobEnded):
+        if isinstance(event, log.JobEnded):
             self._learn_from(self._state.jobs[event.job_id])
         self._pending.arrive(event)
-        if isinstance(event, NodeJoined | NodeChanged) and not self._is_stale and self._is_other_size(event.node):
+        if (
+            isinstance(event, log.NodeJoined | log.NodeChanged)
+            and not self._is_stale
+            and self._is_other_size(event.node)
+        ):
             self._spoil()
         if self._is_stale:
             return
-        if isinstance(event, NodeJoined | NodeChanged | NodeLost | DrainRequested | UndrainRequested | PowerChanged):
+        if isinstance(
+            event,
+            log.NodeJoined
+            | log.NodeChanged
+            | log.NodeLost
+            | log.DrainRequested
+            | log.UndrainRequested
+            | log.PowerChanged,
+        ):
             self._resize()
-        if isinstance(event, NodesReserved | ReservationCancelled):
+        if isinstance(event, log.NodesReserved | log.ReservationCancelled):
             self._close(entry.at_s)
         for job_id in touched:
-            if isinstance(event, TaskProfiled):
+            if isinstance(event, log.TaskProfiled):
                 self._learn(self._state.jobs[job_id])
             self._reconcile(self._state.jobs[job_id], entry.at_s)
-        if isinstance(event, JobStarted) and not self._is_stale:
+        if isinstance(event, log.JobStarted) and not self._is_stale:
             self._really_started(self._state.jobs[event.job_id], entry.at_s)
 
     def _learn_from(self, job: LiveJob) -> None:
@@ -182,14 +165,14 @@ class Planner:
                 continue
             self._woken_by = self._woken_by or by_timer(timer)
 
-    def _cycle(self, now_s: float) -> list[Event]:
-        events: list[Event] = []
+    def _cycle(self, now_s: float) -> list[log.Event]:
+        events: list[log.Event] = []
         changed: list[int] = []
         for action in run_cycle(self.domain, now_s):
             job = self._state.jobs[self._ids[action.row]]
             changed.append(action.row)
             if isinstance(action, Promote):
-                events.append(JobPromoted(job_id=job.job_id, reason=action.reason))
+                events.append(log.JobPromoted(job_id=job.job_id, reason=action.reason))
             elif isinstance(action, Preempt):
                 event = self._preempted(job, action)
                 events += [event] if event is not None else []
@@ -207,25 +190,25 @@ class Planner:
             self._timers.set(Timer.FAIR_SHARE, self._compare_s)
         return events
 
-    def _preempted(self, job: LiveJob, action: Preempt) -> Event | None:
+    def _preempted(self, job: LiveJob, action: Preempt) -> log.Event | None:
         if self._pending.drop_deferred(job.job_id):
             return None  # nobody has been told of that place
         reason = f"{action.reason}: job {self._ids[action.winner]}" if action.winner >= 0 else action.reason
         if job.phase not in ACTIVE:  # it has a place and has not started; it may have got it in this very cycle
-            return AllocationReleased(job_id=job.job_id, reason=reason)
+            return log.AllocationReleased(job_id=job.job_id, reason=reason)
         winner = self._ids.get(action.winner, "")
-        cause = StopCause.PREEMPTED
-        return JobStopping(job_id=job.job_id, start=job.start, cause=cause, reason=reason, winner=winner)
+        cause = log.StopCause.PREEMPTED
+        return log.JobStopping(job_id=job.job_id, start=job.start, cause=cause, reason=reason, winner=winner)
 
-    def _allocated(self, job: LiveJob, action: Start) -> Event | None:
+    def _allocated(self, job: LiveJob, action: Start) -> log.Event | None:
         if job.phase in ACTIVE:
             self._pending.defer(job.job_id, action.allocation, action.reason)
             return None
         return self._place(job.job_id, action.allocation, action.reason)
 
-    def _place(self, job_id: str, allocation: Allocation, reason: str) -> JobAllocated:
-        return JobAllocated(
-            job_id=job_id, places=node_allocations_of(allocation, self.domain.ledger.nodes), reason=reason
+    def _place(self, job_id: str, allocation: Allocation, reason: str) -> log.JobAllocated:
+        return log.JobAllocated(
+            job_id=job_id, places=adapter.node_allocations_of(allocation, self.domain.ledger.nodes), reason=reason
         )
 
     # ------------------------------------------------------------------ times
@@ -246,10 +229,10 @@ class Planner:
         row, domain = self._rows.get(job.job_id, -1), self.domain
         is_there = row in domain.jobs
         is_running = is_there and row in domain.running
-        if self._pending.is_deferred(job.job_id) and may_wait(self._state, job):
+        if self._pending.is_deferred(job.job_id) and adapter.may_wait(self._state, job):
             return
         self._pending.drop_deferred(job.job_id)
-        if is_holding(job):
+        if adapter.is_holding(job):
             if not is_running:
                 self._spoil()
             elif job.phase is Phase.STOPPING:
@@ -261,7 +244,7 @@ class Planner:
             domain.lose(row, now_s)
         if row >= 0:
             self._timers.end_turn([row])
-        if may_wait(self._state, job):
+        if adapter.may_wait(self._state, job):
             if row not in domain.jobs:
                 self._restore(job, now_s)
         elif row in domain.jobs:
@@ -280,7 +263,7 @@ class Planner:
             self._touch()
 
     def _job_of(self, job: LiveJob) -> Job:
-        return job_of(job, asks_users=self._asks_users)
+        return adapter.job_of(job, asks_users=self._asks_users)
 
     def _really_started(self, job: LiveJob, now_s: float) -> None:
         """Its service counts from now on: until now it waited for others to go."""
@@ -293,7 +276,7 @@ class Planner:
         self._watch([row], now_s)
 
     def _resume_s(self, job: LiveJob) -> float:
-        return self._rules.preemption_cost.preemption_s(job_of(job)) if job.start > 1 else 0.0
+        return self._rules.preemption_cost.preemption_s(adapter.job_of(job)) if job.start > 1 else 0.0
 
     def _alone_until_s(self, job: LiveJob, since_s: float) -> float:
         """The time that nobody may take its GPUs is one in which it makes progress: it begins once it has resumed."""
@@ -306,12 +289,12 @@ class Planner:
             row, self._next_row = self._next_row, self._next_row + 1
             self._rows[job.job_id], self._ids[row] = row, job.job_id
         seen = self._job_of(job)
-        figures = figures_of(job, seen, self._estimator, now_s, share_level=share_level)
-        if is_holding(job):
+        figures = adapter.figures_of(job, seen, self._estimator, now_s, share_level=share_level)
+        if adapter.is_holding(job):
             until_s = self._alone_until_s(job, figures.since_s) if job.phase in ACTIVE else -math.inf
             if job.phase is Phase.STOPPING:
                 until_s = math.inf  # its processes go already: nobody is helped by preempting it
-            allocation = allocation_of(job.places, self._node_index)
+            allocation = adapter.allocation_of(job.places, self._node_index)
             figures = replace(figures, allocation=allocation, left_alone_until_s=until_s)
         self.domain.restore(row, seen, figures)
         if figures.allocation is not None:
@@ -330,8 +313,8 @@ class Planner:
         at = self._node_index.get(name)
         if at is None:
             return True
-        promised = booked(self._state).get(name, NOTHING)
-        now, then = node_of(self._state.nodes[name], promised), self.domain.ledger.nodes[at]
+        promised = adapter.booked(self._state).get(name, adapter.NOTHING)
+        now, then = adapter.node_of(self._state.nodes[name], promised), self.domain.ledger.nodes[at]
         if replace(now, memory_bytes=then.memory_bytes) != then:
             return True
         return abs(now.memory_bytes - then.memory_bytes) > then.memory_bytes / 8
@@ -340,7 +323,11 @@ class Planner:
         taking = frozenset(name for name, node in self._state.nodes.items() if node.is_taking)
         if taking != self._taking:
             self._taking = taking
-            there = (node_of(self._state.nodes[node.name]) for node in self.domain.ledger.nodes if node.name in taking)
+            there = (
+                adapter.node_of(self._state.nodes[node.name])
+                for node in self.domain.ledger.nodes
+                if node.name in taking
+            )
             self.domain.resize(tuple(there))
             self._touch()
 
@@ -358,10 +345,10 @@ class Planner:
         state, woken_by = self._state, self._woken_by
         order = self._order()
         levels = self._levels()
-        promised = booked(state)
+        promised = adapter.booked(state)
         nodes = []
         for at, node in enumerate(state.nodes.values()):
-            nodes.append(node_of(node, promised.get(node.name, NOTHING)))
+            nodes.append(adapter.node_of(node, promised.get(node.name, adapter.NOTHING)))
             self._node_index[node.name] = at
         self._asks_users = any(node.users for node in nodes)
         self._rows.clear()
@@ -378,10 +365,10 @@ class Planner:
         self._taking = None
         started: list[tuple[tuple[float, ...], int]] = []
         for job in order:
-            if is_holding(job):
+            if adapter.is_holding(job):
                 row = self._restore(job, now_s, levels.get(job.job_id))
                 started.append(((float(len(started)),), row))
-            elif may_wait(self._state, job):
+            elif adapter.may_wait(self._state, job):
                 self._restore(job, now_s)
         self.domain.settle(started, [], now_s)
         self._watch([row for _, row in started], now_s)

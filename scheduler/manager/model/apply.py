@@ -1,10 +1,10 @@
 """What an entry of the log does to what is known: `apply`. PURE, and the same in every process that reads the log.
 
 How it works
-  What was told and makes no sense (a report about a start that nobody knows, a release of a job that runs) changes
-  nothing. What was decided must fit: the leader wrote it knowing all that stood before it about jobs, as it alone moves
-  them. One that does not fit means that the log is damaged or two scheduler processes wrote, and that is an error, not
-  a surprise to be smoothed over.
+  What was reported or asked and makes no sense (a report about a start that nobody knows, a release of a job that
+  runs) changes nothing. What was decided must fit: the leader wrote it knowing all earlier entries about jobs, as it
+  alone moves them. One that does not fit means that the log is damaged or two scheduler processes wrote, and that is an
+  error, not a surprise to be smoothed over.
 
   A GPU is held from `JobStarted` until its process is reported gone, or its node joins with another boot id. A node
   that is lost holds on to all of it.
@@ -12,55 +12,20 @@ How it works
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
-from msgspec import structs
+from msgspec.structs import replace
 
 from farside.agent.gpu_share import clash
 from farside.agent.messages import ChangingFacts, NodeFacts, fields_of
 from farside.errors import LocalProtocolError
+from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.codec import tag_of
-from farside.scheduler.manager.model.event import (
-    AccessRecorded,
-    AllocationReleased,
-    CancelRequested,
-    DrainRequested,
-    Entry,
-    HistoryForgotten,
-    HoldRequested,
-    JobAllocated,
-    JobEnded,
-    JobPromoted,
-    JobRequeued,
-    JobStarted,
-    JobStopping,
-    JobSubmitted,
-    NodeChanged,
-    NodeClosed,
-    NodeJoined,
-    NodeLost,
-    NodesReserved,
-    NodesWanted,
-    PowerChanged,
-    PowerPardoned,
-    ReleaseRequested,
-    ReservationCancelled,
-    SchedulerTookLead,
-    ServiceChanged,
-    ServiceTold,
-    StopCause,
-    TaskAllocation,
-    TaskChanged,
-    TaskPhase,
-    TaskProfiled,
-    UndrainRequested,
-)
 from farside.scheduler.manager.model.preemption_times import step_of
 from farside.scheduler.manager.model.profile import joined
 from farside.scheduler.manager.model.record import (
     ACTIVE,
+    OVER,
     PHASE_OF_ENDING,
     LiveJob,
     LiveNode,
@@ -73,11 +38,11 @@ from farside.scheduler.manager.model.state import LiveState, request_of
 from farside.scheduler.power.state import Phase as PowerPhase
 
 Touched = tuple[str, ...]
-# An agent may tell the same twice, or late; a process only ever moves on.
-_ORDER: Mapping[TaskPhase, int] = MappingProxyType({phase: at for at, phase in enumerate(TaskPhase)})
+# An agent may report the same twice, or late; a process only ever moves on.
+_ORDER: Mapping[log.TaskPhase, int] = {phase: at for at, phase in enumerate(log.TaskPhase)}
 
 
-def apply(state: LiveState, entry: Entry) -> Touched:
+def apply(state: LiveState, entry: log.Entry) -> Touched:
     """Moves ``state`` on by one entry, the next; returns the jobs that something happened to.
 
     Raises:
@@ -88,19 +53,19 @@ def apply(state: LiveState, entry: Entry) -> Touched:
     if entry.seq > state.seq + 1:
         hint = "they are in its archive; who begins anew goes on from the store's snapshot"
         raise LocalProtocolError(f"entries {state.seq + 1} to {entry.seq - 1} of the log are missing", hint=hint)
-    touched = _APPLIERS[type(entry.event)](state, entry.event, entry)
+    touched = _APPLIERS[type(entry.event)](state, entry.event, entry) or ()
     state.seq, state.at_s = entry.seq, max(state.at_s, entry.at_s)
     return touched
 
 
-def _misfit(entry: Entry, what: str) -> LocalProtocolError:
+def _misfit(entry: log.Entry, what: str) -> LocalProtocolError:
     return LocalProtocolError(
         f"entry {entry.seq} of the log, {tag_of(type(entry.event))}, does not fit: {what}",
         hint="restore a backup, and report this",
     )
 
 
-def _job(state: LiveState, entry: Entry, job_id: str, *phases: Phase) -> LiveJob:
+def _job(state: LiveState, entry: log.Entry, job_id: str, *phases: Phase) -> LiveJob:
     job = state.jobs.get(job_id)
     if job is None:
         raise _misfit(entry, f"there is no job {job_id}")
@@ -109,10 +74,22 @@ def _job(state: LiveState, entry: Entry, job_id: str, *phases: Phase) -> LiveJob
     return job
 
 
-# ---------------------------------------------------------------------------------------------- jobs, as told
+def _put(state: LiveState, job: LiveJob) -> Touched:
+    """Puts what a job has become; it is the one that is touched."""
+    state.jobs[job.job_id] = job
+    return (job.job_id,)
 
 
-def _submitted(state: LiveState, event: JobSubmitted, entry: Entry) -> Touched:
+def _change_node(state: LiveState, name: str, **facts: Any) -> None:
+    """Changes what is known of a node, if there is one of that name."""
+    if name in state.nodes:
+        state.nodes[name] = replace(state.nodes[name], **facts)
+
+
+# ---------------------------------------------------------------------------------------------- jobs, as asked
+
+
+def _submitted(state: LiveState, event: log.JobSubmitted, entry: log.Entry) -> Touched:
     number, state.next_number = state.next_number, state.next_number + 1
     ids = (str(number),) if event.count == 1 else tuple(f"{number}_{at}" for at in range(event.count))
     phase = Phase.HELD if event.is_held else Phase.WAITING
@@ -142,39 +119,36 @@ def _submitted(state: LiveState, event: JobSubmitted, entry: Entry) -> Touched:
     return ids
 
 
-def _remember(state: LiveState, event: JobSubmitted | NodesReserved, entry: Entry) -> None:
+def _remember(state: LiveState, event: log.JobSubmitted | log.NodesReserved, entry: log.Entry) -> None:
     if event.key:
         state.requests.setdefault(request_of(event), entry.seq)
 
 
-def _cancel(state: LiveState, event: CancelRequested, entry: Entry) -> Touched:
+def _cancel(state: LiveState, event: log.CancelRequested, entry: log.Entry) -> Touched:
     job = state.jobs.get(event.job_id)
     if job is None or job.is_over or job.cancelled_by:
         return ()
-    state.jobs[job.job_id] = replace(job, cancelled_by=event.by)
-    return (job.job_id,)
+    return _put(state, replace(job, cancelled_by=event.by))
 
 
-def _hold(state: LiveState, event: HoldRequested, entry: Entry) -> Touched:
+def _hold(state: LiveState, event: log.HoldRequested, entry: log.Entry) -> Touched:
     job = state.jobs.get(event.job_id)
     if job is None or job.is_over or job.held_by:
         return ()
     held = replace(job, held_by=event.by)
     if job.phase is Phase.WAITING:
         held = _waited(replace(held, phase=Phase.HELD, reason=f"held by {event.by}"), job, entry.at_s)
-    state.jobs[job.job_id] = held
-    return (job.job_id,)
+    return _put(state, held)
 
 
-def _release(state: LiveState, event: ReleaseRequested, entry: Entry) -> Touched:
+def _release(state: LiveState, event: log.ReleaseRequested, entry: log.Entry) -> Touched:
     job = state.jobs.get(event.job_id)
     if job is None or not job.held_by:
         return ()
     free = replace(job, held_by="")
     if job.phase is Phase.HELD:
         free = replace(free, phase=Phase.WAITING, since_s=entry.at_s, reason=f"released by {event.by}")
-    state.jobs[job.job_id] = free
-    return (job.job_id,)
+    return _put(state, free)
 
 
 def _idle(job: LiveJob, reason: str) -> LiveJob:
@@ -188,10 +162,10 @@ def _waited(after: LiveJob, before: LiveJob, now_s: float) -> LiveJob:
     return replace(after, waited_s=before.waited_s + (now_s - before.since_s), since_s=now_s)
 
 
-# ---------------------------------------------------------------------------------------------- nodes, as told
+# ---------------------------------------------------------------------------------------------- nodes, as reported
 
 
-def _joined(state: LiveState, event: NodeJoined, entry: Entry) -> Touched:
+def _joined(state: LiveState, event: log.NodeJoined, entry: log.Entry) -> Touched:
     before = state.nodes.get(event.node)
     touched: Touched = ()
     if before is not None and before.boot_id != event.boot_id:
@@ -203,87 +177,74 @@ def _joined(state: LiveState, event: NodeJoined, entry: Entry) -> Touched:
         now = LiveNode(name=event.node, address=event.address, joined_s=entry.at_s, **facts)
     else:
         here = {"is_up": True, "lost_reason": "", "address": event.address, "joined_s": entry.at_s}
-        now = structs.replace(before, **here, **facts)
+        now = replace(before, **here, **facts)
     state.nodes[event.node] = now
     return touched
 
 
 def _forget_processes(state: LiveState, node: LiveNode) -> Touched:
-    """A node has booted: nothing of what ran there does."""
+    """Calls all processes of a node lost: it has booted."""
     touched: dict[str, None] = {}
     for key in node.tasks:
         task = state.task(key)
         if task is not None and not task.is_gone:
-            _keep_task(state, structs.replace(task, phase=TaskPhase.LOST, cause="its node has booted"))
+            _keep_task(state, replace(task, phase=log.TaskPhase.LOST, cause="its node has booted"))
             touched[task.job_id] = None
     return tuple(touched)
 
 
-def _changed(state: LiveState, event: NodeChanged, entry: Entry) -> Touched:
-    node = state.nodes.get(event.node)
-    if node is not None:
-        state.donors_version += node.donor != event.donor
-        state.nodes[node.name] = structs.replace(node, **fields_of(ChangingFacts, event))
-    return ()
+def _changed(state: LiveState, event: log.NodeChanged, entry: log.Entry) -> None:
+    if event.node in state.nodes:
+        state.donors_version += state.nodes[event.node].donor != event.donor
+        _change_node(state, event.node, **fields_of(ChangingFacts, event))
 
 
-def _service_changed(state: LiveState, event: ServiceChanged, entry: Entry) -> Touched:
-    node = state.nodes.get(event.node)
-    if node is not None:
-        others = {name: raw for name, raw in node.services.items() if name != event.name}
-        kept = {**others, event.name: event.raw} if event.raw else others
-        state.nodes[node.name] = structs.replace(node, services=dict(sorted(kept.items())))
-    return ()
+def _service_changed(state: LiveState, event: log.ServiceChanged, entry: log.Entry) -> None:
+    if event.node in state.nodes:
+        kept = {**state.nodes[event.node].services, event.name: event.raw}
+        _change_node(state, event.node, services={name: raw for name, raw in sorted(kept.items()) if raw})
 
 
-def _lost(state: LiveState, event: NodeLost, entry: Entry) -> Touched:
+def _lost(state: LiveState, event: log.NodeLost, entry: log.Entry) -> Touched:
     node = state.nodes.get(event.node)
     if node is None or not node.is_up:
         return ()
     state.donors_version += node.donor is not None
-    state.nodes[node.name] = structs.replace(node, is_up=False, lost_reason=event.reason)
+    state.nodes[node.name] = replace(node, is_up=False, lost_reason=event.reason)
     return state.jobs_on(node.name)
 
 
-def _drain(state: LiveState, event: DrainRequested, entry: Entry) -> Touched:
-    node = state.nodes.get(event.node)
-    if node is not None:
-        state.nodes[node.name] = structs.replace(node, drain_reason=event.reason or f"drained by {event.by}")
-    return ()
+def _drain(state: LiveState, event: log.DrainRequested, entry: log.Entry) -> None:
+    _change_node(state, event.node, drain_reason=event.reason or f"drained by {event.by}")
 
 
-def _undrain(state: LiveState, event: UndrainRequested, entry: Entry) -> Touched:
-    node = state.nodes.get(event.node)
-    if node is not None:
-        state.nodes[node.name] = structs.replace(node, drain_reason="")
-    return ()
+def _undrain(state: LiveState, event: log.UndrainRequested, entry: log.Entry) -> None:
+    _change_node(state, event.node, drain_reason="")
 
 
-def _reserved(state: LiveState, event: NodesReserved, entry: Entry) -> Touched:
+def _reserved(state: LiveState, event: log.NodesReserved, entry: log.Entry) -> None:
     reservation_id = f"m{len(state.maintenance) + 1}"
     state.reserved[entry.seq] = reservation_id
     _remember(state, event, entry)
-    booked = fields_of(NodesReserved, event)
+    booked = fields_of(log.NodesReserved, event)
     state.maintenance[reservation_id] = Maintenance(reservation_id=reservation_id, **booked)
-    return ()
 
 
-def _unreserved(state: LiveState, event: ReservationCancelled, entry: Entry) -> Touched:
+def _unreserved(state: LiveState, event: log.ReservationCancelled, entry: log.Entry) -> None:
     found = state.maintenance.get(event.reservation_id)
     if found is not None and found.is_pending(entry.at_s):
-        state.maintenance[found.reservation_id] = structs.replace(found, cancelled_by=event.by)
-    return ()
+        state.maintenance[found.reservation_id] = replace(found, cancelled_by=event.by)
 
 
-def _powered(state: LiveState, event: PowerChanged, entry: Entry) -> Touched:
+def _powered(state: LiveState, event: log.PowerChanged, entry: log.Entry) -> Touched:
     node = state.nodes.get(event.node)
     if node is None or event.generation != state.generation:
         return ()
     note, was_off = event.note, node.power is not None and node.power.phase is PowerPhase.OFF
     is_off = note.phase is PowerPhase.OFF
-    after = structs.replace(node, power=note, closed_by=node.closed_by if node.closed_by == note.drain_number else 0)
+    after = replace(node, power=note, closed_by=node.closed_by if node.closed_by == note.drain_number else 0)
     if is_off:
-        after = structs.replace(after, is_up=False, lost_reason="")
+        after = replace(after, is_up=False, lost_reason="")
         state.donors_version += node.is_up and node.donor is not None
     state.nodes[node.name] = after
     if is_off is not was_off:
@@ -296,8 +257,8 @@ def _powered(state: LiveState, event: PowerChanged, entry: Entry) -> Touched:
     return () if after.has_power else state.jobs_on(node.name)
 
 
-def _forgotten(state: LiveState, event: HistoryForgotten, entry: Entry) -> Touched:
-    """All but what somebody still waits for, or may still have a process somewhere."""
+def _forgotten(state: LiveState, event: log.HistoryForgotten, entry: log.Entry) -> None:
+    """Forgets jobs that are over, but for those that others wait for or that may still have a process somewhere."""
     named = {other for job in state.live_jobs() for other in job.spec.after}
     named.update(job_id for job_id, _, _ in state.stale)
     named.update(key[0] for node in state.nodes.values() for key in node.tasks)
@@ -312,66 +273,53 @@ def _forgotten(state: LiveState, event: HistoryForgotten, entry: Entry) -> Touch
     for place in places:
         if not any(job_id in state.jobs for job_id in state.submitted.get(place, ())):
             state.submitted.pop(place, None)
-    kept = (one for one in state.requests.items() if one[0].kind != "job" or one[1] in state.submitted)
-    state.requests = dict(kept)
+    state.requests = {
+        request: at for request, at in state.requests.items() if request.kind != "job" or at in state.submitted
+    }
     state.slept.forget(event.before_s)
     state.forgotten_s = max(state.forgotten_s, event.before_s)
-    return ()
 
 
-def _wanted(state: LiveState, event: NodesWanted, entry: Entry) -> Touched:
+def _wanted(state: LiveState, event: log.NodesWanted, entry: log.Entry) -> None:
     state.wanted, state.wanted_s = event, entry.at_s
-    return ()
 
 
-def _closed(state: LiveState, event: NodeClosed, entry: Entry) -> Touched:
+def _closed(state: LiveState, event: log.NodeClosed, entry: log.Entry) -> None:
     node = state.nodes.get(event.node)
     if node is None:
         raise _misfit(entry, f"there is no node {event.node}")
     if node.power is not None and node.power.drain_number == event.number:  # else it was opened meanwhile
-        state.nodes[node.name] = structs.replace(node, closed_by=event.number)
+        state.nodes[node.name] = replace(node, closed_by=event.number)
         state.closing.pop(node.name, None)
-    return ()
 
 
-def _noted(state: LiveState, event: AccessRecorded | PowerPardoned | ServiceTold, entry: Entry) -> Touched:
-    return ()
+def _noted(state: LiveState, event: log.AccessRecorded | log.PowerPardoned | log.ServiceTold, entry: log.Entry) -> None:
+    """Changes nothing: the entry is for those who read the log."""
 
 
-def _task(state: LiveState, event: TaskChanged, entry: Entry) -> Touched:
+def _task(state: LiveState, event: log.TaskChanged, entry: log.Entry) -> Touched:
     task = state.task((event.job_id, event.start, event.rank))
     if task is None or task.node != event.node or task.is_gone or _ORDER[event.phase] < _ORDER[task.phase]:
         return ()
-    _keep_task(
-        state,
-        structs.replace(
-            task,
-            phase=event.phase,
-            exit_code=event.exit_code,
-            signal=event.signal,
-            cause=event.cause,
-            kind=event.kind,
-            is_ready=task.is_ready or event.is_ready,
-        ),
-    )
+    said = {name: getattr(event, name) for name in ("phase", "exit_code", "signal", "cause", "kind")}
+    _keep_task(state, replace(task, **said, is_ready=task.is_ready or event.is_ready))
     if event.metered_gpu_s:
         _meter(state, event)
     _time_start(state, event.job_id, entry.at_s)
     return (event.job_id,)
 
 
-def _profiled(state: LiveState, event: TaskProfiled, entry: Entry) -> Touched:
+def _profiled(state: LiveState, event: log.TaskProfiled, entry: log.Entry) -> Touched:
     task, job = state.task((event.job_id, event.start, event.rank)), state.jobs.get(event.job_id)
     if task is None or job is None or task.node != event.node:
         return ()
     profile = joined(job.profile, event, is_server=not task.gpus)
     if profile is job.profile:
         return ()
-    state.jobs[job.job_id] = replace(job, profile=profile)
-    return (job.job_id,)
+    return _put(state, replace(job, profile=profile))
 
 
-def _meter(state: LiveState, event: TaskChanged) -> None:
+def _meter(state: LiveState, event: log.TaskChanged) -> None:
     """What a process drew belongs to the run interval of its start."""
     job = state.jobs[event.job_id]
     stints = list(job.stints)
@@ -409,64 +357,58 @@ def _keep_task(state: LiveState, task: LiveTask) -> None:
         gone = {*task.shares}
         shares = tuple(share for share in node.shares if share not in gone) if gone else node.shares
         tasks_there = tuple(key for key in node.tasks if key != task.key)
-        state.nodes[node.name] = structs.replace(node, shares=shares, tasks=tasks_there)
+        state.nodes[node.name] = replace(node, shares=shares, tasks=tasks_there)
     job = state.jobs[task.job_id]
-    if job.start != task.start or not job.tasks:
-        if task.is_gone:
-            state.stale.pop(task.key, None)
-        else:
-            state.stale[task.key] = task
-        return
-    tasks = (*job.tasks[: task.rank], task, *job.tasks[task.rank + 1 :])
-    job = replace(job, tasks=tasks)
-    if job.phase is Phase.STARTING and all(_ORDER[one.phase] >= _ORDER[TaskPhase.RUNNING] for one in tasks):
-        job = replace(job, phase=Phase.RUNNING)
-    state.jobs[job.job_id] = job
-    if job.phase not in ACTIVE and not task.is_gone:
-        state.stale[task.key] = task
-    elif task.is_gone:
+    is_latest = job.start == task.start and bool(job.tasks)
+    if is_latest:
+        tasks = (*job.tasks[: task.rank], task, *job.tasks[task.rank + 1 :])
+        job = replace(job, tasks=tasks)
+        if job.phase is Phase.STARTING and all(_ORDER[one.phase] >= _ORDER[log.TaskPhase.RUNNING] for one in tasks):
+            job = replace(job, phase=Phase.RUNNING)
+        state.jobs[job.job_id] = job
+    if task.is_gone:
         state.stale.pop(task.key, None)
+    elif not is_latest or job.phase not in ACTIVE:
+        state.stale[task.key] = task
 
 
 # ---------------------------------------------------------------------------------------------- decided
 
 
-def _lead(state: LiveState, event: SchedulerTookLead, entry: Entry) -> Touched:
+def _lead(state: LiveState, event: log.SchedulerTookLead, entry: log.Entry) -> None:
     if event.generation <= state.generation:
         raise _misfit(entry, f"generation {state.generation} has led already")
     state.generation = event.generation
-    return ()
 
 
-def _allocated(state: LiveState, event: JobAllocated, entry: Entry) -> Touched:
+def _allocated(state: LiveState, event: log.JobAllocated, entry: log.Entry) -> Touched:
     # Held a moment ago, when the leader had not read that yet: it takes the place back as soon as it has.
     job = _job(state, entry, event.job_id, Phase.WAITING, Phase.HELD)
-    placed = state.jobs[job.job_id] = replace(job, phase=Phase.ALLOCATED, places=event.places, reason=event.reason)
+    allocated = replace(job, phase=Phase.ALLOCATED, places=event.places, reason=event.reason)
     state.allocated[job.job_id] = None
-    state.add_allocation(placed)
-    return (job.job_id,)
+    state.add_allocation(allocated)
+    return _put(state, allocated)
 
 
-def _released(state: LiveState, event: AllocationReleased, entry: Entry) -> Touched:
+def _released(state: LiveState, event: log.AllocationReleased, entry: log.Entry) -> Touched:
     job = _job(state, entry, event.job_id, Phase.ALLOCATED)
     state.drop_allocation(job)
-    state.jobs[job.job_id] = _idle(job, event.reason)
     del state.allocated[job.job_id]
-    return (job.job_id,)
+    return _put(state, _idle(job, event.reason))
 
 
-def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
+def _started(state: LiveState, event: log.JobStarted, entry: log.Entry) -> Touched:
     job = _job(state, entry, event.job_id, Phase.ALLOCATED)
     if event.start != job.start + 1:
         raise _misfit(entry, f"job {job.job_id} was started {job.start} times")
     tasks: list[LiveTask] = []
     for place in event.tasks:
-        task = LiveTask(job_id=job.job_id, start=event.start, **fields_of(TaskAllocation, place))
+        task = LiveTask(job_id=job.job_id, start=event.start, **fields_of(log.TaskAllocation, place))
         node = state.nodes[task.node]
         taken = clash(task.devices, node.shares)
         if taken is not None:
             raise _misfit(entry, f"GPU {taken.gpu} of {node.name} is held by job {taken.holder[0]}")
-        now = structs.replace(node, shares=(*node.shares, *task.shares), tasks=(*node.tasks, task.key))
+        now = replace(node, shares=(*node.shares, *task.shares), tasks=(*node.tasks, task.key))
         state.nodes[node.name] = now
         tasks.append(task)
     started = replace(
@@ -485,41 +427,38 @@ def _started(state: LiveState, event: JobStarted, entry: Entry) -> Touched:
         master_port=event.master_port,
         is_profiled=event.is_profiled,
     )
-    state.jobs[job.job_id] = _waited(started, job, entry.at_s)
     ports = ((task.address, task.port) for task in tasks if task.port)
     state.meetings[job.job_id] = ((event.master_addr, event.master_port), *ports)
     del state.allocated[job.job_id]
-    return (job.job_id,)
+    return _put(state, _waited(started, job, entry.at_s))
 
 
-def _stopping(state: LiveState, event: JobStopping, entry: Entry) -> Touched:
+def _stopping(state: LiveState, event: log.JobStopping, entry: log.Entry) -> Touched:
     job = _job(state, entry, event.job_id, Phase.STARTING, Phase.RUNNING)
-    is_preempted = event.cause is StopCause.PREEMPTED
-    state.jobs[job.job_id] = replace(
+    stopping = replace(
         job,
         phase=Phase.STOPPING,
         stopping_s=entry.at_s,
         stop_cause=event.cause,
         reason=event.reason,
-        preemptions=job.preemptions + is_preempted,
+        preemptions=job.preemptions + (event.cause is log.StopCause.PREEMPTED),
     )
-    return (job.job_id,)
+    return _put(state, stopping)
 
 
-def _requeued(state: LiveState, event: JobRequeued, entry: Entry) -> Touched:
+def _requeued(state: LiveState, event: log.JobRequeued, entry: log.Entry) -> Touched:
     job = _job(state, entry, event.job_id, *ACTIVE)
     _leave_behind(state, job)
     state.drop_allocation(job)
     ran = replace(_left(job, entry.at_s), failures=job.failures + event.is_failure)
-    if job.phase is Phase.STOPPING and job.stop_cause is StopCause.PREEMPTED:
+    if job.phase is Phase.STOPPING and job.stop_cause is log.StopCause.PREEMPTED:
         ran = replace(ran, pause_s=entry.at_s - job.stopping_s)
         state.preemption_times.pauses[step_of(job.spec.gpus)].add(ran.pause_s)
-    state.jobs[job.job_id] = _idle(ran, event.reason)
-    return (job.job_id,)
+    return _put(state, _idle(ran, event.reason))
 
 
 def _leave_behind(state: LiveState, job: LiveJob) -> None:
-    """Processes of a job that goes on without them: only a node that is away can have any."""
+    """Keeps a job's processes that it goes on without: only a node that is away can have any."""
     state.stale.update((task.key, task) for task in job.tasks if not task.is_gone)
 
 
@@ -533,8 +472,8 @@ def _left(job: LiveJob, now_s: float) -> LiveJob:
     return replace(_ran(job, now_s), stints=(*before, replace(last, end_s=now_s)))
 
 
-def _ended(state: LiveState, event: JobEnded, entry: Entry) -> Touched:
-    job = _job(state, entry, event.job_id, *(set(Phase) - set(PHASE_OF_ENDING.values())))
+def _ended(state: LiveState, event: log.JobEnded, entry: log.Entry) -> Touched:
+    job = _job(state, entry, event.job_id, *(set(Phase) - OVER))
     if job.phase in ACTIVE:
         _leave_behind(state, job)
         job = _left(job, entry.at_s)
@@ -555,44 +494,41 @@ def _ended(state: LiveState, event: JobEnded, entry: Entry) -> Touched:
     return (job.job_id, *state.dependents.pop(job.job_id, ()))
 
 
-def _promoted(state: LiveState, event: JobPromoted, entry: Entry) -> Touched:
-    job = _job(state, entry, event.job_id, *(set(Phase) - set(PHASE_OF_ENDING.values())))
+def _promoted(state: LiveState, event: log.JobPromoted, entry: log.Entry) -> None:
+    job = _job(state, entry, event.job_id, *(set(Phase) - OVER))
     if job.phase in ACTIVE:  # it has been told to stop, and waits as far as the cycle knows
         job = _ran(job, entry.at_s)
     state.jobs[job.job_id] = replace(job, executed_s=0.0, waited_s=0.0, since_s=entry.at_s, reason=event.reason)
-    return ()
 
 
-_APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, Entry], Touched]] = MappingProxyType(
-    {
-        JobSubmitted: _submitted,
-        CancelRequested: _cancel,
-        HoldRequested: _hold,
-        ReleaseRequested: _release,
-        NodeJoined: _joined,
-        NodeChanged: _changed,
-        ServiceChanged: _service_changed,
-        ServiceTold: _noted,
-        NodeLost: _lost,
-        DrainRequested: _drain,
-        UndrainRequested: _undrain,
-        NodesReserved: _reserved,
-        ReservationCancelled: _unreserved,
-        AccessRecorded: _noted,
-        PowerChanged: _powered,
-        NodesWanted: _wanted,
-        HistoryForgotten: _forgotten,
-        PowerPardoned: _noted,
-        NodeClosed: _closed,
-        TaskChanged: _task,
-        TaskProfiled: _profiled,
-        SchedulerTookLead: _lead,
-        JobAllocated: _allocated,
-        AllocationReleased: _released,
-        JobStarted: _started,
-        JobStopping: _stopping,
-        JobRequeued: _requeued,
-        JobEnded: _ended,
-        JobPromoted: _promoted,
-    }
-)
+_APPLIERS: Mapping[type[Any], Callable[[LiveState, Any, log.Entry], Touched | None]] = {
+    log.JobSubmitted: _submitted,
+    log.CancelRequested: _cancel,
+    log.HoldRequested: _hold,
+    log.ReleaseRequested: _release,
+    log.NodeJoined: _joined,
+    log.NodeChanged: _changed,
+    log.ServiceChanged: _service_changed,
+    log.ServiceTold: _noted,
+    log.NodeLost: _lost,
+    log.DrainRequested: _drain,
+    log.UndrainRequested: _undrain,
+    log.NodesReserved: _reserved,
+    log.ReservationCancelled: _unreserved,
+    log.AccessRecorded: _noted,
+    log.PowerChanged: _powered,
+    log.NodesWanted: _wanted,
+    log.HistoryForgotten: _forgotten,
+    log.PowerPardoned: _noted,
+    log.NodeClosed: _closed,
+    log.TaskChanged: _task,
+    log.TaskProfiled: _profiled,
+    log.SchedulerTookLead: _lead,
+    log.JobAllocated: _allocated,
+    log.AllocationReleased: _released,
+    log.JobStarted: _started,
+    log.JobStopping: _stopping,
+    log.JobRequeued: _requeued,
+    log.JobEnded: _ended,
+    log.JobPromoted: _promoted,
+}

@@ -7,28 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from farside.scheduler.manager.model.event import (
-    AllocationReleased,
-    CancelRequested,
-    Ending,
-    Entry,
-    JobAllocated,
-    JobEnded,
-    JobRequeued,
-    JobStarted,
-    JobStopping,
-    JobSubmitted,
-    NodeAllocation,
-    NodeClosed,
-    NodeJoined,
-    NodeLost,
-    PowerChanged,
-    SchedulerTookLead,
-    StopCause,
-    TaskAllocation,
-    TaskChanged,
-    TaskPhase,
-)
+from farside.scheduler.manager.model import event as log
 from farside.scheduler.power.state import Phase
 
 _Process = tuple[str, int, int]  # job, start, rank
@@ -37,7 +16,7 @@ _Process = tuple[str, int, int]  # job, start, rank
 @dataclass(slots=True)
 class _Job:
     may_be_cancelled: bool  # it waits for others, or somebody asked for its end
-    places: tuple[NodeAllocation, ...] = ()  # given, and not started on yet
+    places: tuple[log.NodeAllocation, ...] = ()  # given, and not started on yet
     nodes: list[tuple[str, ...]] = field(default_factory=list)  # of each start, by rank
     started_at: int = 0
     is_started: bool = False
@@ -54,7 +33,7 @@ class _Check:
     generation: int = 0
     number: int = 1
     jobs: dict[str, _Job] = field(default_factory=dict)
-    processes: dict[_Process, TaskAllocation] = field(default_factory=dict)  # that were not reported gone
+    processes: dict[_Process, log.TaskAllocation] = field(default_factory=dict)  # that were not reported gone
     holders: dict[tuple[str, int], dict[str, _Process]] = field(default_factory=dict)  # by node and GPU, and by part
     boots: dict[str, str] = field(default_factory=dict)
     lost_at: dict[str, int] = field(default_factory=dict)  # the last entry by which a node was away
@@ -62,7 +41,7 @@ class _Check:
     closed: set[str] = field(default_factory=set)
 
 
-def violations(entries: Iterable[Entry], *, is_complete: bool = False) -> Iterator[str]:
+def violations(entries: Iterable[log.Entry], *, is_complete: bool = False) -> Iterator[str]:
     """Each way in which a log says that something was lost, done twice, or given to two; nothing for a sound one.
 
     ``is_complete``: all jobs are supposed to have ended.
@@ -77,44 +56,44 @@ def violations(entries: Iterable[Entry], *, is_complete: bool = False) -> Iterat
                 yield f"job {job_id} was lost: it never ended"
 
 
-def _one(check: _Check, entry: Entry) -> Iterator[str]:
+def _one(check: _Check, entry: log.Entry) -> Iterator[str]:
     event = entry.event
     if entry.seq != check.seq + 1:
         yield f"does not follow entry {check.seq}"
     if entry.at_s < check.at_s:
         yield "is older than the one before"
     check.seq, check.at_s = entry.seq, max(check.at_s, entry.at_s)
-    if isinstance(event, SchedulerTookLead):
+    if isinstance(event, log.SchedulerTookLead):
         if event.generation <= check.generation:
             yield f"generation {event.generation} took the lead when {check.generation} had led"
         check.generation = max(check.generation, event.generation)
     elif entry.generation not in (0, check.generation):
         yield f"was decided by generation {entry.generation} when {check.generation or 'none'} led"
     match event:
-        case JobSubmitted():
+        case log.JobSubmitted():
             _submitted(check, event)
-        case CancelRequested():
+        case log.CancelRequested():
             if event.job_id in check.jobs:
                 check.jobs[event.job_id].may_be_cancelled = True
-        case JobAllocated() | AllocationReleased():
+        case log.JobAllocated() | log.AllocationReleased():
             yield from _allocated(check, event)
-        case JobStarted():
+        case log.JobStarted():
             yield from _started(check, event)
-        case JobStopping():
+        case log.JobStopping():
             yield from _stopping(check, event)
-        case JobRequeued() | JobEnded():
+        case log.JobRequeued() | log.JobEnded():
             yield from _stopped(check, event)
-        case TaskChanged():
+        case log.TaskChanged():
             yield from _task(check, event)
-        case NodeJoined():
+        case log.NodeJoined():
             if check.boots.get(event.node) != event.boot_id:
                 _boot(check, event)
             check.boots[event.node] = event.boot_id
-        case NodeLost():
+        case log.NodeLost():
             _gone(check, event.node)
-        case PowerChanged():
+        case log.PowerChanged():
             yield from _powered(check, event)
-        case NodeClosed():
+        case log.NodeClosed():
             if check.drains.get(event.node) == event.number:
                 check.closed.add(event.node)
         case _:
@@ -124,7 +103,7 @@ def _one(check: _Check, entry: Entry) -> Iterator[str]:
 # ---- nodes
 
 
-def _powered(check: _Check, event: PowerChanged) -> Iterator[str]:
+def _powered(check: _Check, event: log.PowerChanged) -> Iterator[str]:
     if event.generation != check.generation:
         return  # it came too late, and counts for nothing
     note = event.note
@@ -147,7 +126,7 @@ def _gone(check: _Check, node: str) -> None:
     check.lost_at[node] = check.seq
 
 
-def _boot(check: _Check, event: NodeJoined) -> None:
+def _boot(check: _Check, event: log.NodeJoined) -> None:
     for process, place in list(check.processes.items()):
         if place.node == event.node:
             _free(check, process)
@@ -156,28 +135,28 @@ def _boot(check: _Check, event: NodeJoined) -> None:
 # ---- jobs
 
 
-def _submitted(check: _Check, event: JobSubmitted) -> None:
+def _submitted(check: _Check, event: log.JobSubmitted) -> None:
     ids = [str(check.number)] if event.count == 1 else [f"{check.number}_{at}" for at in range(event.count)]
     check.number += 1
     check.jobs.update((job_id, _Job(may_be_cancelled=bool(event.spec.after))) for job_id in ids)
 
 
-def _allocated(check: _Check, event: JobAllocated | AllocationReleased) -> Iterator[str]:
+def _allocated(check: _Check, event: log.JobAllocated | log.AllocationReleased) -> Iterator[str]:
     job = check.jobs.get(event.job_id)
-    what = "was given an allocation" if isinstance(event, JobAllocated) else "lost its allocation"
+    what = "was given an allocation" if isinstance(event, log.JobAllocated) else "lost its allocation"
     if job is None or job.is_over:
         yield f"job {event.job_id} {what}, and {'was never submitted' if job is None else 'had ended before'}"
         return
     if job.is_started:
         yield f"job {event.job_id} {what} while it runs"
-    if isinstance(event, JobAllocated) and job.places:
+    if isinstance(event, log.JobAllocated) and job.places:
         yield f"job {event.job_id} was given two allocations"
-    if isinstance(event, AllocationReleased) and not job.places:
+    if isinstance(event, log.AllocationReleased) and not job.places:
         yield f"job {event.job_id} {what}, and had none"
-    job.places = event.places if isinstance(event, JobAllocated) else ()
+    job.places = event.places if isinstance(event, log.JobAllocated) else ()
 
 
-def _started(check: _Check, event: JobStarted) -> Iterator[str]:
+def _started(check: _Check, event: log.JobStarted) -> Iterator[str]:
     job = check.jobs.get(event.job_id)
     if job is None:
         yield f"job {event.job_id} was started, and never submitted"
@@ -211,29 +190,29 @@ def _started(check: _Check, event: JobStarted) -> Iterator[str]:
             held[part] = process
 
 
-def _stopping(check: _Check, event: JobStopping) -> Iterator[str]:
+def _stopping(check: _Check, event: log.JobStopping) -> Iterator[str]:
     job = check.jobs.get(event.job_id)
     if job is None or not job.is_started or job.is_stopping or event.start != len(job.nodes):
         yield f"job {event.job_id} is ordered to stop start {event.start}, which does not run"
         return
-    if event.cause is StopCause.CANCELLED and not job.may_be_cancelled:
+    if event.cause is log.StopCause.CANCELLED and not job.may_be_cancelled:
         yield f"job {event.job_id} is cancelled, and nobody asked for it"
     job.is_stopping = True
 
 
-def _stopped(check: _Check, event: JobRequeued | JobEnded) -> Iterator[str]:
+def _stopped(check: _Check, event: log.JobRequeued | log.JobEnded) -> Iterator[str]:
     job = check.jobs.get(event.job_id)
     if job is None or job.is_over:
         yield f"job {event.job_id} ended, and {'was never submitted' if job is None else 'had ended before'}"
         return
-    ending = event.ending if isinstance(event, JobEnded) else None
+    ending = event.ending if isinstance(event, log.JobEnded) else None
     if job.is_started:
-        if not job.is_stopping and ending is not Ending.DONE:
+        if not job.is_stopping and ending is not log.Ending.DONE:
             yield f"job {event.job_id} was taken from its nodes, and never ordered to stop"
         yield from _left_behind(check, job, event.job_id)
-    elif ending is not Ending.CANCELLED:
+    elif ending is not log.Ending.CANCELLED:
         yield f"job {event.job_id} ended as {ending or 'to wait again'}, and did not run"
-    if ending is Ending.CANCELLED and not job.may_be_cancelled:
+    if ending is log.Ending.CANCELLED and not job.may_be_cancelled:
         yield f"job {event.job_id} is cancelled, and nobody asked for it"
     job.is_started, job.is_over, job.places = False, ending is not None, ()
 
@@ -246,14 +225,14 @@ def _left_behind(check: _Check, job: _Job, job_id: str) -> Iterator[str]:
             yield f"job {job_id} was taken from its nodes, and its process {rank} on {node} is not gone"
 
 
-def _task(check: _Check, event: TaskChanged) -> Iterator[str]:
+def _task(check: _Check, event: log.TaskChanged) -> Iterator[str]:
     job = check.jobs.get(event.job_id)
     nodes = job.nodes[event.start - 1] if job is not None and 1 <= event.start <= len(job.nodes) else ()
     if not 0 <= event.rank < len(nodes) or nodes[event.rank] != event.node:
         start = f"start {event.start}, rank {event.rank}"
         yield f"node {event.node} reports a process of job {event.job_id}, {start}, that was not started there"
         return
-    if event.phase in (TaskPhase.EXITED, TaskPhase.LOST):
+    if event.phase in (log.TaskPhase.EXITED, log.TaskPhase.LOST):
         _free(check, (event.job_id, event.start, event.rank))
 
 

@@ -12,17 +12,8 @@ from typing import Any, get_args
 import msgspec
 
 from farside.errors import ConfigError, RemoteProtocolError
+from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model import log_version2 as version2
-from farside.scheduler.manager.model.event import (
-    VERSION,
-    AccessRecorded,
-    AllocationReleased,
-    Decided,
-    Event,
-    JobAllocated,
-    SchedulerTookLead,
-    Told,
-)
 
 
 class LaterVersion(RemoteProtocolError):
@@ -34,10 +25,10 @@ class LaterVersion(RemoteProtocolError):
 # Classes whose name is not the one that the log has for them. The log's names stay: older managers read them.
 _TAGS: Mapping[type[Any], str] = MappingProxyType(
     {
-        SchedulerTookLead: "BrainTookLead",
-        JobAllocated: "JobPlaced",
-        AllocationReleased: "JobUnplaced",
-        AccessRecorded: "AccessNoted",
+        log.SchedulerTookLead: "BrainTookLead",
+        log.JobAllocated: "JobPlaced",
+        log.AllocationReleased: "JobUnplaced",
+        log.AccessRecorded: "AccessNoted",
     }
 )
 
@@ -47,18 +38,20 @@ def tag_of(kind: type[Any]) -> str:
     return _TAGS.get(kind, kind.__name__)
 
 
-DECIDED: frozenset[type[Any]] = frozenset(get_args(Decided))
-TYPES: Mapping[str, type[Any]] = MappingProxyType({tag_of(one): one for one in (*get_args(Told), *get_args(Decided))})
+DECIDED: frozenset[type[Any]] = frozenset(get_args(log.Decided))
+TYPES: Mapping[str, type[Any]] = MappingProxyType(
+    {tag_of(one): one for one in (*get_args(log.Told), *get_args(log.Decided))}
+)
 _DECODERS = {name: msgspec.json.Decoder(kind) for name, kind in TYPES.items()}
 _ENCODER = msgspec.json.Encoder()
 
 
-def is_decided(event: Event) -> bool:
+def is_decided(event: log.Event) -> bool:
     """Whether only the leading scheduler process may write it."""
     return type(event) in DECIDED
 
 
-def encode_event(event: Event) -> tuple[str, str]:
+def encode_event(event: log.Event) -> tuple[str, str]:
     """Type and JSON of an event."""
     return tag_of(type(event)), _ENCODER.encode(event).decode()
 
@@ -69,13 +62,13 @@ def check_version(version: int) -> None:
     Raises:
         LaterVersion: It did.
     """
-    if version > VERSION:
+    if version > log.VERSION:
         raise LaterVersion(
-            f"the log is of version {version}, and {VERSION} is the latest known here", hint="run the newer manager"
+            f"the log is of version {version}, and {log.VERSION} is the latest known here", hint="run the newer manager"
         )
 
 
-def decode_event(kind: str, body: str | bytes, version: int = VERSION) -> Event:
+def decode_event(kind: str, body: str | bytes, version: int = log.VERSION) -> log.Event:
     """The event of a type and its JSON.
 
     Raises:
@@ -87,9 +80,9 @@ def decode_event(kind: str, body: str | bytes, version: int = VERSION) -> Event:
     if decoder is None:
         raise RemoteProtocolError(f"an event of the unknown type '{kind:.60}'", hint="run the manager that wrote it")
     try:
-        if version < VERSION and kind in version2.EVENTS:
+        if version < log.VERSION and kind in version2.EVENTS:
             body = _ENCODER.encode(version2.EVENTS[kind](msgspec.json.decode(body)))
-        event: Event = decoder.decode(body)
+        event: log.Event = decoder.decode(body)
     except version2.DAMAGE as error:
         raise RemoteProtocolError(f"{kind}: {error}", hint="the store is damaged; restore a backup") from error
     return event

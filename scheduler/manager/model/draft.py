@@ -4,8 +4,9 @@ The cause of what people and agents do names them. The cause of a decision is th
 timer that made the scheduler look: ``entry 812``, ``timer time_limit``. Older versions wrote ``cycle`` for all.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from farside.scheduler.manager.model.event import Event
 
@@ -31,8 +32,7 @@ def by_timer(timer: Timer) -> str:
     return f"timer {timer}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(Struct, frozen=True, kw_only=True):
     """An entry that has no place yet."""
 
     event: Event

@@ -1,4 +1,4 @@
-"""Everything that can stand in the log: what happened, what somebody asked, what the manager decided. PURE.
+"""Events, of which the log consists: what happened, what somebody asked, what the manager decided. PURE.
 
 How it works
   The log is the truth; what is known of jobs and nodes is what follows from it (apply.py). Two kinds of events:
@@ -14,7 +14,6 @@ How it works
   What a field means never changes.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from msgspec import Struct
@@ -51,7 +50,7 @@ class StopCause(StrEnum):
 
 
 class TaskPhase(StrEnum):
-    """What a node tells of one process of a job; ``assigned`` until it has told anything."""
+    """Phase of one process of a job, as its node reports it; ``assigned`` before the first report."""
 
     ASSIGNED = "assigned"
     STARTING = "starting"
@@ -61,8 +60,7 @@ class TaskPhase(StrEnum):
     LOST = "lost"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeAllocation:
+class NodeAllocation(Struct, frozen=True, kw_only=True):
     """So many GPUs of one node, or parts that these are cut into; not yet which ones. 0: a place without any."""
 
     node: str
@@ -94,8 +92,7 @@ class TaskAllocation(Struct, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------- told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSubmitted:
+class JobSubmitted(Struct, frozen=True, kw_only=True):
     """Somebody wants jobs run, ``count`` alike. Their ids follow from the log: the next number, ``7_0``... of several.
 
     ``uid`` is -1 where only a token says who it is. ``key``: what the client calls this request, empty: nothing.
@@ -109,24 +106,21 @@ class JobSubmitted:
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelRequested:
+class CancelRequested(Struct, frozen=True, kw_only=True):
     """A job shall end."""
 
     job_id: str
     by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HoldRequested:
+class HoldRequested(Struct, frozen=True, kw_only=True):
     """A waiting job shall not start until it is released."""
 
     job_id: str
     by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseRequested:
+class ReleaseRequested(Struct, frozen=True, kw_only=True):
     """A held job may start."""
 
     job_id: str
@@ -167,16 +161,14 @@ class ServiceTold(Struct, frozen=True, kw_only=True):
     raw: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeLost:
+class NodeLost(Struct, frozen=True, kw_only=True):
     """Nothing was heard of a node for too long. What runs there may run on; nobody knows."""
 
     node: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainRequested:
+class DrainRequested(Struct, frozen=True, kw_only=True):
     """Nothing new shall start on a node."""
 
     node: str
@@ -184,8 +176,7 @@ class DrainRequested:
     by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UndrainRequested:
+class UndrainRequested(Struct, frozen=True, kw_only=True):
     """Jobs may start on a node again."""
 
     node: str
@@ -206,16 +197,14 @@ class NodesReserved(Struct, frozen=True, kw_only=True):
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReservationCancelled:
+class ReservationCancelled(Struct, frozen=True, kw_only=True):
     """Jobs may start there again."""
 
     reservation_id: str
     by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccessRecorded:
+class AccessRecorded(Struct, frozen=True, kw_only=True):
     """For the audit alone: somebody was refused something, or looked at what is another's. Changes nothing."""
 
     action: str
@@ -223,9 +212,8 @@ class AccessRecorded:
     result: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskChanged:
-    """An agent tells what became of a process. ``cause`` is empty when it ended by itself; see `EndKind`.
+class TaskChanged(Struct, frozen=True, kw_only=True):
+    """An agent reports what became of a process. ``cause`` is empty when it ended by itself; see `EndKind`.
 
     With its end comes what its GPUs drew, ``energy_j``, of as many GPU seconds as were metered.
     """
@@ -245,8 +233,7 @@ class TaskChanged:
     kind: EndKind | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PowerChanged:
+class PowerChanged(Struct, frozen=True, kw_only=True):
     """A node's power is as ``note`` says from here on; written before the order in it is given to its BMC.
 
     It counts only while the scheduler process of this ``generation`` leads: who keeps the power beside it may have been
@@ -258,8 +245,7 @@ class PowerChanged:
     note: NodePowerRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodesWanted:
+class NodesWanted(Struct, frozen=True, kw_only=True):
     """How many nodes shall be on from here on, and why; jobs that there were needed ``needed``."""
 
     nodes: int
@@ -267,16 +253,14 @@ class NodesWanted:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryForgotten:
-    """Jobs that were over before a time are not known from here on; they stand in the archive of the log."""
+class HistoryForgotten(Struct, frozen=True, kw_only=True):
+    """Jobs that were over before a time are not known from here on; the archive of the log has them."""
 
     before_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PowerPardoned:
-    """For the audit: an operator has mended a node that did not obey. What follows is a `PowerChanged`."""
+class PowerPardoned(Struct, frozen=True, kw_only=True):
+    """For the audit: an operator has fixed a node that did not obey. What follows is a `PowerChanged`."""
 
     node: str
     by: str
@@ -294,16 +278,14 @@ class TaskProfiled(ProfileFigures, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------- decided
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerTookLead:
+class SchedulerTookLead(Struct, frozen=True, kw_only=True):
     """A scheduler process decides from here on."""
 
     generation: int
     holder: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeClosed:
+class NodeClosed(Struct, frozen=True, kw_only=True):
     """Whoever decides has read that a node is to go off: from here on no job starts there until it is open again.
 
     ``number``: of the DRAIN that it is an answer to.
@@ -313,8 +295,7 @@ class NodeClosed:
     number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobAllocated:
+class JobAllocated(Struct, frozen=True, kw_only=True):
     """The cycle gave a job GPUs. It starts as soon as those who must leave them have left."""
 
     job_id: str
@@ -322,8 +303,7 @@ class JobAllocated:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocationReleased:
+class AllocationReleased(Struct, frozen=True, kw_only=True):
     """A job that had not started yet lost its place; ``is_held``: because no start of it can be made."""
 
     job_id: str
@@ -331,8 +311,7 @@ class AllocationReleased:
     is_held: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobStarted:
+class JobStarted(Struct, frozen=True, kw_only=True):
     """A job's processes are to be started, for the ``start``-th time; ``is_profiled``: and what they send be noted."""
 
     job_id: str
@@ -343,8 +322,7 @@ class JobStarted:
     is_profiled: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobStopping:
+class JobStopping(Struct, frozen=True, kw_only=True):
     """A job's processes are to be stopped. ``winner`` is the job that gets its GPUs, where there is one."""
 
     job_id: str
@@ -354,8 +332,7 @@ class JobStopping:
     winner: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequeued:
+class JobRequeued(Struct, frozen=True, kw_only=True):
     """None of a job's processes is there any more, and it waits again."""
 
     job_id: str
@@ -364,8 +341,7 @@ class JobRequeued:
     is_failure: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobEnded:
+class JobEnded(Struct, frozen=True, kw_only=True):
     """A job is over."""
 
     job_id: str
@@ -374,8 +350,7 @@ class JobEnded:
     exit_code: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobPromoted:
+class JobPromoted(Struct, frozen=True, kw_only=True):
     """A starving job's figures begin again at zero. [tiresias §3.3.2.3]"""
 
     job_id: str
@@ -395,8 +370,7 @@ Decided = (
 Event = Told | Decided
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """One line of the log.
 
     Attributes:

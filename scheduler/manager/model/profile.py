@@ -7,22 +7,21 @@ taken. Where only parameter servers tell, each sends its portion to every worker
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import median
+
+from msgspec import Struct
 
 from farside.scheduler.manager.model.event import TaskProfiled
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(Struct, frozen=True, kw_only=True):
     """The figures reported by one process of a job. ``is_server``: it has no GPU."""
 
     told: TaskProfiled
     is_server: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobProfile:
+class JobProfile(Struct, frozen=True, kw_only=True):
     """A job's model as one of its starts has shown it.
 
     Attributes:

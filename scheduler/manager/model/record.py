@@ -14,21 +14,13 @@ events, are `JobSubmitted`, what the order policy sees of its service, `JobPromo
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
-from msgspec import field
+from msgspec import Struct, field
 
 from farside.agent.gpu_share import Device, Share, free_devices, shares_of
 from farside.agent.messages import EndKind, NodeFacts
-from farside.scheduler.manager.model.event import (
-    Ending,
-    NodeAllocation,
-    NodesReserved,
-    StopCause,
-    TaskAllocation,
-    TaskPhase,
-)
+from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.power_record import NodePowerRecord
 from farside.scheduler.manager.model.profile import JobProfile
 from farside.scheduler.manager.model.spec import JobSpec
@@ -54,18 +46,18 @@ class Phase(StrEnum):
 IDLE = frozenset({Phase.HELD, Phase.WAITING})
 ACTIVE = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})  # it has processes, or may have
 OVER = frozenset({Phase.DONE, Phase.FAILED, Phase.CANCELLED, Phase.TIMED_OUT})
-PHASE_OF_ENDING: Mapping[Ending, Phase] = {ending: Phase(ending.value) for ending in Ending}
-GONE = frozenset({TaskPhase.EXITED, TaskPhase.LOST})
+PHASE_OF_ENDING: Mapping[log.Ending, Phase] = {ending: Phase(ending.value) for ending in log.Ending}
+GONE = frozenset({log.TaskPhase.EXITED, log.TaskPhase.LOST})
 
 TaskKey = tuple[str, int, int]  # job, start, rank
 
 
-class LiveTask(TaskAllocation, frozen=True, kw_only=True):
+class LiveTask(log.TaskAllocation, frozen=True, kw_only=True):
     """One process of one start of a job, where it was placed, and how it is."""
 
     job_id: str
     start: int
-    phase: TaskPhase = TaskPhase.ASSIGNED
+    phase: log.TaskPhase = log.TaskPhase.ASSIGNED
     exit_code: int | None = None
     signal: int | None = None
     cause: str = ""
@@ -95,25 +87,23 @@ class LiveTask(TaskAllocation, frozen=True, kw_only=True):
     @property
     def has_failed(self) -> bool:
         """Whether it ended otherwise than with exit code 0."""
-        return self.phase is TaskPhase.LOST or (self.phase is TaskPhase.EXITED and self.exit_code != 0)
+        return self.phase is log.TaskPhase.LOST or (self.phase is log.TaskPhase.EXITED and self.exit_code != 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunInterval:
+class RunInterval(Struct, frozen=True, kw_only=True):
     """A time during which a job held GPUs: from the decision to start it to the end of its last process.
 
     ``energy_j``: what its nodes say that its GPUs drew, of ``metered_gpu_s`` GPU seconds of it.
     """
 
     begin_s: float
-    places: tuple[NodeAllocation, ...]
+    places: tuple[log.NodeAllocation, ...]
     end_s: float = math.inf
     energy_j: float = 0.0
     metered_gpu_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveJob:
+class LiveJob(Struct, frozen=True, kw_only=True):
     """A job. Times are seconds since the epoch; NaN before there is one.
 
     Attributes:
@@ -149,7 +139,7 @@ class LiveJob:
     since_s: float
     submitted_at: int = 0
     start: int = 0
-    places: tuple[NodeAllocation, ...] = ()
+    places: tuple[log.NodeAllocation, ...] = ()
     tasks: tuple[LiveTask, ...] = ()
     executed_s: float = 0.0
     waited_s: float = 0.0
@@ -166,7 +156,7 @@ class LiveJob:
     failures: int = 0
     exit_code: int | None = None
     reason: str = ""
-    stop_cause: StopCause | None = None
+    stop_cause: log.StopCause | None = None
     cancelled_by: str = ""
     held_by: str = ""
     master_addr: str = ""
@@ -236,7 +226,7 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
         return models.pop() if len(models) == 1 else ""
 
     def runs_jobs_of(self, user: str) -> bool:
-        """Whether this user's jobs may stand there."""
+        """Whether this user's jobs may run there."""
         return not self.users or user in self.users
 
     def suits(self, spec: JobSpec, user: str) -> bool:
@@ -291,7 +281,7 @@ class LiveNode(NodeFacts, frozen=True, kw_only=True):
         return tuple(free_devices(self.devices, self.shares))
 
 
-class Maintenance(NodesReserved, frozen=True, kw_only=True):
+class Maintenance(log.NodesReserved, frozen=True, kw_only=True):
     """Nodes that are reserved between two times. ``cancelled_by``: who thought better of it; empty: nobody."""
 
     reservation_id: str

@@ -6,7 +6,7 @@ cycle each GPU asks for its own process's CPUs and memory and for as many of eac
 get for a GPU, rounded up: so what is promised is always enough.
 
 A role that is a service, as parameter servers are, runs for as long as the others: when all processes of all other
-roles have ended well, the services are told to end and the job is done, however they end then. The failure rule is the
+roles have ended well, the services are stopped and the job is done, however they end then. The failure rule is the
 same for all: a process that fails, or a service that ends before the others, ends the job, which counts as one failure.
 """
 

@@ -1,13 +1,13 @@
 """Node sleep time: how long nodes have slept, in total and between any two times. PURE."""
 
 from bisect import bisect_right
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 J_PER_KWH = 3.6e6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SleepPoint:
+class SleepPoint(Struct, frozen=True, kw_only=True):
     """A change: ``off`` nodes are off from ``at_s`` on; nodes had slept ``node_s`` seconds in all up to then."""
 
     at_s: float

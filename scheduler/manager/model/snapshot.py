@@ -3,16 +3,17 @@
 How it works
   MessagePack, compressed; it has infinity and NaN, which JSON has not. Jobs of one submission share what was asked for,
   and do so again when they are read. A field that a later version adds has its default when an older snapshot is read;
-  an snapshot of a later version is refused as the log is.
+  a snapshot of a later version is refused as the log is.
 """
 
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field, structs
 
 from farside.errors import RemoteProtocolError
 from farside.scheduler.manager.model import log_version2 as version2
@@ -30,9 +31,8 @@ _LEVEL = 1
 _NO_SPEC = JobSpec(argv=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Snapshot:
-    """A state's fields by their names; those that have no form of their own are kept in another (`_FORMS`)."""
+class _Snapshot(Struct, frozen=True, kw_only=True):
+    """A state's fields, under the names that the bytes have; some are kept in another form (`_FORMS`)."""
 
     seq: int
     at_s: float
@@ -40,14 +40,14 @@ class _Snapshot:
     next_number: int
     next_sequence: int
     forgotten_s: float
-    toll: PreemptionTimes
+    preemption_times: PreemptionTimes = field(name="toll")
     specs: tuple[JobSpec, ...]
     spec_of: tuple[int, ...]  # of each job
     jobs: tuple[LiveJob, ...]
     nodes: Mapping[str, LiveNode]
     stale: tuple[LiveTask, ...]
     unfinished: tuple[str, ...]
-    placed: tuple[str, ...]
+    allocated: tuple[str, ...] = field(name="placed")
     meetings: Mapping[str, tuple[tuple[str, int], ...]]
     submitted: Mapping[int, tuple[str, ...]]
     maintenance: Mapping[str, Maintenance]
@@ -60,7 +60,7 @@ class _Snapshot:
     slept: tuple[SleepPoint, ...] = ()
     wanted: NodesWanted | None = None
     wanted_s: float = 0.0
-    hourly: Mapping[str, tuple[tuple[float, int], ...]] = field(default_factory=dict)
+    submit_rates: Mapping[str, tuple[tuple[float, int], ...]] = field(name="hourly", default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +71,11 @@ class _Form:
     unpack: Callable[[Any], Any] = lambda kept: kept
 
 
-_AS_IT_IS = _Form()
 _KEYS = _Form(pack=tuple, unpack=dict.fromkeys)
-_OTHERWISE = {
+_OTHERWISE: Mapping[str, _Form] = {
     "stale": _Form(pack=lambda stale: tuple(stale.values()), unpack=lambda tasks: {task.key: task for task in tasks}),
     "unfinished": _KEYS,
-    "placed": _KEYS,
+    "allocated": _KEYS,
     "closing": _KEYS,
     "dependents": _Form(
         pack=lambda known: {name: tuple(others) for name, others in known.items()},
@@ -88,33 +87,25 @@ _OTHERWISE = {
     ),
     "requests": _Form(pack=lambda requests: tuple(requests.items()), unpack=dict),
     "slept": _Form(pack=lambda slept: tuple(slept.points), unpack=SleepRecord),
-    "hourly": _Form(pack=lambda hourly: hourly.steps, unpack=SubmitRates),
+    "submit_rates": _Form(pack=lambda rates: rates.steps, unpack=SubmitRates),
 }
 _FORMS: Mapping[str, _Form] = {
-    field.name: _OTHERWISE.get(field.name, _AS_IT_IS)
-    for field in fields(_Snapshot)
-    if field.name not in ("specs", "spec_of", "jobs")
+    name: _OTHERWISE.get(name, _Form())
+    for name in _Snapshot.__struct_fields__
+    if name not in ("specs", "spec_of", "jobs")
 }
-# What a state calls a field otherwise than the bytes, whose names stay.
-_STATE_NAMES = {"toll": "preemption_times", "placed": "allocated", "hourly": "submit_rates"}
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Snapshot)
 
 
 def encode_state(state: LiveState) -> bytes:
     """The snapshot of a state."""
-    specs: dict[int, int] = {}
-    found: list[JobSpec] = []
-    spec_of: list[int] = []
-    for job in state.jobs.values():
-        at = specs.get(id(job.spec))
-        if at is None:
-            at = specs[id(job.spec)] = len(found)
-            found.append(job.spec)
-        spec_of.append(at)
-    kept = {name: form.pack(getattr(state, _STATE_NAMES.get(name, name))) for name, form in _FORMS.items()}
-    jobs = tuple(_without_spec(job) for job in state.jobs.values())
-    snapshot = _Snapshot(specs=tuple(found), spec_of=tuple(spec_of), jobs=jobs, **kept)
+    specs = {id(job.spec): job.spec for job in state.jobs.values()}
+    places = {one: at for at, one in enumerate(specs)}
+    spec_of = tuple(places[id(job.spec)] for job in state.jobs.values())
+    kept = {name: form.pack(getattr(state, name)) for name, form in _FORMS.items()}
+    jobs = tuple(structs.replace(job, spec=_NO_SPEC) for job in state.jobs.values())
+    snapshot = _Snapshot(specs=tuple(specs.values()), spec_of=spec_of, jobs=jobs, **kept)
     return zlib.compress(_ENCODER.encode(snapshot), _LEVEL)
 
 
@@ -133,21 +124,11 @@ def decode_state(body: bytes, version: int = VERSION) -> LiveState:
         raise RemoteProtocolError(f"the store's snapshot of its state: {error}", hint="restore a backup") from error
     state = LiveState()
     for name, form in _FORMS.items():
-        setattr(state, _STATE_NAMES.get(name, name), form.unpack(getattr(snapshot, name)))
-    state.jobs = JobTable(
-        _with_spec(job, snapshot.specs[at]) for job, at in zip(snapshot.jobs, snapshot.spec_of, strict=True)
-    )
+        setattr(state, name, form.unpack(getattr(snapshot, name)))
+    for job, at in zip(snapshot.jobs, snapshot.spec_of, strict=True):
+        structs.force_setattr(job, "spec", snapshot.specs[at])  # it was just made, and nobody else has it
+    state.jobs = JobTable(snapshot.jobs)
     for at, count in Counter(job.submitted_at for job in state.live_jobs()).items():
         first = state.jobs[next(job_id for job_id in snapshot.submitted[at] if job_id in state.unfinished)]
         state.queued.come(at, first.user, count, first.spec.size_bytes)
     return state
-
-
-def _without_spec(job: LiveJob) -> LiveJob:
-    return replace(job, spec=_NO_SPEC)
-
-
-def _with_spec(job: LiveJob, spec: JobSpec) -> LiveJob:
-    # The job was just made and nobody else has it; `replace` takes ten times as long, and there are many.
-    object.__setattr__(job, "spec", spec)
-    return job

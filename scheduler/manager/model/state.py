@@ -5,8 +5,9 @@ the same function (apply.py), so at the same entry they are the same.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count, takewhile
+
+from msgspec import Struct
 
 from farside.scheduler.manager.model.event import Event, JobSubmitted, NodesReserved, NodesWanted
 from farside.scheduler.manager.model.job_table import JobTable
@@ -17,8 +18,7 @@ from farside.scheduler.manager.model.sleep_time import SleepRecord
 from farside.scheduler.manager.model.submit_rate import SubmitRates
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestKey:
+class RequestKey(Struct, frozen=True, kw_only=True):
     """Key of a request that may be sent again: its kind, its user, and the client's own key."""
 
     kind: str

@@ -22,7 +22,7 @@ LIMIT_S = 15.0
 
 
 class Asker:
-    """Questions to one agent, for as long as its connection stands."""
+    """Questions to one agent, for as long as its connection lasts."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         """``call`` is called when there is something to send."""
@@ -32,12 +32,12 @@ class Asker:
         self._is_closed = False
 
     def tell(self, order: m.PowerOff) -> None:
-        """Something that nobody waits for an answer to."""
+        """Send an order without waiting for an answer."""
         self._unsent.append(order)
         self._call()
 
     def unsent(self) -> list[m.Probe | m.PowerOff]:
-        """What is to be sent now; it is not told again."""
+        """Take what is to be sent now."""
         found, self._unsent = self._unsent, []
         return found
 

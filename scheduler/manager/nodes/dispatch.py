@@ -1,7 +1,7 @@
-"""What an agent is told, and what its reports mean for the log. PURE.
+"""Commands to an agent, and the events that its reports mean for the log. PURE.
 
 How it works
-  Nothing is kept of what was sent: what an agent has to be told follows from the log and from what it says it knows.
+  Nothing is kept of what was sent: what it has to be sent follows from the log and from what it says it knows.
   One `AgentLine` a connection; a new connection starts anew with HELLO. So a command that was lost on the way is sent
   again after reconnection, and the agent does it once, as (task, start) names it.
 """
@@ -14,17 +14,7 @@ from typing import Any, TypeVar
 from msgspec import Raw, Struct, json, structs
 
 from farside.agent import messages as m
-from farside.scheduler.manager.model.event import (
-    DrainRequested,
-    Event,
-    NodeChanged,
-    NodeJoined,
-    ServiceChanged,
-    ServiceTold,
-    TaskChanged,
-    TaskPhase,
-    TaskProfiled,
-)
+from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.profile import is_known
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey
 from farside.scheduler.manager.model.role import Standing, rendezvous
@@ -49,7 +39,7 @@ class Meeting:
 
 
 class AgentLine:
-    """One connection of an agent: what it knows, and what it has been told on it."""
+    """One connection of an agent: what it knows, and what was sent to it."""
 
     def __init__(self, hello: m.Hello, address: str, *, move_s: float = 900.0) -> None:
         found = services.read(hello)
@@ -71,32 +61,32 @@ class AgentLine:
 
     # ------------------------------------------------------------------ agent to log
 
-    def joined(self, state: LiveState) -> list[Event]:
+    def joined(self, state: LiveState) -> list[log.Event]:
         """What HELLO means: who joined, and what became of the processes that the log has there."""
         hello = self.hello
         said = self._lasting(hello)
-        event = NodeJoined(node=self.node, address=self._address, **m.fields_of(m.NodeFacts, said))
+        event = log.NodeJoined(node=self.node, address=self._address, **m.fields_of(m.NodeFacts, said))
         node = state.nodes.get(self.node)
-        events: list[Event] = [event] if node is None or _is_news(node, event) else []
+        events: list[log.Event] = [event] if node is None or _is_news(node, event) else []
         events += self._changes(state, hello.tasks)
         events += self._service_changes(state, self._read, None)
         if node is not None and node.boot_id == hello.boot_id:
             events += self._forgotten(state, node)
         return events
 
-    def _forgotten(self, state: LiveState, node: LiveNode) -> Iterator[Event]:
+    def _forgotten(self, state: LiveState, node: LiveNode) -> Iterator[log.Event]:
         """Processes that this agent should know, and does not: they are gone, or never came to be."""
         for key in node.tasks:
             task = state.task(key)
             if task is None or self._knows(state, key):
                 continue
-            is_new = task.phase is TaskPhase.ASSIGNED
+            is_new = task.phase is log.TaskPhase.ASSIGNED
             if is_new and _is_wanted(state.jobs[task.job_id], task):
                 continue  # it will be told to start it
             cause = "it was never started" if is_new else "its node does not know it any more"
-            yield TaskChanged(**_named(node.name, key), phase=TaskPhase.LOST, cause=cause)
+            yield log.TaskChanged(**_named(node.name, key), phase=log.TaskPhase.LOST, cause=cause)
 
-    def reported(self, state: LiveState, report: m.Report) -> list[Event]:
+    def reported(self, state: LiveState, report: m.Report) -> list[log.Event]:
         """What REPORT means; nothing where it repeats what the log says."""
         found = services.read(report)
         report, self.service_problems = found.said, found.problems
@@ -110,17 +100,17 @@ class AgentLine:
         events += self._service_changes(state, found, report.at_s)
         events += self._told_of_jobs(state, report.told)
         if node is not None:
-            drains = any(isinstance(event, DrainRequested) for event in events)
+            drains = any(isinstance(event, log.DrainRequested) for event in events)
             if report.unfit and not node.drain_reason and not drains:
-                events.append(DrainRequested(node=self.node, reason=report.unfit, by=f"node {self.node}"))
+                events.append(log.DrainRequested(node=self.node, reason=report.unfit, by=f"node {self.node}"))
             said = self._lasting(report)
             if _differs(m.ChangingFacts, node, _steadied(node, said)):
-                events.append(NodeChanged(node=self.node, **m.fields_of(m.ChangingFacts, said)))
+                events.append(log.NodeChanged(node=self.node, **m.fields_of(m.ChangingFacts, said)))
         return events
 
     def _service_changes(
         self, state: LiveState, found: services.Read[m.Hello] | services.Read[m.Report], at_s: float | None
-    ) -> Iterator[Event]:
+    ) -> Iterator[log.Event]:
         """What services say that the log does not have yet. ``at_s``: of the report, by its node's clock."""
         node = state.nodes.get(self.node)
         known = {} if node is None else node.services
@@ -132,15 +122,15 @@ class AgentLine:
                 if abs(at_s - self._unknown_s.get(name, -math.inf)) < services.UNKNOWN_PERIOD_S:
                     continue
                 self._unknown_s[name] = at_s
-            yield ServiceChanged(node=self.node, name=name, raw=now)
+            yield log.ServiceChanged(node=self.node, name=name, raw=now)
 
-    def _told_of_jobs(self, state: LiveState, told: Iterable[m.Told]) -> Iterator[Event]:
+    def _told_of_jobs(self, state: LiveState, told: Iterable[m.Told]) -> Iterator[log.Event]:
         """What services say about jobs that are there; the log may have it twice, as it is a whole state."""
         for one in told:
             job = state.jobs.get(one.job)
             if job is not None and not job.is_over and one.start <= job.start and m.is_carried(one.raw):
                 raw = services.text_of(one.raw)
-                yield ServiceTold(node=self.node, service=one.service, job_id=one.job, start=one.start, raw=raw)
+                yield log.ServiceTold(node=self.node, service=one.service, job_id=one.job, start=one.start, raw=raw)
 
     def _lasting(self, said: SaidT) -> SaidT:
         """What an agent said of its node, as the log keeps it: without readings, and with the donor's true address."""
@@ -152,26 +142,26 @@ class AgentLine:
             swap=None if swap is None else swap.lasting,
         )
 
-    def _changes(self, state: LiveState, tasks: Iterable[m.TaskState]) -> list[Event]:
-        events: list[Event] = []
+    def _changes(self, state: LiveState, tasks: Iterable[m.TaskState]) -> list[log.Event]:
+        events: list[log.Event] = []
         for told in tasks:
             key = key_of(told)
             task = state.task(key)
             if task is None or task.is_gone or not _is_of(told, state.jobs[task.job_id]):
                 continue
             if told.unfit and not state.nodes[self.node].drain_reason:
-                events.append(DrainRequested(node=self.node, reason=told.unfit, by=f"node {self.node}"))
+                events.append(log.DrainRequested(node=self.node, reason=told.unfit, by=f"node {self.node}"))
             if told.profile is not None:  # before its end, which may be what its job waits for to start again
                 figures = m.fields_of(m.ProfileFigures, told.profile)
-                profiled = TaskProfiled(**_named(self.node, key), **figures)
+                profiled = log.TaskProfiled(**_named(self.node, key), **figures)
                 events += [] if is_known(state.jobs[task.job_id].profile, profiled) else [profiled]
             is_ready = told.ready_at_s is not None
             if task.phase == told.state and is_ready <= task.is_ready:
                 continue
             energy_j, metered_gpu_s = self._meter.take(key) if told.state in ENDED else (0.0, 0.0)
             events.append(
-                TaskChanged(
-                    **_named(self.node, key), phase=TaskPhase(told.state), exit_code=told.exit_code,
+                log.TaskChanged(
+                    **_named(self.node, key), phase=log.TaskPhase(told.state), exit_code=told.exit_code,
                     signal=told.signal, cause=told.cause, kind=told.kind, at_s=told.at_s, is_ready=is_ready,
                     energy_j=energy_j, metered_gpu_s=metered_gpu_s,
                 )
@@ -181,7 +171,7 @@ class AgentLine:
     # ------------------------------------------------------------------ log to agent
 
     def commands(self, state: LiveState) -> list[m.ManagerMessage]:
-        """What there is to tell now that has not been told on this connection."""
+        """Commands for now that were not sent on this connection."""
         node = state.nodes.get(self.node)
         if node is None:
             return []
@@ -195,11 +185,11 @@ class AgentLine:
         return found
 
     def awaits_donors(self, ring: DonorRing) -> bool:
-        """Whether `donors` would look: there may be others than this node was told of."""
+        """Whether `donors` would look: there may be others than this node knows."""
         return m.CAN_DONORS in self.hello.can and ring.version != self._ring_version
 
     def donors(self, state: LiveState, ring: DonorRing) -> Iterator[m.Donors | m.Service]:
-        """The donors that this node may borrow from, when they are others than it was told on this connection."""
+        """The donors that this node may borrow from, when they are others than those sent on this connection."""
         node = state.nodes.get(self.node)
         if node is None or not self.awaits_donors(ring):
             return
@@ -226,7 +216,7 @@ class AgentLine:
         return m.Service(name=name, epoch=state.seq, generation=state.generation, raw=raw)
 
     def lending(self, state: LiveState) -> Iterator[m.Lending]:
-        """Whether its donor may lend, when that is other than it was told on this connection; not to a service."""
+        """Whether its donor may lend, when that is not what was sent last on this connection; not to a service."""
         node = state.nodes.get(self.node)
         closed_by = 0 if node is None or node.power is None else node.power.drain_number
         is_service = m.can_service(services.DONOR) in self.hello.can
@@ -377,8 +367,8 @@ def _differs(kind: type[m.ChangingFacts], known: m.ChangingFacts, said: m.Changi
     return any(getattr(known, name) != getattr(said, name) for name in kind.__struct_fields__)
 
 
-def _is_news(node: LiveNode, event: NodeJoined) -> bool:
-    """Whether the log does not say so yet; what always moves is told by the first report."""
+def _is_news(node: LiveNode, event: log.NodeJoined) -> bool:
+    """Whether the log does not say so yet; the first report has what always moves."""
     said = structs.replace(event, headroom_bytes=node.headroom_bytes)
     if said.swap is not None:
         said = structs.replace(said, swap=structs.replace(said.swap, own_bytes=node.swap_own_bytes))

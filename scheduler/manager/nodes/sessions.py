@@ -64,7 +64,7 @@ class AgentSessions:
         self.service_faults = 0  # states of services that could not be read
 
     def sensed(self) -> Mapping[str, Sensed]:
-        """What each connected agent told last of what no log keeps."""
+        """The latest report of each connected agent, as far as no log keeps it."""
         return dict(self._sensed)
 
     def beats(self) -> Mapping[str, str]:
@@ -198,7 +198,7 @@ class AgentSessions:
             raise RemoteProtocolError(rival, code=protocol.CloseCode.NAME_TAKEN)
 
     def _rival_of(self, hello: m.Hello) -> str:
-        """Who else has this name, and what to do; empty: nobody.
+        """Refusal of an agent whose name another one has, and what to do; empty: there is none.
 
         An agent with another state folder knows nothing of the first one's tasks. Were it let in while that one may
         come back, these would be called lost, and start again on the same GPUs.

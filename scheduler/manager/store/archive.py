@@ -10,11 +10,11 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from farside.errors import FarsideError, RemoteProtocolError
 from farside.scheduler.manager.model.codec import decode_event
@@ -25,8 +25,7 @@ _NAME = re.compile(r"log-(\d+)-(\d+)\.jsonl\.gz")
 _ENCODER = msgspec.json.Encoder()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
+class _Line(Struct, frozen=True, kw_only=True):
     seq: int
     at_s: float
     generation: int

@@ -21,19 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Engine,
-    create_engine,
-    delete,
-    event,
-    func,
-    insert,
-    or_,
-    select,
-    text,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
@@ -111,7 +99,7 @@ class EventStore:
         """Generation of the scheduler process that leads from now on; earlier ones can't write decisions."""
         with self._writing() as connection:
             generation = int(lock(connection).generation) + 1
-            connection.execute(update(lead).values(generation=generation, holder=holder))
+            connection.execute(sa.update(lead).values(generation=generation, holder=holder))
             turn = Turn(connection, generation)
             turn.add([Draft(event=SchedulerTookLead(generation=generation, holder=holder), cause=holder)], now_s)
             turn.write()
@@ -156,7 +144,7 @@ class EventStore:
             return turn.add(drafts, now_s)
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
+    def _writing(self) -> Iterator[sa.Connection]:
         try:
             with self.engine.begin() as connection:
                 yield connection
@@ -171,10 +159,10 @@ class EventStore:
         """
         with self._writing() as connection:
             lock(connection)
-            if (connection.execute(select(image.c.seq)).scalar() or 0) >= seq:
+            if (connection.execute(sa.select(image.c.seq)).scalar() or 0) >= seq:
                 return False
-            connection.execute(delete(image))
-            connection.execute(insert(image), [{"seq": seq, "at_s": at_s, "version": VERSION, "body": body}])
+            connection.execute(sa.delete(image))
+            connection.execute(sa.insert(image), [{"seq": seq, "at_s": at_s, "version": VERSION, "body": body}])
             return True
 
     def drop(self, up_to: int, *, limit: int = PAGE) -> int:
@@ -185,12 +173,12 @@ class EventStore:
         """
         with self._writing() as connection:
             lock(connection)
-            last = min(up_to, connection.execute(select(image.c.seq)).scalar() or 0)
-            first = connection.execute(select(func.min(log.c.seq))).scalar()
+            last = min(up_to, connection.execute(sa.select(image.c.seq)).scalar() or 0)
+            first = connection.execute(sa.select(sa.func.min(log.c.seq))).scalar()
             if first is None or first > last:
                 return 0
             last = min(last, first + limit - 1)
-            connection.execute(delete(log).where(log.c.seq <= last))
+            connection.execute(sa.delete(log).where(log.c.seq <= last))
             return int(last - first + 1)
 
     def checkpoint(self) -> None:
@@ -216,7 +204,7 @@ class EventStore:
             StoreError: The database could not do it.
             LaterVersion: A newer manager wrote it.
         """
-        row = self._first(select(image.c.version, image.c.body))
+        row = self._first(sa.select(image.c.version, image.c.body))
         if row is None:
             return None
         check_version(row.version)
@@ -229,12 +217,12 @@ class EventStore:
             StoreError: The database could not do it.
         """
         row = self._first(
-            select(
+            sa.select(
                 lead.c.last_seq,
                 lead.c.holder,
-                select(func.min(log.c.seq)).scalar_subquery().label("first_seq"),
-                select(log.c.at_s).order_by(log.c.seq).limit(1).scalar_subquery().label("first_at_s"),
-                select(func.max(image.c.seq)).scalar_subquery().label("snapshot_seq"),
+                sa.select(sa.func.min(log.c.seq)).scalar_subquery().label("first_seq"),
+                sa.select(log.c.at_s).order_by(log.c.seq).limit(1).scalar_subquery().label("first_at_s"),
+                sa.select(sa.func.max(image.c.seq)).scalar_subquery().label("snapshot_seq"),
             )
         )
         assert row is not None, "a store has the row that writers lock"
@@ -254,7 +242,7 @@ class EventStore:
         """
         try:
             with self.engine.connect().execution_options(is_reading=True) as connection:
-                found = connection.execute(select(log).where(log.c.seq > after).order_by(log.c.seq).limit(limit))
+                found = connection.execute(sa.select(log).where(log.c.seq > after).order_by(log.c.seq).limit(limit))
                 return [dict(row) for row in found.mappings()]
         except SQLAlchemyError as error:
             raise broken(self.url, error) from error
@@ -293,7 +281,7 @@ class EventStore:
         Raises:
             StoreError: The database could not do it.
         """
-        row = self._first(select(log.c.version).order_by(log.c.seq.desc()).limit(1))
+        row = self._first(sa.select(log.c.version).order_by(log.c.seq.desc()).limit(1))
         return 0 if row is None else int(row.version)
 
     def size_bytes(self) -> int:
@@ -307,7 +295,7 @@ class EventStore:
             return sum(part.stat().st_size for part in parts if part.exists())
         try:
             with self.engine.connect() as connection:
-                return int(connection.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
+                return int(connection.execute(sa.text("SELECT pg_database_size(current_database())")).scalar_one())
         except SQLAlchemyError as error:
             raise broken(self.url, error) from error
 
@@ -315,8 +303,8 @@ class EventStore:
         """The entries that users and operators brought about (one of them: ``actor``), the newest first."""
         names = [f"{role} {escaped(actor)}" for role in ("user", "operator", "node")] if actor else []
         patterns = [p for name in names for p in (name, f"{name}, %")] or ["user %", "operator %"]
-        by_people = or_(*(log.c.cause.like(pattern, escape="\\") for pattern in patterns))
-        by_people = or_(by_people, log.c.kind == "AccessNoted") if not actor else by_people
+        by_people = sa.or_(*(log.c.cause.like(pattern, escape="\\") for pattern in patterns))
+        by_people = sa.or_(by_people, log.c.kind == "AccessNoted") if not actor else by_people
         query = COLUMNS.where(by_people).order_by(log.c.seq.desc()).limit(limit)
         return self._entries(query if before is None else query.where(log.c.seq < before))
 
@@ -345,7 +333,7 @@ def escaped(told: str) -> str:
     return told.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 
-def open_engine(url: str) -> Engine:
+def open_engine(url: str) -> sa.Engine:
     """The engine of a URL.
 
     Raises:
@@ -360,7 +348,7 @@ def open_engine(url: str) -> Engine:
             parsed = parsed.set(drivername="postgresql+psycopg")
         if parsed.get_backend_name() == "sqlite":
             return _open_sqlite(parsed)
-        return create_engine(parsed, pool_pre_ping=True, connect_args=alive_args(parsed))
+        return sa.create_engine(parsed, pool_pre_ping=True, connect_args=alive_args(parsed))
     except (ArgumentError, NoSuchModuleError) as error:
         raise ConfigError(f"store_url: {str(error).splitlines()[0]}", hint=hint) from error
 
@@ -391,18 +379,18 @@ def alive_args(parsed: URL) -> dict[str, str | int]:
     return {**kept, "options": " ".join([*options, *([told] if isinstance(told, str) else told)]).strip()}
 
 
-def _open_sqlite(parsed: Any) -> Engine:
+def _open_sqlite(parsed: Any) -> sa.Engine:
     if not parsed.database or not Path(parsed.database).is_absolute():
         raise ConfigError("store_url: needs the absolute path of a file", hint="sqlite:////var/lib/farside/manager.db")
     if not Path(parsed.database).parent.is_dir():
         raise ConfigError(f"store_url: {Path(parsed.database).parent}: no such folder", hint="make it")
-    engine = create_engine(parsed, connect_args={"timeout": BUSY_S, "check_same_thread": False})
+    engine = sa.create_engine(parsed, connect_args={"timeout": BUSY_S, "check_same_thread": False})
 
-    @event.listens_for(engine, "do_connect")
+    @sa.event.listens_for(engine, "do_connect")
     def _make(*_: object) -> None:
         _keep_private(Path(parsed.database))
 
-    @event.listens_for(engine, "connect")
+    @sa.event.listens_for(engine, "connect")
     def _prepare(connection: Any, _: object) -> None:
         connection.isolation_level = None  # else the driver begins transactions by itself, and too late
         cursor = connection.cursor()
@@ -411,8 +399,8 @@ def _open_sqlite(parsed: Any) -> Engine:
         cursor.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
         cursor.close()
 
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Connection) -> None:
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
         if connection.get_execution_options().get("is_reading"):
             connection.exec_driver_sql("BEGIN")
         else:
@@ -432,7 +420,7 @@ def _keep_private(file: Path) -> None:
         pass  # SQLite says what is wrong, or this user only reads what is another's
 
 
-def _begin_writing(connection: Connection) -> None:
+def _begin_writing(connection: sa.Connection) -> None:
     """Begins with the lock: IMMEDIATE takes the place of the row lock that SQLite has not. Readers need none.
 
     SQLite itself would look for it less and less often, in the end ten times a second: where two write without a pause,

@@ -74,6 +74,6 @@ def _work(config: ManagerConfig) -> None:
     finally:
         store.close()
     _log.info(
-        "the log was compacted", image=done.snapshot_seq, forgotten_jobs=done.forgotten, archived=done.archived,
+        "the log was compacted", snapshot=done.snapshot_seq, forgotten_jobs=done.forgotten, archived=done.archived,
         seconds=round(time.monotonic() - begun_s, 1),
     )  # fmt: skip
