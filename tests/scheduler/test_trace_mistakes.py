@@ -36,7 +36,7 @@ def refusal(folder: Path, text: str | bytes, *, fmt: str = "auto", packed: bool 
         ("a,2024-02-30 00:00:00,1,1", "column submit_s: '2024-02-30 00:00:00' is not a date; give YYYY-MM-DD HH:MM:SS"),
         (",0,1,1", "column job_id: is empty; give every job an id of its own"),
         ("a\x01b,0,1,1", "column job_id: 'a\\x01b' has a control character; take it out"),
-        ("a,0,1", ": 3 cells, the header has 4; put cells with commas into double quotes, or mend the row"),
+        ("a,0,1", ": 3 cells, the header has 4; put cells with commas into double quotes, or fix the row"),
         ('"a,0,1,1', "quotes are not as in CSV (unexpected end of data); double each quote inside a quoted cell"),
     ],
 )
@@ -85,7 +85,7 @@ def test_all_bad_rows_are_told_up_to_a_number(tmp_path: Path) -> None:
     lines = message.splitlines()
     assert len(lines) == TOLD + 2
     assert lines[-2] == "/trace: and 10 more"
-    assert lines[-1] == "/trace: 30 rows cannot be used; mend them, or leave them out with --on-bad skip"
+    assert lines[-1] == "/trace: 30 rows cannot be used; fix them, or leave them out with --on-bad skip"
 
 
 def test_bad_rows_are_skipped_and_counted_where_the_operator_says_so(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def _title(text: str, source: Source) -> str:
 def _cells(text: str, separator: str, width: int) -> list[str]:
     cells = [cell.strip() for cell in split(text, separator)]
     if len(cells) != width:
-        raise BadRow("", f"{len(cells)} cells, the header has {width}", "mend the row")
+        raise BadRow("", f"{len(cells)} cells, the header has {width}", "fix the row")
     return cells
 
 

@@ -81,4 +81,4 @@ class Intake:
         left = self.bad - len(self._problems)
         several = [*self._problems, *([f"{self._path}: and {left} more"] if left > 0 else [])]
         rows = f"{self._path}: {self.bad} rows cannot be used"
-        return ConfigError("\n".join([*several, rows]), hint="mend them, or leave them out with --on-bad skip")
+        return ConfigError("\n".join([*several, rows]), hint="fix them, or leave them out with --on-bad skip")

@@ -121,9 +121,9 @@ def _list(key: str, value: object) -> list[object]:
 
 def _check_order(start_s: float, end_s: float) -> None:
     if end_s < start_s:
-        raise BadRow("end_time", f"is {start_s - end_s:.0f} s before start_time", "mend one of the two")
+        raise BadRow("end_time", f"is {start_s - end_s:.0f} s before start_time", "fix one of the two")
     if end_s - start_s > MAX_DURATION_S:
-        raise BadRow("end_time", f"is {end_s - start_s:.0f} s after start_time", "mend one of the two")
+        raise BadRow("end_time", f"is {end_s - start_s:.0f} s after start_time", "fix one of the two")
 
 
 def _items(entry: _Entry, attempts: str, sequence: int) -> list[Item]:

@@ -229,7 +229,7 @@ class Row:
         """Seconds from one column's time to another's."""
         seconds = self.moment(end) - self.moment(start)
         if seconds < 0:
-            raise BadRow(end, f"{shown(self.cell(end))} is before {start}", "mend one of the two")
+            raise BadRow(end, f"{shown(self.cell(end))} is before {start}", "fix one of the two")
         if seconds > MAX_DURATION_S:
-            raise BadRow(end, f"is {seconds:.0f} s after {start}", "mend one of the two")
+            raise BadRow(end, f"is {seconds:.0f} s after {start}", "fix one of the two")
         return seconds

@@ -215,7 +215,7 @@ def clock_s(column: str, text: str) -> float:
     units = (3600, 60, 1) if found.group(1) is not None or len(parts) == 3 else (60, 1)
     seconds = days * 86400.0 + sum(part * unit for part, unit in zip(parts, units, strict=False))
     if seconds > MAX_DURATION_S:
-        raise BadRow(column, f"{shown(text)} is longer than a century", "mend the row")
+        raise BadRow(column, f"{shown(text)} is longer than a century", "fix the row")
     return seconds
 
 

@@ -36,8 +36,8 @@ def read_table(source: Source, parse: Callable[[Row], T]) -> Iterator[T | Proble
 
 def _fix_of_width(separator: str) -> str:
     if separator == "|":
-        return "leave out columns that may hold a |, such as JobName, or mend the row"
-    return "put cells with commas into double quotes, or mend the row"
+        return "leave out columns that may hold a |, such as JobName, or fix the row"
+    return "put cells with commas into double quotes, or fix the row"
 
 
 def header(source: Source) -> Mapping[str, int]:
@@ -49,7 +49,7 @@ def header(source: Source) -> Mapping[str, int]:
     try:
         names = [name.strip().lower() for name in split(source.first.rstrip("\n"), separator_of(source.first))]
     except BadRow as bad:
-        raise ConfigError(f"{source.path}, line {source.first_line}: {bad.reason}", hint="mend the header") from None
+        raise ConfigError(f"{source.path}, line {source.first_line}: {bad.reason}", hint="fix the header") from None
     if _has_last_bar(source.first):
         names.pop()
     twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
