@@ -70,7 +70,7 @@ def events(entries: int) -> Iterator[tuple[Event, float]]:
 
 def _image_mb(store: EventStore) -> float:
     image = store.snapshot()
-    return 0.0 if image is None else len(image.body) / 1e6
+    return 0.0 if image is None else len(image[0]) / 1e6
 
 
 def write_log(store: EventStore, entries: int) -> float:

@@ -3,16 +3,22 @@
 Everybody sees it; credentials are in none of the answers.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from fastapi import APIRouter, HTTPException, Response
 from msgspec import structs
 
 from farside.scheduler.manager.api.answer import answer
+from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.api.openapi_document import says
 from farside.scheduler.manager.api.route_arguments import NodeNamed, Operator, Person, Shared
 from farside.scheduler.manager.model.event import PowerPardoned
-from farside.scheduler.manager.view.power import PowerReport, PowerRow, driver_names, energy_of, show_power
+from farside.scheduler.manager.view.power import PowerReport, PowerRow, energy_of, show_power
+from farside.scheduler.power.driver.catalog import DRIVERS
 
 router = APIRouter(prefix="/v1/power", tags=["nodes"])
+_DRIVER_NAMES: Mapping[type[Any], str] = {kind: name for name, kind in DRIVERS.items()}
 
 
 @router.get("", responses=says(PowerReport))
@@ -21,7 +27,6 @@ async def shown(_: Person, shared: Shared) -> Response:
     state, now_s = shared.log.state, shared.log.now_s()
     controller, setup = shared.power.controller, shared.power.setup
     kept, stays = (controller.nodes, controller.stays) if controller is not None else ({}, {})
-    drivers = driver_names(setup.drivers, state.nodes)
     return answer(
         PowerReport(
             policy=setup.policy,
@@ -31,7 +36,7 @@ async def shown(_: Person, shared: Shared) -> Response:
             idle_w=setup.idle_w,
             **structs.asdict(energy_of(state, now_s, setup.idle_w, shared.power.forecast)),
             nodes=[
-                show_power(node, drivers[name], kept.get(name), stays.get(name, ""))
+                show_power(node, _driver_name(name, shared), kept.get(name), stays.get(name, ""))
                 for name, node in sorted(state.nodes.items())
             ],
         )
@@ -48,5 +53,9 @@ async def pardon(caller: Operator, node: NodeNamed, shared: Shared) -> Response:
         raise HTTPException(409, f"{node.name} has no power driver: it is always on")
     await shared.log.write([PowerPardoned(node=node.name, by=caller.name)], caller.told)
     controller.pardon(node.name)
-    driver = driver_names(shared.power.setup.drivers, [node.name])[node.name]
-    return answer(show_power(node, driver, controller.nodes[node.name]))
+    return answer(show_power(node, _driver_name(node.name, shared), controller.nodes[node.name]))
+
+
+def _driver_name(node: str, shared: Context) -> str:
+    """Name of a node's driver in the drivers' file; empty: it has none, and is always on."""
+    return _DRIVER_NAMES.get(type(shared.power.setup.drivers.get(node)), "")

@@ -14,10 +14,11 @@ How it works
 
 import hashlib
 import hmac
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+
+from farside.whole_file import write_whole
 
 COOKIE = "farside"
 LASTS_S = 12 * 3600.0
@@ -70,9 +71,5 @@ def session_key(folder: Path) -> bytes:
     except FileNotFoundError:
         pass
     key = secrets.token_bytes(_KEY_BYTES)
-    part = file.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-        stream.write(key)
-    part.replace(file)
+    write_whole(file, key)
     return key

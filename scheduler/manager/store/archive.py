@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from farside.errors import FarsideError, RemoteProtocolError
-from farside.scheduler.manager.model.codec import decode_event
 from farside.scheduler.manager.model.event import Entry
+from farside.scheduler.manager.store.entry_row import entry_of
 from farside.whole_file import sync_folder
 
 _NAME = re.compile(r"log-(\d+)-(\d+)\.jsonl\.gz")
@@ -92,13 +92,8 @@ class Archive:
             for line in _lines(path):
                 if line.seq > seen:
                     seen = line.seq
-                    yield Entry(
-                        seq=line.seq,
-                        at_s=line.at_s,
-                        generation=line.generation,
-                        cause=line.cause,
-                        event=decode_event(line.kind, line.body, line.version),
-                    )
+                    row = (line.seq, line.at_s, line.generation, line.cause, line.kind, line.body, line.version)
+                    yield entry_of(row)
 
     def _files(self) -> list[tuple[int, int, Path]]:
         found = ((_NAME.fullmatch(path.name), path) for path in self.folder.glob("log-*.jsonl.gz"))

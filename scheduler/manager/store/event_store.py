@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
@@ -69,14 +70,6 @@ class Extent:
     holder: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSnapshot:
-    """The bytes of a snapshot, and the version of the log that its writer knew."""
-
-    version: int
-    body: bytes
-
-
 class EventStore:
     """One database. May be used from several threads, one call at a time each."""
 
@@ -97,7 +90,7 @@ class EventStore:
 
     def take_lead(self, holder: str, now_s: float) -> int:
         """Generation of the scheduler process that leads from now on; earlier ones can't write decisions."""
-        with self._writing() as connection:
+        with self.writing() as connection:
             generation = int(lock(connection).generation) + 1
             connection.execute(sa.update(lead).values(generation=generation, holder=holder))
             turn = Turn(connection, generation)
@@ -117,7 +110,7 @@ class EventStore:
             LeadLost: Another scheduler process leads.
             StoreError: The database could not do it; nothing was written.
         """
-        with self._writing() as connection:
+        with self.writing() as connection:
             turn = Turn(connection, generation, after)
             yield turn
             turn.write()
@@ -144,7 +137,12 @@ class EventStore:
             return turn.add(drafts, now_s)
 
     @contextmanager
-    def _writing(self) -> Iterator[sa.Connection]:
+    def writing(self) -> Iterator[sa.Connection]:
+        """One transaction, committed at the end of the block.
+
+        Raises:
+            StoreError: The database could not do it; nothing was written.
+        """
         try:
             with self.engine.begin() as connection:
                 yield connection
@@ -157,7 +155,7 @@ class EventStore:
         Raises:
             StoreError: The database could not do it; the old one is as it was.
         """
-        with self._writing() as connection:
+        with self.writing() as connection:
             lock(connection)
             if (connection.execute(sa.select(image.c.seq)).scalar() or 0) >= seq:
                 return False
@@ -171,7 +169,7 @@ class EventStore:
         Raises:
             StoreError: The database could not do it; they are all there.
         """
-        with self._writing() as connection:
+        with self.writing() as connection:
             lock(connection)
             last = min(up_to, connection.execute(sa.select(image.c.seq)).scalar() or 0)
             first = connection.execute(sa.select(sa.func.min(log.c.seq))).scalar()
@@ -197,8 +195,8 @@ class EventStore:
 
     # ------------------------------------------------------------------ reading
 
-    def snapshot(self) -> StoredSnapshot | None:
-        """The snapshot; None: there is none yet.
+    def snapshot(self) -> tuple[bytes, int] | None:
+        """The bytes of the snapshot and the version of the log that its writer knew; None: there is none yet.
 
         Raises:
             StoreError: The database could not do it.
@@ -208,7 +206,7 @@ class EventStore:
         if row is None:
             return None
         check_version(row.version)
-        return StoredSnapshot(version=row.version, body=bytes(row.body))
+        return bytes(row.body), row.version
 
     def extent(self) -> "Extent":
         """Extent of the log.
@@ -240,19 +238,18 @@ class EventStore:
         Raises:
             StoreError: The database could not do it.
         """
+        found = self._read(sa.select(log).where(log.c.seq > after).order_by(log.c.seq).limit(limit))
+        return [row._asdict() for row in found]
+
+    def _read(self, query: Any, values: Mapping[str, int] | None = None) -> Sequence[Any]:
         try:
             with self.engine.connect().execution_options(is_reading=True) as connection:
-                found = connection.execute(sa.select(log).where(log.c.seq > after).order_by(log.c.seq).limit(limit))
-                return [dict(row) for row in found.mappings()]
+                return connection.execute(query, values).all()
         except SQLAlchemyError as error:
             raise broken(self.url, error) from error
 
     def _first(self, query: Any) -> Any:
-        try:
-            with self.engine.connect().execution_options(is_reading=True) as connection:
-                return connection.execute(query).first()
-        except SQLAlchemyError as error:
-            raise broken(self.url, error) from error
+        return next(iter(self._read(query)), None)
 
     def read(self, after: int, *, limit: int = PAGE) -> list[Entry]:
         """The entries after ``after``, at most ``limit``; fewer only at the end of the log.
@@ -293,11 +290,7 @@ class EventStore:
         if self.engine.url.get_backend_name() == "sqlite":
             parts = (Path(f"{self.engine.url.database}{end}") for end in ("", "-wal"))
             return sum(part.stat().st_size for part in parts if part.exists())
-        try:
-            with self.engine.connect() as connection:
-                return int(connection.execute(sa.text("SELECT pg_database_size(current_database())")).scalar_one())
-        except SQLAlchemyError as error:
-            raise broken(self.url, error) from error
+        return int(self._first(sa.text("SELECT pg_database_size(current_database())"))[0])
 
     def told_by_people(self, *, actor: str = "", before: int | None = None, limit: int = PAGE) -> list[Entry]:
         """The entries that users and operators brought about (one of them: ``actor``), the newest first."""
@@ -309,12 +302,7 @@ class EventStore:
         return self._entries(query if before is None else query.where(log.c.seq < before))
 
     def _entries(self, query: Any, values: Mapping[str, int] | None = None) -> list[Entry]:
-        try:
-            with self.engine.connect().execution_options(is_reading=True) as connection:
-                rows: Sequence[Any] = connection.execute(query, values).all()
-        except SQLAlchemyError as error:
-            raise broken(self.url, error) from error
-        return [entry_of(row) for row in rows]
+        return [entry_of(row) for row in self._read(query, values)]
 
 
 def _refuse_repeats(unread: Sequence[Entry], drafts: Sequence[Draft]) -> None:
@@ -359,21 +347,16 @@ def alive_args(parsed: URL) -> dict[str, str | int]:
     Without, the server keeps the session of a scheduler process whose machine lost its power, and the lead with it, for
     two hours.
     """
-    server = {
-        "tcp_keepalives_idle": KEEP_ALIVE_IDLE_S,
-        "tcp_keepalives_interval": KEEP_ALIVE_INTERVAL_S,
-        "tcp_keepalives_count": KEEP_ALIVE_COUNT,
-        "tcp_user_timeout": SILENT_MAX_MS,
-    }
-    options = [f"-c {name}={value}" for name, value in server.items()]
-    told = parsed.query.get("options", "")
     ours: dict[str, str | int] = {
-        "connect_timeout": CONNECT_LIMIT_S,
         "keepalives_idle": KEEP_ALIVE_IDLE_S,
         "keepalives_interval": KEEP_ALIVE_INTERVAL_S,
         "keepalives_count": KEEP_ALIVE_COUNT,
         "tcp_user_timeout": SILENT_MAX_MS,
     }
+    # The server calls all of them by what TCP they are of.
+    options = [f"-c tcp_{name.removeprefix('tcp_')}={value}" for name, value in ours.items()]
+    told = parsed.query.get("options", "")
+    ours["connect_timeout"] = CONNECT_LIMIT_S
     kept = {name: value for name, value in ours.items() if name not in parsed.query}
     # Of two that set the same, the server takes the last.
     return {**kept, "options": " ".join([*options, *([told] if isinstance(told, str) else told)]).strip()}
@@ -386,11 +369,11 @@ def _open_sqlite(parsed: Any) -> sa.Engine:
         raise ConfigError(f"store_url: {Path(parsed.database).parent}: no such folder", hint="make it")
     engine = sa.create_engine(parsed, connect_args={"timeout": BUSY_S, "check_same_thread": False})
 
-    @sa.event.listens_for(engine, "do_connect")
+    @event.listens_for(engine, "do_connect")
     def _make(*_: object) -> None:
         _keep_private(Path(parsed.database))
 
-    @sa.event.listens_for(engine, "connect")
+    @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _: object) -> None:
         connection.isolation_level = None  # else the driver begins transactions by itself, and too late
         cursor = connection.cursor()
@@ -399,7 +382,7 @@ def _open_sqlite(parsed: Any) -> sa.Engine:
         cursor.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
         cursor.close()
 
-    @sa.event.listens_for(engine, "begin")
+    @event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
         if connection.get_execution_options().get("is_reading"):
             connection.exec_driver_sql("BEGIN")

@@ -14,14 +14,14 @@ def first_state(store: EventStore) -> LiveState:
         RemoteProtocolError: The snapshot is damaged, or of a later version.
     """
     found = store.snapshot()
-    return LiveState() if found is None else decode_state(found.body, found.version)
+    return LiveState() if found is None else decode_state(*found)
 
 
 def whole_state(store: EventStore) -> LiveState:
     """The state at the end of the log.
 
     Raises:
-        FarsideError: As of both.
+        FarsideError: The store can't be read, or what it has is damaged or of a later version.
     """
     state = first_state(store)
     read_on(store, state)

@@ -2,7 +2,6 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -128,26 +127,15 @@ def _copy(source: EventStore, target: EventStore) -> int:
             leading = reading.execute(select(lead)).one()
             rows = reading.execute(select(log).where(log.c.seq <= leading.last_seq).order_by(log.c.seq))
             count = 0
-            for part in _parts(rows.mappings()):
-                writing.execute(insert(log), part)
+            for part in rows.partitions(1000):
+                writing.execute(insert(log), [row._asdict() for row in part])
                 count += len(part)
-            for row in reading.execute(select(image)).mappings():
-                writing.execute(insert(image), [dict(row)])
-            writing.execute(update(lead).values(dict(leading._mapping)))
+            for row in reading.execute(select(image)):
+                writing.execute(insert(image), [row._asdict()])
+            writing.execute(update(lead).values(leading._asdict()))
         return count
     except SQLAlchemyError as error:
         raise FarsideError(f"the copy was not made: {str(error).splitlines()[0]}") from error
     finally:
         source.close()
         target.close()
-
-
-def _parts(rows: "Iterator[object]") -> Iterator[list[dict[str, object]]]:
-    part: list[dict[str, object]] = []
-    for row in rows:
-        part.append(dict(row))  # type: ignore[call-overload]
-        if len(part) == 1000:
-            yield part
-            part = []
-    if part:
-        yield part

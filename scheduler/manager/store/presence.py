@@ -4,10 +4,9 @@ import json
 from collections.abc import Iterable, Mapping
 
 from sqlalchemy import delete, insert, select
-from sqlalchemy.exc import SQLAlchemyError
 
 from farside.scheduler.manager.model.presence import Presence
-from farside.scheduler.manager.store.event_store import EventStore, broken
+from farside.scheduler.manager.store.event_store import EventStore
 from farside.scheduler.manager.store.table import presence
 
 FORGOTTEN_S = 86_400.0
@@ -19,13 +18,10 @@ def tell(store: EventStore, manager: str, beat: int, nodes: Iterable[str], now_s
     Raises:
         StoreError: The database could not do it.
     """
-    try:
-        with store.engine.begin() as connection:
-            mine, old = presence.c.manager == manager, presence.c.at_s < now_s - FORGOTTEN_S
-            connection.execute(delete(presence).where(mine | old))
-            row = {"manager": manager, "beat": beat, "at_s": now_s, "nodes": json.dumps(sorted(nodes))}
-            connection.execute(insert(presence), [row])
-            others = connection.execute(select(presence).where(presence.c.manager != manager)).all()
-    except SQLAlchemyError as error:
-        raise broken(store.url, error) from error
+    with store.writing() as connection:
+        mine, old = presence.c.manager == manager, presence.c.at_s < now_s - FORGOTTEN_S
+        connection.execute(delete(presence).where(mine | old))
+        row = {"manager": manager, "beat": beat, "at_s": now_s, "nodes": json.dumps(sorted(nodes))}
+        connection.execute(insert(presence), [row])
+        others = connection.execute(select(presence).where(presence.c.manager != manager)).all()
     return {row.manager: Presence(beat=row.beat, nodes=frozenset(json.loads(row.nodes))) for row in others}

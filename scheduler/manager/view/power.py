@@ -1,6 +1,5 @@
 """Node power as the API, ``farside power`` and the page show it; docs/manager.md documents the keys. PURE."""
 
-from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -11,14 +10,6 @@ from farside.scheduler.manager.model.sleep_time import saved_kwh
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.view.like import like
 from farside.scheduler.power.state import NodePower, Phase
-
-_WORDS = {
-    "IpmiDriver": "ipmi",
-    "RedfishDriver": "redfish",
-    "CommandDriver": "command",
-    "WakeOnLanDriver": "wake-on-lan",
-    "DryRunDriver": "dry-run",
-}
 
 
 class Energy(Struct, frozen=True, kw_only=True):
@@ -96,8 +87,3 @@ def show_power(node: LiveNode, driver: str, power: NodePower | None, stays_on: s
         pinned=note is not None and note.is_pinned,
         stops_today=0 if note is None else len(note.stops_s),
     )
-
-
-def driver_names(drivers: Mapping[str, object], names: Iterable[str]) -> Mapping[str, str]:
-    """Driver name of each of these nodes; empty: none, the node is always on."""
-    return {name: _WORDS.get(type(drivers[name]).__name__, "") if name in drivers else "" for name in names}

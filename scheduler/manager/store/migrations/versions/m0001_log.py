@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -34,10 +32,3 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.bulk_insert(lead, [{"id": 1, "generation": 0, "holder": "", "last_seq": 0, "last_at_s": 0.0}])
-
-
-def downgrade() -> None:
-    """Takes all of it away."""
-    op.drop_table("lead")
-    op.drop_index("log_subject", "log")
-    op.drop_table("log")

@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0003"
 down_revision = "0002"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -19,8 +17,3 @@ def upgrade() -> None:
         sa.Column("nodes", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("manager"),
     )
-
-
-def downgrade() -> None:
-    """Takes it away."""
-    op.drop_table("presence")
