@@ -71,7 +71,8 @@ def limit_problems(told: msgspec.Struct) -> Iterator[str]:
         value = getattr(told, key)
         if "minimum" in limits and not limits["minimum"] <= value <= limits["maximum"]:
             said = f"{value:g}" if isinstance(value, float) else f"{value!s:.20}"
-            yield f"{key}: must be {_range(key, limits)}, is {said}{_or_nothing(limits[_ADVICE])}"
+            advice = f"; {limits[_ADVICE]}" if limits[_ADVICE] else ""
+            yield f"{key}: must be {_range(key, limits)}, is {said}{advice}"
         elif limits.get("format") == "line" and (len(value) > limits["maxLength"] or not value.isprintable()):
             yield f"{key}: must be one line of at most {limits['maxLength']} printable characters"
         elif limits.get("format") == "path" and len(value.encode(errors="replace")) > limits["maxLength"]:
@@ -84,7 +85,3 @@ def _range(key: str, limits: Mapping[str, Any]) -> str:
     low, high = limits["minimum"], limits["maximum"]
     unit = " seconds" if key.endswith("_s") else ""
     return f"{low:g} or more" if high == UNLIMITED else f"{low:g} to {high:g}{unit}"
-
-
-def _or_nothing(advice: str) -> str:
-    return f"; {advice}" if advice else ""

@@ -27,22 +27,20 @@ _Part: TypeAlias = tuple[Sequence[Draft], asyncio.Future[range]]
 
 
 class LiveLog:
-    """One state that follows the log, and one writer. All of it in one event loop, the database in threads."""
+    """One state that follows the log, and one writer. All of it in one event loop.
+
+    The calls of ``store``, the database, block, so they belong into threads.
+    """
 
     def __init__(self, store: EventStore, folder: Path) -> None:
         self.state = LiveState()
         self.clock = WallClock(folder)
-        self._store = store
+        self.store = store
         self._folder = folder
         self._reading = asyncio.Lock()
         self._pending: list[_Part] = []
         self._is_pending = asyncio.Event()
         self._watchers: dict[str, set[asyncio.Event]] = {}  # by node; who watches all is under ALL
-
-    @property
-    def store(self) -> EventStore:
-        """The database; its calls block, so they belong into threads."""
-        return self._store
 
     def now_s(self) -> float:
         """The time, never before that of the last entry."""
@@ -51,7 +49,7 @@ class LiveLog:
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Reads and writes until it is cancelled; ``on_ready`` is called once all of the log is read."""
         with sleeping_at(self._folder / API_WAKE) as sleeper:
-            self.state = await asyncio.to_thread(first_state, self._store)
+            self.state = await asyncio.to_thread(first_state, self.store)
             await self.catch_up()
             self.clock.not_before(self.state.at_s)
             on_ready()
@@ -65,7 +63,7 @@ class LiveLog:
         """Reads on to the end of the log."""
         async with self._reading:
             while True:
-                entries = await asyncio.to_thread(self._store.read, self.state.seq)
+                entries = await asyncio.to_thread(self.store.read, self.state.seq)
                 await self._follow(entries)
                 if len(entries) < PAGE:
                     return
@@ -155,7 +153,7 @@ class LiveLog:
             drafts = [draft for part, _ in batch for draft in part]
             read_to = self.state.seq if any(keyed_request_of(draft.event) for draft in drafts) else None
             try:
-                return batch, await asyncio.to_thread(self._store.append, drafts, self.clock.now_s(), read_to=read_to)
+                return batch, await asyncio.to_thread(self.store.append, drafts, self.clock.now_s(), read_to=read_to)
             except AskedBefore:  # it came to another manager as well, a moment ago
                 await self.catch_up()
 

@@ -64,7 +64,7 @@ def test_a_running_manager_tells_of_its_cycles_jobs_and_store(tmp_path: Path) ->
 def test_gpus_are_counted_by_what_may_be_done_with_them_and_no_brain_is_no_cycles(tmp_path: Path) -> None:
     async def test(api: Api) -> None:
         await api.log.write([DrainRequested(node="n0", reason="", by="root")], "test")
-        collector = ManagerCollector(api.log, api.sessions, api.overviews, api.context.scheduler)
+        collector = ManagerCollector(api.context)
         await collector.ask()
 
         found = {family.name: family for family in collector.collect()}
@@ -81,7 +81,7 @@ def test_the_longest_wait_is_that_of_who_waits_now(tmp_path: Path) -> None:
     async def test(api: Api) -> None:
         await api.as_uid(OTHER.pw_uid).post("/v1/jobs", json={"argv": ["true"]})
         since_s = api.log.state.jobs["1"].since_s
-        collector = ManagerCollector(api.log, api.sessions, api.overviews, api.context.scheduler)
+        collector = ManagerCollector(api.context)
         found = {family.name: family for family in collector.collect()}
 
         waited_s = found["farside_manager_longest_wait_seconds"].samples[0].value

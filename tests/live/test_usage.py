@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farside.scheduler.manager.model.record import Phase
-from farside.scheduler.manager.view.usage import J_PER_KWH, By, show_usage, usage_of
+from farside.scheduler.manager.model.sleep_time import J_PER_KWH
+from farside.scheduler.manager.view.usage import By, show_usage, usage_of
 from tests.live.test_api import THIRD, an_api
 from tests.live.world import World, rules
 

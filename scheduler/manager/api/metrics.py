@@ -14,24 +14,20 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import CollectorRegistry
 
 from farside.errors import FarsideError
-from farside.scheduler.manager.api.overview_stream import OverviewStreams
+from farside.scheduler.manager.api.context import Context
 from farside.scheduler.manager.decider.scheduler_process import CYCLE_BUCKETS_S
-from farside.scheduler.manager.log_follower import LiveLog
 from farside.scheduler.manager.model.record import LiveNode, Phase
-from farside.scheduler.manager.nodes.sessions import AgentSessions
-from farside.scheduler.manager.scheduler_watch import SchedulerWatch
 from farside.scrape import registry_of
 
+_Figure = tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str, float | None]
 NODE_STATES = ("idle", "busy", "draining", "drained", "lost", "closing", "asleep", "booting")
 
 
 class ManagerCollector:
     """All that a scrape gets."""
 
-    def __init__(
-        self, log: LiveLog, sessions: AgentSessions, overviews: OverviewStreams, scheduler: SchedulerWatch
-    ) -> None:
-        self._log, self._sessions, self._overviews, self._scheduler = log, sessions, overviews, scheduler
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._store_bytes: int | None = None
 
     def registry(self) -> CollectorRegistry:
@@ -41,42 +37,51 @@ class ManagerCollector:
     async def ask(self) -> None:
         """Asks it once. Where it does not answer it has no metrics."""
         try:
-            self._store_bytes = await asyncio.to_thread(self._log.store.size_bytes)
+            self._store_bytes = await asyncio.to_thread(self._context.log.store.size_bytes)
         except (FarsideError, OSError):
             self._store_bytes = None
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of this moment."""
-        state, now_s = self._log.state, self._log.now_s()
-        yield CounterMetricFamily("farside_manager_log_entries", "Entries of the log.", value=state.seq)
-        waiting_s = [now_s - job.since_s for job in state.live_jobs() if job.phase is Phase.WAITING]
-        for name, text, value in (
-            ("generation", "Grows with each scheduler process that takes the lead.", state.generation),
-            ("agents_connected", "Agents that are connected to this manager.", self._sessions.connected),
-            ("page_streams", "Pages that are open and follow.", self._overviews.streams),
-            ("longest_wait_seconds", "Of the jobs that wait now.", max(waiting_s, default=0.0)),
-            (
-                "brain_answers",
-                "1 while this manager's scheduler process leads and answers.",
-                int(self._scheduler.latest is not None),
-            ),
-        ):
-            yield GaugeMetricFamily(f"farside_manager_{name}", text, value=value)
+        state, scheduler = self._context.log.state, self._context.scheduler.latest
+        for family, name, text, value in self._figures(scheduler or {}):
+            if value is not None:
+                yield family(f"farside_manager_{name}", text, value=value)
         yield _by_state("jobs", "Jobs by state.", Counter(job.phase.value for job in state.jobs.values()), Phase)
         yield _by_state("nodes", "Nodes by state.", Counter(one.state for one in state.nodes.values()), NODE_STATES)
-        text = "States of node services that could not be read."
-        yield CounterMetricFamily("farside_manager_service_faults", text, value=self._sessions.service_faults)
         yield _gpus(state.nodes.values())
+        if scheduler is not None:
+            bounds = (*map(str, CYCLE_BUCKETS_S), "+Inf")
+            yield HistogramMetricFamily(
+                "farside_manager_cycle_seconds",
+                "How long the scheduler process read, decided and wrote, each time.",
+                buckets=list(zip(bounds, accumulate(scheduler["cycles_by_bucket"]), strict=True)),
+                sum_value=scheduler["spent_s"],
+            )
+
+    def _figures(self, scheduler: Mapping[str, Any]) -> Iterator[_Figure]:
+        """Metrics of one number; ``scheduler``: what the scheduler process answered, empty: it did not."""
+        counter, gauge = CounterMetricFamily, GaugeMetricFamily
+        log, sessions = self._context.log, self._context.sessions
+        state, now_s = log.state, log.now_s()
+        waiting_s = [now_s - job.since_s for job in state.live_jobs() if job.phase is Phase.WAITING]
+        yield counter, "log_entries", "Entries of the log.", state.seq
+        yield gauge, "generation", "Grows with each scheduler process that takes the lead.", state.generation
+        yield gauge, "agents_connected", "Agents that are connected to this manager.", sessions.connected
+        yield gauge, "page_streams", "Pages that are open and follow.", self._context.overviews.streams
+        yield gauge, "longest_wait_seconds", "Of the jobs that wait now.", max(waiting_s, default=0.0)
+        text = "1 while this manager's scheduler process leads and answers."
+        yield gauge, "brain_answers", text, int(bool(scheduler))
+        yield counter, "service_faults", "States of node services that could not be read.", sessions.service_faults
         text = "Seconds that nodes have slept, all together."
-        yield CounterMetricFamily("farside_manager_node_sleep_seconds", text, value=state.slept.node_s(0.0, now_s))
-        if state.wanted is not None:
-            text = "Nodes that the energy policy wants on."
-            yield GaugeMetricFamily("farside_manager_nodes_wanted", text, value=state.wanted.nodes)
-        if self._store_bytes is not None:
-            text = "What the store's database takes."
-            yield GaugeMetricFamily("farside_manager_store_bytes", text, value=self._store_bytes)
-        if self._scheduler.latest is not None:
-            yield from _cycles(self._scheduler.latest)
+        yield counter, "node_sleep_seconds", text, state.slept.node_s(0.0, now_s)
+        wanted = None if state.wanted is None else state.wanted.nodes
+        yield gauge, "nodes_wanted", "Nodes that the energy policy wants on.", wanted
+        yield gauge, "store_bytes", "What the store's database takes.", self._store_bytes
+        text = "Times that the scheduler process had something to write."
+        yield counter, "decisions", text, scheduler.get("cycles")
+        text = "Cycles that failed by a fault in Farside, and were tried again."
+        yield counter, "cycle_failures", text, scheduler.get("cycle_failures")
 
 
 def _by_state(name: str, text: str, counts: Counter[str], states: Iterable[str]) -> Metric:
@@ -94,17 +99,3 @@ def _gpus(nodes: Iterable[LiveNode]) -> Metric:
         for device in node.devices:
             counts["held" if device not in free else "broken" if device.gpu in broken else idle] += 1
     return _by_state("gpus", "GPUs by what may be done with them.", counts, ("held", "free", "unavailable", "broken"))
-
-
-def _cycles(scheduler: Mapping[str, Any]) -> Iterator[Metric]:
-    bounds = (*map(str, CYCLE_BUCKETS_S), "+Inf")
-    yield HistogramMetricFamily(
-        "farside_manager_cycle_seconds",
-        "How long the scheduler process read, decided and wrote, each time.",
-        buckets=list(zip(bounds, accumulate(scheduler["cycles_by_bucket"]), strict=True)),
-        sum_value=scheduler["spent_s"],
-    )
-    text = "Times that the scheduler process had something to write."
-    yield CounterMetricFamily("farside_manager_decisions", text, value=scheduler["cycles"])
-    text = "Cycles that failed by a fault in Farside, and were tried again."
-    yield CounterMetricFamily("farside_manager_cycle_failures", text, value=scheduler["cycle_failures"])

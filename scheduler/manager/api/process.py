@@ -5,7 +5,7 @@ import os
 import ssl
 import sys
 from asyncio import constants
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from socket import socket
@@ -59,7 +59,7 @@ async def serve(config: ManagerConfig) -> None:
     app = make_app(context)
     secure = tls_of(config)
     connections = Connections(frozenset({peer_host(0), peer_host(os.geteuid())}))
-    metrics = ManagerCollector(context.log, context.sessions, context.overviews, context.scheduler)
+    metrics = ManagerCollector(context)
     with ExitStack() as stack:
         sockets = _listeners(config, connections, is_secure=secure is not None, stack=stack)
         if config.metrics_listen:
@@ -145,10 +145,6 @@ def _server(app: object, connections: Connections, secure: ssl.SSLContext | None
             ws=AgentSocketProtocol, ws_max_size=_FRAME_BYTES, ws_ping_interval=10.0,
             ws_ping_timeout=10.0, lifespan="off", log_config=None, access_log=False, proxy_headers=False,
             server_header=False, timeout_graceful_shutdown=2, headers=list(TAKES.items()),
-            ssl_context_factory=None if secure is None else _always(secure),
+            ssl_context_factory=None if secure is None else lambda *_: secure,
         )
     )  # fmt: skip
-
-
-def _always(context: ssl.SSLContext) -> Callable[..., ssl.SSLContext]:
-    return lambda *_: context

@@ -13,7 +13,7 @@ from farside.scheduler.explain import explain
 from farside.scheduler.manager.decider.adapter import is_ready
 from farside.scheduler.manager.decider.launch import launches
 from farside.scheduler.manager.decider.next_step import consequences, limit_at_s
-from farside.scheduler.manager.decider.placement_reason import is_to_be_profiled, why_there
+from farside.scheduler.manager.decider.placement_reason import why_there
 from farside.scheduler.manager.decider.planner import Planner
 from farside.scheduler.manager.decider.unavailable_nodes import out_of_service
 from farside.scheduler.manager.model.apply import apply
@@ -91,7 +91,7 @@ class Decider:
         cause = by_entry(self.state.seq)
         return tuple(
             Draft(event=event, cause=placed.get(event.job_id, cause))
-            for event in launches(self.state, self._is_profiled)
+            for event in launches(self.state, self.domain.rules.placement)
         )
 
     def _closings(self) -> tuple[Event, ...]:
@@ -113,9 +113,6 @@ class Decider:
         if job is None or job.phase is not Phase.WAITING or row not in self.domain.waiting:
             return None
         return estimate_start(self.domain, row, now_s)
-
-    def _is_profiled(self, job: LiveJob) -> bool:
-        return is_to_be_profiled(job, self.domain.rules.placement)
 
     def why(self, job_id: str, now_s: float, clock: Callable[[float], str]) -> tuple[str, ...]:
         """Lines that say why a job waits or where it runs, and what its place goes by; empty: there is no such job."""

@@ -8,7 +8,7 @@ A job that can't be started as it is, for whatever fault, is held with the reaso
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from msgspec import structs
@@ -16,10 +16,12 @@ from msgspec import structs
 from farside.agent.gpu_share import Device, parts_of
 from farside.agent.messages import TASKS_MAX
 from farside.errors import FarsideError
+from farside.scheduler.manager.decider.placement_reason import is_to_be_profiled
 from farside.scheduler.manager.model.event import AllocationReleased, HoldRequested, JobStarted, TaskAllocation
 from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.spec import Ranks
 from farside.scheduler.manager.model.state import LiveState
+from farside.scheduler.placement.policy import PlacementPolicy
 from farside.scheduler.placement.servers import servers_beside
 
 # Where the processes of a job meet. Outside Linux's range for outgoing connections, 32768 and up.
@@ -29,12 +31,10 @@ BRAIN = "the manager"
 REASON_CHARS = 400
 
 
-def launches(
-    state: LiveState, is_profiled: Callable[[LiveJob], bool]
-) -> Iterator[JobStarted | HoldRequested | AllocationReleased]:
+def launches(state: LiveState, placement: PlacementPolicy) -> Iterator[JobStarted | HoldRequested | AllocationReleased]:
     """The starts that are possible, the first placed first; no two with the same GPU or the same port of a node.
 
-    And what is to be written of those that are held instead. ``is_profiled``: whether what a job sends is to be noted.
+    And what is to be written of those that are held instead. ``placement`` says whether what a job sends is noted.
     """
     if not state.allocated:
         return
@@ -42,7 +42,7 @@ def launches(
     for job_id in state.allocated:
         job = state.jobs[job_id]
         try:
-            start = room.start(job, is_profiled(job)) if room.has_gpus(job) else None
+            start = room.start(job, is_to_be_profiled(job, placement)) if room.has_gpus(job) else None
         except Exception as error:  # what is wrong with one job must not keep the others from starting
             told = str(error) if isinstance(error, FarsideError) else f"{error!r:.200}; report this"
             yield HoldRequested(job_id=job_id, by=BRAIN)

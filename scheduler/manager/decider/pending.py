@@ -1,79 +1,59 @@
 """Decisions that a planner has made and the log does not have yet. PURE.
 
-Decisions are on their way from when they are made until they are read again. And a job that was given another place
-while the processes of its last start still go has that place in the plan alone, until it waits again.
+Decisions are on their way from when they are made until they are read again. And a job that was given another
+allocation while the processes of its last start still go has that in the plan alone, until it waits again.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.record import Phase
 from farside.scheduler.manager.model.state import LiveState
-from farside.scheduler.state import Allocation
 
-
-@dataclass(frozen=True, slots=True)
-class Deferred:
-    """A place that a job will be given when the processes of its last start have gone."""
-
-    allocation: Allocation
-    reason: str
+_Own = log.JobAllocated | log.AllocationReleased | log.JobPromoted | log.JobStopping
 
 
 class Pending:
-    """Decisions by the job that they are about."""
+    """Decisions by the job that they are about.
+
+    Attributes:
+        deferred: Allocations that jobs will be given when the processes of their last start have gone.
+    """
 
     def __init__(self) -> None:
-        self._ahead: dict[str, int] = {}  # how many of them are on their way to the log
-        self._deferred: dict[str, Deferred] = {}
+        self.deferred: dict[str, log.JobAllocated] = {}
+        self._ahead: Counter[str] = Counter()  # how many of them are on their way to the log
 
     def __bool__(self) -> bool:
         """Whether there are any."""
-        return bool(self._ahead or self._deferred)
+        return bool(self._ahead or self.deferred)
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Forget all."""
         self._ahead.clear()
-        self._deferred.clear()
+        self.deferred.clear()
 
     def send(self, events: Iterable[log.Event]) -> None:
-        """These are on their way."""
-        for event in events:
-            if isinstance(event, log.JobAllocated | log.AllocationReleased | log.JobPromoted | log.JobStopping):
-                self._ahead[event.job_id] = self._ahead.get(event.job_id, 0) + 1
+        """Note that these are on their way."""
+        self._ahead.update(event.job_id for event in events if isinstance(event, _Own))
 
     def arrive(self, event: log.Event) -> None:
-        """The log has this; it may be one of ours."""
-        if not isinstance(event, log.JobAllocated | log.AllocationReleased | log.JobPromoted | log.JobStopping):
+        """Note that the log has an event; it may be one of ours."""
+        if not isinstance(event, _Own):
             return
         if isinstance(event, log.JobStopping) and event.cause is not log.StopCause.PREEMPTED:
             return
-        ahead = self._ahead.get(event.job_id, 0) - 1
-        if ahead > 0:
-            self._ahead[event.job_id] = ahead
-        else:
-            self._ahead.pop(event.job_id, None)
+        self._ahead[event.job_id] -= 1
+        if self._ahead[event.job_id] <= 0:
+            del self._ahead[event.job_id]
 
     def is_ahead(self, job_id: str) -> bool:
         """Whether the log does not have yet what was decided about a job."""
         return job_id in self._ahead
 
-    def defer(self, job_id: str, allocation: Allocation, reason: str) -> None:
-        """A job gets this place once its processes have gone."""
-        self._deferred[job_id] = Deferred(allocation, reason)
-
-    def is_deferred(self, job_id: str) -> bool:
-        """Whether a job has such a place."""
-        return job_id in self._deferred
-
-    def drop_deferred(self, job_id: str) -> bool:
-        """A job does not get that place after all; False: it had none."""
-        return self._deferred.pop(job_id, None) is not None
-
-    def take_ready(self, state: LiveState) -> Iterator[tuple[str, Deferred]]:
-        """The jobs whose processes have gone, with the places that they get now."""
-        for job_id, deferred in list(self._deferred.items()):
+    def take_ready(self, state: LiveState) -> Iterator[log.JobAllocated]:
+        """Take the deferred allocations of jobs whose processes have gone."""
+        for job_id in list(self.deferred):
             if state.jobs[job_id].phase is Phase.WAITING and job_id not in self._ahead:
-                del self._deferred[job_id]
-                yield job_id, deferred
+                yield self.deferred.pop(job_id)

@@ -34,7 +34,7 @@ from farside.scheduler.manager.model.preemption_times import MeasuredCost
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, Phase
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.predict.estimator import Estimator, TimeLimits
-from farside.scheduler.state import Allocation, Job, Preempt, Promote, Start
+from farside.scheduler.state import Job, Preempt, Promote, Start
 from farside.scheduler.table import JobTable
 
 # Rows of jobs that are over stay in the table until there are so many more than of others.
@@ -135,10 +135,7 @@ class Planner:
         if self._is_to_be_built():
             self._build(now_s)
         self._wake_up(now_s)
-        drafts = [
-            Draft(event=self._place(job_id, later.allocation, later.reason), cause=self._heard)
-            for job_id, later in self._pending.take_ready(self._state)
-        ]
+        drafts = [Draft(event=event, cause=self._heard) for event in self._pending.take_ready(self._state)]
         if self._woken_by:
             cause, self._woken_by = self._woken_by, ""
             drafts += [Draft(event=event, cause=cause) for event in self._cycle(now_s)]
@@ -171,18 +168,18 @@ class Planner:
         for action in run_cycle(self.domain, now_s):
             job = self._state.jobs[self._ids[action.row]]
             changed.append(action.row)
+            event: log.Event | None
             if isinstance(action, Promote):
-                events.append(log.JobPromoted(job_id=job.job_id, reason=action.reason))
+                event = log.JobPromoted(job_id=job.job_id, reason=action.reason)
             elif isinstance(action, Preempt):
                 event = self._preempted(job, action)
-                events += [event] if event is not None else []
                 self._timers.set(Timer.RESERVE, now_s + self._rules.reserve_after_s)
             else:
                 event = self._allocated(job, action)
-                events += [event] if event is not None else []
                 held = self.domain.running.get(action.row)
                 if held is not None and now_s < held.until_s < math.inf:
                     self._timers.set(Timer.MIN_RUN, held.until_s)
+            events += [event] if event is not None else []
         self._timers.end_turn(changed)
         self._watch(list(dict.fromkeys(changed)), now_s)
         if self._fair_share is not None and self._fair_share.due_s > self._compare_s and len(self.domain.waiting):
@@ -191,8 +188,8 @@ class Planner:
         return events
 
     def _preempted(self, job: LiveJob, action: Preempt) -> log.Event | None:
-        if self._pending.drop_deferred(job.job_id):
-            return None  # nobody has been told of that place
+        if self._pending.deferred.pop(job.job_id, None) is not None:
+            return None  # nobody knows of that allocation
         reason = f"{action.reason}: job {self._ids[action.winner]}" if action.winner >= 0 else action.reason
         if job.phase not in ACTIVE:  # it has a place and has not started; it may have got it in this very cycle
             return log.AllocationReleased(job_id=job.job_id, reason=reason)
@@ -201,15 +198,12 @@ class Planner:
         return log.JobStopping(job_id=job.job_id, start=job.start, cause=cause, reason=reason, winner=winner)
 
     def _allocated(self, job: LiveJob, action: Start) -> log.Event | None:
+        places = adapter.node_allocations_of(action.allocation, self.domain.ledger.nodes)
+        event = log.JobAllocated(job_id=job.job_id, places=places, reason=action.reason)
         if job.phase in ACTIVE:
-            self._pending.defer(job.job_id, action.allocation, action.reason)
+            self._pending.deferred[job.job_id] = event
             return None
-        return self._place(job.job_id, action.allocation, action.reason)
-
-    def _place(self, job_id: str, allocation: Allocation, reason: str) -> log.JobAllocated:
-        return log.JobAllocated(
-            job_id=job_id, places=adapter.node_allocations_of(allocation, self.domain.ledger.nodes), reason=reason
-        )
+        return event
 
     # ------------------------------------------------------------------ times
 
@@ -229,9 +223,9 @@ class Planner:
         row, domain = self._rows.get(job.job_id, -1), self.domain
         is_there = row in domain.jobs
         is_running = is_there and row in domain.running
-        if self._pending.is_deferred(job.job_id) and adapter.may_wait(self._state, job):
+        if job.job_id in self._pending.deferred and adapter.may_wait(self._state, job):
             return
-        self._pending.drop_deferred(job.job_id)
+        self._pending.deferred.pop(job.job_id, None)
         if adapter.is_holding(job):
             if not is_running:
                 self._spoil()
@@ -346,10 +340,8 @@ class Planner:
         order = self._order()
         levels = self._levels()
         promised = adapter.booked(state)
-        nodes = []
-        for at, node in enumerate(state.nodes.values()):
-            nodes.append(adapter.node_of(node, promised.get(node.name, adapter.NOTHING)))
-            self._node_index[node.name] = at
+        nodes = [adapter.node_of(node, promised.get(node.name, adapter.NOTHING)) for node in state.nodes.values()]
+        self._node_index = {node.name: at for at, node in enumerate(nodes)}
         self._asks_users = any(node.users for node in nodes)
         self._rows.clear()
         self._ids.clear()

@@ -6,7 +6,6 @@ than read it wrong.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, get_args
 
 import msgspec
@@ -23,14 +22,12 @@ class LaterVersion(RemoteProtocolError):
 
 
 # Classes whose name is not the one that the log has for them. The log's names stay: older managers read them.
-_TAGS: Mapping[type[Any], str] = MappingProxyType(
-    {
-        log.SchedulerTookLead: "BrainTookLead",
-        log.JobAllocated: "JobPlaced",
-        log.AllocationReleased: "JobUnplaced",
-        log.AccessRecorded: "AccessNoted",
-    }
-)
+_TAGS: Mapping[type[Any], str] = {
+    log.SchedulerTookLead: "BrainTookLead",
+    log.JobAllocated: "JobPlaced",
+    log.AllocationReleased: "JobUnplaced",
+    log.AccessRecorded: "AccessNoted",
+}
 
 
 def tag_of(kind: type[Any]) -> str:
@@ -39,9 +36,7 @@ def tag_of(kind: type[Any]) -> str:
 
 
 DECIDED: frozenset[type[Any]] = frozenset(get_args(log.Decided))
-TYPES: Mapping[str, type[Any]] = MappingProxyType(
-    {tag_of(one): one for one in (*get_args(log.Told), *get_args(log.Decided))}
-)
+TYPES: Mapping[str, type[Any]] = {tag_of(one): one for one in (*get_args(log.Told), *get_args(log.Decided))}
 _DECODERS = {name: msgspec.json.Decoder(kind) for name, kind in TYPES.items()}
 _ENCODER = msgspec.json.Encoder()
 

@@ -6,7 +6,6 @@ Each function takes a record as JSON or MessagePack gave it, and returns the one
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -47,5 +46,5 @@ def _node(old: Plain) -> Plain:
     return new
 
 
-EVENTS: Mapping[str, Callable[[Plain], Plain]] = MappingProxyType({"NodeJoined": facts, "NodeChanged": facts})
+EVENTS: Mapping[str, Callable[[Plain], Plain]] = {"NodeJoined": facts, "NodeChanged": facts}
 """By the type of an event, those that were others."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from farside.scheduler.maintenance_window import MaintenanceWindow
 from farside.scheduler.manager.model.event import AllocationReleased
-from farside.scheduler.manager.model.record import ACTIVE, LiveJob, Maintenance
+from farside.scheduler.manager.model.record import ACTIVE, Maintenance
 from farside.scheduler.manager.model.state import LiveState
 from farside.units import format_moment
 
@@ -42,22 +42,18 @@ def words_of(one: Maintenance) -> str:
 
 
 def late_allocations(state: LiveState, now_s: float) -> Iterator[AllocationReleased]:
-    """Placed jobs that waited so long for others to go that they could still run when their nodes are reserved."""
+    """Allocated jobs that waited so long for others to go that they could still run when their nodes are reserved."""
     pending = [one for one in state.maintenance.values() if one.is_pending(now_s)]
     if not pending:
         return
     for job_id in state.allocated:
         job = state.jobs[job_id]
         for one in pending:
-            if now_s + _longest_s(job) > one.begin_s and not set(one.nodes).isdisjoint(job.nodes):
+            if now_s + (job.spec.time_limit_s or math.inf) > one.begin_s and not set(one.nodes).isdisjoint(job.nodes):
                 yield AllocationReleased(
                     job_id=job_id, reason=f"it lost its allocation before it started: {words_of(one)}"
                 )
                 break
-
-
-def _longest_s(job: LiveJob) -> float:
-    return job.spec.time_limit_s or math.inf
 
 
 def still_there(state: LiveState, one: Maintenance, now_s: float) -> list[str]:

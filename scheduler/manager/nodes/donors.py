@@ -41,7 +41,8 @@ class DonorRing:
 
     def __init__(self, state: LiveState) -> None:
         self.version = state.donors_version
-        self._ring = sorted((_place_of(node.name), node.name) for node in state.nodes.values() if _lends(node))
+        up = (node for node in state.nodes.values() if node.is_up)
+        self._ring = sorted((_place_of(node.name), node.name) for node in up if node.donor is not None)
         self._nodes = {name: state.nodes[name] for _, name in self._ring}
 
     def of(self, borrower: LiveNode, most: int = DONORS_MAX) -> tuple[Donor, ...]:
@@ -60,10 +61,6 @@ class DonorRing:
     def _behind(self, name: str) -> Iterable[LiveNode]:
         first = bisect(self._ring, (_place_of(name), name))
         return (self._nodes[one] for _, one in (*self._ring[first:], *self._ring[:first]))
-
-
-def _lends(node: LiveNode) -> bool:
-    return node.is_up and node.donor is not None
 
 
 def _place_of(name: str) -> int:

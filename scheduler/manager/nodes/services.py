@@ -11,7 +11,6 @@ A service that the manager is to know is one entry in `KNOWN`. What it decides b
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -60,14 +59,12 @@ def _donor_order(outlook: Outlook) -> m.DonorOrder:
 
 
 DONOR, BORROWER = "donor", "borrower"
-KNOWN: Mapping[str, KnownService] = MappingProxyType(
-    {
-        # Both have fields of their own in HELLO, REPORT and the log, for agents and managers of the version before. Its
-        # list of donors is the borrower's order; that follows from a ring of all nodes, so `AgentLine.donors` makes it.
-        DONOR: KnownService(facts=m.DonorFacts, order=_donor_order, is_asked=True),
-        BORROWER: KnownService(facts=m.BorrowerFacts),
-    }
-)
+KNOWN: Mapping[str, KnownService] = {
+    # Both have fields of their own in HELLO, REPORT and the log, for agents and managers of the version before. Its
+    # list of donors is the borrower's order; that follows from a ring of all nodes, so `AgentLine.donors` makes it.
+    DONOR: KnownService(facts=m.DonorFacts, order=_donor_order, is_asked=True),
+    BORROWER: KnownService(facts=m.BorrowerFacts),
+}
 _DECODERS = {name: msgspec.json.Decoder(service.facts) for name, service in KNOWN.items()}
 
 

@@ -5,7 +5,7 @@ Real ones read the log and write into it; those of a dry run only remember what 
 
 import asyncio
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
@@ -76,7 +76,7 @@ class Inventory:
         self._live = live
         self._agents = agents
         self._seq = -1
-        self._jobs: dict[str, int] = {}
+        self._jobs: Counter[str] = Counter()
         self._reserved: frozenset[str] = frozenset()
         self._rooms_s = -math.inf
         self._room: Mapping[str, int] = {}
@@ -95,7 +95,7 @@ class Inventory:
         sensed = sensed or Sensed()
         return Holdings(
             closed_by=known.closed_by,
-            jobs=max(self._jobs.get(node, 0), len(known.tasks)),
+            jobs=max(self._jobs[node], len(known.tasks)),
             foreign_slabs=sensed.slabs,
             reservations=int(node in self._reserved),
             services=sensed.holding,
@@ -132,10 +132,8 @@ class Inventory:
         )
         if state.seq == self._seq:
             return
-        self._seq, self._jobs = state.seq, {}
-        for job in state.live_jobs():
-            for name in dict.fromkeys(job.nodes):
-                self._jobs[name] = self._jobs.get(name, 0) + 1
+        self._seq = state.seq
+        self._jobs = Counter(name for job in state.live_jobs() for name in {*job.nodes})
 
     def beats(self) -> Mapping[str, str]:
         """The boot of each node that is up."""
@@ -220,7 +218,7 @@ class DryRunInventory(Inventory):
 
     def called(self) -> frozenset[str]:
         """Nodes that are said to be off and have a job: it would have called them."""
-        return frozenset(name for name in self._off if self._jobs.get(name))
+        return frozenset(name for name in self._off if self._jobs[name])
 
     def beats(self) -> Mapping[str, str]:
         """The boots of nodes that are not said to be off, with how often they are said to have booted."""

@@ -57,7 +57,7 @@ def nodes_needed(state: LiveState, tenancy: Tenancy | None, now_s: float) -> tup
         left = rooms.fill(fits, job.spec.gpus, rooms.free)
         if now_s - max(job.since_s, job.submit_s) >= SETTLED_S:
             rooms.fill(fits, left, rooms.asleep)
-    return rooms.called
+    return tuple(rooms.called)
 
 
 def _waiting(state: LiveState) -> Iterator[LiveJob]:
@@ -74,6 +74,7 @@ class _Rooms:
     Attributes:
         free: Nodes that are on and have no job.
         asleep: Others, those first that are up soonest.
+        called: The names of those that were filled, in the order in which they were.
     """
 
     def __init__(self, state: LiveState) -> None:
@@ -82,7 +83,7 @@ class _Rooms:
         self._sets = NodeSets([_empty(node) for node in self._nodes])
         self._asks_users = any(node.users for node in self._nodes)
         self._gpus = [len(node.devices) for node in self._nodes]
-        self._called: dict[str, None] = {}
+        self.called: dict[str, None] = {}
         busy = {name for job in state.live_jobs() for name in job.nodes if is_holding(job)}
         self.free = [
             at for at, node in enumerate(self._nodes) if node.is_taking and not node.tasks and node.name not in busy
@@ -94,11 +95,6 @@ class _Rooms:
             if node.power is not None and node.power.phase in order
         ]
         self.asleep = [at for _, _, at in sorted(found)]
-
-    @property
-    def called(self) -> tuple[str, ...]:
-        """The nodes that were filled, in the order in which they were."""
-        return tuple(self._called)
 
     def has_any(self) -> bool:
         """Whether any GPU is left."""
@@ -127,7 +123,7 @@ class _Rooms:
             if taken > 0:
                 self._gpus[at] -= taken
                 gpus -= taken
-                self._called[self._nodes[at].name] = None
+                self.called[self._nodes[at].name] = None
             if not gpus:
                 break
         return gpus

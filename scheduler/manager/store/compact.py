@@ -13,6 +13,7 @@ How it works
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.store.archive import Archive
 from farside.scheduler.manager.store.event_store import EventStore, Extent
 from farside.scheduler.manager.store.load import first_state, read_on
-from farside.scheduler.manager.store.transaction import PAGE, Draft
+from farside.scheduler.manager.store.transaction import Draft
 
 # A start reads no more than about so many entries.
 DUE_ENTRIES = 50_000
@@ -103,7 +104,9 @@ def _archive_some(store: EventStore, archive: Archive, before_s: float) -> int:
     extent = store.extent()
     last = _in_both(store, archive, extent)
     if not last:
-        rows = list(_old_rows(store, extent, before_s))
+        every = _rows(store, extent.first_seq - 1)
+        old = takewhile(lambda row: row["seq"] <= extent.snapshot_seq and row["at_s"] < before_s, every)
+        rows = list(islice(old, FILE_ENTRIES))
         if not rows:
             return 0
         last = rows[-1]["seq"]
@@ -130,17 +133,10 @@ def _in_both(store: EventStore, archive: Archive, extent: Extent) -> int:
     return min(last, extent.snapshot_seq)
 
 
-def _old_rows(store: EventStore, extent: Extent, before_s: float) -> Iterator[Mapping[str, Any]]:
-    after, count = extent.first_seq - 1, 0
-    while count < FILE_ENTRIES:
-        rows = store.rows(after, limit=min(PAGE, FILE_ENTRIES - count))
-        for row in rows:
-            if row["seq"] > extent.snapshot_seq or row["at_s"] >= before_s:
-                return
-            yield row
-            count += 1
-        if not rows:
-            return
+def _rows(store: EventStore, after: int) -> Iterator[Mapping[str, Any]]:
+    """All rows of the log after an entry, page by page."""
+    while rows := store.rows(after):
+        yield from rows
         after = rows[-1]["seq"]
 
 
@@ -161,6 +157,4 @@ def whole_log(store: EventStore, archive: Archive | None) -> Iterator[Entry]:
         where = archive.folder if archive is not None else "the archive"
         raise FarsideError(f"entries {seen + 1} to {first - 1} have left the log, and are not in {where}",
                            hint="name their folder by archive_dir")  # fmt: skip
-    for entry in store.read_all():
-        if entry.seq > seen:
-            yield entry
+    yield from (entry for entry in store.read_all() if entry.seq > seen)

@@ -11,9 +11,9 @@ from enum import StrEnum
 from msgspec import Struct
 
 from farside.scheduler.manager.model.record import LiveJob
+from farside.scheduler.manager.model.sleep_time import J_PER_KWH
 from farside.scheduler.manager.view.like import like
 
-J_PER_KWH = 3.6e6
 S_PER_H = 3600.0
 
 
@@ -24,7 +24,7 @@ class By(StrEnum):
     ACCOUNT = "account"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Usage:
     """Usage of the jobs of one user or account.
 
@@ -76,7 +76,11 @@ def usage_of(jobs: Iterable[LiveJob], by: By, begin_s: float, end_s: float, gpu_
         if there_s <= 0:
             continue
         name = job.user if by is By.USER else job.spec.account or job.user
-        found[name] = _with(found.get(name, Usage(name=name)), job, begin_s, end_s, there_s, gpu_power_w)
+        total = found.setdefault(name, Usage(name=name))
+        total.jobs += 1
+        total.ended += job.is_over and job.end_s <= end_s
+        total.wait_s += there_s
+        _add_held(total, job, begin_s, end_s, gpu_power_w)
     return tuple(sorted(found.values(), key=lambda one: (-one.gpu_s, one.name)))
 
 
@@ -84,26 +88,21 @@ def _common_s(begin_s: float, end_s: float, other_begin_s: float, other_end_s: f
     return max(0.0, min(end_s, other_end_s) - max(begin_s, other_begin_s))
 
 
-def _with(before: Usage, job: LiveJob, begin_s: float, end_s: float, there_s: float, gpu_power_w: float) -> Usage:
-    held_s = gpu_s = energy_j = metered_gpu_s = 0.0
+def _add_held(total: Usage, job: LiveJob, begin_s: float, end_s: float, gpu_power_w: float) -> None:
+    """Adds the time in which a job held GPUs, which it did not wait, and their energy."""
+    gpu_s = metered_gpu_s = 0.0
     for run_interval in job.stints:
         part_s = _common_s(run_interval.begin_s, run_interval.end_s, begin_s, end_s)
-        held_s += part_s
+        total.wait_s -= part_s
         gpu_s += part_s * job.spec.gpus
         if part_s and run_interval.metered_gpu_s:
             # Of a run interval that began before or went on after, in proportion: its power is not known by the minute.
             share = part_s / (run_interval.end_s - run_interval.begin_s)
-            energy_j += share * run_interval.energy_j
+            total.energy_j += share * run_interval.energy_j
             metered_gpu_s += share * run_interval.metered_gpu_s
-    return Usage(
-        name=before.name,
-        jobs=before.jobs + 1,
-        ended=before.ended + (job.is_over and job.end_s <= end_s),
-        gpu_s=before.gpu_s + gpu_s,
-        wait_s=before.wait_s + there_s - held_s,
-        energy_j=before.energy_j + energy_j + max(0.0, gpu_s - metered_gpu_s) * gpu_power_w,
-        metered_gpu_s=before.metered_gpu_s + metered_gpu_s,
-    )
+    total.gpu_s += gpu_s
+    total.energy_j += max(0.0, gpu_s - metered_gpu_s) * gpu_power_w
+    total.metered_gpu_s += metered_gpu_s
 
 
 def show_usage(one: Usage) -> UsageRow:

@@ -196,7 +196,7 @@ def show_job_in_full(job: LiveJob, now_s: float) -> JobInFull:
         failures=job.failures + _has_failed_for_good(job),
         pause_s=_or_none(job.pause_s),
         resume_s=_or_none(job.resume_s),
-        profile=_show_profile(job),
+        profile=None if job.profile is None else like(Profile, job.profile, processes=len(job.profile.parts)),
         spec=job.spec,
         tasks=tuple(
             like(Task, task, state=task.phase, output=job.spec.output_path(job.job_id, task.rank)) for task in job.tasks
@@ -207,13 +207,6 @@ def show_job_in_full(job: LiveJob, now_s: float) -> JobInFull:
 def _has_failed_for_good(job: LiveJob) -> bool:
     """By itself: `LiveJob.failures` has those that were forgiven."""
     return job.phase is Phase.FAILED and job.stop_cause is log.StopCause.TASK_FAILED
-
-
-def _show_profile(job: LiveJob) -> Profile | None:
-    profile = job.profile
-    if profile is None:
-        return None
-    return like(Profile, profile, processes=len(profile.parts))
 
 
 def show_node(node: LiveNode, reserved: str = "") -> Node:

@@ -12,7 +12,6 @@ How it works
 
 from collections import Counter
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from fastapi import HTTPException, Request
 from starlette.datastructures import Headers
@@ -25,14 +24,12 @@ from farside.units import format_bytes
 
 NOBODY_BYTES = 4 << 10
 COMMON_BYTES = 64 << 10
-LIMITS_BYTES: Mapping[str, int] = MappingProxyType(
-    {
-        "/ui/session": NOBODY_BYTES,  # a token
-        # 256 KiB of arguments, as much of environment, thrice that where each letter is written as \uXXXX; and ids.
-        "/v1/jobs": 2 << 20,
-        "/v1/reservations": 8 << 20,  # a hundred thousand names of nodes
-    }
-)
+LIMITS_BYTES: Mapping[str, int] = {
+    "/ui/session": NOBODY_BYTES,  # a token
+    # 256 KiB of arguments, as much of environment, thrice that where each letter is written as \uXXXX; and ids.
+    "/v1/jobs": 2 << 20,
+    "/v1/reservations": 8 << 20,  # a hundred thousand names of nodes
+}
 OPERATORS_ROUTES = frozenset({"/v1/reservations"})
 # Bodies beyond `COMMON_BYTES` that one caller may be sending.
 LARGE_MAX = 8
