@@ -19,7 +19,6 @@ from uvicorn.server import ServerState
 from farside.listen import open_listener
 from farside.scheduler.manager.api.answer import listed
 from farside.scheduler.manager.api.limit import connections
-from farside.scheduler.manager.api.limit import http_connection as connection
 from farside.scheduler.manager.api.limit.connections import Connections, say_rarely
 from farside.scheduler.manager.api.limit.handshake import CountedListener, forget_failed
 from farside.scheduler.manager.api.limit.http_connection import LimitedProtocol
@@ -123,8 +122,8 @@ async def says_without_end(made: Connection, more: bytes) -> None:
 def test_who_does_not_say_all_of_a_request_in_time_is_hung_up_on(
     said: bytes, then: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HEADER_LIMIT_S", 0.05)
-    monkeypatch.setattr(connection, "BODY_LIMIT_S", 0.05)
+    monkeypatch.setattr(connections, "HEADER_LIMIT_S", 0.05)
+    monkeypatch.setattr(connections, "BODY_LIMIT_S", 0.05)
 
     async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         made = await opened(place, ending, said)
@@ -138,7 +137,7 @@ def test_who_does_not_say_all_of_a_request_in_time_is_hung_up_on(
 
 
 def test_a_header_and_what_frames_a_body_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "BODY_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(connections, "BODY_BYTES_MAX", 1 << 20)
 
     async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         for begin, more in ((HALF_HEADER, b"x" * 1024), (HALF_BODY.replace(b"10", b"9" * 12), b"x" * 4096)):
@@ -150,8 +149,8 @@ def test_a_header_and_what_frames_a_body_have_an_end(tmp_path: Path, monkeypatch
 
 
 def test_a_long_answer_has_all_the_time_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEADER_LIMIT_S", 0.05)
-    monkeypatch.setattr(connection, "BODY_LIMIT_S", 0.05)
+    monkeypatch.setattr(connections, "HEADER_LIMIT_S", 0.05)
+    monkeypatch.setattr(connections, "BODY_LIMIT_S", 0.05)
 
     async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         waits = await opened(place, ending, REQUEST.replace(b"/ ", b"/waits "))
@@ -167,7 +166,7 @@ def test_a_long_answer_has_all_the_time_it_needs(tmp_path: Path, monkeypatch: py
 def test_one_more_than_a_user_may_have_takes_the_place_of_his_that_waits_longest(
     said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "CONNECTIONS_A_USER", 4)
+    monkeypatch.setattr(connections, "CONNECTIONS_A_USER", 4)
 
     async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         made = [await opened(place, ending, said) for _ in range(20)]
@@ -183,7 +182,7 @@ def test_one_more_than_a_user_may_have_takes_the_place_of_his_that_waits_longest
 def test_a_connection_that_is_being_answered_is_taken_from_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "CONNECTIONS_A_USER", 2)
+    monkeypatch.setattr(connections, "CONNECTIONS_A_USER", 2)
 
     async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         waits = [await opened(place, ending, REQUEST.replace(b"/ ", b"/waits ")) for _ in range(2)]
@@ -290,7 +289,6 @@ def test_connections_that_never_speak_tls_are_those_of_their_address_and_give_wa
     said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "CONNECTIONS_AN_ADDRESS", 4)
-    monkeypatch.setattr(connection, "CONNECTIONS_AN_ADDRESS", 4)
 
     async def test(place: SecurePlace, ending: AsyncExitStack) -> None:
         other = await place.raw(ending, address="127.0.0.2")
@@ -342,7 +340,7 @@ def test_who_hangs_up_during_the_handshake_or_speaks_no_tls_counts_no_more(tmp_p
 def test_who_does_not_read_a_long_answer_makes_room_for_one_more_of_his_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "CONNECTIONS_A_USER", 1)
+    monkeypatch.setattr(connections, "CONNECTIONS_A_USER", 1)
 
     async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         stalled = await opened(place, ending, LONG)
@@ -357,7 +355,7 @@ def test_who_does_not_read_a_long_answer_makes_room_for_one_more_of_his_own(
 def test_who_does_not_read_a_long_answer_does_so_no_less_when_he_asks_for_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "CONNECTIONS_A_USER", 1)
+    monkeypatch.setattr(connections, "CONNECTIONS_A_USER", 1)
 
     async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         stalled = await opened(place, ending, LONG)
@@ -400,7 +398,7 @@ def test_who_goes_before_his_listing_has_come_leaves_no_lines_in_the_journal(
 def test_who_reads_a_long_answer_on_gets_all_of_it_and_then_waits_like_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "CONNECTIONS_A_USER", 1)
+    monkeypatch.setattr(connections, "CONNECTIONS_A_USER", 1)
 
     async def test(place: NodeAllocation, ending: AsyncExitStack) -> None:
         reads = await opened(place, ending, LONG)

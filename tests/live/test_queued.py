@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from farside.errors import ConfigError
-from farside.scheduler.manager.model.event import CancelRequested
+from farside.scheduler.manager.model.event import CancelRequested, JobSubmitted
 from farside.scheduler.manager.model.queue_quota import QueueCounts, QueueGate, QueueLimits
 from farside.scheduler.manager.model.snapshot import decode_state, encode_state
+from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.manager.model.submit_rate import SubmitRates, TooMany
 from tests.live.test_api import OTHER, THIRD, an_api
 from tests.live.world import World, rules
@@ -21,7 +22,7 @@ FOURTH = next(one for one in pwd.getpwall() if one.pw_uid not in (0, os.geteuid(
 OTHER_NAME, OTHER_UID = OTHER.pw_name, OTHER.pw_uid
 
 
-def test_the_counts_follow_the_jobs_and_an_image_has_them_too() -> None:
+def test_the_counts_follow_the_jobs_and_a_snapshot_has_them_too() -> None:
     world = World(rules(), nodes=1)
     world.submit(4, user="ann", env={"A": "12345"})
     array = world.submit(4, user="ann", count=3, env={"B": "1"})
@@ -42,8 +43,8 @@ def test_the_counts_follow_the_jobs_and_an_image_has_them_too() -> None:
 def passing(
     gate: QueueGate, user: str, jobs: int, *, is_free: bool = False, hourly: SubmitRates | None = None
 ) -> AbstractContextManager[None]:
-    hourly = hourly or SubmitRates()
-    return gate.passing(user, jobs, 0, QueueCounts(), hourly=hourly, now_s=1000.0, is_free=is_free)
+    event = JobSubmitted(spec=JobSpec(argv=("true",)), user=user, count=jobs)
+    return gate.passing(event, QueueCounts(), hourly or SubmitRates(), 1000.0, is_free=is_free)
 
 
 def test_what_is_on_its_way_into_the_log_counts_already_and_what_failed_does_not() -> None:

@@ -75,15 +75,8 @@ async def submit(request: Request, caller: Person, shared: Shared, key: Key = ""
     if problems:
         raise HTTPException(422, "; ".join(problems))
     event = JobSubmitted(spec=spec, user=caller.name, uid=caller.uid, count=body.count, is_held=body.hold, key=key)
-    with shared.gate.passing(
-        caller.name,
-        body.count,
-        spec.size_bytes,
-        log.state.queued,
-        hourly=log.state.submit_rates,
-        now_s=log.now_s(),
-        is_free=caller.is_operator,
-    ):
+    rates, is_free = log.state.submit_rates, caller.is_operator
+    with shared.gate.passing(event, log.state.queued, rates, log.now_s(), is_free=is_free):
         place = await shared.idempotency.write(event, asked, caller.told)
     return answer(Submitted(ids=log.state.submitted[place]), 201)
 

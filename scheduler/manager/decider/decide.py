@@ -6,7 +6,7 @@ again, and so on until nothing comes. Each answer rests on a state that has all 
 
 import heapq
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.explain import explain
@@ -73,26 +73,22 @@ class Decider:
         # Without those that were over and forgotten meanwhile.
         touched = {job_id: cause for job_id, cause in self._touched.items() if job_id in self.state.jobs}
         self._touched = {}
-        steps = consequences(self.state, touched, now_s)
-        followed = tuple(Draft(event=step, cause=touched[step.job_id]) for step in steps)
-        followed = followed or self._drafts(late_allocations(self.state, now_s)) or self._drafts(self._closings())
+        followed = self._drafts(consequences(self.state, touched, now_s), touched)
+        followed = followed or self._drafts(late_allocations(self.state, now_s), {})
+        followed = followed or self._drafts(self._closings(), {})
         if followed or (not may_plan and self._planner.is_due(now_s)):
             return followed
         return self._planner.plan(now_s) or self._launches()
 
-    def _drafts(self, events: Iterable[Event]) -> tuple[Draft, ...]:
-        """Drafts of events that follow from the newest entry."""
-        cause = by_entry(self.state.seq)
-        return tuple(Draft(event=event, cause=cause) for event in events)
+    def _drafts(self, events: Iterable[Event], causes: Mapping[str, str]) -> tuple[Draft, ...]:
+        """Drafts of events that follow from the newest entry, or from what is among the ``causes`` by job."""
+        newest = by_entry(self.state.seq)
+        return tuple(Draft(event=event, cause=causes.get(getattr(event, "job_id", ""), newest)) for event in events)
 
     def _launches(self) -> tuple[Draft, ...]:
         """The starts that are possible: because the job got its place just now, or because others have left it."""
         placed, self._just_allocated = self._just_allocated, {}
-        cause = by_entry(self.state.seq)
-        return tuple(
-            Draft(event=event, cause=placed.get(event.job_id, cause))
-            for event in launches(self.state, self.domain.rules.placement)
-        )
+        return self._drafts(launches(self.state, self.domain.rules.placement), placed)
 
     def _closings(self) -> tuple[Event, ...]:
         """Nodes that are to go off: whoever was about to start there has lost the place by now, and nobody gets one."""

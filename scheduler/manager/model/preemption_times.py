@@ -68,10 +68,8 @@ def step_of(gpus: int) -> str:
 
 def _mean_s(measured: Mapping[str, Times], gpus: int) -> float:
     own = measured[step_of(gpus)]
-    if own.count:
-        return own.mean_s
-    count = sum(times.count for times in measured.values())
-    return sum(times.total_s for times in measured.values()) / count if count else math.nan
+    found = [own] if own.count else measured.values()
+    return Times(sum(times.count for times in found), sum(times.total_s for times in found)).mean_s
 
 
 def as_settings(preemption_times: PreemptionTimes) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from farside.errors import ConfigError
+from farside.scheduler.manager.model.event import JobSubmitted
 from farside.scheduler.manager.model.submit_rate import SubmitRates
 from farside.units import format_bytes
 
@@ -63,22 +64,15 @@ class QueueGate:
 
     @contextmanager
     def passing(
-        self,
-        user: str,
-        jobs: int,
-        size_bytes: int,
-        queued: QueueCounts,
-        *,
-        hourly: SubmitRates,
-        now_s: float,
-        is_free: bool,
+        self, event: JobSubmitted, queued: QueueCounts, hourly: SubmitRates, now_s: float, *, is_free: bool
     ) -> Iterator[None]:
         """Reserves room while these jobs are written. ``is_free``: their user has no limit.
 
         Raises:
-            ConfigError: They are more than he may have.
-            TooMany: They are more than he may submit now.
+            ConfigError: They are more than the user may have.
+            TooMany: They are more than the user may submit now.
         """
+        user, jobs, size_bytes = event.user, event.count, event.spec.size_bytes
         has = queued.jobs.get(user, 0) + self._jobs.get(user, 0)
         has_bytes = queued.size_bytes.get(user, 0) + self._size_bytes.get(user, 0)
         if not is_free:

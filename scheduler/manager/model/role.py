@@ -11,8 +11,7 @@ same for all: a process that fails, or a service that ends before the others, en
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -58,16 +57,6 @@ def role_of(body: RoleBody) -> Role:
     return Role(**{**found, "is_service": body.is_service or body.service})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Which process of which role somebody is, and where the others of its role and the services are reached."""
-
-    role: str
-    rank: int
-    address: str
-    port: int
-
-
 def gpus_of(roles: Iterable[Role]) -> int:
     """All GPUs of a job."""
     return sum(role.count * role.gpus for role in roles)
@@ -90,17 +79,6 @@ def most_on_a_node(roles: Sequence[Role], gpus: int) -> int:
     if not there:
         return 0
     return there + sum(math.ceil(there * role.count / total) for role in roles if not role.gpus)
-
-
-def rendezvous(standings: Iterable[Standing]) -> Mapping[str, str]:
-    """FARSIDE_HOSTS_WORKER and the like: HOST:PORT of each process of a role, by rank, with commas between.
-
-    The port is one that no other job of Farside's has on that node; nobody but the job listens there.
-    """
-    hosts: dict[str, list[str]] = {}
-    for one in sorted(standings, key=lambda one: (one.role, one.rank)):
-        hosts.setdefault(one.role, []).append(f"{one.address}:{one.port}")
-    return {f"FARSIDE_HOSTS_{role.upper()}": ",".join(told) for role, told in hosts.items()}
 
 
 def role_problems(roles: Sequence[Role]) -> Iterator[str]:

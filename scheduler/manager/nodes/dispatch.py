@@ -17,7 +17,6 @@ from farside.agent import messages as m
 from farside.scheduler.manager.model import event as log
 from farside.scheduler.manager.model.profile import is_known
 from farside.scheduler.manager.model.record import LiveJob, LiveNode, LiveTask, Phase, TaskKey
-from farside.scheduler.manager.model.role import Standing, rendezvous
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.nodes import services
 from farside.scheduler.manager.nodes.donors import DonorRing, donor_at
@@ -292,8 +291,18 @@ def meeting_of(job: LiveJob) -> Meeting:
     masters: dict[str, LiveTask] = {}
     for task in job.tasks:
         masters.setdefault(task.role, task)
-    there = (Standing(role=one.role, rank=one.role_rank, address=one.address, port=one.port) for one in job.tasks)
-    return Meeting(masters=masters, hosts=rendezvous(there) if job.spec.roles else {})
+    return Meeting(masters=masters, hosts=_rendezvous(job.tasks) if job.spec.roles else {})
+
+
+def _rendezvous(tasks: Iterable[LiveTask]) -> Mapping[str, str]:
+    """FARSIDE_HOSTS_WORKER and the like: HOST:PORT of each process of a role, by rank, with commas between.
+
+    The port is one that no other job of Farside's has on that node; nobody but the job listens there.
+    """
+    hosts: dict[str, list[str]] = {}
+    for one in sorted(tasks, key=lambda one: (one.role, one.role_rank)):
+        hosts.setdefault(one.role, []).append(f"{one.address}:{one.port}")
+    return {f"FARSIDE_HOSTS_{role.upper()}": ",".join(found) for role, found in hosts.items()}
 
 
 def start_of(job: LiveJob, task: LiveTask, generation: int, meeting: Meeting | None = None) -> m.Start:

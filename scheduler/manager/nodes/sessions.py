@@ -6,6 +6,7 @@ import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from fastapi import FastAPI, HTTPException
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -40,6 +41,28 @@ RING_PERIOD_S = 1.0
 _log = get_log("manager.agents")
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Session:
+    """One connection of an agent.
+
+    Attributes:
+        changed: Set whenever there may be something to send.
+        asker: Questions and orders to it that are not in the log.
+        takes_questions: It was welcomed, and knows such questions.
+        sensed: Its latest report, as far as no log keeps it; None: there is none yet.
+        problems: By service, why its last state could not be read.
+    """
+
+    socket: WebSocket
+    side: protocol.ManagerSide
+    line: AgentLine
+    changed: asyncio.Event
+    asker: checkpoint.Asker
+    sensed: Sensed | None
+    takes_questions: bool = False
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+
 class AgentSessions:
     """All connected agents.
 
@@ -52,27 +75,24 @@ class AgentSessions:
         self._callers = callers
         self._node_timeout_s = node_timeout_s
         self._move_s = move_s
-        self._connected: dict[str, tuple[m.Hello, WebSocket]] = {}
-        self._askers: dict[str, checkpoint.Asker] = {}
+        self._sessions: dict[str, _Session] = {}
         self._heard_s: dict[str, float] = {}
-        self._sensed: dict[str, Sensed] = {}
         self._ring, self._ring_s = DonorRing(log.state), -math.inf
         self._begun_s = log.clock.now_s()
         self._name = secrets.token_hex(8)  # of this process, among the managers of one store
         self._remote_presence = RemotePresence()
-        self._service_problems: dict[str, Mapping[str, str]] = {}
         self.service_faults = 0  # states of services that could not be read
 
     def sensed(self) -> Mapping[str, Sensed]:
         """The latest report of each connected agent, as far as no log keeps it."""
-        return dict(self._sensed)
+        return {name: one.sensed for name, one in self._sessions.items() if one.sensed is not None}
 
     def beats(self) -> Mapping[str, str]:
         """The boot of each node that is up: of those that are connected here, and others that the log says so of.
 
         A node that was connected here and is not any more is silent, whatever the log says until it is called lost.
         """
-        found = {name: hello.boot_id for name, (hello, _) in self._connected.items()}
+        found = {name: one.line.hello.boot_id for name, one in self._sessions.items()}
         for node in self._log.state.nodes.values():
             is_stopping = node.power is not None and node.power.is_stopping
             if node.is_up and not is_stopping and node.name not in self._heard_s:
@@ -90,7 +110,7 @@ class AgentSessions:
     @property
     def connected(self) -> int:
         """Agents that are connected here."""
-        return len(self._connected)
+        return len(self._sessions)
 
     def serve(self, app: FastAPI) -> None:
         """Adds the route."""
@@ -127,9 +147,7 @@ class AgentSessions:
             try:
                 if now_s >= next_beat_s:
                     beat, next_beat_s = beat + 1, now_s + self._node_timeout_s / BEATS
-                    said = await asyncio.to_thread(
-                        tell, self._log.store, self._name, beat, list(self._connected), now_s
-                    )
+                    said = await asyncio.to_thread(tell, self._log.store, self._name, beat, list(self._sessions), now_s)
                     self._remote_presence.told(said, now_s)
                 await self._log.write(list(self._lost(now_s)), "silence")
             except FarsideError as error:
@@ -137,7 +155,7 @@ class AgentSessions:
 
     def _lost(self, now_s: float) -> Iterator[Event]:
         for node in list(self._log.state.nodes.values()):
-            if node.name in self._connected or (node.power is not None and node.power.is_expected_silent):
+            if node.name in self._sessions or (node.power is not None and node.power.is_expected_silent):
                 continue
             heard_s = max(self._heard_s.get(node.name, self._begun_s), self._remote_presence.heard_s(node.name))
             if node.is_up and now_s - heard_s > self._node_timeout_s:
@@ -145,7 +163,8 @@ class AgentSessions:
 
     async def checkpoint_problem(self, user: str, path: str) -> str:
         """Why this user can't keep checkpoints in this folder; empty: no node that is connected speaks against it."""
-        return await checkpoint.folder_problem(dict(self._askers), user, path)
+        askers = {name: one.asker for name, one in self._sessions.items() if one.takes_questions}
+        return await checkpoint.folder_problem(askers, user, path)
 
     async def power_off(self, node: str) -> None:
         """Has an agent shut its node down, which was closed by the order that is in force.
@@ -153,14 +172,14 @@ class AgentSessions:
         Raises:
             PeerError: It is not connected here, or can't.
         """
-        asker, connected = self._askers.get(node), self._connected.get(node)
-        if asker is None or connected is None:
+        session = self._sessions.get(node)
+        if session is None or not session.takes_questions:
             raise PeerError(f"{node}: its agent is not connected here")
-        if m.CAN_POWER_OFF not in connected[0].can:
+        if m.CAN_POWER_OFF not in session.line.hello.can:
             hint = 'power_off = "systemctl poweroff" in its agent.toml'
             raise PeerError(f"{node}: its agent may not shut it down", hint=hint)
         state = self._log.state
-        asker.tell(m.PowerOff(closed_by=state.nodes[node].closed_by, generation=state.generation))
+        session.asker.tell(m.PowerOff(closed_by=state.nodes[node].closed_by, generation=state.generation))
 
     # ------------------------------------------------------------------ one session
 
@@ -170,23 +189,24 @@ class AgentSessions:
             hello = side.receive(await _frame(socket))
         assert isinstance(hello, m.Hello)
         self._admit(hello, caller)
-        line = AgentLine(hello, _address_of(socket), move_s=self._move_s)
-        older = self._connected.get(hello.node)
-        self._connected[hello.node] = hello, socket
+        line, changed = AgentLine(hello, _address_of(socket), move_s=self._move_s), asyncio.Event()
+        older = self._sessions.get(hello.node)
+        session = self._sessions[hello.node] = _Session(
+            socket=socket, side=side, line=line, changed=changed, asker=checkpoint.Asker(changed.set),
+            sensed=None if older is None else older.sensed,
+        )  # fmt: skip
         try:
             if older is not None:
                 with suppress(RuntimeError):
-                    await older[1].close(GOING_AWAY, "another connection of this node")
+                    await older.socket.close(GOING_AWAY, "another connection of this node")
             await self._log.write(line.joined(self._log.state), f"node {line.node}")
             await self._wait_for_lead()
             await socket.send_text(side.send(m.Welcome(generation=self._log.state.generation)))
             _log.info("a node joined", node=line.node, gpus=len(hello.gpus), tasks=len(hello.tasks))
-            await self._both_ways(socket, side, line)
+            await self._both_ways(session)
         finally:
-            if self._connected.get(hello.node, (None, None))[1] is socket:
-                del self._connected[hello.node]
-                self._sensed.pop(hello.node, None)
-                self._service_problems.pop(hello.node, None)
+            if self._sessions.get(hello.node) is session:
+                del self._sessions[hello.node]
                 self._heard_s[hello.node] = self._log.clock.now_s()
 
     def _admit(self, hello: m.Hello, caller: Caller) -> None:
@@ -203,10 +223,10 @@ class AgentSessions:
         An agent with another state folder knows nothing of the first one's tasks. Were it let in while that one may
         come back, these would be called lost, and start again on the same GPUs.
         """
-        connected, node = self._connected.get(hello.node), self._log.state.nodes.get(hello.node)
-        if connected is not None and connected[0].boot_id != hello.boot_id:
+        session, node = self._sessions.get(hello.node), self._log.state.nodes.get(hello.node)
+        if session is not None and session.line.hello.boot_id != hello.boot_id:
             return f"another machine is connected as {hello.node}; give one of them another name"
-        known = [connected[0].agent] if connected is not None else []
+        known = [session.line.hello.agent] if session is not None else []
         if node is not None and node.is_up and node.boot_id == hello.boot_id:
             known.append(node.agent)  # until it is called lost it may come back, or talk to another manager
         if hello.agent and any(agent not in ("", hello.agent) for agent in known):
@@ -227,79 +247,63 @@ class AgentSessions:
         finally:
             self._log.unwatch(changed)
 
-    async def _both_ways(self, socket: WebSocket, side: protocol.ManagerSide, line: AgentLine) -> None:
-        changed = asyncio.Event()
-        self._log.watch(changed, line.node)
-        asker = checkpoint.Asker(changed.set)
-        if m.CAN_PROBE in line.hello.can:
-            self._askers[line.node] = asker
+    async def _both_ways(self, session: _Session) -> None:
+        node = session.line.node
+        self._log.watch(session.changed, node)
+        session.takes_questions = m.CAN_PROBE in session.line.hello.can
         try:
             async with asyncio.TaskGroup() as group:
-                sending = group.create_task(self._send(socket, side, line, asker, changed))
+                sending = group.create_task(self._send(session))
                 try:
-                    await self._receive(socket, side, line, asker, changed)
+                    await self._receive(session)
                 finally:
                     sending.cancel()
         except ExceptionGroup as several:
             raise several.exceptions[0] from None
         finally:
-            self._log.unwatch(changed, line.node)
-            asker.close()
-            if self._askers.get(line.node) is asker:
-                del self._askers[line.node]
+            self._log.unwatch(session.changed, node)
+            session.takes_questions = False
+            session.asker.close()
 
-    async def _receive(
-        self,
-        socket: WebSocket,
-        side: protocol.ManagerSide,
-        line: AgentLine,
-        asker: checkpoint.Asker,
-        changed: asyncio.Event,
-    ) -> None:
+    async def _receive(self, session: _Session) -> None:
+        line = session.line
         while True:
-            report = side.receive(await _frame(socket))
+            report = session.side.receive(await _frame(session.socket))
             if isinstance(report, m.Probed):
-                asker.answered(report)
+                session.asker.answered(report)
                 continue
             assert isinstance(report, m.Report)
             events = line.reported(self._log.state, report)
-            self._sensed[line.node] = sensed_of(line.report or report, can_close=m.CAN_LENDING in line.hello.can)
-            self._note_problems(line)
+            session.sensed = sensed_of(line.report or report, can_close=m.CAN_LENDING in line.hello.can)
+            self._note_problems(session)
             await self._log.write(events, f"node {line.node}")
-            await socket.send_text(side.send(m.Ack(seq=report.seq)))
+            await session.socket.send_text(session.side.send(m.Ack(seq=report.seq)))
             if report.tasks or line.awaits_donors(self.ring):
-                changed.set()  # what it said may be all that its next command waits for
+                session.changed.set()  # what it said may be all that its next command waits for
 
-    def _note_problems(self, line: AgentLine) -> None:
+    def _note_problems(self, session: _Session) -> None:
         """Counts services that could not be read, and says once why."""
-        known = self._service_problems.get(line.node, {})
+        line = session.line
         for name, why in line.service_problems.items():
             self.service_faults += 1
-            if known.get(name) != why:
+            if session.problems.get(name) != why:
                 _log.warning("a service's state is left out", node=line.node, service=name, why=why)
-        self._service_problems[line.node] = line.service_problems
+        session.problems = line.service_problems
 
-    async def _send(
-        self,
-        socket: WebSocket,
-        side: protocol.ManagerSide,
-        line: AgentLine,
-        asker: checkpoint.Asker,
-        changed: asyncio.Event,
-    ) -> None:
+    async def _send(self, session: _Session) -> None:
+        line = session.line
         while True:
-            changed.clear()
+            session.changed.clear()
             state = self._log.state
             to_services = (*line.donors(state, self.ring), *line.lending(state), *line.orders(state))
-            told = (*asker.unsent(), *line.commands(state), *to_services)
-            for command in told:
+            for command in (*session.asker.unsent(), *line.commands(state), *to_services):
                 try:
-                    frame = side.send(command)
+                    frame = session.side.send(command)
                 except LocalProtocolError as error:  # the API lets no such job in; one of an older version may be there
                     _log.error("a command can't be sent", node=line.node, reason=error)
                     continue
-                await socket.send_text(frame)
-            await changed.wait()
+                await session.socket.send_text(frame)
+            await session.changed.wait()
 
 
 def sensed_of(report: m.Report, *, can_close: bool = False) -> Sensed:

@@ -130,7 +130,7 @@ class LivePower:
                     for name, boot_id in inventory.beats().items():
                         controller.beat(name, boot_id)
                     if not setup.is_dry_run:
-                        await self._tell_wish(demand)
+                        await self._write(demand.untold(self._live.state))
                     await asyncio.sleep(BEAT_PERIOD_S)
                 running.cancel()
         finally:
@@ -155,9 +155,6 @@ class LivePower:
         demand = PolicyDemand(policy, step_s=setup.step_s, past=past, first=first)
         await asyncio.wrap_future(fitter.learn(demand, float(len(names))))
         return demand
-
-    async def _tell_wish(self, demand: "Wishes") -> None:
-        await self._write(demand.untold(self._live.state))
 
     async def _write(self, events: Iterable[Event]) -> None:
         try:

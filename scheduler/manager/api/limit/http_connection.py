@@ -6,38 +6,31 @@ uvicorn has a limit for neither a header nor a body, of time or of bytes; only f
 import asyncio
 from typing import Any
 
-from farside.scheduler.manager.api.limit.connections import (
-    BODY_BYTES_MAX,
-    BODY_LIMIT_S,
-    CONNECTIONS_A_USER,
-    CONNECTIONS_AN_ADDRESS,
-    HEADER_BYTES_MAX,
-    HEADER_LIMIT_S,
-    Connections,
-)
+from farside.scheduler.manager.api.limit import connections as limits
 from farside.scheduler.manager.auth.caller import PeerProtocol, is_peer
 
 
 class LimitedProtocol(PeerProtocol):
     """One connection, among those of its owner."""
 
-    def __init__(self, *args: Any, connections: Connections, **more: Any) -> None:
+    def __init__(self, *args: Any, connections: limits.Connections, **more: Any) -> None:
         super().__init__(*args, **more)
         self._connections = connections
         self._owner = ""  # empty: it does not count
         self._late: asyncio.TimerHandle | None = None  # None: nothing of a request is missing
-        self._bytes, self._bytes_max = 0, HEADER_BYTES_MAX
+        self._bytes, self._bytes_max = 0, limits.HEADER_BYTES_MAX
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Counts it."""
         super().connection_made(transport)
         owner = self.client[0] if self.client is not None else "nobody"
         self._connections.shaken(transport.get_extra_info("socket").fileno())
-        if not self._connections.admit(owner, CONNECTIONS_A_USER if is_peer(owner) else CONNECTIONS_AN_ADDRESS):
+        most = limits.CONNECTIONS_A_USER if is_peer(owner) else limits.CONNECTIONS_AN_ADDRESS
+        if not self._connections.admit(owner, most):
             self.transport.abort()
             return
         self._owner = owner
-        self._expect(HEADER_LIMIT_S, HEADER_BYTES_MAX)
+        self._expect(limits.HEADER_LIMIT_S, limits.HEADER_BYTES_MAX)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops counting this connection."""
@@ -48,7 +41,7 @@ class LimitedProtocol(PeerProtocol):
         """Some of a request. Blank lines before one keep nobody's connection open, so they are part of its header."""
         is_idle = self.cycle is None or self.cycle.response_complete
         if self._late is None and is_idle:
-            self._expect(HEADER_LIMIT_S, HEADER_BYTES_MAX)
+            self._expect(limits.HEADER_LIMIT_S, limits.HEADER_BYTES_MAX)
         self._bytes += len(data)
         super().data_received(data)
         if self._late is not None and self._bytes > self._bytes_max:
@@ -58,12 +51,12 @@ class LimitedProtocol(PeerProtocol):
         """A header begins."""
         super().on_message_begin()
         if self._late is None:
-            self._expect(HEADER_LIMIT_S, HEADER_BYTES_MAX)
+            self._expect(limits.HEADER_LIMIT_S, limits.HEADER_BYTES_MAX)
 
     def on_headers_complete(self) -> None:
         """A body may follow."""
         super().on_headers_complete()
-        self._expect(BODY_LIMIT_S, BODY_BYTES_MAX)
+        self._expect(limits.BODY_LIMIT_S, limits.BODY_BYTES_MAX)
 
     def on_message_complete(self) -> None:
         """All of a request is here."""
