@@ -13,6 +13,7 @@ How it works
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -123,16 +124,9 @@ def recording(entries: Iterable[log.Entry], only: Collection[str] | None = None)
     for entry in entries:
         apply(read.state, entry)
         _note(read, entry)
-    left_out: dict[str, int] = {}
-    found: list[Recorded] = []
-    for job in read.state.jobs.values():
-        if only is not None and job.job_id not in only:
-            continue
-        why = _unfit(job)
-        if why:
-            left_out[why] = left_out.get(why, 0) + 1
-        else:
-            found.append(_recorded(read, job))
+    jobs = [job for job in read.state.jobs.values() if only is None or job.job_id in only]
+    left_out = Counter(filter(None, map(_unfit, jobs)))
+    found = [_recorded(read, job) for job in jobs if not _unfit(job)]
     found.sort(key=lambda one: (one.traced.job.submit_s, one.traced.job.sequence))
     nodes = tuple(read.gpus.values())
     resizes = tuple(

@@ -138,9 +138,7 @@ class Parts:
             await asyncio.wait((stopping, ending), return_when=asyncio.FIRST_COMPLETED)
             if not ended.is_set():
                 process.terminate()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(END_LIMIT_S):
-                        await ended.wait()
+                await asyncio.wait([ending], timeout=END_LIMIT_S)
             if not ended.is_set():
                 process.kill()
                 await ended.wait()

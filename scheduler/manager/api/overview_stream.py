@@ -9,6 +9,7 @@ How it works
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,11 +130,9 @@ class OverviewStreams:
                 yield b"event: %b\ndata: %b\n\n" % (b"all" if before is None else b"change", _ENCODER.encode(shown))
                 before = now
                 await asyncio.sleep(PERIOD_S)
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(REFRESH_S - PERIOD_S):
                         await changed.wait()
-                except TimeoutError:
-                    pass
             yield b"event: over\ndata: {}\n\n"
         finally:
             self._log.unwatch(changed)

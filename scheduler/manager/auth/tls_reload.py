@@ -8,6 +8,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from farside.config import ManagerConfig
@@ -46,10 +47,8 @@ class TlsReload:
         self._own = (files.cert, files.key)
         self._known: dict[tuple[Path, ...], list[int]] = {}
         for paths in self._watched():
-            try:
+            with suppress(OSError):  # it has gone since; when it is back it is read
                 self._known[paths] = _stamp(paths)
-            except OSError:
-                pass  # it has gone since; when it is back it is read
 
     async def run(self) -> None:
         """Looks until it is cancelled."""

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from farside.scheduler.manager.model.spec import JobSpec, gpus_text
+from farside.scheduler.manager.model.spec import JobSpec
 from farside.scheduler.state import Job
 from farside.scheduler.tenancy import Tenancy
+from farside.units import format_count
 
 
 def charged(spec: JobSpec, user: str, tenancy: Tenancy | None) -> JobSpec:
@@ -26,5 +27,5 @@ def quota_problems(spec: JobSpec, user: str, tenancy: Tenancy | None) -> Iterato
     job = Job(job_id="", sequence=0, submit_s=0.0, gpus=spec.gpus, user=user, account=spec.account, qos=spec.qos)
     for cap in tenancy.priority_class(job).caps:
         if spec.gpus > cap.gpus:
-            may = gpus_text(int(cap.gpus))
-            yield f"gpus: {gpus_text(spec.gpus)} are more than {cap.owner} may have at once, {may}; ask for fewer"
+            asked, may = format_count(spec.gpus, "GPU"), format_count(int(cap.gpus), "GPU")
+            yield f"gpus: {asked} are more than {cap.owner} may have at once, {may}; ask for fewer"

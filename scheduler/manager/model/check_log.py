@@ -90,7 +90,7 @@ def _one(check: _Check, entry: log.Entry) -> Iterator[str]:
                 _boot(check, event)
             check.boots[event.node] = event.boot_id
         case log.NodeLost():
-            _gone(check, event.node)
+            check.lost_at[event.node] = check.seq
         case log.PowerChanged():
             yield from _powered(check, event)
         case log.NodeClosed():
@@ -111,7 +111,7 @@ def _powered(check: _Check, event: log.PowerChanged) -> Iterator[str]:
         check.closed.discard(event.node)
     check.drains[event.node] = note.drain_number
     if note.phase is Phase.OFF:
-        _gone(check, event.node)
+        check.lost_at[event.node] = check.seq
     if note.command not in ("soft-off", "force-off"):
         return
     if event.node not in check.closed:
@@ -120,10 +120,6 @@ def _powered(check: _Check, event: log.PowerChanged) -> Iterator[str]:
         if place.node == event.node:
             yield f"node {event.node} is ordered off, and job {process[0]} runs there"
             break
-
-
-def _gone(check: _Check, node: str) -> None:
-    check.lost_at[node] = check.seq
 
 
 def _boot(check: _Check, event: log.NodeJoined) -> None:

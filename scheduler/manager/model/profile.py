@@ -6,7 +6,7 @@ taken. Where only parameter servers tell, each sends its portion to every worker
 ("each parameter server periodically sends out its portion of the updated model to each worker").
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from msgspec import Struct
@@ -87,12 +87,10 @@ def _tells(told: TaskProfiled) -> bool:
     return not told.problem and 0 < told.largest_bytes <= told.sent_bytes
 
 
-def _of_workers(workers: Iterable[TaskProfiled]) -> tuple[int, float]:
-    listed = list(workers)
-    return int(median(one.sent_bytes for one in listed)), median(one.largest_bytes / one.sent_bytes for one in listed)
+def _of_workers(workers: Sequence[TaskProfiled]) -> tuple[int, float]:
+    return int(median(one.sent_bytes for one in workers)), median(one.largest_bytes / one.sent_bytes for one in workers)
 
 
-def _of_servers(servers: Iterable[TaskProfiled]) -> tuple[int, float]:
-    listed = list(servers)
-    model_bytes = sum(max(one.portion_bytes, one.largest_bytes) for one in listed)
-    return model_bytes, max(one.largest_bytes for one in listed) / model_bytes
+def _of_servers(servers: Sequence[TaskProfiled]) -> tuple[int, float]:
+    model_bytes = sum(max(one.portion_bytes, one.largest_bytes) for one in servers)
+    return model_bytes, max(one.largest_bytes for one in servers) / model_bytes

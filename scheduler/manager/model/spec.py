@@ -217,8 +217,3 @@ def array_problems(spec: JobSpec, count: int) -> Iterator[str]:
     if waits > MAX_AFTER_IN_ALL:
         each = f"{format_count(len(spec.after), 'job')} for each of {count:,}"
         yield f"after: {each} are more than {MAX_AFTER_IN_ALL:,} in all; wait for one that waits for them"
-
-
-def gpus_text(gpus: int) -> str:
-    """``1 GPU``, ``16 GPUs``."""
-    return format_count(gpus, "GPU")

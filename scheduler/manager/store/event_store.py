@@ -214,23 +214,20 @@ class EventStore:
         Raises:
             StoreError: The database could not do it.
         """
+        first_seq = sa.select(sa.func.min(log.c.seq)).scalar_subquery()
+        first_at_s = sa.select(log.c.at_s).order_by(log.c.seq).limit(1).scalar_subquery()
+        snapshot_seq, coalesce = sa.select(sa.func.max(image.c.seq)).scalar_subquery(), sa.func.coalesce
         row = self._first(
             sa.select(
                 lead.c.last_seq,
                 lead.c.holder,
-                sa.select(sa.func.min(log.c.seq)).scalar_subquery().label("first_seq"),
-                sa.select(log.c.at_s).order_by(log.c.seq).limit(1).scalar_subquery().label("first_at_s"),
-                sa.select(sa.func.max(image.c.seq)).scalar_subquery().label("snapshot_seq"),
+                coalesce(first_seq, lead.c.last_seq + 1).label("first_seq"),
+                coalesce(first_at_s, 0.0).label("first_at_s"),
+                coalesce(snapshot_seq, 0).label("snapshot_seq"),
             )
         )
         assert row is not None, "a store has the row that writers lock"
-        return Extent(
-            first_seq=row.first_seq or row.last_seq + 1,
-            first_at_s=row.first_at_s or 0.0,
-            last_seq=row.last_seq,
-            snapshot_seq=row.snapshot_seq or 0,
-            holder=row.holder,
-        )
+        return Extent(**row._asdict())
 
     def rows(self, after: int, *, limit: int = PAGE) -> list[Mapping[str, Any]]:
         """Rows of entries as they are in the table, for the archive.

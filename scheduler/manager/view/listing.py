@@ -16,7 +16,7 @@ from farside.scheduler.manager.model.job_table import JobTable
 from farside.scheduler.manager.model.record import LiveJob, LiveNode
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.view.json_blocks import Blocks
-from farside.scheduler.manager.view.view import Node, show_job, show_node
+from farside.scheduler.manager.view.view import show_job, show_node
 
 IDLE_S = 600.0
 # Jobs that are looked at in one step when a listing is made.
@@ -115,8 +115,8 @@ class NodeListing:
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._seen: list[tuple[LiveNode, str]] = []
-        self._rows: Blocks[tuple[LiveNode, str]] = Blocks(_show_seen, NODES)
+        self._seen: list[tuple[LiveNode, str] | None] = []
+        self._rows: Blocks[tuple[LiveNode, str]] = Blocks(lambda seen: show_node(*seen), NODES)
 
     @property
     def mark(self) -> str:
@@ -127,17 +127,13 @@ class NodeListing:
         """Takes in the nodes as they are, and why nothing starts on those that are reserved."""
         names = sorted(nodes)
         if names != self._names:
-            self._names = names
-            self._seen = [(nodes[name], reserved.get(name, "")) for name in names]
+            self._names, self._seen = names, [None] * len(names)
             self._rows.clear()
-            for at, one in enumerate(self._seen):
-                self._rows.put(at, one)
-            return
         for at, name in enumerate(names):
             node, why, seen = nodes[name], reserved.get(name, ""), self._seen[at]
-            if seen[0] is not node or seen[1] != why:
-                self._seen[at] = node, why
-                self._rows.put(at, self._seen[at])
+            if seen is None or seen[0] is not node or seen[1] != why:
+                now = self._seen[at] = node, why
+                self._rows.put(at, now)
 
     def renew(self) -> bool:
         """Takes one step; False: it shows what was taken in last."""
@@ -146,7 +142,3 @@ class NodeListing:
     def pieces(self) -> tuple[bytes, ...]:
         """The answer, once it is renewed."""
         return self._rows.pieces("nodes", len(self._rows))
-
-
-def _show_seen(seen: tuple[LiveNode, str]) -> Node:
-    return show_node(*seen)
