@@ -8,8 +8,11 @@ from farside.scheduler.admission.figures import Figures
 from farside.scheduler.manager.model.event import NodeAllocation, StopCause
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, LiveNode, Phase
 from farside.scheduler.manager.model.state import LiveState
-from farside.scheduler.predict.estimator import Estimator
+from farside.scheduler.predict.estimator import TimeLimits
 from farside.scheduler.state import Allocation, Job, Node
+
+# Policies that need to know more of jobs are refused (configured_rules.py).
+_ESTIMATOR = TimeLimits()
 
 
 def is_ready(state: LiveState, job: LiveJob) -> bool:
@@ -56,9 +59,7 @@ def job_of(job: LiveJob, *, asks_users: bool = False) -> Job:
     )
 
 
-def figures_of(
-    job: LiveJob, seen: Job, estimator: Estimator, now_s: float, *, share_level: float | None = None
-) -> Figures:  # fmt: skip
+def figures_of(job: LiveJob, seen: Job, now_s: float, *, share_level: float | None = None) -> Figures:
     """What a live job, as the cycle has ``seen`` it, has behind it, but for what it holds; and what is expected of it.
 
     One that leaves its GPUs to another waits in the plan from now on, while its processes still go.
@@ -69,8 +70,8 @@ def figures_of(
         since_s, executed_s = now_s, executed_s + now_s - job.since_s
     is_first_start = job.phase in ACTIVE and is_holding(job) and job.start == 1
     return Figures(
-        remaining_s=estimator.remaining_s(seen, job.held_s),
-        predicted_gpu_s=estimator.predicted_gpu_s(seen, now_s),
+        remaining_s=_ESTIMATOR.remaining_s(seen, job.held_s),
+        predicted_gpu_s=_ESTIMATOR.predicted_gpu_s(seen, now_s),
         executed_s=executed_s,
         waited_s=job.waited_s,
         since_s=since_s,

@@ -6,8 +6,6 @@ from farside.scheduler.fair_share import FairShare
 from farside.scheduler.manager.model.record import LiveJob
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.order.catalog import Needs, needs_of
-from farside.scheduler.predict.service import JobEnded
-from farside.scheduler.state import Job
 from farside.scheduler.tenancy import Tenancy
 
 # What was used so many half-lives ago counts for less than a millionth.
@@ -45,8 +43,3 @@ def history_of(rules: Rules, state: LiveState) -> History:
 def service_gpu_s(job: LiveJob) -> float:
     """GPU seconds that a job had in all, once it is over."""
     return job.held_s * job.spec.gpus
-
-
-def fact_of(job: LiveJob, seen: Job) -> JobEnded:
-    """A job that is over as the fact that estimators learn from; ``seen``: the job as the cycle knows it."""
-    return JobEnded(at_s=job.end_s, job=seen, ran_s=job.held_s)

@@ -24,7 +24,7 @@ from farside.scheduler.cycle import run_cycle
 from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.fair_share import FairShare
 from farside.scheduler.manager.decider import adapter
-from farside.scheduler.manager.decider.past_use import fact_of, fair_share_of, history_of, service_gpu_s
+from farside.scheduler.manager.decider.past_use import fair_share_of, history_of, service_gpu_s
 from farside.scheduler.manager.decider.pending import Pending
 from farside.scheduler.manager.decider.timers import EDGE_S, NO_ROW, Timers
 from farside.scheduler.manager.model import event as log
@@ -33,18 +33,20 @@ from farside.scheduler.manager.model.maintenance import windows_of
 from farside.scheduler.manager.model.preemption_times import MeasuredCost
 from farside.scheduler.manager.model.record import ACTIVE, LiveJob, Phase
 from farside.scheduler.manager.model.state import LiveState
-from farside.scheduler.predict.estimator import Estimator, TimeLimits
 from farside.scheduler.state import Job, Preempt, Promote, Start
 from farside.scheduler.table import JobTable
 
 # Rows of jobs that are over stay in the table until there are so many more than of others.
 SPARE_ROWS = 10_000
 
+_NodeFacts = log.NodeJoined | log.NodeChanged
+_NodeEvents = _NodeFacts | log.NodeLost | log.DrainRequested | log.UndrainRequested | log.PowerChanged
+
 
 class Planner:
     """Plans for all jobs of one state. Its owner has applied each entry to the state before `hear` gets it."""
 
-    def __init__(self, rules: Rules, state: LiveState, now_s: float, estimator: Estimator | None = None) -> None:
+    def __init__(self, rules: Rules, state: LiveState, now_s: float) -> None:
         self._rules = replace(rules, preemption_cost=MeasuredCost(preemption_times=state.preemption_times))
         self._state = state
         self.domain: Domain
@@ -61,7 +63,6 @@ class Planner:
         self._asks_users = False  # some node runs jobs of some users only
         self._fair_share: FairShare | None = fair_share_of(rules.tenancy, state, now_s)
         self._compare_s = -math.inf  # when accounts will be compared; noted in `_timers`
-        self._estimator = estimator or TimeLimits()
         self._history = history_of(rules, state)
         self._build(now_s)
 
@@ -71,25 +72,15 @@ class Planner:
         """Brings the domain in step with one entry that the state has just been moved on by."""
         event, self._heard = entry.event, by_entry(entry.seq)
         if isinstance(event, log.JobEnded):
-            self._learn_from(self._state.jobs[event.job_id])
+            job = self._state.jobs[event.job_id]
+            if job.held_s > 0:  # what is learned does not depend on the domain: another may be built by then
+                self.domain.learn(service_gpu_s(job))
         self._pending.arrive(event)
-        if (
-            isinstance(event, log.NodeJoined | log.NodeChanged)
-            and not self._is_stale
-            and self._is_other_size(event.node)
-        ):
+        if isinstance(event, _NodeFacts) and not self._is_stale and self._is_other_size(event.node):
             self._spoil()
         if self._is_stale:
             return
-        if isinstance(
-            event,
-            log.NodeJoined
-            | log.NodeChanged
-            | log.NodeLost
-            | log.DrainRequested
-            | log.UndrainRequested
-            | log.PowerChanged,
-        ):
+        if isinstance(event, _NodeEvents):
             self._resize()
         if isinstance(event, log.NodesReserved | log.ReservationCancelled):
             self._close(entry.at_s)
@@ -99,17 +90,6 @@ class Planner:
             self._reconcile(self._state.jobs[job_id], entry.at_s)
         if isinstance(event, log.JobStarted) and not self._is_stale:
             self._really_started(self._state.jobs[event.job_id], entry.at_s)
-
-    def _learn_from(self, job: LiveJob) -> None:
-        """A job is over. What is learned from it does not depend on the domain: another may be built by then."""
-        if not job.held_s > 0:
-            return
-        expected_gpu_s = self._estimator.learn(fact_of(job, self._job_of(job)))
-        self.domain.learn(service_gpu_s(job))
-        for row in self.domain.waiting.rows() if expected_gpu_s else ():
-            sequence = self.domain.jobs[row].sequence
-            if sequence in expected_gpu_s:
-                self.domain.expect(row, predicted_gpu_s=expected_gpu_s[sequence])
 
     def row(self, job_id: str) -> int:
         """The row of a job in the domain; -1: it is not there."""
@@ -283,7 +263,7 @@ class Planner:
             row, self._next_row = self._next_row, self._next_row + 1
             self._rows[job.job_id], self._ids[row] = row, job.job_id
         seen = self._job_of(job)
-        figures = adapter.figures_of(job, seen, self._estimator, now_s, share_level=share_level)
+        figures = adapter.figures_of(job, seen, now_s, share_level=share_level)
         if adapter.is_holding(job):
             until_s = self._alone_until_s(job, figures.since_s) if job.phase in ACTIVE else -math.inf
             if job.phase is Phase.STOPPING:
@@ -314,14 +294,11 @@ class Planner:
         return abs(now.memory_bytes - then.memory_bytes) > then.memory_bytes / 8
 
     def _resize(self) -> None:
-        taking = frozenset(name for name, node in self._state.nodes.items() if node.is_taking)
+        nodes = self._state.nodes
+        taking = frozenset(name for name, node in nodes.items() if node.is_taking)
         if taking != self._taking:
             self._taking = taking
-            there = (
-                adapter.node_of(self._state.nodes[node.name])
-                for node in self.domain.ledger.nodes
-                if node.name in taking
-            )
+            there = (adapter.node_of(nodes[one.name]) for one in self.domain.ledger.nodes if one.name in taking)
             self.domain.resize(tuple(there))
             self._touch()
 

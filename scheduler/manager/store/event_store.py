@@ -248,14 +248,14 @@ class EventStore:
     def _first(self, query: Any) -> Any:
         return next(iter(self._read(query)), None)
 
-    def read(self, after: int, *, limit: int = PAGE) -> list[Entry]:
-        """The entries after ``after``, at most ``limit``; fewer only at the end of the log.
+    def read(self, after: int) -> list[Entry]:
+        """The entries after ``after``, at most `PAGE`; fewer only at the end of the log.
 
         Raises:
             StoreError: The database could not do it.
             RemoteProtocolError: An entry is damaged, or of a later version.
         """
-        return self._entries(READ_ON, {"after": after, "most": limit})
+        return self._entries(READ_ON, {"after": after, "most": PAGE})
 
     def read_all(self) -> Iterator[Entry]:
         """All entries that are not in an archive, page by page."""

@@ -4,12 +4,12 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from farside.scheduler.manager.model.power_record import note_of
+from farside.scheduler.manager.model.power_record import NodePowerRecord, note_of
 from farside.scheduler.manager.model.record import LiveNode
 from farside.scheduler.manager.model.sleep_time import saved_kwh
 from farside.scheduler.manager.model.state import LiveState
 from farside.scheduler.manager.view.like import like
-from farside.scheduler.power.state import NodePower, Phase
+from farside.scheduler.power.state import NodePower
 
 
 class Energy(Struct, frozen=True, kw_only=True):
@@ -74,16 +74,16 @@ def show_power(node: LiveNode, driver: str, power: NodePower | None, stays_on: s
     ``stays_on``: why it does, though it is not needed.
     """
     note = node.power if power is None else note_of(power)
-    phase, reason = (Phase.ON, "") if note is None else (note.phase, note.reason)
+    known = note or NodePowerRecord()
     return like(
         PowerRow,
         node,
         driver=driver,
-        power=phase.value,
+        power=known.phase.value,
         since_s=None if note is None else note.since_s,
-        reason=reason,
+        reason=known.reason,
         stays_on=stays_on,
-        order="" if note is None else note.command,
-        pinned=note is not None and note.is_pinned,
-        stops_today=0 if note is None else len(note.stops_s),
+        order=known.command,
+        pinned=known.is_pinned,
+        stops_today=len(known.stops_s),
     )
