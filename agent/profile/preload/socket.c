@@ -133,31 +133,40 @@ static size_t asked_of(const struct iovec *parts, size_t count, ssize_t taken)
 	return ring && taken > 0 ? total(parts, count) : 0;
 }
 
+/* A function under its libc name: it calls the real one, and does something with what that returned, `got`. */
+#define STANDS_IN(type, name, noted, parameters, ...)      \
+	EXPORT type name parameters                        \
+	{                                                  \
+		type got = REAL_OR(name, -1)(__VA_ARGS__); \
+                                                           \
+		noted;                                     \
+		return got;                                \
+	}
+
 /* --- what sends */
 
-EXPORT ssize_t send(int fd, const void *from, size_t bytes, int flags)
-{
-	ssize_t taken = REAL_OR(send, -1)(fd, from, bytes, flags);
+/* A table: clang-format would break its rows. */
+/* clang-format off */
+STANDS_IN(ssize_t, send, note(fd, bytes, got), (int fd, const void *from, size_t bytes, int flags),
+	  fd, from, bytes, flags)
+STANDS_IN(ssize_t, sendto, note(fd, bytes, got),
+	  (int fd, const void *from, size_t bytes, int flags, __CONST_SOCKADDR_ARG to, socklen_t length),
+	  fd, from, bytes, flags, to, length)
+STANDS_IN(ssize_t, sendmsg, note(fd, got > 0 ? asked_of(message->msg_iov, message->msg_iovlen, got) : 0, got),
+	  (int fd, const struct msghdr *message, int flags), fd, message, flags)
+STANDS_IN(ssize_t, write, note_plain(fd, bytes, got), (int fd, const void *from, size_t bytes), fd, from, bytes)
+STANDS_IN(ssize_t, writev, note_plain(fd, asked_of(parts, count > 0 ? (size_t)count : 0, got), got),
+	  (int fd, const struct iovec *parts, int count), fd, parts, count)
 
-	note(fd, bytes, taken);
-	return taken;
-}
-
-EXPORT ssize_t sendto(int fd, const void *from, size_t bytes, int flags, __CONST_SOCKADDR_ARG to, socklen_t length)
-{
-	ssize_t taken = REAL_OR(sendto, -1)(fd, from, bytes, flags, to, length);
-
-	note(fd, bytes, taken);
-	return taken;
-}
-
-EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
-{
-	ssize_t taken = REAL_OR(sendmsg, -1)(fd, message, flags);
-
-	note(fd, asked_of(taken > 0 ? message->msg_iov : NULL, taken > 0 ? message->msg_iovlen : 0, taken), taken);
-	return taken;
-}
+/* A file's end may be what stopped these, so nothing says whether the message goes on: each call is one. */
+STANDS_IN(ssize_t, sendfile, note_plain(to, 0, got), (int to, int from, off_t *offset, size_t bytes),
+	  to, from, offset, bytes)
+STANDS_IN(ssize_t, sendfile64, note_plain(to, 0, got), (int to, int from, off64_t *offset, size_t bytes),
+	  to, from, offset, bytes)
+STANDS_IN(ssize_t, splice, note_plain(to, 0, got),
+	  (int from, off64_t *from_offset, int to, off64_t *to_offset, size_t bytes, unsigned flags),
+	  from, from_offset, to, to_offset, bytes, flags)
+/* clang-format on */
 
 EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
 {
@@ -168,103 +177,24 @@ EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
 	return done;
 }
 
-EXPORT ssize_t write(int fd, const void *from, size_t bytes)
-{
-	ssize_t taken = REAL_OR(write, -1)(fd, from, bytes);
-
-	note_plain(fd, bytes, taken);
-	return taken;
-}
-
-EXPORT ssize_t writev(int fd, const struct iovec *parts, int count)
-{
-	ssize_t taken = REAL_OR(writev, -1)(fd, parts, count);
-
-	note_plain(fd, asked_of(parts, count > 0 ? (size_t)count : 0, taken), taken);
-	return taken;
-}
-
-/* A file's end may be what stopped it, so nothing says whether the message goes on: each call is one. */
-EXPORT ssize_t sendfile(int to, int from, off_t *offset, size_t bytes)
-{
-	ssize_t taken = REAL_OR(sendfile, -1)(to, from, offset, bytes);
-
-	note_plain(to, 0, taken);
-	return taken;
-}
-
-EXPORT ssize_t sendfile64(int to, int from, off64_t *offset, size_t bytes)
-{
-	ssize_t taken = REAL_OR(sendfile64, -1)(to, from, offset, bytes);
-
-	note_plain(to, 0, taken);
-	return taken;
-}
-
-EXPORT ssize_t splice(int from, off64_t *from_offset, int to, off64_t *to_offset, size_t bytes, unsigned flags)
-{
-	ssize_t taken = REAL_OR(splice, -1)(from, from_offset, to, to_offset, bytes, flags);
-
-	note_plain(to, 0, taken);
-	return taken;
-}
-
 /* --- what makes a descriptor another one */
 
-EXPORT int socket(int domain, int type, int protocol)
-{
-	int fd = REAL_OR(socket, -1)(domain, type, protocol);
-
-	forget(fd);
-	return fd;
-}
-
-EXPORT int accept(int listener, __SOCKADDR_ARG from, socklen_t *length)
-{
-	int fd = REAL_OR(accept, -1)(listener, from, length);
-
-	forget(fd);
-	return fd;
-}
-
-EXPORT int accept4(int listener, __SOCKADDR_ARG from, socklen_t *length, int flags)
-{
-	int fd = REAL_OR(accept4, -1)(listener, from, length, flags);
-
-	forget(fd);
-	return fd;
-}
+/* A table: clang-format would break its rows. */
+/* clang-format off */
+STANDS_IN(int, socket, forget(got), (int domain, int type, int protocol), domain, type, protocol)
+STANDS_IN(int, accept, forget(got), (int listener, __SOCKADDR_ARG from, socklen_t *length), listener, from, length)
+STANDS_IN(int, accept4, forget(got), (int listener, __SOCKADDR_ARG from, socklen_t *length, int flags),
+	  listener, from, length, flags)
+STANDS_IN(int, dup2, if (got != fd) forget(got), (int fd, int as), fd, as)
+STANDS_IN(int, dup3, forget(got), (int fd, int as, int flags), fd, as, flags)
+STANDS_IN(int, close_range, if (!got) forget_range(first, last), (unsigned first, unsigned last, int flags),
+	  first, last, flags)
+/* clang-format on */
 
 EXPORT int close(int fd)
 {
 	forget(fd); /* first: once it is closed, another thread may get its number */
 	return REAL_OR(close, -1)(fd);
-}
-
-EXPORT int dup2(int fd, int as)
-{
-	int made = REAL_OR(dup2, -1)(fd, as);
-
-	if (made != fd)
-		forget(made);
-	return made;
-}
-
-EXPORT int dup3(int fd, int as, int flags)
-{
-	int made = REAL_OR(dup3, -1)(fd, as, flags);
-
-	forget(made);
-	return made;
-}
-
-EXPORT int close_range(unsigned first, unsigned last, int flags)
-{
-	int done = REAL_OR(close_range, -1)(first, last, flags);
-
-	if (!done)
-		forget_range(first, last);
-	return done;
 }
 
 EXPORT void closefrom(int first)

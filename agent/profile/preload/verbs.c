@@ -57,13 +57,18 @@ static struct device *place_for(struct ibv_context *context)
 
 /* --- ibv_post_send */
 
-static uint64_t bytes_of(const struct ibv_send_wr *request)
+static uint64_t sge_bytes(const struct ibv_sge *parts, size_t count)
 {
 	uint64_t bytes = 0;
 
-	for (int at = 0; at < request->num_sge; at++)
-		bytes += request->sg_list[at].length;
+	for (size_t at = 0; at < count; at++)
+		bytes += parts[at].length;
 	return bytes;
+}
+
+static uint64_t bytes_of(const struct ibv_send_wr *request)
+{
+	return request->num_sge > 0 ? sge_bytes(request->sg_list, (size_t)request->num_sge) : 0;
 }
 
 static void note_request(const struct ibv_qp *qp, const struct ibv_send_wr *request)
@@ -156,15 +161,6 @@ static void note_qp(struct ibv_qp_ex *qp, struct queue_pair *known, uint64_t byt
 		note_qp(qp, known, bytes);                     \
 		known->driver.name(qp, __VA_ARGS__);           \
 	}
-
-static uint64_t sge_bytes(const struct ibv_sge *parts, size_t count)
-{
-	uint64_t bytes = 0;
-
-	for (size_t at = 0; at < count; at++)
-		bytes += parts[at].length;
-	return bytes;
-}
 
 static uint64_t buffer_bytes(const struct ibv_data_buf *parts, size_t count)
 {
