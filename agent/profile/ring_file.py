@@ -6,7 +6,6 @@ the beginning: a process that writes to a page that memory has no room for would
 
 import os
 import secrets
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,7 +55,7 @@ class RingFile:
             Unavailable: It is not what we made any more.
         """
         try:
-            return ring.parse(self._head(), self._lane)
+            return ring.parse(os.pread(self._fd, ring.EVENTS_AT, 0), self._lane)
         except (OSError, ValueError) as error:
             raise Unavailable(f"the profile cannot be read: {error}") from error
 
@@ -65,20 +64,8 @@ class RingFile:
         os.close(self._fd)
         remove(self.path)
 
-    def _head(self) -> bytes:
-        return os.pread(self._fd, ring.EVENTS_AT, 0)
-
     def _lane(self, number: int) -> bytes:
-        return b"".join(self._parts(ring.EVENTS_AT + number * ring.LANE_BYTES, ring.LANE_BYTES))
-
-    def _parts(self, at: int, length: int) -> Iterator[bytes]:
-        end = at + length
-        while at < end:
-            part = os.pread(self._fd, end - at, at)
-            if not part:
-                raise ValueError("it was cut")
-            yield part
-            at += len(part)
+        return os.pread(self._fd, ring.LANE_BYTES, ring.EVENTS_AT + number * ring.LANE_BYTES)
 
 
 def remove(path: Path) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from statistics import median
 
+from farside.agent.messages import ProfileFigures
 from farside.agent.profile.iteration import ITERATIONS_MIN, marks
 from farside.agent.profile.message import CONTROL_BYTES, Message, are_equal, are_near, messages_of
 from farside.agent.profile.ring import Event
@@ -26,47 +27,31 @@ STEADY_MIN = 0.5
 """Least share of the iterations whose bytes are within the tenth of the median."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """What a process sends in one iteration; medians over all that were seen.
+def summarise(events: Sequence[Event]) -> ProfileFigures:
+    """What a process sends in one iteration, medians over all that were seen, or why that is not known.
 
-    Attributes:
-        iterations: How many were seen.
-        iteration_s: Time from one to the next.
-        sent_bytes: To all its peers together.
-        largest_bytes: The largest tensor.
-        portion_bytes: To the peer that it sends most: of a parameter server, the part of the model that it hosts.
+    ``events`` are ordered by time.
     """
-
-    iterations: int
-    iteration_s: float
-    sent_bytes: int
-    largest_bytes: int
-    portion_bytes: int
-
-
-def summarise(events: Sequence[Event]) -> Summary | str:
-    """Summary of a process's events, ordered by time, or the reason in words why there is none."""
     messages = messages_of(events)
     flows = _by_flow(messages)
     if not flows:
-        return "it sent nothing"
+        return ProfileFigures(problem="it sent nothing")
     anchor = max(flows.values(), key=lambda flow: (sum(message.bytes for message in flow), len(flow)))
     found = marks(anchor)
     if not found:
-        return f"its {len(anchor)} messages show no {ITERATIONS_MIN} iterations that are alike"
+        return ProfileFigures(problem=f"its {len(anchor)} messages show no {ITERATIONS_MIN} iterations that are alike")
     iteration_s = median(after - before for before, after in pairwise(found)) / 1e9
     if iteration_s < ITERATION_MIN_S:
-        return f"what it sends repeats every {iteration_s * 1e6:.0f} us, as no training does"
-    windows = [_Window.of(part) for part in _windows(messages, found)]
+        return ProfileFigures(problem=f"what it sends repeats every {iteration_s * 1e6:.0f} us, as no training does")
+    windows = [_figures(part) for part in _windows(messages, found)]
     sent_bytes = int(median(window.sent_bytes for window in windows))
     largest_bytes = min(sent_bytes, int(median(window.largest_bytes for window in windows)))
     steady = sum(abs(window.sent_bytes - sent_bytes) <= STEADY_WITHIN * sent_bytes for window in windows)
     if sent_bytes < MODEL_BYTES_MIN or not largest_bytes:
-        return f"it sends {sent_bytes} bytes an iteration, too few for a model"
+        return ProfileFigures(problem=f"it sends {sent_bytes} bytes an iteration, too few for a model")
     if steady < STEADY_MIN * len(windows):
-        return "the bytes that it sends differ from iteration to iteration"
-    return Summary(
+        return ProfileFigures(problem="the bytes that it sends differ from iteration to iteration")
+    return ProfileFigures(
         iterations=len(windows),
         iteration_s=iteration_s,
         sent_bytes=sent_bytes,
@@ -75,21 +60,14 @@ def summarise(events: Sequence[Event]) -> Summary | str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    sent_bytes: int
-    largest_bytes: int
-    portion_bytes: int
-
-    @classmethod
-    def of(cls, messages: Sequence[Message]) -> "_Window":
-        """One iteration's messages."""
-        flows = _by_flow(messages)
-        return cls(
-            sent_bytes=sum(message.bytes for message in messages),
-            largest_bytes=max((max(tensors_of(flow), default=0) for flow in flows.values()), default=0),
-            portion_bytes=max((sum(message.bytes for message in flow) for flow in flows.values()), default=0),
-        )
+def _figures(messages: Sequence[Message]) -> ProfileFigures:
+    """One iteration's messages, summed up."""
+    flows = _by_flow(messages)
+    return ProfileFigures(
+        sent_bytes=sum(message.bytes for message in messages),
+        largest_bytes=max((max(tensors_of(flow), default=0) for flow in flows.values()), default=0),
+        portion_bytes=max((sum(message.bytes for message in flow) for flow in flows.values()), default=0),
+    )
 
 
 def tensors_of(flow: Sequence[Message]) -> list[int]:

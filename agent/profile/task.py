@@ -7,8 +7,8 @@ much as the one that sends most are its workers; each does what the others do, s
 from statistics import median
 
 from farside.agent import messages as m
-from farside.agent.profile.ring import Process, Recorded
-from farside.agent.profile.summarise import Summary, summarise
+from farside.agent.profile.ring import Recorded
+from farside.agent.profile.summarise import summarise
 
 WORKER_SHARE = 10
 """A process that sends so many times less than another is no worker beside it."""
@@ -24,23 +24,18 @@ def task_profile(recorded: Recorded) -> m.TaskProfile:
         return problem(SILENT)
     most = recorded.processes[0].sent_bytes
     workers = [process for process in recorded.processes if process.sent_bytes * WORKER_SHARE >= most]
-    found = [_summary(process) for process in workers]
-    told = [summary for summary in found if isinstance(summary, Summary)]
+    found = [summarise(process.events) for process in workers]
+    told = [figures for figures in found if not figures.problem]
     if not told:
-        why = next(summary for summary in found if isinstance(summary, str))
-        return problem("; ".join((why, *recorded.problems)), processes=len(workers))
+        return problem("; ".join((found[0].problem, *recorded.problems)), processes=len(workers))
     return m.TaskProfile(
         processes=len(workers),
-        iterations=min(summary.iterations for summary in told),
-        iteration_s=median(summary.iteration_s for summary in told),
-        sent_bytes=int(median(summary.sent_bytes for summary in told)),
-        largest_bytes=int(median(summary.largest_bytes for summary in told)),
-        portion_bytes=int(median(summary.portion_bytes for summary in told)),
+        iterations=min(figures.iterations for figures in told),
+        iteration_s=median(figures.iteration_s for figures in told),
+        sent_bytes=int(median(figures.sent_bytes for figures in told)),
+        largest_bytes=int(median(figures.largest_bytes for figures in told)),
+        portion_bytes=int(median(figures.portion_bytes for figures in told)),
     )
-
-
-def _summary(process: Process) -> Summary | str:
-    return summarise(process.events)
 
 
 def problem(text: str, *, processes: int = 0) -> m.TaskProfile:
