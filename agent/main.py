@@ -187,7 +187,7 @@ class Agent:
             agent=self._identity,
             users=self._users,
             services=self.services.facts(),
-            **m.fields_of(m.ChangingFacts, self.sense.latest.reading),
+            **m.fields_of(m.ChangingFacts, self.sense.latest),
         )
 
     def _can(self) -> tuple[str, ...]:
@@ -195,7 +195,7 @@ class Agent:
         return (m.CAN_PROBE, m.CAN_LENDING, *(what for what, is_so in maybe.items() if is_so), *self.services.can)
 
     async def _power_off(self, order: m.PowerOff) -> None:
-        drained = self.sense.latest.reading.drained
+        drained = self.sense.latest.drained
         closed_by = 0 if drained is None or drained.slabs else drained.number
         has_tasks = self.runner.has_live_tasks
         objection = why_not(order, closed_by=closed_by, has_tasks=has_tasks, holding=self.services.holding())
@@ -206,11 +206,10 @@ class Agent:
         await power_off(self._config.power_off)
 
     async def _read(self) -> m.Reading:
-        reading = (await self.sense.read()).reading
-        return replace(reading, services=self.services.facts(), holding=self.services.holding())
+        return replace(await self.sense.read(), services=self.services.facts(), holding=self.services.holding())
 
     def _swap(self) -> m.Swap | None:
-        return self.sense.latest.reading.swap
+        return self.sense.latest.swap
 
     def _lend(self, told: m.Lending) -> None:
         self._donor.lend(m.DonorOrder(closed_by=told.closed_by, deadline_s=told.deadline_s))
@@ -230,7 +229,7 @@ class Agent:
                         task_id=command.task_id,
                         start=command.start,
                         state="exited",
-                        at_s=self.sense.latest.reading.at_s,
+                        at_s=self.sense.latest.at_s,
                         cause=cause,
                     )
                 )
@@ -268,16 +267,16 @@ class Agent:
             run_as=self._config.run_as,
             containment="cgroup" if self._cgroup is not None else "process tree",
             memory_bytes=self.sense.total_bytes,
-            headroom_bytes=latest.reading.headroom_bytes,
-            donor=latest.reading.donor,
-            swap=latest.reading.swap,
+            headroom_bytes=latest.headroom_bytes,
+            donor=latest.donor,
+            swap=latest.swap,
             peers_file=os.fspath(self._config.peers_file) if peers is not None else "",
             peers=peers.donors if peers is not None else 0,
             peers_problem=peers.problem if peers is not None else "",
             services=self.services.metrics(),
             service_faults=dict(self.services.faults),
-            psi=latest.reading.psi,
-            gpus=latest.reading.gpus,
+            psi=latest.psi,
+            gpus=latest.gpus,
             gpus_in_use=_holders(shares_in(self.runner.ledger)),
             tasks=states,
             task_counts=Counter(state.state for state in states),
@@ -306,8 +305,8 @@ class Agent:
             run_as=config.run_as,
             users=frozenset(names_in(config.users)),
             cgroup=self._cgroup,
-            devices=lambda: healthy(self.sense.latest.reading.gpus),
-            has_swap=lambda: self.sense.latest.reading.swap is not None,
+            devices=lambda: healthy(self.sense.latest.gpus),
+            has_swap=lambda: self.sense.latest.swap is not None,
             processes=config.task_processes,
             hooks=self._hooks,
         )
@@ -321,7 +320,6 @@ class Agent:
     def _running_tasks(self) -> tuple[RunningTask, ...]:
         return tuple(
             RunningTask(
-                name=folder_name(key),
                 supervisor_pid=pid,
                 limit_bytes=self.runner.ledger.tasks[key].memory_bytes,
                 cgroup=self.runner.cgroup_of(key),

@@ -1,16 +1,16 @@
 """Donor list of this node's borrower, merged from the manager's last lists. PURE.
 
-Who is new on the manager's list, or has moved, is taken at once. Who is not on it any more stays for `HOLD_S`: a
-manager that was restored from a backup, or whose agents come back one by one, knows few donors at first, and a donor
-that leaves the peers file has its slabs moved away. One that has really gone costs the borrower no more than attempts
-to reach it.
+A donor that is new on the manager's list, or has moved, is taken at once; another machine's unix socket is of no use
+here. A donor that is not on it any more stays for `HOLD_S`: a manager that was restored from a backup, or whose agents
+come back one by one, knows few donors at first, and a donor that leaves the peers file has its slabs moved away. One
+that has really gone costs the borrower no more than attempts to reach it.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from farside.agent.messages import DonorAddress
-from farside.endpoint import parse_endpoint
+from farside.endpoint import is_on_network
 
 HOLD_S = 3600.0
 KNOWN_MAX = 256
@@ -27,7 +27,7 @@ class Known:
 
 def merged(known: Iterable[Known], told: Iterable[DonorAddress], now_s: float) -> tuple[Known, ...]:
     """Donors from now on, by name: those that the manager lists, and those that it left out not long ago."""
-    found = {address.node: Known(address=address) for address in told if is_usable(address)}
+    found = {address.node: Known(address=address) for address in told if is_on_network(address.control)}
     missed = [
         Known(address=one.address, missed_s=now_s if one.missed_s is None else one.missed_s)
         for one in known
@@ -38,11 +38,3 @@ def merged(known: Iterable[Known], told: Iterable[DonorAddress], now_s: float) -
     for one in held[: max(0, KNOWN_MAX - len(found))]:
         found[one.address.node] = one
     return tuple(found[name] for name in sorted(found))
-
-
-def is_usable(address: DonorAddress) -> bool:
-    """True for an address on a network: another machine's unix socket is of no use here."""
-    try:
-        return isinstance(parse_endpoint(address.control), tuple)
-    except ValueError:
-        return False

@@ -1,6 +1,6 @@
 """The peers file of this node's borrower, written from the manager's list of donors.
 
-It outlives the agent and the machine: with no manager there, what it said last stands. The borrower reads it again when
+It outlives the agent and the machine: with no manager there, its last list counts. The borrower reads it again when
 it changes (`peers_file` of `farside blockdev` names it), and finds it whole at any moment.
 """
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 
 from farside.agent.messages import DonorAddress
-from farside.agent.peering import Known, is_usable, merged
+from farside.agent.peering import Known, merged
+from farside.endpoint import is_on_network
 from farside.log import get_log
 from farside.peers_text import peers_text
 from farside.whole_file import write_whole
@@ -77,4 +78,4 @@ class PeersFile:
         except (OSError, ValueError, msgspec.ValidationError) as error:
             _log.warning("the existing peers file is not usable", file=self._path, why=error)
             return []
-        return [address for address in found if is_usable(address)]
+        return [address for address in found if is_on_network(address.control)]

@@ -8,6 +8,6 @@ growth.py    errors within the last hour: pure
 headroom.py  memory that jobs may still get: pure
 donor.py     what this node's donor has lent, and where others reach it
 swap.py      swap that is a Farside device
-usage.py     CPU time and memory of running tasks
+usage.py     memory of running tasks
 node.py      all of it together
 """

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from farside.agent import messages as m
-from farside.agent.sense.nvlink import NvLinkSense
+from farside.agent.sense.nvlink import NvLinkSense, asked
 from farside.errors import Unavailable
 from farside.log import get_log
 
@@ -81,13 +81,13 @@ class NvmlGpus:
 
     def _one(self, index: int, handle: Any) -> m.Gpu:
         nvml = self._nvml
-        memory = self._asked(nvml.nvmlDeviceGetMemoryInfo, handle)
-        busy = self._asked(nvml.nvmlDeviceGetUtilizationRates, handle)
-        power_mw = self._asked(nvml.nvmlDeviceGetPowerUsage, handle)
+        memory = asked(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        busy = asked(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
+        power_mw = asked(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
         self._note_health(index, handle)
         return m.Gpu(
             index=index,
-            model=str(self._asked(nvml.nvmlDeviceGetName, handle) or "unknown")[: m.CAUSE_CHARS_MAX],
+            model=str(asked(nvml, nvml.nvmlDeviceGetName, handle) or "unknown")[: m.CAUSE_CHARS_MAX],
             healthy=index not in self._broken,
             reason=self._broken.get(index, ""),
             memory_bytes=int(memory.total) if memory is not None else None,
@@ -137,12 +137,6 @@ class NvmlGpus:
         if index not in self._broken:
             _log.error("a GPU is not healthy", gpu=index, reason=reason)
             self._broken[index] = reason
-
-    def _asked(self, call: Any, handle: Any) -> Any:
-        try:
-            return call(handle)
-        except self._nvml.NVMLError:  # this device does not tell that
-            return None
 
 
 def open_gpus(*, declared: int, model: str, nvlink_errors_per_hour: int = 0) -> GpuSense:

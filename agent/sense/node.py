@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from farside.agent.sense.links import LinkSense
 from farside.agent.sense.pressure import read_psi
 from farside.agent.sense.rdma_subnet import read_rdma_subnet
 from farside.agent.sense.swap import read_farside_swap
-from farside.agent.sense.usage import Usage, usage_below
+from farside.agent.sense.usage import rss_below
 from farside.agent.service.donor import NOTHING_LENT, DonorSense, Lent
 from farside.errors import FarsideError
 from farside.log import get_log
@@ -31,18 +31,9 @@ _log = get_log("agent.sense")
 class RunningTask:
     """What the node's memory needs to know of a live task."""
 
-    name: str
     supervisor_pid: int
     limit_bytes: int
     cgroup: Path | None = None  # its own; None: it has none
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReading:
-    """The node at one moment."""
-
-    reading: m.Reading
-    usage: Mapping[str, Usage]  # by task
 
 
 class NodeSense:
@@ -80,7 +71,7 @@ class NodeSense:
         self._reserve_bytes = reserve_bytes or self.total_bytes // RESERVE_SHARE
         self.latest = self._read((), NOTHING_LENT)
 
-    async def read(self) -> NodeReading:
+    async def read(self) -> m.Reading:
         """The node now; what cannot be read keeps its last value, and is logged."""
         lent = await self._donor.read()
         tasks = self._tasks()
@@ -90,11 +81,10 @@ class NodeSense:
             _log.warning("the node cannot be read", why=error)
         return self.latest
 
-    def _read(self, tasks: tuple[RunningTask, ...], lent: Lent) -> NodeReading:
+    def _read(self, tasks: tuple[RunningTask, ...], lent: Lent) -> m.Reading:
         memory = self._memory.read()
-        usage = {task.name: usage_below(task.supervisor_pid) for task in tasks}
-        promised = promised_bytes((task.limit_bytes, usage[task.name].rss_bytes) for task in tasks)
-        reading = m.Reading(
+        promised = promised_bytes((task.limit_bytes, rss_below(task.supervisor_pid)) for task in tasks)
+        return m.Reading(
             at_s=time.time(),
             headroom_bytes=headroom_bytes(
                 total_bytes=min(self.total_bytes, memory.total_bytes),
@@ -105,14 +95,11 @@ class NodeSense:
             ),
             psi=read_psi(self._proc_root),
             gpus=self._gpus.read(),
-            loans=lent.loans,
-            donor=lent.donor,
-            drained=lent.drained,
             swap=self._read_swap(tasks),
             rdma_subnet=read_rdma_subnet(self._proc_root.parent),
             unfit=self._links.read()[: m.CAUSE_CHARS_MAX],
+            **m.fields_of(m.DonorFacts, lent),
         )
-        return NodeReading(reading=reading, usage=usage)
 
     def _read_swap(self, tasks: tuple[RunningTask, ...]) -> m.Swap | None:
         if not self._may_give_swap:

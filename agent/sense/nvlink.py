@@ -30,9 +30,13 @@ class NvLinkSense:
             return ""
         self._next_s = now_s + PERIOD_S
         nvml = self._nvml
-        states = {link: self._state(link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)}
+        # None: there is no such link, or nobody can say.
+        states = {
+            link: asked(nvml, nvml.nvmlDeviceGetNvLinkState, self._handle, link)
+            for link in range(nvml.NVML_NVLINK_MAX_LINKS)
+        }
         self._worked |= {link for link, is_active in states.items() if is_active}
-        down = sorted(link for link in self._worked if states[link] is False)
+        down = sorted(link for link in self._worked if states[link] is not None and not states[link])
         if down:
             return f"NVLink {', '.join(map(str, down))}: down"
         return self._errors(now_s)
@@ -47,19 +51,16 @@ class NvLinkSense:
         counts = {}
         for link in self._worked:
             for name, kind in kinds.items():
-                count = self._asked(nvml.nvmlDeviceGetNvLinkErrorCounter, link, kind)
+                count = asked(nvml, nvml.nvmlDeviceGetNvLinkErrorCounter, self._handle, link, kind)
                 if count is not None:
                     counts[f"{name} on link {link}"] = int(count)
         problem = problem_of(self._growth.of(counts, now_s), self._limit)
         return f"NVLink: {problem}" if problem else ""
 
-    def _state(self, link: int) -> bool | None:
-        """None: there is no such link, or nobody can say."""
-        state = self._asked(self._nvml.nvmlDeviceGetNvLinkState, link)
-        return None if state is None else bool(state)
 
-    def _asked(self, call: Any, *arguments: Any) -> Any:
-        try:
-            return call(self._handle, *arguments)
-        except self._nvml.NVMLError:  # this device, or this driver, does not tell that
-            return None
+def asked(nvml: Any, call: Any, *arguments: Any) -> Any:
+    """Answer of a function of NVML; None where this device, or this driver, does not report that."""
+    try:
+        return call(*arguments)
+    except nvml.NVMLError:
+        return None

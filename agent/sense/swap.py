@@ -1,7 +1,7 @@
-"""Swap of this node that is a Farside device: /proc/swaps, and what /sys says of who serves each nbd device.
+"""Swap of this node that is a Farside device, by /proc/swaps and by what /sys says of each nbd device.
 
-What the node's own programs have swapped out is no room for tasks. It is what is used less what the tasks' cgroups say
-that they have swapped out; on a node that swaps elsewhere too, that of tasks is taken to be on the Farside device.
+Tasks cannot have what the node's own programs have swapped out: what is used, less what the tasks' cgroups say that
+they have swapped out; on a node that swaps elsewhere too, that of tasks is taken to be on the Farside device.
 """
 
 from collections.abc import Iterable
@@ -30,7 +30,7 @@ def read_farside_swap(root: Path, tasks: Iterable[Path] = ()) -> m.Swap | None:
 
 
 def _swapped_bytes(cgroup: Path) -> int:
-    """Of a task; in a systemd scope the controller is the scope's. 0 where it has ended, or no controller counts."""
+    """Swap of a task; in a systemd scope the controller is the scope's. 0 where it has ended, or nothing counts."""
     scope = (cgroup.parent,) if cgroup.parent.suffix == ".scope" else ()
     for folder in (cgroup, *scope):
         try:

@@ -19,6 +19,14 @@ def parse_endpoint(text: str) -> str | tuple[str, int]:
     raise ValueError(f"'{text}' is no endpoint; write tcp:HOST:PORT or unix:PATH")
 
 
+def is_on_network(text: str) -> bool:
+    """True for an endpoint that other machines can reach: ``tcp:HOST:PORT``."""
+    try:
+        return isinstance(parse_endpoint(text), tuple)
+    except ValueError:
+        return False
+
+
 def parse_address(text: str) -> tuple[str, int]:
     """Host and port of ``HOST:PORT``; an IPv6 host may be in brackets.
 

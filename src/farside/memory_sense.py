@@ -51,7 +51,7 @@ class MemorySense:
         return MemoryReading(
             total_bytes=total,
             available_bytes=available,
-            psi_full_pct=_psi_full_pct(pressure),
+            psi_full_pct=read_avg10(pressure).get("full"),
             huge_page_bytes=meminfo.get("Hugepagesize", 0),
             huge_pages_free=meminfo.get("HugePages_Free", 0) - meminfo.get("HugePages_Rsvd", 0),
         )
@@ -89,13 +89,10 @@ def _within_cgroup(folder: Path, machine_total: int, machine_available: int) -> 
     return total, max(0, min(machine_available, total - used))
 
 
-def _psi_full_pct(path: Path) -> float | None:
-    """avg10 of the "full" line; None without PSI (not built in, or psi=0)."""
+def read_avg10(path: Path) -> dict[str, float]:
+    """Pressure of the last 10 s in percent, by kind (some, full); empty without PSI (not built in, or psi=0)."""
     try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("full avg10="):
-            return float(line.split()[1].removeprefix("avg10="))
-    return None
+        rows = [line.split() for line in path.read_text().splitlines()]
+        return {row[0]: float(row[1].removeprefix("avg10=")) for row in rows}
+    except (OSError, ValueError, IndexError):
+        return {}

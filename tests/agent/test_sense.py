@@ -23,7 +23,7 @@ from farside.agent.sense.links import LinkSense
 from farside.agent.sense.node import healthy
 from farside.agent.sense.pressure import read_psi
 from farside.agent.sense.swap import read_farside_swap
-from farside.agent.sense.usage import Usage, usage_below
+from farside.agent.sense.usage import rss_below
 from farside.agent.service.donor import GONE_S, DonorSense, lent_of
 from farside.errors import Unavailable
 from tests.agent.donor import DONOR
@@ -305,19 +305,19 @@ def test_a_task_over_its_limit_or_without_one_promises_nothing() -> None:
     assert promised_bytes([(10, 4), (10, 12), (0, 5)]) == 6
 
 
-def test_what_runs_below_a_process_is_its_task_s_usage() -> None:
+def test_what_runs_below_a_process_is_its_task_s_memory() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
-        used = usage_below(os.getpid())
+        used = rss_below(os.getpid())
         child.kill()
 
-    assert used.rss_bytes > 0
+    assert used > 0
 
 
 def test_nobody_uses_nothing() -> None:
     with subprocess.Popen(["true"]) as child:
         child.wait()
 
-    assert usage_below(child.pid) == Usage()
+    assert rss_below(child.pid) == 0
 
 
 def test_of_a_donor_s_borrowers_those_with_the_most_memory_are_told() -> None:

@@ -11,7 +11,7 @@ from farside.config.daemon import DaemonConfig
 from farside.config.manager import ManagerConfig
 from farside.config.shared import TlsSettings
 from farside.config.slurm import SlurmConfig
-from farside.endpoint import is_near, parse_endpoint, socket_path
+from farside.endpoint import is_near, is_on_network, parse_endpoint, socket_path
 from farside.geometry import GRANULE_BYTES, SLABS_MAX
 from farside.units import format_bytes
 
@@ -86,7 +86,7 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
         yield from _socket_problems("state_dir", f"{config.state_dir}/agent.notify")
     if not (config.cgroup in ("auto", "off") or config.cgroup.startswith("/")):
         yield "cgroup", f"'{config.cgroup:.70}' is neither auto, off nor a path from the root"
-    if config.donor_control and not _is_tcp(config.donor_control):
+    if config.donor_control and not is_on_network(config.donor_control):
         yield "donor_control", f"'{config.donor_control:.70}' is no address on a network; write tcp:HOST:PORT"
     for user in filter(None, config.users.split(",")):
         if not USER.fullmatch(user.strip()):
@@ -94,13 +94,6 @@ def agent_problems(config: AgentConfig) -> Iterator[Problem]:
     names = len(names_in(config.users))
     if names > USERS_MAX:
         yield "users", f"has {names} names, and a node can tell {USERS_MAX}; leave it empty, so that all may run here"
-
-
-def _is_tcp(text: str) -> bool:
-    try:
-        return isinstance(parse_endpoint(text), tuple)
-    except ValueError:
-        return False
 
 
 def _is_manager_url(text: str) -> bool:

@@ -8,7 +8,7 @@ def jobs_bytes(agent_state: Path) -> int:
     # Late: a sandbox without a cluster needs none of it.
     from farside.agent.run.ledger import FINAL, RANK
     from farside.agent.run.task_folder import read_status
-    from farside.agent.sense.usage import usage_below
+    from farside.agent.sense.usage import rss_below
     from farside.errors import FarsideError
 
     total = 0
@@ -18,5 +18,5 @@ def jobs_bytes(agent_state: Path) -> int:
         except (FarsideError, OSError):
             continue  # it is just being taken away
         if status is not None and RANK[status.state.state] < FINAL:
-            total += usage_below(status.supervisor_pid).rss_bytes
+            total += rss_below(status.supervisor_pid)
     return total
