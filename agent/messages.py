@@ -214,7 +214,7 @@ class NodeFacts(ChangingFacts, frozen=True, kw_only=True):
 
 
 class DonorFacts(Part, frozen=True, kw_only=True):
-    """What the service ``donor`` says: `Reading` has the same fields, for managers that know no services."""
+    """Facts of the service ``donor``; `Reading` has them too, for managers that know no services."""
 
     donor: Donor | None = None
     loans: Annotated[tuple[Loan, ...], Meta(max_length=LOANS_MAX)] = ()  # the largest; none where there is no donor
@@ -222,7 +222,11 @@ class DonorFacts(Part, frozen=True, kw_only=True):
 
 
 class DonorOrder(Part, frozen=True, kw_only=True):
-    """The order of the service ``donor``; `Lending` is the same for agents that know no services."""
+    """The order of the service ``donor``; `Lending` is this order for agents that know no services.
+
+    ``closed_by`` not 0: the node is to sleep, so the donor lends nothing further and borrowers get ``deadline_s`` to
+    move what they have; `Drained` answers with that number. 0: it lends, as far as the manager is concerned.
+    """
 
     closed_by: U63
     deadline_s: Annotated[float, Meta(ge=0, le=86_400)]
@@ -309,7 +313,14 @@ _KINDS_IN_WORDS = {
 }  # fmt: skip
 
 
-class TaskState(Part, frozen=True, kw_only=True):
+class TaskKey(Part, frozen=True, kw_only=True):
+    """Name of a task for ever: its job and rank, and which start of the job."""
+
+    task_id: TaskId
+    start: Start_
+
+
+class TaskState(TaskKey, frozen=True, kw_only=True):
     """Whole state of one task on its node; a later one replaces an earlier one.
 
     ``exited`` without exit code and signal: it was never started, and ``cause`` says why. One whose program cannot be
@@ -317,8 +328,6 @@ class TaskState(Part, frozen=True, kw_only=True):
     order of `State`; an older one that arrives late is told by that order.
     """
 
-    task_id: TaskId
-    start: Start_
     state: State
     at_s: Moment  # when it came into this state
     exit_code: Annotated[int, Meta(ge=0, le=255)] | None = None
@@ -416,36 +425,29 @@ class Ack(Message, frozen=True, kw_only=True):
     seq: U63
 
 
-class Start(Message, frozen=True, kw_only=True):
+class Start(TaskKey, Message, frozen=True, kw_only=True):
     """Run this task. Answered by its state; a task that is known is not started again."""
 
-    task_id: TaskId
-    start: Start_
     generation: U63
     spec: TaskSpec
     submitted_s: Moment | None = None
     """When its job was: a log that was lost, or restored from before, gives the same numbers to other jobs."""
 
 
-class Stop(Message, frozen=True, kw_only=True):
+class Stop(TaskKey, Message, frozen=True, kw_only=True):
     """SIGTERM to all of the task, SIGKILL after the grace period. Answered by its state; ``lost`` where unknown."""
 
-    task_id: TaskId
-    start: Start_
     generation: U63
     cause: Text
     grace_s: Duration
 
 
-class Forget(Message, frozen=True, kw_only=True):
+class Forget(TaskKey, Message, frozen=True, kw_only=True):
     """The end of this task is in the manager's store; the node need not keep it."""
-
-    task_id: TaskId
-    start: Start_
 
 
 class Probe(Message, frozen=True, kw_only=True):
-    """May this user keep checkpoints in this folder, and is it the one that other nodes see? Only to who ``can``.
+    """May this user keep checkpoints in this folder, and is it the one that other nodes see? Only if the agent ``can``.
 
     One node makes the folder if need be and a file ``mark`` in it, the others look for the mark and write a file of
     their own, and the first takes the mark away, and the folders that it ``made`` where the answer was no.
@@ -467,34 +469,26 @@ class DonorAddress(Part, frozen=True, kw_only=True):
 
 
 class BorrowerOrder(Part, frozen=True, kw_only=True):
-    """The order of the service ``borrower``; `Donors` is the same for agents that know no services."""
+    """The order of the service ``borrower``; `Donors` is this order for agents that know no services."""
 
     donors: Annotated[tuple[DonorAddress, ...], Meta(max_length=DONORS_MAX)]
 
 
-class Donors(Message, frozen=True, kw_only=True):
-    """All donors that this node may borrow from; replaces the list before. Only to who ``can``.
+class Donors(BorrowerOrder, Message, frozen=True, kw_only=True):
+    """All donors that this node may borrow from; replaces the list before. Only to agents that ``can``.
 
-    Addresses and no more: that they are who they say is proved by the cluster's key, which no manager has.
+    Only their addresses: donors prove what they are by the cluster's key, which no manager has.
     """
 
-    donors: Annotated[tuple[DonorAddress, ...], Meta(max_length=DONORS_MAX)]
 
+class Lending(DonorOrder, Message, frozen=True, kw_only=True):
+    """Whether this node's donor may lend; replaces the one before. Only to agents that ``can``."""
 
-class Lending(Message, frozen=True, kw_only=True):
-    """Whether this node's donor may lend; replaces the one before. Only to who ``can``.
-
-    ``closed_by`` not 0: the node is to sleep, so the donor lends no more and borrowers get ``deadline_s`` to move what
-    they have; `Drained` answers with that number. 0: it lends, as far as the manager is concerned.
-    """
-
-    closed_by: U63
     generation: U63
-    deadline_s: Annotated[float, Meta(ge=0, le=86_400)]
 
 
 class Service(Message, frozen=True, kw_only=True):
-    """What a service of this node shall do: a whole state as JSON, so that it may come again. Only to who ``can``.
+    """Order to a service of this node: a whole state as JSON, so that it may come again. Only to agents that ``can``.
 
     ``epoch`` grows with what the manager decides; within one generation an order with an older epoch is ignored.
     """
@@ -506,7 +500,7 @@ class Service(Message, frozen=True, kw_only=True):
 
 
 class PowerOff(Message, frozen=True, kw_only=True):
-    """Shut the node down, if it is closed by the `Lending` of this number and has no task. Only to who ``can``.
+    """Shut the node down, if it is closed by the `Lending` of this number and has no task. Only to agents that ``can``.
 
     Not answered: that it goes off is seen by its silence.
     """

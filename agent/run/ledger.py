@@ -119,7 +119,7 @@ class Tell:
 Action: TypeAlias = Launch | Signal | Remove | Tell
 
 
-def key_of(named: m.Start | m.Stop | m.Forget | m.TaskState) -> Key:
+def key_of(named: m.TaskKey) -> Key:
     """The task that a command or state is about."""
     return named.task_id, named.start
 

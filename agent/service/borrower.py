@@ -7,17 +7,18 @@ import msgspec
 
 from farside.agent import messages as m
 from farside.agent.peers_file import PeersFile
+from farside.agent.service.service import NodeService
 from farside.clock import Clock
 
 _ENCODER = msgspec.json.Encoder()
 _ORDER = msgspec.json.Decoder(m.BorrowerOrder)
 
 
-class BorrowerService:
+class BorrowerService(NodeService):
     """The service ``borrower``: says what of the node's swap is remote memory, and keeps the peers file.
 
     Attributes:
-        peers: The peers file; None: the operator keeps it himself, or nothing borrows here.
+        peers: The peers file; None: the operator keeps it, or nothing borrows here.
     """
 
     name = "borrower"
@@ -43,7 +44,7 @@ class BorrowerService:
         self.refresh()
 
     def refresh(self) -> None:
-        """Takes out who has been missed for long; only while a manager is there that would name him."""
+        """Takes out donors that have been missed for long; only while a manager is there that would name them."""
         if self.peers is not None and self._told is not None:
             self.peers.take(self._told, self._clock.now_s())
 
@@ -56,10 +57,3 @@ class BorrowerService:
     def drained(self) -> bool:
         """Always: it has nothing of others. What it has lent out would be the donor's."""
         return True
-
-    def variables(self, job: str, start: int) -> Mapping[str, str]:
-        """None: jobs swap without knowing."""
-        return {}
-
-    async def close(self) -> None:
-        """Nothing: the borrower lives on, and goes by the peers file."""

@@ -1,14 +1,13 @@
-"""What this node's donor says of itself: what it has lent and to whom, and where others reach it; and whether it may.
+"""The donor of this node: what it has lent and to whom, where others reach it, and whether it may lend.
 
-A donor that stops answering is told of for `GONE_S` more, as one that lends nothing: it may only be restarted, and who
-borrows from it would else take it for one that has left.
+A donor that stops answering is reported for `GONE_S` more, as one that lends nothing: it may only be restarting, and
+otherwise its borrowers would take it for one that has left.
 
 A manager that lets the node sleep has it closed first (LENDING). That is looked after at each reading and not once: a
 donor that was started again lends again, until it is told once more.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import msgspec
 
 from farside import admin
 from farside.agent import messages as m
+from farside.agent.service.service import NodeService
 from farside.clock import Clock
 from farside.endpoint import parse_endpoint
 from farside.errors import FarsideError
@@ -31,23 +31,16 @@ _ENCODER = msgspec.json.Encoder()
 _ORDER = msgspec.json.Decoder(m.DonorOrder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lent:
-    """Memory that this node's donor has in slabs, which borrower has how much of it, and the donor itself.
-
-    ``drained``: that it lends no more, as the manager wants it; None: it does, or nobody wants that.
-    """
+class Lent(m.DonorFacts, frozen=True, kw_only=True):
+    """Facts of this node's donor, and the memory that it has in slabs."""
 
     slabs_bytes: int = 0
-    loans: tuple[m.Loan, ...] = ()
-    donor: m.Donor | None = None
-    drained: m.Drained | None = None
 
 
 NOTHING_LENT = Lent()
 
 
-class DonorSense:
+class DonorSense(NodeService):
     """The service ``donor``: asks the donor by its admin socket."""
 
     name = "donor"
@@ -73,8 +66,7 @@ class DonorSense:
 
     def facts(self) -> bytes:
         """Its `DonorFacts` of the last reading."""
-        lent = self._lent
-        return _ENCODER.encode(m.DonorFacts(donor=lent.donor, loans=lent.loans, drained=lent.drained))
+        return _ENCODER.encode(m.DonorFacts(**m.fields_of(m.DonorFacts, self._lent)))
 
     def metrics(self) -> Mapping[str, float]:
         """What it has lent, and could lend."""
@@ -89,13 +81,6 @@ class DonorSense:
         """Whether no borrower has memory of it."""
         drained = self._lent.drained
         return not self._lent.loans if drained is None else not drained.slabs
-
-    def variables(self, job: str, start: int) -> Mapping[str, str]:
-        """None: jobs do not speak with it."""
-        return {}
-
-    async def close(self) -> None:
-        """Nothing: the donor lives on."""
 
     async def read(self) -> Lent:
         """The donor now; nothing lent where none answers."""
@@ -119,7 +104,7 @@ class DonorSense:
         return lent
 
     async def _settled(self, socket: Path) -> Lent:
-        """What the donor says, after it was told whether it may lend, where that is other than what it does."""
+        """Status of the donor, which is first drained or undrained where it does other than the manager wants."""
         told = await admin.ask(socket, "status", timeout_s=ASK_LIMIT_S)
         wanted = self._wanted
         if wanted is None:
@@ -134,7 +119,7 @@ class DonorSense:
         if not (wanted.closed_by and _is_closed(told)):
             return lent
         slabs = sum(count for state, count in told["slab_counts"].items() if state != "ready")
-        return replace(lent, drained=m.Drained(number=wanted.closed_by, slabs=int(slabs)))
+        return msgspec.structs.replace(lent, drained=m.Drained(number=wanted.closed_by, slabs=int(slabs)))
 
     def _without(self, drained: m.Drained | None) -> Lent:
         """While no donor answers; ``drained`` where there is none that could lend."""
@@ -169,7 +154,7 @@ def lent_of(told: Mapping[str, Any], control: str = "") -> Lent:
 
 def _donor_of(told: Mapping[str, Any], control: str) -> m.Donor | None:
     """The donor, where other nodes can reach it: not one on a unix socket, nor one of a version that says not where."""
-    at = control or next((one for one in told.get("listen", ()) if _is_tcp(one)), "")
+    at = control or next((one for one in told.get("listen", ()) if isinstance(parse_endpoint(one), tuple)), "")
     if not at:
         return None
     return m.Donor(
@@ -180,7 +165,3 @@ def _donor_of(told: Mapping[str, Any], control: str) -> m.Donor | None:
         free_bytes=int(told["memory"]["free_slabs"]) * int(told["slab_bytes"]),
         lent_bytes=sum(int(one["slabs"]) for one in told["sessions"]) * int(told["slab_bytes"]),
     )
-
-
-def _is_tcp(endpoint: str) -> bool:
-    return isinstance(parse_endpoint(endpoint), tuple)

@@ -1,4 +1,4 @@
-"""What each node service has to be able to do, and all services of a node together as the session carries them.
+"""Node services: what each can do, and all services of a node together as the session carries them.
 
 How it works
 ============
@@ -25,17 +25,15 @@ _log = get_log("agent.service")
 
 
 class NodeService(Protocol):
-    """One service of this node. Nothing here waits: what takes time, it does in a task of its own."""
+    """One service of this node. Nothing here waits: what takes time, it does in a task of its own.
 
-    @property
-    def name(self) -> str:
-        """What manager and agents call it, such as ``donor``."""
-        ...
+    Attributes:
+        name: What manager and agents call it, such as ``donor``.
+        version: Version of its facts and orders, from 1. It understands orders of all versions up to this.
+    """
 
-    @property
-    def version(self) -> int:
-        """The version of its facts and orders, from 1. It understands orders of all versions up to this."""
-        ...
+    name: str
+    version: int
 
     def facts(self) -> bytes:
         """Its whole state as JSON, as it last knew it."""
@@ -59,11 +57,10 @@ class NodeService(Protocol):
 
     def variables(self, job: str, start: int) -> Mapping[str, str]:
         """What the processes of this start of a job get into their environment: its socket, and their token."""
-        ...
+        return {}
 
     async def close(self) -> None:
-        """Ends with the agent."""
-        ...
+        """Ends with the agent; a service that lives on does nothing."""
 
 
 class NodeServices:

@@ -42,7 +42,7 @@ HOUSE_WORDS = {
 }
 # First lines of docstrings that break a rule, by top folder. The numbers may only fall: write better ones, and lower
 # the number here.
-KNOWN = {"agent": 2}
+KNOWN: dict[str, int] = {}
 
 
 def broken_rules(text: str) -> list[str]:
