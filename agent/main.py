@@ -127,7 +127,7 @@ class Agent:
             if config.metrics_listen:
                 scraped = await serve_metrics(config.metrics_listen, registry_of(lambda: agent_metrics(self._latest)))
                 stack.callback(scraped.close)  # not waited for: a scraper that hangs must not hold up the end
-            async with await admin.serve(config.admin_socket, {"status": self._on_status}):
+            async with admin.serve(config.admin_socket, {"status": self._on_status}):
                 await self._work()
 
     def stop(self) -> None:

@@ -198,7 +198,7 @@ class Server:
             "keep": self._keep,
         }
         try:
-            await stack.enter_async_context(await admin.serve(config.admin_socket, handlers))
+            await stack.enter_async_context(admin.serve(config.admin_socket, handlers))
             if config.metrics_listen:
                 await stack.enter_async_context(
                     await serve_metrics(

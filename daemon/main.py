@@ -129,7 +129,7 @@ class Donor:
         drain = Drain(lender, recaller, Tasks(group))
         handlers = {"status": self._on_status(lender), **drain.handlers}
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(await admin.serve(config.admin_socket, handlers))
+            await stack.enter_async_context(admin.serve(config.admin_socket, handlers))
             if config.metrics_listen:
                 scraped = await serve_metrics(
                     config.metrics_listen, registry_of(lambda: donor_metrics(self._picture()))

@@ -160,7 +160,7 @@ class Engine:
             ConfigError: Slurm has not what the settings name.
         """
         self._config.admin_socket.parent.mkdir(parents=True, exist_ok=True)
-        async with await admin.serve(self._config.admin_socket, {"status": self.status}):
+        async with admin.serve(self._config.admin_socket, {"status": self.status}):
             _log.info("ready", mode=self._mode, policy=self._rules.order.name, partitions=self._config.partitions)
             notify_systemd("READY=1")
             while not stop.is_set():

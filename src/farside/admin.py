@@ -10,11 +10,10 @@ the socket is its owner's before anybody can connect. `serve` is the process's s
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -33,31 +32,11 @@ Handler = Callable[[Mapping[str, object]], Awaitable[object]]
 _log = get_log("admin")
 
 
-class AdminServer:
-    """A served admin socket. Close it, or use it with ``async with``; that removes the socket file."""
+@asynccontextmanager
+async def serve(path: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
+    """Answer requests on a unix socket during the body, each by the handler that has its command's name.
 
-    def __init__(self, path: Path, server: asyncio.Server) -> None:
-        self.path = path
-        self._server = server
-
-    async def close(self) -> None:
-        """Stops listening and removes the socket file, unless another process has put its own there since."""
-        self._server.close()
-        with suppress(OSError):
-            clear_stale(os.fspath(self.path))
-        await asyncio.sleep(0)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-
-async def serve(path: Path, handlers: Mapping[str, Handler]) -> AdminServer:
-    """Answers requests on a unix socket, each by the handler that has its command's name, until closed.
+    The socket file is removed at the end, unless another process has put its own there since.
 
     A handler takes the request's arguments (without the command) and returns what JSON or `msgspec` can say. A
     `FarsideError` from it becomes the answer's error.
@@ -74,7 +53,13 @@ async def serve(path: Path, handlers: Mapping[str, Handler]) -> AdminServer:
             writer.close()
 
     server = await asyncio.start_unix_server(converse, sock=listener, limit=LINE_BYTES_MAX)
-    return AdminServer(path, server)
+    try:
+        yield
+    finally:
+        server.close()
+        with suppress(OSError):
+            clear_stale(os.fspath(path))
+        await asyncio.sleep(0)
 
 
 def limit_of(command: str) -> float:

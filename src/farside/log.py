@@ -21,12 +21,6 @@ from collections.abc import Mapping
 from typing import TextIO
 
 ROOT = "farside"
-LEVELS: Mapping[str, int] = {
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
-}
 # syslog's numbers, see sd-daemon(3)
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 _FIELDS = "farside_fields"
@@ -69,14 +63,14 @@ def get_log(name: str) -> Log:
 
 
 def start_logging(level: str, *, stream: TextIO | None = None) -> None:
-    """Sends every log of this process to ``stream`` (stderr) from ``level`` (a key of `LEVELS`) on. May be repeated."""
+    """Sends every log of this process to ``stream`` (stderr) from ``level`` (such as "info") on. May be repeated."""
     out = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(out)
     handler.setFormatter(_formatter(out))
     root = logging.getLogger(ROOT)
     root.handlers[:] = [handler]
     root.propagate = False
-    root.setLevel(LEVELS[level])
+    root.setLevel(level.upper())
 
 
 def write_behind() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,12 @@ def serving(path: Path, status: object) -> Iterator[None]:
 
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    server = asyncio.run_coroutine_threadsafe(admin.serve(path, {"status": told}), loop).result(10)
+    served = AsyncExitStack()
+    asyncio.run_coroutine_threadsafe(served.enter_async_context(admin.serve(path, {"status": told})), loop).result(10)
     try:
         yield
     finally:
-        asyncio.run_coroutine_threadsafe(server.close(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(served.aclose(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -367,7 +367,7 @@ def test_a_donor_that_is_restarted_stays_one_that_lends_nothing_and_one_that_sta
         clock = VirtualClock()
         sense = DonorSense(tmp_path / "d.sock", control="", clock=clock)
         seen = [(await sense.read()).donor]
-        async with await admin.serve(tmp_path / "d.sock", {"status": told}):
+        async with admin.serve(tmp_path / "d.sock", {"status": told}):
             seen.append((await sense.read()).donor)
         seen.append((await sense.read()).donor)
         await clock.advance(GONE_S + 1)

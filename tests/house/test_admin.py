@@ -48,7 +48,7 @@ def called(path: Path, command: str, **arguments: Any) -> Any:
     """The result of one call, by the blocking client in a thread, at a server that serves meanwhile."""
 
     async def both() -> Any:
-        async with await admin.serve(path, HANDLERS):
+        async with admin.serve(path, HANDLERS):
             return await asyncio.to_thread(lambda: admin.call(path, command, **arguments))
 
     return asyncio.run(both())
@@ -84,7 +84,7 @@ def test_an_answer_that_is_too_long_is_said_to_be(tmp_path: Path) -> None:
 
 def test_the_asynchronous_client_says_the_same(tmp_path: Path) -> None:
     async def both() -> Any:
-        async with await admin.serve(tmp_path / "a.sock", HANDLERS):
+        async with admin.serve(tmp_path / "a.sock", HANDLERS):
             return await admin.ask(tmp_path / "a.sock", "echo", number=1)
 
     assert asyncio.run(both()) == {"got": {"number": 1}}
@@ -96,7 +96,7 @@ NONSENSE = (b"", b"no json", b"[]", b'{"command": 3}', b"\xff", b'{"a": "\xff"}'
 @pytest.mark.parametrize("line", [part + b"\n" for part in NONSENSE])
 def test_nonsense_is_answered_and_survived(tmp_path: Path, line: bytes) -> None:
     async def talk() -> tuple[bytes, Any]:
-        async with await admin.serve(tmp_path / "a.sock", HANDLERS):
+        async with admin.serve(tmp_path / "a.sock", HANDLERS):
             reader, writer = await asyncio.open_unix_connection(tmp_path / "a.sock")
             writer.write(line)
             said = await reader.readline()
@@ -112,7 +112,7 @@ def test_nonsense_is_answered_and_survived(tmp_path: Path, line: bytes) -> None:
 
 def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
     async def talk() -> bytes:
-        async with await admin.serve(tmp_path / "a.sock", HANDLERS):
+        async with admin.serve(tmp_path / "a.sock", HANDLERS):
             reader, writer = await asyncio.open_unix_connection(tmp_path / "a.sock")
             try:
                 writer.write(b"x" * (2 * admin.LINE_BYTES_MAX))
@@ -129,7 +129,7 @@ def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
 
 def test_only_its_owner_may_connect(tmp_path: Path) -> None:
     async def mode() -> int:
-        async with await admin.serve(tmp_path / "a.sock", HANDLERS):
+        async with admin.serve(tmp_path / "a.sock", HANDLERS):
             return stat.S_IMODE((tmp_path / "a.sock").stat().st_mode)
 
     assert asyncio.run(mode()) == 0o600
@@ -150,8 +150,8 @@ def test_a_socket_that_a_dead_process_left_is_taken_over(tmp_path: Path) -> None
 
 def test_a_live_processs_socket_is_not_taken(tmp_path: Path) -> None:
     async def twice() -> None:
-        async with await admin.serve(tmp_path / "a.sock", HANDLERS):
-            await admin.serve(tmp_path / "a.sock", HANDLERS)
+        async with admin.serve(tmp_path / "a.sock", HANDLERS):
+            await admin.serve(tmp_path / "a.sock", HANDLERS).__aenter__()
 
     with pytest.raises(ConfigError, match="another process serves it"):
         asyncio.run(twice())
@@ -161,7 +161,7 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("text")
 
     with pytest.raises(ConfigError, match="no socket"):
-        asyncio.run(admin.serve(tmp_path / "precious", HANDLERS))
+        asyncio.run(admin.serve(tmp_path / "precious", HANDLERS).__aenter__())
 
     assert (tmp_path / "precious").read_text() == "text"
 

@@ -33,7 +33,7 @@ def process_at(path: Path, status: Mapping[str, object]) -> Iterator[None]:
         return status
 
     async def serve() -> None:
-        async with await admin.serve(path, {"status": answer}):
+        async with admin.serve(path, {"status": answer}):
             ready.set()
             while not done.is_set():
                 await asyncio.sleep(0.01)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -24,21 +25,18 @@ class Blockdev:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
+        self._served = AsyncExitStack()
+        asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
 
-    async def _serve(self) -> admin.AdminServer:
-        return await admin.serve(self.path, {"keep": self._keep})
+    async def _serve(self) -> None:
+        await self._served.enter_async_context(admin.serve(self.path, {"keep": self._keep}))
 
     async def _keep(self, _: Mapping[str, object]) -> object:
         self.kept += 1
         return {}
 
     def close(self) -> None:
-        async def end() -> None:
-            async with self._server:
-                pass
-
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._served.aclose(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

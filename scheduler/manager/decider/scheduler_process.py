@@ -83,7 +83,7 @@ class SchedulerProcess:
             with sleeping_at(self._folder / WAKE) as sleeper:
                 self._lead()
                 handlers = {"explain": self._on_explain, "whys": self._on_whys, "status": self._on_status}
-                async with await admin.serve(self._folder / ASK, handlers):
+                async with admin.serve(self._folder / ASK, handlers):
                     while True:
                         if not await self._try_to_decide():
                             await sleeper.sleep(self._next_wake_s - self._clock.now_s())

@@ -1,6 +1,6 @@
 """Client of the manager: HTTP over its unix socket, or over TCP with a token or a certificate.
 
-Where it is, the first of these that is told says: ``--manager``, the sandbox of ``--state``, FARSIDE_MANAGER, the
+Where it is, the first of these that is given says: ``--manager``, the sandbox of ``--state``, FARSIDE_MANAGER, the
 sandbox of FARSIDE_STATE, /run/farside/manager.sock. A token comes from FARSIDE_TOKEN, or the file that
 FARSIDE_TOKEN_FILE names, a certificate from FARSIDE_TLS_CERT and FARSIDE_TLS_KEY; FARSIDE_CA_FILE has those that may
 have signed the manager's. With FARSIDE_AUTH=munge this machine's munged proves who the user is, instead of a token.
@@ -14,10 +14,10 @@ import select
 import socket
 import ssl
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from farside.client.state_folder import state_told
@@ -114,7 +114,7 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-class ManagerClient:
+class ManagerClient(AbstractContextManager["ManagerClient"]):
     """One connection, kept open over several requests until it is closed, or with ``with``.
 
     A server closes one that was idle, which may cross with what is asked next. What was asked is asked again then, on a
@@ -147,12 +147,7 @@ class ManagerClient:
         """Closes it."""
         self._connection.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def get(self, *path: str, **query: str) -> Any:
@@ -181,15 +176,15 @@ class ManagerClient:
         path_and_query = where + (f"?{urlencode(query)}" if query else "")
         self._drop_if_closed()
         is_kept = self._connection.sock is not None
-        try:
-            status, text = self._exchange(method, path_and_query, payload, headers)
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
-            may_repeat = method == "GET" or self._takes_keys
-            if isinstance(error, TimeoutError) or not (is_kept and may_repeat):
-                raise self._no_answer(error) from error
-            status, text = self._once_more(method, path_and_query, payload, headers)
-        return _read(status, text, self._address.endpoint)
+        while True:
+            try:
+                return _read(*self._exchange(method, path_and_query, payload, headers), self._address.endpoint)
+            except (OSError, http.client.HTTPException) as error:
+                self._connection.close()
+                may_repeat = is_kept and (method == "GET" or self._takes_keys)
+                if isinstance(error, TimeoutError) or not may_repeat:
+                    raise self._no_answer(error) from error
+                is_kept = False  # once more, on a new connection
 
     def _drop_if_closed(self) -> None:
         """Hangs up if the other side has: there is something to read though nothing was asked, which is the end."""
@@ -217,16 +212,6 @@ class ManagerClient:
         assert self._address.munge_socket is not None
         mark = request_mark(method, where, headers.get(IDEMPOTENCY_KEY, ""), payload or b"")
         return f"{SCHEME} {make_credential(mark, self._address.munge_socket)}"
-
-    def _once_more(
-        self, method: str, where: str, payload: bytes | None, headers: Mapping[str, str]
-    ) -> tuple[int, bytes]:
-        """On a new connection."""
-        try:
-            return self._exchange(method, where, payload, headers)
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
-            raise self._no_answer(error) from error
 
     def _no_answer(self, error: Exception) -> FarsideError:
         where = self._address.endpoint

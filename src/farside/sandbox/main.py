@@ -229,7 +229,7 @@ async def _start_and_tell(plane: Plane, tasks: asyncio.TaskGroup) -> None:
             return {}
 
         handlers |= {"start_agent": start_agent, "start_manager": start_manager}
-    async with await admin.serve(plane.state / "sandbox.sock", handlers):
+    async with admin.serve(plane.state / "sandbox.sock", handlers):
         for listener in plane.plan.listen:
             sys.stdout.write(f"ready {uri(listener)}\n")
         if cluster is not None:
