@@ -5,7 +5,6 @@ they are stopped first. Killed without warning it leaves only socket files, and 
 """
 
 import asyncio
-import fcntl
 import os
 import secrets
 import socket
@@ -28,7 +27,7 @@ from farside.agent.run.account import users_here
 from farside.agent.run.containment import cgroup_root
 from farside.agent.run.fork_server import ForkServer
 from farside.agent.run.hook import hooks_of
-from farside.agent.run.ledger import shares_in
+from farside.agent.run.ledger import key_of, shares_in, state_of
 from farside.agent.run.probe import Prober
 from farside.agent.run.runner import Policy, Runner
 from farside.agent.run.task_folder import folder_name
@@ -51,6 +50,7 @@ from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
 from farside.scrape import registry_of, serve_metrics
 from farside.tls import TlsFiles, client_tls
+from farside.whole_file import lock_file
 
 PUBLISH_EVERY_S = 1.0
 """How old the picture may be that Prometheus gets."""
@@ -109,7 +109,7 @@ class Agent:
             may_give_swap=self._cgroup is not None and self._cgroup.limits_swap,
             tasks=self._running_tasks,
         )
-        self._borrower = BorrowerService(_given(config.peers_file), swap=self._swap, clock=clock)
+        self._borrower = BorrowerService(_given(config.peers_file), swap=lambda: self.sense.latest.swap, clock=clock)
         self.services = NodeServices((self._donor, self._borrower))
         self.session = self._make_session()
         self._told = asyncio.Event()
@@ -208,12 +208,6 @@ class Agent:
     async def _read(self) -> m.Reading:
         return replace(await self.sense.read(), services=self.services.facts(), holding=self.services.holding())
 
-    def _swap(self) -> m.Swap | None:
-        return self.sense.latest.swap
-
-    def _lend(self, told: m.Lending) -> None:
-        self._donor.lend(m.DonorOrder(closed_by=told.closed_by, deadline_s=told.deadline_s))
-
     def _take(self, command: m.Start | m.Stop | m.Forget) -> None:
         if isinstance(command, m.Start):
             command = self._with_services(command)
@@ -224,15 +218,7 @@ class Agent:
             _log.error("a command cannot be recorded", task=command.task_id, why=error.strerror)
             if isinstance(command, m.Start):
                 cause = f"this node cannot record the task: {error.strerror}"
-                self.session.tell(
-                    m.TaskState(
-                        task_id=command.task_id,
-                        start=command.start,
-                        state="exited",
-                        at_s=self.sense.latest.at_s,
-                        cause=cause,
-                    )
-                )
+                self.session.tell(state_of(key_of(command), "exited", self.sense.latest.at_s, cause))
 
     def _with_services(self, command: m.Start) -> m.Start:
         """A START with what its processes need to reach the services of this node."""
@@ -289,14 +275,11 @@ class Agent:
         folder = self._config.state_dir
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = lock_file(folder / "agent.lock")
         except OSError as error:
             raise ConfigError(f"state_dir {folder}: {error.strerror}") from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise ConfigError(f"state_dir {folder}: another agent works in it", hint="end that agent") from None
+        if fd is None:
+            raise ConfigError(f"state_dir {folder}: another agent works in it", hint="end that agent")
         return fd
 
     def _open_runner(self) -> Runner:
@@ -350,8 +333,8 @@ class Agent:
                 read=self._read,
                 take=self._take,
                 probe=Prober(run_as=config.run_as, allowed=self.runner.policy.users).answer,
-                donors=lambda donors: self._borrower.borrow_from(donors),
-                lending=self._lend,
+                donors=self._borrower.borrow_from,
+                lending=self._donor.lend,
                 service=self.services.obey,
                 power_off=self._power_off,
                 seen_generation=lambda: self.runner.ledger.generation,

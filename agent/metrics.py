@@ -3,10 +3,11 @@
 A scrape reads the last picture that was published and asks nothing of the node, as it holds up the event loop.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from farside.agent import messages as m
 from farside.agent.status import AgentStatus
 
 
@@ -18,62 +19,54 @@ def agent_metrics(status: AgentStatus) -> Iterator[Metric]:
         ("headroom_bytes", "Memory that jobs may still get.", status.headroom_bytes),
     ):
         yield GaugeMetricFamily(f"farside_agent_{name}", text, value=value)
-    yield _tasks(status)
-    yield _pressure(status)
+    yield _gauge("tasks", "Tasks that are not forgotten, by state.", ("state",), status.task_counts.items())
+    yield _pressure(status.psi)
     yield from _services(status)
     yield from _gpus(status)
 
 
-def _tasks(status: AgentStatus) -> Metric:
-    family = GaugeMetricFamily("farside_agent_tasks", "Tasks that are not forgotten, by state.", labels=["state"])
-    for state, count in status.task_counts.items():
-        family.add_metric([state], count)
+def _gauge(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[object, float | None]]) -> Metric:
+    """A figure for each label, or tuple of labels; without those that are not known."""
+    family = GaugeMetricFamily(f"farside_agent_{name}", text, labels=labels)
+    for at, value in rows:
+        if value is not None:
+            family.add_metric([str(one) for one in (at if isinstance(at, tuple) else (at,))], value)
     return family
 
 
 def _services(status: AgentStatus) -> Iterator[Metric]:
-    figures = GaugeMetricFamily("farside_agent_service", "Figures of node services.", labels=["service", "figure"])
-    for service, found in status.services.items():
-        for name, value in found.items():
-            figures.add_metric([service, name], value)
+    rows = (((service, name), value) for service, found in status.services.items() for name, value in found.items())
+    yield _gauge("service", "Figures of node services.", ("service", "figure"), rows)
     text = "How often what a service said, or was told, could not be used."
     faults = CounterMetricFamily("farside_agent_service_faults", text, labels=["service"])
     for service, count in status.service_faults.items():
         faults.add_metric([service], count)
-    yield from (figures, faults)
+    yield faults
 
 
-def _pressure(status: AgentStatus) -> Metric:
-    psi = status.psi
-    family = GaugeMetricFamily(
-        "farside_agent_pressure_ratio", "Share of the last 10 s in which programs waited.", labels=["resource", "kind"]
+def _pressure(psi: m.Psi) -> Metric:
+    rows = (
+        (("memory", "some"), psi.memory_some_pct),
+        (("memory", "full"), psi.memory_full_pct),
+        (("cpu", "some"), psi.cpu_some_pct),
+        (("io", "full"), psi.io_full_pct),
     )
-    for resource, kind, value_pct in (
-        ("memory", "some", psi.memory_some_pct),
-        ("memory", "full", psi.memory_full_pct),
-        ("cpu", "some", psi.cpu_some_pct),
-        ("io", "full", psi.io_full_pct),
-    ):
-        if value_pct is not None:
-            family.add_metric([resource, kind], value_pct / 100)
-    return family
+    text = "Share of the last 10 s in which programs waited."
+    return _gauge("pressure_ratio", text, ("resource", "kind"), ((at, _ratio(value)) for at, value in rows))
 
 
 def _gpus(status: AgentStatus) -> Iterator[Metric]:
-    health = GaugeMetricFamily("farside_agent_gpu_healthy", "1 while tasks may have this GPU.", labels=["gpu", "model"])
-    used = GaugeMetricFamily("farside_agent_gpu_in_use", "1 while a task has this GPU.", labels=["gpu"])
-    busy = GaugeMetricFamily("farside_agent_gpu_busy_ratio", "Share of time with a kernel running.", labels=["gpu"])
-    power = GaugeMetricFamily("farside_agent_gpu_power_watts", "Power drawn.", labels=["gpu"])
-    memory = GaugeMetricFamily("farside_agent_gpu_memory_used_bytes", "Memory in use.", labels=["gpu"])
-    for gpu in status.gpus:
-        name = str(gpu.index)
-        health.add_metric([name, gpu.model], float(gpu.healthy))
-        used.add_metric([name], float(gpu.index in status.gpus_in_use))
-        for family, value in (
-            (busy, None if gpu.busy_pct is None else gpu.busy_pct / 100),
-            (power, gpu.power_w),
-            (memory, gpu.memory_used_bytes),
-        ):
-            if value is not None:
-                family.add_metric([name], value)
-    yield from (health, used, busy, power, memory)
+    gpus, used = status.gpus, status.gpus_in_use
+    health = (((gpu.index, gpu.model), float(gpu.healthy)) for gpu in gpus)
+    yield _gauge("gpu_healthy", "1 while tasks may have this GPU.", ("gpu", "model"), health)
+    in_use = ((gpu.index, float(gpu.index in used)) for gpu in gpus)
+    yield _gauge("gpu_in_use", "1 while a task has this GPU.", ("gpu",), in_use)
+    busy = ((gpu.index, _ratio(gpu.busy_pct)) for gpu in gpus)
+    yield _gauge("gpu_busy_ratio", "Share of time with a kernel running.", ("gpu",), busy)
+    yield _gauge("gpu_power_watts", "Power drawn.", ("gpu",), ((gpu.index, gpu.power_w) for gpu in gpus))
+    memory = ((gpu.index, gpu.memory_used_bytes) for gpu in gpus)
+    yield _gauge("gpu_memory_used_bytes", "Memory in use.", ("gpu",), memory)
+
+
+def _ratio(value_pct: float | None) -> float | None:
+    return None if value_pct is None else value_pct / 100

@@ -30,7 +30,7 @@ from farside.tls import TlsFiles, client_tls, tls_problem
 
 OPEN_LIMIT_S = 10.0
 WELCOME_LIMIT_S = 40.0
-"""A manager that has just started waits up to half a minute for its brain to lead."""
+"""A manager that has just started waits up to half a minute for its scheduler process to lead."""
 PING_EVERY_S = 10.0
 """A dead manager, or a cut cable, is noticed within twice this."""
 BATCH_S = 0.02
@@ -85,7 +85,7 @@ class Session:
     """Keeps the connection while `run` runs.
 
     Attributes:
-        is_connected: The manager has said WELCOME on a connection that stands.
+        is_connected: The manager has said WELCOME on a connection that is still open.
         last_problem: Why there is none, in one line.
     """
 
@@ -137,7 +137,7 @@ class Session:
         async with connect(
             self._manager.url.rstrip("/") + PATH,
             additional_headers=headers,
-            ssl=self._tls(),
+            ssl=client_tls(self._manager.tls) if urlsplit(self._manager.url).scheme == "wss" else None,
             create_connection=_Connection,
             compression=None,
             max_size=FRAME_BYTES_MAX,
@@ -222,11 +222,6 @@ class Session:
                 future.cancel()
             # Not each by itself with its CancelledError suppressed: that could be our own.
             await asyncio.gather(news, period, return_exceptions=True)
-
-    def _tls(self) -> ssl.SSLContext | None:
-        if urlsplit(self._manager.url).scheme != "wss":
-            return None
-        return client_tls(self._manager.tls)
 
 
 def _problem(error: Exception, url: str) -> str:

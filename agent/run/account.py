@@ -6,6 +6,7 @@ A sandbox runs all tasks as the user who started it (``run_as = "starter"``), an
 import os
 import pwd
 from collections.abc import Collection
+from typing import Any
 
 from msgspec import Struct
 
@@ -85,6 +86,11 @@ def become(account: Account) -> None:
     # Not an assert: python -O must not turn a job into root.
     if 0 in os.getresuid() or 0 in os.getresgid():
         raise PermissionError("this process is still root")
+
+
+def identity(user: str, uid: int, gid: int) -> dict[str, Any]:
+    """Arguments with which `subprocess` starts a program as this user."""
+    return {"user": uid, "group": gid, "extra_groups": os.getgrouplist(user, gid)}
 
 
 def _account(found: pwd.struct_passwd, *, becomes: bool) -> Account:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import psutil
 
+from farside.agent import messages as m
 from farside.log import get_log
 
 CPU_PERIOD_US = 100_000  # the kernel's default for cpu.max
@@ -188,66 +189,42 @@ def cgroup_root(setting: str) -> CgroupRoot | None:
     return CgroupRoot(folder=base, limits_swap=limits_swap) if has_kernel_files else None
 
 
-def task_cgroup_of(
-    home: CgroupRoot, name: str, *, cpus: float, memory_bytes: int, swap_bytes: int = 0, processes: int = 0
-) -> TaskCgroup:
-    """The cgroup for a task of this name, which no other had, with its limits.
+def task_cgroup_of(home: CgroupRoot, name: str, spec: m.TaskSpec, *, processes: int) -> TaskCgroup:
+    """The cgroup for a task of this name, which no other had, with its limits; without controllers a warning is logged.
 
     CPUs, memory and processes of 0 have no limit; of swap it gets no more than it asked for, 0 included: what one job
-    has swapped out, another waits for.
+    has swapped out, another waits for. The limit on processes is the node's: no job has asked for it.
 
     Raises:
         OSError: it cannot be made.
     """
-    if not home.by_systemd:
-        made = make_cgroup(
-            home.folder, name, cpus=cpus, memory_bytes=memory_bytes, swap_bytes=swap_bytes, processes=processes
-        )
-        return TaskCgroup(folder=made)
-    limits = [f"MemorySwapMax={swap_bytes}", *([f"MemoryMax={memory_bytes}"] if memory_bytes else [])]
-    limits += [f"CPUQuota={max(1, round(cpus * 100))}%"] if cpus else []
-    limits += [f"TasksMax={processes}"] if processes else []
-    properties = [f"--property={one}" for one in ("Delegate=yes", *limits)]
-    # The task supervisor stays in the scope itself, so that killing the task does not kill it.
-    return TaskCgroup(
-        folder=home.folder / f"{name}.scope" / "task",
-        prefix=(
-            _SYSTEMD_RUN,
-            "--scope",
-            "--quiet",
-            "--collect",
-            f"--slice={SLICE}",
-            f"--unit={name}",
-            *properties,
-            "--",
-        ),
-    )
-
-
-def make_cgroup(
-    base: Path, name: str, *, cpus: float, memory_bytes: int, swap_bytes: int = 0, processes: int = 0
-) -> Path:
-    """A fresh cgroup with the task's limits, where the kernel has the controllers; otherwise logs a warning.
-
-    Without a limit on memory no swap is missed where it can't be limited: most such kernels swap to nothing. That on
-    processes is the node's, and no job has asked for it.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    folder = base / name
+    if home.by_systemd:
+        return _scope(home, name, spec, processes)
+    folder = home.folder / name
     folder.mkdir()
     limits = [
-        ("memory", "memory.max", str(memory_bytes) if memory_bytes else ""),
-        ("memory", SWAP_LIMIT, str(swap_bytes)),
-        ("cpu", "cpu.max", f"{max(1000, int(cpus * CPU_PERIOD_US))} {CPU_PERIOD_US}" if cpus else ""),
+        ("memory", "memory.max", str(spec.memory_bytes) if spec.memory_bytes else ""),
+        ("memory", SWAP_LIMIT, str(spec.swap_bytes)),
+        ("cpu", "cpu.max", f"{max(1000, int(spec.cpus * CPU_PERIOD_US))} {CPU_PERIOD_US}" if spec.cpus else ""),
         ("pids", PROCESS_LIMIT, str(processes) if processes else ""),
     ]
-    unmissed = (PROCESS_LIMIT,) if memory_bytes else (PROCESS_LIMIT, SWAP_LIMIT)
+    # Without a limit on memory no swap is missed where it can't be limited: most such kernels swap to nothing.
+    unmissed = (PROCESS_LIMIT,) if spec.memory_bytes else (PROCESS_LIMIT, SWAP_LIMIT)
     for controller, file, value in limits:
-        if value and not _limit(base, controller, folder / file, value) and file not in unmissed:
+        if value and not _limit(home.folder, controller, folder / file, value) and file not in unmissed:
             _log.warning("a limit is not enforced: this cgroup has no such file", limit=file, task=name)
-    return folder
+    return TaskCgroup(folder=folder)
+
+
+def _scope(home: CgroupRoot, name: str, spec: m.TaskSpec, processes: int) -> TaskCgroup:
+    limits = ["Delegate=yes", f"MemorySwapMax={spec.swap_bytes}"]
+    limits += [f"MemoryMax={spec.memory_bytes}"] if spec.memory_bytes else []
+    limits += [f"CPUQuota={max(1, round(spec.cpus * 100))}%"] if spec.cpus else []
+    limits += [f"TasksMax={processes}"] if processes else []
+    properties = [f"--property={one}" for one in limits]
+    prefix = (_SYSTEMD_RUN, "--scope", "--quiet", "--collect", f"--slice={SLICE}", f"--unit={name}", *properties, "--")
+    # The task supervisor stays in the scope itself, so that killing the task does not kill it.
+    return TaskCgroup(folder=home.folder / f"{name}.scope" / "task", prefix=prefix)
 
 
 def leftovers(mark: str) -> Sequence[int]:

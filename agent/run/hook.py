@@ -15,18 +15,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 
 from farside.agent import messages as m
+from farside.agent.run.account import identity
 from farside.agent.run.environment import PATH_DEFAULT
 from farside.errors import ConfigError
+from farside.log import last_line
 
 LOG = "hooks.log"
 _LOOK_S = 0.5
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LOG_BYTES = 4096
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -97,11 +97,12 @@ def run_hook(
         hooks: Its limit, and as whom.
         folder: Of the task.
         environment: All that it gets.
-        wait: Waits up to so many seconds for a signal, and says whether the hook is to be given up.
+        wait: Waits up to this number of seconds for a signal, and says whether the hook is to be given up.
     """
     end_s = time.monotonic() + hooks.limit_s
     with (folder / LOG).open("ab") as log:
         try:
+            entry = pwd.getpwnam(hooks.user) if hooks.user else None
             process = subprocess.Popen(
                 argv,
                 env=environment,
@@ -111,7 +112,7 @@ def run_hook(
                 stderr=log,
                 start_new_session=True,
                 preexec_fn=_as_a_child,
-                **_identity(hooks.user),
+                **(identity(hooks.user, entry.pw_uid, entry.pw_gid) if entry is not None else {}),
             )
         except (OSError, KeyError, subprocess.SubprocessError) as error:
             return f"{argv[0]}: {getattr(error, 'strerror', None) or error}"
@@ -126,33 +127,17 @@ def run_hook(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
-    return problem or ("" if code == 0 else f"{argv[0]} {_ended(code)}{_last_words(folder)}")
+    if problem or code == 0:
+        return problem
+    how = f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
+    return ": ".join(filter(None, (f"{argv[0]} {how}", last_line(folder / LOG)[:120])))
 
 
 def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _ended(code: int) -> str:
-    return f"ended with exit code {code}" if code > 0 else f"was ended by signal {-code}"
-
-
-def _last_words(folder: Path) -> str:
-    try:
-        lines = (folder / LOG).read_bytes()[-_LOG_BYTES:].decode(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return f": {lines[-1][:120]}" if lines else ""
-
-
 def _as_a_child() -> None:
     # After the change of identity, which clears it: a task supervisor that is killed takes its hook along.
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def _identity(user: str) -> dict[str, Any]:
-    if not user:
-        return {}
-    entry = pwd.getpwnam(user)
-    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": os.getgrouplist(user, entry.pw_gid)}

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from farside.agent import messages as m
@@ -70,7 +71,7 @@ def launch(
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
-        _run(start, account, held_by, mark, theirs, ready_fd, profiled_by)
+        _run(partial(_become_the_program, start, account, held_by, mark, ready_fd, profiled_by), theirs)
     os.close(theirs)
     os.close(ready_fd)
     with os.fdopen(ours, "rb") as said:
@@ -87,18 +88,10 @@ def launch(
     return Launched(fault=fault, exit_code=code if code in (NOT_FOUND, NOT_EXECUTABLE) else None)
 
 
-def _run(
-    start: m.Start,
-    account: Account,
-    held_by: Containment,
-    mark: str,
-    report: int,
-    ready_fd: int,
-    profiled_by: Preload | None,
-) -> None:
+def _run(become_the_program: Callable[[], None], report: int) -> None:
     code = _FAILED
     try:
-        _become_the_program(start, account, held_by, mark, ready_fd, profiled_by)
+        become_the_program()
     except BaseException as error:  # whatever it was: this process must never return into the task supervisor's code
         if isinstance(error, _NotExecuted):
             code = NOT_FOUND if error.errno == errno.ENOENT else NOT_EXECUTABLE

@@ -169,9 +169,14 @@ def _start(ledger: Ledger, start: m.Start, event: Asked) -> tuple[Ledger, tuple[
         # Kept like any other end, so that the answer survives a lost connection.
         refused = _answer(start, "exited", event.at_s, objection)
         return _with(ledger, Task(state=refused)), (Tell(state=refused),)
-    fresh = _answer(start, "starting", event.at_s, "")
-    task = Task(state=fresh, devices=start.spec.devices, memory_bytes=start.spec.memory_bytes)
-    return _with(ledger, task), (Launch(start=start), Tell(state=fresh))
+    task = fresh(start, event.at_s)
+    return _with(ledger, task), (Launch(start=start), Tell(state=task.state))
+
+
+def fresh(start: m.Start, at_s: float) -> Task:
+    """A task that is to be started."""
+    state = _answer(start, "starting", at_s, "")
+    return Task(state=state, devices=start.spec.devices, memory_bytes=start.spec.memory_bytes)
 
 
 def _taken(ledger: Ledger, start: m.Start) -> str:
@@ -191,7 +196,7 @@ def _stop(ledger: Ledger, stop: m.Stop, event: Asked) -> tuple[Ledger, tuple[Act
     if known is None:
         # A START that is late must not run what was stopped.
         ledger = _remember(ledger, key)
-        return ledger, (Tell(state=_state(key, "lost", event.at_s, "unknown on this node")),)
+        return ledger, (Tell(state=state_of(key, "lost", event.at_s, "unknown on this node")),)
     if not known.is_live:
         return ledger, (Tell(state=known.state),)
     signal = Signal(key=key, cause=stop.cause, grace_s=stop.grace_s)
@@ -224,12 +229,13 @@ def _observed(ledger: Ledger, state: m.TaskState) -> tuple[Ledger, tuple[Action,
     return _with(ledger, replace(known, state=state)), (Tell(state=state),) if is_news else ()
 
 
-def _state(key: Key, state: m.State, at_s: float, cause: str) -> m.TaskState:
+def state_of(key: Key, state: m.State, at_s: float, cause: str) -> m.TaskState:
+    """State of a task at one moment; of a long cause the beginning."""
     return m.TaskState(task_id=key[0], start=key[1], state=state, at_s=at_s, cause=cause[: m.CAUSE_CHARS_MAX])
 
 
 def _answer(start: m.Start, state: m.State, at_s: float, cause: str) -> m.TaskState:
-    return msgspec.structs.replace(_state(key_of(start), state, at_s, cause), submitted_s=start.submitted_s)
+    return msgspec.structs.replace(state_of(key_of(start), state, at_s, cause), submitted_s=start.submitted_s)
 
 
 def _are_one(start: m.Start, known: m.TaskState) -> bool:

@@ -10,12 +10,11 @@ import sys
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
 from weakref import WeakValueDictionary
 
 from farside.agent import messages as m
 from farside.agent.run import checkpoint_folder
-from farside.agent.run.account import Account, Refused, account_of
+from farside.agent.run.account import Account, Refused, account_of, identity
 from farside.agent.run.environment import PATH_DEFAULT
 
 LIMIT_S = 8.0
@@ -81,7 +80,7 @@ async def _tried(probe: m.Probe, account: Account) -> tuple[str, str]:
                 cwd="/",
                 env={"PATH": PATH_DEFAULT, "LANG": "C.UTF-8"},  # not ours: its user may read it
                 umask=0o022,
-                **_identity(account),
+                **(identity(account.name, account.uid, account.gid) if account.becomes else {}),
             )
         finally:
             os.close(theirs)
@@ -116,10 +115,3 @@ def _is_on_the_way(made: str, path: str) -> bool:
     """True for the folder and those that it lies in."""
     folder = PurePosixPath(os.path.normpath(path))
     return made in map(str, (folder, *folder.parents))
-
-
-def _identity(account: Account) -> dict[str, Any]:
-    if not account.becomes:
-        return {}
-    groups = os.getgrouplist(account.name, account.gid)
-    return {"user": account.uid, "group": account.gid, "extra_groups": groups}

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,7 +32,7 @@ from farside.agent.run.hook import Hooks
 from farside.agent.run.ledger import FINAL, RANK, Key, Ledger, Task
 from farside.agent.run.record_file import Damaged, read_record, write_record
 from farside.errors import Unavailable
-from farside.log import get_log
+from farside.log import get_log, last_line
 
 LOOK_EVERY_S = 1.0
 """How late the end of a task may be noticed when its supervisor's word was lost, or its supervisor was killed."""
@@ -223,7 +223,7 @@ class Runner:
             if recipe is not None:
                 _kill_all(recipe)  # nothing ran; its cgroup goes
             cause = f"this node could not start it: {error.strerror}"
-            self._step(rules.Observed(state=_ended(key, "exited", cause)))
+            self._step(rules.Observed(state=rules.state_of(key, "exited", time.time(), cause)))
 
     def _start_supervisor(self, start: m.Start, account: Account) -> int:
         key = rules.key_of(start)
@@ -262,15 +262,7 @@ class Runner:
             return None
         # Several agents may share a home, and each has a task 1.0.
         name = f"farside-{files.folder_name(rules.key_of(start))}-{secrets.token_hex(4)}"
-        spec = start.spec
-        return task_cgroup_of(
-            self.policy.cgroup,
-            name,
-            cpus=spec.cpus,
-            memory_bytes=spec.memory_bytes,
-            swap_bytes=spec.swap_bytes,
-            processes=self.policy.processes,
-        )
+        return task_cgroup_of(self.policy.cgroup, name, start.spec, processes=self.policy.processes)
 
     def _look_at(self, key: Key, task: Task) -> None:
         lives = files.is_locked(self._at(key))  # before the status: the last one is written before the lock goes
@@ -287,7 +279,7 @@ class Runner:
         """The end of a task whose supervisor is gone: kills its processes; how they ended is not known."""
         recipe = self._read(files.read_recipe, key)
         if recipe is None or status is None:
-            said = files.last_words(self._at(key))
+            said = last_line(self._at(key) / "shepherd.log")
             unstarted = "the agent ended before the task was started"
             cause = f"its task supervisor did not start: {said}" if said else unstarted
         else:
@@ -296,7 +288,7 @@ class Runner:
             _kill_all(recipe)
             if recipe.profile:
                 ring_file.remove(Path(recipe.profile))
-        return _ended(key, "lost", cause)
+        return rules.state_of(key, "lost", time.time(), cause)
 
     def _order_stop(self, key: Key, order: files.StopOrder) -> None:
         try:
@@ -358,13 +350,10 @@ class Runner:
 
     def _restored_task(self, key: Key) -> Task:
         status, recipe = self._status(key), self._recipe(key)
-        submitted_s = recipe.start.submitted_s if recipe is not None else None
-        state = m.TaskState(task_id=key[0], start=key[1], state="starting", at_s=0, submitted_s=submitted_s)
-        state = status.state if status is not None else state
         if recipe is None:
-            return Task(state=state)
-        spec = recipe.start.spec
-        return Task(state=state, devices=spec.devices, memory_bytes=spec.memory_bytes)
+            return Task(state=status.state if status is not None else rules.state_of(key, "starting", 0, ""))
+        task = rules.fresh(recipe.start, 0)
+        return task if status is None else replace(task, state=status.state)
 
     def _keys(self) -> Iterator[Key]:
         for folder in sorted(self._tasks_folder.iterdir()):
@@ -387,10 +376,6 @@ class Runner:
 
 def _worth_keeping(ledger: Ledger) -> _Kept:
     return _Kept(generation=ledger.generation, forgotten=ledger.forgotten)
-
-
-def _ended(key: Key, state: m.State, cause: str) -> m.TaskState:
-    return m.TaskState(task_id=key[0], start=key[1], state=state, at_s=time.time(), cause=cause[: m.CAUSE_CHARS_MAX])
 
 
 def _kill_all(recipe: files.Recipe) -> None:

@@ -1,6 +1,5 @@
 """Folder of one task, through which agent and task supervisor exchange records; task_supervisor.py lists its files."""
 
-import fcntl
 import os
 import socket
 from contextlib import suppress
@@ -13,6 +12,7 @@ from farside.agent.run.account import Account
 from farside.agent.run.hook import Hooks
 from farside.agent.run.ledger import Key
 from farside.agent.run.record_file import read_record, write_record
+from farside.whole_file import lock_file
 
 
 class Recipe(Struct, frozen=True, kw_only=True):
@@ -79,13 +79,7 @@ def read_stop(folder: Path) -> StopOrder | None:
 
 def lock(folder: Path) -> int | None:
     """A descriptor that holds the folder's lock, or None while somebody else does."""
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
+    return lock_file(folder / "lock")
 
 
 def is_locked(folder: Path) -> bool:
@@ -97,15 +91,6 @@ def is_locked(folder: Path) -> bool:
     if fd is not None:
         os.close(fd)
     return fd is None
-
-
-def last_words(folder: Path) -> str:
-    """Last line of the task supervisor's log, empty where there is none."""
-    try:
-        lines = (folder / "shepherd.log").read_text(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1] if lines else ""
 
 
 def notify(path: str) -> None:

@@ -102,7 +102,7 @@ class TaskSupervisor:
             self._finish(ended)
             return
         deadline_s = time.monotonic() + spec.time_limit_s if spec.time_limit_s else None
-        self._tell("running")
+        self._say(state="running", at_s=time.time())
         while not self._is_over():
             if deadline_s is not None and time.monotonic() >= deadline_s and self._kill_at_s is None:
                 self._end(f"{m.TIME_LIMIT} of {spec.time_limit_s:g} s", spec.grace_s, m.EndKind.TIME_LIMIT)
@@ -138,13 +138,16 @@ class TaskSupervisor:
         return False
 
     def _is_given_up(self, limit_s: float) -> bool:
-        got = signal.sigtimedwait(_WATCHED, limit_s)
-        if got is not None and got.si_signo == signal.SIGTERM:
-            self._given_up = "the node is shutting down"
-        order = files.read_stop(self._folder) if got is not None and got.si_signo == signal.SIGUSR1 else None
+        order = self._order_of(signal.sigtimedwait(_WATCHED, limit_s))
         if order is not None:
             self._given_up = order.cause or "stopped"
         return bool(self._given_up)
+
+    def _order_of(self, got: signal.struct_siginfo | None) -> files.StopOrder | None:
+        """The order to end that a signal brings; None: it brings none."""
+        if got is not None and got.si_signo == signal.SIGTERM:
+            return files.StopOrder(cause="the node is shutting down", grace_s=self._recipe.start.spec.grace_s)
+        return files.read_stop(self._folder) if got is not None and got.si_signo == signal.SIGUSR1 else None
 
     def _why_give_up(self, waited_s: float) -> str:
         """Why not to wait any longer for the program's start; empty: wait."""
@@ -184,10 +187,7 @@ class TaskSupervisor:
             return
         found = self._profiler.look(time.monotonic())
         if found is not None:
-            self._state = msgspec.structs.replace(self._state, profile=found)
-            with suppress(OSError):  # the last one will stand
-                self._write()
-            files.notify(self._recipe.notify)
+            self._say(profile=found)
 
     def _end_profile(self, end: m.TaskState) -> m.TaskState:
         """The end of the task with all that its messages say."""
@@ -210,10 +210,8 @@ class TaskSupervisor:
         if self._exit is not None or (self._kill_at_s is not None and now_s >= self._kill_at_s):
             limit_s = min(limit_s, LOOK_EVERY_S)  # not every process that we wait for is our child
         got = signal.sigtimedwait(_WATCHED, limit_s)
-        if got is not None and got.si_signo == signal.SIGUSR1:
-            self._obey()
-        elif got is not None and got.si_signo == signal.SIGTERM:
-            self._end("the node is shutting down", self._recipe.start.spec.grace_s)
+        if (order := self._order_of(got)) is not None:
+            self._end(order.cause, order.grace_s)
         elif got is not None and got.si_signo == signal.SIGIO:
             _tell_of(self._ready, is_wanted=False)
             self._deaf_until_s = time.monotonic() + DEAF_S
@@ -226,15 +224,7 @@ class TaskSupervisor:
     def _hear_ready(self) -> None:
         with suppress(BlockingIOError):
             if os.read(self._ready, _READY_BYTES) and self._state.ready_at_s is None:
-                self._state = msgspec.structs.replace(self._state, ready_at_s=time.time())
-                with suppress(OSError):
-                    self._write()
-                files.notify(self._recipe.notify)
-
-    def _obey(self) -> None:
-        order = files.read_stop(self._folder)
-        if order is not None:
-            self._end(order.cause, order.grace_s)
+                self._say(ready_at_s=time.time())
 
     def _end(self, cause: str, grace_s: float, kind: m.EndKind = m.EndKind.OTHER) -> None:
         """SIGTERM to all, once; a later order can only shorten the grace."""
@@ -244,7 +234,7 @@ class TaskSupervisor:
             return
         self._kill_at_s = kill_at_s
         self._kind = kind
-        self._tell("stopping", cause)
+        self._say(state="stopping", at_s=time.time(), cause=_clipped(cause))
         send(self._held.pids(), signal.SIGTERM)
 
     def _reap(self) -> None:
@@ -267,8 +257,8 @@ class TaskSupervisor:
     def _final(self) -> m.TaskState:
         assert self._exit is not None
         code = os.waitstatus_to_exitcode(self._exit)
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
         cause = self._state.cause
+        largest_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # of one process, not of all together
         if self._held.oom_kills():
             cause = f"out of memory: its limit is {self._recipe.start.spec.memory_bytes} bytes"
             self._kind = m.EndKind.OTHER
@@ -280,15 +270,15 @@ class TaskSupervisor:
             signal=-code if code < 0 else None,
             cause=cause or ("" if code == 0 else f"exit code {code}" if code > 0 else f"signal {-code}"),
             kind=self._kind,
-            cpu_s=max(0.0, used.ru_utime + used.ru_stime - self._used_s),
-            rss_bytes=used.ru_maxrss * 1024,  # Linux counts KiB; of the largest process, not of all together
+            cpu_s=max(0.0, _children_s() - self._used_s),
+            rss_bytes=largest_kib * 1024,
         )
 
     # ---- telling
 
-    def _tell(self, state: m.State, cause: str = "") -> None:
-        self._state = msgspec.structs.replace(self._state, state=state, at_s=time.time(), cause=_clipped(cause))
-        with suppress(OSError):  # a full disk must not end the task; its last state will be tried until it stands
+    def _say(self, **changes: object) -> None:
+        self._state = msgspec.structs.replace(self._state, **changes)
+        with suppress(OSError):  # a full disk must not end the task; its last state is tried until it is written
             self._write()
         files.notify(self._recipe.notify)
 

@@ -61,6 +61,7 @@ class NodeService(Protocol):
 
     async def close(self) -> None:
         """Ends with the agent; a service that lives on does nothing."""
+        return
 
 
 class NodeServices:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TextIO
 
 ROOT = "farside"
@@ -25,6 +26,7 @@ ROOT = "farside"
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 _FIELDS = "farside_fields"
 BEHIND_MAX = 1000  # lines that may wait to be written; about half a MiB
+_LAST_BYTES = 4096
 _LAST_WORDS_S = 1.0  # for them to be written when the process ends
 
 
@@ -87,6 +89,18 @@ def write_behind() -> None:
     root.handlers[:] = [_Behind(lines)]
     writer.start()
     atexit.register(_write_the_rest, lines, writer)
+
+
+def last_line(file: Path) -> str:
+    """Last line of a log that another process wrote; empty: it wrote none, or none can be read.
+
+    Without the frame that Python draws round exceptions of a group.
+    """
+    try:
+        lines = file.read_bytes()[-_LAST_BYTES:].decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next(filter(None, (line.strip(" |+-") for line in reversed(lines))), "")
 
 
 def is_journal(stream: TextIO, told: str) -> bool:

@@ -1,5 +1,6 @@
-"""Files that are replaced as a whole: a crash leaves the old or the new content."""
+"""Files that are replaced as a whole, so that a crash leaves the old or the new content, and files that are locked."""
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -22,6 +23,17 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         fresh.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def lock_file(path: Path) -> int | None:
+    """A descriptor that holds the lock of this file, made if need be; None while another one does."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
 
 
 def sync_folder(folder: Path) -> None:

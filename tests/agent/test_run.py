@@ -14,10 +14,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from farside.agent import messages as m
 from farside.agent.run.account import account_of
-from farside.agent.run.containment import Cgroup, CgroupRoot, cgroup_root, make_cgroup, task_cgroup_of
+from farside.agent.run.containment import Cgroup, CgroupRoot, cgroup_root, task_cgroup_of
 from farside.agent.run.fork_server import ForkServer
 from farside.agent.run.task_folder import Recipe, is_locked, read_recipe, read_status
 from farside.agent.run.task_supervisor import LAUNCH_LIMIT_S, TaskSupervisor, keep
@@ -566,7 +567,8 @@ def test_a_cgroup_goes_with_its_task(tmp_path: Path) -> None:
 def test_limits_are_written_where_the_controllers_are(tmp_path: Path) -> None:
     # A tree of plain files stands for a kernel that has the controllers; a guest of tests/vm has the real ones.
     (tmp_path / "cgroup.subtree_control").touch()
-    folder = make_cgroup(tmp_path, "1.0-1", cpus=1.5, memory_bytes=1 << 20, processes=300)
+    spec = replace(SPEC, cpus=1.5, memory_bytes=1 << 20)
+    folder = task_cgroup_of(CgroupRoot(folder=tmp_path), "1.0-1", spec, processes=300).folder
 
     assert (folder / "memory.max").read_text() == "1048576"
     assert (folder / "memory.swap.max").read_text() == "0"
@@ -577,10 +579,11 @@ def test_limits_are_written_where_the_controllers_are(tmp_path: Path) -> None:
 
 def test_a_task_may_swap_as_much_as_it_asked_for(tmp_path: Path) -> None:
     (tmp_path / "cgroup.subtree_control").touch()
-    made = task_cgroup_of(CgroupRoot(folder=tmp_path), "1.0-1", cpus=0, memory_bytes=1 << 20, swap_bytes=3 << 20)
+    spec = replace(SPEC, cpus=0, memory_bytes=1 << 20, swap_bytes=3 << 20)
+    made = task_cgroup_of(CgroupRoot(folder=tmp_path), "1.0-1", spec, processes=0)
     systemds = CgroupRoot(folder=tmp_path, by_systemd=True)
-    scope = task_cgroup_of(systemds, "1.0-1", cpus=0, memory_bytes=0, swap_bytes=3 << 20, processes=300)
-    none = task_cgroup_of(CgroupRoot(folder=tmp_path, by_systemd=True), "1.0-1", cpus=0, memory_bytes=0)
+    scope = task_cgroup_of(systemds, "1.0-1", replace(spec, memory_bytes=0), processes=300)
+    none = task_cgroup_of(systemds, "1.0-1", replace(spec, memory_bytes=0, swap_bytes=0), processes=0)
 
     assert (made.folder / "memory.swap.max").read_text() == "3145728"
     assert {"--property=MemorySwapMax=3145728", "--property=TasksMax=300"} <= set(scope.prefix)

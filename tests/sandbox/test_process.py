@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from farside.sandbox.process import last_line
+from farside.log import last_line
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farside.errors import ConfigError, PeerError
+from farside.log import last_line
 from farside.sandbox import process
 from farside.sandbox.files import until
 from farside.sandbox.layout import ProcessRecord
@@ -91,7 +92,7 @@ class Crew:
     def said(self, name: str) -> str:
         """Last line that the child wrote, and where its log is, for an error message."""
         log = self.posts[name].log
-        return f"{process.last_line(log) or 'it said nothing'} (log: {log})"
+        return f"{last_line(log) or 'it said nothing'} (log: {log})"
 
     def record(self, name: str) -> ProcessRecord:
         """The child's entry in the record file."""

@@ -7,7 +7,6 @@ claimed folder is ours to remove, and a folder with anybody else's files is neve
 Nobody else may enter it meanwhile: who reaches the sockets in it has programs run as whoever started the sandbox.
 """
 
-import fcntl
 import os
 import pwd
 import shutil
@@ -24,6 +23,7 @@ from farside.sandbox.files import socket_of
 from farside.sandbox.layout import FILES, FOLDERS, LOCK_NAME, RECORD_NAME, read_record
 from farside.sandbox.pressure import donor_folder
 from farside.sandbox.process import kill_leftover
+from farside.whole_file import lock_file
 
 
 @contextmanager
@@ -117,16 +117,12 @@ def _lock(state: Path) -> int:
             f"--state {state}: holds files that no sandbox made",
             hint="name an empty folder, or one that does not exist",
         )
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_nlink == 0:
-            raise BlockingIOError  # it ended just now, and took the file with it
-    except OSError as error:
+    fd = lock_file(path)
+    if fd is not None and os.fstat(fd).st_nlink == 0:  # that sandbox ended just now, and took the file with it
         os.close(fd)
-        if isinstance(error, BlockingIOError):
-            raise ConfigError(f"a sandbox runs in {state} already", hint="end it, or name another folder") from None
-        raise
+        fd = None
+    if fd is None:
+        raise ConfigError(f"a sandbox runs in {state} already", hint="end it, or name another folder")
     return fd
 
 

@@ -103,15 +103,6 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "farside", *arguments]
 
 
-def last_line(log: Path) -> str:
-    """Last line that a child wrote, for an error message, without the frame that Python draws round exceptions."""
-    try:
-        lines = [line.strip(" |+-") for line in log.read_text(errors="replace").splitlines()]
-    except OSError:
-        return ""
-    return next(filter(None, reversed(lines)), "")
-
-
 def _die_with(parent: int) -> None:
     # Runs in the child between fork and exec.
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
