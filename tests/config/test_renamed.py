@@ -139,7 +139,7 @@ def test_the_settings_of_a_running_device_are_read_under_the_names_of_before() -
 @pytest.mark.parametrize("program", ["daemon", "blockdev", "agent", "manager", "slurm"])
 def test_no_old_name_is_the_name_of_another_setting(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    known = settings_of(load.kind_of(program))
+    known = settings_of(load.kinds()[program])
     old = [setting.was for setting in known.values() if setting.was]
 
     assert len(old) == len(set(old))

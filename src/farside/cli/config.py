@@ -144,9 +144,9 @@ def _whose(file: Path) -> Program:
 
 def effective(whose: Program, paths: Sequence[Path]) -> "AnyEffective":
     """The settings of a program that count, with their sources."""
-    from farside.config.load import effective_config, kind_of
+    from farside.config.load import effective_config, kinds
 
-    return effective_config(kind_of(whose), paths)
+    return effective_config(kinds()[whose], paths)
 
 
 def _rows(loaded: "AnyEffective") -> list[dict[str, Any]]:

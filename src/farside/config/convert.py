@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -81,30 +82,24 @@ def _flag(setting: Setting, value: object) -> bool:
     return value
 
 
-def _whole(read: _Number) -> Callable[[Setting, object], int]:
-    def reader(setting: Setting, value: object) -> int:
-        number = _number(setting, value, read)
-        if number != int(number):
-            raise ValueError(f"must be a whole number of {setting.kind}, is {_shown(value)}")
-        return int(number)
-
-    return reader
+def _whole(read: _Number, setting: Setting, value: object) -> int:
+    number = _number(read, setting, value)
+    if number != int(number):
+        raise ValueError(f"must be a whole number of {setting.kind}, is {_shown(value)}")
+    return int(number)
 
 
-def _real(read: _Number) -> Callable[[Setting, object], float]:
-    def reader(setting: Setting, value: object) -> float:
-        return float(_number(setting, value, read))
-
-    return reader
+def _real(read: _Number, setting: Setting, value: object) -> float:
+    return float(_number(read, setting, value))
 
 
-def _number(setting: Setting, value: object, read: _Number) -> float:
+def _number(read: _Number, setting: Setting, value: object) -> float:
     number = read(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ValueError(f"must be a number of {setting.kind}, is {_shown(value)}")
-    low, high = setting.low, setting.high
-    # Written so that a NaN, which compares as false with everything, is refused.
-    if not ((low is None or number >= low) and (high is None or number <= high)):
+    assert setting.low is not None
+    assert setting.high is not None
+    if not setting.low <= number <= setting.high:  # so that a NaN, which compares as false with everything, is refused
         raise ValueError(f"must be {allowed(setting)}, is {_shown(value)}")
     return number
 
@@ -151,14 +146,14 @@ _READERS: Mapping[Kind, Callable[[Setting, object], object]] = MappingProxyType(
         Kind.ADDRESS: _address,
         Kind.CHOICE: _choice,
         Kind.FLAG: _flag,
-        Kind.COUNT: _whole(float),
-        Kind.BYTES: _whole(parse_bytes),
-        Kind.SECONDS: _real(parse_seconds),
-        Kind.MICROSECONDS: _whole(_microseconds),
-        Kind.FRACTION: _real(parse_fraction),
-        Kind.PERCENT: _real(_percent),
-        Kind.RATE: _real(float),
-        Kind.WATTS: _real(float),
+        Kind.COUNT: partial(_whole, float),
+        Kind.BYTES: partial(_whole, parse_bytes),
+        Kind.SECONDS: partial(_real, parse_seconds),
+        Kind.MICROSECONDS: partial(_whole, _microseconds),
+        Kind.FRACTION: partial(_real, parse_fraction),
+        Kind.PERCENT: partial(_real, _percent),
+        Kind.RATE: partial(_real, float),
+        Kind.WATTS: partial(_real, float),
         Kind.RULES: _rules,
     }
 )
@@ -168,12 +163,7 @@ def allowed(setting: Setting) -> str:
     """The range of a setting in words, empty when it has none."""
     if setting.choices:
         return " | ".join(setting.choices)
-    low, high = shown(setting, setting.low), shown(setting, setting.high)
-    if setting.low is None and setting.high is None:
-        return ""
-    if setting.high is None:
-        return f"at least {low}"
-    return f"at most {high}" if setting.low is None else f"{low} to {high}"
+    return "" if setting.low is None else f"{shown(setting, setting.low)} to {shown(setting, setting.high)}"
 
 
 def shown(setting: Setting, value: object) -> str:

@@ -29,7 +29,7 @@ from farside.config.convert import convert, nearest, unknown
 from farside.config.daemon import DaemonConfig
 from farside.config.manager import ManagerConfig
 from farside.config.renamed import Names, current_names, rename_warnings
-from farside.config.settings import Setting, settings_of
+from farside.config.settings import settings_of
 from farside.config.slurm import SlurmConfig
 from farside.errors import ConfigError
 from farside.log import get_log, start_logging
@@ -74,13 +74,8 @@ class ConfigProblems(ConfigError):
         self.problems = tuple(problems)
 
 
-def kind_of(program: str) -> type[Any]:
-    """The settings' class of a program: `daemon`, `blockdev`, `agent`, `manager` or `slurm`."""
-    return kinds()[program]
-
-
 def kinds() -> Mapping[str, type[Any]]:
-    """The settings' class of each program."""
+    """The settings' class of each program: `daemon`, `blockdev`, `agent`, `manager` and `slurm`."""
     return {program: kind for kind, (program, _problems_of) in _PROGRAMS.items()}
 
 
@@ -113,17 +108,7 @@ def effective_config(
 ) -> Effective[ConfigT]:
     """The settings of `load_config` with the source of each value; logs nothing."""
     program, problems_of = _PROGRAMS[kind]
-    return _load(kind, problems_of, _files(paths, program), overrides or {}, blamed=ETC / f"{program}.toml")
-
-
-def _load(
-    kind: type[ConfigT],
-    problems_of: Callable[[ConfigT], Iterator[Problem]],
-    files: Sequence[Path],
-    overrides: Mapping[str, object],
-    *,
-    blamed: Path,
-) -> Effective[ConfigT]:
+    files: tuple[Path, ...] = _files(paths, program)
     known = settings_of(kind)
     values: dict[str, Any] = {}
     sources = dict.fromkeys(known, DEFAULT)
@@ -131,20 +116,23 @@ def _load(
     wrong: set[str] = set()  # settings whose value is not known
     warnings: list[str] = []
     names = Names(known)
-    for source, told in [*((str(file), _read(file)) for file in files), (COMMAND_LINE, overrides)]:
+    for source, told in [*((str(file), _read(file)) for file in files), (COMMAND_LINE, overrides or {})]:
         for word, value in told.items():
             try:
                 name = names.current(word, source)
-                values[name] = _value(known, name, value)
+                if name not in known:
+                    raise ValueError(unknown(name, known))
+                values[name] = convert(known[name], value)
                 sources[name] = source
                 warnings += (f"{source}: {word}: {text}" for text in rename_warnings(known[name], word, value))
             except ValueError as error:
                 problems.append(f"{source}: {word}: {error}")
                 name = current_names(known).get(word, word)
                 wrong.add(name if name in known else nearest(name, known))
-    config = _with_node(kind(**values))
+    config = kind(**values)
+    config = config if config.node else replace(config, node=socket.gethostname())
     # A default is at fault only because no file says otherwise: name the file that should.
-    silent = {DEFAULT: str(next(iter(files), blamed))}
+    silent = {DEFAULT: str(next(iter(files), ETC / f"{program}.toml"))}
     problems += [
         f"{silent.get(sources[name], sources[name])}: {name}: {text}"
         for name, text in problems_of(config)
@@ -153,16 +141,6 @@ def _load(
     if problems:
         raise ConfigProblems(problems)
     return Effective(config=config, sources=sources, warnings=tuple(warnings))
-
-
-def _value(known: Mapping[str, Setting], name: str, value: object) -> object:
-    if name not in known:
-        raise ValueError(unknown(name, known))
-    return convert(known[name], value)
-
-
-def _with_node(config: ConfigT) -> ConfigT:
-    return config if config.node else replace(config, node=socket.gethostname())
 
 
 def _files(paths: Sequence[Path], program: str) -> tuple[Path, ...]:
