@@ -12,7 +12,7 @@ from farside.peers_text import peers_text
 from farside.sandbox import settings
 from farside.sandbox.files import backup_disk, free_port, uri
 from farside.sandbox.layout import Plan
-from farside.sandbox.main import make_plan, run
+from farside.sandbox.main import checked, run
 
 MIB = 1 << 20
 
@@ -31,7 +31,7 @@ def plan(**changes: Any) -> Plan:
         "workers": 8,
         "restart_donors": False,
     }
-    return make_plan(**(values | changes))
+    return checked(Plan(**(values | changes)))
 
 
 @pytest.mark.parametrize(

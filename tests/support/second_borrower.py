@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from farside.sandbox import settings
-from farside.sandbox.layout import BORROWER
-from farside.sandbox.main import make_plan
+from farside.sandbox.layout import BORROWER, Plan
 from farside.sandbox.session import Session
 from tests.support.sandbox import farside
 
@@ -17,7 +16,7 @@ DONORS = ("--donors", "2", "--donor-memory", "96MiB", "--size", "32MiB", "--slab
 
 def second_borrower(session: Session, folder: Path, changes: Mapping[str, str] | None = None) -> list[str]:
     """Command line of a borrower over TCP with its own disk, node name and admin socket (folder/own/admin.sock)."""
-    plan = make_plan(
+    plan = Plan(
         donors=2,
         donor_memory_bytes=96 * MIB,
         transport="tcp",

@@ -31,7 +31,7 @@ def kill_donor(state: Path, name: str) -> None:
     if pid == 0:
         raise PeerError(f"donor {name} does not run")
     os.kill(pid, signal.SIGKILL)
-    _until_gone(state, name, pid)
+    _until_noticed(lambda: read_record(state).donor(name).pid != pid, f"donor {name} (process {pid})")
 
 
 def start_donor(state: Path, name: str) -> None:
@@ -116,10 +116,6 @@ def _manager_pid(state: Path) -> int:
     if cluster is None:
         raise PeerError("this sandbox has no manager", hint="start it with --cluster")
     return cluster.manager.pid
-
-
-def _until_gone(state: Path, name: str, pid: int) -> None:
-    _until_noticed(lambda: read_record(state).donor(name).pid != pid, f"donor {name} (process {pid})")
 
 
 def _until_noticed(look: Callable[[], bool], what: str) -> None:

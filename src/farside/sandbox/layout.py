@@ -13,6 +13,7 @@ With --cluster there are DIR/manager.sock, DIR/manager/ and DIR/agents/ too; see
 """
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,11 +124,7 @@ class SandboxRecord:
         Raises:
             ConfigError: There is none.
         """
-        agents = self.cluster.agents if self.cluster is not None else ()
-        for agent in agents:
-            if agent.name == name:
-                return agent
-        raise ConfigError(f"this sandbox has no agent {name!r}, only {', '.join(a.name for a in agents) or 'donors'}")
+        return _named(self.cluster.agents if self.cluster is not None else (), "agent", name)
 
     def donor(self, name: str) -> ProcessRecord:
         """The donor of that name.
@@ -135,10 +132,14 @@ class SandboxRecord:
         Raises:
             ConfigError: There is none.
         """
-        for donor in self.donors:
-            if donor.name == name:
-                return donor
-        raise ConfigError(f"this sandbox has no donor {name!r}, only {', '.join(d.name for d in self.donors)}")
+        return _named(self.donors, "donor", name)
+
+
+def _named(processes: Iterable[ProcessRecord], what: str, name: str) -> ProcessRecord:
+    found = {process.name: process for process in processes}
+    if name not in found:
+        raise ConfigError(f"this sandbox has no {what} {name!r}, only {', '.join(found) or 'donors'}")
+    return found[name]
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -4,8 +4,9 @@ import asyncio
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from farside.listen import clear_stale, open_listener
 from farside.sandbox.cluster import parse_shape
 from farside.sandbox.files import backup_disk, uri
 from farside.sandbox.folder import check_length, claimed
-from farside.sandbox.layout import SLAB_BYTES_DEFAULT, WORKERS_DEFAULT, Plan, Shape
+from farside.sandbox.layout import SLAB_BYTES_DEFAULT, WORKERS_DEFAULT, Plan
 from farside.sandbox.plane import Plane
 from farside.units import MIB, format_bytes
 
@@ -59,18 +60,20 @@ def run(
             state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="farside-sandbox-")))
         folder = state.absolute()
         check_length(folder, has_cluster=cluster is not None)
-        plan = make_plan(
-            donors=donors,
-            donor_memory_bytes=donor_memory_bytes,
-            transport=transport,
-            size_bytes=size_bytes,
-            listen=listen or (f"unix:{folder / LISTEN_DEFAULT_NAME}",),
-            protection=_protection(disk=disk, replicas=replicas, no_protection=no_protection),
-            disk=disk.absolute() if disk is not None else folder / "disk",
-            slab_bytes=slab_bytes or SLAB_BYTES_DEFAULT,
-            workers=workers,
-            restart_donors=restart_donors,
-            cluster=parse_shape(cluster) if cluster is not None else None,
+        plan = checked(
+            Plan(
+                donors=donors,
+                donor_memory_bytes=donor_memory_bytes,
+                transport=transport,
+                size_bytes=size_bytes,
+                listen=listen or (f"unix:{folder / LISTEN_DEFAULT_NAME}",),
+                protection=_protection(disk=disk, replicas=replicas, no_protection=no_protection),
+                disk=disk.absolute() if disk is not None else folder / "disk",
+                slab_bytes=slab_bytes or SLAB_BYTES_DEFAULT,
+                workers=workers,
+                restart_donors=restart_donors,
+                cluster=parse_shape(cluster) if cluster is not None else None,
+            )
         )
         stack.enter_context(claimed(folder))
         for listener in plan.listen:
@@ -80,38 +83,14 @@ def run(
         return _run_to_the_end(Plane(plan, folder))
 
 
-def make_plan(
-    *,
-    donors: int,
-    donor_memory_bytes: int,
-    transport: str,
-    size_bytes: int,
-    listen: tuple[str, ...],
-    protection: str,
-    disk: Path,
-    slab_bytes: int,
-    workers: int,
-    restart_donors: bool,
-    cluster: Shape | None = None,
-) -> Plan:
-    """The options as a plan.
+def checked(plan: Plan) -> Plan:
+    """The plan with listeners that do not depend on the working folder, and a disk only where pages go to one.
 
     Raises:
-        ConfigError: one of them cannot work, with the reason.
+        ConfigError: an option cannot work, with the reason.
     """
-    plan = Plan(
-        donors=donors,
-        donor_memory_bytes=donor_memory_bytes,
-        transport=transport,
-        size_bytes=size_bytes,
-        slab_bytes=slab_bytes,
-        listen=tuple(_absolute(listener) for listener in listen),
-        protection=protection,
-        disk=disk if protection == "disk" else None,
-        workers=workers,
-        restart_donors=restart_donors,
-        cluster=cluster,
-    )
+    disk = plan.disk if plan.protection == "disk" else None
+    plan = replace(plan, listen=tuple(_absolute(listener) for listener in plan.listen), disk=disk)
     for is_wrong, why in _objections(plan):
         if is_wrong:
             raise ConfigError(why)
@@ -206,29 +185,25 @@ async def _serve(plane: Plane) -> None:
         await plane.end()
 
 
+def _starting(start: Callable[[str], Awaitable[None]]) -> admin.Handler:
+    async def handle(request: Mapping[str, object]) -> object:
+        await start(str(request.get("name", "")))
+        return {}
+
+    return handle
+
+
 async def _start_and_tell(plane: Plane, tasks: asyncio.TaskGroup) -> None:
     await plane.start(tasks)
-
-    async def start_donor(request: Mapping[str, object]) -> object:
-        await plane.start_donor(str(request.get("name", "")))
-        return {}
 
     async def status(_: Mapping[str, object]) -> object:
         return plane.record()
 
-    handlers: dict[str, admin.Handler] = {"status": status, "start_donor": start_donor}
+    handlers: dict[str, admin.Handler] = {"status": status, "start_donor": _starting(plane.start_donor)}
     cluster = plane.cluster
     if cluster is not None:
-
-        async def start_agent(request: Mapping[str, object]) -> object:
-            await cluster.start_agent(str(request.get("name", "")))
-            return {}
-
-        async def start_manager(_: Mapping[str, object]) -> object:
-            await cluster.start_manager()
-            return {}
-
-        handlers |= {"start_agent": start_agent, "start_manager": start_manager}
+        handlers["start_agent"] = _starting(cluster.start_agent)
+        handlers["start_manager"] = _starting(lambda _: cluster.start_manager())
     async with admin.serve(plane.state / "sandbox.sock", handlers):
         for listener in plane.plan.listen:
             sys.stdout.write(f"ready {uri(listener)}\n")

@@ -1,7 +1,7 @@
 """Requests for `farside status`: finds the admin sockets, and asks each process."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
@@ -63,6 +63,11 @@ def gather(*, state: Path | None, socket: Path | None) -> tuple[ProcessStatus, .
         why = found[0].error if found else "no Farside process runs on this machine"
         raise PeerError(why, hint="" if found else "name its socket with --socket, or a sandbox's folder with --state")
     return tuple(found)
+
+
+def statuses_of(processes: Iterable[ProcessStatus], role: str) -> list[dict[str, Any]]:
+    """What those of this role say of themselves."""
+    return [process.status for process in processes if process.role == role and process.status]
 
 
 def _manager_of(record: ProcessRecord) -> ProcessStatus:

@@ -7,7 +7,7 @@ import msgspec
 from rich.console import Console
 
 from farside.client.state_folder import state_told
-from farside.status.gather import ProcessStatus, gather
+from farside.status.gather import ProcessStatus, gather, statuses_of
 from farside.status.table import tables
 
 
@@ -43,8 +43,5 @@ def as_json(processes: tuple[ProcessStatus, ...]) -> dict[str, object]:
             }
             for process in processes
         ],
-        "blockdevs": [process.status for process in processes if process.role == "blockdev" and process.status],
-        "daemons": [process.status for process in processes if process.role == "daemon" and process.status],
-        "managers": [process.status for process in processes if process.role == "manager" and process.status],
-        "agents": [process.status for process in processes if process.role == "agent" and process.status],
+        **{f"{role}s": statuses_of(processes, role) for role in ("blockdev", "daemon", "manager", "agent")},
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from farside.status.gather import ProcessStatus
+from farside.status.gather import ProcessStatus, statuses_of
 from farside.units import format_bytes, format_moment, format_seconds
 
 Row = Mapping[str, Any]
@@ -22,15 +22,12 @@ def tables(processes: Iterable[ProcessStatus]) -> Iterator[Table]:
     """A table of the processes, then per borrower its traffic, donors and slabs, then all donors, then all agents."""
     known = tuple(processes)
     yield process_table(known)
-    for process in known:
-        if process.role == "blockdev" and process.status:
-            yield traffic_table(process.status)
-            yield borrowed_table(process.status)
-    daemons = [process.status for process in known if process.role == "daemon" and process.status]
-    if daemons:
+    for device in statuses_of(known, "blockdev"):
+        yield traffic_table(device)
+        yield borrowed_table(device)
+    if daemons := statuses_of(known, "daemon"):
         yield lent_table(daemons)
-    agents = [process.status for process in known if process.role == "agent" and process.status]
-    if agents:
+    if agents := statuses_of(known, "agent"):
         yield agent_table(agents)
 
 
