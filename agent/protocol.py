@@ -29,7 +29,7 @@ should be able to read along; reports are small), polling (START would wait for 
 """
 
 from enum import IntEnum
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -67,11 +67,10 @@ MessageT = TypeVar("MessageT", bound=m.Message)
 _HEAD = msgspec.json.Decoder(_Head)
 _ENCODER = msgspec.json.Encoder()
 _FROM_AGENT: dict[str, msgspec.json.Decoder[m.AgentMessage]] = {
-    kind.__name__.lower(): msgspec.json.Decoder(kind) for kind in (m.Hello, m.Report, m.Probed)
+    kind.__name__.lower(): msgspec.json.Decoder(kind) for kind in get_args(m.AgentMessage)
 }
 _FROM_MANAGER: dict[str, msgspec.json.Decoder[m.ManagerMessage]] = {
-    kind.__name__.lower(): msgspec.json.Decoder(kind)
-    for kind in (m.Welcome, m.Ack, m.Start, m.Stop, m.Forget, m.Probe, m.Donors, m.Lending, m.Service, m.PowerOff)
+    kind.__name__.lower(): msgspec.json.Decoder(kind) for kind in get_args(m.ManagerMessage)
 }
 
 
@@ -104,7 +103,7 @@ def encode(message: m.AgentMessage | m.ManagerMessage) -> str:
         body = _ENCODER.encode(message)
         # {"type": ...} becomes {"v": 1, "type": ...}
         frame = b'{"v":%d,%s' % (VERSION_MAX, body[1:])
-        if isinstance(message, m.Hello | m.Report | m.Probed):
+        if isinstance(message, m.AgentMessage):
             decode_from_agent(frame)
         else:
             decode_from_manager(frame)
@@ -186,11 +185,9 @@ class AgentSide:
         self.generation = message.generation
 
     def _check_generation(self, generation: int) -> None:
-        if generation < max(self._seen, self.generation):
-            raise _fault(
-                CloseCode.FENCED,
-                f"generation {generation} is over, this node obeys {max(self._seen, self.generation)}",
-            )
+        obeyed = max(self._seen, self.generation)
+        if generation < obeyed:
+            raise _fault(CloseCode.FENCED, f"generation {generation} is over, this node obeys {obeyed}")
         self._seen = max(self._seen, generation)
 
 

@@ -1,11 +1,10 @@
 """The preload library: its path and the variables that a program needs to be profiled."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preload:
+class Preload(NamedTuple):
     """A library that goes into the program and all that it starts, and the variables that it reads."""
 
     library: str

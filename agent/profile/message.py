@@ -5,7 +5,6 @@ so an incomplete event and those after it, up to the first complete one of its f
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from farside.agent.profile.ring import Event
@@ -26,12 +25,6 @@ class Message(NamedTuple):
     bytes: int
 
 
-@dataclass(slots=True)
-class _Open:
-    begin_ns: int
-    bytes: int
-
-
 def messages_of(events: Iterable[Event]) -> tuple[Message, ...]:
     """Whole messages by their begin; events come by time.
 
@@ -45,13 +38,12 @@ def messages_of(events: Iterable[Event]) -> tuple[Message, ...]:
 
 
 def _joined(events: Sequence[Event]) -> Iterable[Message]:
-    unfinished: dict[int, _Open] = {}
+    unfinished: dict[int, tuple[int, int]] = {}  # by flow: begin and bytes so far
     for event in events:
-        before = unfinished.pop(event.flow, None)
-        begin_ns = before.begin_ns if before is not None else event.at_ns
-        total = event.bytes + (before.bytes if before is not None else 0)
+        begin_ns, so_far = unfinished.pop(event.flow, (event.at_ns, 0))
+        total = so_far + event.bytes
         if event.is_incomplete:
-            unfinished[event.flow] = _Open(begin_ns, total)
+            unfinished[event.flow] = begin_ns, total
         else:
             yield Message(begin_ns, event.at_ns, event.flow, total)
 

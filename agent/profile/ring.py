@@ -72,8 +72,7 @@ class Recorded:
     processes: tuple[Process, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Lane:
+class _Lane(NamedTuple):
     process: tuple[int, int]
     head: int
     bytes: int
@@ -106,24 +105,16 @@ def parse(head: bytes, lane: Callable[[int], bytes], *, processes_max: int = 8) 
         if one.head:
             totals[one.process] = totals.get(one.process, 0) + one.bytes
     most = sorted(totals, key=lambda process: (-totals[process], process))[:processes_max]
+    sent = []
+    for process in most:
+        own = [(number, one) for number, one in enumerate(found) if one.process == process and one.head]
+        events = _together([(one, _events(lane(number), one.head)) for number, one in own])
+        sent.append(Process(pid=process[0], sent_bytes=totals[process], events=events))
     return Recorded(
         attached=attached,
         refused=max(0, claimed - LANES),
         problems=tuple(text for bit, text in PROBLEMS.items() if problems & bit),
-        processes=tuple(
-            Process(
-                pid=process[0],
-                sent_bytes=totals[process],
-                events=_together(
-                    [
-                        (one, _events(lane(number), one.head))
-                        for number, one in enumerate(found)
-                        if one.process == process and one.head
-                    ]
-                ),
-            )
-            for process in most
-        ),
+        processes=tuple(sent),
     )
 
 

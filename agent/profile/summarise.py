@@ -8,6 +8,7 @@ the shorter one behind them. Between two weights of equal size stands a bias or 
 batch; where none does, a model seems more skewed than it is, and its job is consolidated as if nobody knew.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -142,13 +143,8 @@ def _by_flow(messages: Sequence[Message]) -> dict[int, list[Message]]:
     return flows
 
 
-def _windows(messages: Sequence[Message], found: Sequence[int]) -> Iterator[list[Message]]:
+def _windows(messages: Sequence[Message], found: Sequence[int]) -> Iterator[Sequence[Message]]:
     """Messages from each mark up to the next."""
-    at = 0
-    while at < len(messages) and messages[at].begin_ns < found[0]:
-        at += 1
-    for end_ns in found[1:]:
-        begin = at
-        while at < len(messages) and messages[at].begin_ns < end_ns:
-            at += 1
-        yield list(messages[begin:at])
+    begins = [message.begin_ns for message in messages]
+    places = [bisect_left(begins, at_ns) for at_ns in found]
+    return (messages[begin:end] for begin, end in pairwise(places))

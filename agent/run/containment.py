@@ -10,7 +10,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import psutil
 
@@ -27,30 +27,6 @@ _MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 _log = get_log("agent.run")
 
 
-class Containment(Protocol):
-    """All processes of one task."""
-
-    def enter(self) -> None:
-        """Puts the calling process in, and with it all that it starts."""
-        ...
-
-    def pids(self) -> Sequence[int]:
-        """Processes in it now, without zombies."""
-        ...
-
-    def kill(self) -> None:
-        """SIGKILL to all of them; some may be left that were just started, so look and kill again."""
-        ...
-
-    def oom_kills(self) -> int:
-        """Processes that the kernel killed because the task had reached its memory limit."""
-        ...
-
-    def close(self) -> None:
-        """Takes it away once it is empty."""
-        ...
-
-
 class Cgroup:
     """A cgroup v2 folder of the task's own."""
 
@@ -58,19 +34,22 @@ class Cgroup:
         self.folder = folder
 
     def enter(self) -> None:
-        """Moves the calling process in."""
+        """Move the calling process in, and with it all that it starts."""
         self.folder.mkdir(exist_ok=True)  # in a scope only the supervisor can: systemd makes the rest at its start
         (self.folder / "cgroup.procs").write_text("0")
 
     def pids(self) -> Sequence[int]:
-        """Processes in it."""
+        """Processes in it now, without zombies."""
         try:
             return [int(line) for line in (self.folder / "cgroup.procs").read_text().split()]
         except OSError:  # it is gone, and so are they
             return []
 
     def kill(self) -> None:
-        """Kills all at once where the kernel can (Linux 5.14, 661ee6281702), otherwise one by one."""
+        """Kill all at once where the kernel can (Linux 5.14, 661ee6281702), otherwise one by one.
+
+        Some may be left that were just started, so look and kill again.
+        """
         try:
             (self.folder / "cgroup.kill").write_text("1")
         except OSError:
@@ -86,7 +65,7 @@ class Cgroup:
         return 0
 
     def close(self) -> None:
-        """Removes the folder."""
+        """Remove the folder, once it is empty."""
         try:
             self.folder.rmdir()
         except OSError as error:
@@ -112,7 +91,7 @@ class Tree:
         return found
 
     def kill(self) -> None:
-        """Kills those that are there now."""
+        """Kill those that are there now; look and kill again, as with a `Cgroup`."""
         send(self.pids(), signal.SIGKILL)
 
     def oom_kills(self) -> int:
@@ -121,6 +100,10 @@ class Tree:
 
     def close(self) -> None:
         """Do nothing: nothing was made."""
+
+
+Containment: TypeAlias = Cgroup | Tree
+"""What keeps all processes of one task together."""
 
 
 def send(pids: Sequence[int], number: int) -> None:

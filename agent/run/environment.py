@@ -1,4 +1,4 @@
-"""Environment variables that a task gets. PURE."""
+"""Environment variables of a task. PURE."""
 
 from collections.abc import Mapping
 

@@ -7,7 +7,7 @@ agent starts anew: what is wrong with it a person finds out.
 
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from farside.agent import messages as m
 from farside.agent.sense.nvlink import NvLinkSense, asked
@@ -18,18 +18,6 @@ from farside.log import get_log
 PROGRAM_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 
 _log = get_log("agent.sense")
-
-
-class GpuSense(Protocol):
-    """Reader of GPUs."""
-
-    def read(self) -> tuple[m.Gpu, ...]:
-        """Every GPU as it is now."""
-        ...
-
-    def close(self) -> None:
-        """Lets go of the driver."""
-        ...
 
 
 class DeclaredGpus:
@@ -137,6 +125,10 @@ class NvmlGpus:
         if index not in self._broken:
             _log.error("a GPU is not healthy", gpu=index, reason=reason)
             self._broken[index] = reason
+
+
+GpuSense: TypeAlias = DeclaredGpus | NvmlGpus
+"""Reader of GPUs."""
 
 
 def open_gpus(*, declared: int, model: str, nvlink_errors_per_hour: int = 0) -> GpuSense:
