@@ -16,6 +16,7 @@ from farside.geometry import GRANULE_BYTES, SLABS_MAX
 from farside.units import format_bytes
 
 NODE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")  # what the control protocol lets a node be called
+NODE_WORDS = "up to 64 letters, digits and any of . _ : - make one"
 USER = re.compile(r"[A-Za-z0-9_.-]{1,64}\$?")
 USERS_MAX = 1024  # what the agents' protocol lets a node tell
 # Memory files bear the device's name; memfd_create(2) takes 249 bytes, and 16 of them are ours.
@@ -36,15 +37,10 @@ def daemon_problems(config: DaemonConfig) -> Iterator[Problem]:
     yield from _power_of_two("slab_bytes", config.slab_bytes)
     total = config.memory_total_bytes
     if total and config.headroom_bytes >= total:
-        yield (
-            "headroom_bytes",
-            (f"keeps all of memory_total_bytes ({format_bytes(total)}) free; lower it, or nothing is ever lent"),
-        )
+        problem = f"keeps all of memory_total_bytes ({format_bytes(total)}) free; lower it, or nothing is ever lent"
+        yield "headroom_bytes", problem
     if config.evict_deadline_s > config.migrate_deadline_s:
-        yield (
-            "evict_deadline_s",
-            "is longer than migrate_deadline_s; dropping a slab is the quicker way, shorten it",
-        )
+        yield "evict_deadline_s", "is longer than migrate_deadline_s; dropping a slab is the quicker way, shorten it"
     if config.migrate_deadline_s > config.lease_expiry_s:
         yield "migrate_deadline_s", "is longer than lease_expiry_s; a lease must outlive the time to move it"
 
@@ -124,7 +120,7 @@ def manager_problems(config: ManagerConfig) -> Iterator[Problem]:
         yield "listen", "is empty, so that nobody can reach the manager; name at least one endpoint"
     yield from _manager_tls_problems(config)
     if not NODE.fullmatch(config.node):
-        yield "node", f"'{config.node:.70}' is no manager's name; up to 64 letters, digits and any of . _ : - make one"
+        yield "node", f"'{config.node:.70}' is no manager's name; {NODE_WORDS}"
     yield from _tenancy_problems(config)
     if not config.state_dir.is_absolute():
         yield "state_dir", "must be an absolute path"
@@ -164,10 +160,7 @@ def _tenancy_problems(config: ManagerConfig) -> Iterator[Problem]:
     for key, names in (("account", accounts), ("qos", qualities)):
         for number, name in enumerate(names, 1):
             if not NODE.fullmatch(name):
-                yield (
-                    key,
-                    f"table {number}: '{name:.70}' is no name; up to 64 letters, digits and any of . _ : - make one",
-                )
+                yield key, f"table {number}: '{name:.70}' is no name; {NODE_WORDS}"
             elif name in names[: number - 1]:
                 yield key, f"table {number}: there is another '{name}'; give each a name of its own"
     if config.default_account and config.default_account not in accounts:
@@ -191,10 +184,7 @@ def names_in(text: str) -> list[str]:
 
 def _identity_problems(config: DaemonConfig | BlockdevConfig | AgentConfig | SlurmConfig) -> Iterator[Problem]:
     if not NODE.fullmatch(config.node):
-        yield (
-            "node",
-            f"'{config.node:.70}' is no name of a node; up to 64 letters, digits and any of . _ : - make one",
-        )
+        yield "node", f"'{config.node:.70}' is no name of a node; {NODE_WORDS}"
     yield from _socket_problems("admin_socket", str(config.admin_socket))
 
 
@@ -214,41 +204,28 @@ def _is_ip_address(text: str) -> bool:
 
 
 def _slab_number_problems(config: BlockdevConfig) -> Iterator[Problem]:
-    copies = config.copies
-    most_bytes = (SLABS_MAX - SLABS_SPARE) * config.slab_bytes // copies
+    copies, slabs = config.copies, SLABS_MAX - SLABS_SPARE
+    most_bytes = slabs * config.slab_bytes // copies
     if config.size_bytes <= most_bytes:
         return
     enough = config.slab_bytes
-    while config.size_bytes * copies > (SLABS_MAX - SLABS_SPARE) * enough:
+    while config.size_bytes * copies > slabs * enough:
         enough *= 2
-    twice = ", two copies of each page," if copies == 2 else ""
-    yield (
-        "slab_bytes",
-        f"is too small for size_bytes: {format_bytes(most_bytes)}{twice} is all that {SLABS_MAX - SLABS_SPARE} slabs "
-        f"of {format_bytes(config.slab_bytes)} hold; make slabs {format_bytes(enough)}, at every donor",
-    )
+    most = format_bytes(most_bytes) + (", two copies of each page," if copies == 2 else "")
+    held = f"{most} is all that {slabs} slabs of {format_bytes(config.slab_bytes)} hold"
+    yield "slab_bytes", f"is too small for size_bytes: {held}; make slabs {format_bytes(enough)}, at every donor"
 
 
 def _protection_problems(config: BlockdevConfig) -> Iterator[Problem]:
     has_disk = config.disk_path.is_absolute()
     if config.protection == "disk" and not has_disk:
-        yield (
-            "disk_path",
-            (
-                "is empty but protection is 'disk'; name a file or partition of size_bytes, or set protection to "
-                "'replica'"
-            ),
-        )
+        todo = "name a file or partition of size_bytes, or set protection to 'replica'"
+        yield "disk_path", f"is empty but protection is 'disk'; {todo}"
     if config.protection != "disk" and has_disk:
         yield "disk_path", f"is set but protection is '{config.protection}'; set protection to 'disk', or remove it"
     if config.protection == "none" and not config.i_accept_data_loss:
-        yield (
-            "i_accept_data_loss",
-            (
-                "must be true with protection = 'none': when a donor goes, its pages are lost and their readers "
-                "are killed; set it to true if that is meant"
-            ),
-        )
+        loss = "when a donor goes, its pages are lost and their readers are killed"
+        yield "i_accept_data_loss", f"must be true with protection = 'none': {loss}; set it to true if that is meant"
     if config.donors_hold != "hot" and config.protection != "disk":
         yield "donors_hold", f"is set but protection is '{config.protection}', where donors hold all; remove it"
     cold, hot = config.cold_slab_pages_per_s_per_gib, config.hot_slab_pages_per_s_per_gib
@@ -262,7 +239,4 @@ def _protection_problems(config: BlockdevConfig) -> Iterator[Problem]:
 def _power_of_two(name: str, value: int) -> Iterator[Problem]:
     if value & (value - 1):
         below = 1 << (value.bit_length() - 1)
-        yield (
-            name,
-            f"is not a power of two; the nearest are {format_bytes(below)} and {format_bytes(2 * below)}",
-        )
+        yield name, f"is not a power of two; the nearest are {format_bytes(below)} and {format_bytes(2 * below)}"

@@ -15,7 +15,7 @@ from enum import StrEnum
 from inspect import get_annotations
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 
 class Kind(StrEnum):
@@ -60,7 +60,6 @@ class Setting:
     required: bool = False
 
 
-T = TypeVar("T")
 _KEY = "farside.setting"
 
 
@@ -85,81 +84,77 @@ def about(
 
 def text(default: str, doc: str, *, was: str = "") -> str:
     """One line of printable text."""
-    return _setting(default, about(Kind.TEXT, doc, was=was))
+    return field(default=default, metadata=about(Kind.TEXT, doc, was=was))
 
 
 def path(default: str, doc: str, *, was: str = "") -> Path:
     """A path from the root; an empty one is `Path()`."""
-    return _setting(Path(default), about(Kind.PATH, doc, was=was))
+    return field(default=Path(default), metadata=about(Kind.PATH, doc, was=was))
 
 
 def endpoints(default: tuple[str, ...], doc: str, *, was: str = "") -> tuple[str, ...]:
     """Addresses to listen on: tcp:HOST:PORT, unix:PATH."""
-    return _setting(default, about(Kind.ENDPOINTS, doc, was=was))
+    return field(default=default, metadata=about(Kind.ENDPOINTS, doc, was=was))
 
 
 def address(default: str, doc: str, *, was: str = "") -> str:
     """HOST:PORT, or empty."""
-    return _setting(default, about(Kind.ADDRESS, doc, was=was))
+    return field(default=default, metadata=about(Kind.ADDRESS, doc, was=was))
 
 
 def choice(default: str, choices: str, doc: str, *, was: str = "") -> str:
     """One of the words in ``choices``."""
-    return _setting(default, about(Kind.CHOICE, doc, choices=choices, was=was))
+    return field(default=default, metadata=about(Kind.CHOICE, doc, choices=choices, was=was))
 
 
 def flag(default: bool, doc: str, *, was: str = "") -> bool:
     """True or false."""
-    return _setting(default, about(Kind.FLAG, doc, was=was))
+    return field(default=default, metadata=about(Kind.FLAG, doc, was=was))
 
 
 def count(default: int, low: float, high: float, doc: str, *, was: str = "") -> int:
     """A whole number from ``low`` to ``high``."""
-    return _setting(default, about(Kind.COUNT, doc, low=low, high=high, was=was))
+    return field(default=default, metadata=about(Kind.COUNT, doc, low=low, high=high, was=was))
 
 
 def size(default: int, low: float, high: float, doc: str, *, was: str = "") -> int:
     """Bytes; in a file also "64MiB"."""
-    return _setting(default, about(Kind.BYTES, doc, low=low, high=high, was=was))
+    return field(default=default, metadata=about(Kind.BYTES, doc, low=low, high=high, was=was))
 
 
 def seconds(default: float, low: float, high: float, doc: str, *, was: str = "") -> float:
     """Seconds; in a file also "500ms"."""
-    return _setting(default, about(Kind.SECONDS, doc, low=low, high=high, was=was))
+    return field(default=default, metadata=about(Kind.SECONDS, doc, low=low, high=high, was=was))
 
 
 def microseconds(default: int, low: float, high: float, doc: str, *, was: str = "") -> int:
     """Microseconds; in a file also "1ms"."""
-    return _setting(default, about(Kind.MICROSECONDS, doc, low=low, high=high, was=was))
+    return field(default=default, metadata=about(Kind.MICROSECONDS, doc, low=low, high=high, was=was))
 
 
 def fraction(default: float, low: float, high: float, doc: str, *, was: str = "") -> float:
     """A share of 1; in a file also "20%"."""
-    return _setting(default, about(Kind.FRACTION, doc, low=low, high=high, was=was))
+    return field(default=default, metadata=about(Kind.FRACTION, doc, low=low, high=high, was=was))
 
 
 def percent(default: float, low: float, high: float, doc: str, *, was: str = "") -> float:
     """A share of 100; in a file also "20%"."""
-    return _setting(default, about(Kind.PERCENT, doc, low=low, high=high, was=was))
+    return field(default=default, metadata=about(Kind.PERCENT, doc, low=low, high=high, was=was))
 
 
 def rate(default: float, low: float, high: float, doc: str, *, was: str = "") -> float:
     """Pages a second for each GiB."""
-    return _setting(default, about(Kind.RATE, doc, low=low, high=high, was=was))
+    return field(default=default, metadata=about(Kind.RATE, doc, low=low, high=high, was=was))
 
 
 def watts(default: float, low: float, high: float, doc: str, *, was: str = "") -> float:
     """Watts."""
-    return _setting(default, about(Kind.WATTS, doc, low=low, high=high, was=was))
+    return field(default=default, metadata=about(Kind.WATTS, doc, low=low, high=high, was=was))
 
 
 def tables(row: type[Declared], doc: str, *, was: str = "") -> tuple[Any, ...]:
     """[[NAME]] tables, each of which becomes a ``row``; none by default."""
-    return _setting((), about(Kind.RULES, doc, row=row, was=was))
-
-
-def _setting(default: T, metadata: Mapping[str, object]) -> T:
-    return field(default=default, metadata=metadata)
+    return field(default=(), metadata=about(Kind.RULES, doc, row=row, was=was))
 
 
 def settings_of(config: type[Declared]) -> Mapping[str, Setting]:

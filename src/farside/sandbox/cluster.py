@@ -20,7 +20,6 @@ from pathlib import Path
 
 import psutil
 
-from farside.admin import ask
 from farside.errors import ConfigError, PeerError
 from farside.sandbox import process, settings
 from farside.sandbox.crew import Crew, Post, post_in
@@ -159,12 +158,8 @@ class Cluster:
         self._crew.tell_of_end(name, status, f"farside admin --socket {socket_path} {command}")
 
     async def _until_connected(self, name: str) -> None:
-        async def connected() -> bool:
-            with contextlib.suppress(PeerError):
-                return bool((await ask(self._crew.posts[name].admin, "status"))["connected"])
-            return False
-
-        await self._crew.until(name, connected, "to reach the manager", limit_s=START_LIMIT_S)
+        what = "to reach the manager"
+        await self._crew.until_says(name, what, lambda status: bool(status["connected"]), limit_s=START_LIMIT_S)
 
     async def _manager_answers(self) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from farside.admin import ask
 from farside.errors import ConfigError, PeerError
 from farside.log import last_line
 from farside.sandbox import process
@@ -125,6 +127,18 @@ class Crew:
             return await look()
 
         await until(there, what=f"{name} {what}", limit_s=limit_s)
+
+    async def until_says(
+        self, name: str, what: str, is_so: Callable[[Mapping[str, Any]], bool] = bool, *, limit_s: float
+    ) -> None:
+        """Waits until it answers with such a status; errors as those of `until`."""
+
+        async def look() -> bool:
+            with contextlib.suppress(PeerError):
+                return is_so(await ask(self.posts[name].admin, "status"))
+            return False
+
+        await self.until(name, look, what, limit_s=limit_s)
 
     async def _watch(self, child: Child) -> None:
         await self._ended(child.name, await child.wait())

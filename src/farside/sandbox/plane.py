@@ -6,7 +6,6 @@ donors' meminfo. Only this process starts children: who wants a killed donor bac
 """
 
 import asyncio
-import contextlib
 import os
 import secrets
 import signal
@@ -153,13 +152,7 @@ class Plane:
             await asyncio.sleep(JOBS_EVERY_S)
 
     async def _until_answering(self, name: str) -> None:
-        async def answers() -> bool:
-            with contextlib.suppress(PeerError):
-                await ask(self._crew.posts[name].admin, "status")
-                return True
-            return False
-
-        await self._crew.until(name, answers, "to answer", limit_s=START_LIMIT_S)
+        await self._crew.until_says(name, "to answer", limit_s=START_LIMIT_S)
 
     async def _until_clients_may_connect(self) -> None:
         async def ready() -> bool:
