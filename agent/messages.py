@@ -65,8 +65,8 @@ Start_ = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 ServiceName = Annotated[str, Meta(min_length=1, max_length=32, pattern=r"^[a-z][a-z0-9-]*\Z")]
 JobId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-]+\Z")]
 Services = Annotated[dict[ServiceName, Raw], Meta(max_length=SERVICES_MAX)]
-"""What each node service says of itself: its whole state as JSON, `SERVICE_BYTES_MAX` at most. Only who knows a service
-reads it; everybody else carries it as it is."""
+"""What each node service says of itself: its whole state as JSON, `SERVICE_BYTES_MAX` at most. What does not know a
+service carries it as it is."""
 
 State: TypeAlias = Literal["starting", "running", "stopping", "exited", "lost"]
 """``exited`` and ``lost`` are final. ``lost``: the node cannot tell how it ended, and it runs no more."""

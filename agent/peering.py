@@ -7,7 +7,7 @@ that has really gone costs the borrower no more than attempts to reach it.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from farside.agent.messages import DonorAddress
 from farside.endpoint import is_on_network
@@ -29,9 +29,7 @@ def merged(known: Iterable[Known], told: Iterable[DonorAddress], now_s: float) -
     """Donors from now on, by name: those that the manager lists, and those that it left out not long ago."""
     found = {address.node: Known(address=address) for address in told if is_on_network(address.control)}
     missed = [
-        Known(address=one.address, missed_s=now_s if one.missed_s is None else one.missed_s)
-        for one in known
-        if one.address.node not in found
+        replace(one, missed_s=now_s) if one.missed_s is None else one for one in known if one.address.node not in found
     ]
     held = [one for one in missed if one.missed_s is not None and now_s - one.missed_s < HOLD_S]
     held.sort(key=lambda one: -(one.missed_s or 0.0))

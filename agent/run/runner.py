@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from msgspec import Struct
 
@@ -30,7 +29,7 @@ from farside.agent.run.containment import Cgroup, CgroupRoot, TaskCgroup, leftov
 from farside.agent.run.fork_server import ForkServer
 from farside.agent.run.hook import Hooks
 from farside.agent.run.ledger import FINAL, RANK, Key, Ledger, Task
-from farside.agent.run.record_file import Damaged, read_record, write_record
+from farside.agent.run.record_file import Damaged, RecordT, read_record, write_record
 from farside.errors import Unavailable
 from farside.log import get_log, last_line
 
@@ -38,7 +37,6 @@ LOOK_EVERY_S = 1.0
 """How late the end of a task may be noticed when its supervisor's word was lost, or its supervisor was killed."""
 KILL_LIMIT_S = 5.0
 NO_HOOKS = Hooks()
-RecordT = TypeVar("RecordT")
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 _log = get_log("agent.run")
@@ -242,7 +240,7 @@ class Runner:
                 hooks=self.policy.hooks,
                 profile=os.fspath(ring_file.new_path()) if start.spec.profile else "",
             )
-            files.write_recipe(folder, recipe)
+            files.write(folder, recipe)
             return self._spawn(folder, lock, cgroup.prefix if cgroup is not None else ())
         finally:
             os.close(lock)  # the task supervisor has its own
@@ -266,7 +264,7 @@ class Runner:
 
     def _look_at(self, key: Key, task: Task) -> None:
         lives = files.is_locked(self._at(key))  # before the status: the last one is written before the lock goes
-        status = self._read(files.read_status, key)
+        status = self._read(files.Status, key)
         if status is not None:
             self._step(rules.Observed(state=status.state))
         is_final = status is not None and RANK[status.state.state] >= FINAL
@@ -277,7 +275,7 @@ class Runner:
 
     def _after_its_supervisor(self, key: Key, status: files.Status | None) -> m.TaskState:
         """The end of a task whose supervisor is gone: kills its processes; how they ended is not known."""
-        recipe = self._read(files.read_recipe, key)
+        recipe = self._read(files.Recipe, key)
         if recipe is None or status is None:
             said = last_line(self._at(key) / "shepherd.log")
             unstarted = "the agent ended before the task was started"
@@ -292,7 +290,7 @@ class Runner:
 
     def _order_stop(self, key: Key, order: files.StopOrder) -> None:
         try:
-            files.write_stop(self._at(key), order)
+            files.write(self._at(key), order)
         except OSError as error:  # the disk is full: SIGTERM means the same, with the grace of the task's own
             _log.error("a stop cannot be recorded", task=files.folder_name(key), why=error.strerror)
             self._signal(key, signal.SIGTERM)
@@ -323,22 +321,22 @@ class Runner:
         return self._tasks_folder / files.folder_name(key)
 
     def _status(self, key: Key) -> files.Status | None:
-        return self._read_or_none(files.read_status, key)
+        return self._read_or_none(files.Status, key)
 
     def _recipe(self, key: Key) -> files.Recipe | None:
-        return self._read_or_none(files.read_recipe, key)
+        return self._read_or_none(files.Recipe, key)
 
-    def _read_or_none(self, read: Callable[[Path], RecordT | None], key: Key) -> RecordT | None:
+    def _read_or_none(self, kind: type[RecordT], key: Key) -> RecordT | None:
         try:
-            return self._read(read, key)
+            return self._read(kind, key)
         except OSError as error:
             _log.error("a task's record cannot be read", task=files.folder_name(key), why=error)
             return None
 
-    def _read(self, read: Callable[[Path], RecordT | None], key: Key) -> RecordT | None:
+    def _read(self, kind: type[RecordT], key: Key) -> RecordT | None:
         """One of a task's records; a damaged one counts as none."""
         try:
-            return read(self._at(key))
+            return files.read(self._at(key), kind)
         except Damaged as error:
             _log.error("a task's record is damaged", task=files.folder_name(key), why=error)
             return None

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from farside.agent import messages as m
 from farside.agent.run.account import Account
 from farside.agent.run.hook import Hooks
 from farside.agent.run.ledger import Key
-from farside.agent.run.record_file import read_record, write_record
+from farside.agent.run.record_file import RecordT, read_record, write_record
 from farside.whole_file import lock_file
 
 
@@ -47,34 +48,25 @@ def folder_name(key: Key) -> str:
     return f"{key[0]}-{key[1]}"
 
 
-def write_recipe(folder: Path, recipe: Recipe) -> None:
-    """Write what to run, before the task supervisor starts."""
-    write_record(folder / "task.json", recipe)
+_NAMES: Mapping[type, str] = {Recipe: "task.json", Status: "state.json", StopOrder: "stop.json"}
 
 
-def read_recipe(folder: Path) -> Recipe | None:
-    """What to run, or None where the agent ended before it had written it."""
-    return read_record(folder / "task.json", Recipe)
+def write(folder: Path, record: Recipe | Status | StopOrder) -> None:
+    """Write one of the task's records.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_record(folder / _NAMES[type(record)], record)
 
 
-def write_status(folder: Path, status: Status) -> None:
-    """Write the state of the task; the task supervisor calls this."""
-    write_record(folder / "state.json", status)
+def read(folder: Path, kind: type[RecordT]) -> RecordT | None:
+    """The task's record of this kind; None: nobody has written it yet.
 
-
-def read_status(folder: Path) -> Status | None:
-    """State of the task, or None where its supervisor has written none yet."""
-    return read_record(folder / "state.json", Status)
-
-
-def write_stop(folder: Path, order: StopOrder) -> None:
-    """Write the order to stop; the agent calls this, and the task supervisor reads it on SIGUSR1."""
-    write_record(folder / "stop.json", order)
-
-
-def read_stop(folder: Path) -> StopOrder | None:
-    """The order, if there is one."""
-    return read_record(folder / "stop.json", StopOrder)
+    Raises:
+        Damaged, OSError: it cannot be read.
+    """
+    return read_record(folder / _NAMES[kind], kind)
 
 
 def lock(folder: Path) -> int | None:

@@ -147,7 +147,7 @@ class TaskSupervisor:
         """The order to end that a signal brings; None: it brings none."""
         if got is not None and got.si_signo == signal.SIGTERM:
             return files.StopOrder(cause="the node is shutting down", grace_s=self._recipe.start.spec.grace_s)
-        return files.read_stop(self._folder) if got is not None and got.si_signo == signal.SIGUSR1 else None
+        return files.read(self._folder, files.StopOrder) if got is not None and got.si_signo == signal.SIGUSR1 else None
 
     def _why_give_up(self, waited_s: float) -> str:
         """Why not to wait any longer for the program's start; empty: wait."""
@@ -290,14 +290,14 @@ class TaskSupervisor:
                 self._write()
                 break
             except FileNotFoundError:
-                break  # the task's folder was taken away: nobody is left who would ask
+                break  # the task's folder was taken away: nothing is left that would ask
             except OSError as error:
                 print(f"{self._folder}: {error.strerror}; trying again", file=sys.stderr)  # noqa: T201 - its log
                 time.sleep(1.0)
         files.notify(self._recipe.notify)
 
     def _write(self) -> None:
-        files.write_status(self._folder, Status(state=self._state, supervisor_pid=os.getpid(), program_pid=self._pid))
+        files.write(self._folder, Status(state=self._state, supervisor_pid=os.getpid(), program_pid=self._pid))
         self._is_known = True
 
 
@@ -338,7 +338,7 @@ def keep(folder: Path, lock: int) -> None:
     os.chdir("/")
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     adopt_orphans()
-    recipe = files.read_recipe(folder)
+    recipe = files.read(folder, Recipe)
     if recipe is None:
         sys.exit(f"{folder}: no task is here")
     TaskSupervisor(folder, recipe).run()

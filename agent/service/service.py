@@ -4,7 +4,7 @@ How it works
 ============
 A service says one JSON value, its whole state. HELLO and each REPORT carry it. The manager keeps it, and reads it only
 where it knows the service. An order is one JSON value as well, again a whole state: it may come twice, and an order
-older than the last is ignored. Nothing between the service and the one who knows it has to know which service it is.
+older than the last is ignored. Nothing between the service and the code that knows it has to know which service it is.
 
 A new service is one class in a file of its own here, one line in `agent/main.py`, and one entry in the manager's table
 (`scheduler/manager/nodes/services.py`), if the manager is to read it. What a job's process needs to reach its service

@@ -76,10 +76,10 @@ def start_logging(level: str, *, stream: TextIO | None = None) -> None:
 
 
 def write_behind() -> None:
-    """From now on a thread writes what is logged, and who logs never waits; after `start_logging`. May be repeated.
+    """Have a thread write what is logged from now on, so that logging never waits. Call it after `start_logging`.
 
     For processes that others' memory waits for: a disk, or a journal that is swapped out, may itself wait for them. Of
-    lines that find BEHIND_MAX before them only the count is kept, and told later.
+    lines that find BEHIND_MAX before them only the count is kept, and logged later.
     """
     root = logging.getLogger(ROOT)
     if any(isinstance(handler, _Behind) for handler in root.handlers):
@@ -129,7 +129,7 @@ class _Behind(logging.handlers.QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
             if self._lost:
-                told = f"{self._lost} lines before this one were not written: who reads them was too slow"
+                told = f"{self._lost} lines before this one were not written: their reader was too slow"
                 self.queue.put_nowait(logging.LogRecord(f"{ROOT}.log", logging.WARNING, "", 0, told, None, None))
                 self._lost = 0
             self.queue.put_nowait(record)

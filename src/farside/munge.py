@@ -55,7 +55,7 @@ class MungeError(FarsideError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """What a credential says: who made it, and what he put into it."""
+    """What a credential says: the user who made it, and what that user put into it."""
 
     uid: int
     payload: bytes

@@ -20,7 +20,7 @@ from farside.agent import messages as m
 from farside.agent.run.account import account_of
 from farside.agent.run.containment import Cgroup, CgroupRoot, cgroup_root, task_cgroup_of
 from farside.agent.run.fork_server import ForkServer
-from farside.agent.run.task_folder import Recipe, is_locked, read_recipe, read_status
+from farside.agent.run.task_folder import Recipe, Status, is_locked, read
 from farside.agent.run.task_supervisor import LAUNCH_LIMIT_S, TaskSupervisor, keep
 from tests.agent.frames import SPEC
 from tests.agent.node import DEADLINE_S, ME, Node, node, processes_with, remove_cgroups
@@ -196,7 +196,7 @@ def test_a_start_that_hangs_is_given_up(tmp_path: Path) -> None:
 
     assert supervisor._why_give_up(LAUNCH_LIMIT_S - 1) == ""
     assert supervisor._why_give_up(LAUNCH_LIMIT_S).startswith("not started within 60 s")
-    assert read_status(tmp_path) is not None
+    assert read(tmp_path, Status) is not None
 
 
 def test_a_stop_is_a_sigterm_to_all_and_waits_for_the_checkpoint(held: Node) -> None:
@@ -556,7 +556,7 @@ def test_a_cgroup_goes_with_its_task(tmp_path: Path) -> None:
         pytest.skip("no cgroup v2 that this process may write")
     with node(tmp_path, cgroup=home) as made:
         made.start("true")
-        recipe = read_recipe(made.folder / "tasks" / "1.0-1")
+        recipe = read(made.folder / "tasks" / "1.0-1", Recipe)
         assert recipe is not None
         made.ended()
 

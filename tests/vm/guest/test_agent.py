@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farside.agent.run.containment import CgroupRoot, cgroup_root
-from farside.agent.run.task_folder import read_recipe
+from farside.agent.run.task_folder import Recipe, read
 from tests.agent.node import Node, node
 from tests.support.waiting import until
 
@@ -30,7 +30,7 @@ def held(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Node]:
 
 
 def cgroup_of(made: Node) -> Path:
-    recipe = read_recipe(made.folder / "tasks" / "1.0-1")
+    recipe = read(made.folder / "tasks" / "1.0-1", Recipe)
     assert recipe is not None
     return Path(recipe.cgroup)
 
