@@ -36,20 +36,18 @@ class LocalProtocolError(FarsideError):
     """We were about to break a protocol: a fault in our own code or use of it."""
 
 
-class RemoteProtocolError(FarsideError):
+class _CodedError(FarsideError):
+    def __init__(self, message: str, *, code: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
+class RemoteProtocolError(_CodedError):
     """A peer broke a protocol. ``code`` is that protocol's number for it, 0 where it has none."""
 
-    def __init__(self, message: str, *, code: int = 0, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.code = code
 
-
-class PeerError(FarsideError):
+class PeerError(_CodedError):
     """A peer refused, vanished, or did not answer in time. ``code`` is its reason, 0 when it gave none."""
-
-    def __init__(self, message: str, *, code: int = 0, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.code = code
 
 
 class EngineError(FarsideError):

@@ -57,7 +57,7 @@ def take_given_fds() -> tuple[dict[str, int], list[int]]:
         fd, name = LISTEN_FDS_START + number, names[number] if number < len(names) else ""
         os.set_inheritable(fd, False)
         if name.startswith(STORED):
-            stored[_own_name(name)] = fd
+            stored[name.removeprefix(STORED).replace(".", ":", 1)] = fd
         else:
             listening.append(fd)
     return stored, listening
@@ -65,7 +65,3 @@ def take_given_fds() -> tuple[dict[str, int], list[int]]:
 
 def _stored_name(name: str) -> str:
     return STORED + name.replace(":", ".")  # a name may not have a colon there
-
-
-def _own_name(name: str) -> str:
-    return name.removeprefix(STORED).replace(".", ":", 1)

@@ -141,4 +141,4 @@ class Crew:
         await self.until(name, look, what, limit_s=limit_s)
 
     async def _watch(self, child: Child) -> None:
-        await self._ended(child.name, await child.wait())
+        await self._ended(child.name, await child.process.wait())

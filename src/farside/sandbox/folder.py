@@ -4,7 +4,7 @@ A sandbox takes a folder that is not there yet, an empty one, or one that a sand
 lock file tells the last of these apart, and whether one is at work in it. So whatever bears one of our names in a
 claimed folder is ours to remove, and a folder with anybody else's files is never touched.
 
-Nobody else may enter it meanwhile: who reaches the sockets in it has programs run as whoever started the sandbox.
+Nobody else may enter it meanwhile: a user who reaches the sockets in it has programs run as the sandbox's user.
 """
 
 import os

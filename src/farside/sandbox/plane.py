@@ -2,7 +2,7 @@
 
 Donors start first and the borrower last; they end the other way round, so that the borrower's clients get their answers
 while the memory is still there. One task waits for each child and notes its end in the record; one refreshes the
-donors' meminfo. Only this process starts children: who wants a killed donor back asks the sandbox's admin socket.
+donors' meminfo. Only this process starts children: its admin socket takes requests to start a killed donor again.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Plane:
     def __init__(self, plan: Plan, state: Path) -> None:
         self.plan = plan
         self.state = state
-        self.names = settings.donor_names(plan.donors)
+        self.names = tuple(f"d{number}" for number in range(1, plan.donors + 1))
         posts = {name: post_in(pressure.donor_folder(state, name), "daemon") for name in self.names}
         posts[BORROWER] = post_in(state / "blockdev", "blockdev")
         self._crew = Crew(posts, changed=self._write_record, ended=self._on_end)

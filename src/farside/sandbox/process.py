@@ -45,10 +45,6 @@ class Child:
         """False once it has ended and been waited for."""
         return self.process.returncode is None
 
-    async def wait(self) -> int:
-        """Exit status, negative for a signal, once it has ended."""
-        return await self.process.wait()
-
     async def end(self) -> None:
         """Ends it: SIGTERM, once more after `PATIENCE_S`, and SIGKILL for what is left of its group at the end."""
         for limit_s in (PATIENCE_S, END_LIMIT_S):
@@ -56,9 +52,9 @@ class Child:
                 self.process.terminate()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(limit_s):
-                        await self.wait()
+                        await self.process.wait()
         _kill_group(self.pid)
-        await self.wait()
+        await self.process.wait()
 
 
 async def start(name: str, arguments: Sequence[str], *, log: Path) -> Child:

@@ -30,11 +30,6 @@ def toml_text(settings: Mapping[str, Value]) -> str:
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
 
 
-def donor_names(count: int) -> tuple[str, ...]:
-    """d1, d2, ..."""
-    return tuple(f"d{number}" for number in range(1, count + 1))
-
-
 def donor_settings(plan: Plan, state: Path, *, name: str, listen: str) -> dict[str, Value]:
     """Settings of one donor."""
     folder = donor_folder(state, name)
