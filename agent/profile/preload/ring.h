@@ -93,6 +93,16 @@ void ring_note(uint16_t flow, uint64_t bytes, uint64_t flags);
 /* Tells the agent, in ring_head.problems. */
 void ring_problem(uint32_t bit);
 
+/* Bytes in all parts of one message; `length` is the field of a part that has its own. */
+#define TOTAL_BYTES(parts, count, length)                                      \
+	({                                                                     \
+		uint64_t total = 0;                                            \
+                                                                               \
+		for (__typeof__((count) + 0) part = 0; part < (count); part++) \
+			total += (parts)[part].length;                         \
+		total;                                                         \
+	})
+
 #define EXPORT __attribute__((visibility("default")))
 
 #endif

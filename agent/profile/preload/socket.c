@@ -118,19 +118,10 @@ static void note_plain(int fd, size_t asked, ssize_t taken)
 	note(fd, asked, taken);
 }
 
-static size_t total(const struct iovec *parts, size_t count)
-{
-	size_t bytes = 0;
-
-	for (size_t at = 0; at < count; at++)
-		bytes += parts[at].iov_len;
-	return bytes;
-}
-
 /* The caller's vectors are read only where the kernel has read them without a fault. */
 static size_t asked_of(const struct iovec *parts, size_t count, ssize_t taken)
 {
-	return ring && taken > 0 ? total(parts, count) : 0;
+	return ring && taken > 0 ? TOTAL_BYTES(parts, count, iov_len) : 0;
 }
 
 /* A function under its libc name: it calls the real one, and does something with what that returned, `got`. */
@@ -173,7 +164,8 @@ EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags)
 	int done = REAL_OR(sendmmsg, -1)(fd, messages, count, flags);
 
 	for (int at = 0; ring && at < done; at++)
-		note(fd, total(messages[at].msg_hdr.msg_iov, messages[at].msg_hdr.msg_iovlen), messages[at].msg_len);
+		note(fd, TOTAL_BYTES(messages[at].msg_hdr.msg_iov, messages[at].msg_hdr.msg_iovlen, iov_len),
+		     messages[at].msg_len);
 	return done;
 }
 

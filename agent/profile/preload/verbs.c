@@ -57,20 +57,6 @@ static struct device *place_for(struct ibv_context *context)
 
 /* --- ibv_post_send */
 
-static uint64_t sge_bytes(const struct ibv_sge *parts, size_t count)
-{
-	uint64_t bytes = 0;
-
-	for (size_t at = 0; at < count; at++)
-		bytes += parts[at].length;
-	return bytes;
-}
-
-static uint64_t bytes_of(const struct ibv_send_wr *request)
-{
-	return request->num_sge > 0 ? sge_bytes(request->sg_list, (size_t)request->num_sge) : 0;
-}
-
 static void note_request(const struct ibv_qp *qp, const struct ibv_send_wr *request)
 {
 	uint16_t flow = (uint16_t)(FLOW_VERBS | (qp->qp_num & (FLOW_VERBS - 1)));
@@ -81,10 +67,10 @@ static void note_request(const struct ibv_qp *qp, const struct ibv_send_wr *requ
 	case IBV_WR_SEND_WITH_INV:
 	case IBV_WR_RDMA_WRITE:
 	case IBV_WR_RDMA_WRITE_WITH_IMM:
-		ring_note(flow, bytes_of(request), 0);
+		ring_note(flow, TOTAL_BYTES(request->sg_list, request->num_sge, length), 0);
 		break;
 	case IBV_WR_RDMA_READ:
-		ring_note(flow, bytes_of(request), EVENT_READ);
+		ring_note(flow, TOTAL_BYTES(request->sg_list, request->num_sge, length), EVENT_READ);
 		break;
 	default:
 		break;
@@ -162,40 +148,37 @@ static void note_qp(struct ibv_qp_ex *qp, struct queue_pair *known, uint64_t byt
 		known->driver.name(qp, __VA_ARGS__);           \
 	}
 
-static uint64_t buffer_bytes(const struct ibv_data_buf *parts, size_t count)
-{
-	uint64_t bytes = 0;
-
-	for (size_t at = 0; at < count; at++)
-		bytes += parts[at].length;
-	return bytes;
-}
-
-/* clang-format off (a table) */
-KIND(wr_send, SENDS, (struct ibv_qp_ex * qp))
-KIND(wr_send_imm, SENDS, (struct ibv_qp_ex * qp, __be32 imm), imm)
-KIND(wr_send_inv, SENDS, (struct ibv_qp_ex * qp, uint32_t rkey), rkey)
-KIND(wr_rdma_write, SENDS, (struct ibv_qp_ex * qp, uint32_t rkey, uint64_t to), rkey, to)
-KIND(wr_rdma_write_imm, SENDS, (struct ibv_qp_ex * qp, uint32_t rkey, uint64_t to, __be32 imm), rkey, to, imm)
-KIND(wr_rdma_read, READS, (struct ibv_qp_ex * qp, uint32_t rkey, uint64_t from), rkey, from)
-KIND(wr_atomic_cmp_swp, NEITHER, (struct ibv_qp_ex * qp, uint32_t rkey, uint64_t at, uint64_t compare, uint64_t swap),
-     rkey, at, compare, swap)
-KIND(wr_atomic_fetch_add, NEITHER, (struct ibv_qp_ex * qp, uint32_t rkey, uint64_t at, uint64_t add), rkey, at, add)
-SIZE(wr_set_sge, length, (struct ibv_qp_ex * qp, uint32_t lkey, uint64_t at, uint32_t length), lkey, at, length)
-SIZE(wr_set_sge_list, sge_bytes(parts, count), (struct ibv_qp_ex * qp, size_t count, const struct ibv_sge *parts),
-     count, parts)
-SIZE(wr_set_inline_data, length, (struct ibv_qp_ex * qp, void *from, size_t length), from, length)
-SIZE(wr_set_inline_data_list, buffer_bytes(parts, count),
-     (struct ibv_qp_ex * qp, size_t count, const struct ibv_data_buf *parts), count, parts)
+/* The calls that are ours. A table: clang-format would break its rows. */
+/* clang-format off */
+#define CALLS(KIND, SIZE)                                                                                    \
+	KIND(wr_send, SENDS, (struct ibv_qp_ex *qp))                                                         \
+	KIND(wr_send_imm, SENDS, (struct ibv_qp_ex *qp, __be32 imm), imm)                                    \
+	KIND(wr_send_inv, SENDS, (struct ibv_qp_ex *qp, uint32_t rkey), rkey)                                \
+	KIND(wr_rdma_write, SENDS, (struct ibv_qp_ex *qp, uint32_t rkey, uint64_t to), rkey, to)             \
+	KIND(wr_rdma_write_imm, SENDS, (struct ibv_qp_ex *qp, uint32_t rkey, uint64_t to, __be32 imm),       \
+	     rkey, to, imm)                                                                                  \
+	KIND(wr_rdma_read, READS, (struct ibv_qp_ex *qp, uint32_t rkey, uint64_t from), rkey, from)          \
+	KIND(wr_atomic_cmp_swp, NEITHER,                                                                     \
+	     (struct ibv_qp_ex *qp, uint32_t rkey, uint64_t at, uint64_t compare, uint64_t swap),            \
+	     rkey, at, compare, swap)                                                                        \
+	KIND(wr_atomic_fetch_add, NEITHER, (struct ibv_qp_ex *qp, uint32_t rkey, uint64_t at, uint64_t add), \
+	     rkey, at, add)                                                                                  \
+	SIZE(wr_set_sge, length, (struct ibv_qp_ex *qp, uint32_t lkey, uint64_t at, uint32_t length),        \
+	     lkey, at, length)                                                                               \
+	SIZE(wr_set_sge_list, TOTAL_BYTES(parts, count, length),                                             \
+	     (struct ibv_qp_ex *qp, size_t count, const struct ibv_sge *parts), count, parts)                \
+	SIZE(wr_set_inline_data, length, (struct ibv_qp_ex *qp, void *from, size_t length), from, length)    \
+	SIZE(wr_set_inline_data_list, TOTAL_BYTES(parts, count, length),                                     \
+	     (struct ibv_qp_ex *qp, size_t count, const struct ibv_data_buf *parts), count, parts)
 /* clang-format on */
 
-#define TAKE_OVER(name)                                \
-	do {                                           \
-		if (qp->name && qp->name != name) {    \
-			known->driver.name = qp->name; \
-			qp->name = name;               \
-		}                                      \
-	} while (0)
+CALLS(KIND, SIZE)
+
+#define TAKE_OVER(name, ...)                   \
+	if (qp->name && qp->name != name) {    \
+		known->driver.name = qp->name; \
+		qp->name = name;               \
+	}
 
 static void hook_qp(struct ibv_qp_ex *qp)
 {
@@ -205,18 +188,7 @@ static void hook_qp(struct ibv_qp_ex *qp)
 		ring_problem(RING_VERBS_UNSEEN);
 		return;
 	}
-	TAKE_OVER(wr_send);
-	TAKE_OVER(wr_send_imm);
-	TAKE_OVER(wr_send_inv);
-	TAKE_OVER(wr_rdma_write);
-	TAKE_OVER(wr_rdma_write_imm);
-	TAKE_OVER(wr_rdma_read);
-	TAKE_OVER(wr_atomic_cmp_swp);
-	TAKE_OVER(wr_atomic_fetch_add);
-	TAKE_OVER(wr_set_sge);
-	TAKE_OVER(wr_set_sge_list);
-	TAKE_OVER(wr_set_inline_data);
-	TAKE_OVER(wr_set_inline_data_list);
+	CALLS(TAKE_OVER, TAKE_OVER)
 }
 
 static struct ibv_qp *create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *wanted)
