@@ -182,7 +182,7 @@ def shown(setting: Setting, value: object) -> str:
 _PRINTERS: Mapping[Kind, Callable[[float], str]] = MappingProxyType(
     {
         Kind.BYTES: format_bytes,
-        Kind.SECONDS: lambda value: "0 s" if value == 0 else format_seconds(value),
+        Kind.SECONDS: format_seconds,
         Kind.MICROSECONDS: "{:g} us".format,
         Kind.PERCENT: "{:g} %".format,
         Kind.COUNT: "{:.0f}".format,

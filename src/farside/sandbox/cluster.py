@@ -121,10 +121,7 @@ class Cluster:
         Raises:
             ConfigError: there is no such agent, or it is running.
         """
-        if name not in self.names:
-            raise ConfigError(f"this sandbox has no agent {name!r}, only {', '.join(self.names)}")
-        self._crew.refuse_running(name, f"agent {name}")
-        await self._crew.start(name)
+        await self._crew.start_again(name, "agent", self.names)
         await self._until_connected(name)
 
     async def start_manager(self) -> None:
@@ -133,7 +130,8 @@ class Cluster:
         Raises:
             ConfigError: it is running.
         """
-        self._crew.refuse_running(MANAGER, "the manager")
+        if self._crew.is_running(MANAGER):
+            raise ConfigError("the manager is running")
         await self._crew.start(MANAGER)
         await self._crew.until(MANAGER, self._manager_answers, "to answer", limit_s=START_LIMIT_S)
 

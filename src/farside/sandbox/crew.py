@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,10 +82,17 @@ class Crew:
         """Whether it was started and has not ended."""
         return name in self._children and self._children[name].is_running
 
-    def refuse_running(self, name: str, told: str) -> None:
-        """Raises ConfigError when it runs; ``told``: as the message names it."""
+    async def start_again(self, name: str, kind: str, names: Collection[str]) -> None:
+        """Starts one of those of a kind that has ended.
+
+        Raises:
+            ConfigError: There is none of that name, or it is running.
+        """
+        if name not in names:
+            raise ConfigError(f"this sandbox has no {kind} {name!r}, only {', '.join(names)}")
         if self.is_running(name):
-            raise ConfigError(f"{told} is running")
+            raise ConfigError(f"{kind} {name} is running")
+        await self.start(name)
 
     def pid(self, name: str) -> int:
         """Process id, 0 while it does not run."""

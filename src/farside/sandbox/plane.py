@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 from farside.admin import ask
-from farside.errors import ConfigError, PeerError
+from farside.errors import PeerError
 from farside.peers_text import peers_text
 from farside.sandbox import layout, pressure, settings
 from farside.sandbox.cluster import Cluster
@@ -109,10 +109,7 @@ class Plane:
         Raises:
             ConfigError: there is no such donor, or it is running.
         """
-        if name not in self.names:
-            raise ConfigError(f"this sandbox has no donor {name!r}, only {', '.join(self.names)}")
-        self._crew.refuse_running(name, f"donor {name}")
-        await self._crew.start(name)
+        await self._crew.start_again(name, "donor", self.names)
         await self._until_answering(name)
 
     async def end(self) -> None:
