@@ -23,7 +23,7 @@ from farside.agent.outbox import Outbox
 from farside.agent.protocol import FRAME_BYTES_MAX, PATH, AgentSide, close_reason
 from farside.agent.token import read_token
 from farside.clock import Clock
-from farside.errors import ConfigError, RemoteProtocolError
+from farside.errors import ConfigError, RemoteProtocolError, first_of
 from farside.log import get_log
 from farside.own_task import in_own_task
 from farside.tls import TlsFiles, client_tls, tls_problem
@@ -161,8 +161,7 @@ class Session:
                 group.create_task(self._obey(connection, side, group))
                 group.create_task(self._report(connection, side))
         except* RemoteProtocolError as faults:
-            fault = _first(faults)
-            assert isinstance(fault, RemoteProtocolError)
+            fault = first_of(faults)
             await connection.close(fault.code or 1002, close_reason(fault))
             raise fault from None
 
@@ -225,7 +224,7 @@ class Session:
 
 
 def _problem(error: Exception, url: str) -> str:
-    first = _first(error) if isinstance(error, ExceptionGroup) else error
+    first = first_of(error) if isinstance(error, ExceptionGroup) else error
     if isinstance(first, ssl.SSLError):
         return str(tls_problem(first, url))
     if isinstance(first, InvalidStatus):
@@ -242,7 +241,3 @@ def _problem(error: Exception, url: str) -> str:
     if not isinstance(first, WebSocketException | RemoteProtocolError | ConfigError):
         _log.error("unexpected fault", cause=first)
     return str(first)
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

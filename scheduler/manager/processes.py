@@ -18,11 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from farside.config import ManagerConfig
 from farside.ending import on_end_signals
-from farside.errors import ConfigError, FarsideError
+from farside.errors import ConfigError, FarsideError, first_of
 from farside.log import get_log, start_logging
 from farside.notify import notify_systemd, watchdog_period_s
 from farside.scheduler.manager.garbage_collection import keep_aside
@@ -40,7 +40,6 @@ LONG_ENOUGH_S = 10.0
 END_LIMIT_S = 6.0
 BEAT_PERIOD_S = 1.0
 
-ErrorT = TypeVar("ErrorT", bound=Exception)
 Beat: TypeAlias = "Synchronized[float]"
 Work: TypeAlias = Callable[[ManagerConfig], Coroutine[None, None, None]]
 
@@ -163,17 +162,12 @@ def _part(name: str, work: Work, config: ManagerConfig, beat: Beat) -> None:
     try:
         asyncio.run(_until_told(work(config), beat))
     except* FarsideError as several:
-        error = _first(several)
+        error = first_of(several)
         _log.error("ends", part=name, reason=error)
         os._exit(error.exit_code)
     except* Exception as several:
-        _log.error("unexpected fault", part=name, cause=_first(several))
+        _log.error("unexpected fault", part=name, cause=first_of(several))
         os._exit(1)
-
-
-def _first(group: BaseExceptionGroup[ErrorT]) -> ErrorT:
-    found = group.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
 
 async def _until_told(work: Coroutine[None, None, None], beat: Beat) -> None:

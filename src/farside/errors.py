@@ -6,6 +6,9 @@ Programming faults are `assert` and `TypeError`; nobody catches those.
 
 import errno as errno_names
 import os
+from typing import TypeVar
+
+ErrorT = TypeVar("ErrorT", bound=BaseException)
 
 
 class FarsideError(Exception):
@@ -61,3 +64,9 @@ class EngineError(FarsideError):
 
     def __reduce__(self) -> tuple[type["EngineError"], tuple[str, int]]:
         return type(self), (self.op, self.errno)
+
+
+def first_of(group: BaseExceptionGroup[ErrorT]) -> ErrorT:
+    """First error of a group, also of one inside another."""
+    found = group.exceptions[0]
+    return first_of(found) if isinstance(found, BaseExceptionGroup) else found

@@ -29,7 +29,7 @@ from farside.cli.terminal import flush_output, printable
 from farside.cli.top import top
 from farside.cli.trace import trace_app
 from farside.cli.unit import unit_app
-from farside.errors import FarsideError
+from farside.errors import FarsideError, first_of
 from farside.units import MIB
 
 DEBUG = "FARSIDE_DEBUG"
@@ -79,7 +79,7 @@ def main() -> None:
         ours, others = group.split(FarsideError)
         if ours is None or others is not None or os.environ.get(DEBUG):
             raise
-        _end(_first(ours))
+        _end(first_of(ours))
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -103,11 +103,6 @@ def _end(error: FarsideError) -> NoReturn:
     for line in str(error).splitlines():
         print(f"farside: {printable(line)}", file=sys.stderr)
     sys.exit(error.exit_code)
-
-
-def _first(group: ExceptionGroup[FarsideError]) -> FarsideError:
-    found = group.exceptions[0]
-    return _first(found) if isinstance(found, ExceptionGroup) else found
 
 
 def _print_version(wanted: bool) -> None:

@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from farside import admin
 from farside.endpoint import parse_endpoint
-from farside.errors import ConfigError, FarsideError, PeerError
+from farside.errors import ConfigError, FarsideError, PeerError, first_of
 from farside.geometry import GRANULE_BYTES
 from farside.listen import clear_stale, open_listener
 from farside.sandbox.cluster import parse_shape
@@ -24,8 +23,6 @@ from farside.units import MIB, format_bytes
 
 DONORS_MAX = 64
 LISTEN_DEFAULT_NAME = "nbd.sock"
-
-ErrorT = TypeVar("ErrorT", bound=Exception)
 
 
 def run(
@@ -157,16 +154,11 @@ def _run_to_the_end(plane: Plane) -> int:
     try:
         asyncio.run(_serve(plane))
     except* FarsideError as group:
-        raise _first(group) from None
+        raise first_of(group) from None
     except* OSError as group:  # no room left, or somebody removed the folder
-        error = _first(group)
+        error = first_of(group)
         raise PeerError(f"{error.filename or 'sandbox'}: {error.strerror or error}") from error
     return 0
-
-
-def _first(group: BaseExceptionGroup[ErrorT]) -> ErrorT:
-    found = group.exceptions[0]
-    return _first(found) if isinstance(found, BaseExceptionGroup) else found
 
 
 async def _serve(plane: Plane) -> None:
