@@ -116,7 +116,9 @@ def effective_config(
     wrong: set[str] = set()  # settings whose value is not known
     warnings: list[str] = []
     names = Names(known)
-    for source, told in [*((str(file), _read(file)) for file in files), (COMMAND_LINE, overrides or {})]:
+    found: list[tuple[str, Mapping[str, object]]] = [(str(file), _read(file)) for file in files]
+    found.append((COMMAND_LINE, overrides or {}))
+    for source, told in found:
         for word, value in told.items():
             try:
                 name = names.current(word, source)
