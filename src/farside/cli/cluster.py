@@ -59,21 +59,26 @@ class _Submit(TyperCommand):
         """Set by the framework for each command; the keys stay."""
 
 
-def cluster_commands(app: typer.Typer) -> None:
-    """Adds these commands."""
-    app.command(cls=_Submit, context_settings={"ignore_unknown_options": True})(submit)
-    for command in (queue, show, cancel, hold, release, explain, logs, nodes, drain, undrain):
-        app.command()(command)
-
-
-def client_of(manager: str | None, state: Path | None) -> "ManagerClient":
+def client_of(manager: Manager = None, state: State = None) -> "ManagerClient":
     """A connection to the manager that the options mean."""
     from farside.client.manager_client import ManagerClient, find_manager
 
     return ManagerClient(find_manager(manager, state))
 
 
+# Gives a command whose first parameter is a client the options that say which manager it is.
+with_client = options.made(is_last=True, client=client_of)
+
+
+def cluster_commands(app: typer.Typer) -> None:
+    """Adds these commands."""
+    app.command(cls=_Submit, context_settings={"ignore_unknown_options": True})(with_client(submit))
+    for command in (queue, show, cancel, hold, release, explain, logs, nodes, drain, undrain):
+        app.command()(with_client(command))
+
+
 def submit(
+    client: "ManagerClient",
     context: typer.Context,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[JOB.toml | -- COMMAND...]", help="Job file, or command to run.")
@@ -112,8 +117,6 @@ def submit(
     settings: options.Overrides = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the job number.")] = False,
     as_json: options.AsJson = False,
-    manager: Manager = None,
-    state: State = None,
 ) -> None:
     """Submit a job: a job file, or a command after `--`.
 
@@ -130,7 +133,7 @@ def submit(
     }  # fmt: skip
     is_file = False if behind >= len(words) else None
     job = read_job(words, _settings(settings), os.getcwd(), os.environ, options=_keys(said), is_file=is_file)
-    answer = _submit(job, client_of(manager, state))
+    answer = _submit(job, client)
     _print_submitted(answer, quiet=quiet, as_json=as_json)
 
 
@@ -193,15 +196,13 @@ def _given(told: Mapping[str, object]) -> dict[str, object]:
 
 
 def queue(
+    client: "ManagerClient",
     everything: Annotated[bool, typer.Option("--all", "-a", help="Show finished ones too.")] = False,
     user: Annotated[str | None, typer.Option(help="Show only jobs of this user; for operators.")] = None,
     as_json: options.AsJson = False,
-    manager: Manager = None,
-    state: State = None,
 ) -> None:
     """List jobs, with their nodes or the reason why they wait."""
     query = _given({"all": "true" if everything else None, "user": user})
-    client = client_of(manager, state)
     answer = client.get("jobs", **{name: str(value) for name, value in query.items()})
     if as_json:
         print(json.dumps(answer["jobs"], indent=2))
@@ -213,9 +214,8 @@ def queue(
     print_table(job_table(answer["jobs"], why, time.time()))
 
 
-def show(job: JobId, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
+def show(client: "ManagerClient", job: JobId, as_json: options.AsJson = False) -> None:
     """Show one job: its processes, its request and its history."""
-    client = client_of(manager, state)
     found = client.get("jobs", job)
     if as_json:
         print(json.dumps(found, indent=2))
@@ -226,23 +226,22 @@ def show(job: JobId, as_json: options.AsJson = False, manager: Manager = None, s
         print(line)
 
 
-def cancel(jobs: JobIds, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
+def cancel(client: "ManagerClient", jobs: JobIds, as_json: options.AsJson = False) -> None:
     """Cancel jobs: SIGTERM, then SIGKILL after their grace period."""
-    _each(jobs, "cancel", as_json, manager, state)
+    _each(client, jobs, "cancel", as_json)
 
 
-def hold(jobs: JobIds, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
+def hold(client: "ManagerClient", jobs: JobIds, as_json: options.AsJson = False) -> None:
     """Hold waiting jobs, so that they do not start."""
-    _each(jobs, "hold", as_json, manager, state)
+    _each(client, jobs, "hold", as_json)
 
 
-def release(jobs: JobIds, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
+def release(client: "ManagerClient", jobs: JobIds, as_json: options.AsJson = False) -> None:
     """Release held jobs."""
-    _each(jobs, "release", as_json, manager, state)
+    _each(client, jobs, "release", as_json)
 
 
-def _each(jobs: list[str], what: str, as_json: bool, manager: str | None, state: Path | None) -> None:
-    client = client_of(manager, state)
+def _each(client: "ManagerClient", jobs: list[str], what: str, as_json: bool) -> None:
 
     def tasks_of(job: str) -> list[str]:
         return [one["id"] for one in client.get("jobs")["jobs"] if one["id"].startswith(f"{job}_")]
@@ -294,18 +293,17 @@ def act_on_each(
         raise typer.Exit(1)
 
 
-def explain(job: JobId, as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
+def explain(client: "ManagerClient", job: JobId, as_json: options.AsJson = False) -> None:
     """Explain why a job waits, and what it waits for."""
-    answer = client_of(manager, state).get("jobs", job, "explain")
+    answer = client.get("jobs", job, "explain")
     print(json.dumps(answer, indent=2) if as_json else "\n".join(answer["lines"]))
 
 
 def logs(
+    client: "ManagerClient",
     job: JobId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")] = False,
     rank: Annotated[int, typer.Option(min=0, help="Show the output of this process (rank).")] = 0,
-    manager: Manager = None,
-    state: State = None,
 ) -> None:
     """Print a job's output.
 
@@ -313,13 +311,11 @@ def logs(
     """
     from farside.cli.cluster_logs import follow_output
 
-    client = client_of(manager, state)
     follow_output(lambda: client.get("jobs", job), rank, is_following=follow)
 
 
-def nodes(as_json: options.AsJson = False, manager: Manager = None, state: State = None) -> None:
+def nodes(client: "ManagerClient", as_json: options.AsJson = False) -> None:
     """List nodes with their GPUs, jobs, free memory, borrowers (--json) and the reason of a drain."""
-    client = client_of(manager, state)
     answer = client.get("nodes")
     if as_json:
         lent = {one["node"]: one["loans"] for one in client.get("donors")["donors"]}
@@ -331,23 +327,19 @@ def nodes(as_json: options.AsJson = False, manager: Manager = None, state: State
 
 
 def drain(
+    client: "ManagerClient",
     names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Node names.")],
     reason: Annotated[str, typer.Option(help="Reason, shown to users.")] = "",
-    manager: Manager = None,
-    state: State = None,
 ) -> None:
     """Drain nodes: start no new jobs there; running jobs continue."""
-    client = client_of(manager, state)
     act_on_each(names, lambda name: client.post("nodes", name, "drain", body={"reason": reason}), _node_word)
 
 
 def undrain(
+    client: "ManagerClient",
     names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Node names.")],
-    manager: Manager = None,
-    state: State = None,
 ) -> None:
     """Undrain nodes, so that jobs start there again."""
-    client = client_of(manager, state)
     act_on_each(names, lambda name: client.post("nodes", name, "undrain"), _node_word)
 
 

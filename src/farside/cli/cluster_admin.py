@@ -3,12 +3,15 @@
 import json
 import time
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farside.cli import options
-from farside.cli.cluster import Manager, State, act_on_each, client_of, print_table
+from farside.cli.cluster import act_on_each, print_table, with_client
+
+if TYPE_CHECKING:
+    from farside.client.manager_client import ManagerClient
 
 From = Annotated[
     str, typer.Option("--from", metavar="TIME", help="Start of the period: now, +2h, or 2026-11-22T08:00 (UTC).")
@@ -28,7 +31,7 @@ To = Annotated[str, typer.Option("--to", metavar="TIME", help="End of the period
 def admin_commands(app: typer.Typer) -> None:
     """Adds these commands."""
     for command in (reserve, reservations, unreserve, usage, audit):
-        app.command()(command)
+        app.command()(with_client(command))
 
 
 def _moment(option: str, text: str, now_s: float) -> float:
@@ -38,13 +41,12 @@ def _moment(option: str, text: str, now_s: float) -> float:
 
 
 def reserve(
+    client: "ManagerClient",
     names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Node names.")],
     begin: From,
     end: To,
     reason: Annotated[str, typer.Option(help="Reason, shown to users.")] = "",
     as_json: options.AsJson = False,
-    manager: Manager = None,
-    state: State = None,
 ) -> None:
     """Reserve nodes for maintenance: no job starts there that could still run in that period.
 
@@ -53,7 +55,7 @@ def reserve(
     now_s = time.time()
     begin_s, end_s = (_moment(option, text, now_s) for option, text in (("--from", begin), ("--to", end)))
     body = {"nodes": names, "from_s": begin_s, "to_s": end_s, "reason": reason}
-    made = client_of(manager, state).post("reservations", body=body)
+    made = client.post("reservations", body=body)
     if as_json:
         print(json.dumps(made, indent=2))
         return
@@ -63,14 +65,13 @@ def reserve(
 
 
 def reservations(
+    client: "ManagerClient",
     everything: Annotated[bool, typer.Option("--all", "-a", help="Show past and cancelled ones too.")] = False,
     as_json: options.AsJson = False,
-    manager: Manager = None,
-    state: State = None,
 ) -> None:
     """List reservations of nodes."""
     query = {"all": "true"} if everything else {}
-    found = client_of(manager, state).get("reservations", **query)["reservations"]
+    found = client.get("reservations", **query)["reservations"]
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -80,26 +81,23 @@ def reservations(
 
 
 def unreserve(
+    client: "ManagerClient",
     names: Annotated[
         list[str], typer.Argument(metavar="RESERVATION...", help="Reservation names, as printed by `farside reserve`.")
     ],
-    manager: Manager = None,
-    state: State = None,
 ) -> None:
     """Cancel reservations."""
-    client = client_of(manager, state)
     act_on_each(
         names, lambda name: client.post("reservations", name, "cancel"), lambda one: f"{one['id']}: {one['state']}"
     )
 
 
 def usage(
+    client: "ManagerClient",
     by: Annotated[By, typer.Option(help="Group by user or account.")] = By.USER,
     begin: From = "-30d",
     end: To = "now",
     as_json: options.AsJson = False,
-    manager: Manager = None,
-    state: State = None,
 ) -> None:
     """Show the use by each user or account: jobs, GPU hours, hours of waiting, kWh.
 
@@ -107,7 +105,7 @@ def usage(
     """
     now_s = time.time()
     span = {"from_s": str(_moment("--from", begin, now_s)), "to_s": str(_moment("--to", end, now_s))}
-    found = client_of(manager, state).get("usage", by=by.value, **span)
+    found = client.get("usage", by=by.value, **span)
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -119,14 +117,13 @@ def usage(
 
 
 def audit(
+    client: "ManagerClient",
     actor: Annotated[str | None, typer.Option(help="Show only actions of this user or token.")] = None,
     before: Annotated[
         int | None, typer.Option(min=1, metavar="ENTRY", help="Show only entries before this one.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of lines.")] = 100,
     as_json: options.AsJson = False,
-    manager: Manager = None,
-    state: State = None,
 ) -> None:
     """Show who did what, newest last; for operators.
 
@@ -134,7 +131,7 @@ def audit(
     """
     query = {"actor": actor, "before": before, "limit": limit}
     told = {name: str(value) for name, value in query.items() if value is not None}
-    found = client_of(manager, state).get("audit", **told)
+    found = client.get("audit", **told)
     if as_json:
         print(json.dumps(found, indent=2))
         return

@@ -63,7 +63,9 @@ def token(
     print(add_token(file, name, Role(role.value)))
 
 
-def _settings(config: list[Path] | None, settings: list[str] | None, state: Path | None) -> "ManagerConfig":
+def _settings(
+    config: options.ConfigFiles = None, settings: options.Overrides = None, state: State = None
+) -> "ManagerConfig":
     """Settings of the manager that the options name: files, a sandbox, FARSIDE_STATE's sandbox, /etc/farside."""
     from farside.client.state_folder import sandbox_config, state_told
     from farside.config import ManagerConfig, load_config
@@ -76,54 +78,55 @@ def _settings(config: list[Path] | None, settings: list[str] | None, state: Path
     return load_config(ManagerConfig, files, options.overrides(settings))
 
 
+with_settings = options.made(is_last=True, loaded=_settings)
+
+
 @store_app.command()
+@with_settings
 def backup(
+    loaded: "ManagerConfig",
     to: Annotated[Path, typer.Argument(help="File to write; must not exist.")],
-    config: options.ConfigFiles = None,
-    settings: options.Overrides = None,
-    state: State = None,
 ) -> None:
     """Copy the store into one file, while the manager runs."""
     from farside.scheduler.manager.store.event_store import EventStore
     from farside.scheduler.manager.store.migrate import backup as copy
 
-    store = EventStore(_settings(config, settings, state).store_url)
+    store = EventStore(loaded.store_url)
     print(f"{to}: {copy(store, to)} entries")
 
 
 @store_app.command()
+@with_settings
 def restore(
+    loaded: "ManagerConfig",
     source: Annotated[Path, typer.Argument(metavar="FILE", help="File written by `farside store backup`.")],
-    config: options.ConfigFiles = None,
-    settings: options.Overrides = None,
-    state: State = None,
 ) -> None:
     """Restore a backup into an empty store; the manager must not run."""
     from farside.scheduler.manager.store.event_store import EventStore
     from farside.scheduler.manager.store.migrate import restore as copy
 
-    store = EventStore(_settings(config, settings, state).store_url)
+    store = EventStore(loaded.store_url)
     print(f"{source}: {copy(source, store)} entries restored")
 
 
 @store_app.command()
-def upgrade(config: options.ConfigFiles = None, settings: options.Overrides = None, state: State = None) -> None:
+@with_settings
+def upgrade(loaded: "ManagerConfig") -> None:
     """Create the store, or upgrade that of an older Farside; the manager does this when it starts."""
     from farside.scheduler.manager.store.event_store import EventStore
     from farside.scheduler.manager.store.migrate import upgrade as bring
 
-    bring(EventStore(_settings(config, settings, state).store_url))
+    bring(EventStore(loaded.store_url))
     print("the store is up to date")
 
 
 @store_app.command()
+@with_settings
 def check(
+    loaded: "ManagerConfig",
     is_complete: Annotated[
         bool, typer.Option("--complete", help="Report jobs that have not ended as errors too.")
     ] = False,
-    config: options.ConfigFiles = None,
-    settings: options.Overrides = None,
-    state: State = None,
 ) -> None:
     """Check the whole log for GPUs allocated twice, and jobs started twice or lost. Exit code 1 if there are any.
 
@@ -133,7 +136,6 @@ def check(
     from farside.scheduler.manager.store.compact import archive_of, whole_log
     from farside.scheduler.manager.store.event_store import EventStore
 
-    loaded = _settings(config, settings, state)
     entries = whole_log(EventStore(loaded.store_url), archive_of(loaded.store_url, loaded.archive_dir))
     found = list(violations(entries, is_complete=is_complete))
     for line in found:
@@ -144,7 +146,8 @@ def check(
 
 
 @store_app.command()
-def compact(config: options.ConfigFiles = None, settings: options.Overrides = None, state: State = None) -> None:
+@with_settings
+def compact(loaded: "ManagerConfig") -> None:
     """Compact the log now; the manager does this regularly, and may run meanwhile.
 
     Writes a snapshot, so that the manager starts fast; entries older than keep_history_s move to the archive.
@@ -154,7 +157,6 @@ def compact(config: options.ConfigFiles = None, settings: options.Overrides = No
     from farside.scheduler.manager.store.event_store import EventStore
     from farside.scheduler.manager.store.migrate import upgrade as bring
 
-    loaded = _settings(config, settings, state)
     store = EventStore(loaded.store_url)
     bring(store)
     archive = archive_of(loaded.store_url, loaded.archive_dir)

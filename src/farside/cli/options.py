@@ -27,11 +27,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Command = Callable[..., None]
 
 
-def made(**builders: Callable[..., object]) -> Callable[[Command], Command]:
+def made(*, is_last: bool = False, **builders: Callable[..., object]) -> Callable[[Command], Command]:
     """Gives a command, in place of one of its parameters, those of the function that makes its value.
 
     So several commands have the same options, written once. A parameter that command and builder both have goes to
-    both, and reads as the command declares it.
+    both, and reads as the command declares it. ``is_last``: the help shows the builders' options after the command's.
 
         @app.command()
         @options.made(request=_request)  # def _request(trace: _Trace, policy: _Policy, nodes: _Nodes = None) -> Request
@@ -42,7 +42,7 @@ def made(**builders: Callable[..., object]) -> Callable[[Command], Command]:
         own = inspect.signature(command).parameters
         built = {name: inspect.signature(build).parameters for name, build in builders.items()}
         shown: dict[str, inspect.Parameter] = {}
-        for name in own:
+        for name in sorted(own, key=lambda name: is_last and name in built):
             shown |= {one: own.get(one, asked) for one, asked in built[name].items()} if name in built else {}
             shown |= {} if name in built or name in shown else {name: own[name]}
 

@@ -1,12 +1,15 @@
 """The command `farside power`: lists sleeping nodes, and pardons nodes that failed to switch."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farside.cli import options
-from farside.cli.cluster import Manager, State, client_of, print_table
+from farside.cli.cluster import Manager, State, client_of, print_table, with_client
+
+if TYPE_CHECKING:
+    from farside.client.manager_client import ManagerClient
 
 power_app = typer.Typer(help="Show and manage nodes that sleep.", invoke_without_command=True, rich_markup_mode=None)
 
@@ -38,13 +41,12 @@ def power(
 
 
 @power_app.command()
+@with_client
 def pardon(
+    client: "ManagerClient",
     names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Node names.")],
-    manager: Manager = None,
-    state: State = None,
 ) -> None:
     """Declare nodes fixed that failed to switch, so that they are used and switched again."""
-    client = client_of(manager, state)
     for name in names:
         told = client.post("power", name, "pardon")
         print(f"{name}: {told['power']}")

@@ -2,17 +2,22 @@
 
 import sys
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from farside.cli import options
-from farside.cli.cluster import Manager, State
+from farside.cli.cluster import with_client
+
+if TYPE_CHECKING:
+    from farside.client.manager_client import ManagerClient
 
 EVERY_S = 2.0
 
 
+@with_client
 def top(
+    client: "ManagerClient",
     once: Annotated[bool, typer.Option("--once", help="Print once and exit; the default without a terminal.")] = (
         False
     ),
@@ -20,17 +25,12 @@ def top(
         float, typer.Option("--every", min=0.2, max=3600, help="Seconds between two updates.")
     ] = EVERY_S,
     as_json: options.AsJson = False,
-    manager: Manager = None,
-    state: State = None,
 ) -> None:
     """Watch the cluster: nodes, running jobs, and waiting jobs with the reason.
 
     Runs until Ctrl-C. Users see their own jobs, operators all jobs.
     """
-    from farside.client.manager_client import ManagerClient, find_manager
-
-    address = find_manager(manager, state)
-    with ManagerClient(address) as client:
+    with client:
         told = client.get("overview")
         if as_json:
             import json
