@@ -14,8 +14,9 @@ from statistics import median
 import numpy as np
 
 from benchmarks.figure import Row, Table
+from farside.cli.sim import Request
 from farside.cli.simulate.parallel import run_all
-from farside.cli.simulate.request import Request, prepare
+from farside.cli.simulate.request import prepare
 from farside.scheduler.sim.cluster import build_site
 from farside.scheduler.sim.experiment import Outcome, Scene, make_experiments
 from farside.scheduler.sim.result.figures import Results
@@ -80,11 +81,10 @@ def philly(data: Path, vc: str, nodes: int, window: tuple[str, str] = ("", "")) 
     """
     request = Request(
         trace=philly_file(data),
-        policies=("fifo",),
-        settings={},
+        policy="fifo",
         gpus_per_node=PHILLY_GPUS_PER_NODE,
         nodes=nodes,
-        vcs=(vc,),
+        vc=[vc],
         from_time=window[0],
         to_time=window[1],
     )

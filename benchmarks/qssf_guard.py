@@ -5,7 +5,8 @@ from pathlib import Path
 from benchmarks.figure import Figure, Row, Table
 from benchmarks.qssf_repeating import FIFO, SJF, qssf
 from benchmarks.qssf_runs import Lesson, Take, lesson, outcomes
-from farside.cli.simulate.request import Request, prepare
+from farside.cli.sim import Request
+from farside.cli.simulate.request import prepare
 
 # Complete virtual clusters of Philly's, on so few nodes that their queues grow for weeks.
 BUSY = (("2869ce", 8), ("7f04ca", 20))
@@ -36,7 +37,7 @@ def figure(*, jobs: int, seed: int, data: Path) -> Figure:
 
 
 def _philly(path: Path, vc: str, nodes: int) -> Lesson:
-    request = Request(trace=path, policies=("fifo",), settings={}, gpus_per_node=8, nodes=nodes, vcs=(vc,))
+    request = Request(trace=path, policy="fifo", gpus_per_node=8, nodes=nodes, vc=[vc])
     return Lesson(past=(), scene=prepare(request).scene)
 
 

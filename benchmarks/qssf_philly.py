@@ -7,7 +7,8 @@ import msgspec
 
 from benchmarks.figure import Figure, Row, Table
 from benchmarks.qssf_runs import HeliosNoise, Take, average_with, outcomes
-from farside.cli.simulate.request import Request, prepare
+from farside.cli.sim import Request
+from farside.cli.simulate.request import prepare
 from farside.scheduler.sim.estimator import Foreknown, past_of
 from farside.scheduler.sim.experiment import Scene
 from farside.scheduler.sim.trace.read import read_trace
@@ -48,7 +49,7 @@ def figure(*, data: Path) -> Figure:
 def _scene(log: Path, vc: str, nodes: int, window: tuple[str, str]) -> Scene:
     return prepare(
         Request(
-            trace=log, policies=("fifo",), settings={}, gpus_per_node=8, nodes=nodes, vcs=(vc,),
+            trace=log, policy="fifo", gpus_per_node=8, nodes=nodes, vc=[vc],
             from_time=window[0], to_time=window[1],
         )
     ).scene  # fmt: skip

@@ -19,7 +19,6 @@ VARIANTS = ("cli", "order", "placement", "driver", "format")
 
 LARGE_CLASSES: set[str] = set()
 LONG_FUNCTIONS = {
-    "farside.cli.sim_trace.generate",
     "farside.cli.swap.attach",
 }
 FULL_FOLDERS: set[str] = set()

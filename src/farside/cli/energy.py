@@ -226,17 +226,16 @@ def jobs(
     """
     from farside.cli.energy_jobs import compare_runs
     from farside.cli.energy_report import print_cost, write_json
-    from farside.cli.simulate.request import Request
+    from farside.cli.sim import Request
 
     _check_places({"--json": json_to}, [trace, *([vc_nodes] if vc_nodes else [])])
     request = Request(
         trace=trace,
-        policies=(order,),
-        settings={},
+        policy=order,
         gpus_per_node=gpus_per_node,
-        nodes=nodes or 0,
+        nodes=nodes,
         vc_nodes=vc_nodes,
-        vcs=tuple(vc or ()),
+        vc=vc,
     )
     told = {name: _text(value) for name, value in options.overrides(settings).items()}
     cost = compare_runs(request, policy, told, boot_s=boot_s)

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from farside.cli.simulate.request import Request, prepare
+from farside.cli.sim import Request
+from farside.cli.simulate.request import prepare
 from farside.errors import ConfigError
 from farside.scheduler.energy.catalog import make_online
 from farside.scheduler.sim.energy.sleeping import Cost, SleepingSimulation, cost_of

@@ -6,7 +6,8 @@ from typing import Literal
 from rich.table import Table
 from rich.text import Text
 
-from farside.cli.simulate.request import Request, prepare
+from farside.cli.sim import Request
+from farside.cli.simulate.request import prepare
 from farside.scheduler.predict.rebalance import RebalanceParams
 from farside.scheduler.sim.rebalancing import rebalance
 
@@ -22,8 +23,7 @@ def rebalance_tables(
         ConfigError: The log or the file of nodes cannot be used.
     """
     request = Request(
-        trace=log, policies=(policy,), settings={}, gpus_per_node=gpus_per_node, vc_nodes=vc_nodes, fmt=fmt,
-        on_bad=on_bad,
+        trace=log, policy=policy, gpus_per_node=gpus_per_node, vc_nodes=vc_nodes, fmt=fmt, on_bad=on_bad,
     )  # fmt: skip
     prepared = prepare(request)
     found = rebalance(prepared.experiments[0], prepared.scene, RebalanceParams(node_gpus=gpus_per_node))

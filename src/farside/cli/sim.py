@@ -1,20 +1,16 @@
 """The command `farside sim`: simulates a job log under other schedulers."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from farside.cli import options
 from farside.cli.sim_trace import trace_app
-
-if TYPE_CHECKING:
-    from farside.cli.simulate.request import Request
+from farside.errors import ConfigError
 
 sim_app = typer.Typer(
     help="Run traces of jobs under the scheduler's policies.", no_args_is_help=True, rich_markup_mode=None
@@ -22,88 +18,121 @@ sim_app = typer.Typer(
 sim_app.add_typer(trace_app, name="trace")
 
 
-class Bad(StrEnum):
-    """What to do about rows and jobs that cannot be used."""
-
-    REFUSE = "refuse"
-    SKIP = "skip"
-
-
-class Attempts(StrEnum):
-    """What a job is that was started several times."""
-
-    WHOLE = "whole"
-    EACH = "each"
-
-
-_Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file, plain or gzip, or builtin:NAME.")]
 POLICIES = "fifo, best-effort, yarn-cs, sf, sjf, srtf, srsf, timeshare, las, gittins, qssf"
 PLACEMENTS = "consolidate, skew, fragments, count, random, yarn, ilp"
-_Policy = Annotated[str, typer.Option("--policy", metavar="NAME", help=f"Policy that orders jobs: {POLICIES}.")]
-_Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter of the policy or of the rules (repeatable)."),
-]
-_Placement = Annotated[
-    str, typer.Option(metavar="NAME", help=f"Placement that chooses nodes: {PLACEMENTS}; default: that of the policy.")
-]
-_GpusPerNode = Annotated[int, typer.Option(metavar="G", min=1, help="GPUs of each node.")]
-_Nodes = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Number of nodes of the cluster, or of the one virtual cluster.")
-]
-_CpusPerNode = Annotated[
-    float | None,
-    typer.Option(metavar="C", min=0, help="CPUs of each node, for jobs that request CPUs; default: unlimited."),
-]
-_MemoryPerNode = Annotated[
-    int | None,
-    typer.Option(
-        parser=options.byte_count,
-        metavar="BYTES",
-        help="Memory of each node, such as 512GiB, for jobs that request memory; default: unlimited.",
-    ),
-]
-_NodesPerRack = Annotated[
-    int | None,
-    typer.Option(metavar="R", min=1, help="Nodes under one switch; yarn keeps a job within it; default: all nodes."),
-]
-_GpuModel = Annotated[
-    str, typer.Option(metavar="NAME", help="Model of all GPUs, for jobs that request one; 'any' matches every request.")
-]
-_Vc = Annotated[
-    list[str] | None, typer.Option("--vc", metavar="NAME", help="Run only jobs of this virtual cluster (repeatable).")
-]
-_VcNodes = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", help="CSV with the number of nodes of each virtual cluster, per day if it has a day column."
-    ),
-]
-_From = Annotated[str, typer.Option("--from", metavar="TIME", help="Run only jobs submitted at this time or later.")]
-_To = Annotated[str, typer.Option("--to", metavar="TIME", help="Run only jobs submitted at this time or earlier.")]
-_Bad = Annotated[Bad, typer.Option("--on-bad", help="What to do with unusable rows and with jobs that never fit.")]
-_Format = Annotated[str, typer.Option("--format", metavar="NAME", help="Format of the trace; auto: detect it.")]
-_Attempts = Annotated[
-    Attempts, typer.Option(help="Count a job that was started several times as one job (whole) or as several (each).")
-]
-_History = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Past jobs, for policies that learn: a trace for qssf, GPU seconds for gittins."),
-]
-_TrainTo = Annotated[
-    str,
-    typer.Option(
-        "--train-to", metavar="TIME", help="Learn from jobs that ended by this time, and run only later jobs."
-    ),
-]
-_Models = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="Start with the model that `farside predict fit` wrote to this folder."),
-]
 _Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures to this file.")]
 _Report = Annotated[
     Path | None, typer.Option(metavar="FILE.html", help="Write a page with tables and plots to this file.")
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The options of `farside sim run`, `compare` and `why`, as they were given."""
+
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file, plain or gzip, or builtin:NAME.")]
+    policy: Annotated[str, typer.Option("--policy", metavar="NAME", help=f"Policy that orders jobs: {POLICIES}.")]
+    gpus_per_node: Annotated[int, typer.Option(metavar="G", min=1, help="GPUs of each node.")]
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter of the policy or of the rules (repeatable)."),
+    ] = None
+    placement: Annotated[
+        str,
+        typer.Option(metavar="NAME", help=f"Placement that chooses nodes: {PLACEMENTS}; default: that of the policy."),
+    ] = ""
+    nodes: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Number of nodes of the cluster, or of the one virtual cluster."),
+    ] = None
+    cpus_per_node: Annotated[
+        float | None,
+        typer.Option(metavar="C", min=0, help="CPUs of each node, for jobs that request CPUs; default: unlimited."),
+    ] = None
+    memory_per_node: Annotated[
+        int | None,
+        typer.Option(
+            parser=options.byte_count,
+            metavar="BYTES",
+            help="Memory of each node, such as 512GiB, for jobs that request memory; default: unlimited.",
+        ),
+    ] = None
+    nodes_per_rack: Annotated[
+        int | None,
+        typer.Option(
+            metavar="R", min=1, help="Nodes under one switch; yarn keeps a job within it; default: all nodes."
+        ),
+    ] = None
+    gpu_model: Annotated[
+        str,
+        typer.Option(
+            parser=str.strip,
+            metavar="NAME",
+            help="Model of all GPUs, for jobs that request one; 'any' matches every request.",
+        ),
+    ] = ""
+    vc: Annotated[
+        list[str] | None,
+        typer.Option("--vc", metavar="NAME", help="Run only jobs of this virtual cluster (repeatable)."),
+    ] = None
+    vc_nodes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="CSV with the number of nodes of each virtual cluster, per day if it has a day column.",
+        ),
+    ] = None
+    from_time: Annotated[
+        str, typer.Option("--from", metavar="TIME", help="Run only jobs submitted at this time or later.")
+    ] = ""
+    to_time: Annotated[
+        str, typer.Option("--to", metavar="TIME", help="Run only jobs submitted at this time or earlier.")
+    ] = ""
+    on_bad: Annotated[
+        Literal["refuse", "skip"],
+        typer.Option("--on-bad", help="What to do with unusable rows and with jobs that never fit."),
+    ] = "refuse"
+    fmt: Annotated[str, typer.Option("--format", metavar="NAME", help="Format of the trace; auto: detect it.")] = "auto"
+    attempts: Annotated[
+        Literal["whole", "each"],
+        typer.Option(help="Count a job that was started several times as one job (whole) or as several (each)."),
+    ] = "whole"
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Past jobs, for policies that learn: a trace for qssf, GPU seconds for gittins."
+        ),
+    ] = None
+    train_to: Annotated[
+        str,
+        typer.Option(
+            "--train-to", metavar="TIME", help="Learn from jobs that ended by this time, and run only later jobs."
+        ),
+    ] = ""
+    models: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Start with the model that `farside predict fit` wrote to this folder."),
+    ] = None
+
+    @property
+    def vcs(self) -> tuple[str, ...]:
+        """The virtual clusters that ``vc`` names, each once."""
+        return tuple(dict.fromkeys(name for text in self.vc or () for name in _names(text)))
+
+    @property
+    def settings_by_name(self) -> Mapping[str, str]:
+        """Text by name. Unlike `options.overrides` it leaves the text as it is: what a field takes, its type says.
+
+        Raises:
+            ConfigError: One has no equals sign.
+        """
+        told: dict[str, str] = {}
+        for text in self.settings or ():
+            name, equals, value = text.partition("=")
+            if not equals or not name.strip():
+                raise ConfigError(f"--set {text}: is not KEY=VALUE", hint="for example --set limits_gpu_s=3600")
+            told[name.strip()] = value.strip()
+        return told
 
 
 class SpreadCommand(TyperCommand):
@@ -137,61 +166,11 @@ class SpreadCommand(TyperCommand):
             yield text
 
 
-def _request(
-    trace: _Trace,
-    policy: _Policy,
-    gpus_per_node: _GpusPerNode,
-    settings: _Set = None,
-    placement: _Placement = "",
-    nodes: _Nodes = None,
-    cpus_per_node: _CpusPerNode = None,
-    memory_per_node: _MemoryPerNode = None,
-    nodes_per_rack: _NodesPerRack = None,
-    gpu_model: _GpuModel = "",
-    vc: _Vc = None,
-    vc_nodes: _VcNodes = None,
-    from_time: _From = "",
-    to_time: _To = "",
-    bad: _Bad = Bad.REFUSE,
-    trace_format: _Format = "auto",
-    attempts: _Attempts = Attempts.WHOLE,
-    history: _History = None,
-    train_to: _TrainTo = "",
-    models: _Models = None,
-) -> "Request":
-    from farside.cli.simulate.request import Request
-
-    return Request(
-        trace=trace,
-        policies=(policy,),
-        settings=_texts(settings),
-        placement=placement,
-        gpus_per_node=gpus_per_node,
-        nodes=nodes or 0,
-        cpus_per_node=math.inf if cpus_per_node is None else cpus_per_node,
-        memory_per_node_bytes=math.inf if memory_per_node is None else memory_per_node,
-        nodes_per_rack=nodes_per_rack or 0,
-        gpu_model=gpu_model.strip(),
-        vc_nodes=vc_nodes,
-        vcs=tuple(dict.fromkeys(name for one in vc or () for name in _names(one))),
-        from_time=from_time,
-        to_time=to_time,
-        fmt=trace_format,
-        attempts=attempts.value,
-        on_bad=bad.value,
-        history=history,
-        train_to=train_to,
-        models=models,
-    )
-
-
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _policies(text: str) -> tuple[str, ...]:
-    from farside.errors import ConfigError
-
     names = _names(text)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -201,32 +180,17 @@ def _policies(text: str) -> tuple[str, ...]:
     return names
 
 
-def _refuse_several(request: "Request", command: str) -> None:
-    from farside.errors import ConfigError
-
-    names = _names(request.policies[0])
+def _refuse_several(request: Request, command: str) -> None:
+    names = _names(request.policy)
     if len(names) > 1:
         hint = f"farside sim compare --policy {','.join(names)} takes several"
         raise ConfigError(f"{command} takes one policy, not {len(names)}", hint=hint)
 
 
-def _texts(settings: Sequence[str] | None) -> Mapping[str, str]:
-    """Text by name. Unlike `options.overrides` it leaves the text as it is: what a field takes, its type says."""
-    from farside.errors import ConfigError
-
-    told: dict[str, str] = {}
-    for text in settings or ():
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise ConfigError(f"--set {text}: is not KEY=VALUE", hint="for example --set limits_gpu_s=3600")
-        told[name.strip()] = value.strip()
-    return told
-
-
 @sim_app.command(cls=SpreadCommand)
-@options.made(request=_request)
+@options.made(request=Request)
 def run(
-    request: "Request",
+    request: Request,
     jobs_out: Annotated[
         Path | None, typer.Option(metavar="FILE.csv", help="Write one row per job to this file; .csv or .parquet.")
     ] = None,
@@ -245,9 +209,9 @@ def run(
 
 
 @sim_app.command(cls=SpreadCommand)
-@options.made(request=_request)
+@options.made(request=Request)
 def compare(
-    request: "Request",
+    request: Request,
     policy: Annotated[
         str, typer.Option("--policy", metavar="A,B,C", help=f"Policies, separated by commas: {POLICIES}.")
     ],
@@ -262,12 +226,12 @@ def compare(
     from farside.cli.simulate.main import Outputs
     from farside.cli.simulate.main import compare as simulate
 
-    raise typer.Exit(simulate(replace(request, policies=_policies(policy)), Outputs(json=json_out, report=report)))
+    raise typer.Exit(simulate(request, _policies(policy), Outputs(json=json_out, report=report)))
 
 
 @sim_app.command(cls=SpreadCommand)
-@options.made(request=_request)
-def why(request: "Request", job: Annotated[str, typer.Argument(metavar="JOB", help="Job id in the trace.")]) -> None:
+@options.made(request=Request)
+def why(request: Request, job: Annotated[str, typer.Argument(metavar="JOB", help="Job id in the trace.")]) -> None:
     """Show the decisions that made a job of a trace wait.
 
     The two arguments may be in either order.

@@ -1,6 +1,7 @@
 """The command `farside sim trace`: describes, converts and generates traces."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -8,6 +9,7 @@ import typer
 
 from farside.cli import options
 from farside.cli.terminal import printable, standard_output
+from farside.errors import ConfigError
 from farside.units import format_count
 
 if TYPE_CHECKING:
@@ -94,7 +96,46 @@ def convert(
     _tell(trace)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """The options of `farside sim trace generate` as given; None: not given."""
+
+    seed: Annotated[int, typer.Option(min=0, help="Seed; equal seeds give equal traces.")] = 1
+    jobs: Annotated[int | None, typer.Option(min=1, help="Number of jobs.")] = None
+    load: Annotated[
+        float | None,
+        typer.Option(help="Load: GPU time of all jobs, divided by the GPU time of the cluster while they arrive."),
+    ] = None
+    nodes: _Nodes = None
+    gpus_per_node: _GpusPerNode = None
+    interval: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Mean time between jobs, instead of a load, such as 30s.")
+    ] = None
+    arrivals: Annotated[str | None, typer.Option(help="Arrivals of jobs: poisson, daily, weekly or bursts.")] = None
+    service: Annotated[
+        str | None,
+        typer.Option(
+            help="Run times: philly, helios, tiresias, lognormal:median_s=10min,sigma=2, pareto:..., exponential:..."
+        ),
+    ] = None
+    gpu_mix: Annotated[
+        str | None,
+        typer.Option(help="GPUs of jobs: tiresias, philly, helios, single, or GPUS:WEIGHT,... such as 1:70,4:20,8:10."),
+    ] = None
+    vc: Annotated[
+        list[str] | None, typer.Option(metavar="NAME[:WEIGHT]", help="Name of a virtual cluster (repeatable).")
+    ] = None
+    users: Annotated[int | None, typer.Option(min=1, help="Number of users of each virtual cluster.")] = None
+    start: Annotated[str | None, typer.Option(metavar="DATE", help="Time of the first job; default: a Monday.")] = None
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs of the cluster; None: no cluster is named."""
+        return self.nodes * (self.gpus_per_node or 8) if self.nodes else None
+
+
 @trace_app.command()
+@options.made(wishes=Wishes)
 def generate(
     names: Annotated[
         list[str],
@@ -103,58 +144,19 @@ def generate(
             help="Workload: tiresias-480, philly-like, helios-like, repeating (optional); then the file to write.",
         ),
     ],
-    seed: Annotated[int, typer.Option(min=0, help="Seed; equal seeds give equal traces.")] = 1,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Number of jobs.")] = None,
-    load: Annotated[
-        float | None,
-        typer.Option(help="Load: GPU time of all jobs, divided by the GPU time of the cluster while they arrive."),
-    ] = None,
-    nodes: _Nodes = None,
-    gpus_per_node: _GpusPerNode = None,
-    interval: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Mean time between jobs, instead of a load, such as 30s.")
-    ] = None,
-    arrivals: Annotated[str | None, typer.Option(help="Arrivals of jobs: poisson, daily, weekly or bursts.")] = None,
-    service: Annotated[
-        str | None,
-        typer.Option(
-            help="Run times: philly, helios, tiresias, lognormal:median_s=10min,sigma=2, pareto:..., exponential:..."
-        ),
-    ] = None,
-    gpu_mix: Annotated[
-        str | None,
-        typer.Option(help="GPUs of jobs: tiresias, philly, helios, single, or GPUS:WEIGHT,... such as 1:70,4:20,8:10."),
-    ] = None,
-    vc: Annotated[
-        list[str] | None, typer.Option(metavar="NAME[:WEIGHT]", help="Name of a virtual cluster (repeatable).")
-    ] = None,
-    users: Annotated[int | None, typer.Option(min=1, help="Number of users of each virtual cluster.")] = None,
-    start: Annotated[str | None, typer.Option(metavar="DATE", help="Time of the first job; default: a Monday.")] = None,
+    wishes: Wishes,
 ) -> None:
     """Generate a trace: a named workload, or N jobs of your own mixture.
 
     `farside sim trace generate tiresias-480 jobs.csv` writes the workload of the paper's testbed;
     `farside sim trace generate --jobs 10000 --load 0.8 --nodes 16 jobs.csv.gz` writes one of your own.
     """
-    from farside.cli.trace_recipe import Wishes, make
-    from farside.errors import ConfigError
+    from farside.cli.trace_recipe import make
     from farside.scheduler.sim.trace.write import write_trace
 
     if len(names) > 2:
         raise ConfigError(f"generate takes at most a name and a file, not {len(names)} names", hint="see --help")
-    wishes = Wishes(
-        jobs=jobs,
-        load=load,
-        gpus=nodes * (gpus_per_node or 8) if nodes else None,
-        interval=interval,
-        arrivals=arrivals,
-        service=service,
-        gpu_mix=gpu_mix,
-        vcs=tuple(vc or ()),
-        users=users,
-        start=start,
-    )
-    trace = make(names[0] if len(names) == 2 else "", wishes, seed)
+    trace = make(names[0] if len(names) == 2 else "", wishes)
     out = Path(names[-1])
     write_trace(trace, out)
     _say(f"{out}: {format_count(len(trace.jobs), 'job')}; farside sim trace describe {out} shows them")

@@ -1,12 +1,13 @@
 """Recipe of `farside sim trace generate`: a named workload changed by options, or options alone."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
+from farside.cli.sim_trace import Wishes
 from farside.errors import ConfigError
 from farside.scheduler.settings import chosen, from_settings, suggestion
 from farside.scheduler.sim.trace.job import Trace
@@ -17,29 +18,13 @@ from farside.scheduler.sim.workload.generate import GpuMix, VcMix, Workload, gen
 from farside.units import parse_seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """The options as given; None and empty: not given."""
-
-    jobs: int | None
-    load: float | None
-    gpus: int | None
-    interval: str | None
-    arrivals: str | None
-    service: str | None
-    gpu_mix: str | None
-    vcs: tuple[str, ...]
-    users: int | None
-    start: str | None
-
-
-def make(name: str, wishes: Wishes, seed: int) -> Trace:
+def make(name: str, wishes: Wishes) -> Trace:
     """The trace of a name, of options, or of both.
 
     Raises:
         ConfigError: An unknown name, options that contradict each other, or one that cannot be.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(wishes.seed)
     changes = _changes(wishes)
     if name == TIRESIAS_480:
         if changes:
@@ -69,7 +54,7 @@ def _changes(wishes: Wishes) -> dict[str, Any]:
         "arrivals": None if wishes.arrivals is None else chosen(wishes.arrivals, ARRIVALS, "rhythm of arrivals"),
         "service": None if wishes.service is None else _service(wishes.service),
         "gpu_mix": None if wishes.gpu_mix is None else _gpu_mix(wishes.gpu_mix),
-        "vc_mix": _vc_mix(wishes.vcs) or None,
+        "vc_mix": _vc_mix(wishes.vc or ()) or None,
         "users": wishes.users,
         "start_s": None if wishes.start is None else _start_s(wishes.start),
     }
@@ -118,7 +103,7 @@ def _gpu_mix(text: str) -> GpuMix:
     return tuple(mix)
 
 
-def _vc_mix(texts: tuple[str, ...]) -> VcMix:
+def _vc_mix(texts: Sequence[str]) -> VcMix:
     split = [text.partition(":") for text in texts]
     if len({name for name, _, _ in split}) < len(split) or not all(name for name, _, _ in split):
         raise ConfigError("--vc: each needs a name of its own", hint="for example --vc vision:2 --vc speech:1")

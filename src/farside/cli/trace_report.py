@@ -1,12 +1,10 @@
 """Steps of `farside trace report`: checks, reads, analyses, writes and prints."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
+from farside.cli.trace import Request
 from farside.errors import ConfigError
 from farside.scheduler.sim.characterise.cluster_size import sizes_of
 from farside.scheduler.sim.characterise.report_page import answer, change, facts, seconds
@@ -18,21 +16,6 @@ from farside.scheduler.sim.trace.read_nodes import read_vc_sizes
 from farside.units import LONGEST_SPAN_S, format_moment
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The options of the command. ``nodes``: 0 if not given; ``json``: None for no JSON."""
-
-    log: Path
-    page: Path
-    fmt: str = "auto"
-    nodes: int = 0
-    gpus_per_node: int = 8
-    vc_nodes: Path | None = None
-    on_bad: Literal["refuse", "skip"] = "refuse"
-    what_if_jobs: int = 20_000
-    json: Path | None = None
-
-
 def run(request: Request, *, tell: Callable[[str], None]) -> Iterator[str]:
     """Writes what was asked for, and gives the lines that sum it up; ``tell``: called with what is done next.
 
@@ -41,9 +24,9 @@ def run(request: Request, *, tell: Callable[[str], None]) -> Iterator[str]:
     """
     # 1. Check what can be checked before the work.
     check_apart(
-        {"--output": request.page, "--json": request.json}, {"the log": request.log, "--vc-nodes": request.vc_nodes}
+        {"--output": request.page, "--json": request.json_out}, {"the log": request.log, "--vc-nodes": request.vc_nodes}
     )
-    check_writable((request.page, request.json))
+    check_writable((request.page, request.json_out))
     # 2. Read.
     tell(f"reading {request.log}")
     vc_sizes = read_vc_sizes(request.vc_nodes, request.gpus_per_node) if request.vc_nodes else ()
@@ -51,7 +34,7 @@ def run(request: Request, *, tell: Callable[[str], None]) -> Iterator[str]:
     if not np.any(log.gpus > 0):
         raise ConfigError(f"{request.log}: no job has a GPU", hint="this page is about GPU clusters")
     _check_span(log)
-    sizes = sizes_of(log, nodes=request.nodes, gpus_per_node=request.gpus_per_node, vc_sizes=vc_sizes)
+    sizes = sizes_of(log, nodes=request.nodes or 0, gpus_per_node=request.gpus_per_node, vc_sizes=vc_sizes)
     # 3. Study.
     found = study(log, sizes, what_if_jobs=request.what_if_jobs, tell=tell)
     # 4. Write.
@@ -60,8 +43,8 @@ def run(request: Request, *, tell: Callable[[str], None]) -> Iterator[str]:
 
     with written(request.page) as place:
         write_page(place, found)
-    if request.json is not None:
-        with written(request.json) as place:
+    if request.json_out is not None:
+        with written(request.json_out) as place:
             write_json(place, found)
     # 5. Tell.
     yield from _summary(found)

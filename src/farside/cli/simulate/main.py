@@ -1,11 +1,13 @@
 """The commands `farside sim run`, `compare` and `why`: check, read, simulate, show, write."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from farside.cli.sim import Request
 from farside.cli.simulate.parallel import run_all
-from farside.cli.simulate.request import Prepared, Request, prepare
+from farside.cli.simulate.request import Prepared, prepare
 from farside.cli.simulate.show import Show, print_comparison, print_left_out, print_run, trace_facts
 from farside.cli.terminal import printable, standard_output
 from farside.errors import ConfigError
@@ -38,9 +40,9 @@ def run(request: Request, outputs: Outputs) -> int:
     return 0
 
 
-def compare(request: Request, outputs: Outputs) -> int:
+def compare(request: Request, policies: Sequence[str], outputs: Outputs) -> int:
     """`farside sim compare`. Returns the exit code."""
-    prepared, outcomes = _simulate(request, outputs)
+    prepared, outcomes = _simulate(request, outputs, policies)
     _write(outputs, prepared, outcomes, is_comparison=True)
     with standard_output():
         print_comparison(prepared, outcomes)
@@ -67,14 +69,16 @@ def why(request: Request, job_id: str) -> int:
     return 0 if watcher.has_ended else Unfinished.exit_code
 
 
-def _simulate(request: Request, outputs: Outputs) -> tuple[Prepared, tuple[Outcome, ...]]:
+def _simulate(
+    request: Request, outputs: Outputs, policies: Sequence[str] | None = None
+) -> tuple[Prepared, tuple[Outcome, ...]]:
     check_table(outputs.jobs)
     check_apart(
         {"--jobs-out": outputs.jobs, "--json": outputs.json, "--report": outputs.report},
         {"the trace": request.trace, "--vc-nodes": request.vc_nodes, "--history": request.history},
     )
     check_writable((outputs.jobs, outputs.json, outputs.report))
-    prepared = prepare(request)
+    prepared = prepare(request, policies)
     with Show([experiment.name for experiment in prepared.experiments]) as show:
         outcomes = run_all(
             prepared.experiments, prepared.scene, is_keeping_segments=outputs.report is not None, tell=show.tell

@@ -1,11 +1,12 @@
-"""Options of `farside sim`, checked and converted before anything runs; each mistake is one line."""
+"""Preparation of `farside sim`: options are checked and converted before anything runs; each mistake is one line."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from farside.cli.sim import Request
 from farside.errors import ConfigError
 from farside.scheduler.order.gittins import Gittins
 from farside.scheduler.order.qssf import Qssf
@@ -31,32 +32,6 @@ TOLD = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """The options of `farside sim run`, `compare` and `why`, as they were given; ``settings``: text by name."""
-
-    trace: Path
-    policies: tuple[str, ...]
-    settings: Mapping[str, str]
-    placement: str = ""
-    gpus_per_node: int
-    nodes: int = 0
-    cpus_per_node: float = math.inf
-    memory_per_node_bytes: float = math.inf
-    nodes_per_rack: int = 0
-    gpu_model: str = ""
-    vc_nodes: Path | None = None
-    vcs: tuple[str, ...] = ()
-    from_time: str = ""
-    to_time: str = ""
-    fmt: str = "auto"
-    attempts: Literal["whole", "each"] = "whole"
-    on_bad: Literal["refuse", "skip"] = "refuse"
-    history: Path | None = None
-    train_to: str = ""
-    models: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """Ready to run.
 
@@ -77,26 +52,27 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(request: Request) -> Prepared:
-    """Reads what the request names, and finds its mistakes.
+def prepare(request: Request, policies: Sequence[str] | None = None) -> Prepared:
+    """Reads what the request names, and finds its mistakes. ``policies``: those to compare, instead of its one.
 
     Raises:
         ConfigError: The first mistake.
     """
-    experiments = make_experiments(request.policies, request.settings, placement=request.placement)
+    policies = (request.policy,) if policies is None else policies
+    experiments = make_experiments(policies, request.settings_by_name, placement=request.placement)
     _check_learners(experiments, request)
     sizes = read_vc_sizes(request.vc_nodes, request.gpus_per_node) if request.vc_nodes else ()
     trace = read_trace(request.trace, fmt=request.fmt, on_bad=request.on_bad, attempts=request.attempts)
     chosen = select(trace, request)
     past = _past(trace, request, experiments)
     site = build_site(
-        gpus_per_node=request.gpus_per_node, nodes=request.nodes, vc_sizes=sizes,
+        gpus_per_node=request.gpus_per_node, nodes=request.nodes or 0, vc_sizes=sizes,
         vcs=_vcs(request, chosen, sizes), start_s=chosen[0].job.submit_s,
         like=replace(
-            PLAIN, cpus=request.cpus_per_node, memory_bytes=request.memory_per_node_bytes,
+            PLAIN, cpus=_or_unlimited(request.cpus_per_node), memory_bytes=_or_unlimited(request.memory_per_node),
             gpu_model="" if request.gpu_model == ANY_MODEL else request.gpu_model,
         ),
-        nodes_per_rack=request.nodes_per_rack,
+        nodes_per_rack=request.nodes_per_rack or 0,
     )  # fmt: skip
     wishing = chosen if request.gpu_model != ANY_MODEL else _without_models(chosen)
     scene = Scene(site=site, jobs=_homed(wishing, site), labels=tuple(entry.job.vc for entry in chosen))
@@ -114,6 +90,10 @@ def prepare(request: Request) -> Prepared:
             *model_notes,
         ),
     )
+
+
+def _or_unlimited(told: float | None) -> float:
+    return math.inf if told is None else told
 
 
 def _learns(experiment: Experiment) -> bool:
@@ -289,9 +269,9 @@ def _facts(request: Request, trace: Trace, scene: Scene) -> tuple[str, ...]:
 
 def _told_nodes(request: Request) -> str:
     """What was said of each node besides its GPUs."""
-    told = [f"{request.cpus_per_node:g} CPUs"] if request.cpus_per_node < math.inf else []
-    if request.memory_per_node_bytes < math.inf:
-        told.append(format_bytes(request.memory_per_node_bytes))
+    told = [f"{request.cpus_per_node:g} CPUs"] if request.cpus_per_node is not None else []
+    if request.memory_per_node is not None:
+        told.append(format_bytes(request.memory_per_node))
     racks = f"; {format_count(request.nodes_per_rack, 'node')} a rack" if request.nodes_per_rack else ""
     return (f"; {' and '.join(told)} a node" if told else "") + racks
 
