@@ -1,60 +1,55 @@
 """Actions on Slurm: one change to one job or node, with its reason. Frozen, PURE."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetPriority:
+class _OnJob:
+    """One change to a job of a partition."""
+
+    job_id: str
+    partition: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPriority(_OnJob):
     """Put a waiting job into its place of the queue."""
 
-    job_id: str
-    partition: str
     priority: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetNice:
+class SetNice(_OnJob):
     """Put a waiting job behind others of its user's by lowering it."""
 
-    job_id: str
-    partition: str
     nice: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hold:
+class Hold(_OnJob):
     """Keep a waiting job from starting; ``comment`` is its AdminComment with our mark."""
 
-    job_id: str
-    partition: str
     comment: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
+class Release(_OnJob):
     """Let a job start that we held; ``comment`` is its AdminComment without our mark."""
 
-    job_id: str
-    partition: str
     priority: int
     comment: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requeue:
+class Requeue(_OnJob):
     """Take a running job's GPUs away for the job ``winner``; it starts again from the beginning later.
 
     It gets the lowest priority first: Slurm must not start it again before its winner.
     """
 
-    job_id: str
-    partition: str
     winner: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,23 +73,20 @@ PowerAction = PowerDown | PowerUp
 SlurmAction = JobAction | PowerAction
 
 
+_WORDS: Mapping[type[SlurmAction], str] = {
+    SetPriority: "give job {0.job_id} priority {0.priority}",
+    SetNice: "lower job {0.job_id} to nice {0.nice}",
+    Hold: "hold job {0.job_id}",
+    Release: "release job {0.job_id}",
+    Requeue: "requeue job {0.job_id} for job {0.winner}",
+    PowerDown: "put node {0.node} to sleep",
+    PowerUp: "wake node {0.node}",
+}
+
+
 def told(action: SlurmAction) -> str:
     """The action in words: ``requeue job 7 for job 12``."""
-    match action:
-        case SetPriority():
-            return f"give job {action.job_id} priority {action.priority}"
-        case SetNice():
-            return f"lower job {action.job_id} to nice {action.nice}"
-        case Hold():
-            return f"hold job {action.job_id}"
-        case Release():
-            return f"release job {action.job_id}"
-        case Requeue():
-            return f"requeue job {action.job_id} for job {action.winner}"
-        case PowerDown():
-            return f"put node {action.node} to sleep"
-        case PowerUp():
-            return f"wake node {action.node}"
+    return _WORDS[type(action)].format(action)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

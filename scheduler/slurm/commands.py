@@ -57,12 +57,13 @@ class SlurmCommands:
     async def look(self) -> Snapshot:
         """All jobs, nodes and partitions. Read one after the other: what comes in between is seen the next time."""
         at_s = time.time()
-        jobs = await self._jobs()
         try:
+            jobs = await self._jobs()
             nodes = read_text.nodes_of(await self._run(*_LOOK, "node"))
             partitions = read_text.partitions_of(await self._run(*_LOOK, "partition"))
         except ValueError as error:
-            raise _unreadable(error) from error
+            hint = "report the version of your Slurm"
+            raise RemoteProtocolError(f"scontrol's answer can't be read: {error}", hint=hint) from error
         return Snapshot(at_s=at_s, jobs=jobs, nodes=nodes, partitions=partitions)
 
     async def history(self, since_s: float) -> tuple[Ended, ...]:
@@ -80,10 +81,7 @@ class SlurmCommands:
                 return read_json.jobs_of(await self._run("squeue", "--json", "--states=all", is_essential=False))
             except ValueError as error:
                 why_not = str(error)
-        try:
-            jobs = read_text.jobs_of(await self._run(*_LOOK, "job"))
-        except ValueError as error:
-            raise _unreadable(error) from error
+        jobs = read_text.jobs_of(await self._run(*_LOOK, "job"))
         if why_not:  # and not only that slurmctld was away
             _log.info("squeue prints no readable JSON: jobs are read as lines", reason=why_not)
             self._is_json = False
@@ -126,10 +124,6 @@ def _complaint(text: str, status: int) -> str:
     if not lines:
         return f"exit status {status}"
     return lines[-1].partition("error: ")[2][:200] or lines[-1][:200]
-
-
-def _unreadable(error: Exception) -> RemoteProtocolError:
-    return RemoteProtocolError(f"scontrol's answer can't be read: {error}", hint="report the version of your Slurm")
 
 
 def _calls(action: SlurmAction) -> tuple[tuple[str, ...], ...]:

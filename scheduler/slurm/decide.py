@@ -19,7 +19,7 @@ from farside.scheduler.domain import Rules
 from farside.scheduler.predict.estimator import Estimator, TimeLimits
 from farside.scheduler.slurm.action import Hold, JobAction, Release, Requeue, SetNice, SetPriority
 from farside.scheduler.slurm.domain import Group, SlurmDomain
-from farside.scheduler.slurm.job_memory import Memory, Past, is_live, recall
+from farside.scheduler.slurm.job_memory import Memory, Past, recall
 from farside.scheduler.slurm.nice import lowered
 from farside.scheduler.slurm.priority import changes
 from farside.scheduler.slurm.snapshot import HELD_MARK, JobPhase, SlurmJob, Snapshot, Traits
@@ -87,7 +87,7 @@ class Decision:
 
 def decide(snapshot: Snapshot, memory: Memory, traits: Traits, ways: Ways) -> Decision:
     """The actions that Slurm is to carry out now."""
-    memory = recall(memory, filter(is_live, snapshot.jobs), snapshot.at_s)
+    memory = recall(memory, (job for job in snapshot.jobs if job.phase is not JobPhase.OVER), snapshot.at_s)
     pasts = dict(memory.jobs)
     actions: list[JobAction] = []
     starting: list[Starting] = []

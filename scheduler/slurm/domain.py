@@ -18,7 +18,7 @@ from farside.scheduler.domain import Domain, Rules
 from farside.scheduler.predict.estimator import Estimator
 from farside.scheduler.settings import suggestion
 from farside.scheduler.slurm.job_memory import Memory, Past
-from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, SlurmPartition, Snapshot, Traits
+from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, Snapshot, Traits
 from farside.scheduler.state import Action, Allocation, Job, Node, Promote
 from farside.scheduler.table import JobTable
 from farside.scheduler.waiting import Rank
@@ -32,7 +32,7 @@ class Group:
     nodes: tuple[str, ...]
 
 
-def groups_of(partitions: Mapping[str, SlurmPartition], listed: Iterable[str]) -> tuple[Group, ...]:
+def groups_of(partitions: Mapping[str, tuple[str, ...]], listed: Iterable[str]) -> tuple[Group, ...]:
     """The listed partitions by the nodes that they share.
 
     Raises:
@@ -44,7 +44,7 @@ def groups_of(partitions: Mapping[str, SlurmPartition], listed: Iterable[str]) -
         if name not in partitions:
             hint = suggestion(name, partitions, "those there are")
             raise ConfigError(f"partitions: Slurm has no partition '{name}'", hint=hint)
-        nodes = frozenset(partitions[name].nodes)
+        nodes = frozenset(partitions[name])
         for others, names in found.items():
             if nodes != others and nodes & others:
                 shared = ", ".join(sorted(nodes & others)[:3])
@@ -55,7 +55,7 @@ def groups_of(partitions: Mapping[str, SlurmPartition], listed: Iterable[str]) -
                 )
         found.setdefault(nodes, set()).add(name)
     return tuple(
-        Group(partitions=frozenset(names), nodes=partitions[min(names)].nodes) for names in found.values()
+        Group(partitions=frozenset(names), nodes=partitions[min(names)]) for names in found.values()
     )  # fmt: skip
 
 

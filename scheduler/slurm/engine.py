@@ -8,7 +8,7 @@ import asyncio
 import os
 import pwd
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -40,7 +40,7 @@ from farside.scheduler.slurm.power import SlurmPower
 from farside.scheduler.slurm.shadow_job import Ended
 from farside.scheduler.slurm.shadow_log import ShadowLog
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot, Traits
-from farside.scheduler.slurm.state_file import StateFiles
+from farside.scheduler.slurm.state_file import DONE, MEMORY, StateFiles
 from farside.units import format_seconds
 
 # In a turn, so many refusals in a row mean that it is not the jobs: the rest waits for the next turn.
@@ -219,7 +219,7 @@ class Engine:
             decision = replace(decision, memory=await self._act(decision, wishes))
         # 4. Write down.
         self._decision, self._memory = decision, decision.memory
-        self._state_files.keep(self._memory)
+        self._state_files.keep(MEMORY, self._memory)
         self._turns += 1
 
     @staticmethod
@@ -274,7 +274,7 @@ class Engine:
                 )
             if error and isinstance(action, Requeue):
                 memory = failed(memory, action)
-        self._state_files.add_done(lines)
+        self._state_files.add(DONE, lines)
         return memory
 
     async def _refusal(self, action: SlurmAction) -> str:
@@ -347,9 +347,7 @@ def _ours(snapshot: Snapshot, groups: Iterable[Group]) -> list[SlurmJob]:
     ]
 
 
-async def _give_back(slurm: Slurm, jobs: Iterable[SlurmJob]) -> int:
-    count = 0
+async def _give_back(slurm: Slurm, jobs: Collection[SlurmJob]) -> int:
     for job in jobs:
         await slurm.give_back(job.job_id, without_mark(job.admin_comment) if job.is_marked else None)
-        count += 1
-    return count
+    return len(jobs)

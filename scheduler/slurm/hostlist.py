@@ -1,6 +1,7 @@
 """Slurm's host lists: ``gn[1-3,7],login,r[1-2]n[01-16]``. PURE."""
 
 import itertools
+import math
 import re
 
 # A list that names more is not one of ours: Slurm's own limit is 64 K nodes.
@@ -46,10 +47,7 @@ def _names(entry: str) -> list[str]:
         parts.append(_numbers(match.group(1)) if match.group(1) else [match.group(2)])
     if end != len(entry):
         raise ValueError(f"'{entry[:60]}' is not a list of nodes")
-    count = 1
-    for part in parts:
-        count *= len(part)
-    if count > MOST:
+    if math.prod(map(len, parts)) > MOST:
         raise ValueError(f"'{entry[:60]}' names more than {MOST} nodes")
     return ["".join(one) for one in itertools.product(*parts)]
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob
+from farside.scheduler.slurm.snapshot import SlurmJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +97,3 @@ def _moved_on(past: Past, job: SlurmJob, before_s: float, now_s: float) -> Past:
             change_at_s=math.inf,
         )
     return replace(past, restarts=job.restarts)
-
-
-def is_live(job: SlurmJob) -> bool:
-    """Whether anything has to be remembered of it."""
-    return job.phase is not JobPhase.OVER

@@ -7,7 +7,6 @@ what is to come, by the same energy policy, floor and rates as without Slurm (sc
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from farside.scheduler.power.fleet import DAY_S
 from farside.scheduler.power.state import Holdings, NodePower, Phase, Wanted
@@ -71,18 +70,3 @@ def actions_of(wishes: Iterable[Wanted]) -> tuple[PowerAction, ...]:
         PowerUp(node=wish.node, reason=wish.reason) if wish.is_on else PowerDown(node=wish.node, reason=wish.reason)
         for wish in wishes
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slept:
-    """Seconds that nodes were off in all, up to ``at_s``."""
-
-    at_s: float = math.nan
-    node_s: float = 0.0
-
-
-def slept(before: Slept, fleet: Mapping[str, NodePower], now_s: float) -> Slept:
-    """One turn later."""
-    off = sum(node.phase is Phase.OFF for node in fleet.values())
-    passed_s = 0.0 if math.isnan(before.at_s) else max(0.0, now_s - before.at_s)
-    return Slept(at_s=now_s, node_s=before.node_s + off * passed_s)

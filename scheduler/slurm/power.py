@@ -29,7 +29,7 @@ class SlurmPower:
 
     Args:
         config: What is asked for.
-        notebook: Where is kept what was busy, over restarts.
+        state_files: Keep the record of busy nodes over restarts.
 
     Raises:
         ConfigError: The policy or its settings can't be used.
@@ -42,7 +42,8 @@ class SlurmPower:
         self._make_policy = online_policy(config)
         self._rules = fleet_rules(config)
         self._fleet: Mapping[str, NodePower] = {}
-        self._slept = power.Slept()
+        self._slept_node_s = 0.0
+        self._seen_s = math.inf
         self._demand: PolicyDemand | None = None
         self._fitter: Fitter | None = None
         self._has_past = False
@@ -65,7 +66,8 @@ class SlurmPower:
         """Which nodes are to change, by the policy, the floor and the rates."""
         nodes = tuple(nodes)
         self._fleet = power.fleet_of(self._fleet, nodes, now_s)
-        self._slept = power.slept(self._slept, self._fleet, now_s)
+        self._slept_node_s += len(self.asleep) * max(0.0, now_s - self._seen_s)
+        self._seen_s = now_s
         if self._make_policy is None:
             return ()
         demand, fitter = self._demand, self._fitter
@@ -112,12 +114,11 @@ class SlurmPower:
         """Writes down what was busy, when another interval is over."""
         if demand.heard and demand.heard_to_s >= self._kept_to_s + max(self._config.power_step_s, WRITE_EVERY_S):
             self._kept_to_s = demand.heard_to_s
-            self._state_files.keep_nodes(
-                KeptPast(
-                    of=self._config.partitions, end_s=demand.heard_to_s, step_s=self._config.power_step_s,
-                    active=demand.heard,
-                )
+            past = KeptPast(
+                of=self._config.partitions, end_s=demand.heard_to_s, step_s=self._config.power_step_s,
+                active=demand.heard,
             )  # fmt: skip
+            self._state_files.keep(NODES, past)
 
     def close(self) -> None:
         """Fits nothing more."""
@@ -142,4 +143,4 @@ class SlurmPower:
     @property
     def saved_kwh(self) -> float:
         """Energy saved since this process began, without cooling."""
-        return self._slept.node_s * self._config.idle_w / 3.6e6
+        return self._slept_node_s * self._config.idle_w / 3.6e6

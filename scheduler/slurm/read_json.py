@@ -27,7 +27,6 @@ class _Job(msgspec.Struct):
     submit_time: Any
     name: str = ""
     user_name: str = ""
-    account: str = ""
     state_description: str = ""
     eligible_time: Any = 0
     start_time: Any = 0
@@ -91,10 +90,8 @@ def _job(told: _Job) -> SlurmJob:
         job_id=str(told.job_id),
         name=told.name,
         user=told.user_name,
-        account=told.account,
         partitions=tuple(told.partition.split(",")),
         phase=phase,
-        state=states[0] if states else "",
         reason=told.state_description or told.state_reason,
         submit_s=_moment(told.submit_time),
         eligible_s=_moment(told.eligible_time),
@@ -105,7 +102,6 @@ def _job(told: _Job) -> SlurmJob:
         gpu_model=model,
         cpus=int(_number(told.cpus, 0)),
         memory_bytes=memory_bytes_of(told.tres_alloc_str or told.tres_req_str),
-        nodes=int(nodes),
         held=held_by_node(told.nodes, told.gres_detail, gpus) if is_holding else (),
         priority=int(_number(told.priority, 0)),
         nice=int(_number(told.nice, 0)),

@@ -6,7 +6,7 @@ separator, so the name stands last. Times must be seconds (SLURM_TIME_FORMAT=%s)
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from farside.scheduler.slurm.shadow_job import Ended
 from farside.scheduler.slurm.tres import gpus_of
@@ -18,68 +18,46 @@ FIELDS = (
 OVER = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RunInterval:
-    job_id: str
-    user: str
-    partition: str
-    state: str
-    submit_s: float
-    start_s: float
-    end_s: float
-    held_s: float
-    limit_s: float
-    gpus: int
-    name: str
-
-
 def ended_of(text: str) -> tuple[Ended, ...]:
     """The GPU jobs that are over and have run, in the order of their ends. A line that makes no sense is left out."""
-    jobs: dict[str, list[_RunInterval]] = {}
-    for run_interval in _run_intervals(text):
-        jobs.setdefault(run_interval.job_id, []).append(run_interval)
-    found = [_ended(stints) for stints in jobs.values() if stints[-1].state in OVER]
-    return tuple(sorted((one for one in found if one is not None), key=lambda one: (one.end_s, int(one.job_id))))
+    jobs: dict[str, list[tuple[str, Ended]]] = {}
+    for state, interval in _run_intervals(text):
+        jobs.setdefault(interval.job_id, []).append((state, interval))
+    found = (_whole([interval for _, interval in told]) for told in jobs.values() if told[-1][0] in OVER)
+    return tuple(sorted(filter(None, found), key=lambda one: (one.end_s, int(one.job_id))))
 
 
-def _ended(stints: list[_RunInterval]) -> Ended | None:
-    ran = [one for one in stints if one.end_s > one.start_s and one.gpus]
+def _whole(intervals: list[Ended]) -> Ended | None:
+    """One job of all its run intervals; None: it held no GPU in any."""
+    ran = [one for one in intervals if one.end_s > one.start_s and one.gpus]
     if not ran:
         return None
-    last = ran[-1]
-    return Ended(
-        job_id=last.job_id,
-        user=last.user,
-        name=last.name,
-        partition=last.partition,
-        gpus=last.gpus,
-        submit_s=stints[0].submit_s,
-        start_s=ran[0].start_s,
-        end_s=last.end_s,
-        held_s=sum(one.held_s for one in ran),
-        limit_s=last.limit_s,
-        is_requeueable=True,  # sacct does not tell; it is Slurm's default
-    )
+    held_s = sum(one.held_s for one in ran)
+    return replace(ran[-1], submit_s=intervals[0].submit_s, start_s=ran[0].start_s, held_s=held_s)
 
 
-def _run_intervals(text: str) -> Iterator[_RunInterval]:
+def _run_intervals(text: str) -> Iterator[tuple[str, Ended]]:
+    """Each run interval as a job of its own, with the state that the job was in afterwards."""
     for line in text.splitlines():
         parts = line.split("|", len(FIELDS) - 1)
         if len(parts) != len(FIELDS) or not parts[0].isdigit():
             continue  # a part of a heterogeneous job, or the rest of a name with a line break
         job_id, user, partition, state, submit, start, end, elapsed, limit, tres, name = parts
-        yield _RunInterval(
-            job_id=job_id,
-            user=user,
-            partition=partition,
-            state=state.partition(" ")[0],  # CANCELLED by 1000
-            submit_s=_number(submit),
-            start_s=_number(start),
-            end_s=_number(end),
-            held_s=_number(elapsed),
-            limit_s=60.0 * _number(limit) if limit.isdigit() else 0.0,
-            gpus=gpus_of(tres),
-            name=name,
+        yield (
+            state.partition(" ")[0],  # CANCELLED by 1000
+            Ended(
+                job_id=job_id,
+                user=user,
+                name=name,
+                partition=partition,
+                gpus=gpus_of(tres),
+                submit_s=_number(submit),
+                start_s=_number(start),
+                end_s=_number(end),
+                held_s=_number(elapsed),
+                limit_s=60.0 * _number(limit) if limit.isdigit() else 0.0,
+                is_requeueable=True,  # sacct does not say; it is Slurm's default
+            ),
         )
 
 

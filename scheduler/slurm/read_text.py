@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from farside.scheduler.slurm.hostlist import expand
-from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, SlurmPartition, Traits
+from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, SlurmNode, Traits
 from farside.scheduler.slurm.tres import gpus_asked, gpus_of, held_by_node, memory_bytes_of, model_of
 
 _KEY = re.compile(r"(?:^|\s)([A-Z][A-Za-z0-9_/:]*)=")
@@ -55,14 +55,14 @@ def nodes_of(text: str) -> Mapping[str, SlurmNode]:
     return {node.name: node for line in text.splitlines() if line.startswith("NodeName=") for node in (_node(line),)}
 
 
-def partitions_of(text: str) -> Mapping[str, SlurmPartition]:
-    """All partitions of a text by their names.
+def partitions_of(text: str) -> Mapping[str, tuple[str, ...]]:
+    """The nodes of all partitions of a text.
 
     Raises:
         ValueError: A line is no partition.
     """
-    found = (_partition(_pairs(line)) for line in text.splitlines() if line.startswith("PartitionName="))
-    return {partition.name: partition for partition in found}
+    found = (_pairs(line) for line in text.splitlines() if line.startswith("PartitionName="))
+    return {told["PartitionName"]: expand(_text(told, "Nodes")) for told in found}
 
 
 def traits_of(text: str) -> Traits:
@@ -111,23 +111,20 @@ def _job(line: str) -> SlurmJob:
     details = _DETAIL.findall(line)
     line = _DETAIL.sub("", line)
     told = _pairs(line)
-    state = told["JobState"]
     tasks = told.get("ArrayTaskId", "")
     gpus, model = gpus_asked(
         job=_text(told, "TresPerJob"), node=_text(told, "TresPerNode"), task=_text(told, "TresPerTask"),
         tres=_text(told, "TRES") or _text(told, "ReqTRES"), nodes=_count(told.get("NumNodes", "1")),
         tasks=_count(told.get("NumTasks", "1")),
     )  # fmt: skip
-    phase = phase_of(state)
+    phase = phase_of(told["JobState"])
     tres = _text(told, "TRES") or _text(told, "AllocTRES") or _text(told, "ReqTRES")
     return SlurmJob(
         job_id=told["JobId"],
         name=told["JobName"],
         user=told["UserId"].partition("(")[0],
-        account=_text(told, "Account"),
         partitions=() if told[""] else tuple(told["Partition"].split(",")),
         phase=phase,
-        state=state,
         reason=_text(told, "Reason") or "None",
         submit_s=_moment(told["SubmitTime"]),
         eligible_s=_moment(told["EligibleTime"]),
@@ -138,7 +135,6 @@ def _job(line: str) -> SlurmJob:
         gpu_model=model,
         cpus=_count(told["NumCPUs"]),
         memory_bytes=memory_bytes_of(tres),
-        nodes=_count(told["NumNodes"]),
         held=_held(phase, _text(told, "NodeList"), details, gpus),
         priority=int(told["Priority"]),
         nice=int(told.get("Nice", "0")),
@@ -171,14 +167,7 @@ def _node(line: str) -> SlurmNode:
         cpus_used=int(told["CPUAlloc"]),
         memory_bytes=float(told["RealMemory"]) * _MIB,
         memory_used_bytes=float(told["AllocMem"]) * _MIB,
-        boot_s=_moment(told.get("BootTime", "")),
-        reason=_text(told, "Reason"),
     )
-
-
-def _partition(told: _Fields) -> SlurmPartition:
-    nodes = expand(_text(told, "Nodes"))
-    return SlurmPartition(name=told["PartitionName"], nodes=nodes, is_up=told["State"] == "UP")
 
 
 # ---------------------------------------------------------------- values

@@ -8,6 +8,7 @@ is: it should give about what Slurm really did.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from farside.scheduler.domain import Rules
 from farside.scheduler.order.fifo import Fifo
@@ -113,31 +114,27 @@ def expected_gain(
     """
     named = {str(at): group for at, group in enumerate(groups)}
     jobs = [(name, job) for job in ended for name, group in named.items() if job.partition in group.partitions]
-    gpus = {name: sum(_gpus(group, snapshot)) for name, group in named.items()}
+    nodes = {name: _nodes(group, snapshot) for name, group in named.items()}
+    gpus = {name: sum(node.gpus for node in there) for name, there in nodes.items()}
     jobs = sorted(
         ((name, job) for name, job in jobs if job.gpus <= gpus[name] and job.held_s > 0),
         key=lambda one: (one[1].submit_s, int(one[1].job_id)),
     )
     if len(jobs) < LEAST_JOBS:
         return None
-    cluster = Cluster(
-        virtual_clusters=tuple(
-            VirtualCluster(name=name, nodes=_nodes(group, snapshot)) for name, group in named.items()
-        )
-    )
-    trace = [_trace_job(name, job, at, may_preempt=may_preempt) for at, (name, job) in enumerate(jobs)]
+    cluster = Cluster(virtual_clusters=tuple(VirtualCluster(name=name, nodes=there) for name, there in nodes.items()))
+    trace = [
+        TraceJob(job=job_of_ended(job, vc=name, sequence=at, may_preempt=may_preempt), duration_s=job.held_s)
+        for at, (name, job) in enumerate(jobs)
+    ]
     cost = SteppedCost(one_s=requeue_cost_s, few_s=requeue_cost_s, many_s=requeue_cost_s)
     only = [job for _, job in jobs]
     return Gain(
         jobs=len(jobs),
-        slurm=_means("slurm", only, [(job.start_s, job.end_s) for job in only]),
+        slurm=_means("slurm", only, [job.end_s for job in only]),
         control=_simulated(cluster, replace(rules, order=Fifo(is_strict=False), preemption_cost=cost), trace, only),
         policy=_simulated(cluster, replace(rules, preemption_cost=cost), trace, only),
     )
-
-
-def _gpus(group: Group, snapshot: Snapshot) -> list[int]:
-    return [snapshot.nodes[name].gpus for name in group.nodes if name in snapshot.nodes]
 
 
 def _nodes(group: Group, snapshot: Snapshot) -> tuple[Node, ...]:
@@ -145,27 +142,18 @@ def _nodes(group: Group, snapshot: Snapshot) -> tuple[Node, ...]:
     return tuple(Node(name=node.name, gpus=node.gpus, gpu_model=node.gpu_model) for node in seen)
 
 
-def _trace_job(vc: str, job: Ended, sequence: int, *, may_preempt: bool) -> TraceJob:
-    seen = job_of_ended(job, vc=vc, sequence=sequence, may_preempt=may_preempt)
-    return TraceJob(job=seen, duration_s=job.held_s)
-
-
 def _simulated(cluster: Cluster, rules: Rules, trace: Sequence[TraceJob], jobs: Sequence[Ended]) -> Means:
     # As in life: what is known of a job's length when it comes.
     expected = expected_gpu_s(jobs)
     estimator = Foreknown(lambda one: expected[one.job.job_id], trace)
     runs = Simulation(cluster, rules, trace, estimator=estimator).run()
-    return _means(rules.order.name, jobs, [(run.start_s, run.end_s) for run in runs])
+    return _means(rules.order.name, jobs, [run.end_s for run in runs])
 
 
-def _means(name: str, jobs: Sequence[Ended], times: Sequence[tuple[float, float]]) -> Means:
-    count = len(jobs)
-    pairs = list(zip(jobs, times, strict=True))
-    return Means(
-        name=name,
-        wait_s=sum(end_s - job.submit_s - job.held_s for job, (_, end_s) in pairs) / count,
-        completion_s=sum(end_s - job.submit_s for job, (_, end_s) in pairs) / count,
-    )
+def _means(name: str, jobs: Sequence[Ended], ends_s: Sequence[float]) -> Means:
+    pairs = list(zip(jobs, ends_s, strict=True))
+    wait_s = fmean(end_s - job.submit_s - job.held_s for job, end_s in pairs)
+    return Means(name=name, wait_s=wait_s, completion_s=fmean(end_s - job.submit_s for job, end_s in pairs))
 
 
 def told_gain(gain: Gain) -> str:

@@ -14,7 +14,7 @@ from farside.scheduler.slurm.job_memory import Memory
 from farside.scheduler.slurm.shadow import Gain, compared, ended_between, expected_gain, kept, told_gain
 from farside.scheduler.slurm.shadow_job import Ended, fact_of
 from farside.scheduler.slurm.snapshot import Snapshot
-from farside.scheduler.slurm.state_file import MOST_ENDED, StateFiles
+from farside.scheduler.slurm.state_file import DONE, ENDED, MOST_ENDED, StateFiles
 from farside.units import format_count
 
 # Between two simulations of the expected gain.
@@ -47,7 +47,7 @@ class ShadowLog:
         """Keeps the jobs that have ended since the turn before."""
         new = [one for one in ended_between(before, snapshot, groups) if one.job_id not in self._ended]
         self._ended = kept(self._ended, new, MOST_ENDED)
-        self._state_files.add_ended(new)
+        self._state_files.add(ENDED, new)
         for one in new:
             self.estimator.learn(fact_of(one))
             for partitions, history in self._histories.items():
@@ -89,7 +89,7 @@ class ShadowLog:
                 farside=one.farside,
                 reason=one.reason,
             )
-        self._state_files.add_done(beside)
+        self._state_files.add(DONE, beside)
 
     def expect(self, snapshot: Snapshot, groups: Sequence[Group]) -> None:
         """Simulates the expected gain now and then. It may take seconds: nobody waits for a shadow."""
@@ -116,6 +116,7 @@ class ShadowLog:
         self._said = set(lines)
         for text, action in new.items():
             _log.info(f"would {text}", reason=action.reason)
-        self._state_files.add_done(
+        lines_said = (
             Line(at_s=self._now_s(), mode="shadow", what=text, reason=action.reason) for text, action in new.items()
         )
+        self._state_files.add(DONE, lines_said)

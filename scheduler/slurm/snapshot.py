@@ -45,10 +45,8 @@ class SlurmJob:
     job_id: str
     name: str
     user: str
-    account: str
     partitions: tuple[str, ...]
     phase: JobPhase
-    state: str
     reason: str
     submit_s: float
     eligible_s: float = math.nan
@@ -59,7 +57,6 @@ class SlurmJob:
     gpu_model: str = ""
     cpus: int = 0
     memory_bytes: float = 0.0
-    nodes: int = 1
     held: tuple[tuple[str, int], ...] = ()
     priority: int = 0
     nice: int = 0
@@ -112,8 +109,6 @@ class SlurmNode:
     cpus_used: int = 0
     memory_bytes: float = 0.0
     memory_used_bytes: float = 0.0
-    boot_s: float = math.nan
-    reason: str = ""
 
     @property
     def is_taking(self) -> bool:
@@ -136,15 +131,6 @@ _CLOSED = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmPartition:
-    """A partition and its nodes."""
-
-    name: str
-    nodes: tuple[str, ...]
-    is_up: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
     """Properties of this Slurm and its units, read once."""
 
@@ -157,9 +143,9 @@ class Traits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All of it. ``at_s``: seconds since 1970, by the clock of who read it."""
+    """All of it. ``at_s``: seconds since 1970, by the clock of this machine; ``partitions``: the nodes of each."""
 
     at_s: float
     jobs: tuple[SlurmJob, ...]
     nodes: Mapping[str, SlurmNode]
-    partitions: Mapping[str, SlurmPartition]
+    partitions: Mapping[str, tuple[str, ...]]

@@ -56,10 +56,6 @@ class StateFiles:
             _log.warning("the engine's memory can't be read; service before this start is not counted", reason=error)
             return Memory()
 
-    def keep(self, memory: Memory) -> None:
-        """Writes the memory down."""
-        self._keep_whole(MEMORY, memory)
-
     def nodes(self) -> KeptPast | None:
         """Number of busy nodes before this process began, as saved.
 
@@ -79,11 +75,8 @@ class StateFiles:
         except UNREADABLE as error:
             raise ConfigError(str(error)) from error
 
-    def keep_nodes(self, past: KeptPast) -> None:
-        """Writes that down."""
-        self._keep_whole(NODES, past)
-
-    def _keep_whole(self, name: str, what: object) -> None:
+    def keep(self, name: str, what: Memory | KeptPast) -> None:
+        """Replaces a whole file."""
         part = self._folder / f"{name}.part"
 
         def write() -> None:
@@ -105,15 +98,8 @@ class StateFiles:
                 found[one.job_id] = one
         return found
 
-    def add_ended(self, ended: Iterable[Ended]) -> None:
-        """Writes more of them down."""
-        self._add(ENDED, ended)
-
-    def add_done(self, lines: Iterable[object]) -> None:
-        """Writes down what was done, or would have been."""
-        self._add(DONE, lines)
-
-    def _add(self, name: str, lines: Iterable[object]) -> None:
+    def add(self, name: str, lines: Iterable[object]) -> None:
+        """Adds lines to a file: jobs that have ended, or what was done or would have been."""
         text = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
         path = self._folder / name
 

@@ -27,7 +27,6 @@ from farside.scheduler.slurm.snapshot import (
     JobPhase,
     SlurmJob,
     SlurmNode,
-    SlurmPartition,
     Snapshot,
     Traits,
 )
@@ -39,8 +38,8 @@ TRAITS = Traits(version="22.05.8", is_counting_memory=True, has_power_saving=Tru
 def waiting(job_id: int, gpus: int = 1, **told: Any) -> SlurmJob:
     """Submitted as many seconds after the start as its number says, with no special wishes."""
     given: dict[str, Any] = {
-        "job_id": str(job_id), "name": "train", "user": "ann", "account": "", "partitions": ("gpu",),
-        "phase": JobPhase.WAITING, "state": "PENDING", "reason": "Priority", "submit_s": NOW_S - 10_000 + job_id,
+        "job_id": str(job_id), "name": "train", "user": "ann", "partitions": ("gpu",),
+        "phase": JobPhase.WAITING, "reason": "Priority", "submit_s": NOW_S - 10_000 + job_id,
         "eligible_s": NOW_S - 10_000 + job_id, "gpus": gpus, "cpus": gpus, "priority": 1, "is_requeueable": True,
     }  # fmt: skip
     return SlurmJob(**{**given, **told})
@@ -49,7 +48,7 @@ def waiting(job_id: int, gpus: int = 1, **told: Any) -> SlurmJob:
 def running(job_id: int, *held: tuple[str, int], since_s: float = 1000.0, **told: Any) -> SlurmJob:
     """With GPUs for so long."""
     given: dict[str, Any] = {
-        "phase": JobPhase.RUNNING, "state": "RUNNING", "reason": "None", "held": held, "start_s": NOW_S - since_s,
+        "phase": JobPhase.RUNNING, "reason": "None", "held": held, "start_s": NOW_S - since_s,
         "gpus": sum(gpus for _, gpus in held),
     }  # fmt: skip
     return waiting(job_id, **{**given, **told})
@@ -57,7 +56,7 @@ def running(job_id: int, *held: tuple[str, int], since_s: float = 1000.0, **told
 
 def over(job: SlurmJob, end_s: float) -> SlurmJob:
     start_s = job.start_s if not math.isnan(job.start_s) else end_s - 10
-    return replace(job, phase=JobPhase.OVER, state="COMPLETED", held=(), start_s=start_s, end_s=end_s)
+    return replace(job, phase=JobPhase.OVER, held=(), start_s=start_s, end_s=end_s)
 
 
 def node(name: str, *flags: str, gpus: int = 4, used: int = 0, cpus: int = 32) -> SlurmNode:
@@ -83,7 +82,7 @@ def snapshot(
         at_s=at_s,
         jobs=jobs,
         nodes={one.name: one for one in there},
-        partitions={name: SlurmPartition(name=name, nodes=nodes) for name, nodes in listed.items()},
+        partitions=listed,
     )
 
 
@@ -158,6 +157,6 @@ def _after(job: SlurmJob, action: SlurmAction) -> SlurmJob:
             return replace(job, priority=action.priority, reason="None", admin_comment=action.comment)
         case Requeue():
             return replace(
-                job, phase=JobPhase.WAITING, state="PENDING", reason="BeginTime", held=(), priority=PRIORITY_LOW,
+                job, phase=JobPhase.WAITING, reason="BeginTime", held=(), priority=PRIORITY_LOW,
                 restarts=job.restarts + 1, start_s=math.nan,
             )  # fmt: skip

@@ -22,7 +22,7 @@ from farside.scheduler.slurm.job_memory import Memory, Past, recall
 from farside.scheduler.slurm.read_sacct import FIELDS, ended_of
 from farside.scheduler.slurm.shadow_job import Ended, fact_of, job_of_ended
 from farside.scheduler.slurm.shadow_log import ShadowLog
-from farside.scheduler.slurm.state_file import StateFiles
+from farside.scheduler.slurm.state_file import MEMORY, StateFiles
 from tests.slurm.made import NOW_S, TRAITS, FakeSlurm, groups, running, snapshot, waiting
 
 # As Debian's 22.05 prints it.
@@ -185,7 +185,7 @@ def test_a_turn_of_the_engine_goes_by_what_gittins_learned(config: Callable[...,
         traits_told=type(TRAITS)(has_accounting=True, version="22.05.8"),
     )  # fmt: skip
     memory = Memory(at_s=NOW_S - 1, jobs={"3": Past(since_s=NOW_S - 500, executed_s=100.0, first_start_s=NOW_S - 900)})
-    StateFiles(settings.state_dir).keep(memory)
+    StateFiles(settings.state_dir).keep(MEMORY, memory)
     one = Engine(settings, Mode.RUN, slurm, now_s=lambda: slurm.seen.at_s)
 
     asyncio.run(one.turn())

@@ -49,7 +49,7 @@ def test_phases_and_what_is_held() -> None:
 
     assert (jobs["12"].phase, jobs["12"].held) == (JobPhase.RUNNING, (("gn1", 4),))
     assert (jobs["13"].phase, jobs["13"].held) == (JobPhase.STUCK, (("gn2", 2),))
-    assert (jobs["16"].phase, jobs["16"].gpus, jobs["16"].nodes) == (JobPhase.WAITING, 8, 2)
+    assert (jobs["16"].phase, jobs["16"].gpus) == (JobPhase.WAITING, 8)
     assert jobs["19"].phase is JobPhase.OVER
 
 
@@ -101,8 +101,7 @@ def test_nodes_partitions_and_traits() -> None:
     assert (nodes["gn1"].gpus, nodes["gn1"].gpus_used, nodes["gn1"].gpu_model) == (4, 4, "h100")
     assert nodes["gn1"].is_taking
     assert not nodes["gn2"].is_taking
-    assert nodes["gn2"].reason.startswith("bad fan")
-    assert partitions["gpu"].nodes == ("gn1", "gn2")
+    assert partitions["gpu"] == ("gn1", "gn2")
     assert (traits.version, traits.is_counting_memory, traits.has_power_saving) == ("22.05.8", True, True)
 
 
