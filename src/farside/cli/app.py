@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,7 +16,6 @@ from farside.cli.cluster import cluster_commands
 from farside.cli.cluster_admin import admin_commands
 from farside.cli.config import Whose, config_app
 from farside.cli.daemon import daemon_app
-from farside.cli.demo.part import ScenePart
 from farside.cli.energy import energy_app
 from farside.cli.manager import manager_commands
 from farside.cli.power import power_commands
@@ -25,7 +24,7 @@ from farside.cli.sim import sim_app
 from farside.cli.sizing import sizing
 from farside.cli.slurm import slurm_app
 from farside.cli.swap import swap_app
-from farside.cli.terminal import flush_output, printable
+from farside.cli.terminal import note, standard_output
 from farside.cli.top import top
 from farside.cli.trace import trace_app
 from farside.cli.unit import unit_app
@@ -64,31 +63,33 @@ def main() -> None:
     """Runs the command line: exit code 0, 1 for a failure, 2 for wrong arguments or settings."""
     try:
         _run()
-    except FarsideError as error:
-        if os.environ.get(DEBUG):
-            raise
-        _end(error)
     except BrokenPipeError:
         sys.exit(1)
-    except OSError as error:
-        if os.environ.get(DEBUG):
-            raise
-        _end(_of_system(error))
-    except ExceptionGroup as group:
-        # Tasks of one scope fail together; the first to fail says why.
-        ours, others = group.split(FarsideError)
-        if ours is None or others is not None or os.environ.get(DEBUG):
-            raise
-        _end(first_of(ours))
     except KeyboardInterrupt:
         sys.exit(130)
+    except (FarsideError, OSError, ExceptionGroup) as error:
+        ours = _ours(error)
+        if ours is None or os.environ.get(DEBUG):
+            raise
+        note(str(ours))
+        sys.exit(ours.exit_code)
 
 
 def _run() -> None:
     try:
         app()
     finally:
-        flush_output()  # Python would find out after us, with lines of its own and exit code 120
+        with standard_output():
+            pass  # Python would find out after us, with lines of its own and exit code 120
+
+
+def _ours(error: FarsideError | OSError | ExceptionGroup[Any]) -> FarsideError | None:
+    """What an error says to users; None: it is a fault of the program."""
+    if isinstance(error, ExceptionGroup):
+        # Tasks of one scope fail together; the first to fail says why.
+        ours, others = error.split(FarsideError)
+        return first_of(ours) if ours is not None and others is None else None
+    return _of_system(error) if isinstance(error, OSError) else error
 
 
 def _of_system(error: OSError) -> FarsideError:
@@ -97,12 +98,6 @@ def _of_system(error: OSError) -> FarsideError:
     is_full = error.errno == errno.ENOSPC and not where
     hint = "the output is incomplete" if is_full else "`farside --debug ...` shows where"
     return FarsideError(f"{where}{error.strerror or error}", hint=hint)
-
-
-def _end(error: FarsideError) -> NoReturn:
-    for line in str(error).splitlines():
-        print(f"farside: {printable(line)}", file=sys.stderr)
-    sys.exit(error.exit_code)
 
 
 def _print_version(wanted: bool) -> None:
@@ -269,7 +264,7 @@ def demo(
     state: Annotated[
         Path | None, typer.Option(help="Folder of its sandbox, for `farside status --state`; default: a temporary one.")
     ] = None,
-    scene: Annotated[ScenePart, typer.Option(help="Part of the demo to run.")] = ScenePart.ALL,
+    scene: Annotated[Literal["all", "memory", "cluster"], typer.Option(help="Part of the demo to run.")] = "all",
 ) -> None:
     """Demonstrate Farside on this machine in two minutes.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from farside.cli.terminal import printable
+from farside.cli.terminal import note
 from farside.errors import FarsideError
 
 LOOK_PERIOD_S = 0.2
@@ -32,7 +32,7 @@ def follow_output(show: Callable[[], Mapping[str, Any]], rank: int, *, is_follow
     length = _copy(Path(task["output"]), task["node"], show if is_following else lambda: {"state": OVER[0]})
     causes = [task["cause"] for task in show()["tasks"] if task["rank"] == rank and task["cause"]]
     if causes and not length:  # it could not even be started
-        print(f"farside: job {job['id']}, rank {rank}: {printable(causes[0])}", file=sys.stderr)
+        note(f"job {job['id']}, rank {rank}: {causes[0]}")
 
 
 def _copy(path: Path, node: str, show: Callable[[], Mapping[str, Any]]) -> int:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -11,17 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farside.cli import options
+from farside.cli.terminal import note
 
 if TYPE_CHECKING:
-    from farside.config import AgentConfig, BlockdevConfig, DaemonConfig, Effective, ManagerConfig, SlurmConfig
-
-    AnyEffective = (
-        Effective[DaemonConfig]
-        | Effective[BlockdevConfig]
-        | Effective[AgentConfig]
-        | Effective[ManagerConfig]
-        | Effective[SlurmConfig]
-    )
+    from farside.config import Effective
 
 config_app = typer.Typer(help="Check and show settings.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -59,7 +51,7 @@ def check(
             if read or program:
                 loaded = effective(whose, paths)
                 for warning in loaded.warnings:
-                    print(f"farside: warning: {warning}", file=sys.stderr)
+                    note(f"warning: {warning}")
                 _hold_to_machine(loaded)
                 _hold_to_policies(loaded)
         except ConfigProblems as error:
@@ -68,7 +60,7 @@ def check(
             told = f"{', '.join(map(str, read))}: ok" if read else f"{ETC / f'{whose}.toml'}: not there, defaults"
             print(f"{whose}: {told}")
     for problem in problems:
-        print(f"farside: {problem}", file=sys.stderr)
+        note(problem)
     if problems:
         raise typer.Exit(2)
 
@@ -91,7 +83,7 @@ def show(
         print(f"{'':{width}}   # {told}")
 
 
-def _hold_to_machine(loaded: "AnyEffective") -> None:
+def _hold_to_machine(loaded: "Effective[Any]") -> None:
     """Raises ConfigProblems for a disk that the program would refuse; one that is not there is made at its start."""
     from farside.config import BlockdevConfig
     from farside.config.load import ConfigProblems
@@ -104,7 +96,7 @@ def _hold_to_machine(loaded: "AnyEffective") -> None:
         raise ConfigProblems([f"{source}: disk_path: {path} is neither a file nor a block device; name one of these"])
 
 
-def _hold_to_policies(loaded: "AnyEffective") -> None:
+def _hold_to_policies(loaded: "Effective[Any]") -> None:
     """Raises ConfigProblems for a policy or placement that the program would refuse at its start."""
     from farside.config import ManagerConfig, SlurmConfig
     from farside.config.load import ConfigProblems
@@ -142,14 +134,14 @@ def _whose(file: Path) -> Program:
     )
 
 
-def effective(whose: Program, paths: Sequence[Path]) -> "AnyEffective":
+def effective(whose: Program, paths: Sequence[Path]) -> "Effective[Any]":
     """The settings of a program that count, with their sources."""
     from farside.config.load import effective_config, kinds
 
     return effective_config(kinds()[whose], paths)
 
 
-def _rows(loaded: "AnyEffective") -> list[dict[str, Any]]:
+def _rows(loaded: "Effective[Any]") -> list[dict[str, Any]]:
     from farside.config.convert import allowed, shown
     from farside.config.settings import settings_of
 

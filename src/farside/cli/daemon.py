@@ -1,6 +1,5 @@
 """`farside daemon`: lend memory; `farside daemon drain`: take this donor out for maintenance."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from farside.cli import options
+from farside.cli.terminal import note
 
 POLL_S = 1.0
 
@@ -61,7 +61,7 @@ def drain(
     before = None
     while told["slabs"]:
         if told["slabs"] != before:
-            print(f"farside: draining: {_lent(told)}", file=sys.stderr, flush=True)
+            note(f"draining: {_lent(told)}")
             before = told["slabs"]
         time.sleep(POLL_S)
         told = _how_far(socket)

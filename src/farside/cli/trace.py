@@ -1,6 +1,5 @@
 """The command `farside trace report`: a page about a cluster, from its job log."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from farside.cli import options
+from farside.cli.terminal import note
 
 trace_app = typer.Typer(help="Analyse the job log of a cluster.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -73,5 +73,5 @@ def report(request: Request) -> None:
     """
     from farside.cli.trace_report import run
 
-    for line in run(request, tell=lambda what: print(f"farside: {what}", file=sys.stderr)):
+    for line in run(request, tell=note):
         print(line)

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from farside.cli.terminal import note
+
 ROOT = Path("/")
 WAIT_S = 600.0  # for memory to hold what is out, when the service is stopped
 
@@ -34,7 +36,7 @@ def stop(
     if swap_unit:  # so that systemd knows that it is over; what is left is detached here
         subprocess.run(["systemctl", "stop", swap_unit], check=False)
     for attached in served_by(ROOT, socket):
-        detach_patiently(attached, ROOT, _note, wait_s=WAIT_S)
+        detach_patiently(attached, ROOT, note, wait_s=WAIT_S)
 
 
 def _job_of(unit: str) -> str:
@@ -47,9 +49,3 @@ def _job_of(unit: str) -> str:
             case [_, name, job, *_] if name == unit:
                 return job
     return ""
-
-
-def _note(text: str) -> None:
-    import sys
-
-    print(f"farside: {text}", file=sys.stderr, flush=True)

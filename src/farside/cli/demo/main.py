@@ -11,13 +11,13 @@ import secrets
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
 from farside.cli.demo import load
 from farside.cli.demo.act import ACTS, Stage
 from farside.cli.demo.load import FioLoad, Tally
-from farside.cli.demo.part import ScenePart
 from farside.cli.demo.report import VERIFIED_MIN_BYTES, Outcome, faults
 from farside.cli.demo.show import Show, print_outcome
 from farside.errors import FarsideError, Unavailable
@@ -30,7 +30,7 @@ PROGRAMS = {"fio": "fio", "nbdcopy": "libnbd-bin", "nbdkit": "nbdkit", "cmp": "d
 PATIENCE_S = 30.0
 
 
-def run(*, state: Path | None = None, part: ScenePart = ScenePart.ALL) -> int:
+def run(*, state: Path | None = None, part: Literal["all", "memory", "cluster"] = "all") -> int:
     """Runs the demo in `state` or a temporary folder; exit code 0 if every step worked, otherwise 1.
 
     Raises:
@@ -38,9 +38,9 @@ def run(*, state: Path | None = None, part: ScenePart = ScenePart.ALL) -> int:
     """
     console = Console()
     status = 0
-    if part is not ScenePart.CLUSTER:
+    if part != "cluster":
         status |= _memory(console, state)
-    if part is not ScenePart.MEMORY:
+    if part != "memory":
         status |= _cluster(console)
     return status
 
