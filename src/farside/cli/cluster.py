@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from typer.core import TyperCommand
 
 from farside.cli import options
 from farside.cli.job_file import WantedJob, job_keys, read_job
-from farside.cli.terminal import printable
+from farside.cli.terminal import note
 from farside.errors import ConfigError, FarsideError, PeerError
 
 if TYPE_CHECKING:
@@ -183,16 +182,9 @@ def _refuse_a_slip(context: typer.Context, before: Sequence[str], words: Sequenc
 
 def _settings(texts: Sequence[str] | None) -> Mapping[str, object]:
     """A variable's value is text, also one that is a number in TOML."""
-    told = dict(options.overrides(texts))
-    for text in texts or ():
-        name, _, value = text.partition("=")
-        if name.strip().startswith("env.") and not isinstance(told[name.strip()], str):
-            told[name.strip()] = value.strip()
-    return told
-
-
-def _given(told: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in told.items() if value is not None}
+    told = options.overrides(texts)
+    as_text = {name: text for name, text in options.texts_by_name(texts).items() if name.startswith("env.")}
+    return {**told, **{name: text for name, text in as_text.items() if not isinstance(told[name], str)}}
 
 
 def queue(
@@ -202,8 +194,8 @@ def queue(
     as_json: options.AsJson = False,
 ) -> None:
     """List jobs, with their nodes or the reason why they wait."""
-    query = _given({"all": "true" if everything else None, "user": user})
-    answer = client.get("jobs", **{name: str(value) for name, value in query.items()})
+    query = {"all": "true" if everything else None, "user": user}
+    answer = client.get("jobs", **{name: value for name, value in query.items() if value is not None})
     if as_json:
         print(json.dumps(answer["jobs"], indent=2))
         return
@@ -282,7 +274,7 @@ def act_on_each(
                     left.extendleft(reversed(parts))
                     continue
                 is_refused = True
-                print(f"farside: {printable(str(error))}", file=sys.stderr)
+                note(str(error))
             else:
                 if not as_json:
                     print(word(done[-1]), flush=True)

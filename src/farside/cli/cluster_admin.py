@@ -2,8 +2,7 @@
 
 import json
 import time
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,15 +15,6 @@ if TYPE_CHECKING:
 From = Annotated[
     str, typer.Option("--from", metavar="TIME", help="Start of the period: now, +2h, or 2026-11-22T08:00 (UTC).")
 ]
-
-
-class By(StrEnum):
-    """What `farside usage` adds up by."""
-
-    USER = "user"
-    ACCOUNT = "account"
-
-
 To = Annotated[str, typer.Option("--to", metavar="TIME", help="End of the period, in the same form.")]
 
 
@@ -94,7 +84,7 @@ def unreserve(
 
 def usage(
     client: "ManagerClient",
-    by: Annotated[By, typer.Option(help="Group by user or account.")] = By.USER,
+    by: Annotated[Literal["user", "account"], typer.Option(help="Group by user or account.")] = "user",
     begin: From = "-30d",
     end: To = "now",
     as_json: options.AsJson = False,
@@ -105,13 +95,13 @@ def usage(
     """
     now_s = time.time()
     span = {"from_s": str(_moment("--from", begin, now_s)), "to_s": str(_moment("--to", end, now_s))}
-    found = client.get("usage", by=by.value, **span)
+    found = client.get("usage", by=by, **span)
     if as_json:
         print(json.dumps(found, indent=2))
         return
     from farside.cli.cluster_table import usage_lines, usage_table
 
-    print_table(usage_table(found["rows"], by.value))
+    print_table(usage_table(found["rows"], by))
     for line in usage_lines(found):
         print(line)
 

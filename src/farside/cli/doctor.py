@@ -1,6 +1,6 @@
 """The command `farside doctor`: checks whether this machine can run Farside with its settings."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from farside.kmod_shim.preflight import Check, Disk, Outcome, preflight, problem
 from farside.kmod_shim.rdma.capabilities import device_checks
 from farside.kmod_shim.rdma.devices import devices
 from farside.kmod_shim.swap.hibernation import hibernation_check
+from farside.units import format_count
 
 AnyConfig = DaemonConfig | BlockdevConfig | AgentConfig
 
@@ -30,14 +31,15 @@ def run(files: Sequence[Path], program: Program | None = None, *, as_json: bool)
     ``files``: settings instead of /etc/farside. ``program``: whose they are, where their names do not say.
     """
     configs, wrong = _settings(files, program)
-    machine = preflight(ROOT, keys=key_checks(_key_files(configs)), disk=_disk(configs))
+    borrowers = [config for config in configs if isinstance(config, BlockdevConfig)]
+    machine = preflight(ROOT, keys=key_checks(_key_files(configs)), disk=_disk(borrowers))
     checks = (
         *wrong,
         *machine,
         *device_checks(devices(ROOT), _slab_bytes(configs)),
-        *_peers(configs),
-        *_donors(configs),
-        *_guards(configs),
+        *map(_peers, borrowers),
+        *(check for config in borrowers for check in (*transport_check(config), *donor_checks(config))),
+        *(check for config in borrowers for check in _guards(config)),
         hibernation_check(ROOT),
     )
     if as_json:
@@ -79,25 +81,14 @@ def _wrong(problem: str, *, name: str = "settings") -> Check:
     return Check(name=name, outcome=Outcome.FAILED, found=found, advice=advice)
 
 
-def _peers(configs: Sequence[AnyConfig]) -> Iterator[Check]:
-    for config in configs:
-        if isinstance(config, BlockdevConfig):
-            try:
-                count = len(read_peers(config.peers_file))
-            except ConfigError as error:
-                yield _wrong(str(error), name="peers")
-            else:
-                few = "name a donor there; until then every page goes to the disk" if not count else ""
-                outcome = Outcome.WARNING if few else Outcome.OK
-                found = f"{config.peers_file}: {count} donor{'' if count == 1 else 's'}"
-                yield Check(name="peers", outcome=outcome, found=found, advice=few)
-
-
-def _donors(configs: Sequence[AnyConfig]) -> Iterator[Check]:
-    for config in configs:
-        if isinstance(config, BlockdevConfig):
-            yield from transport_check(config)
-            yield from donor_checks(config)
+def _peers(config: BlockdevConfig) -> Check:
+    try:
+        count = len(read_peers(config.peers_file))
+    except ConfigError as error:
+        return _wrong(str(error), name="peers")
+    few = "name a donor there; until then every page goes to the disk" if not count else ""
+    found = f"{config.peers_file}: {format_count(count, 'donor')}"
+    return Check(name="peers", outcome=Outcome.WARNING if few else Outcome.OK, found=found, advice=few)
 
 
 def _slab_bytes(configs: Sequence[AnyConfig]) -> int:
@@ -105,31 +96,27 @@ def _slab_bytes(configs: Sequence[AnyConfig]) -> int:
     return next(sizes, DaemonConfig().slab_bytes)
 
 
-def _guards(configs: Sequence[AnyConfig]) -> Iterator[Check]:
-    """Whether the running borrowers may be swapped to; a fault only where somebody does."""
+def _guards(config: BlockdevConfig) -> Iterator[Check]:
+    """Whether a running borrower may be swapped to; a fault only where somebody does."""
     from farside.kmod_shim.swap.facts import ask_served, guard_of
     from farside.kmod_shim.swap.record import read_records
 
-    for config in configs:
-        if isinstance(config, BlockdevConfig):
-            try:
-                checks = guard_of(ROOT, ask_served(config.admin_socket))[:-1]  # min_free_kbytes was looked at already
-            except FarsideError:
-                yield Check(name="guard", outcome=Outcome.OK, found=f"no blockdev runs at {config.admin_socket}")
-                continue
-            records = read_records(ROOT)
-            is_swap = any(one.is_swap and one.admin_socket == str(config.admin_socket) for one in records)
-            for check in checks:
-                minor = check.outcome is Outcome.FAILED and not is_swap
-                yield replace(check, outcome=Outcome.WARNING) if minor else check
+    try:
+        checks = guard_of(ROOT, ask_served(config.admin_socket))[:-1]  # min_free_kbytes was looked at already
+    except FarsideError:
+        yield Check(name="guard", outcome=Outcome.OK, found=f"no blockdev runs at {config.admin_socket}")
+        return
+    records = read_records(ROOT)
+    is_swap = any(one.is_swap and one.admin_socket == str(config.admin_socket) for one in records)
+    for check in checks:
+        minor = check.outcome is Outcome.FAILED and not is_swap
+        yield replace(check, outcome=Outcome.WARNING) if minor else check
 
 
 def _key_files(configs: Sequence[AnyConfig]) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(config.key_file for config in configs if not isinstance(config, AgentConfig)))
 
 
-def _disk(configs: Sequence[AnyConfig]) -> Disk | None:
-    for config in configs:
-        if isinstance(config, BlockdevConfig) and config.protection == "disk":
-            return Disk(path=config.disk_path, size_bytes=config.size_bytes)
-    return None
+def _disk(borrowers: Iterable[BlockdevConfig]) -> Disk | None:
+    disks = (Disk(path=one.disk_path, size_bytes=one.size_bytes) for one in borrowers if one.protection == "disk")
+    return next(disks, None)

@@ -37,31 +37,20 @@ _FILE_BYTES_MAX = 1 << 20
 _VARIABLE = "env."
 
 
-def _seconds(value: object) -> object:
-    return parse_seconds(str(value))
-
-
-def _bytes(value: object) -> object:
-    return parse_bytes(str(value))
-
-
-def _as_it_is(value: object) -> object:
-    return value
-
-
-# What people write, what the manager reads, and how.
-_SPOKEN: Mapping[str, tuple[str, Callable[[object], object]]] = {
-    "command": ("argv", _as_it_is),
-    "time_limit": ("time_limit_s", _seconds),
-    "grace": ("grace_s", _seconds),
-    "memory_per_gpu": ("memory_bytes_per_gpu", _bytes),
-    "swap": ("swap_bytes_per_gpu", _bytes),
-    "role": ("roles", _as_it_is),
+# What people write, what the manager reads, and how; None: as it is.
+_Spoken = Mapping[str, tuple[str, Callable[[str], float] | None]]
+_SPOKEN: _Spoken = {
+    "command": ("argv", None),
+    "time_limit": ("time_limit_s", parse_seconds),
+    "grace": ("grace_s", parse_seconds),
+    "memory_per_gpu": ("memory_bytes_per_gpu", parse_bytes),
+    "swap": ("swap_bytes_per_gpu", parse_bytes),
+    "role": ("roles", None),
 }
-_SPOKEN_OF_A_ROLE: Mapping[str, tuple[str, Callable[[object], object]]] = {
-    "command": ("argv", _as_it_is),
-    "memory": ("memory_bytes", _bytes),
-    "swap": ("swap_bytes", _bytes),
+_SPOKEN_OF_A_ROLE: _Spoken = {
+    "command": ("argv", None),
+    "memory": ("memory_bytes", parse_bytes),
+    "swap": ("swap_bytes", parse_bytes),
 }
 
 
@@ -82,7 +71,7 @@ def role_keys() -> Mapping[str, str]:
     return _keys(_SPOKEN_OF_A_ROLE, [key for key in RoleBody.__struct_fields__ if key != "is_service"])
 
 
-def _keys(spoken: Mapping[str, tuple[str, object]], all_keys: Iterable[str]) -> Mapping[str, str]:
+def _keys(spoken: _Spoken, all_keys: Iterable[str]) -> Mapping[str, str]:
     found = {written: key for written, (key, _) in spoken.items()}
     return found | {key: key for key in all_keys if key not in found.values()}
 
@@ -199,7 +188,7 @@ def _normal(where: str, told: Mapping[str, object]) -> tuple[dict[str, object], 
     body: dict[str, object] = {}
     names: dict[str, str] = {}
     for written, value in told.items():
-        key, parse = _SPOKEN.get(written, (written, _as_it_is))
+        key, parse = _SPOKEN.get(written, (written, None))
         if key in names:
             raise ConfigError(f"{where}{written}: is the same as {names[key]}", hint="keep one of them")
         body[key] = _roles(where, value) if key == "roles" else _parsed(where, written, value, parse)
@@ -216,7 +205,7 @@ def _roles(where: str, roles: object) -> list[dict[str, object]]:
         named = f"{where}role {told.get('name', '')}: "
         role: dict[str, object] = {}
         for written, value in told.items():
-            key, parse = _SPOKEN_OF_A_ROLE.get(written, (written, _as_it_is))
+            key, parse = _SPOKEN_OF_A_ROLE.get(written, (written, None))
             role[key] = _parsed(named, written, value, parse)
         _refuse_text(named, role)
         found.append(role)
@@ -237,9 +226,9 @@ def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _parsed(where: str, key: str, value: object, parse: Callable[[object], object]) -> object:
+def _parsed(where: str, key: str, value: object, parse: Callable[[str], float] | None) -> object:
     try:
-        return parse(value)
+        return parse(str(value)) if parse is not None else value
     except ValueError as error:
         raise ConfigError(f"{where}{key}: {error}") from error
 

@@ -1,9 +1,8 @@
 """Commands on the manager's machine: `farside manager`, `farside store` and `farside token`."""
 
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,14 +16,6 @@ State = Annotated[Path | None, typer.Option(help="Use the store of the sandbox i
 store_app = typer.Typer(
     help="Back up, restore, check and compact the manager's store.", no_args_is_help=True, rich_markup_mode=None
 )
-
-
-class TokenRole(StrEnum):
-    """What a token is for."""
-
-    USER = "user"
-    OPERATOR = "operator"
-    NODE = "node"
 
 
 def manager_commands(app: typer.Typer) -> None:
@@ -49,7 +40,7 @@ def manager(config: options.ConfigFiles = None, settings: options.Overrides = No
 
 def token(
     name: Annotated[str, typer.Argument(help="Name of the node or user; '' for a token that any node may use.")],
-    role: Annotated[TokenRole, typer.Option(help="Role of the token's owner.")] = TokenRole.NODE,
+    role: Annotated[Literal["user", "operator", "node"], typer.Option(help="Role of the token's owner.")] = "node",
     file: Annotated[Path, typer.Option(help="File with the manager's tokens (tokens_file).")] = Path(
         "/etc/farside/tokens.toml"
     ),
@@ -60,7 +51,7 @@ def token(
     """
     from farside.scheduler.manager.auth.caller import Role, add_token
 
-    print(add_token(file, name, Role(role.value)))
+    print(add_token(file, name, Role(role)))
 
 
 def _settings(

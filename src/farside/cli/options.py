@@ -97,12 +97,23 @@ def overrides(settings: Sequence[str] | None) -> Mapping[str, object]:
     Raises:
         ConfigError: One has no equals sign.
     """
-    told: dict[str, object] = {}
+    return {name: _value(text) for name, text in texts_by_name(settings).items()}
+
+
+def texts_by_name(
+    settings: Sequence[str] | None, *, form: str = "NAME=VALUE", example: str = "size_bytes=2GiB"
+) -> dict[str, str]:
+    """What stands behind the equals signs, as it is.
+
+    Raises:
+        ConfigError: One has no equals sign.
+    """
+    told: dict[str, str] = {}
     for text in settings or ():
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
-            raise ConfigError(f"--set {text}: is not NAME=VALUE", hint="for example --set size_bytes=2GiB")
-        told[name.strip()] = _value(value.strip())
+            raise ConfigError(f"--set {text}: is not {form}", hint=f"for example --set {example}")
+        told[name.strip()] = value.strip()
     return told
 
 

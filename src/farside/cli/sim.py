@@ -126,13 +126,7 @@ class Request:
         Raises:
             ConfigError: One has no equals sign.
         """
-        told: dict[str, str] = {}
-        for text in self.settings or ():
-            name, equals, value = text.partition("=")
-            if not equals or not name.strip():
-                raise ConfigError(f"--set {text}: is not KEY=VALUE", hint="for example --set limits_gpu_s=3600")
-            told[name.strip()] = value.strip()
-        return told
+        return options.texts_by_name(self.settings, form="KEY=VALUE", example="limits_gpu_s=3600")
 
 
 class SpreadCommand(TyperCommand):
