@@ -125,7 +125,7 @@ def replay(
     The policy sees only data from before each decision. `--policy ces --set wakeups_per_day=0.5` keeps to a given
     risk; `--policy rule --set wakeups_per_day=0.5` is the two-line rule, tuned on the past to that risk.
     """
-    from farside.cli.energy_report import Asked, print_report, report_of, write_json
+    from farside.cli.energy_report import Asked, give, print_report, report_of
     from farside.scheduler.energy.catalog import prepare
     from farside.scheduler.sim.energy.replay import figures, play
     from farside.scheduler.sim.energy.saving import Power
@@ -141,10 +141,7 @@ def replay(
         from farside.cli.energy_plot import plot_replay
 
         plot_replay(plot, question, played, title=f"{policy} on {_named(files)}")
-    if json_to:
-        write_json(json_to, report)
-    if json_to != Path("-"):
-        print_report(report)
+    give(report, json_to, print_report)
 
 
 @energy_app.command()
@@ -163,7 +160,7 @@ def pareto(
 
     Shows and plots sleeping nodes over wake-ups per day and over missing nodes: the gain for a risk, per policy.
     """
-    from farside.cli.energy_report import print_points, write_json
+    from farside.cli.energy_report import give, print_points
     from farside.scheduler.sim.energy.sweep import sweep
 
     _check_places({"--json": json_to, "--plot": plot}, files)
@@ -172,10 +169,7 @@ def pareto(
         from farside.cli.energy_plot import plot_points
 
         plot_points(plot, points, title=_named(files))
-    if json_to:
-        write_json(json_to, points)
-    if json_to != Path("-"):
-        print_points(points)
+    give(points, json_to, print_points)
 
 
 @energy_app.command()
@@ -190,15 +184,12 @@ def forecast(
     Compares boosted trees, persistence, seasonal naive and, if statsmodels is installed, ARIMA and exponential
     smoothing: the errors of the predicted mean, and the accuracy of the quantiles of the predicted maximum.
     """
-    from farside.cli.energy_report import print_forecasts, write_json
+    from farside.cli.energy_report import give, print_forecasts
     from farside.scheduler.sim.energy.compare import compare
 
     _check_places({"--json": json_to}, files)
     scores = compare(question)
-    if json_to:
-        write_json(json_to, scores)
-    if json_to != Path("-"):
-        print_forecasts(scores)
+    give(scores, json_to, print_forecasts)
 
 
 @energy_app.command()
@@ -225,7 +216,7 @@ def jobs(
     Shows which jobs are delayed and by how much, compared to the same run without sleep.
     """
     from farside.cli.energy_jobs import compare_runs
-    from farside.cli.energy_report import print_cost, write_json
+    from farside.cli.energy_report import give, print_cost
     from farside.cli.sim import Request
 
     _check_places({"--json": json_to}, [trace, *([vc_nodes] if vc_nodes else [])])
@@ -239,10 +230,7 @@ def jobs(
     )
     told = {name: _text(value) for name, value in options.overrides(settings).items()}
     cost = compare_runs(request, policy, told, boot_s=boot_s)
-    if json_to:
-        write_json(json_to, cost)
-    if json_to != Path("-"):
-        print_cost(cost, policy)
+    give(cost, json_to, lambda cost: print_cost(cost, policy))
 
 
 def _check_places(outputs: Mapping[str, Path | None], inputs: Sequence[Path]) -> None:

@@ -1,15 +1,16 @@
 """Tables and files that `farside energy` writes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from farside.cli.figure_table import figure_table, print_plain
 from farside.scheduler.energy.catalog import Prepared, Question
 from farside.scheduler.sim.energy.compare import Scores
 from farside.scheduler.sim.energy.replay import Figures
@@ -18,9 +19,11 @@ from farside.scheduler.sim.energy.sleeping import Cost
 from farside.scheduler.sim.energy.sweep import Point
 from farside.scheduler.sim.output_files import written
 
+ValueT = TypeVar("ValueT")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Figures):
     """All figures of a replay, flat; what is not known is NaN.
 
     SMAPE is in percent at ``horizon_s``, the quantiles' losses in nodes; ``forecast_used``: for decisions.
@@ -36,15 +39,6 @@ class Report:
     gap_intervals: int
     above_rows: int
     nodes: float
-    days: float
-    sleeping_nodes: float
-    wakeups_per_day: float
-    nodes_per_wakeup: float
-    utilisation_before: float
-    utilisation_after: float
-    short_intervals: int
-    short_nodes: float
-    delayed_node_s: float
     kwh_per_year: float
     co2_kg_per_year: float
     horizon_s: float
@@ -100,24 +94,25 @@ def time_text(question: Question, step: int) -> str:
     return str(np.datetime64(int(at_s), "s")).replace("T", " ")
 
 
-def write_json(path: Path, value: Report | Sequence[Point] | Scores | Cost) -> None:
-    """As JSON to a file, or to standard output for ``-``; what is not known is null.
+def give(value: ValueT, json_to: Path | None, show: Callable[[ValueT], None]) -> None:
+    """Writes figures as JSON, to standard output for ``-``, and shows them to people otherwise. Null: not known.
 
     Raises:
         FarsideError: The file can't be written; what was there stays.
     """
     text = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
-    if path == Path("-"):
+    if json_to == Path("-"):
         print(text.decode(), end="")
         return
-    with written(path) as place:
-        place.write_bytes(text)
+    if json_to:
+        with written(json_to) as place:
+            place.write_bytes(text)
+    show(value)
 
 
 def print_report(report: Report) -> None:
     """A replay for people."""
-    table = _two_columns(f"{report.policy}, {report.begin} to {report.end}")
-    for name, value in (
+    rows = [
         ("nodes", f"{report.nodes:.1f}"),
         ("asleep on average", f"{report.sleeping_nodes:.1f}"),
         ("wake-ups a day", f"{report.wakeups_per_day:.2f}"),
@@ -132,23 +127,21 @@ def print_report(report: Report) -> None:
         ("gaps in the data", f"{report.gap_intervals} of {report.intervals} intervals"),
         (f"forecast, SMAPE at {report.horizon_s / 3600:.3g} h", _known(report.smape, "%")),
         ("persistence, SMAPE", _known(report.persistence_smape, "%")),
-    ):
-        table.add_row(name, value)
+    ]
     if not math.isnan(report.quantile_loss):
-        table.add_row("quantiles of the maximum, loss", _known(report.quantile_loss, "nodes"))
-        table.add_row("persistence, loss", _known(report.persistence_quantile_loss, "nodes"))
+        rows.append(("quantiles of the maximum, loss", _known(report.quantile_loss, "nodes")))
+        rows.append(("persistence, loss", _known(report.persistence_quantile_loss, "nodes")))
     if report.above_rows:
-        table.add_row("rows with more busy than there are", f"{report.above_rows}, taken as all busy")
-    _console().print(table)
-    _console().print(report.remark)
+        rows.append(("rows with more busy than there are", f"{report.above_rows}, taken as all busy"))
+    _print_rows(f"{report.policy}, {report.begin} to {report.end}", rows)
+    print_plain(report.remark)
 
 
 def print_points(points: Sequence[Point]) -> None:
     """A sweep for people: only what no other parameters of the same policy beat."""
-    table = Table("policy", title="what a risk buys", title_justify="left")
-    table.add_column("setting", no_wrap=True)
-    for name in ("wake-ups a day", "asleep", "node-intervals short"):
-        table.add_column(name, justify="right")
+    columns = ("policy", "setting", "wake-ups a day", "asleep", "node-intervals short")
+    table = figure_table(*columns, title="what a risk buys", texts=2)
+    table.columns[1].no_wrap = True
     for point in points:
         if point.is_on_frontier:
             table.add_row(
@@ -158,32 +151,28 @@ def print_points(points: Sequence[Point]) -> None:
                 f"{point.sleeping_nodes:.1f}",
                 f"{point.short_nodes:.0f}",
             )
-    _console().print(table)
+    print_plain(table)
 
 
 def print_forecasts(scores: Scores) -> None:
     """A comparison for people."""
     horizons = sorted({one.horizon_s for one in scores.means})
-    table = Table("SMAPE of the mean ahead, %", title=f"{scores.origins} origins", title_justify="left")
-    for horizon_s in horizons:
-        table.add_column(f"{horizon_s / 3600:.3g} h", justify="right")
+    hours = (f"{horizon_s / 3600:.3g} h" for horizon_s in horizons)
+    table = figure_table("SMAPE of the mean ahead, %", *hours, title=f"{scores.origins} origins")
     for method in dict.fromkeys(one.method for one in scores.means):
         found = {one.horizon_s: one.smape for one in scores.means if one.method == method}
         table.add_row(method, *(_known(found[horizon_s]) for horizon_s in horizons))
-    _console().print(table)
+    print_plain(table)
     table = Table("quantile of the maximum ahead", "held", "loss", "persistence's loss")
     for one in scores.quantiles:
         held = _known(100 * one.held, "%")
         table.add_row(f"{one.quantile:.0%}", held, _known(one.loss), _known(one.persistence_loss))
-    _console().print(table)
-    for remark in scores.remarks:
-        _console().print(remark)
+    print_plain(table, *scores.remarks)
 
 
 def print_cost(cost: Cost, policy: str) -> None:
     """What sleep did to jobs, for people."""
-    table = _two_columns(policy)
-    for name, value in (
+    rows = (
         ("asleep on average", f"{cost.sleeping_nodes:.1f}"),
         ("wake-ups a day", f"{cost.wakeups_per_day:.2f}"),
         ("nodes at a time", f"{cost.nodes_per_wakeup:.1f}"),
@@ -192,21 +181,18 @@ def print_cost(cost: Cost, policy: str) -> None:
         ("at most", f"{cost.max_delay_s:.0f} s"),
         ("average JCT", f"{cost.mean_jct_s:.0f} s"),
         ("without sleep", f"{cost.mean_jct_before_s:.0f} s"),
-    ):
-        table.add_row(name, value)
-    _console().print(table)
+    )
+    _print_rows(policy, rows)
 
 
-def _two_columns(title: str) -> Table:
+def _print_rows(title: str, rows: Iterable[tuple[str, str]]) -> None:
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(style="dim")
     table.add_column(justify="right")
-    return table
+    for row in rows:
+        table.add_row(*row)
+    print_plain(table)
 
 
 def _known(value: float, unit: str = "") -> str:
     return "not known" if math.isnan(value) else f"{value:.2f} {unit}".rstrip()
-
-
-def _console() -> Console:
-    return Console(markup=False, emoji=False, highlight=False)

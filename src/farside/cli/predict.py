@@ -1,10 +1,11 @@
 """The command `farside predict`: models trained on a job log, and their accuracy."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from farside.cli.terminal import note
 
 predict_app = typer.Typer(
     help="Fit models to a job log, and measure their benefit.", no_args_is_help=True, rich_markup_mode=None
@@ -28,6 +29,7 @@ def fit(
 
     Shows its accuracy on jobs that it was not trained on, beside the rolling estimate and the number of GPUs.
     """
+    from farside.cli.figure_table import print_plain
     from farside.cli.predict_fit import fit_gpu_time, quality_table
     from farside.errors import ConfigError
     from farside.scheduler.predict.model_files import ModelStore
@@ -38,11 +40,11 @@ def fit(
     check_apart({f"--models, in its {path.name}": path for path in kept}, {"the log": log})
     store.check()
     learner, record = fit_gpu_time(log, fmt, bad_once or bad)
-    _print(quality_table(learner))
+    print_plain(quality_table(learner))
     if record is None:
         raise ConfigError(f"{log}: too few jobs for a model", hint="qssf uses the rolling estimate, or GPUs, meanwhile")
     manifest = store.save(record)
-    sys.stderr.write(f"farside: {models / manifest.text_file}: version {manifest.version}, {record.trained_on} jobs\n")
+    note(f"{models / manifest.text_file}: version {manifest.version}, {record.trained_on} jobs")
 
 
 @predict_app.command()
@@ -58,14 +60,7 @@ def rebalance(
     bad_once: _BadOnce = None,
 ) -> None:
     """Show which virtual clusters could have lent nodes to others, and the queueing time saved."""
+    from farside.cli.figure_table import print_plain
     from farside.cli.predict_rebalance import rebalance_tables
 
-    _print(*rebalance_tables(log, vc_nodes, gpus_per_node, policy, fmt, bad_once or bad))
-
-
-def _print(*tables: object) -> None:
-    from rich.console import Console
-
-    console = Console(markup=False, emoji=False, highlight=False)  # names are not ours
-    for table in tables:
-        console.print(table)
+    print_plain(*rebalance_tables(log, vc_nodes, gpus_per_node, policy, fmt, bad_once or bad))

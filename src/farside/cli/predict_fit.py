@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from rich.table import Table
 
+from farside.cli.figure_table import figure_table
 from farside.scheduler.predict.estimate_quality import quality, quantiles
 from farside.scheduler.predict.gpu_time import GpuTimeParams
 from farside.scheduler.predict.rolling_estimate import RollingParams
@@ -30,14 +31,9 @@ def quality_table(learner: Learner) -> Table:
     """Each estimator on the newest jobs, none of which it had known when it was asked."""
     judge = learner.service.judge
     judged = np.array([(one.model, one.rolling, one.gpus, one.true) for one in judge.judged]).reshape(-1, 4)
-    table = Table(
-        header_style="bold",
-        title=f"{len(judged)} newest jobs; believed: {learner.service.source}",
-        title_justify="left",
-    )
-    table.add_column("estimator")
-    for title in ("order worth", "ranks", "within x2", "10 %", "median", "90 %"):
-        table.add_column(title, justify="right")
+    title = f"{len(judged)} newest jobs; believed: {learner.service.source}"
+    columns = ("estimator", "order worth", "ranks", "within x2", "10 %", "median", "90 %")
+    table = figure_table(*columns, title=title)
     for at, name in enumerate(("model", "rolling", "gpus")):
         known = judged[~np.isnan(judged[:, at])]
         if len(known) < 2:

@@ -6,6 +6,7 @@ from typing import Literal
 from rich.table import Table
 from rich.text import Text
 
+from farside.cli.figure_table import figure_table
 from farside.cli.sim import Request
 from farside.cli.simulate.request import prepare
 from farside.scheduler.predict.rebalance import RebalanceParams
@@ -27,10 +28,8 @@ def rebalance_tables(
     )  # fmt: skip
     prepared = prepare(request)
     found = rebalance(prepared.experiments[0], prepared.scene, RebalanceParams(node_gpus=gpus_per_node))
-    queueing = Table(header_style="bold")
-    queueing.add_column("virtual cluster")
-    for title in ("jobs", "average queue s", "with lending", "95th queue s", "with lending"):
-        queueing.add_column(title, justify="right")
+    columns = ("virtual cluster", "jobs", "average queue s", "with lending", "95th queue s", "with lending")
+    queueing = figure_table(*columns)
     groups = [(name, found.before.by_vc[name], found.after.by_vc[name]) for name in found.before.by_vc]
     groups.sort(key=lambda group: -group[1].avg_queue_s)
     for name, before, after in (*groups, ("all", found.before.all, found.after.all)):
@@ -38,10 +37,7 @@ def rebalance_tables(
             Text(name), f"{before.jobs:,}", f"{before.avg_queue_s:,.0f}", f"{after.avg_queue_s:,.0f}",
             f"{before.p95_queue_s:,.0f}", f"{after.p95_queue_s:,.0f}",
         )  # fmt: skip
-    lending = Table(header_style="bold")
-    lending.add_column("lender")
-    lending.add_column("borrower")
-    lending.add_column("nodes lent", justify="right")
+    lending = figure_table("lender", "borrower", "nodes lent", texts=2)
     for (lender, borrower), count in list(found.moves.items())[:TOLD]:
         lending.add_row(Text(lender), Text(borrower), f"{count:,}")
     return queueing, lending

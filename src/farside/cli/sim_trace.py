@@ -1,6 +1,5 @@
 """The command `farside sim trace`: describes, converts and generates traces."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from farside.cli import options
-from farside.cli.terminal import printable, standard_output
+from farside.cli.terminal import note, standard_output
 from farside.errors import ConfigError
 from farside.units import format_count
 
@@ -57,6 +56,7 @@ def describe(
 
     Shows jobs, users, virtual clusters, run times and arrivals; with --nodes also the load on a cluster.
     """
+    from farside.cli.figure_table import print_plain
     from farside.cli.trace_tables import tables
     from farside.scheduler.sim.trace.describe import describe as figures_of
 
@@ -68,12 +68,8 @@ def describe(
         with standard_output():
             print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         return
-    from rich.console import Console
-
-    console = Console(markup=False, emoji=False, highlight=False)  # names are not ours
     with standard_output():
-        for table in tables(found):
-            console.print(table)
+        print_plain(*tables(found))
     _tell_problems(trace)
 
 
@@ -92,7 +88,7 @@ def convert(
     check_apart({"OUT": out}, {"the trace": file})
     trace = _read(file, fmt, on_bad, attempts)
     write_trace(trace, out)
-    _say(f"{out}: {format_count(len(trace.jobs), 'job')}, read as {trace.fmt}")
+    note(f"{out}: {format_count(len(trace.jobs), 'job')}, read as {trace.fmt}")
     _tell(trace)
 
 
@@ -159,7 +155,7 @@ def generate(
     trace = make(names[0] if len(names) == 2 else "", wishes)
     out = Path(names[-1])
     write_trace(trace, out)
-    _say(f"{out}: {format_count(len(trace.jobs), 'job')}; farside sim trace describe {out} shows them")
+    note(f"{out}: {format_count(len(trace.jobs), 'job')}; farside sim trace describe {out} shows them")
 
 
 def _read(file: Path, fmt: str, on_bad: Literal["refuse", "skip"], attempts: Literal["whole", "each"]) -> "Trace":
@@ -170,19 +166,14 @@ def _read(file: Path, fmt: str, on_bad: Literal["refuse", "skip"], attempts: Lit
 
 def _tell(trace: "Trace") -> None:
     """What became of rows that are no jobs."""
-    for count, note in trace.notes:
-        _say(f"{trace.path}: {format_count(count, 'row')} {note}")
+    for count, what in trace.notes:
+        note(f"{trace.path}: {format_count(count, 'row')} {what}")
     _tell_problems(trace)
 
 
 def _tell_problems(trace: "Trace") -> None:
     for problem in trace.problems:
-        _say(f"skipped: {problem}")
+        note(f"skipped: {problem}")
     if trace.skipped:
         were = "was" if trace.skipped == 1 else "were"
-        _say(f"{trace.path}: {format_count(trace.skipped, 'bad row')} {were} skipped")
-
-
-def _say(line: str) -> None:
-    # on standard error: standard output may be the trace
-    print(f"farside: {printable(line)}", file=sys.stderr)
+        note(f"{trace.path}: {format_count(trace.skipped, 'bad row')} {were} skipped")

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from rich.table import Table
 
+from farside.cli.figure_table import figure_table
 from farside.scheduler.sim.trace.describe import PERCENTILES, Description, Load, Share, Spread
 
 HOUR_S = 3600.0
@@ -63,10 +64,8 @@ def _time(found: Description, at_s: float) -> str:
 
 
 def _spreads(found: Description) -> Table:
-    table = Table("seconds", title_justify="left")
     spreads = [("duration", found.duration_s), *([("between submissions", found.gap_s)] if found.gap_s else [])]
-    for name, _ in spreads:
-        table.add_column(name, justify="right")
+    table = figure_table("seconds", *(name for name, _ in spreads))
     names = ("mean", "least", *(f"{percentile} %" for percentile in PERCENTILES), "most")
     for name, *values in zip(names, *(_spread(spread) for _, spread in spreads), strict=True):
         table.add_row(name, *values)
@@ -78,10 +77,7 @@ def _spread(spread: Spread) -> list[str]:
 
 
 def _shares(title: str, what: str, shares: Iterable[Share], found: Description) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column(what)
-    for name in ("jobs", "of jobs", "GPU hours", "of GPU time"):
-        table.add_column(name, justify="right")
+    table = figure_table(what, "jobs", "of jobs", "GPU hours", "of GPU time", title=title)
     for share in shares:
         table.add_row(
             share.name or "(none)",

@@ -1,10 +1,10 @@
 """Result of the demo's cluster scene: a table of real, simulated and the paper's figures, and the verdict."""
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from farside.cli.demo.cluster import Scene
+from farside.cli.figure_table import figure_table
 from farside.scheduler.manager.compare_simulation import PAPER_APART_PCT, PAPER_SIMULATOR, PAPER_TESTBED
 
 ERROR_MAX_PCT = 25.0
@@ -37,12 +37,8 @@ def improvement(scene: Scene) -> tuple[float, float]:
 
 def print_scene(console: Console, scene: Scene) -> None:
     """Prints the table, and what was wrong if anything was."""
-    table = Table(
-        "policy", "mean JCT", "simulated", "off by", "median job", "preempted", "simulated",
-        title="the same jobs, really and in the simulator", title_justify="left", header_style="bold",
-    )  # fmt: skip
-    for column in table.columns[1:]:
-        column.justify = "right"
+    columns = ("policy", "mean JCT", "simulated", "off by", "median job", "preempted", "simulated")
+    table = figure_table(*columns, title="the same jobs, really and in the simulator")
     for one in scene.rounds:
         found = one.fidelity
         table.add_row(

@@ -1,17 +1,15 @@
 """Output of `farside sim`: progress on standard error, tables on standard output."""
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from farside.cli.figure_table import figure_table
 from farside.cli.simulate.request import Prepared, size_of
-from farside.cli.terminal import printable
+from farside.cli.terminal import note, printable
 from farside.scheduler.sim.experiment import Outcome
 from farside.scheduler.sim.result.column import COLUMNS, FEW_COLUMNS, Column, best_of
 from farside.scheduler.sim.result.figures import Figures
@@ -20,29 +18,22 @@ from farside.scheduler.sim.result.figures import Figures
 _WIDTH_ELSEWHERE = 200
 
 
-class Show:
+class Show(Progress):
     """Progress bars, one a policy, on a terminal; nothing in a pipe."""
 
     def __init__(self, names: Sequence[str]) -> None:
         console = Console(stderr=True)
         # No thread of its own that refreshes: children are forked while it shows.
-        self._progress = Progress(
+        super().__init__(
             TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
             console=console, auto_refresh=False, transient=True, disable=not console.is_terminal,
         )  # fmt: skip
-        self._tasks = [self._progress.add_task(name, total=1.0) for name in names]
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._progress.stop()
+        self._policies = [self.add_task(name, total=1.0) for name in names]
 
     def tell(self, at: int, share: float) -> None:
         """How far one of them is, from 0 to 1."""
-        self._progress.update(self._tasks[at], completed=share)
-        self._progress.refresh()
+        self.update(self._policies[at], completed=share)
+        self.refresh()
 
 
 def print_run(prepared: Prepared, outcome: Outcome) -> None:
@@ -73,22 +64,17 @@ def print_comparison(prepared: Prepared, outcomes: Sequence[Outcome]) -> None:
 
 def print_left_out(prepared: Prepared) -> None:
     """What was left out and skipped, on standard error."""
-    for note in prepared.notes:
-        remark(note)
+    for line in prepared.notes:
+        note(line)
     if not prepared.left_out:
         return
     for problem in prepared.problems:
-        remark(f"skipped {problem}")
+        note(f"skipped {problem}")
     more = prepared.left_out - len(prepared.problems)
     if more > 0:
-        remark(f"and {more} more")
+        note(f"and {more} more")
     rows = "1 row was" if prepared.left_out == 1 else f"{prepared.left_out} rows were"
-    remark(f"{rows} skipped; the figures are those of the other jobs")
-
-
-def remark(text: str) -> None:
-    """A line on standard error."""
-    sys.stderr.write(f"farside: {printable(text)}\n")
+    note(f"{rows} skipped; the figures are those of the other jobs")
 
 
 def _console() -> Console:
@@ -108,9 +94,7 @@ def _rules(outcome: Outcome) -> str:
 
 
 def _one(outcome: Outcome) -> Table:
-    table = Table(header_style="bold")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
+    table = figure_table("figure", "value")
     figures, recording = outcome.results.all, outcome.recording
     table.add_row("jobs", f"{figures.jobs:,}")
     for column in COLUMNS:
@@ -124,10 +108,7 @@ def _one(outcome: Outcome) -> Table:
 def _table(
     first: str, rows: Sequence[tuple[str, Figures]], columns: Sequence[Column], *, is_marked: bool = False
 ) -> Table:
-    table = Table(header_style="bold")
-    table.add_column(first)
-    for column in columns:
-        table.add_column(column.title, justify="right")
+    table = figure_table(first, *(column.title for column in columns))
     cells = [_cells(column, rows, is_marked=is_marked) for column in columns]
     for at, (name, _) in enumerate(rows):
         table.add_row(Text(name), *(column[at] for column in cells))
@@ -136,10 +117,7 @@ def _table(
 
 def _turned(rows: Sequence[tuple[str, Figures]]) -> Table:
     """A column a policy, for narrow terminals."""
-    table = Table(header_style="bold")
-    table.add_column("figure")
-    for name, _ in rows:
-        table.add_column(Text(name), justify="right")
+    table = figure_table("figure", *(Text(name) for name, _ in rows))
     for column in COLUMNS:
         table.add_row(column.title, *_cells(column, rows, is_marked=True))
     return table
@@ -158,14 +136,14 @@ def _print_remarks(outcomes: Sequence[Outcome]) -> None:
     """What a reader of the figures should know, on standard error."""
     for outcome in outcomes:
         for line in _estimates(outcome):
-            remark(line)
+            note(line)
     free = [
         one.experiment.name
         for one in outcomes
         if one.experiment.preemption_cost.name == "free" and one.results.all.preemptions
     ]
     if free:
-        remark(f"preemptions cost nothing under {', '.join(free)}; --set cost=helios or cost=model charges them")
+        note(f"preemptions cost nothing under {', '.join(free)}; --set cost=helios or cost=model charges them")
 
 
 def _estimates(outcome: Outcome) -> Iterable[str]:
