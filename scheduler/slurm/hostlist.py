@@ -56,10 +56,9 @@ def _numbers(ranges: str) -> list[str]:
     found: list[str] = []
     for part in ranges.split(","):
         first, dash, last = part.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        is_one = first.isdigit() and (not dash or last.isdigit())
+        numbers = range(int(first), int(last or first) + 1) if is_one else range(0)
+        if not 0 < len(numbers) <= MOST:
             raise ValueError(f"'[{ranges[:60]}]' is not a range of numbers")
-        low, high = int(first), int(last or first)
-        if high - low >= MOST or high < low:
-            raise ValueError(f"'[{ranges[:60]}]' is not a range of numbers")
-        found += [f"{number:0{len(first)}d}" for number in range(low, high + 1)]
+        found += [f"{number:0{len(first)}d}" for number in numbers]
     return found

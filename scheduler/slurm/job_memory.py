@@ -50,14 +50,8 @@ class Memory:
 
 def recall(memory: Memory, jobs: Iterable[SlurmJob], now_s: float) -> Memory:
     """The memory of just these jobs, moved on to what is seen now. Slurm's clock may be a little ahead of ours."""
-    found: dict[str, Past] = {}
-    for job in jobs:
-        past = memory.jobs.get(job.job_id)
-        if past is None:
-            found[job.job_id] = _first_seen(job, now_s)
-        else:
-            found[job.job_id] = _moved_on(past, job, memory.at_s, now_s)
-    return replace(memory, at_s=now_s, jobs=found)
+    found = {job.job_id: _moved_on(memory.jobs.get(job.job_id), job, memory.at_s, now_s) for job in jobs}
+    return Memory(at_s=now_s, jobs=found)
 
 
 def _first_seen(job: SlurmJob, now_s: float) -> Past:
@@ -74,7 +68,9 @@ def _latest(submit_s: float, other_s: float, now_s: float) -> float:
     return min(now_s, submit_s if math.isnan(other_s) else max(submit_s, other_s))
 
 
-def _moved_on(past: Past, job: SlurmJob, before_s: float, now_s: float) -> Past:
+def _moved_on(past: Past | None, job: SlurmJob, before_s: float, now_s: float) -> Past:
+    if past is None:
+        return _first_seen(job, now_s)
     start_s = job.start_s if not math.isnan(job.start_s) else now_s
     is_anew = past.is_running and (not job.is_holding or job.restarts > past.restarts)
     if is_anew:  # its run interval has ended since the last turn

@@ -20,21 +20,12 @@ _BINDING = ("ReqNodeList", "ExcNodeList", "Features", "Licenses", "Reservation",
 _NOTHING = frozenset({"", "(null)", "N/A", "None", "Unknown"})
 _MIB = 1 << 20
 
-PHASES: Mapping[str, JobPhase] = {
-    "PENDING": JobPhase.WAITING,
-    "REQUEUED": JobPhase.WAITING,
-    "REQUEUE_FED": JobPhase.WAITING,
-    "REQUEUE_HOLD": JobPhase.WAITING,
-    "SPECIAL_EXIT": JobPhase.WAITING,
-    "RUNNING": JobPhase.RUNNING,
-    "CONFIGURING": JobPhase.STUCK,
-    "COMPLETING": JobPhase.STUCK,
-    "RESIZING": JobPhase.STUCK,
-    "SIGNALING": JobPhase.STUCK,
-    "STAGE_OUT": JobPhase.STUCK,
-    "STOPPED": JobPhase.STUCK,
-    "SUSPENDED": JobPhase.STUCK,
+_STATES = {
+    JobPhase.WAITING: ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"),
+    JobPhase.RUNNING: ("RUNNING",),
+    JobPhase.STUCK: ("CONFIGURING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"),
 }
+PHASES: Mapping[str, JobPhase] = {state: phase for phase, states in _STATES.items() for state in states}
 
 
 def jobs_of(text: str) -> tuple[SlurmJob, ...]:

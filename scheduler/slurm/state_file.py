@@ -4,8 +4,8 @@
 lines of JSON, in files that only grow, up to a limit.
 """
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -78,12 +78,9 @@ class StateFiles:
     def keep(self, name: str, what: Memory | KeptPast) -> None:
         """Replaces a whole file."""
         part = self._folder / f"{name}.part"
-
-        def write() -> None:
+        with self._writing():
             part.write_bytes(msgspec.msgpack.encode(what))
             part.replace(self._folder / name)
-
-        self._try(write)
 
     def ended(self) -> dict[str, Ended]:
         """The last jobs that have ended. A line that was cut off is left out."""
@@ -102,19 +99,18 @@ class StateFiles:
         """Adds lines to a file: jobs that have ended, or what was done or would have been."""
         text = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
         path = self._folder / name
-
-        def write() -> None:
+        if not text:
+            return
+        with self._writing():
             if path.exists() and path.stat().st_size > MOST_BYTES:
                 path.replace(path.with_name(f"{name}{OLD}"))
             with path.open("ab") as file:
                 file.write(text)
 
-        if text:
-            self._try(write)
-
-    def _try(self, write: Callable[[], None]) -> None:
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            write()
+            yield
         except OSError as error:
             if not self._is_full:
                 _log.error("can't write a state file; the engine goes on", folder=self._folder, reason=error.strerror)

@@ -52,17 +52,9 @@ def reservation_table(reservations: Iterable[Row]) -> Table:
     """A line a reservation."""
     table = _table("id", "state", "from", "to", "nodes", "may still run then", "by", "reason")
     for one in reservations:
-        span = (format_moment(one["from_s"]), format_moment(one["to_s"]))
-        _add(
-            table,
-            one["id"],
-            one["state"],
-            *span,
-            " ".join(one["nodes"]),
-            " ".join(one["jobs"]),
-            one["by"],
-            one["reason"],
-        )
+        span = (format_moment(one[key]) for key in ("from_s", "to_s"))
+        lists = (" ".join(one[key]) for key in ("nodes", "jobs"))
+        _add(table, one["id"], one["state"], *span, *lists, one["by"], one["reason"])
     return table
 
 
@@ -163,11 +155,13 @@ def _profile_words(profile: Row) -> str:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column)
-    return table
+    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
 
 
 def _add(table: Table, *values: object) -> None:
-    table.add_row(*(escape(printable(str(value))) for value in values))
+    table.add_row(*map(plain, values))
+
+
+def plain(value: object) -> str:
+    """Text of a cell, without markup and control characters."""
+    return escape(printable(str(value)))

@@ -145,19 +145,17 @@ def _rows(loaded: "Effective[Any]") -> list[dict[str, Any]]:
     from farside.config.convert import allowed, shown
     from farside.config.settings import settings_of
 
-    rows = []
-    for name, setting in settings_of(type(loaded.config)).items():
-        value = getattr(loaded.config, name)
-        rows.append(
-            {
-                "name": name,
-                "value": value if isinstance(value, bool | int | float) else shown(setting, value),
-                "shown": shown(setting, value),
-                "unit": str(setting.kind),
-                "default": shown(setting, setting.default),
-                "allowed": allowed(setting),
-                "source": loaded.sources[name],
-                "doc": setting.doc,
-            }
-        )
-    return rows
+    values = ((setting, getattr(loaded.config, setting.name)) for setting in settings_of(type(loaded.config)).values())
+    return [
+        {
+            "name": setting.name,
+            "value": value if isinstance(value, bool | int | float) else shown(setting, value),
+            "shown": shown(setting, value),
+            "unit": str(setting.kind),
+            "default": shown(setting, setting.default),
+            "allowed": allowed(setting),
+            "source": loaded.sources[setting.name],
+            "doc": setting.doc,
+        }
+        for setting, value in values
+    ]

@@ -44,25 +44,8 @@ _Files = Annotated[
 _Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a parameter of the policy (repeatable).")
 ]
-_TrainTo = Annotated[
-    str | None,
-    typer.Option("--train-to", metavar="TIME", help="Train forecasts on data before this time; default: --from."),
-]
-_From = Annotated[
-    str | None,
-    typer.Option("--from", metavar="TIME", help="Start of the window; default: after two thirds of the series."),
-]
-_To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="End of the window; default: end of the series.")]
 _BootS = Annotated[
     float, typer.Option("--boot-s", min=0, help="Boot time of a node in seconds, at most one day.", callback=_boot_s)
-]
-_GpusPerNode = Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of each node, for a series in GPUs.")]
-_Zeros = Annotated[
-    Literal["auto", "gap", "real"],
-    typer.Option("--zeros", help="How to read zero busy nodes; auto: as gaps, except in a single series in GPUs."),
-]
-_Holidays = Annotated[
-    list[str] | None, typer.Option("--holiday", metavar="DATE", help="Public holiday, for forecasts (repeatable).")
 ]
 _Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Plot to this file: PNG, SVG or PDF.")]
 _Json = Annotated[
@@ -73,12 +56,27 @@ _Json = Annotated[
 
 def _question(
     files: _Files,
-    train_to: _TrainTo = None,
-    begin: _From = None,
-    end: _To = None,
-    gpus_per_node: _GpusPerNode = 8,
-    zeros: _Zeros = "auto",
-    holidays: _Holidays = None,
+    train_to: Annotated[
+        str | None,
+        typer.Option("--train-to", metavar="TIME", help="Train forecasts on data before this time; default: --from."),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="TIME", help="Start of the window; default: after two thirds of the series."),
+    ] = None,
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="End of the window; default: end of the series.")
+    ] = None,
+    gpus_per_node: Annotated[
+        int, typer.Option("--gpus-per-node", min=1, help="GPUs of each node, for a series in GPUs.")
+    ] = 8,
+    zeros: Annotated[
+        Literal["auto", "gap", "real"],
+        typer.Option("--zeros", help="How to read zero busy nodes; auto: as gaps, except in a single series in GPUs."),
+    ] = "auto",
+    holidays: Annotated[
+        list[str] | None, typer.Option("--holiday", metavar="DATE", help="Public holiday, for forecasts (repeatable).")
+    ] = None,
 ) -> "Question":
     from farside.scheduler.energy.busy_series import DAY_S, Zeros
     from farside.scheduler.energy.catalog import Question

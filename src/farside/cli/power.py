@@ -14,11 +14,6 @@ if TYPE_CHECKING:
 power_app = typer.Typer(help="Show and manage nodes that sleep.", invoke_without_command=True, rich_markup_mode=None)
 
 
-def power_commands(app: typer.Typer) -> None:
-    """Adds these commands."""
-    app.add_typer(power_app, name="power")
-
-
 @power_app.callback(invoke_without_command=True)
 def power(
     context: typer.Context,

@@ -6,11 +6,10 @@ from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from farside.cli.cluster_table import since_s
+from farside.cli.cluster_table import plain, since_s
 from farside.cli.terminal import printable
 from farside.units import format_bytes, format_seconds
 
@@ -94,13 +93,13 @@ def _nodes(told: Row, limit: int) -> Table:
         lent = sum(loan["bytes"] for loan in sensed["loans"])
         held = dict.fromkeys(gpu["job"] for gpu in node["gpus"] if gpu["job"])
         table.add_row(
-            _plain(node["name"]),
+            plain(node["name"]),
             _state(node["state"]),
             "".join(HELD if gpu["job"] else FREE if gpu["healthy"] else BROKEN for gpu in node["gpus"]),
             f"{format_bytes(node['headroom_bytes'])} of {format_bytes(node['memory_bytes'])}",
             format_bytes(lent) if lent else "",
-            _plain(" ".join(held)),
-            _plain(node["reason"]),
+            plain(" ".join(held)),
+            plain(node["reason"]),
         )
     return table
 
@@ -120,15 +119,9 @@ def _waiting(jobs: Iterable[Row], why: Mapping[str, str], now_s: float) -> Table
 
 
 def _add(table: Table, job: Row, spent_s: float, text: str) -> None:
-    table.add_row(
-        _plain(job["id"]),
-        _plain(job["name"]),
-        _plain(job["user"]),
-        _state(job["state"]),
-        str(job["gpus"]),
-        format_seconds(max(0.0, spent_s // 1)),
-        _plain(text),
-    )
+    names = (plain(job[key]) for key in ("id", "name", "user"))
+    spent = format_seconds(max(0.0, spent_s // 1))
+    table.add_row(*names, _state(job["state"]), str(job["gpus"]), spent, plain(text))
 
 
 def _table(*columns: str) -> Table:
@@ -138,10 +131,6 @@ def _table(*columns: str) -> Table:
         table.add_column(column, no_wrap=True, justify="right" if is_number else "left")
     table.add_column(columns[-1], ratio=1, no_wrap=True, overflow="ellipsis")
     return table
-
-
-def _plain(text: object) -> str:
-    return escape(printable(str(text)))
 
 
 def _state(state: str) -> Text:

@@ -6,7 +6,6 @@ An act causes something and returns when the borrower's own counters say that it
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +61,6 @@ class Stage:
             PeerError: it did not in time.
         """
         wait_until(look, what, limit_s=ACT_LIMIT_S, every_s=LOOK_EVERY_S)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Act:
-    """One thing that the demo does: its title, and what is done, which returns a line about how it went."""
-
-    title: str
-    play: Callable[[Stage], str]
 
 
 def until_clients_transmit(
@@ -162,12 +153,13 @@ def crash(stage: Stage) -> str:
     return f"process {old} was killed, {stage.status()['server_pid']} went on"
 
 
-ACTS = (
-    Act(title="donors lend", play=lend),
-    Act(title="memory pressure on a donor: migration", play=press),
-    Act(title="a donor out of memory: eviction", play=choke),
-    Act(title="the pressure ends", play=relax),
-    Act(title="kill -9 of a donor: failover", play=kill),
-    Act(title="the server is replaced: take-over", play=replace),
-    Act(title="kill -9 of the server: take-over", play=crash),
-)
+# By title; each returns a line about how it went.
+ACTS: Mapping[str, Callable[[Stage], str]] = {
+    "donors lend": lend,
+    "memory pressure on a donor: migration": press,
+    "a donor out of memory: eviction": choke,
+    "the pressure ends": relax,
+    "kill -9 of a donor: failover": kill,
+    "the server is replaced: take-over": replace,
+    "kill -9 of the server: take-over": crash,
+}

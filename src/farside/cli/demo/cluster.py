@@ -89,9 +89,9 @@ def _round(state: Path, policy: str, jobs: Sequence[TraceJob], places: Path) -> 
             return all(states[job_id] in ("done", "failed", "cancelled", "timed_out") for job_id in ids)
 
         _until(are_over, f"the jobs under {policy} to end")
-    replayed = replay(load_config(ManagerConfig, (sandbox_config(state),)), ids)
+    _, fidelity = replay(load_config(ManagerConfig, (sandbox_config(state),)), ids)
     done = sum(states[job_id] == "done" for job_id in ids)
-    return Round(policy=policy, fidelity=replayed.fidelity, done=done)
+    return Round(policy=policy, fidelity=fidelity, done=done)
 
 
 def _submit(client: ManagerClient, jobs: Sequence[TraceJob], places: Path) -> list[str]:

@@ -51,7 +51,7 @@ class FioLoad:
     def __init__(self, uri: str, folder: Path) -> None:
         self.uri = uri
         self.folder = folder
-        self._tally = Tally()
+        self.tally = Tally()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fio")
 
@@ -63,28 +63,23 @@ class FioLoad:
         """Ends after the round that runs now, and returns what was seen."""
         self._stop.set()
         self._thread.join()
-        return self._tally
+        return self.tally
 
     def wait_until_verified(self, count_bytes: int, *, limit_s: float) -> None:
         """Returns when this number of bytes is verified, a client saw an error, or time is up."""
         end_s = time.monotonic() + limit_s
-        while self._tally.verified_bytes < count_bytes and not self._tally.error and time.monotonic() < end_s:
+        while self.tally.verified_bytes < count_bytes and not self.tally.error and time.monotonic() < end_s:
             self._thread.join(LOOK_EVERY_S)
-
-    @property
-    def tally(self) -> Tally:
-        """What was seen so far."""
-        return self._tally
 
     def _run(self) -> None:
         number = 0
-        while not self._stop.is_set() and not self._tally.error:
+        while not self._stop.is_set() and not self.tally.error:
             number += 1
             try:
                 seen = fio_round(self.uri, self.folder, seed=number)
             except (FarsideError, OSError, subprocess.SubprocessError) as error:
                 seen = Tally(error=str(error))
-            self._tally = self._tally.plus(seen)
+            self.tally = self.tally.plus(seen)
 
 
 def fio_round(uri: str, folder: Path, *, seed: int) -> Tally:

@@ -85,9 +85,9 @@ def _play(show: Show, stage: Stage, fio: FioLoad, data: Path) -> Outcome:
         show.begin("nbdcopy writes")
         copied = load.copy_in(fio.uri, data)
         show.end(f"{format_bytes(load.COPY_BYTES)} of random data")
-        for act in ACTS:
-            show.begin(act.title)
-            show.end(act.play(stage))
+        for title, act in ACTS.items():
+            show.begin(title)
+            show.end(act(stage))
         show.begin("nbdcopy reads back")
         copied = copied.plus(load.copy_back_and_compare(fio.uri, data))
         show.end("not one byte differs")

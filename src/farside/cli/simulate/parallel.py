@@ -122,11 +122,7 @@ def _work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business, which then ends us
     reading.close()  # the parent's end: were it open here too, we would not notice that the parent is gone
     with suppress(BrokenPipeError):  # it is, and nobody wants to know any more
-        _tell_all(experiment, scene, is_keeping_segments, writing)
-
-
-def _tell_all(experiment: Experiment, scene: Scene, is_keeping_segments: bool, writing: Connection) -> None:
-    try:
-        writing.send(run_experiment(experiment, scene, is_keeping_segments=is_keeping_segments, tell=writing.send))
-    except FarsideError as error:
-        writing.send(error)
+        try:
+            writing.send(run_experiment(experiment, scene, is_keeping_segments=is_keeping_segments, tell=writing.send))
+        except FarsideError as error:
+            writing.send(error)

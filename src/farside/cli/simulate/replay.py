@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +34,7 @@ PAPER = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """A log and its simulation."""
-
-    config: ManagerConfig
-    found: Recording
-    fidelity: Fidelity
-
-
-def replay(config: ManagerConfig, only: Sequence[str] | None = None) -> Replayed:
+def replay(config: ManagerConfig, only: Sequence[str] | None = None) -> tuple[Recording, Fidelity]:
     """Reads the log of a manager's store, and simulates its jobs, or ``only`` some, by the manager's own rules.
 
     Raises:
@@ -56,19 +46,20 @@ def replay(config: ManagerConfig, only: Sequence[str] | None = None) -> Replayed
         found = recording(whole_log(store, archive_of(config.store_url, config.archive_dir)), only)
     finally:
         store.close()
-    return Replayed(config=config, found=found, fidelity=simulated(found, rules))
+    return found, simulated(found, rules)
 
 
 def run(configs: Sequence[Path], overrides: Mapping[str, object], *, trace: Path | None, as_json: bool) -> int:
     """Prints it, and writes the trace where one was asked for. Returns the exit code."""
-    replayed = replay(load_config(ManagerConfig, configs, overrides))
+    config = load_config(ManagerConfig, configs, overrides)
+    found, fidelity = replay(config)
     if trace is not None:
-        write_trace(Trace(jobs=tuple(one.traced for one in replayed.found.jobs)), trace)
+        write_trace(Trace(jobs=tuple(one.traced for one in found.jobs)), trace)
     with standard_output():
         if as_json:
-            print(json.dumps(_json(replayed), indent=2))
+            print(json.dumps(_json(config.policy, found, fidelity), indent=2))
         else:
-            _print(Console(soft_wrap=True), replayed)
+            _print(Console(soft_wrap=True), config.policy, found, fidelity)
     return 0
 
 
@@ -102,13 +93,12 @@ def measured(preemption_times: PreemptionTimes) -> str:
     return ", ".join(parts)
 
 
-def _print(console: Console, replayed: Replayed) -> None:
-    found, fidelity, config = replayed.found, replayed.fidelity, replayed.config
+def _print(console: Console, policy: str, found: Recording, fidelity: Fidelity) -> None:
     gpus = sum(node.gpus for node in found.nodes)
     first, last = found.jobs[0].traced.job.submit_s, max(one.end_s for one in found.jobs)
     nodes = f"{format_count(len(found.nodes), 'node')} with {format_count(gpus, 'GPU')}"
     console.print(
-        f"{format_count(len(found.jobs), 'job')} under {config.policy} on {nodes}, from {format_moment(first)} to "
+        f"{format_count(len(found.jobs), 'job')} under {policy} on {nodes}, from {format_moment(first)} to "
         f"{format_moment(last)}",
         highlight=False,
     )
@@ -123,10 +113,9 @@ def _print(console: Console, replayed: Replayed) -> None:
     console.print(PAPER, highlight=False, markup=False)
 
 
-def _json(replayed: Replayed) -> dict[str, Any]:
-    found, fidelity = replayed.found, replayed.fidelity
+def _json(policy: str, found: Recording, fidelity: Fidelity) -> dict[str, Any]:
     return {
-        "policy": replayed.config.policy,
+        "policy": policy,
         "jobs": [
             {"id": job.job_id, "gpus": job.gpus, "jct_s": job.jct_s, "predicted_s": job.predicted_s}
             for job in fidelity.jobs
