@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
-from typing import Protocol
 
 from farside import admin
 from farside.config import SlurmConfig
@@ -37,7 +36,6 @@ from farside.scheduler.slurm.decide import Decision, Ways, decide, failed, witho
 from farside.scheduler.slurm.domain import Group, groups_of
 from farside.scheduler.slurm.job_memory import Memory
 from farside.scheduler.slurm.power import SlurmPower
-from farside.scheduler.slurm.shadow_job import Ended
 from farside.scheduler.slurm.shadow_log import ShadowLog
 from farside.scheduler.slurm.snapshot import JobPhase, SlurmJob, Snapshot, Traits
 from farside.scheduler.slurm.state_file import DONE, MEMORY, StateFiles
@@ -57,30 +55,6 @@ class Mode(StrEnum):
 
     RUN = "run"
     SHADOW = "shadow"
-
-
-class Slurm(Protocol):
-    """Calls of the loop to a Slurm; `SlurmCommands` is the real one."""
-
-    async def traits(self) -> Traits:
-        """Properties of this Slurm."""
-        ...
-
-    async def look(self) -> Snapshot:
-        """A snapshot of now."""
-        ...
-
-    async def history(self, since_s: float) -> tuple[Ended, ...]:
-        """The jobs that have ended since then, where slurmdbd knows."""
-        ...
-
-    async def act(self, action: SlurmAction) -> None:
-        """Carries out one action."""
-        ...
-
-    async def give_back(self, job_id: str, comment: str | None) -> None:
-        """Lets Slurm compute a job's priority again."""
-        ...
 
 
 def run(config: SlurmConfig, mode: Mode) -> int:
@@ -132,7 +106,9 @@ class Engine:
         now_s: Seconds since 1970.
     """
 
-    def __init__(self, config: SlurmConfig, mode: Mode, slurm: Slurm, now_s: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, config: SlurmConfig, mode: Mode, slurm: SlurmCommands, now_s: Callable[[], float] = time.time
+    ) -> None:
         self._config = config
         self._mode = mode
         self._slurm = slurm
@@ -347,7 +323,7 @@ def _ours(snapshot: Snapshot, groups: Iterable[Group]) -> list[SlurmJob]:
     ]
 
 
-async def _give_back(slurm: Slurm, jobs: Collection[SlurmJob]) -> int:
+async def _give_back(slurm: SlurmCommands, jobs: Collection[SlurmJob]) -> int:
     for job in jobs:
         await slurm.give_back(job.job_id, without_mark(job.admin_comment) if job.is_marked else None)
     return len(jobs)

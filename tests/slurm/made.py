@@ -19,6 +19,7 @@ from farside.scheduler.slurm.action import (
     SetPriority,
     SlurmAction,
 )
+from farside.scheduler.slurm.commands import SlurmCommands
 from farside.scheduler.slurm.decide import Ways
 from farside.scheduler.slurm.domain import Group, groups_of
 from farside.scheduler.slurm.shadow_job import Ended
@@ -101,7 +102,7 @@ def ways(
 
 
 @dataclass(slots=True)
-class FakeSlurm:
+class FakeSlurm(SlurmCommands):
     """Does as it is told, and remembers it. ``refuses``: jobs and nodes; ``is_away``: it answers nothing."""
 
     seen: Snapshot

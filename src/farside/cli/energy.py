@@ -123,7 +123,7 @@ def replay(
     The policy sees only data from before each decision. `--policy ces --set wakeups_per_day=0.5` keeps to a given
     risk; `--policy rule --set wakeups_per_day=0.5` is the two-line rule, tuned on the past to that risk.
     """
-    from farside.cli.energy_report import Asked, give, print_report, report_of
+    from farside.cli.energy_report import give, print_report, report_of
     from farside.scheduler.energy.catalog import prepare
     from farside.scheduler.sim.energy.replay import figures, play
     from farside.scheduler.sim.energy.saving import Power
@@ -133,8 +133,8 @@ def replay(
     prepared = prepare(policy, told, question)
     played = play(prepared.policy, question.series, question.begin, question.end, boot_s=boot_s)
     power = Power(idle_w=idle_w, cooling_share=cooling, kg_co2_per_kwh=co2)
-    asked = Asked(policy=policy, settings=told, boot_s=boot_s, power=power)
-    report = report_of(asked, question, prepared, figures(played, boot_s=boot_s))
+    found = figures(played, boot_s=boot_s)
+    report = report_of(question, prepared, found, power, policy=policy, settings=told, boot_s=boot_s)
     if plot:
         from farside.cli.energy_plot import plot_replay
 

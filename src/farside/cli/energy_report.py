@@ -50,34 +50,27 @@ class Report(Figures):
     remark: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a replay was asked for."""
-
-    policy: str
-    settings: Mapping[str, str]
-    boot_s: float
-    power: Power
-
-
-def report_of(asked: Asked, question: Question, prepared: Prepared, figures: Figures) -> Report:
+def report_of(
+    question: Question, prepared: Prepared, figures: Figures, power: Power, *, policy: str, settings: Mapping[str, str],
+    boot_s: float,
+) -> Report:  # fmt: skip
     """Puts together what a replay and its forecast came to."""
     series, window = question.series, slice(question.begin, question.end)
     forecast = prepared.judge()
     return Report(
-        policy=asked.policy,
-        settings=asked.settings,
+        policy=policy,
+        settings=settings,
         begin=time_text(question, question.begin),
         end=time_text(question, question.end),
         train_to=time_text(question, question.train_to),
-        boot_s=asked.boot_s,
+        boot_s=boot_s,
         intervals=question.end - question.begin,
         gap_intervals=int(series.is_gap[window].sum()),
         above_rows=series.above_rows,
         nodes=float(series.total[window].mean()),
         **asdict(figures),
-        kwh_per_year=kwh_a_year(figures.sleeping_nodes, asked.power),
-        co2_kg_per_year=co2_kg_a_year(figures.sleeping_nodes, asked.power),
+        kwh_per_year=kwh_a_year(figures.sleeping_nodes, power),
+        co2_kg_per_year=co2_kg_a_year(figures.sleeping_nodes, power),
         horizon_s=forecast.horizon_s,
         smape=forecast.smape,
         persistence_smape=forecast.persistence_smape,

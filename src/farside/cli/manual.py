@@ -89,18 +89,16 @@ def _command(command: Any, path: tuple[str, ...]) -> Iterator[str]:
     yield from _options(command, context)
     if command.epilog:
         yield f".SH NOTES\n{_paragraphs(command.epilog)}"
-    for name, child in sorted(getattr(command, "commands", {}).items()):
-        if not child.hidden:
-            yield from _subcommand(child, (*path, name))
+    yield from _subcommands(command, path)
 
 
-def _subcommand(command: Any, path: tuple[str, ...]) -> Iterator[str]:
-    context = _context(command, path)
-    usage = " ".join(command.collect_usage_pieces(context))
-    yield f'.SH "{_plain(" ".join(path))} {_plain(usage)}"\n{_paragraphs(command.help or "")}'
-    yield from _options(command, context, level=".SS Options")
-    for name, child in sorted(getattr(command, "commands", {}).items()):
-        yield from _subcommand(child, (*path, name))
+def _subcommands(command: Any, path: tuple[str, ...]) -> Iterator[str]:
+    for name, child in _children(command):
+        context = _context(child, (*path, name))
+        usage = " ".join(child.collect_usage_pieces(context))
+        yield f'.SH "{_plain(context.info_name or "")} {_plain(usage)}"\n{_paragraphs(child.help or "")}'
+        yield from _options(child, context, level=".SS Options")
+        yield from _subcommands(child, (*path, name))
 
 
 def _options(command: Any, context: typer.Context, *, level: str = ".SH OPTIONS") -> Iterator[str]:
@@ -165,11 +163,15 @@ def _text(text: str) -> str:
 def _words(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], list[str]]]:
     """For each command, by its path: what may come next."""
     context = _context(command, path)
-    children = {name: child for name, child in getattr(command, "commands", {}).items() if not child.hidden}
+    children = _children(command)
     options = [name for one in command.get_params(context) if one.param_type_name == "option" for name in one.opts]
-    yield path, [*sorted(children), *sorted(name for name in options if name.startswith("--"))]
-    for name, child in children.items():
+    yield path, [*(name for name, _ in children), *sorted(name for name in options if name.startswith("--"))]
+    for name, child in children:
         yield from _words(child, (*path, name))
+
+
+def _children(command: Any) -> list[tuple[str, Any]]:
+    return sorted((name, child) for name, child in getattr(command, "commands", {}).items() if not child.hidden)
 
 
 def _context(command: Any, path: tuple[str, ...]) -> typer.Context:

@@ -1,5 +1,6 @@
 """The command `farside sizing`: how much to lend and to borrow, and its cost by the paper's model."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,19 +25,27 @@ def _number(text: str, *, low: float = 0.0, high: float = 1e6) -> Any:
     return typer.Option(parser=read, metavar=f"{low:g}..{high:g}", help=text)
 
 
-def sizing(
-    memory: Annotated[int, _bytes("Memory of a donor; 0: that of this machine.")] = 0,
-    used: Annotated[int, _bytes("Peak memory use of the donor's own programs; 0: their use now.")] = 0,
-    headroom: Annotated[int, _bytes("Setting headroom_bytes of the donor; 0: 1/8 of its memory.")] = 0,
-    slab: Annotated[int, _bytes("Setting slab_bytes.")] = 64 * MIB,
-    size: Annotated[int, _bytes("Size of the swap device.")] = 16 * GIB,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Options that say what donors and borrower are like."""
+
+    memory: Annotated[int, _bytes("Memory of a donor; 0: that of this machine.")] = 0
+    used: Annotated[int, _bytes("Peak memory use of the donor's own programs; 0: their use now.")] = 0
+    headroom: Annotated[int, _bytes("Setting headroom_bytes of the donor; 0: 1/8 of its memory.")] = 0
+    slab: Annotated[int, _bytes("Setting slab_bytes.")] = 64 * MIB
+    size: Annotated[int, _bytes("Size of the swap device.")] = 16 * GIB
     replicas: Annotated[
         int, typer.Option(min=1, max=2, help="Copies at donors; 2: a second donor instead of the backup disk.")
-    ] = 1,
-    disk: Annotated[bool, typer.Option("--disk", help="With --replicas 2, use a backup disk too.")] = False,
-    page_outs: Annotated[float, _number("Peak number of pages swapped out per second.", high=1e9)] = 5000.0,
-    workers: Annotated[int, typer.Option(min=1, max=16, help="Setting workers of the device.")] = 4,
-    pending: Annotated[int, _bytes("Setting pending_bytes of the device.")] = 64 * MIB,
+    ] = 1
+    disk: Annotated[bool, typer.Option("--disk", help="With --replicas 2, use a backup disk too.")] = False
+    page_outs: Annotated[float, _number("Peak number of pages swapped out per second.", high=1e9)] = 5000.0
+    workers: Annotated[int, typer.Option(min=1, max=16, help="Setting workers of the device.")] = 4
+    pending: Annotated[int, _bytes("Setting pending_bytes of the device.")] = 64 * MIB
+
+
+@options.made(wanted=Wanted)
+def sizing(
+    wanted: Wanted,
     price: Annotated[
         float, _number("Earnings of one GiB of memory in dollars per month; 0: do not show earnings.")
     ] = 0.0,
@@ -54,20 +63,18 @@ def sizing(
     Memory and its use default to those of this machine. Cost model and power defaults are Infiniswap's; memory has no
     default price.
     """
-    from farside.cli.sizing_model import CostModel, borrower_size
+    from farside.cli.sizing_model import CostModel, benefit, borrower_size
 
-    _hold_to_settings(
-        memory=memory, used=used, headroom=headroom, size=size, slab=slab, pending=pending, replicas=replicas
-    )
-    donor = _donor(memory=memory, used=used, headroom=headroom, slab=slab)
+    _hold_to_settings(wanted)
+    donor = _donor(wanted)
     borrower = borrower_size(
-        size_bytes=size,
-        replicas=replicas,
-        has_disk=disk or replicas == 1,
-        pages_out_per_s=page_outs,
+        size_bytes=wanted.size,
+        replicas=wanted.replicas,
+        has_disk=wanted.disk or wanted.replicas == 1,
+        pages_out_per_s=wanted.page_outs,
         donor=donor,
-        workers=workers,
-        pending_bytes=pending,
+        workers=wanted.workers,
+        pending_bytes=wanted.pending,
     )
     model = CostModel(
         opex_per_watt_month=opex,
@@ -77,16 +84,29 @@ def sizing(
         switch_ports=switch_ports,
         power_usage_effectiveness=pue,
     )
-    _show(donor, borrower, model, price=price, discount=discount, as_json=as_json)
+    share = donor.lent_bytes / donor.memory_bytes
+    worth = benefit(
+        model, memory_bytes=donor.memory_bytes, lent_share=share, price_per_gib_month=price, discount=discount
+    )
+    if as_json:
+        import msgspec
+
+        told = {"donor": donor, "borrower": borrower, "model": model, "watts": model.watts, "benefit": worth}
+        print(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
+    else:
+        _print(donor, borrower, model, worth)
 
 
-def _donor(*, memory: int, used: int, headroom: int, slab: int) -> "DonorSize":
+def _donor(wanted: Wanted) -> "DonorSize":
     """What a donor lends; 0 for memory or its use: this machine's."""
     from farside.cli.sizing_model import donor_size
 
-    total, now_used = _machine() if not (memory and used) else (memory, used)
+    total, now_used = _machine() if not (wanted.memory and wanted.used) else (wanted.memory, wanted.used)
     donor = donor_size(
-        memory_bytes=memory or total, used_bytes=used or now_used, slab_bytes=slab, headroom_bytes=headroom
+        memory_bytes=wanted.memory or total,
+        used_bytes=wanted.used or now_used,
+        slab_bytes=wanted.slab,
+        headroom_bytes=wanted.headroom,
     )
     if donor.used_bytes > donor.memory_bytes:
         raise ConfigError(
@@ -96,28 +116,7 @@ def _donor(*, memory: int, used: int, headroom: int, slab: int) -> "DonorSize":
     return donor
 
 
-def _show(
-    donor: "DonorSize", borrower: "BorrowerSize", model: "CostModel", *, price: float, discount: float, as_json: bool
-) -> None:
-    """Prints the sizes, and what lending earns at a price of memory."""
-    import msgspec
-
-    from farside.cli.sizing_model import benefit
-
-    share = donor.lent_bytes / donor.memory_bytes
-    worth = benefit(
-        model, memory_bytes=donor.memory_bytes, lent_share=share, price_per_gib_month=price, discount=discount
-    )
-    if as_json:
-        told = {"donor": donor, "borrower": borrower, "model": model, "watts": model.watts, "benefit": worth}
-        print(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
-    else:
-        _print(donor, borrower, model, worth)
-
-
-def _hold_to_settings(
-    *, memory: int, used: int, headroom: int, size: int, slab: int, pending: int, replicas: int
-) -> None:
+def _hold_to_settings(wanted: Wanted) -> None:
     """Raises ConfigError for what no donor and no borrower could be set to."""
     from farside.config import BlockdevConfig, DaemonConfig
     from farside.config.check import blockdev_problems
@@ -128,19 +127,21 @@ def _hold_to_settings(
     total = lent["memory_total_bytes"]
     options = {"size_bytes": "--size", "slab_bytes": "--slab", "pending_bytes": "--pending"}
     for option, setting, value in (
-        ("--memory", total, memory),
-        ("--used", total, used),
-        ("--headroom", lent["headroom_bytes"], headroom),
-        (options["size_bytes"], borrowed["size_bytes"], size),
-        (options["slab_bytes"], borrowed["slab_bytes"], slab),
-        (options["pending_bytes"], borrowed["pending_bytes"], pending),
+        ("--memory", total, wanted.memory),
+        ("--used", total, wanted.used),
+        ("--headroom", lent["headroom_bytes"], wanted.headroom),
+        (options["size_bytes"], borrowed["size_bytes"], wanted.size),
+        (options["slab_bytes"], borrowed["slab_bytes"], wanted.slab),
+        (options["pending_bytes"], borrowed["pending_bytes"], wanted.pending),
     ):
         try:
             convert(setting, value)
         except ValueError as error:
             raise ConfigError(f"{option}: {error}") from error
-    protection = "replica" if replicas > 1 else "disk"
-    device = BlockdevConfig(size_bytes=size, slab_bytes=slab, pending_bytes=pending, protection=protection)
+    protection = "replica" if wanted.replicas > 1 else "disk"
+    device = BlockdevConfig(
+        size_bytes=wanted.size, slab_bytes=wanted.slab, pending_bytes=wanted.pending, protection=protection
+    )
     for name, text in blockdev_problems(device):
         if name in options:
             raise ConfigError(f"{options[name]}: {text}")
