@@ -47,7 +47,9 @@ class SlurmCommands:
     def __init__(self, conf: Path, limit_s: float) -> None:
         self._limit_s = limit_s
         # Slurm's programs print local times otherwise, and names of nodes in a locale's order.
-        self._environment = {"SLURM_TIME_FORMAT": "%s", **_conf(conf)}
+        self._environment = {"SLURM_TIME_FORMAT": "%s"}
+        if file := str(conf) if conf.is_absolute() else os.environ.get("SLURM_CONF", ""):
+            self._environment["SLURM_CONF"] = file
         self._is_json = True
 
     async def traits(self) -> Traits:
@@ -111,11 +113,6 @@ class SlurmCommands:
         if done.status and is_essential:
             raise PeerError(f"{' '.join(argv[:2])}: {_complaint(done.stderr, done.status)}")
         return done.stdout
-
-
-def _conf(conf: Path) -> dict[str, str]:
-    told = str(conf) if conf.is_absolute() else os.environ.get("SLURM_CONF", "")
-    return {"SLURM_CONF": told} if told else {}
 
 
 def _complaint(text: str, status: int) -> str:

@@ -28,6 +28,8 @@ from farside.units import format_count
 
 # Seconds after which a job that others were requeued for, and that did not start, may have others requeued again.
 ROOM_AGAIN_S = 3600.0
+# The order in which actions are carried out.
+_URGENCY = (Hold, Release, SetPriority, SetNice, Requeue)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,7 @@ def decide(snapshot: Snapshot, memory: Memory, traits: Traits, ways: Ways) -> De
         actions += one.actions
         starting += one.starting
         queue += [job.job_id for job in one.queue]
-    ordered = sorted(actions, key=_urgency)
+    ordered = sorted(actions, key=lambda action: _URGENCY.index(type(action)))
     chosen = _bounded(ordered, ways.most_actions)
     for action in chosen:
         if isinstance(action, Requeue):
@@ -111,10 +113,6 @@ def decide(snapshot: Snapshot, memory: Memory, traits: Traits, ways: Ways) -> De
         actions=tuple(chosen), left=len(ordered) - len(chosen), memory=replace(memory, jobs=pasts),
         starting=tuple(starting), queue=tuple(queue),
     )  # fmt: skip
-
-
-def _urgency(action: JobAction) -> int:
-    return (Hold, Release, SetPriority, SetNice, Requeue).index(type(action))
 
 
 def failed(memory: Memory, action: Requeue) -> Memory:
@@ -126,12 +124,8 @@ def failed(memory: Memory, action: Requeue) -> Memory:
 def _bounded(actions: Sequence[JobAction], most: int) -> list[JobAction]:
     """The first of them. Nobody is requeued for a job that has not its place in the queue, or not all who must be."""
     chosen = list(actions[:most])
-    left_out = {_beneficiary(action) for action in actions[most:]}
+    left_out = {action.winner if isinstance(action, Requeue) else action.job_id for action in actions[most:]}
     return [action for action in chosen if not isinstance(action, Requeue) or action.winner not in left_out]
-
-
-def _beneficiary(action: JobAction) -> str:
-    return action.winner if isinstance(action, Requeue) else action.job_id
 
 
 class _Turn:
@@ -196,7 +190,8 @@ class _Turn:
         return found
 
     def _standing(self, at: int, among: Sequence[SlurmJob]) -> str:
-        return f"{_nth(at)} of {format_count(len(among), 'job')} by {self._ways.rules.order.name}"
+        place = "first" if at == 0 else f"place {at + 1}"
+        return f"{place} of {format_count(len(among), 'job')} by {self._ways.rules.order.name}"
 
     def _place(self, job: SlurmJob, priority: int, reason: str) -> JobAction:
         if not job.is_marked:
@@ -227,10 +222,6 @@ class _Turn:
 def _may_be_held(job: SlurmJob) -> bool:
     """Not an array, of which one task is started at a time; and not one of which we don't know where it fits."""
     return not job.is_array and not job.is_bound
-
-
-def _nth(at: int) -> str:
-    return "first" if at == 0 else f"place {at + 1}"
 
 
 def with_mark(comment: str) -> str:

@@ -70,10 +70,8 @@ class StateFiles:
             return msgspec.msgpack.decode(data, type=KeptPast)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            raise ConfigError(str(error.strerror)) from error
-        except UNREADABLE as error:
-            raise ConfigError(str(error)) from error
+        except (OSError, *UNREADABLE) as error:
+            raise ConfigError(getattr(error, "strerror", "") or str(error)) from error
 
     def keep(self, name: str, what: Memory | KeptPast) -> None:
         """Replaces a whole file."""

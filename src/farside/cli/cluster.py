@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from typer.core import TyperCommand
@@ -19,6 +19,7 @@ from farside.errors import ConfigError, FarsideError, PeerError
 if TYPE_CHECKING:
     from farside.client.manager_client import ManagerClient
 
+Client: TypeAlias = "ManagerClient"
 Manager = Annotated[
     str | None,
     typer.Option("--manager", metavar="ADDRESS", help="Address of the manager: unix:PATH or http(s)://HOST:PORT."),
@@ -58,7 +59,7 @@ class _Submit(TyperCommand):
         """Set by the framework for each command; the keys stay."""
 
 
-def client_of(manager: Manager = None, state: State = None) -> "ManagerClient":
+def client_of(manager: Manager = None, state: State = None) -> Client:
     """A connection to the manager that the options mean."""
     from farside.client.manager_client import ManagerClient, find_manager
 
@@ -77,7 +78,7 @@ def cluster_commands(app: typer.Typer) -> None:
 
 
 def submit(
-    client: "ManagerClient",
+    client: Client,
     context: typer.Context,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[JOB.toml | -- COMMAND...]", help="Job file, or command to run.")
@@ -156,7 +157,7 @@ def _keys(said: Mapping[str, Any]) -> dict[str, tuple[str, object]]:
     return {_KEY_OF.get(option, option.removeprefix("--")): (option, value) for option, value in given.items()}
 
 
-def _submit(job: WantedJob, client: "ManagerClient") -> Any:
+def _submit(job: WantedJob, client: Client) -> Any:
     """Hands a job in; a refusal names keys as the person who wrote the job did."""
     try:
         return client.post("jobs", body=job.body)
@@ -188,7 +189,7 @@ def _settings(texts: Sequence[str] | None) -> Mapping[str, object]:
 
 
 def queue(
-    client: "ManagerClient",
+    client: Client,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Show finished ones too.")] = False,
     user: Annotated[str | None, typer.Option(help="Show only jobs of this user; for operators.")] = None,
     as_json: options.AsJson = False,
@@ -206,7 +207,7 @@ def queue(
     print_table(job_table(answer["jobs"], why, time.time()))
 
 
-def show(client: "ManagerClient", job: JobId, as_json: options.AsJson = False) -> None:
+def show(client: Client, job: JobId, as_json: options.AsJson = False) -> None:
     """Show one job: its processes, its request and its history."""
     found = client.get("jobs", job)
     if as_json:
@@ -218,22 +219,22 @@ def show(client: "ManagerClient", job: JobId, as_json: options.AsJson = False) -
         print(line)
 
 
-def cancel(client: "ManagerClient", jobs: JobIds, as_json: options.AsJson = False) -> None:
+def cancel(client: Client, jobs: JobIds, as_json: options.AsJson = False) -> None:
     """Cancel jobs: SIGTERM, then SIGKILL after their grace period."""
     _each(client, jobs, "cancel", as_json)
 
 
-def hold(client: "ManagerClient", jobs: JobIds, as_json: options.AsJson = False) -> None:
+def hold(client: Client, jobs: JobIds, as_json: options.AsJson = False) -> None:
     """Hold waiting jobs, so that they do not start."""
     _each(client, jobs, "hold", as_json)
 
 
-def release(client: "ManagerClient", jobs: JobIds, as_json: options.AsJson = False) -> None:
+def release(client: Client, jobs: JobIds, as_json: options.AsJson = False) -> None:
     """Release held jobs."""
     _each(client, jobs, "release", as_json)
 
 
-def _each(client: "ManagerClient", jobs: list[str], what: str, as_json: bool) -> None:
+def _each(client: Client, jobs: list[str], what: str, as_json: bool) -> None:
 
     def tasks_of(job: str) -> list[str]:
         return [one["id"] for one in client.get("jobs")["jobs"] if one["id"].startswith(f"{job}_")]
@@ -285,14 +286,14 @@ def act_on_each(
         raise typer.Exit(1)
 
 
-def explain(client: "ManagerClient", job: JobId, as_json: options.AsJson = False) -> None:
+def explain(client: Client, job: JobId, as_json: options.AsJson = False) -> None:
     """Explain why a job waits, and what it waits for."""
     answer = client.get("jobs", job, "explain")
     print(json.dumps(answer, indent=2) if as_json else "\n".join(answer["lines"]))
 
 
 def logs(
-    client: "ManagerClient",
+    client: Client,
     job: JobId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")] = False,
     rank: Annotated[int, typer.Option(min=0, help="Show the output of this process (rank).")] = 0,
@@ -306,7 +307,7 @@ def logs(
     follow_output(lambda: client.get("jobs", job), rank, is_following=follow)
 
 
-def nodes(client: "ManagerClient", as_json: options.AsJson = False) -> None:
+def nodes(client: Client, as_json: options.AsJson = False) -> None:
     """List nodes with their GPUs, jobs, free memory, borrowers (--json) and the reason of a drain."""
     answer = client.get("nodes")
     if as_json:
@@ -319,7 +320,7 @@ def nodes(client: "ManagerClient", as_json: options.AsJson = False) -> None:
 
 
 def drain(
-    client: "ManagerClient",
+    client: Client,
     names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Node names.")],
     reason: Annotated[str, typer.Option(help="Reason, shown to users.")] = "",
 ) -> None:
@@ -328,7 +329,7 @@ def drain(
 
 
 def undrain(
-    client: "ManagerClient",
+    client: Client,
     names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Node names.")],
 ) -> None:
     """Undrain nodes, so that jobs start there again."""

@@ -2,15 +2,12 @@
 
 import json
 import time
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from farside.cli import options
-from farside.cli.cluster import act_on_each, print_table, with_client
-
-if TYPE_CHECKING:
-    from farside.client.manager_client import ManagerClient
+from farside.cli.cluster import Client, act_on_each, print_table, with_client
 
 From = Annotated[
     str, typer.Option("--from", metavar="TIME", help="Start of the period: now, +2h, or 2026-11-22T08:00 (UTC).")
@@ -31,7 +28,7 @@ def _moment(option: str, text: str, now_s: float) -> float:
 
 
 def reserve(
-    client: "ManagerClient",
+    client: Client,
     names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Node names.")],
     begin: From,
     end: To,
@@ -55,7 +52,7 @@ def reserve(
 
 
 def reservations(
-    client: "ManagerClient",
+    client: Client,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Show past and cancelled ones too.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -71,7 +68,7 @@ def reservations(
 
 
 def unreserve(
-    client: "ManagerClient",
+    client: Client,
     names: Annotated[
         list[str], typer.Argument(metavar="RESERVATION...", help="Reservation names, as printed by `farside reserve`.")
     ],
@@ -83,7 +80,7 @@ def unreserve(
 
 
 def usage(
-    client: "ManagerClient",
+    client: Client,
     by: Annotated[Literal["user", "account"], typer.Option(help="Group by user or account.")] = "user",
     begin: From = "-30d",
     end: To = "now",
@@ -107,7 +104,7 @@ def usage(
 
 
 def audit(
-    client: "ManagerClient",
+    client: Client,
     actor: Annotated[str | None, typer.Option(help="Show only actions of this user or token.")] = None,
     before: Annotated[
         int | None, typer.Option(min=1, metavar="ENTRY", help="Show only entries before this one.")

@@ -60,20 +60,15 @@ def _print(checks: Sequence[Check]) -> None:
 def _settings(files: Sequence[Path], whose: Program | None) -> tuple[list[AnyConfig], list[Check]]:
     configs: list[AnyConfig] = []
     wrong: list[Check] = []
-    for program, paths in groups(files, whose) if files or whose else _standard():
+    # A machine that only borrows has no daemon.toml: what nobody configured is not checked.
+    standard: list[tuple[Program, list[Path]]] = [(program, []) for program in Program if standard_files(program)]
+    for program, paths in groups(files, whose) if files or whose else standard:
         try:
             config = effective(program, paths).config
             configs += [config] if isinstance(config, AnyConfig) else []
         except ConfigProblems as error:
             wrong += [_wrong(problem) for problem in error.problems]
     return configs, wrong
-
-
-def _standard() -> Iterator[tuple[Program, list[Path]]]:
-    # A machine that only borrows has no daemon.toml: what nobody configured is not checked.
-    for program in Program:
-        if standard_files(program):
-            yield program, []
 
 
 def _wrong(problem: str, *, name: str = "settings") -> Check:

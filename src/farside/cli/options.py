@@ -103,7 +103,7 @@ def overrides(settings: Sequence[str] | None) -> Mapping[str, object]:
 def texts_by_name(
     settings: Sequence[str] | None, *, form: str = "NAME=VALUE", example: str = "size_bytes=2GiB"
 ) -> dict[str, str]:
-    """What stands behind the equals signs, as it is.
+    """Text by name, from NAME=VALUE texts.
 
     Raises:
         ConfigError: One has no equals sign.

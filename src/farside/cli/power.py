@@ -1,15 +1,12 @@
 """The command `farside power`: lists sleeping nodes, and pardons nodes that failed to switch."""
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from farside.cli import options
-from farside.cli.cluster import Manager, State, client_of, print_table, with_client
-
-if TYPE_CHECKING:
-    from farside.client.manager_client import ManagerClient
+from farside.cli.cluster import Client, Manager, State, client_of, print_table, with_client
 
 power_app = typer.Typer(help="Show and manage nodes that sleep.", invoke_without_command=True, rich_markup_mode=None)
 
@@ -38,7 +35,7 @@ def power(
 @power_app.command()
 @with_client
 def pardon(
-    client: "ManagerClient",
+    client: Client,
     names: Annotated[list[str], typer.Argument(metavar="NODE...", help="Node names.")],
 ) -> None:
     """Declare nodes fixed that failed to switch, so that they are used and switched again."""

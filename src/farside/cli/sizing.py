@@ -160,7 +160,9 @@ def _machine() -> tuple[int, int]:
 def _print(donor: "DonorSize", borrower: "BorrowerSize", model: "CostModel", worth: "Benefit") -> None:
     print(f"A donor with {format_bytes(donor.memory_bytes)}, {format_bytes(donor.used_bytes)} of it used:")
     print(f"  HeadRoom {format_bytes(donor.headroom_bytes)}, never lent")
-    print(f"  lends {donor.slabs} slabs, {format_bytes(donor.lent_bytes)} ({_pct(donor.lent_bytes, donor)})")
+    print(
+        f"  lends {donor.slabs} slabs, {format_bytes(donor.lent_bytes)} ({donor.lent_bytes / donor.memory_bytes:.0%})"
+    )
     print(f"A device of {format_bytes(borrower.size_bytes)}:")
     if borrower.donors:
         print(f"  {borrower.donors} such donors, one of which may die: {format_bytes(borrower.remote_bytes)} in all")
@@ -176,7 +178,3 @@ def _print(donor: "DonorSize", borrower: "BorrowerSize", model: "CostModel", wor
     print(f"  {model.watts:.2f} W of network: ${worth.cost:.2f}")
     if worth.earned:
         print(f"  lent memory earns ${worth.earned:.2f}: {worth.growth:+.1%} on what the rest of its memory earns")
-
-
-def _pct(part: int, donor: "DonorSize") -> str:
-    return f"{part / donor.memory_bytes:.0%}"

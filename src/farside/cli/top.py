@@ -2,22 +2,19 @@
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from farside.cli import options
-from farside.cli.cluster import with_client
-
-if TYPE_CHECKING:
-    from farside.client.manager_client import ManagerClient
+from farside.cli.cluster import Client, with_client
 
 EVERY_S = 2.0
 
 
 @with_client
 def top(
-    client: "ManagerClient",
+    client: Client,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit; the default without a terminal.")] = (
         False
     ),

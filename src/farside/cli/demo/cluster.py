@@ -8,6 +8,7 @@ import os
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,8 +149,5 @@ def _until(look: Callable[[], bool], what: str) -> None:
 
 
 def _entries(state: Path) -> list[Entry]:
-    store = EventStore(load_config(ManagerConfig, (sandbox_config(state),)).store_url)
-    try:
+    with closing(EventStore(load_config(ManagerConfig, (sandbox_config(state),)).store_url)) as store:
         return list(store.read_all())
-    finally:
-        store.close()

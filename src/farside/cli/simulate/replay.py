@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,8 @@ def replay(config: ManagerConfig, only: Sequence[str] | None = None) -> tuple[Re
         FarsideError: The store can't be read, or no job has run to its end.
     """
     rules = rules_of(config)
-    store = EventStore(config.store_url)
-    try:
+    with closing(EventStore(config.store_url)) as store:
         found = recording(whole_log(store, archive_of(config.store_url, config.archive_dir)), only)
-    finally:
-        store.close()
     return found, simulated(found, rules)
 
 
