@@ -76,7 +76,7 @@ class Decision:
         actions: In the order in which to carry them out.
         left: How many more there would have been.
         memory: For the next turn.
-        starting: Whom the cycle would start now.
+        starting: Jobs that the cycle would start now.
         queue: The waiting jobs in the order that Slurm is to have.
     """
 
@@ -122,14 +122,14 @@ def failed(memory: Memory, action: Requeue) -> Memory:
 
 
 def _bounded(actions: Sequence[JobAction], most: int) -> list[JobAction]:
-    """The first of them. Nobody is requeued for a job that has not its place in the queue, or not all who must be."""
+    """The first actions. No job is requeued for one of which another action is left out, such as its place."""
     chosen = list(actions[:most])
     left_out = {action.winner if isinstance(action, Requeue) else action.job_id for action in actions[most:]}
     return [action for action in chosen if not isinstance(action, Requeue) or action.winner not in left_out]
 
 
 class _Turn:
-    """One group's."""
+    """Decision of one turn for one group."""
 
     def __init__(self, slurm_domain: SlurmDomain, memory: Memory, now_s: float, ways: Ways) -> None:
         self._slurm_domain = slurm_domain
@@ -150,7 +150,7 @@ class _Turn:
         return self._slurm_domain.jobs[row].phase is JobPhase.WAITING
 
     def _order(self, started: Iterable[Start]) -> list[SlurmJob]:
-        """All who wait: whom the cycle starts in its order, for whom GPUs are reserved, all others by rank."""
+        """Waiting jobs: those that the cycle starts, in its order, one with reserved GPUs, then the rest by rank."""
         domain = self._slurm_domain.domain
         first = [one.row for one in started]
         if domain.reservation is not None and domain.reservation.row in domain.waiting:
@@ -161,7 +161,7 @@ class _Turn:
         return [self._slurm_domain.jobs[row] for row in [*first, *sorted(rest, key=lambda row: ranks[row])]]
 
     def _places(self) -> list[JobAction]:
-        """Holds, releases, and the priorities of all who are not held."""
+        """Holds, releases, and the priorities of all jobs that are not held."""
         let = {one.job_id for one in self.starting}
         held = [job for job in self.queue if self._ways.is_gating and _may_be_held(job) and job.job_id not in let]
         actions: list[JobAction] = [

@@ -65,12 +65,12 @@ def is_managed(job: SlurmJob, group: Group) -> bool:
 
 
 class SlurmDomain:
-    """The domain of a group, and whose row is whose.
+    """The domain of a group, and the job of each row.
 
     Args:
         snapshot: What was seen.
-        memory: Of the same moment (`past.recall`).
-        group: Whose jobs.
+        memory: What is remembered at that moment (`job_memory.recall`).
+        group: The partitions with their nodes.
         rules: By what they are scheduled.
         traits: What Slurm counts.
         may_preempt: Running jobs may lose their GPUs, if Slurm may requeue them.
@@ -106,7 +106,7 @@ class SlurmDomain:
         self._changes_s = self.domain.watch(rows, self._now_s) if has_any else [math.inf] * len(rows)
 
     def _sit_down(self, managed: list[SlurmJob], memory: Memory, *, most_gpus: int) -> None:
-        """All jobs, in the order of the last turn, newcomers behind them."""
+        """Adds all jobs, in the order of the last turn, newcomers behind them."""
         started: list[tuple[Rank, int]] = []
         order = sorted(managed, key=lambda job: (memory.jobs[job.job_id].place, job.submit_s, int(job.job_id)))
         for job in order:

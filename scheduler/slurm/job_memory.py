@@ -15,7 +15,7 @@ from farside.scheduler.slurm.snapshot import SlurmJob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """One job's.
+    """What is remembered of one job.
 
     Attributes:
         executed_s: In run intervals that are over, since it was submitted or last promoted.
@@ -42,7 +42,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """All jobs', as of the turn at ``at_s``; and nodes' (power.py)."""
+    """What is remembered of all jobs, as of the turn at ``at_s``."""
 
     at_s: float = 0.0
     jobs: Mapping[str, Past] = field(default_factory=dict)

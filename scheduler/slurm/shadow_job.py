@@ -9,7 +9,7 @@ from farside.scheduler.state import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """One job.
+    """A job that has ended.
 
     ``held_s``: it had its GPUs for so long, in all of its run intervals. ``limit_s``: 0 where it had none, as JSON has
     no infinity.

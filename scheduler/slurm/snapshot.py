@@ -13,7 +13,7 @@ PRIORITY_LOW, PRIORITY_HIGH = 2_000_000_000, 3_000_000_000
 
 
 class JobPhase(StrEnum):
-    """Where a job is, as far as it matters who holds GPUs."""
+    """Where a job is, as far as that decides which GPUs are held."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -143,7 +143,10 @@ class Traits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All of it. ``at_s``: seconds since 1970, by the clock of this machine; ``partitions``: the nodes of each."""
+    """What Slurm says at one moment.
+
+    ``at_s``: seconds since 1970, by the clock of this machine. ``partitions``: the nodes of each.
+    """
 
     at_s: float
     jobs: tuple[SlurmJob, ...]

@@ -28,7 +28,7 @@ _MARK = {Outcome.OK: "ok  ", Outcome.WARNING: "note", Outcome.FAILED: "FAIL"}
 def run(files: Sequence[Path], program: Program | None = None, *, as_json: bool) -> int:
     """Prints every check and returns the exit code: 1 if a required one failed, otherwise 0.
 
-    ``files``: settings instead of /etc/farside. ``program``: whose they are, where their names do not say.
+    ``files``: settings instead of /etc/farside. ``program``: whose settings, where file names do not say.
     """
     configs, wrong = _settings(files, program)
     borrowers = [config for config in configs if isinstance(config, BlockdevConfig)]

@@ -10,7 +10,7 @@ from farside.scheduler.sim.energy.sleeping import Cost, SleepingSimulation, cost
 
 
 def compare_runs(request: Request, policy: str, settings: Mapping[str, str], *, boot_s: float) -> Cost:
-    """Runs both.
+    """Runs the trace with sleep and without.
 
     Raises:
         ConfigError: Anything that was asked for is wrong, or virtual clusters change in size by themselves.

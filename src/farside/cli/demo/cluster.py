@@ -96,7 +96,7 @@ def _round(state: Path, policy: str, jobs: Sequence[TraceJob], places: Path) -> 
 
 
 def _submit(client: ManagerClient, jobs: Sequence[TraceJob], places: Path) -> list[str]:
-    """Each at its time."""
+    """Submits each job at its time."""
     ids: list[str] = []
     begun_s = time.monotonic()
     for one in jobs:

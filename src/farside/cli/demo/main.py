@@ -64,9 +64,7 @@ def _memory(console: Console, state: Path | None) -> int:
         data = folder / "data"
         data.write_bytes(secrets.token_bytes(load.COPY_BYTES))
         fio: list[FioLoad] = []
-        with Show(
-            console, lambda: f"{format_bytes(sum(one.tally.verified_bytes for one in fio))} verified, no wrong byte"
-        ) as show:
+        with Show(console, lambda: _verified(fio[0].tally if fio else Tally())) as show:
             show.begin("three donors and a borrower start")
             with open_sandbox(SANDBOX, state=state or folder / "state") as sandbox:
                 show.end(f"clients connect to {sandbox.uri}")
@@ -74,6 +72,10 @@ def _memory(console: Console, state: Path | None) -> int:
                 found = _play(show, Stage(sandbox.state), fio[0], data)
     print_outcome(console, found)
     return 1 if faults(found) else 0
+
+
+def _verified(tally: Tally) -> str:
+    return f"{format_bytes(tally.verified_bytes)} verified, no wrong byte"
 
 
 def _play(show: Show, stage: Stage, fio: FioLoad, data: Path) -> Outcome:

@@ -277,7 +277,7 @@ def _told_nodes(request: Request) -> str:
 
 
 def size_of(scene: Scene) -> SizeRange:
-    """The cluster's, while jobs come."""
+    """Size of the cluster while jobs come."""
     first, last = (scene.jobs[at].job.submit_s for at in (0, -1))
     return scene.site.size(first, last)
 
