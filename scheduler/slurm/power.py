@@ -103,9 +103,7 @@ class SlurmPower:
         """Busy nodes before this process began, from the state file."""
         try:
             kept = self._state_files.nodes()
-            if kept is None:
-                return ()
-            return continued(kept, self._config.partitions, now_s, self._config.power_step_s)
+            return continued(kept, self._config.partitions, now_s, self._config.power_step_s) if kept else ()
         except ConfigError as error:
             _log.warning("the record of busy nodes can't be read; it starts anew", file=NODES, reason=error)
             return ()

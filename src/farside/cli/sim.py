@@ -199,7 +199,7 @@ def run(
     from farside.cli.simulate.main import run as simulate
 
     _refuse_several(request, "run")
-    raise typer.Exit(simulate(request, Outputs(jobs=jobs_out, json=json_out, report=report)))
+    simulate(request, Outputs(jobs=jobs_out, json=json_out, report=report))
 
 
 @sim_app.command(cls=SpreadCommand)
@@ -220,7 +220,7 @@ def compare(
     from farside.cli.simulate.main import Outputs
     from farside.cli.simulate.main import compare as simulate
 
-    raise typer.Exit(simulate(request, _policies(policy), Outputs(json=json_out, report=report)))
+    simulate(request, _policies(policy), Outputs(json=json_out, report=report))
 
 
 @sim_app.command(cls=SpreadCommand)
@@ -260,4 +260,4 @@ def replay(
     from farside.client.state_folder import sandbox_config
 
     files = [*(config or ()), *([sandbox_config(state)] if state is not None else [])]
-    raise typer.Exit(simulate(files, options.overrides(settings), trace=trace, as_json=as_json))
+    simulate(files, options.overrides(settings), trace=trace, as_json=as_json)

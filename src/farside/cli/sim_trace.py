@@ -19,7 +19,7 @@ trace_app = typer.Typer(help="Describe, convert and generate traces.", no_args_i
 _File = Annotated[
     Path, typer.Argument(metavar="FILE", help="Trace file, plain or gzip, or builtin:NAME for one of Farside's own.")
 ]
-_Format = Annotated[
+Format = Annotated[
     str,
     typer.Option(
         "--format",
@@ -45,7 +45,7 @@ _GpusPerNode = Annotated[int | None, typer.Option("--gpus-per-node", min=1, help
 @trace_app.command()
 def describe(
     file: _File,
-    fmt: _Format = "auto",
+    fmt: Format = "auto",
     on_bad: _OnBad = "refuse",
     attempts: _Attempts = "whole",
     nodes: _Nodes = None,
@@ -77,7 +77,7 @@ def describe(
 def convert(
     file: _File,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; compressed if its name ends in .gz.")],
-    fmt: _Format = "auto",
+    fmt: Format = "auto",
     on_bad: _OnBad = "refuse",
     attempts: _Attempts = "whole",
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from farside.cli import options
+from farside.cli.sim_trace import Format
 from farside.cli.terminal import note
 
 trace_app = typer.Typer(help="Analyse the job log of a cluster.", no_args_is_help=True, rich_markup_mode=None)
@@ -25,13 +26,7 @@ class Request:
         Path,
         typer.Argument(metavar="LOG", help="Job log, plain or gzip, or builtin:NAME."),
     ]
-    fmt: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="Format: farside, tiresias, philly-csv, philly-json, helios, slurm or openb; auto: detect it.",
-        ),
-    ] = "auto"
+    fmt: Format = "auto"
     nodes: Annotated[
         int | None,
         typer.Option("--nodes", min=1, help="Number of nodes of the cluster, shared by all virtual clusters."),

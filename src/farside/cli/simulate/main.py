@@ -27,8 +27,8 @@ class Outputs:
     report: Path | None = None
 
 
-def run(request: Request, outputs: Outputs) -> int:
-    """`farside sim run`. Returns the exit code."""
+def run(request: Request, outputs: Outputs) -> None:
+    """`farside sim run`."""
     prepared, outcomes = _simulate(request, outputs)
     if outputs.jobs is not None:
         with written(outputs.jobs) as place:
@@ -37,17 +37,15 @@ def run(request: Request, outputs: Outputs) -> int:
     with standard_output():
         print_run(prepared, outcomes[0])
     print_left_out(prepared)
-    return 0
 
 
-def compare(request: Request, policies: Sequence[str], outputs: Outputs) -> int:
-    """`farside sim compare`. Returns the exit code."""
+def compare(request: Request, policies: Sequence[str], outputs: Outputs) -> None:
+    """`farside sim compare`."""
     prepared, outcomes = _simulate(request, outputs, policies)
     _write(outputs, prepared, outcomes, is_comparison=True)
     with standard_output():
         print_comparison(prepared, outcomes)
     print_left_out(prepared)
-    return 0
 
 
 def why(request: Request, job_id: str) -> int:

@@ -47,8 +47,8 @@ def replay(config: ManagerConfig, only: Sequence[str] | None = None) -> tuple[Re
     return found, simulated(found, rules)
 
 
-def run(configs: Sequence[Path], overrides: Mapping[str, object], *, trace: Path | None, as_json: bool) -> int:
-    """Prints it, and writes the trace where one was asked for. Returns the exit code."""
+def run(configs: Sequence[Path], overrides: Mapping[str, object], *, trace: Path | None, as_json: bool) -> None:
+    """Prints it, and writes the trace where one was asked for."""
     config = load_config(ManagerConfig, configs, overrides)
     found, fidelity = replay(config)
     if trace is not None:
@@ -58,7 +58,6 @@ def run(configs: Sequence[Path], overrides: Mapping[str, object], *, trace: Path
             print(json.dumps(_json(config.policy, found, fidelity), indent=2))
         else:
             _print(Console(soft_wrap=True), config.policy, found, fidelity)
-    return 0
 
 
 def fidelity_table(fidelity: Fidelity) -> Table:
