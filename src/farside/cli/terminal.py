@@ -34,8 +34,9 @@ def standard_output() -> Iterator[None]:
         if sys.stdout is not None:  # it was closed before we started
             sys.stdout.flush()
     except OSError as error:
-        # What is still in the buffer would fail once more when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            # What is still in the buffer would fail once more when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise
         raise FarsideError(f"standard output: {error.strerror or error}", hint="the output is incomplete") from error

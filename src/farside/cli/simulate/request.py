@@ -127,9 +127,7 @@ def _past(trace: Trace, request: Request, experiments: Sequence[Experiment]) -> 
     if request.train_to:
         until_s = _time(trace, "--train-to", request.train_to, 0.0)
         past += (job for job in trace.jobs if job.job.submit_s + job.duration_s <= until_s)
-    if len(past) > 1 and request.history is not None and request.train_to:
-        past.sort(key=lambda job: job.job.submit_s)
-    return tuple(past)
+    return tuple(sorted(past, key=lambda job: job.job.submit_s))
 
 
 def _with_history(
