@@ -95,7 +95,7 @@ class Manager:
         self._sock.close()
 
     def _read(self) -> None:
-        while self._closed not in select.select([self._sock, self._closed], [], [])[0]:
+        while self._closed not in select.select([self._sock.fileno(), self._closed], [], [])[0]:
             self.listen()
 
     def _take(self, message: str, fds: list[int]) -> None:
