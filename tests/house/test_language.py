@@ -84,11 +84,12 @@ def argparse_help() -> Iterator[tuple[str, str]]:
 
 
 def first_lines() -> Iterator[tuple[Path, int, str]]:
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     for folder in ("agent", "blockdev", "daemon", "kmod_shim", "scheduler", "src"):
         for path in sorted((ROOT / folder).rglob("*.py")):  # rglob does not walk into links
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, documented) and (text := ast.get_docstring(node)):
+                if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    continue
+                if text := ast.get_docstring(node):
                     summary = text.partition("\n\n")[0]  # it may run over several lines
                     yield path.relative_to(ROOT), getattr(node, "lineno", 1), summary
 

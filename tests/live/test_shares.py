@@ -1,5 +1,7 @@
 """Who holds what of which GPU in the log: parts of GPUs, GPUs that are cut or joined under a job, jobs without any."""
 
+from typing import Any
+
 import pytest
 from msgspec import structs
 from msgspec.structs import replace
@@ -26,7 +28,7 @@ def cut(world: World, node: str, *parts: str) -> None:
     """Its first GPU is cut into these parts."""
     told = world.state.nodes[node]
     first = structs.replace(told.gpus[0], parts=parts)
-    facts = fields_of(ChangingFacts, told) | {"gpus": (first, *told.gpus[1:])}
+    facts: dict[str, Any] = fields_of(ChangingFacts, told) | {"gpus": (first, *told.gpus[1:])}
     world.does(NodeChanged(node=node, **facts))
 
 

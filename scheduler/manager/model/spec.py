@@ -126,7 +126,7 @@ class JobBody(JobSpec, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     argv: Arguments = ()
     # None says that the default counts; `spec_of` sees to it that the log never keeps it.
-    preemptible: Annotated[
+    preemptible: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
         bool | None, Meta(description="Whether others may take its GPUs; default: whether it has a checkpoint_dir")
     ] = None  # type: ignore[assignment]
     roles: Annotated[

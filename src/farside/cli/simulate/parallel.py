@@ -41,7 +41,7 @@ def run_all(
 
 
 @contextmanager
-def _interrupts() -> Iterator[Connection]:
+def _interrupts() -> Iterator[Any]:
     """A pipe that is readable once Ctrl-C was pressed, in place of KeyboardInterrupt wherever Python is just then.
 
     One that is raised in a destructor is ignored, and one between a fork and the note of it leaves an unknown child.
@@ -61,7 +61,7 @@ class _Children:
     """The processes of one comparison."""
 
     def __init__(
-        self, experiments: Sequence[Experiment], scene: Scene, is_keeping_segments: bool, interrupted: Connection
+        self, experiments: Sequence[Experiment], scene: Scene, is_keeping_segments: bool, interrupted: Any
     ) -> None:
         self._experiments = experiments
         self._scene = scene
