@@ -30,10 +30,7 @@ class PreemptionCost(Protocol):
 class NoCost:
     """No cost, as in the simulation of [tiresias §3.5.3]."""
 
-    @property
-    def name(self) -> str:
-        """``free``."""
-        return "free"
+    name = "free"
 
     def preemption_s(self, job: Job) -> float:
         """0."""
@@ -47,15 +44,11 @@ class SteppedCost:
     What the published simulator behind [helios §4.2] charges; the text itself says "negligible overhead".
     """
 
+    name = "helios"
     one_s: float = 7.0
     few_s: float = 30.0
     many_s: float = 60.0
     few_gpus: int = 8
-
-    @property
-    def name(self) -> str:
-        """``helios``."""
-        return "helios"
 
     def preemption_s(self, job: Job) -> float:
         """Seconds of the job's step."""
@@ -84,6 +77,7 @@ class ModelCost:
         node_gpus: Workers of one machine.
     """
 
+    name = "model"
     storage_bytes_per_s: float = 1.2e9
     fixed_s: float = 58.0
     node_gpus: int = 4
@@ -93,11 +87,6 @@ class ModelCost:
         for name in ("storage_bytes_per_s", "node_gpus"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: must be above 0")
-
-    @property
-    def name(self) -> str:
-        """``model``."""
-        return "model"
 
     def preemption_s(self, job: Job) -> float:
         """The fixed part, one write, and as many reads as a machine has workers of the job."""

@@ -38,10 +38,7 @@ class Slowdown(Protocol):
 class NoSlowdown:
     """No slowdown: every allocation is equally good."""
 
-    @property
-    def name(self) -> str:
-        """``none``."""
-        return "none"
+    name = "none"
 
     def speed(self, job: Job, allocation: Allocation, ledger: Ledger) -> float:
         """1."""
@@ -64,6 +61,7 @@ class SpreadSlowdown:
         largest_slowdown: Run time in the worst place over that in the best, at ``full_skew``.
     """
 
+    name = "spread"
     even_skew: float = 0.146
     full_skew: float = 0.773
     largest_slowdown: float = 1.67
@@ -74,11 +72,6 @@ class SpreadSlowdown:
             raise ValueError(f"full_skew: must be above even_skew ({self.even_skew}), is {self.full_skew}")
         if self.largest_slowdown < 1:
             raise ValueError(f"largest_slowdown: must be at least 1, is {self.largest_slowdown}")
-
-    @property
-    def name(self) -> str:
-        """``spread``."""
-        return "spread"
 
     def speed(self, job: Job, allocation: Allocation, ledger: Ledger) -> float:
         """1 over the slowdown."""

@@ -39,6 +39,7 @@ class Gittins(Las):
         prior: Services of jobs before the first.
     """
 
+    name = "gittins"
     delta: Literal["limit", "best", "fixed"] = "limit"
     delta_gpu_s: float = 3200.0
     is_learning: bool = True
@@ -46,11 +47,6 @@ class Gittins(Las):
     refit_share: float = 0.1
     prior: Distribution = UNKNOWN
     fitted: Distribution | None = field(default=None, repr=False)
-
-    @property
-    def name(self) -> str:
-        """``gittins``."""
-        return "gittins"
 
     @property
     def is_steady(self) -> bool:

@@ -49,6 +49,7 @@ class Las:
             happens.
     """
 
+    name = "las"
     limits_gpu_s: tuple[float, ...] = (3200.0,)
     within: Literal["running_first", "start_time"] = "running_first"
     promote_knob: float = np.inf
@@ -61,11 +62,6 @@ class Las:
             raise ValueError(f"limits_gpu_s: must ascend from above 0, is {self.limits_gpu_s}")
         if self.interval_s < SHORTEST_S:
             raise ValueError(f"interval_s: must be at least {SHORTEST_S:g} s")
-
-    @property
-    def name(self) -> str:
-        """``las``."""
-        return "las"
 
     @property
     def traits(self) -> OrderTraits:

@@ -62,6 +62,7 @@ class Qssf(PlainOrder):
         cut: What has been learned of that so far.
     """
 
+    name = "qssf"
     is_strict: bool = True
     patience_s: float = FORTNIGHT_S
     overtaking_share: float = 0.2
@@ -71,11 +72,6 @@ class Qssf(PlainOrder):
         """Refuses shares that are none."""
         if self.overtaking_share > 1:
             raise ValueError(f"overtaking_share: must be at most 1, is {self.overtaking_share:g}")
-
-    @property
-    def name(self) -> str:
-        """``qssf``."""
-        return "qssf"
 
     @property
     def traits(self) -> OrderTraits:

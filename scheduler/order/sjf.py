@@ -12,12 +12,8 @@ from farside.scheduler.table import Floats, JobColumns
 class Sjf(PlainOrder):
     """By run time; never preempts. Strict by default, as in [helios §4.2]: the shortest blocks all behind it."""
 
+    name = "sjf"
     is_strict: bool = True
-
-    @property
-    def name(self) -> str:
-        """``sjf``."""
-        return "sjf"
 
     @property
     def traits(self) -> OrderTraits:

@@ -19,13 +19,9 @@ class Smallest(PlainOrder):
         is_strict: The smallest job that has no room blocks all behind it. Else others that have room pass it.
     """
 
+    name = "sf"
     is_preemptive: bool = True
     is_strict: bool = False
-
-    @property
-    def name(self) -> str:
-        """``sf``."""
-        return "sf"
 
     @property
     def traits(self) -> OrderTraits:

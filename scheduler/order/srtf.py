@@ -14,15 +14,8 @@ from farside.scheduler.table import Floats, JobColumns
 class Srtf(PlainOrder):
     """By the run time that is left. One dimension: a wide job with little left holds many GPUs. [tiresias §3.3.2.1]"""
 
-    @property
-    def name(self) -> str:
-        """``srtf``."""
-        return "srtf"
-
-    @property
-    def traits(self) -> OrderTraits:
-        """Preempts."""
-        return OrderTraits(is_preemptive=True)
+    name = "srtf"
+    traits = OrderTraits(is_preemptive=True)
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Remaining seconds."""
@@ -46,15 +39,8 @@ class Srsf(PlainOrder):
     it has stood in front; a list that is sorted again at each event, as the authors' simulator has it, leaves it there.
     """
 
-    @property
-    def name(self) -> str:
-        """``srsf``."""
-        return "srsf"
-
-    @property
-    def traits(self) -> OrderTraits:
-        """Preempts."""
-        return OrderTraits(is_preemptive=True)
+    name = "srsf"
+    traits = OrderTraits(is_preemptive=True)
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Remaining GPU seconds, then GPUs."""

@@ -41,6 +41,7 @@ class Timeshare(PlainOrder):
         is_strict: Who has waited longest holds up all behind it.
     """
 
+    name = "timeshare"
     quantum_s: float = 600.0
     is_strict: bool = True
 
@@ -48,11 +49,6 @@ class Timeshare(PlainOrder):
         """Refuse slices so short that no job makes progress."""
         if self.quantum_s < SHORTEST_S:
             raise ValueError(f"quantum_s: must be at least {SHORTEST_S:g} s")
-
-    @property
-    def name(self) -> str:
-        """``timeshare``."""
-        return "timeshare"
 
     @property
     def traits(self) -> OrderTraits:

@@ -16,15 +16,8 @@ class YarnCs(PlainOrder):
     wait for them. That half is the placement named ``yarn``.
     """
 
-    @property
-    def name(self) -> str:
-        """``yarn-cs``."""
-        return "yarn-cs"
-
-    @property
-    def traits(self) -> OrderTraits:
-        """Strict, without preemption."""
-        return OrderTraits(is_strict=True)
+    name = "yarn-cs"
+    traits = OrderTraits(is_strict=True)
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Submit time."""

@@ -27,6 +27,7 @@ class Consolidate(OnNodes):
             when two with 8 are free. 1: it waits.
     """
 
+    name = "consolidate"
     remainder_on_fullest: bool = False
     most_nodes_factor: float = 2.0
 
@@ -34,11 +35,6 @@ class Consolidate(OnNodes):
         """Refuses a factor that no job could meet."""
         if self.most_nodes_factor < 1:
             raise ValueError(f"most_nodes_factor: must be at least 1, is {self.most_nodes_factor}")
-
-    @property
-    def name(self) -> str:
-        """``consolidate``."""
-        return "consolidate"
 
     def demand(self, job: Job) -> Demand:
         """All that a node must have for it."""

@@ -11,10 +11,7 @@ from farside.scheduler.state import Allocation, Demand, Job, Node
 class CountOnly(OnNodes):
     """Count-only placement: a job has room if enough GPUs are free, on any nodes."""
 
-    @property
-    def name(self) -> str:
-        """``count``."""
-        return "count"
+    name = "count"
 
     def ledger(self, nodes: tuple[Node, ...]) -> Ledger:
         """All nodes as one."""

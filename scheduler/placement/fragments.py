@@ -22,10 +22,7 @@ class Fragments(OnNodes):
     that is enough.
     """
 
-    @property
-    def name(self) -> str:
-        """``fragments``."""
-        return "fragments"
+    name = "fragments"
 
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:
         """Any GPUs, those first that are of least use to others."""

@@ -46,14 +46,10 @@ class Ilp(OnNodes):
             limit had come at once: merely to write such a program down takes seconds.
     """
 
+    name = "ilp"
     time_limit_s: float = 10.0
     node_limit: int = 0
     most_products: int = 10_000
-
-    @property
-    def name(self) -> str:
-        """``ilp``."""
-        return "ilp"
 
     def ledger(self, nodes: tuple[Node, ...]) -> Ledger:
         """The nodes with their traffic.

@@ -25,12 +25,8 @@ class Random(OnNodes):
         seed: Other seeds give other placements.
     """
 
+    name = "random"
     seed: int = 0
-
-    @property
-    def name(self) -> str:
-        """``random``."""
-        return "random"
 
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:
         """Free GPUs by lot."""

@@ -48,6 +48,7 @@ class Skew(OnNodes):
             first start; a trace often does not, and then nobody should be slowed by what is not known.
     """
 
+    name = "skew"
     packlimit: float = PACKLIMIT
     relearn_jobs: int = 0
     unmeasured: Literal["consolidate", "relax"] = "consolidate"
@@ -56,11 +57,6 @@ class Skew(OnNodes):
         """Refuse a PACKLIMIT that is not between 0 and 1."""
         if not 0 <= self.packlimit <= 1:
             raise ValueError(f"packlimit: must be a share from 0 to 1, is {self.packlimit}")
-
-    @property
-    def name(self) -> str:
-        """``skew``."""
-        return "skew"
 
     @property
     def is_learning(self) -> bool:

@@ -19,13 +19,9 @@ class Yarn(OnNodes):
     parameter server of ``server_cpus`` beside each: 2 CPUs for a job of one GPU, 6 a GPU for others.
     """
 
+    name = "yarn"
     worker_cpus: float = 2.0
     server_cpus: float = 4.0
-
-    @property
-    def name(self) -> str:
-        """``yarn``."""
-        return "yarn"
 
     def demand(self, job: Job) -> Demand:
         """All that a node must have for it."""

@@ -105,6 +105,9 @@ class _Seen:
 class GpuTimeService:
     """Service that estimates GPU times of new jobs, and learns from ended ones."""
 
+    name = NAME
+    features = FEATURES
+
     def __init__(self, params: GpuTimeParams, rolling: RollingParams) -> None:
         self.params = params
         self.rolling = RollingEstimator(rolling)
@@ -120,16 +123,6 @@ class GpuTimeService:
         self._told_by: Source = self.source
 
     # ------------------------------------------------------------------ what a service is
-
-    @property
-    def name(self) -> str:
-        """``qssf``."""
-        return NAME
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Names of the trees' features."""
-        return FEATURES
 
     @property
     def rule(self) -> UpdateRule:

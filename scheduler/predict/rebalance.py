@@ -36,36 +36,17 @@ class RebalanceParams:
 class RebalanceService:
     """Advises which nodes to move at each sample. ``owners``: the virtual cluster that owns each node."""
 
+    name = NAME
+    features = ("needed_gpus",)
+    rule = NEVER
+    learnable = 0
+    drift = 0.0
+
     def __init__(self, params: RebalanceParams, owners: dict[str, str]) -> None:
         self.params = params
         self.owners = dict(owners)
         self.lent: dict[str, str] = {}  # to whom, of nodes that are not with their owner
         self._needed: dict[str, deque[tuple[float, int]]] = {}
-
-    @property
-    def name(self) -> str:
-        """``rebalance``."""
-        return NAME
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """GPUs that run and wait."""
-        return ("needed_gpus",)
-
-    @property
-    def rule(self) -> UpdateRule:
-        """There is nothing to fit."""
-        return NEVER
-
-    @property
-    def learnable(self) -> int:
-        """Nothing."""
-        return 0
-
-    @property
-    def drift(self) -> float:
-        """None."""
-        return 0.0
 
     def fit(self, now_s: float) -> ModelRecord | None:
         """None: this service has no model, only the greatest need of the last day."""

@@ -44,15 +44,8 @@ class Stage:
 class HeadStart(PlainOrder):
     """First come first served, but for a head start that some get: ``predicted_gpu_s`` is when a job counts as come."""
 
-    @property
-    def name(self) -> str:
-        """``head-start``."""
-        return "head-start"
-
-    @property
-    def traits(self) -> OrderTraits:
-        """The first that has no room blocks all behind it, as under FIFO."""
-        return OrderTraits(is_strict=True)
+    name = "head-start"
+    traits = OrderTraits(is_strict=True)
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """When each counts as come."""
