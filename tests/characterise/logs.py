@@ -21,7 +21,10 @@ def job(
 ) -> Logged:
     """``submit_s``: after a Monday's midnight."""
     at_s = MONDAY_S + submit_s
-    return Logged("", at_s, at_s + wait_s, duration_s, gpus, cpus, status, user, vc, 0)
+    return Logged(
+        job_id="", submit_s=at_s, start_s=at_s + wait_s, duration_s=duration_s, gpus=gpus, cpus=cpus, status=status,
+        user=user, vc=vc, line=0,
+    )  # fmt: skip
 
 
 def log(jobs: Iterable[Logged]) -> JobLog:

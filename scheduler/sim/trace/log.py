@@ -3,13 +3,14 @@
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.table import Floats
 from farside.units import CALENDAR_FROM_S
 
@@ -45,15 +46,21 @@ class Logged(NamedTuple):
 
     job_id: str
     submit_s: float
-    start_s: float
     duration_s: float
     gpus: int
-    cpus: float
-    status: Status
-    user: str
-    vc: str
     line: int
+    start_s: float = math.nan
+    cpus: float = math.nan
+    status: Status = Status.UNKNOWN
     status_word: str = ""
+    user: str = ""
+    vc: str = ""
+
+
+def logged_of(entry: TraceJob, **known: Any) -> Logged:
+    """The row of a job, and what else the log says of it."""
+    job = entry.job
+    return Logged(job.job_id, job.submit_s, entry.duration_s, job.gpus, entry.line, user=job.user, vc=job.vc, **known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +121,7 @@ class JobLog:
 
     def with_starts(self, start_s: Floats) -> "JobLog":
         """This log with other starts."""
-        return JobLog(
-            path=self.path, fmt=self.fmt, submit_s=self.submit_s, start_s=start_s, duration_s=self.duration_s,
-            gpus=self.gpus, cpus=self.cpus, status=self.status, user=self.user, vc=self.vc, users=self.users,
-            vcs=self.vcs, skipped=self.skipped, problems=self.problems, notes=self.notes,
-        )  # fmt: skip
+        return replace(self, start_s=start_s)
 
 
 class LogBuilder:

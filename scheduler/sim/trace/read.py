@@ -9,22 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from farside.errors import ConfigError
 from farside.scheduler.settings import chosen, suggestion
-from farside.scheduler.sim.trace.format.farside import log_farside, read_farside
-from farside.scheduler.sim.trace.format.helios import log_helios, read_helios
-from farside.scheduler.sim.trace.format.openb import log_openb, read_openb
-from farside.scheduler.sim.trace.format.philly_csv import log_philly_csv, read_philly_csv
+from farside.scheduler.sim.trace.format import farside, helios, openb, philly_csv, slurm, tiresias
 from farside.scheduler.sim.trace.format.philly_json import log_philly_json, read_philly_json
-from farside.scheduler.sim.trace.format.row import Item, LeftOut, Noted, Problem
-from farside.scheduler.sim.trace.format.slurm import log_slurm, read_slurm
+from farside.scheduler.sim.trace.format.row import Item, LeftOut, Noted, Problem, Row
 from farside.scheduler.sim.trace.format.source import Source, open_source
-from farside.scheduler.sim.trace.format.table import header, separator_of
-from farside.scheduler.sim.trace.format.tiresias import log_tiresias, read_tiresias
+from farside.scheduler.sim.trace.format.table import header, read_table, separator_of
 from farside.scheduler.sim.trace.job import Trace, TraceJob
-from farside.scheduler.sim.trace.log import Logged
+from farside.scheduler.sim.trace.log import Logged, logged_of
 from farside.scheduler.sim.trace.row_problems import Intake, OnBad
 
 Attempts = Literal["whole", "each"]
@@ -38,7 +33,7 @@ class Format:
 
     ``log``: reads the whole log instead, see read_log.py. ``needed``: columns without which a table is not of this
     format, sets of which one column each must be there; empty for what is no table. ``id_column``: what a message about
-    an id names.
+    an id names. ``check``: refuses a table by more than its needed columns.
     """
 
     read: Callable[[Source, str], Iterator[Item]]
@@ -46,30 +41,40 @@ class Format:
     needed: tuple[frozenset[str], ...] = ()
     id_column: str = "job_id"
     separator: str = ","
+    check: Callable[[Source], None] | None = None
 
 
-def _columns(*names: str) -> tuple[frozenset[str], ...]:
-    return tuple(frozenset(name.split("|")) for name in names)
+def _table(
+    to_job: Callable[[Row], TraceJob | LeftOut | Noted],
+    to_logged: Callable[[Row], Logged | LeftOut],
+    needed: str,
+    id_column: str = "job_id",
+    **others: Any,
+) -> Format:
+    return Format(
+        read=lambda source, _: read_table(source, to_job),
+        log=lambda source: read_table(source, to_logged),
+        needed=tuple(frozenset(names.split("|")) for names in needed.split()),
+        id_column=id_column,
+        **others,
+    )
 
 
 # A header may fit several: the first one counts.
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
-        "farside": Format(read_farside, log_farside, _columns("job_id", "gpus", "duration_s", "submit_s|submit_time")),
-        "tiresias": Format(
-            read_tiresias, log_tiresias, _columns("job_id", "num_gpu", "submit_time", "duration", "model_name")
+        "farside": _table(farside.to_job, farside.to_logged, "job_id gpus duration_s submit_s|submit_time"),
+        "tiresias": _table(tiresias.to_job, tiresias.to_logged, "job_id num_gpu submit_time duration model_name"),
+        "helios": _table(helios.to_job, helios.to_logged, "job_id gpu_num submit_time duration|end_time"),
+        "openb": _table(
+            openb.to_job, openb.to_logged, "name num_gpu creation_time scheduled_time deletion_time", "name"
         ),
-        "helios": Format(read_helios, log_helios, _columns("job_id", "gpu_num", "submit_time", "duration|end_time")),
-        "openb": Format(
-            read_openb,
-            log_openb,
-            _columns("name", "num_gpu", "creation_time", "scheduled_time", "deletion_time"),
-            "name",
+        "philly-csv": _table(
+            philly_csv.to_job, lambda row: logged_of(philly_csv.to_job(row)), "submit_time duration gpus", "submit_time"
         ),
-        "philly-csv": Format(
-            read_philly_csv, log_philly_csv, _columns("submit_time", "duration", "gpus"), "submit_time"
+        "slurm": _table(
+            slurm.to_job, slurm.to_logged, "jobid|jobidraw submit", "JobID", separator="|", check=slurm.check_columns
         ),
-        "slurm": Format(read_slurm, log_slurm, _columns("jobid|jobidraw", "submit"), "JobID", "|"),
         "philly-json": Format(read_philly_json, log_philly_json, id_column="jobid"),
     }
 )
@@ -145,6 +150,8 @@ def _check_columns(source: Source, name: str) -> None:
         raise ConfigError(
             f"{source.path}, line {source.first_line}: as {name} it lacks the column {_told(lacking)}", hint=near
         )
+    if fmt.check is not None:
+        fmt.check(source)
 
 
 def _told(lacking: Iterable[frozenset[str]]) -> str:
@@ -165,5 +172,5 @@ def _collect(items: Iterable[Item], path: str, name: str, on_bad: OnBad) -> Trac
     intake.close(len(jobs))
     jobs.sort(key=lambda entry: entry.job.submit_s)  # stable: jobs of one second stay in the order of the file
     return Trace(
-        jobs=tuple(jobs), path=path, fmt=name, skipped=intake.bad, problems=intake.problems, notes=intake.notes
+        jobs=tuple(jobs), path=path, fmt=name, skipped=intake.bad, problems=tuple(intake.problems), notes=intake.notes
     )

@@ -18,6 +18,9 @@ class Intake:
         path: For messages.
         id_column: What a message about an id names.
         on_bad: What `close` does about rows that cannot be used: refuse the file, or let them be skipped.
+
+    Attributes:
+        problems: The first lines about rows that cannot be used.
     """
 
     def __init__(self, path: str, *, id_column: str, on_bad: OnBad) -> None:
@@ -25,14 +28,9 @@ class Intake:
         self._id_column = id_column
         self._on_bad = on_bad
         self._lines: dict[str, int] = {}
-        self._problems: list[str] = []
+        self.problems: list[str] = []
         self._notes: Counter[str] = Counter()
         self.bad = 0
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """The first lines about rows that cannot be used."""
-        return tuple(self._problems)
 
     @property
     def notes(self) -> tuple[tuple[int, str], ...]:
@@ -59,8 +57,8 @@ class Intake:
             self.note(item.reason)
             return
         self.bad += 1
-        if len(self._problems) < TOLD:
-            self._problems.append(item.told(self._path))
+        if len(self.problems) < TOLD:
+            self.problems.append(item.told(self._path))
 
     def close(self, jobs: int) -> None:
         """Finish after the last row, with the number of jobs read.
@@ -71,14 +69,14 @@ class Intake:
         if self.bad and self._on_bad == "refuse":
             raise self._refusal()
         if not jobs:
-            told = self._problems[:1] or [f"{count} {note}" for count, note in self.notes]
+            told = self.problems[:1] or [f"{count} {note}" for count, note in self.notes]
             why = f" ({'; '.join(told)})" if told else ""
             raise ConfigError(f"{self._path}: holds no job{why}", hint="name a file with at least one")
 
     def _refusal(self) -> ConfigError:
         if self.bad == 1:
-            return ConfigError(f"{self._problems[0]}, or leave it out with --on-bad skip")
-        left = self.bad - len(self._problems)
-        several = [*self._problems, *([f"{self._path}: and {left} more"] if left > 0 else [])]
+            return ConfigError(f"{self.problems[0]}, or leave it out with --on-bad skip")
+        left = self.bad - len(self.problems)
+        several = [*self.problems, *([f"{self._path}: and {left} more"] if left > 0 else [])]
         rows = f"{self._path}: {self.bad} rows cannot be used"
         return ConfigError("\n".join([*several, rows]), hint="fix them, or leave them out with --on-bad skip")

@@ -1,11 +1,8 @@
 """Farside's own CSV format: each column is a field of a job. docs/simulator.md lists them."""
 
 import math
-from collections.abc import Iterator
 
-from farside.scheduler.sim.trace.format.row import MAX_DURATION_S, Item, Problem, Row, flag, real, whole
-from farside.scheduler.sim.trace.format.source import Source
-from farside.scheduler.sim.trace.format.table import read_table
+from farside.scheduler.sim.trace.format.row import MAX_DURATION_S, Row, flag, real, whole
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.trace.log import Logged, status_of
 from farside.scheduler.state import Job
@@ -14,12 +11,8 @@ MAX_BYTES = 1 << 60
 MAX_CPUS = 1e6  # of a job, by GPU
 
 
-def read_farside(source: Source, attempts: str) -> Iterator[Item]:
-    """Jobs of our own CSV. Other columns than ours are passed over, so that results can be read as traces."""
-    return read_table(source, _job)
-
-
-def _job(row: Row) -> TraceJob:
+def to_job(row: Row) -> TraceJob:
+    """Job of our own CSV. Other columns than ours are passed over, so that results can be read as traces."""
     time = "submit_time" if row.has("submit_time") else "submit_s"
     job = Job(
         job_id=row.key("job_id"),
@@ -42,12 +35,8 @@ def _job(row: Row) -> TraceJob:
     return TraceJob(job=job, duration_s=row.duration_s("duration_s"), line=row.line)
 
 
-def log_farside(source: Source) -> Iterator[Logged | Problem]:
-    """Jobs of our own CSV, with ``start_s`` and ``status`` where it has such columns, as results of a run do."""
-    return read_table(source, _logged)
-
-
-def _logged(row: Row) -> Logged:
+def to_logged(row: Row) -> Logged:
+    """Logged job of our own CSV, with ``start_s`` and ``status`` where it has such columns, as results of a run do."""
     time = "submit_time" if row.has("submit_time") else "submit_s"
     gpus = row.gpus("gpus", lowest=0)
     return Logged(

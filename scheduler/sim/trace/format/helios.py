@@ -9,11 +9,8 @@ no GPU: those are left out, as are those that never started.
 """
 
 import math
-from collections.abc import Iterator
 
-from farside.scheduler.sim.trace.format.row import Item, LeftOut, Problem, Row, real
-from farside.scheduler.sim.trace.format.source import Source
-from farside.scheduler.sim.trace.format.table import read_table
+from farside.scheduler.sim.trace.format.row import LeftOut, Row, real
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.trace.log import Logged, status_of
 from farside.scheduler.state import Job
@@ -24,12 +21,8 @@ _NO_GPU = LeftOut("left out: ask for no GPU")
 _NEVER_RAN = LeftOut("left out: never started")
 
 
-def read_helios(source: Source, attempts: str) -> Iterator[Item]:
-    """GPU jobs of Helios's log, whatever became of them."""
-    return read_table(source, _job)
-
-
-def _job(row: Row) -> TraceJob | LeftOut:
+def to_job(row: Row) -> TraceJob | LeftOut:
+    """GPU job of Helios's log, whatever became of it."""
     gpus = row.gpus("gpu_num", lowest=0)
     if not gpus:
         return _NO_GPU
@@ -49,12 +42,8 @@ def _job(row: Row) -> TraceJob | LeftOut:
     return TraceJob(job=job, duration_s=_duration_s(row), line=row.line)
 
 
-def log_helios(source: Source) -> Iterator[Logged | LeftOut | Problem]:
-    """All jobs of Helios's log that ran, those without GPUs too."""
-    return read_table(source, _logged)
-
-
-def _logged(row: Row) -> Logged | LeftOut:
+def to_logged(row: Row) -> Logged | LeftOut:
+    """Job of Helios's log that ran, with GPUs or without."""
     if not _has_run(row):
         return _NEVER_RAN
     return Logged(

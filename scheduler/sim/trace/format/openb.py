@@ -11,11 +11,8 @@ Burstable, LS, Guaranteed) might say who may be preempted, but the documentation
 """
 
 import math
-from collections.abc import Iterator
 
-from farside.scheduler.sim.trace.format.row import Item, LeftOut, Noted, Problem, Row, real, whole
-from farside.scheduler.sim.trace.format.source import Source
-from farside.scheduler.sim.trace.format.table import read_table
+from farside.scheduler.sim.trace.format.row import LeftOut, Noted, Row, real, whole
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.trace.log import Logged, status_of
 from farside.scheduler.state import Job
@@ -27,12 +24,8 @@ _NEVER_RAN = LeftOut("left out: never scheduled")
 _NO_END = LeftOut("left out: no end is recorded")
 
 
-def read_openb(source: Source, attempts: str) -> Iterator[Item]:
-    """Pods with GPUs. See above for parts of GPUs."""
-    return read_table(source, _job)
-
-
-def _job(row: Row) -> TraceJob | LeftOut | Noted:
+def to_job(row: Row) -> TraceJob | LeftOut | Noted:
+    """Pod with GPUs. See above for parts of GPUs."""
     gpus = row.gpus("num_gpu", lowest=0)
     if not gpus:
         return _NO_GPU
@@ -56,12 +49,8 @@ def _job(row: Row) -> TraceJob | LeftOut | Noted:
     return Noted(found, _PART_OF_A_GPU) if gpu_milli < 1000 else found
 
 
-def log_openb(source: Source) -> Iterator[Logged | LeftOut | Problem]:
-    """All pods that were scheduled and have ended, those without GPUs too. A part of a GPU counts as one."""
-    return read_table(source, _logged)
-
-
-def _logged(row: Row) -> Logged | LeftOut:
+def to_logged(row: Row) -> Logged | LeftOut:
+    """Pod that was scheduled and has ended, with GPUs or without. A part of a GPU counts as one."""
     if not row.has("scheduled_time"):
         return _NEVER_RAN
     if not row.has("deletion_time"):
@@ -75,7 +64,5 @@ def _logged(row: Row) -> Logged | LeftOut:
         cpus=real("cpu_milli", row.cell("cpu_milli"), highest=1e9) / 1000 if row.has("cpu_milli") else math.nan,
         status=status_of(row.cell("pod_phase")),
         status_word=row.cell("pod_phase"),
-        user="",
-        vc="",
         line=row.line,
     )

@@ -5,23 +5,13 @@ first attempt to the end of the last. There are no ids: a job is called by how m
 missing; ``complete_vc`` (whether the file has all jobs of that virtual cluster) is passed over, as other columns are.
 """
 
-import math
-from collections.abc import Iterator
-
-from farside.scheduler.sim.trace.format.row import Item, Problem, Row
-from farside.scheduler.sim.trace.format.source import Source
-from farside.scheduler.sim.trace.format.table import read_table
+from farside.scheduler.sim.trace.format.row import Row
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.scheduler.sim.trace.log import Logged, Status
 from farside.scheduler.state import Job
 
 
-def read_philly_csv(source: Source, attempts: str) -> Iterator[Item]:
-    """Jobs of Philly's CSV."""
-    return read_table(source, _job)
-
-
-def _job(row: Row) -> TraceJob:
+def to_job(row: Row) -> TraceJob:
+    """Job of Philly's CSV."""
     job = Job(
         job_id=str(row.ordinal),
         sequence=row.ordinal,
@@ -31,25 +21,3 @@ def _job(row: Row) -> TraceJob:
         user=row.text("user"),
     )
     return TraceJob(job=job, duration_s=row.duration_s("duration"), line=row.line)
-
-
-def log_philly_csv(source: Source) -> Iterator[Logged | Problem]:
-    """Read jobs of Philly's CSV, which has neither starts nor final status."""
-    return read_table(source, _logged)
-
-
-def _logged(row: Row) -> Logged:
-    found = _job(row)
-    job = found.job
-    return Logged(
-        job_id=job.job_id,
-        submit_s=job.submit_s,
-        start_s=math.nan,
-        duration_s=found.duration_s,
-        gpus=job.gpus,
-        cpus=math.nan,
-        status=Status.UNKNOWN,
-        user=job.user,
-        vc=job.vc,
-        line=row.line,
-    )

@@ -13,7 +13,6 @@ What we make of it, by the operator's choice:
 Nothing says how many GPUs were asked for: it is the most that an attempt had.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -33,7 +32,7 @@ from farside.scheduler.sim.trace.format.row import (
 )
 from farside.scheduler.sim.trace.format.source import Source
 from farside.scheduler.sim.trace.job import TraceJob
-from farside.scheduler.sim.trace.log import Logged, status_of
+from farside.scheduler.sim.trace.log import Logged, logged_of, status_of
 from farside.scheduler.state import Job
 
 _NO_ATTEMPT = LeftOut("left out: no attempt is recorded")
@@ -190,18 +189,6 @@ def _logged(entry: _Entry) -> Logged | LeftOut:
     if not isinstance(item, TraceJob):
         assert isinstance(item, LeftOut)
         return item
-    job = item.job
     starts = (attempt.start_s for attempt in entry.attempts() if attempt.start_s is not None)
-    return Logged(
-        job_id=job.job_id,
-        submit_s=job.submit_s,
-        start_s=next(starts),
-        duration_s=item.duration_s,
-        gpus=job.gpus,
-        cpus=math.nan,
-        status=status_of(entry.text("status")),
-        status_word=entry.text("status"),
-        user=job.user,
-        vc=job.vc,
-        line=entry.line,
-    )
+    word = entry.text("status")
+    return logged_of(item, start_s=next(starts), status=status_of(word), status_word=word)

@@ -19,23 +19,20 @@ NNodes,AllocCPUS,Timelimit --starttime=...`` gives all of it.
 
 import math
 import re
-from collections.abc import Iterator
 
 from farside.errors import ConfigError
 from farside.scheduler.sim.trace.format.row import (
     MAX_DURATION_S,
     MAX_GPUS,
     BadRow,
-    Item,
     LeftOut,
-    Problem,
     Row,
     real,
     shown,
     whole,
 )
 from farside.scheduler.sim.trace.format.source import Source
-from farside.scheduler.sim.trace.format.table import header, read_table
+from farside.scheduler.sim.trace.format.table import header
 from farside.scheduler.sim.trace.job import TraceJob
 from farside.scheduler.sim.trace.log import Logged, status_of
 from farside.scheduler.state import Job
@@ -57,27 +54,12 @@ _CLOCK = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(?:(\d{1,6}):)?(\d{1,6})(?:\
 _NO_LIMIT = frozenset({"unlimited", "partition_limit"})
 
 
-def read_slurm(source: Source, attempts: str) -> Iterator[Item]:
-    """GPU jobs of sacct's output, whatever became of them.
+def check_columns(source: Source) -> None:
+    """Refuse sacct's output that lacks what every job needs.
 
     Raises:
         ConfigError: No column tells the number of GPUs, or none the duration.
     """
-    _check(source)
-    return read_table(source, _job)
-
-
-def log_slurm(source: Source) -> Iterator[Logged | LeftOut | Problem]:
-    """All jobs of sacct's output that ran and have ended, those without GPUs too.
-
-    Raises:
-        ConfigError: No column tells the number of GPUs, or none the duration.
-    """
-    _check(source)
-    return read_table(source, _logged)
-
-
-def _check(source: Source) -> None:
     columns = header(source).keys()
     if not columns & {"alloctres", "reqtres", "allocgres", "reqgres"}:
         raise ConfigError(f"{source.path}: no column has the number of GPUs", hint="add AllocTRES to sacct's --format")
@@ -85,7 +67,8 @@ def _check(source: Source) -> None:
         raise ConfigError(f"{source.path}: no column has the jobs' run times", hint="add Elapsed to sacct's --format")
 
 
-def _job(row: Row) -> TraceJob | LeftOut:
+def to_job(row: Row) -> TraceJob | LeftOut:
+    """GPU job of sacct's output, whatever became of it."""
     job_id = _job_id(row)
     state = _state(row)
     left_out = _left_out(row, job_id, state)
@@ -114,7 +97,8 @@ def _job(row: Row) -> TraceJob | LeftOut:
     return TraceJob(job=job, duration_s=duration_s, line=row.line)
 
 
-def _logged(row: Row) -> Logged | LeftOut:
+def to_logged(row: Row) -> Logged | LeftOut:
+    """Job of sacct's output that ran and has ended, with GPUs or without."""
     job_id, state = _job_id(row), _state(row)
     left_out = _left_out(row, job_id, state)
     if left_out:

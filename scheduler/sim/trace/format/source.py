@@ -104,11 +104,7 @@ def open_source(path: Path) -> Iterator[Source]:
 
 def builtin_names() -> tuple[str, ...]:
     """The names of the traces that come with Farside."""
-    return tuple(sorted(entry.name.removesuffix(".csv.gz") for entry in _shipped().iterdir() if _is_trace(entry.name)))
-
-
-def _is_trace(name: str) -> bool:
-    return name.endswith(".csv.gz")
+    return tuple(sorted(entry.name.removesuffix(".csv.gz") for entry in _shipped().glob("*.csv.gz")))
 
 
 def _shipped() -> Path:
