@@ -8,7 +8,7 @@ How it works
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 
 from farside.clock import Clock
 from farside.errors import ConfigError, FarsideError
@@ -42,6 +42,7 @@ Record = Callable[[NodePower], Awaitable[None]]
 RestHand = Callable[[str, RestCommand], Awaitable[None]]
 
 
+@dataclass(eq=False)
 class PowerController:
     """Power controller of a cluster's nodes.
 
@@ -58,53 +59,40 @@ class PowerController:
         every_s: From turn to turn.
         rest_hand: Rests idle nodes that stay on; None: nobody does. ``rest_rules``: when.
 
+    Attributes:
+        stays: Reasons why unneeded nodes stay on, by name, as of the last turn.
+
     Raises:
         ConfigError: A driver may take longer than its order is waited for.
     """
 
-    def __init__(
-        self,
-        drivers: Mapping[str, PowerDriver],
-        *,
-        inventory: Inventory,
-        demand: Demand,
-        lacking: Callable[[], int] = lambda: 0,
-        called: Callable[[], frozenset[str]] = frozenset,
-        known: Mapping[str, NodePower] | None = None,
-        record: Record | None = None,
-        clock: Clock,
-        rules: FleetRules,
-        patience: Patience,
-        every_s: float = 10.0,
-        rest_hand: RestHand | None = None,
-        rest_rules: RestRules | None = None,
-    ) -> None:
-        for name, driver in drivers.items():
-            if driver.limit_s >= patience.answer_s:
-                hint = f"less than {patience.answer_s:g} s, which is how long an order is waited for"
-                raise ConfigError(f"{name}: its power driver may take {driver.limit_s:g} s", hint=hint)
-        self._drivers = dict(drivers)
-        self._inventory = inventory
-        self._demand = demand
-        self._lacking = lacking
-        self._called = called
-        self._record = record
-        self._clock = clock
-        self._rules = rules
-        self._patience = patience
-        self._every_s = every_s
-        self._rest_hand = rest_hand
-        self._rest_rules = rest_rules or RestRules()
-        now_s = clock.now_s()
-        self._nodes = {name: adopt(name, now_s) for name in drivers} | dict(known or {})
-        self._rests = {name: Rest() for name in drivers}
-        self._tasks: asyncio.TaskGroup | None = None
-        self._stays: Mapping[str, str] = {}
+    drivers: Mapping[str, PowerDriver]
+    _: KW_ONLY
+    inventory: Inventory
+    demand: Demand
+    lacking: Callable[[], int] = lambda: 0
+    called: Callable[[], frozenset[str]] = frozenset
+    known: InitVar[Mapping[str, NodePower] | None] = None
+    record: Record | None = None
+    clock: Clock
+    rules: FleetRules
+    patience: Patience
+    every_s: float = 10.0
+    rest_hand: RestHand | None = None
+    rest_rules: RestRules = field(default_factory=RestRules)
+    stays: Mapping[str, str] = field(default_factory=dict, init=False)
+    _nodes: dict[str, NodePower] = field(init=False)
+    _rests: dict[str, Rest] = field(init=False)
+    _tasks: asyncio.TaskGroup | None = field(default=None, init=False)
 
-    @property
-    def stays(self) -> Mapping[str, str]:
-        """Reasons why unneeded nodes stay on, by name, as of the last turn."""
-        return self._stays
+    def __post_init__(self, known: Mapping[str, NodePower] | None) -> None:
+        for name, driver in self.drivers.items():
+            if driver.limit_s >= self.patience.answer_s:
+                hint = f"less than {self.patience.answer_s:g} s, which is how long an order is waited for"
+                raise ConfigError(f"{name}: its power driver may take {driver.limit_s:g} s", hint=hint)
+        now_s = self.clock.now_s()
+        self._nodes = {name: adopt(name, now_s) for name in self.drivers} | dict(known or {})
+        self._rests = {name: Rest() for name in self.drivers}
 
     @property
     def nodes(self) -> Mapping[str, NodePower]:
@@ -114,7 +102,7 @@ class PowerController:
     def beat(self, name: str, boot_id: str) -> None:
         """Take a heartbeat of a node's agent."""
         if name in self._nodes:
-            self._apply(Beat(node=name, now_s=self._clock.now_s(), boot_id=boot_id))
+            self._apply(Beat(node=name, now_s=self.clock.now_s(), boot_id=boot_id))
 
     def pardon(self, name: str) -> None:
         """Clear the failure of a node that an operator has repaired.
@@ -124,7 +112,7 @@ class PowerController:
         """
         if name not in self._nodes:
             raise ConfigError(f"no node is called {name!r}", hint=f"one of {', '.join(sorted(self._nodes))}")
-        self._apply(Pardon(node=name, now_s=self._clock.now_s()))
+        self._apply(Pardon(node=name, now_s=self.clock.now_s()))
 
     async def run(self) -> None:
         """Run turns until cancelled; idle savings end then, and nodes stay as they are."""
@@ -133,7 +121,7 @@ class PowerController:
                 self._tasks = tasks
                 while True:
                     await self.turn()
-                    await self._clock.sleep_until_s(self._clock.now_s() + self._every_s)
+                    await self.clock.sleep_until_s(self.clock.now_s() + self.every_s)
         finally:
             self._tasks = None
             await self._end_rests()
@@ -145,15 +133,15 @@ class PowerController:
         # 2. Snapshot: what was seen, and that time has passed.
         for name, holdings in zip(tuple(self._nodes), seen, strict=True):
             if holdings is not None:
-                self._apply(Seen(node=name, now_s=self._clock.now_s(), holdings=holdings))
+                self._apply(Seen(node=name, now_s=self.clock.now_s(), holdings=holdings))
         for name in self._nodes:
-            self._apply(Tick(node=name, now_s=self._clock.now_s()))
+            self._apply(Tick(node=name, now_s=self.clock.now_s()))
         # 3. Decide: how many are wanted, and so which change.
-        nodes, now_s = tuple(self._nodes.values()), self._clock.now_s()
-        wish = self._demand.wish(occupancy(nodes, now_s, lacking=self._lacking()))
-        called = self._called()
-        found = plan(nodes, wish.nodes, now_s=now_s, rules=self._rules, reason=wish.reason, called=called)
-        self._stays = found.stays
+        nodes, now_s = tuple(self._nodes.values()), self.clock.now_s()
+        wish = self.demand.wish(occupancy(nodes, now_s, lacking=self.lacking()))
+        called = self.called()
+        found = plan(nodes, wish.nodes, now_s=now_s, rules=self.rules, reason=wish.reason, called=called)
+        self.stays = found.stays
         if found.short:
             log.warning("fewer nodes are on than wanted", wanted=wish.nodes, short=found.short, reason=wish.reason)
         # 4. Act: each order by a task of its own.
@@ -164,25 +152,25 @@ class PowerController:
         await self._record_all()
 
     async def _record_all(self) -> None:
-        if self._record is None:
+        if self.record is None:
             return
         for name in self._nodes:
             try:
-                await self._record(self._nodes[name])
+                await self.record(self._nodes[name])
             except FarsideError as error:
                 log.warning("cannot record a node's power state", node=name, error=error)
 
     async def _look(self, name: str) -> Holdings | None:
         try:
-            async with asyncio.timeout(self._patience.answer_s):
-                return await self._inventory.holdings(name)
+            async with asyncio.timeout(self.patience.answer_s):
+                return await self.inventory.holdings(name)
         except (FarsideError, TimeoutError) as error:
             log.warning("cannot read what runs on a node", node=name, error=error)
             return None
 
     def _apply(self, event: Event) -> None:
         before = self._nodes[event.node]
-        node, orders = step(before, event, self._patience)
+        node, orders = step(before, event, self.patience)
         self._nodes[event.node] = node
         if node.phase is not before.phase:
             log.info("node power changed", node=node.name, was=before.phase, now=node.phase, reason=node.reason)
@@ -199,23 +187,23 @@ class PowerController:
             log.info("order sent", node=order.node, number=order.number, command=order.command, reason=order.reason)
         answer = Answer(node=order.node, now_s=0.0, number=order.number)
         try:
-            async with asyncio.timeout(self._patience.answer_s):
-                if self._record is not None and order.command is not Command.ASK:
-                    await self._record(self._nodes[order.node])
+            async with asyncio.timeout(self.patience.answer_s):
+                if self.record is not None and order.command is not Command.ASK:
+                    await self.record(self._nodes[order.node])
                 answer = replace(answer, power=await self._do(order))
         except (FarsideError, TimeoutError) as error:
             log.warning("order failed", node=order.node, number=order.number, command=order.command, error=error)
             answer = replace(answer, error=str(error) or "timed out")
-        self._apply(replace(answer, now_s=self._clock.now_s()))
+        self._apply(replace(answer, now_s=self.clock.now_s()))
 
     async def _do(self, order: Order) -> Power:
-        driver = self._drivers[order.node]
+        driver = self.drivers[order.node]
         if order.command is Command.ASK:
             return await driver.status()
         if order.command is Command.DRAIN:
-            await self._inventory.drain(order.node, order.number)
+            await self.inventory.drain(order.node, order.number)
         elif order.command is Command.OPEN:
-            await self._inventory.open(order.node, order.number)
+            await self.inventory.open(order.node, order.number)
         elif order.command is Command.SOFT_OFF:
             await driver.soft_off()
         elif order.command is Command.FORCE_OFF:
@@ -227,19 +215,19 @@ class PowerController:
     # ------------------------------------------------------------------ rests
 
     async def _rest_idle(self, now_s: float) -> None:
-        if self._rest_hand is None:
+        if self.rest_hand is None:
             return
         for name, node in self._nodes.items():
-            rest, command = next_rest(self._rests[name], node, now_s=now_s, rules=self._rest_rules)
+            rest, command = next_rest(self._rests[name], node, now_s=now_s, rules=self.rest_rules)
             if command is None or await self._is_rested(name, command):
                 self._rests[name] = rest
 
     async def _is_rested(self, name: str, command: RestCommand) -> bool:
         """Whether the hand did it; if not, the next turn tries again."""
-        assert self._rest_hand is not None
+        assert self.rest_hand is not None
         try:
-            async with asyncio.timeout(self._patience.answer_s):
-                await self._rest_hand(name, command)
+            async with asyncio.timeout(self.patience.answer_s):
+                await self.rest_hand(name, command)
         except (FarsideError, TimeoutError) as error:
             log.warning("idle saving failed", node=name, command=command, error=error)
             return False

@@ -1,6 +1,5 @@
 """Choice of the nodes to switch: enough are on, with a floor, rate limits and nodes that may not sleep. PURE."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -54,11 +53,6 @@ class Plan:
     wishes: tuple[Wanted, ...]
     short: int = 0
     stays: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def held_back(self) -> tuple[tuple[str, int], ...]:
-        """Reasons why unneeded nodes stay on, each with its number of nodes."""
-        return tuple(sorted(Counter(self.stays.values()).items()))
 
 
 def plan(

@@ -88,58 +88,50 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A node is wanted on or off; `fleet.plan` has applied rates and the floor already."""
-
+class _OfNode:
     node: str
     now_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted(_OfNode):
+    """A node is wanted on or off; `fleet.plan` has applied rates and the floor already."""
+
     is_on: bool
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(_OfNode):
     """The inventory reports what is on a node."""
 
-    node: str
-    now_s: float
     holdings: Holdings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class Beat(_OfNode):
     """Heartbeat of a node. ``boot_id``: the kernel's, new at each boot."""
 
-    node: str
-    now_s: float
     boot_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(_OfNode):
     """Result of an order. ``error``: empty if done; ``power``: the answer to ASK."""
 
-    node: str
-    now_s: float
     number: int
     error: str = ""
     power: Power = Power.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(_OfNode):
     """Time has passed."""
-
-    node: str
-    now_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pardon:
+class Pardon(_OfNode):
     """An operator has repaired the node."""
-
-    node: str
-    now_s: float
 
 
 Event = Wanted | Seen | Beat | Answer | Tick | Pardon
