@@ -67,15 +67,11 @@ class MaxForecast:
     ``proven``: by interval, whether they have lately been better than persistence, as far as was known then.
     """
 
+    quantiles = QUANTILES
+    kinds = len(QUANTILES)
     steps: int
-    quantiles: tuple[float, ...]
     levels: Floats
     proven: Flags
-
-    @property
-    def kinds(self) -> int:
-        """How many quantiles."""
-        return len(self.quantiles)
 
     def row(self, step: int) -> Floats:
         """What is expected when interval ``step`` is over."""
@@ -128,7 +124,6 @@ def forecast_max(
     series: NodeSeries,
     steps: int,
     train_to: int,
-    quantiles: tuple[float, ...] = QUANTILES,
     holidays: frozenset[int] = frozenset(),
 ) -> MaxForecast:
     """Quantiles of the maximum ahead, calibrated online.
@@ -139,21 +134,21 @@ def forecast_max(
     features = causal_features(series, holidays)
     rise = next_max(series.active, steps) - series.active
     columns = []
-    for quantile, trees in zip(quantiles, _quantile_trees(features, rise, steps, train_to, quantiles), strict=True):
+    for quantile, trees in zip(QUANTILES, _quantile_trees(features, rise, steps, train_to), strict=True):
         predicted = np.maximum(0.0, np.asarray(trees.predict(features), dtype=float))
         columns.append(series.active + np.maximum(0.0, calibrated(predicted, rise, quantile, steps, train_to)))
     # A higher quantile is never below a lower one, whatever its trees say.
     levels = np.minimum(np.maximum.accumulate(np.column_stack(columns), axis=1), series.total[:, None])
     levels[:train_to] = np.inf
     told = levels - series.active[:, None]
-    proven = _proven(told, rise, quantiles, steps, train_to)
-    return MaxForecast(steps=steps, quantiles=quantiles, levels=levels, proven=proven)
+    proven = _proven(told, rise, steps, train_to)
+    return MaxForecast(steps=steps, levels=levels, proven=proven)
 
 
-def _proven(told: Floats, came: Floats, quantiles: tuple[float, ...], steps: int, begin: int) -> Flags:
+def _proven(told: Floats, came: Floats, steps: int, begin: int) -> Flags:
     """Whether the loss of the newest `RECENT` horizons that were over was below persistence's; of `LEAST_PROOF`."""
     gain = np.zeros(len(came))
-    gain[begin:] = max_loss(0 * told[begin:], came[begin:], quantiles) - max_loss(told[begin:], came[begin:], quantiles)
+    gain[begin:] = max_loss(0 * told[begin:], came[begin:]) - max_loss(told[begin:], came[begin:])
     sums = np.concatenate([np.zeros(1 + steps), np.cumsum(np.nan_to_num(gain))])[: len(came) + 1]
     after = np.arange(1, len(came) + 1)
     gained = sums[after] - sums[np.maximum(0, after - RECENT)]
@@ -161,36 +156,29 @@ def _proven(told: Floats, came: Floats, quantiles: tuple[float, ...], steps: int
     return proven
 
 
-def max_loss(rise: Floats, came: Floats, quantiles: tuple[float, ...] = QUANTILES) -> Floats:
+def max_loss(rise: Floats, came: Floats) -> Floats:
     """Mean pinball loss of predicted rises over quantiles, in nodes, one column a quantile."""
     off = came[:, None] - rise
-    levels = np.array(quantiles)
+    levels = np.array(QUANTILES)
     return np.asarray(np.maximum(levels * off, (levels - 1) * off).mean(axis=1))
 
 
-def max_trees(
-    series: NodeSeries,
-    steps: int,
-    quantiles: tuple[float, ...] = QUANTILES,
-    holidays: frozenset[int] = frozenset(),
-) -> "list[lightgbm.Booster]":
+def max_trees(series: NodeSeries, steps: int) -> "list[lightgbm.Booster]":
     """Trees for the rise to the most that will be busy within ``steps`` intervals, one set a quantile; of all of it.
 
     Raises:
         ValueError: There is too little to train on.
     """
     rise = next_max(series.active, steps) - series.active
-    return _quantile_trees(causal_features(series, holidays), rise, steps, len(series), quantiles)
+    return _quantile_trees(causal_features(series), rise, steps, len(series))
 
 
-def _quantile_trees(
-    features: Floats, rise: Floats, steps: int, train_to: int, quantiles: tuple[float, ...]
-) -> "list[lightgbm.Booster]":
+def _quantile_trees(features: Floats, rise: Floats, steps: int, train_to: int) -> "list[lightgbm.Booster]":
     rows = _trainable(rise, train_to, steps)
     cut = round(len(rows) * (1 - HELD_BACK_SHARE))
     return [
         _trees(features, rise, rows[:cut], rows[cut + steps :], {**TREES, "objective": "quantile", "alpha": quantile})
-        for quantile in quantiles
+        for quantile in QUANTILES
     ]
 
 

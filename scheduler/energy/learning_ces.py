@@ -39,15 +39,12 @@ class LearningCes:
         settings: With ``forecast``.
         total: Nodes that there are at first.
         step_s: The length of an interval.
-        holidays: Days since 1970-01-01.
     """
 
-    def __init__(
-        self, settings: CesSettings, *, total: float, step_s: float, holidays: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, settings: CesSettings, *, total: float, step_s: float) -> None:
         self.settings = settings
         self.step_s = step_s
-        self.forecast = OnlineForecast(horizon_s=settings.forecast_s, step_s=step_s, holidays=holidays)
+        self.forecast = OnlineForecast(horizon_s=settings.forecast_s, step_s=step_s)
         self.needed = needed_steps(self.forecast.steps)
         self._ces = Ces(settings=settings, step_s=step_s, total=total, forecast=self.forecast)
         self._fitted_on = self._tried_on = 0

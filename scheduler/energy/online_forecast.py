@@ -11,7 +11,7 @@ thread while more is seen, and `use` takes what came of it.
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,6 @@ class Lesson:
 
     series: NodeSeries
     steps: int
-    holidays: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +74,10 @@ def learned_from(lesson: Lesson) -> Learned:
     """
     series, steps = lesson.series, lesson.steps
     cut = _cut(len(series))
-    trial = max_trees(_part(series, cut), steps, holidays=lesson.holidays)
+    trial = max_trees(_part(series, cut), steps)
     metrics = _metrics(trial, lesson, cut)
-    trees = tuple(max_trees(series, steps, holidays=lesson.holidays))
-    newest = causal_features(series, lesson.holidays)[-WIDTH_STEPS:]
+    trees = tuple(max_trees(series, steps))
+    newest = causal_features(series)[-WIDTH_STEPS:]
     widths = np.array([usual_width(_rises(one, newest)) for one in trees])
     return Learned(trees=trees, widths=widths, metrics=metrics)
 
@@ -87,7 +86,7 @@ def _metrics(trial: "Sequence[lightgbm.Booster]", lesson: Lesson, cut: int) -> d
     series, steps = lesson.series, lesson.steps
     held = slice(cut, len(series) - steps)
     came = next_max(series.active, steps)[held] - series.active[held]
-    features = causal_features(series, lesson.holidays)[held]
+    features = causal_features(series)[held]
     pairs = [(quantile, _rises(trees, features)) for quantile, trees in zip(QUANTILES, trial, strict=True)]
     return {
         "loss": float(np.mean([pinball(rise, came, quantile) for quantile, rise in pairs])),
@@ -104,11 +103,12 @@ def _rises(trees: "lightgbm.Booster", features: Floats) -> Floats:
 class OnlineForecast:
     """The forecast. ``horizon_s``: how far ahead; ``start_s``: when the first interval begins, of the calendar."""
 
-    def __init__(self, *, horizon_s: float, step_s: float, holidays: frozenset[int] = frozenset()) -> None:
+    kinds = len(QUANTILES)
+
+    def __init__(self, *, horizon_s: float, step_s: float) -> None:
         self.steps = max(1, round(horizon_s / step_s))
         self.step_s = step_s
         self.start_s = math.nan
-        self.holidays = holidays
         self._active: deque[float] = deque(maxlen=KEPT_STEPS)
         self._total: deque[float] = deque(maxlen=KEPT_STEPS)
         self._seen = 0
@@ -124,11 +124,6 @@ class OnlineForecast:
 
     def __len__(self) -> int:
         return self._seen
-
-    @property
-    def kinds(self) -> int:
-        """How many quantiles."""
-        return len(QUANTILES)
 
     def row(self, step: int) -> Floats:
         """What is expected now, by quantile, in nodes. ``step``: the newest interval; no other is known."""
@@ -170,7 +165,7 @@ class OnlineForecast:
         if not self._trees:
             return
         self._judge(active)
-        row = causal_row(self._series(), self.holidays).reshape(1, -1)
+        row = causal_row(self._series()).reshape(1, -1)
         rise = np.array([_rises(trees, row).item() for trees in self._trees]) + self._offset
         # A higher quantile is never below a lower one, whatever its trees say.
         self._row = np.minimum(np.maximum.accumulate(active + np.maximum(0.0, rise)), total)
@@ -194,7 +189,7 @@ class OnlineForecast:
         """What trees would be fitted to now; None: too little was seen."""
         if len(self._active) < needed_steps(self.steps):
             return None
-        return Lesson(series=self._series(), steps=self.steps, holidays=self.holidays)
+        return Lesson(series=self._series(), steps=self.steps)
 
     def use(self, learned: Learned) -> None:
         """Forecasts by these trees from the next interval on."""
@@ -217,7 +212,4 @@ def _cut(known: int) -> int:
 
 
 def _part(series: NodeSeries, end: int) -> NodeSeries:
-    return NodeSeries(
-        start_s=series.start_s, step_s=series.step_s, active=series.active[:end], total=series.total[:end],
-        is_gap=series.is_gap[:end],
-    )  # fmt: skip
+    return replace(series, active=series.active[:end], total=series.total[:end], is_gap=series.is_gap[:end])

@@ -106,7 +106,6 @@ class GpuTimeService:
     """Service that estimates GPU times of new jobs, and learns from ended ones."""
 
     name = NAME
-    features = FEATURES
 
     def __init__(self, params: GpuTimeParams, rolling: RollingParams) -> None:
         self.params = params

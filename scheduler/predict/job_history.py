@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -79,18 +79,13 @@ def learned_rolling(past: Sequence[Past], start: RollingParams) -> RollingParams
     best, least = start, rolling_trial(tried, start).square_error
     for name, values in (("similarity", SIMILARITIES), ("decay", DECAYS)):
         for value in values:
-            params = _with(best, name, value)
+            params = replace(best, **{name: value})
             if params == best:
                 continue
             error = rolling_trial(tried, params).square_error
             if error < least:
                 best, least = params, error
     return best
-
-
-def _with(params: RollingParams, name: str, value: float) -> RollingParams:
-    figures = {key: getattr(params, key) for key in ("similarity", "decay", "prior_jobs")}
-    return RollingParams(**{**figures, name: value})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

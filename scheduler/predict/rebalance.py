@@ -37,7 +37,6 @@ class RebalanceService:
     """Advises which nodes to move at each sample. ``owners``: the virtual cluster that owns each node."""
 
     name = NAME
-    features = ("needed_gpus",)
     rule = NEVER
     learnable = 0
     drift = 0.0
@@ -51,9 +50,6 @@ class RebalanceService:
     def fit(self, now_s: float) -> ModelRecord | None:
         """None: this service has no model, only the greatest need of the last day."""
         return None
-
-    def use(self, record: ModelRecord) -> None:
-        """Has no use for one."""
 
     def observe(self, fact: Fact) -> tuple[Advice, ...]:
         """Moves of idle nodes, first back to owners, then to the virtual clusters that lack most."""

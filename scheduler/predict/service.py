@@ -125,11 +125,6 @@ class Service(Protocol):
         ...
 
     @property
-    def features(self) -> tuple[str, ...]:
-        """What its model is made of."""
-        ...
-
-    @property
     def rule(self) -> UpdateRule:
         """Rule for training the model again."""
         ...
@@ -150,12 +145,4 @@ class Service(Protocol):
 
     def fit(self, now_s: float) -> ModelRecord | None:
         """Train the model on all data and use it; None: no model, or too little data."""
-        ...
-
-    def use(self, record: ModelRecord) -> None:
-        """Use a model that was trained earlier.
-
-        Raises:
-            ConfigError: It is not one of this service, or of another make.
-        """
         ...

@@ -261,7 +261,7 @@ def test_what_was_learned_is_of_the_lesson_and_not_of_what_came_meanwhile() -> N
         policy.watch(Seen(step=step, active=float(series.active[step]), total=TOTAL))
 
     late: Learned = learned_from(lesson)
-    again = learned_from(Lesson(series=_first(series, 900), steps=12, holidays=frozenset()))
+    again = learned_from(Lesson(series=_first(series, 900), steps=12))
 
     assert late.metrics == again.metrics
 
