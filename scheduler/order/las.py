@@ -17,7 +17,6 @@ is 2D-LAS before it is discretized [tiresias §3.3.2.2]; running jobs are compar
 is promoted, as there is nowhere to go.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -25,8 +24,9 @@ from typing import Literal
 
 import numpy as np
 
+from farside.scheduler.order.defaults import PlainOrder
 from farside.scheduler.order.format_pair import apart
-from farside.scheduler.order.policy import FREE, STILL, Motions, OrderPolicy, OrderTraits
+from farside.scheduler.order.policy import FREE, STILL, Motions, OrderTraits
 from farside.scheduler.table import Floats, JobColumns
 from farside.units import format_seconds
 
@@ -37,7 +37,7 @@ SHORTEST_S = 1e-3  # an interval as short as the edge would be over before it be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Las:
+class Las(PlainOrder):
     """2D-LAS over ``len(limits_gpu_s) + 1`` queues.
 
     Attributes:
@@ -137,10 +137,6 @@ class Las:
         if np.isinf(second.first_start_s[0]):
             return f"has run before, both in Q{one + 1}"
         return f"started {format_seconds(second.first_start_s[0] - first.first_start_s[0])} earlier, both in Q{one + 1}"
-
-    def learn(self, ended_gpu_s: Sequence[float], expected_gpu_s: Sequence[float] = ()) -> OrderPolicy:
-        """Itself: it needs to know nothing."""
-        return self
 
 
 @lru_cache(maxsize=64)

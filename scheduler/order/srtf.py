@@ -32,7 +32,7 @@ class Srtf(PlainOrder):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Srsf(PlainOrder):
+class Srsf(Srtf):
     """By remaining time times GPUs: the two dimensions that 2DAS follows without knowing. [tiresias §3.3.2.1]
 
     Of two with equally much left the narrower goes first. While both run, its remaining service falls more slowly, so
@@ -40,15 +40,10 @@ class Srsf(PlainOrder):
     """
 
     name = "srsf"
-    traits = OrderTraits(is_preemptive=True)
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:
         """Remaining GPU seconds, then GPUs."""
         return jobs.remaining_s * jobs.gpus, jobs.gpus
-
-    def motion(self, jobs: JobColumns) -> Motions:
-        """As a job makes progress, less is left."""
-        return np.where(np.isnan(jobs.remaining_s), FREE, FALLING).astype(np.int8)
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
         """What is left of each."""

@@ -62,10 +62,8 @@ def by_month(found: Sequence[Month]) -> str:
     with style("f3"):
         figure = new_figure(5.2)
         axes = new_axes(figure, 2, 0)
-        for place, (label, counts) in enumerate(
-            (("1 GPU", [m.single for m in found]), ("several", [m.multi for m in found]))
-        ):
-            axes.bar(at + (place - 0.5) * 0.38, counts, 0.36, color=COLOURS[place], label=label)
+        axes.bar(at - 0.19, [month.single for month in found], 0.36, color=COLOURS[0], label="1 GPU")
+        axes.bar(at + 0.19, [month.multi for month in found], 0.36, color=COLOURS[1], label="several")
         axes.set(ylabel="GPU jobs submitted")
         axes.set_xticks(at, names)
         figure.legend(loc="outside upper right", ncols=2, fontsize=9)
@@ -102,11 +100,9 @@ def boxes(found: Sequence[Tenant]) -> str:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_xticks(at, [f"{one.name}\n{one.gpus} GPUs" for one in found], fontsize=8)
         axes = new_axes(figure, 2, 1)
-        for place, (label, values) in enumerate(
-            (("waiting", [one.mean_wait_s for one in found]), ("running", [one.mean_duration_s for one in found]))
-        ):
-            hours = np.nan_to_num(np.array(values)) / 3600
-            axes.bar(at + (place - 0.5) * 0.38, hours, 0.36, color=COLOURS[1 - place], label=label)
+        waiting, running = np.nan_to_num([(one.mean_wait_s, one.mean_duration_s) for one in found]).T / 3600
+        axes.bar(at - 0.19, waiting, 0.36, color=COLOURS[1], label="waiting")
+        axes.bar(at + 0.19, running, 0.36, color=COLOURS[0], label="running")
         axes.set(ylabel="hours, mean of GPU jobs")
         axes.set_xticks(at, [one.name for one in found], fontsize=8)
         figure.legend(loc="outside upper right", ncols=2, fontsize=9)

@@ -60,13 +60,12 @@ def lending(found: Stage, before_s: Floats) -> WhatIf | None:
     if found.sizes.is_pool or len(found.sizes.largest) < 2:
         return None
     after_s = waits_s(found, is_lending=True)
-    everyone = np.ones(len(before_s), dtype=bool)
     return WhatIf(
         implication=3,
         title="lending between virtual clusters",
         told="Idle nodes of a virtual cluster where nobody waits run the others' jobs, and go back when those end or "
         "their owner wants them.",
-        groups=_groups(before_s, after_s, {"all jobs": everyone}),
+        groups=_groups(before_s, after_s),
     )
 
 
@@ -83,7 +82,7 @@ def early_stop(found: Stage, before_s: Floats) -> WhatIf | None:
         title="early stop of jobs that will fail",
         told=f"Every job that fails is recognised, and stopped, when it has run {RECOGNISED_AT:.0%} of its time: a "
         "bound for what a predictor could do.",
-        groups=_groups(before_s, after_s, {"all jobs": np.ones(len(log), dtype=bool)}),
+        groups=_groups(before_s, after_s),
         saved_gpu_s=float((log.gpus * (log.duration_s - lasting_s)).sum()),
     )
 
@@ -101,7 +100,7 @@ def debug_queue(found: Stage, before_s: Floats) -> WhatIf | None:
     sizes = [VcSize(vc=name, gpus=has - gpus * (name == donor)) for name, has in found.sizes.largest.items() if has]
     moved = dict.fromkeys(np.flatnonzero(is_short).tolist(), DEBUG_VC)
     after_s = waits_s(found, jobs=trace_jobs(found, vcs=moved), vc_sizes=(*sizes, VcSize(vc=DEBUG_VC, gpus=gpus)))
-    groups: dict[str, Rows] = {"all jobs": np.ones(len(log), dtype=bool), "short jobs": is_short, "others": ~is_short}
+    groups: dict[str, Rows] = {"short jobs": is_short, "others": ~is_short}
     failed = is_short & (log.status == Status.FAILED)
     if failed.any():
         groups["short jobs that failed"] = failed
@@ -145,22 +144,15 @@ def boost(found: Stage, before_s: Floats) -> WhatIf | None:
         title="a boost for the users who wait most",
         told=f"At any time the {TOP_SHARE:.0%} of users who have waited most so far get a head start in the queue: as "
         "long as their jobs have waited on average.",
-        groups=_groups(
-            before_s, after_s,
-            {"all jobs": np.ones(len(log), dtype=bool), "jobs of who waited most before": marquee, "others": ~marquee},
-        ),
-    )  # fmt: skip
+        groups=_groups(before_s, after_s, {"jobs of who waited most before": marquee, "others": ~marquee}),
+    )
 
 
-def _groups(before_s: Floats, after_s: Floats, rows: Mapping[str, Rows]) -> tuple[Group, ...]:
+def _groups(before_s: Floats, after_s: Floats, rows: Mapping[str, Rows] | None = None) -> tuple[Group, ...]:
+    everyone = {"all jobs": np.ones(len(before_s), dtype=bool)}
     return tuple(
-        Group(
-            name=name,
-            jobs=int(which.sum()),
-            before_s=_mean(before_s, which),
-            after_s=_mean(after_s, which),
-        )
-        for name, which in rows.items()
+        Group(name=name, jobs=int(which.sum()), before_s=_mean(before_s, which), after_s=_mean(after_s, which))
+        for name, which in (everyone | dict(rows or {})).items()
     )
 
 

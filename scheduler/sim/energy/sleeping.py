@@ -152,7 +152,7 @@ class SleepingSimulation(Simulation):
         return -(-waiting_gpus // max(1, max(node.gpus for node in pool.nodes)))
 
     def _busy(self, domain: Domain, pool: Pool) -> int:
-        return len(pool.on) - (domain.ledger.idle() & _node_set(pool.on)).bit_count()
+        return len(pool.on) - (domain.ledger.idle() & sum(1 << at for at in pool.on)).bit_count()
 
     def _boot(self, domain: Domain, pool: Pool, count: int, now_s: float) -> None:
         chosen = pool.asleep[: max(0, count)]
@@ -211,10 +211,3 @@ def cost_of(with_sleep: SleepingSimulation, runs: Sequence[Run], before: Sequenc
 
 def _mean_jct_s(runs: Sequence[Run], submits: Sequence[float]) -> float:
     return sum(run.end_s - submit_s for run, submit_s in zip(runs, submits, strict=True)) / len(runs)
-
-
-def _node_set(places: set[int]) -> int:
-    node_set = 0
-    for at in places:
-        node_set |= 1 << at
-    return node_set

@@ -3,14 +3,12 @@
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
 
 from farside.errors import ConfigError
 from farside.scheduler.sim.experiment import Outcome, Scene
-from farside.scheduler.sim.result.figures import Figures
 from farside.scheduler.sim.result.record import WAITING
 
 # In this order; the first nine are what every reader may count on.
@@ -80,24 +78,20 @@ def as_json(outcome: Outcome) -> dict[str, object]:
     found, recording = outcome.results, outcome.recording
     return {
         "policy": outcome.experiment.name,
-        "all": asdict(found.all),
-        "by_vc": _groups(found.by_vc),
-        "by_bin": _groups(found.by_bin),
-        "by_scaled_bin": _groups(found.by_scaled_bin),
-        "by_duration": _groups(found.by_group),
+        "all": found.all,
+        "by_vc": found.by_vc,
+        "by_bin": found.by_bin,
+        "by_scaled_bin": found.by_scaled_bin,
+        "by_duration": found.by_group,
         "utilisation": recording.utilisation,
         "fragmentation": recording.fragmentation,
         "avg_waiting_jobs": float(recording.series.mean[WAITING]),
         "peak_waiting_jobs": int(recording.series.peak[WAITING]),
         "events": outcome.events,
         "digest": outcome.digest,
-        "estimation": None if outcome.estimation is None else asdict(outcome.estimation),
+        "estimation": outcome.estimation,
         "settings": _without_infinities(outcome.experiment.settings()),
     }
-
-
-def _groups(groups: Mapping[str, Figures]) -> dict[str, object]:
-    return {name: asdict(figures) for name, figures in groups.items()}
 
 
 def _without_infinities(settings: Mapping[str, Mapping[str, object]]) -> dict[str, dict[str, object]]:

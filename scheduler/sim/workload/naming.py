@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 MODELS = (
     "resnet50",
     "bert",
@@ -60,7 +62,7 @@ def with_day(name: str, submit_s: float) -> str:
     """The name with the day of a submission in it, if it has a place for one."""
     if "{day}" not in name:
         return name
-    return name.replace("{day}", _day(int(submit_s // _DAY_S)))
+    return name.replace("{day}", str(np.datetime64(int(submit_s // _DAY_S), "D")))
 
 
 def with_slip(name: str, number: int) -> str:
@@ -71,14 +73,3 @@ def with_slip(name: str, number: int) -> str:
     if kind == 1:
         return name[:at] + name[at] + name[at:]
     return name[:at] + _LETTERS[number // (3 * len(name)) % 26] + name[at + 1 :]
-
-
-def _day(days: int) -> str:
-    # Days since 1970 to a date: the civil calendar, counted in eras of 400 years that begin in March.
-    era, of_era = divmod(days + 719468, 146097)
-    year = (of_era - of_era // 1460 + of_era // 36524 - of_era // 146096) // 365
-    of_year = of_era - (365 * year + year // 4 - year // 100)
-    month = (5 * of_year + 2) // 153
-    day = of_year - (153 * month + 2) // 5 + 1
-    month = month + 3 if month < 10 else month - 9
-    return f"{year + era * 400 + (month <= 2)}-{month:02d}-{day:02d}"
