@@ -61,7 +61,7 @@ class LearningCes:
         self._ces.watch(seen)
 
     def target(self, powered: float) -> Target:
-        """As CES has it."""
+        """Return the target of CES."""
         return self._ces.target(powered)
 
     def lesson(self) -> Lesson | None:

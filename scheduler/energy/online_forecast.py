@@ -152,7 +152,7 @@ class OnlineForecast:
 
     @property
     def drift(self) -> float:
-        """By which share its recent loss is greater than when it was fitted."""
+        """Share by which its recent loss is greater than when it was fitted."""
         if len(self._losses) < RECENT or not self._loss_then > 0:
             return 0.0
         return float(np.mean(self._losses)) / self._loss_then - 1

@@ -4,8 +4,8 @@
 and falls to Q_i+1 when its service reaches Q_i's upper limit. Within a queue there are two orders, and they differ by a
 quarter to a third of the average JCT on real traces:
 
-* ``running_first`` (the default): the queue is a list; who runs stays in front of who waits, newcomers of the queue
-  stand at its tail. That is what the authors' simulator does.
+* ``running_first`` (the default): the queue is a list; running jobs stay in front of waiting ones, newcomers of the
+  queue stand at its tail. That is what the authors' simulator does.
 * ``start_time``: by first start; jobs that never ran stand behind, by submit time. That is the thesis's text.
 
 A job that has waited ``promote_knob`` times as long as it has run since it was last promoted goes back to Q_1 with both

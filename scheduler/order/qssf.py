@@ -6,7 +6,7 @@ A guard against starvation (ours)
 
   1. short jobs, by expectation: those of which least is expected, as far as all of them together are
      ``overtaking_share`` of all work. However long others have waited, these may overtake: they take little from them;
-  2. who has waited ``patience_s``, in order of arrival;
+  2. jobs that have waited ``patience_s``, in order of arrival;
   3. the others, by expectation.
 
   A cluster that keeps up has few in the second tier, and goes by expectation. One that doesn't keep up serves its short

@@ -10,7 +10,7 @@ from farside.scheduler.table import Floats, JobColumns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sjf(PlainOrder):
-    """By run time; never preempts. Strict by default, as in [helios §4.2]: the shortest blocks all behind it."""
+    """Order by run time; never preempts. Strict by default, as in [helios §4.2]: the shortest blocks all behind it."""
 
     name = "sjf"
     is_strict: bool = True

@@ -11,11 +11,11 @@ from farside.scheduler.table import Floats, JobColumns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smallest(PlainOrder):
-    """By W_J. One dimension: a stream of small jobs blocks a large one that is nearly done. [tiresias §3.3.2.1]
+    """Order by W_J. One dimension: a stream of small jobs blocks a large one that is nearly done. [tiresias §3.3.2.1]
 
     Attributes:
         is_preemptive: A small job takes the GPUs of larger ones that run, as where Table 3.1 has it and in the authors'
-            simulator. Else who runs is left alone.
+            simulator. Otherwise a running job is left alone.
         is_strict: The smallest job that has no room blocks all behind it. Else others that have room pass it.
     """
 
@@ -25,7 +25,7 @@ class Smallest(PlainOrder):
 
     @property
     def traits(self) -> OrderTraits:
-        """As set."""
+        """Return the traits that the settings say."""
         return OrderTraits(is_preemptive=self.is_preemptive, is_strict=self.is_strict)
 
     def keys(self, jobs: JobColumns) -> tuple[Floats, ...]:

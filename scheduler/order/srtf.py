@@ -12,7 +12,7 @@ from farside.scheduler.table import Floats, JobColumns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Srtf(PlainOrder):
-    """By the run time that is left. One dimension: a wide job with little left holds many GPUs. [tiresias §3.3.2.1]"""
+    """Order by remaining run time. One dimension: a wide job with little left keeps many GPUs. [tiresias §3.3.2.1]"""
 
     name = "srtf"
     traits = OrderTraits(is_preemptive=True)
@@ -22,7 +22,7 @@ class Srtf(PlainOrder):
         return (jobs.remaining_s,)
 
     def motion(self, jobs: JobColumns) -> Motions:
-        """As a job makes progress, less is left."""
+        """Keys fall: less is left as a job makes progress."""
         return np.where(np.isnan(jobs.remaining_s), FREE, FALLING).astype(np.int8)
 
     def why(self, first: JobColumns, second: JobColumns) -> str:
@@ -33,7 +33,7 @@ class Srtf(PlainOrder):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Srsf(Srtf):
-    """By remaining time times GPUs: the two dimensions that 2DAS follows without knowing. [tiresias §3.3.2.1]
+    """Order by remaining time times GPUs: the two dimensions that 2DAS follows without knowing. [tiresias §3.3.2.1]
 
     Of two with equally much left the narrower goes first. While both run, its remaining service falls more slowly, so
     it has stood in front; a list that is sorted again at each event, as the authors' simulator has it, leaves it there.

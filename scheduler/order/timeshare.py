@@ -5,9 +5,9 @@
 How it works
   Jobs take turns round a ring. Three groups stand one behind the other:
 
-  1. who runs and has not used its slice: nobody takes its GPUs;
-  2. who waits, the longest wait first;
-  3. who runs and has used its slice: it goes on until a waiting job can use its GPUs. The longest turn goes first.
+  1. jobs that run and have not used their slices: nothing takes their GPUs;
+  2. jobs that wait, the longest wait first;
+  3. jobs that run and have used their slices: each goes on until a waiting job can use its GPUs; longest turn first.
 
   A slice begins when a job makes progress: what resuming takes is not of it, or nobody would get anywhere where that
   takes as long. It belongs to a job, not to the clock, so the only event is its end: while nobody waits nothing happens

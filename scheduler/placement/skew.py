@@ -84,5 +84,5 @@ class Skew(OnNodes):
         return replace(self, packlimit=learned.packlimit) if learned.is_learned else self
 
     def place(self, ledger: Ledger, demand: Demand) -> Allocation | None:
-        """As the demand says."""
+        """Place a job as its demand says."""
         return (_CONSOLIDATE if demand.is_consolidated else _FRAGMENTS).place(ledger, demand)

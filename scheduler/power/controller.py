@@ -38,7 +38,7 @@ log = get_log("scheduler.power")
 
 # Writes down what is known of a node before an order is carried out; raises where it cannot, and then nothing is done.
 Record = Callable[[NodePower], Awaitable[None]]
-# Carries out a rest of one node: over its agent, whose hands the savers are.
+# Carries out a rest of one node: its agent uses the savers.
 RestHand = Callable[[str, RestCommand], Awaitable[None]]
 
 

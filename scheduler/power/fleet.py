@@ -123,7 +123,7 @@ def _sleep(
             stays[node.name] = why_not
         else:
             able.append(node)
-    # Nodes without others' memory need no migration; of those, who was idle longest.
+    # Nodes without others' memory need no migration; of these the one that was idle longest.
     able.sort(key=lambda node: (_slabs(node), node.empty_since_s, node.name))
     able, later = _one_lender(nodes, able)
     stays |= {node.name: "others' memory moves off one node at a time" for node in later}

@@ -125,7 +125,7 @@ class GpuTimeService:
 
     @property
     def rule(self) -> UpdateRule:
-        """By its settings."""
+        """Rule for training, from the settings."""
         return UpdateRule(every_s=self.params.update_every_s, drift=self.params.drift)
 
     @property

@@ -164,11 +164,8 @@ def _text(path: Path, raw: bytes) -> str:
 def _decoded(path: Path, raw: bytes) -> Manifest:
     try:
         version = msgspec.json.decode(raw, type=_Version)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}", hint="fit it again") from error
-    if version.format != FORMAT:
-        raise ConfigError(f"{path}: has format {version.format}; this version reads {FORMAT}", hint="fit it again")
-    try:
+        if version.format != FORMAT:
+            raise ConfigError(f"{path}: has format {version.format}; this version reads {FORMAT}", hint="fit it again")
         return msgspec.json.decode(raw, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}", hint="fit it again") from error

@@ -4,9 +4,9 @@
 
 How it works
   Static virtual clusters leave nodes idle in one while jobs wait in another. Nobody may be preempted here, so a node is
-  lent only while it is idle and not likely to be missed: its owner keeps as many GPUs as he needed at most in the last
+  lent only while it is idle and not likely to be missed: its owner keeps as many GPUs as it needed at most in the last
   ``look_back_s``, and ``spare_nodes`` more. That forecast is the model; it needs no fit. As soon as an owner has jobs
-  that wait, idle nodes of his that others have go back to him first.
+  that wait, idle nodes of its own that others have go back to it first.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ class RebalanceParams:
     """How much an owner keeps.
 
     Attributes:
-        look_back_s: He keeps what he needed at most in so long.
+        look_back_s: An owner keeps what it needed at most in this time.
         spare_nodes: And so many nodes more.
         node_gpus: GPUs of a node.
     """
@@ -44,7 +44,7 @@ class RebalanceService:
     def __init__(self, params: RebalanceParams, owners: dict[str, str]) -> None:
         self.params = params
         self.owners = dict(owners)
-        self.lent: dict[str, str] = {}  # to whom, of nodes that are not with their owner
+        self.lent: dict[str, str] = {}  # the borrower, by node that is not with its owner
         self._needed: dict[str, deque[tuple[float, int]]] = {}
 
     def fit(self, now_s: float) -> ModelRecord | None:

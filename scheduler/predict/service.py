@@ -121,7 +121,7 @@ class Service(Protocol):
 
     @property
     def name(self) -> str:
-        """By which it is called, and its model files."""
+        """Name of the service and of its model files."""
         ...
 
     @property

@@ -18,5 +18,5 @@ class ByAgent:
         self._node, self._shut_down = node, shut_down
 
     async def soft_off(self) -> None:
-        """By the agent. Whether it went off is seen by its status and its silence."""
+        """Let the agent shut it down. Its status and its silence show whether it went off."""
         await self._shut_down(self._node)

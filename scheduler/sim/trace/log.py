@@ -75,7 +75,7 @@ class JobLog:
         gpus: 0 of jobs without.
         cpus: NaN where the log does not say.
         status: As `Status` numbers them.
-        user: Place in ``users``; -1 where the log names none. ``vc``: likewise, in ``vcs``.
+        user: Place in ``users``; -1 where the log names none. ``vc``: place in ``vcs``.
         skipped: Bad rows, and ``problems``: the first lines about them.
         notes: What else was done to rows, and to how many.
     """

@@ -7,7 +7,7 @@ deletion_time and scheduled_time (seconds; nothing tells from when, so there are
 This simulator gives whole GPUs: a pod that asks for a part of one gets one for itself, and the trace's notes count
 them. So shared GPUs load the simulated cluster more than they did the real one. A pod that was still there when the
 trace was taken ends then, as its deletion_time says; pods without GPUs, or never scheduled, are left out. ``qos`` (BE,
-Burstable, LS, Guaranteed) might say who may be preempted, but the documentation does not: all may.
+Burstable, LS, Guaranteed) might say which may be preempted, but the documentation does not: all may.
 """
 
 import math
