@@ -46,8 +46,8 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 
+#include "clock.h"
 #include "engine.h"
 #include "hedge.h"
 #include "link.h"
@@ -393,14 +393,6 @@ struct ne_device {
 #define JOBS 65536u
 
 /* ---------------------------------------------------------------- small things */
-
-static inline uint64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
-}
 
 static inline uint64_t hedge_floor_ns(const struct ne_params *p) { return (uint64_t)p->hedge_us * 1000; }
 

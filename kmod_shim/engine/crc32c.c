@@ -14,8 +14,8 @@
  */
 #include <endian.h>
 #include <string.h>
-#include <time.h>
 
+#include "clock.h"
 #include "link.h"
 
 enum {
@@ -161,13 +161,11 @@ static int64_t page_ns(uint32_t (*crc_of)(uint32_t, const uint8_t *, size_t))
 	int64_t least = INT64_MAX;
 
 	for (int i = 0; i < 5; i++) {
-		struct timespec from, to;
+		uint64_t from = now_ns();
 		int64_t ns;
 
-		clock_gettime(CLOCK_MONOTONIC, &from);
 		crc = crc_of(crc, page, sizeof(page));
-		clock_gettime(CLOCK_MONOTONIC, &to);
-		ns = (to.tv_sec - from.tv_sec) * 1000000000 + to.tv_nsec - from.tv_nsec;
+		ns = (int64_t)(now_ns() - from);
 		least = ns < least ? ns : least;
 	}
 	return least;

@@ -44,16 +44,28 @@ static int workers_make(struct ne_device *dev)
 	return rc;
 }
 
-static void *table(uint64_t bytes)
-{
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+/* Memory of a device that is no part of its state: where its address is kept, and its size. */
+struct table {
+	void **at;
+	uint64_t bytes;
+};
 
-	return p == MAP_FAILED ? NULL : p;
-}
+enum { TABLES = 8 };
 
-static uint64_t activity_bytes(const struct ne_device *dev)
+static void tables_of(struct ne_device *dev, struct table ret[TABLES])
 {
-	return (uint64_t)THREADS * dev->clusters * 4;
+	const struct table all[TABLES] = {
+		{(void **)&dev->activity, (uint64_t)THREADS * dev->clusters * sizeof(*dev->activity)},
+		{(void **)&dev->exposed, dev->clusters * sizeof(*dev->exposed)},
+		{(void **)&dev->single, dev->clusters * sizeof(*dev->single)},
+		{(void **)&dev->disk_alone, dev->clusters * sizeof(*dev->disk_alone)},
+		{(void **)&dev->live, NE_SLABS_MAX * sizeof(*dev->live)},
+		{(void **)&dev->faults, NE_DONORS_MAX * sizeof(*dev->faults)},
+		{(void **)&dev->events, EVENTS * sizeof(*dev->events)},
+		{(void **)&dev->jobs, JOBS * sizeof(*dev->jobs)},
+	};
+
+	memcpy(ret, all, sizeof(all));
 }
 
 /* Clients and donors keep half of the cores and one more; with two or three one worker spins, and yields each time. */
@@ -66,20 +78,20 @@ static uint32_t spinners_max(void)
 
 static int tables_make(struct ne_device *dev)
 {
+	struct table tables[TABLES];
+
 	dev->spinners_max = spinners_max();
 	dev->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	dev->activity = table(activity_bytes(dev));
-	dev->exposed = table(dev->clusters * sizeof(*dev->exposed));
-	dev->single = table(dev->clusters * sizeof(*dev->single));
-	dev->disk_alone = table(dev->clusters * sizeof(*dev->disk_alone));
-	dev->live = table(NE_SLABS_MAX * sizeof(*dev->live));
-	dev->faults = table(NE_DONORS_MAX * sizeof(*dev->faults));
-	dev->events = table(EVENTS * sizeof(*dev->events));
-	dev->jobs = table(JOBS * sizeof(*dev->jobs));
-	if (dev->event_fd < 0 || !dev->activity || !dev->exposed || !dev->single || !dev->disk_alone || !dev->live ||
-	    !dev->faults || !dev->events || !dev->jobs)
-		return -ENOMEM;
-	return 0;
+	tables_of(dev, tables);
+	for (int i = 0; i < TABLES; i++) {
+		void *p = mmap(NULL, tables[i].bytes, PROT_READ | PROT_WRITE,
+			       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+		if (p == MAP_FAILED)
+			return -ENOMEM;
+		*tables[i].at = p;
+	}
+	return dev->event_fd < 0 ? -ENOMEM : 0;
 }
 
 int ne_device_create(const struct ne_params *params, int state_fd, int disk_fd, struct ne_device **ret)
@@ -128,14 +140,10 @@ int ne_device_stop(struct ne_device *dev)
 	return 0;
 }
 
-static void untable(void *p, uint64_t bytes)
-{
-	if (p)
-		munmap(p, bytes);
-}
-
 void ne_device_destroy(struct ne_device *dev)
 {
+	struct table tables[TABLES];
+
 	if (!dev)
 		return;
 	ne_device_stop(dev);
@@ -144,15 +152,12 @@ void ne_device_destroy(struct ne_device *dev)
 	for (uint32_t i = 0; dev->live && i < NE_SLABS_MAX; i++)
 		if (dev->live[i].base)
 			munmap(dev->live[i].base, dev->params.slab_bytes);
-	untable(dev->activity, activity_bytes(dev));
-	untable(dev->exposed, dev->clusters * sizeof(*dev->exposed));
-	untable(dev->single, dev->clusters * sizeof(*dev->single));
-	untable(dev->disk_alone, dev->clusters * sizeof(*dev->disk_alone));
-	untable(dev->live, NE_SLABS_MAX * sizeof(*dev->live));
-	untable(dev->faults, NE_DONORS_MAX * sizeof(*dev->faults));
-	untable(dev->events, EVENTS * sizeof(*dev->events));
-	untable(dev->jobs, JOBS * sizeof(*dev->jobs));
-	untable(dev->map, dev->map_bytes);
+	tables_of(dev, tables);
+	for (int i = 0; i < TABLES; i++)
+		if (*tables[i].at)
+			munmap(*tables[i].at, tables[i].bytes);
+	if (dev->map)
+		munmap(dev->map, dev->map_bytes);
 	if (dev->event_fd >= 0)
 		close(dev->event_fd);
 	free(dev);
@@ -654,23 +659,11 @@ static int worker_prefault(struct worker *w)
 int ne_device_prefault(struct ne_device *dev)
 {
 	int rc = populate(dev->map, state_common_bytes(&dev->params));
+	struct table tables[TABLES];
 
-	if (!rc)
-		rc = populate(dev->activity, activity_bytes(dev));
-	if (!rc)
-		rc = populate(dev->exposed, dev->clusters * sizeof(*dev->exposed));
-	if (!rc)
-		rc = populate(dev->single, dev->clusters * sizeof(*dev->single));
-	if (!rc)
-		rc = populate(dev->disk_alone, dev->clusters * sizeof(*dev->disk_alone));
-	if (!rc)
-		rc = populate(dev->live, NE_SLABS_MAX * sizeof(*dev->live));
-	if (!rc)
-		rc = populate(dev->faults, NE_DONORS_MAX * sizeof(*dev->faults));
-	if (!rc)
-		rc = populate(dev->events, EVENTS * sizeof(*dev->events));
-	if (!rc)
-		rc = populate(dev->jobs, JOBS * sizeof(*dev->jobs));
+	tables_of(dev, tables);
+	for (int i = 0; i < TABLES && !rc; i++)
+		rc = populate(*tables[i].at, tables[i].bytes);
 	for (uint32_t i = 0; i < THREADS && !rc; i++)
 		if (dev->worker[i]->started)
 			rc = worker_prefault(dev->worker[i]);

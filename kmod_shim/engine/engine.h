@@ -307,7 +307,7 @@ struct ne_export_stats {
 	uint64_t rdma_keys;		/* given out, one for each queue pair and lease */
 	uint64_t rdma_registered_bytes;	/* now; memory counts once for each session that it is registered for */
 };
-int ne_export_stats_get(const struct ne_export *exp, struct ne_export_stats *ret);
+int ne_export_stats_get(struct ne_export *exp, struct ne_export_stats *ret);
 
 /* ------------------------------------------------------------------- tools */
 

@@ -34,9 +34,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
+#include "conns.h"
 #include "engine.h"
 #include "link.h"
 #include "thread.h"
@@ -64,19 +65,12 @@ struct lease {
 };
 
 struct conn {
+	struct peer peer;
 	struct ne_export *exp;
-	struct conn *next;
-	uint64_t session;
-	pthread_t thread;
 
 	/* What other threads look at. */
 	_Atomic uint32_t mark __attribute__((aligned(64))); /* odd while slab memory may be touched */
 	_Atomic uint64_t reads, writes, read_bytes, write_bytes, refused;
-
-	/* Shared with control calls, under exp->lock. */
-	int sock;
-	bool ended;
-	uint64_t cpu_ns; /* once ended */
 
 	/* The thread's own. */
 	uint32_t in_from, in_to;      /* what of `in` is received and not parsed yet */
@@ -99,21 +93,12 @@ struct conn {
 struct ne_export {
 	struct lease *leases;
 	bool may_spin;
-	uint8_t *zeros;		     /* NE_WIRE_LENGTH_MAX, read-only, for refused READs; all the kernel's zero page */
-	pthread_mutex_t lock;	     /* conns' sock, ended and cpu_ns; never taken while serving */
-	struct conn *conns;	     /* control thread only */
-	struct ne_export_stats past; /* of connections that are gone */
+	uint8_t *zeros;	      /* NE_WIRE_LENGTH_MAX, read-only, for refused READs; all the kernel's zero page */
+	pthread_mutex_t lock; /* peers; never taken while serving */
+	struct peers peers;
+	struct ne_export_stats past;   /* of connections that are gone */
 	struct ne_verbs_export *verbs; /* NULL in a build without rdma-core */
 };
-
-static uint64_t clock_ns(clockid_t clock)
-{
-	struct timespec now;
-
-	if (clock_gettime(clock, &now))
-		return 0;
-	return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
 
 /* A counter with one writer needs no locked add. */
 static void count(_Atomic uint64_t *counter, uint64_t by)
@@ -143,7 +128,7 @@ static uint32_t lease_check(const struct conn *conn, const struct ne_wire_reques
 	lease = &conn->exp->leases[request->lease];
 	if (!atomic_load(&lease->live))
 		return ENOENT;
-	if ((lease->session ^ conn->session) | (lease->token ^ request->token))
+	if ((lease->session ^ conn->peer.session) | (lease->token ^ request->token))
 		return EACCES;
 	if (request->offset > lease->bytes || request->length > lease->bytes - request->offset)
 		return EINVAL;
@@ -272,7 +257,7 @@ static uint32_t send_round(struct conn *conn)
 	if (!conn->parts)
 		return 0;
 	do {
-		sent = sendmsg(conn->sock, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
+		sent = sendmsg(conn->peer.sock, &msg, MSG_DONTWAIT | MSG_NOSIGNAL);
 	} while (sent < 0 && errno == EINTR);
 	if (sent < 0 && errno != EAGAIN)
 		conn->broken = true;
@@ -311,7 +296,7 @@ static ssize_t receive(struct conn *conn, int flags)
 	if (direct)
 		iov[msg.msg_iovlen++] = (struct iovec){to, direct};
 	iov[msg.msg_iovlen++] = (struct iovec){conn->in + conn->in_to, IN_BYTES - conn->in_to};
-	bytes = recvmsg(conn->sock, &msg, flags);
+	bytes = recvmsg(conn->peer.sock, &msg, flags);
 	if (bytes <= 0)
 		return bytes;
 	conn->drained = (size_t)bytes < direct + iov[msg.msg_iovlen - 1].iov_len;
@@ -325,7 +310,7 @@ static ssize_t receive(struct conn *conn, int flags)
 
 static void wait_for(struct conn *conn, short events)
 {
-	struct pollfd pfd = {.fd = conn->sock, .events = events};
+	struct pollfd pfd = {.fd = conn->peer.sock, .events = events};
 
 	poll(&pfd, 1, -1);
 }
@@ -335,7 +320,7 @@ static void send_spill(struct conn *conn, uint32_t bytes)
 	uint32_t done = 0;
 
 	while (done < bytes && !conn->broken) {
-		ssize_t sent = send(conn->sock, conn->spill + done, bytes - done, MSG_DONTWAIT | MSG_NOSIGNAL);
+		ssize_t sent = send(conn->peer.sock, conn->spill + done, bytes - done, MSG_DONTWAIT | MSG_NOSIGNAL);
 
 		if (sent > 0)
 			done += sent;
@@ -358,7 +343,7 @@ static void spin_again(struct conn *conn)
  */
 static void wait_for_request(struct conn *conn)
 {
-	uint64_t now = clock_ns(CLOCK_MONOTONIC), gap_ns;
+	uint64_t now = now_ns(), gap_ns;
 
 	if (!conn->idle_ns)
 		conn->idle_ns = now;
@@ -367,7 +352,7 @@ static void wait_for_request(struct conn *conn)
 		return;
 	}
 	wait_for(conn, POLLIN);
-	gap_ns = clock_ns(CLOCK_MONOTONIC) - conn->idle_ns;
+	gap_ns = now_ns() - conn->idle_ns;
 	conn->idle_ns = 0;
 	if (conn->spins)
 		conn->spins--;
@@ -422,110 +407,30 @@ static void *conn_main(void *arg)
 
 	pthread_setname_np(pthread_self(), "fs-export");
 	serve(conn);
-
-	shutdown(conn->sock, SHUT_RDWR);
-	pthread_mutex_lock(&conn->exp->lock);
-	close(conn->sock);
-	conn->sock = -1;
-	conn->cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
-	conn->ended = true;
-	pthread_mutex_unlock(&conn->exp->lock);
+	peer_leave(&conn->exp->peers, &conn->peer);
 	return NULL;
 }
 
 /* --- control calls */
 
-static void conn_add_stats(struct conn *conn, struct ne_export_stats *sum)
+/* exp->lock is held. */
+static void conn_add_stats(const struct conn *conn, struct ne_export_stats *sum)
 {
-	clockid_t clock;
-
 	sum->reads += conn->reads;
 	sum->writes += conn->writes;
 	sum->read_bytes += conn->read_bytes;
 	sum->write_bytes += conn->write_bytes;
 	sum->refused += conn->refused;
-	pthread_mutex_lock(&conn->exp->lock);
-	if (conn->ended)
-		sum->cpu_ns += conn->cpu_ns;
-	else if (pthread_getcpuclockid(conn->thread, &clock) == 0)
-		sum->cpu_ns += clock_ns(clock);
-	pthread_mutex_unlock(&conn->exp->lock);
+	sum->cpu_ns += peer_cpu_ns(&conn->peer);
 }
 
-/* Takes *at off the list; its thread has ended or is about to. */
-static void conn_destroy(struct conn **at)
+static void conn_forget(struct peers *peers, struct peer *peer)
 {
-	struct conn *conn = *at;
+	struct conn *conn = (struct conn *)peer;
 
-	*at = conn->next;
-	pthread_join(conn->thread, NULL);
+	(void)peers;
 	conn_add_stats(conn, &conn->exp->past);
 	munmap(conn, sizeof(*conn));
-}
-
-static bool conn_has_ended(struct conn *conn)
-{
-	bool ended;
-
-	pthread_mutex_lock(&conn->exp->lock);
-	ended = conn->ended;
-	pthread_mutex_unlock(&conn->exp->lock);
-	return ended;
-}
-
-static void conn_shutdown(struct conn *conn)
-{
-	pthread_mutex_lock(&conn->exp->lock);
-	if (conn->sock >= 0)
-		shutdown(conn->sock, SHUT_RDWR);
-	pthread_mutex_unlock(&conn->exp->lock);
-}
-
-/* Frees connections whose peers have gone. */
-static void reap(struct ne_export *exp)
-{
-	struct conn **at = &exp->conns;
-
-	while (*at) {
-		if (conn_has_ended(*at))
-			conn_destroy(at);
-		else
-			at = &(*at)->next;
-	}
-}
-
-/* Ends the connections that match: all are told first, so that they end side by side. */
-static void end_conns(struct ne_export *exp, bool all, uint64_t session)
-{
-	struct conn **at = &exp->conns;
-
-	for (struct conn *conn = exp->conns; conn; conn = conn->next)
-		if (all || conn->session == session)
-			conn_shutdown(conn);
-	while (*at) {
-		if (all || (*at)->session == session)
-			conn_destroy(at);
-		else
-			at = &(*at)->next;
-	}
-}
-
-/* A borrower that opens more than all its threads need loses its oldest one: it may be half open, with nobody behind.
- */
-static void make_room(struct ne_export *exp, uint64_t session)
-{
-	struct conn **oldest = NULL;
-	uint32_t n = 0;
-
-	for (struct conn **at = &exp->conns; *at; at = &(*at)->next)
-		if ((*at)->session == session) {
-			oldest = at;
-			n++;
-		}
-	if (n < NE_SESSION_CONNS_MAX)
-		return;
-	conn_shutdown(*oldest);
-	conn_destroy(oldest);
 }
 
 int ne_export_create(struct ne_export **ret)
@@ -551,6 +456,7 @@ int ne_export_create(struct ne_export **ret)
 		return -ENOMEM;
 	}
 	pthread_mutex_init(&exp->lock, NULL);
+	exp->peers = (struct peers){.lock = &exp->lock, .forget = conn_forget};
 	*ret = exp;
 	return 0;
 }
@@ -559,7 +465,7 @@ void ne_export_destroy(struct ne_export *exp)
 {
 	if (!exp)
 		return;
-	end_conns(exp, true, 0);
+	peers_end(&exp->peers, true, 0);
 	ne_verbs_export_destroy(exp->verbs);
 	pthread_mutex_destroy(&exp->lock);
 	munmap(exp->zeros, NE_WIRE_LENGTH_MAX);
@@ -602,11 +508,11 @@ int ne_export_revoke(struct ne_export *exp, uint32_t number)
 	if (number >= LEASES || !exp->leases[number].live)
 		return -ENOENT;
 	exp->leases[number].live = false;
-	for (const struct conn *conn = exp->conns; conn; conn = conn->next)
-		wait_for_mark(conn);
+	for (const struct peer *peer = exp->peers.first; peer; peer = peer->next)
+		wait_for_mark((const struct conn *)peer);
 	if (exp->verbs)
 		ne_verbs_export_revoke(exp->verbs, number);
-	reap(exp);
+	peers_reap(&exp->peers);
 	return 0;
 }
 
@@ -615,8 +521,8 @@ int ne_export_conn(struct ne_export *exp, uint64_t session, int sock)
 	struct conn *conn;
 	int err;
 
-	reap(exp);
-	make_room(exp, session);
+	peers_reap(&exp->peers);
+	peers_make_room(&exp->peers, session);
 	conn = mmap(NULL, sizeof(*conn), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (conn == MAP_FAILED)
 		return -ENOMEM;
@@ -624,21 +530,20 @@ int ne_export_conn(struct ne_export *exp, uint64_t session, int sock)
 	setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
 	fcntl(sock, F_SETFL, fcntl(sock, F_GETFL) & ~O_NONBLOCK); /* who must not wait says so in each call */
 	conn->exp = exp;
-	conn->session = session;
-	conn->sock = sock;
-	err = thread_start(&conn->thread, SMALL_STACK_BYTES, conn_main, conn);
+	conn->peer.session = session;
+	conn->peer.sock = sock;
+	err = thread_start(&conn->peer.thread, SMALL_STACK_BYTES, conn_main, conn);
 	if (err) {
 		munmap(conn, sizeof(*conn));
 		return err;
 	}
-	conn->next = exp->conns;
-	exp->conns = conn;
+	peers_add(&exp->peers, &conn->peer);
 	return 0;
 }
 
 int ne_export_fence(struct ne_export *exp, uint64_t session)
 {
-	end_conns(exp, false, session);
+	peers_end(&exp->peers, false, session);
 	if (exp->verbs)
 		ne_verbs_export_fence(exp->verbs, false, session);
 	return 0;
@@ -661,14 +566,16 @@ int ne_export_withdraw(struct ne_export *exp, void *addr)
 	return 0;
 }
 
-int ne_export_stats_get(const struct ne_export *exp, struct ne_export_stats *ret)
+int ne_export_stats_get(struct ne_export *exp, struct ne_export_stats *ret)
 {
 	struct ne_export_stats sum = exp->past;
 
-	for (struct conn *conn = exp->conns; conn; conn = conn->next) {
-		sum.connections += !conn_has_ended(conn);
-		conn_add_stats(conn, &sum);
+	pthread_mutex_lock(&exp->lock);
+	for (struct peer *peer = exp->peers.first; peer; peer = peer->next) {
+		sum.connections += !peer->ended;
+		conn_add_stats((const struct conn *)peer, &sum);
 	}
+	pthread_mutex_unlock(&exp->lock);
 	if (exp->verbs)
 		ne_verbs_export_stats(exp->verbs, &sum);
 	*ret = sum;

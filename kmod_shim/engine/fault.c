@@ -21,8 +21,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 
+#include "clock.h"
 #include "link.h"
 
 enum {
@@ -61,14 +61,6 @@ struct fault {
 static struct fault *to_fault(const struct ne_link *link)
 {
 	return (struct fault *)link;
-}
-
-static uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ull + now.tv_nsec;
 }
 
 static void make_ready(struct fault *fault, struct ne_io *io, int32_t status)
@@ -371,13 +363,6 @@ static int fault_wait(const struct ne_link *link, short *events, uint64_t *timeo
 	return fd;
 }
 
-static bool fault_asks_kernel(const struct ne_link *link)
-{
-	const struct ne_link *inner = to_fault(link)->inner;
-
-	return inner->ops->asks_kernel(inner);
-}
-
 static bool fault_alive(const struct ne_link *link)
 {
 	const struct fault *fault = to_fault(link);
@@ -396,13 +381,11 @@ static void fault_destroy(struct ne_link *link)
 }
 
 static const struct ne_link_ops fault_ops = {
-	.name = "fault",
 	.post = fault_post,
 	.submit = fault_submit,
 	.poll = fault_poll,
 	.outstanding = fault_outstanding,
 	.wait = fault_wait,
-	.asks_kernel = fault_asks_kernel,
 	.kill = fault_kill,
 	.alive = fault_alive,
 	.destroy = fault_destroy,
@@ -414,7 +397,7 @@ int ne_fault_create(struct ne_link *inner, const struct ne_fault_rules *rules, s
 
 	if (!fault)
 		return -ENOMEM;
-	fault->link.ops = &fault_ops;
+	fault->link = (struct ne_link){.ops = &fault_ops, .asks_kernel = inner->asks_kernel};
 	fault->inner = inner;
 	/* Rules are only read here; the counts beside them are written by all links. */
 	fault->rules = (struct ne_fault_rules *)rules;

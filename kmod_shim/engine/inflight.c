@@ -253,7 +253,7 @@ static bool sleeps_on_its_socket(const struct ne_link *link)
 	uint64_t timeout;
 	short events;
 
-	return link->ops->asks_kernel(link) && link->ops->wait(link, &events, &timeout) >= 0 && timeout == UINT64_MAX;
+	return link->asks_kernel && link->ops->wait(link, &events, &timeout) >= 0 && timeout == UINT64_MAX;
 }
 
 /* Hands posts to the wire and takes what has ended. */

@@ -37,7 +37,6 @@ struct ne_io {
 };
 
 struct ne_link_ops {
-	const char *name;
 	/* Takes the io, or -EAGAIN (too many outstanding: poll first), or -ENOTCONN. */
 	int (*post)(struct ne_link *link, struct ne_io *io);
 	/* Hands what was posted to the wire as far as it goes without blocking. */
@@ -51,8 +50,6 @@ struct ne_link_ops {
 	 * has something at the latest so many nanoseconds from now (0 now, UINT64_MAX never by itself). POLLOUT: submit().
 	 */
 	int (*wait)(const struct ne_link *link, short *events, uint64_t *timeout_ns);
-	/* True when poll() is a system call, worth saving until wait()'s fd is ready; false when it only looks at memory. */
-	bool (*asks_kernel)(const struct ne_link *link);
 	/* Fails everything outstanding with -errno (nothing of it may land in io->buf afterwards) and kills the link. */
 	void (*kill)(struct ne_link *link, int err);
 	bool (*alive)(const struct ne_link *link);
@@ -62,7 +59,11 @@ struct ne_link_ops {
 	bool direct;
 };
 
-struct ne_link { const struct ne_link_ops *ops; };
+struct ne_link {
+	const struct ne_link_ops *ops;
+	/* True when poll() is a system call, worth saving until wait()'s fd is ready; false when it only looks at memory. */
+	bool asks_kernel;
+};
 
 /* What a worker lets its links and its disk register once: every io->buf lies in here. */
 struct ne_arena { void *base; uint64_t bytes; };

@@ -74,12 +74,6 @@ static int shm_wait(const struct ne_link *link, short *events, uint64_t *timeout
 	return -1;
 }
 
-static bool shm_asks_kernel(const struct ne_link *link)
-{
-	(void)link;
-	return false;
-}
-
 static void shm_kill(struct ne_link *link, int err)
 {
 	struct shm *shm = to_shm(link);
@@ -100,13 +94,11 @@ static void shm_destroy(struct ne_link *link)
 }
 
 static const struct ne_link_ops shm_ops = {
-	.name = "shm",
 	.post = shm_post,
 	.submit = shm_submit,
 	.poll = shm_poll,
 	.outstanding = shm_outstanding,
 	.wait = shm_wait,
-	.asks_kernel = shm_asks_kernel,
 	.kill = shm_kill,
 	.alive = shm_alive,
 	.destroy = shm_destroy,

@@ -289,12 +289,6 @@ static int tcp_wait(const struct ne_link *link, short *events, uint64_t *timeout
 	return tcp->sock;
 }
 
-static bool tcp_asks_kernel(const struct ne_link *link)
-{
-	(void)link;
-	return true;
-}
-
 static void tcp_kill(struct ne_link *link, int err)
 {
 	die(to_tcp(link), err);
@@ -316,13 +310,11 @@ static void tcp_destroy(struct ne_link *link)
 }
 
 static const struct ne_link_ops tcp_ops = {
-	.name = "tcp",
 	.post = tcp_post,
 	.submit = tcp_submit,
 	.poll = tcp_poll,
 	.outstanding = tcp_outstanding,
 	.wait = tcp_wait,
-	.asks_kernel = tcp_asks_kernel,
 	.kill = tcp_kill,
 	.alive = tcp_alive,
 	.destroy = tcp_destroy,
@@ -334,7 +326,7 @@ int ne_tcp_create(int sock, struct ne_link **ret)
 
 	if (!tcp)
 		return -ENOMEM;
-	tcp->link.ops = &tcp_ops;
+	tcp->link = (struct ne_link){.ops = &tcp_ops, .asks_kernel = true};
 	tcp->sock = sock;
 	/* A unix socket has no such option, and no such delay. */
 	setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));

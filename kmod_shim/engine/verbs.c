@@ -423,12 +423,6 @@ static int verbs_wait(const struct ne_link *link, short *events, uint64_t *timeo
 	return v->err ? -1 : v->wait_fd;
 }
 
-static bool verbs_asks_kernel(const struct ne_link *link)
-{
-	(void)link;
-	return false; /* a completion queue is memory */
-}
-
 static void verbs_kill(struct ne_link *link, int err)
 {
 	die(to_verbs(link), err);
@@ -474,13 +468,11 @@ static void verbs_destroy(struct ne_link *link)
 }
 
 static const struct ne_link_ops verbs_ops = {
-	.name = "rdma",
 	.post = verbs_post,
 	.submit = verbs_submit,
 	.poll = verbs_poll,
 	.outstanding = verbs_outstanding,
 	.wait = verbs_wait,
-	.asks_kernel = verbs_asks_kernel,
 	.kill = verbs_kill,
 	.alive = verbs_alive,
 	.destroy = verbs_destroy,
@@ -595,7 +587,7 @@ static int ask_place(int sock, uint64_t deadline_ns, struct ne_verbs_place *ret)
 /* Finds the device and the way there. */
 static int resolve(struct verbs *v, const struct ne_verbs_place *place, uint64_t deadline_ns)
 {
-	int limit_ms = (int)((deadline_ns - verbs_now_ns()) / 1000000) + 1;
+	int limit_ms = (int)((deadline_ns - now_ns()) / 1000000) + 1;
 	uint8_t ack_timeout = VERBS_ACK_TIMEOUT;
 	struct sockaddr_storage to;
 	struct verbs_event event;
@@ -635,7 +627,7 @@ static int connect_pair(struct verbs *v, const struct ne_verbs_place *place, uin
 
 int ne_verbs_create(int sock, uint32_t limit_ms, struct ne_link **ret)
 {
-	uint64_t deadline_ns = verbs_now_ns() + limit_ms * 1000000ull;
+	uint64_t deadline_ns = now_ns() + limit_ms * 1000000ull;
 	struct verbs *v = calloc(1, sizeof(*v));
 	struct ne_verbs_place place;
 	int err;

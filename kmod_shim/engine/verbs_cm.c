@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 
 bool ne_verbs_is_built(void)
 {
@@ -27,18 +26,10 @@ int ne_verbs_devices(void)
 	return count;
 }
 
-uint64_t verbs_now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
-
 /* Milliseconds for poll(): rounded up, so that it does not spin for the last one. */
 static int left_ms(uint64_t deadline_ns)
 {
-	uint64_t now = verbs_now_ns();
+	uint64_t now = now_ns();
 
 	return now >= deadline_ns ? 0 : (int)((deadline_ns - now) / 1000000 + 1);
 }
@@ -57,7 +48,7 @@ int verbs_receive(int sock, void *buf, size_t bytes, uint64_t deadline_ns)
 			return -ECONNRESET;
 		else if (errno != EAGAIN && errno != EINTR)
 			return -errno;
-		else if (verbs_now_ns() >= deadline_ns)
+		else if (now_ns() >= deadline_ns)
 			return -ETIMEDOUT;
 		else
 			poll(&pfd, 1, left_ms(deadline_ns));
@@ -113,7 +104,7 @@ int verbs_event_next(struct rdma_event_channel *channel, int sock, uint64_t dead
 
 		if (err != -EAGAIN)
 			return err;
-		if (verbs_now_ns() >= deadline_ns)
+		if (now_ns() >= deadline_ns)
 			return deadline_ns ? -ETIMEDOUT : -EAGAIN;
 		if (poll(pfd, 2, left_ms(deadline_ns)) > 0 && pfd[1].revents)
 			return -ECONNRESET;

@@ -5,6 +5,7 @@
 
 #include <rdma/rdma_cma.h>
 
+#include "clock.h"
 #include "verbs.h"
 
 enum {
@@ -13,7 +14,6 @@ enum {
 	VERBS_ACK_TIMEOUT = 14,	/* 4.096 us * 2^14 = 67 ms, so that all retries end within half a second */
 };
 
-uint64_t verbs_now_ns(void);
 /* All `bytes` within the deadline, or -errno: -ECONNRESET when the peer has gone, -ETIMEDOUT. */
 int verbs_receive(int sock, void *buf, size_t bytes, uint64_t deadline_ns);
 /* Small and rare enough that a socket which does not take it at once is broken: -errno. */

@@ -19,6 +19,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -28,7 +29,7 @@
 
 struct ne_verbs_export {
 	struct registry registry;
-	struct conn *conns; /* registry.lock; the control thread alone changes the list */
+	struct peers peers; /* registry.lock */
 	struct ne_export_stats past;
 };
 
@@ -36,85 +37,23 @@ static void conn_add_stats(const struct conn *conn, struct ne_export_stats *sum)
 {
 	sum->rdma_keys += conn->keys;
 	sum->refused += conn->refused;
-	sum->cpu_ns += pair_cpu_ns(conn);
+	sum->cpu_ns += peer_cpu_ns(&conn->peer);
 }
 
-/* Waits for the connection's thread and forgets it. The control thread alone takes connections off the list. */
-static void conn_destroy(struct ne_verbs_export *exp, struct conn *conn)
+static void conn_forget(struct peers *peers, struct peer *peer)
 {
-	struct conn **at = &exp->conns;
+	struct ne_verbs_export *exp =
+		(struct ne_verbs_export *)((char *)peers - offsetof(struct ne_verbs_export, peers));
+	struct conn *conn = (struct conn *)peer;
 
-	pthread_join(conn->thread, NULL);
-	pthread_mutex_lock(&exp->registry.lock);
-	while (*at != conn)
-		at = &(*at)->next;
-	*at = conn->next;
 	conn_add_stats(conn, &exp->past);
-	pthread_mutex_unlock(&exp->registry.lock);
 	pthread_mutex_destroy(&conn->lock);
 	free(conn);
 }
 
-/* Frees connections whose borrowers have gone. */
-static void reap(struct ne_verbs_export *exp)
-{
-	struct conn *conn, *next;
-	bool ended;
-
-	for (conn = exp->conns; conn; conn = next) {
-		next = conn->next;
-		pthread_mutex_lock(&exp->registry.lock);
-		ended = conn->ended;
-		pthread_mutex_unlock(&exp->registry.lock);
-		if (ended)
-			conn_destroy(exp, conn);
-	}
-}
-
-/* With the registry's lock. */
-static void conn_shutdown(struct conn *conn)
-{
-	if (conn->sock < 0)
-		return;
-	conn->closing = true;
-	shutdown(conn->sock, SHUT_RDWR);
-}
-
-/* As for a socket's connections: a borrower that opens too many loses its oldest one. */
-static void make_room(struct ne_verbs_export *exp, uint64_t session)
-{
-	struct conn *oldest = NULL;
-	uint32_t n = 0;
-
-	for (struct conn *conn = exp->conns; conn; conn = conn->next)
-		if (conn->session == session) {
-			oldest = conn;
-			n++;
-		}
-	if (n < NE_SESSION_CONNS_MAX)
-		return;
-	pthread_mutex_lock(&exp->registry.lock);
-	conn_shutdown(oldest);
-	pthread_cond_broadcast(&exp->registry.changed);
-	pthread_mutex_unlock(&exp->registry.lock);
-	conn_destroy(exp, oldest);
-}
-
 void ne_verbs_export_fence(struct ne_verbs_export *exp, bool all, uint64_t session)
 {
-	struct conn *next;
-
-	pthread_mutex_lock(&exp->registry.lock);
-	for (struct conn *conn = exp->conns; conn; conn = conn->next) /* all are told first: they end side by side */
-		if (all || conn->session == session)
-			conn_shutdown(conn);
-	pthread_cond_broadcast(&exp->registry.changed); /* one may be waiting for the registrar */
-	pthread_mutex_unlock(&exp->registry.lock);
-	for (struct conn *conn = exp->conns; conn; conn = next) {
-		next = conn->next;
-		if (all || conn->session == session)
-			conn_destroy(exp, conn);
-	}
+	peers_end(&exp->peers, all, session);
 }
 
 int ne_verbs_export_create(struct ne_verbs_export **ret)
@@ -124,6 +63,8 @@ int ne_verbs_export_create(struct ne_verbs_export **ret)
 	if (!exp)
 		return -ENOMEM;
 	registry_init(&exp->registry);
+	exp->peers =
+		(struct peers){.lock = &exp->registry.lock, .changed = &exp->registry.changed, .forget = conn_forget};
 	*ret = exp;
 	return 0;
 }
@@ -191,16 +132,16 @@ void ne_verbs_export_revoke(struct ne_verbs_export *exp, uint32_t lease)
 	if (region) {
 		region->state = SPENT; /* from here on no key is given */
 		pthread_cond_broadcast(&exp->registry.changed);
-		for (struct conn *conn = exp->conns; conn; conn = conn->next)
-			if (conn->session == region->session)
-				pair_end_keys(conn, lease);
+		for (struct peer *peer = exp->peers.first; peer; peer = peer->next)
+			if (peer->session == region->session)
+				pair_end_keys((struct conn *)peer, lease);
 		region_end_rights(&exp->registry, region);
 		if (!region->was_offered)
 			region_end(&exp->registry, region);
 		pthread_cond_signal(&exp->registry.work);
 	}
 	pthread_mutex_unlock(&exp->registry.lock);
-	reap(exp);
+	peers_reap(&exp->peers);
 }
 
 /* Where the listener is to be: `address`, or where the companion came to. */
@@ -243,25 +184,21 @@ int ne_verbs_export_conn(struct ne_verbs_export *exp, uint64_t session, int sock
 
 	if (!conn)
 		return -ENOMEM;
-	reap(exp);
-	make_room(exp, session);
+	peers_reap(&exp->peers);
+	peers_make_room(&exp->peers, session);
 	conn->registry = &exp->registry;
-	conn->session = session;
-	conn->sock = sock;
+	conn->peers = &exp->peers;
+	conn->peer.session = session;
+	conn->peer.sock = sock;
 	pthread_mutex_init(&conn->lock, NULL);
 	err = conn_address(sock, address, &conn->at);
 	if (!err)
 		err = registry_start(&exp->registry);
 	setsockopt(sock, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-	/* The lock makes the thread wait with its end until it is on the list. */
-	pthread_mutex_lock(&exp->registry.lock);
 	if (!err)
-		err = thread_start(&conn->thread, SMALL_STACK_BYTES, pair_main, conn);
-	if (!err) {
-		conn->next = exp->conns;
-		exp->conns = conn;
-	}
-	pthread_mutex_unlock(&exp->registry.lock);
+		err = thread_start(&conn->peer.thread, SMALL_STACK_BYTES, pair_main, conn);
+	if (!err)
+		peers_add(&exp->peers, &conn->peer);
 	if (err) {
 		pthread_mutex_destroy(&conn->lock);
 		free(conn);
@@ -275,9 +212,9 @@ void ne_verbs_export_stats(struct ne_verbs_export *exp, struct ne_export_stats *
 	add->rdma_keys += exp->past.rdma_keys;
 	add->refused += exp->past.refused;
 	add->cpu_ns += exp->past.cpu_ns;
-	for (struct conn *conn = exp->conns; conn; conn = conn->next) {
-		add->rdma_connections += !conn->ended;
-		conn_add_stats(conn, add);
+	for (struct peer *peer = exp->peers.first; peer; peer = peer->next) {
+		add->rdma_connections += !peer->ended;
+		conn_add_stats((struct conn *)peer, add);
 	}
 	for (const struct region *region = exp->registry.regions; region; region = region->next)
 		for (const struct reg *reg = region->regs; reg; reg = reg->next)

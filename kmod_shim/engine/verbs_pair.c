@@ -10,7 +10,6 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #define HANDSHAKE_NS 5000000000ull /* from the hello to the queue pair; the borrower has less patience */
@@ -27,11 +26,11 @@ enum {
 
 static bool bind_is_done(struct conn *conn, uint64_t id)
 {
-	uint64_t deadline_ns = verbs_now_ns() + BIND_NS;
+	uint64_t deadline_ns = now_ns() + BIND_NS;
 	struct ibv_wc wc;
 	int got;
 
-	for (int looks = 0; verbs_now_ns() < deadline_ns; looks++) {
+	for (int looks = 0; now_ns() < deadline_ns; looks++) {
 		got = ibv_poll_cq(conn->cq, 1, &wc);
 		if (got < 0)
 			return false;
@@ -90,7 +89,7 @@ static void window_free(struct window **at)
 static uint32_t key_check(struct conn *conn, const struct ne_verbs_ask *ask, struct region **ret, struct ibv_mr **mr)
 {
 	struct registry *registry = conn->registry;
-	uint64_t deadline_ns = verbs_now_ns() + KEY_WAIT_NS;
+	uint64_t deadline_ns = now_ns() + KEY_WAIT_NS;
 	struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000),
 				 .tv_nsec = (long)(deadline_ns % 1000000000)};
 	bool tried_again = false;
@@ -99,11 +98,11 @@ static uint32_t key_check(struct conn *conn, const struct ne_verbs_ask *ask, str
 		struct region *region = region_of_lease(registry, ask->lease);
 		struct reg *reg;
 
-		if (conn->closing)
+		if (conn->peer.closing)
 			return ECANCELED;
 		if (!region)
 			return ENOENT;
-		if ((region->session ^ conn->session) | (region->token ^ ask->token))
+		if ((region->session ^ conn->peer.session) | (region->token ^ ask->token))
 			return EACCES;
 		reg = reg_of(region, conn->domain);
 		if (reg && reg->mr) {
@@ -185,7 +184,7 @@ static void key_serve(struct conn *conn, const struct ne_verbs_ask *ask, struct 
 static void serve(struct conn *conn)
 {
 	for (;;) {
-		struct pollfd pfd[2] = {{.fd = conn->sock, .events = POLLIN},
+		struct pollfd pfd[2] = {{.fd = conn->peer.sock, .events = POLLIN},
 					{.fd = conn->events->fd, .events = POLLIN}};
 		struct verbs_event event;
 		struct ne_verbs_ask ask;
@@ -193,16 +192,16 @@ static void serve(struct conn *conn)
 
 		if (poll(pfd, 2, -1) < 0 && errno != EINTR)
 			return;
-		if (pfd[1].revents && !verbs_event_next(conn->events, conn->sock, 0, &event) &&
+		if (pfd[1].revents && !verbs_event_next(conn->events, conn->peer.sock, 0, &event) &&
 		    (event.kind == RDMA_CM_EVENT_DISCONNECTED || event.kind == RDMA_CM_EVENT_DEVICE_REMOVAL))
 			return;
 		if (!pfd[0].revents)
 			continue;
-		if (verbs_receive(conn->sock, &ask, sizeof(ask), verbs_now_ns() + HANDSHAKE_NS) ||
+		if (verbs_receive(conn->peer.sock, &ask, sizeof(ask), now_ns() + HANDSHAKE_NS) ||
 		    ask.magic != NE_VERBS_ASK_MAGIC)
 			return;
 		key_serve(conn, &ask, &key);
-		if (verbs_send(conn->sock, &key, sizeof(key)))
+		if (verbs_send(conn->peer.sock, &key, sizeof(key)))
 			return;
 	}
 }
@@ -228,7 +227,7 @@ static int domain_join(struct conn *conn)
 	struct domain *domain;
 
 	pthread_mutex_lock(&registry->lock);
-	domain = domain_of(registry, conn->session, conn->id->verbs);
+	domain = domain_of(registry, conn->peer.session, conn->id->verbs);
 	if (domain) {
 		domain->conns++;
 		conn->domain = domain;
@@ -282,7 +281,8 @@ static int await_request(struct conn *conn, uint64_t nonce, uint64_t deadline_ns
 	int err;
 
 	for (;;) {
-		err = verbs_event_expect(conn->events, conn->sock, deadline_ns, RDMA_CM_EVENT_CONNECT_REQUEST, &event);
+		err = verbs_event_expect(conn->events, conn->peer.sock, deadline_ns, RDMA_CM_EVENT_CONNECT_REQUEST,
+					 &event);
 		if (err)
 			return err;
 		if (event.said.magic == NE_VERBS_PRIVATE_MAGIC && event.said.nonce == nonce) {
@@ -311,22 +311,22 @@ static int accept_pair(struct conn *conn, uint64_t nonce, uint64_t deadline_ns)
 	attr.recv_cq = conn->cq;
 	if (rdma_create_qp(conn->id, conn->domain->pd, &attr) || rdma_accept(conn->id, &param))
 		return -errno;
-	return verbs_event_expect(conn->events, conn->sock, deadline_ns, RDMA_CM_EVENT_ESTABLISHED, &event);
+	return verbs_event_expect(conn->events, conn->peer.sock, deadline_ns, RDMA_CM_EVENT_ESTABLISHED, &event);
 }
 
 static int handshake(struct conn *conn)
 {
-	uint64_t deadline_ns = verbs_now_ns() + HANDSHAKE_NS;
+	uint64_t deadline_ns = now_ns() + HANDSHAKE_NS;
 	struct ne_verbs_place place = {.magic = NE_VERBS_PLACE_MAGIC};
 	struct ne_verbs_hello hello;
 	int err, sent;
 
-	err = verbs_receive(conn->sock, &hello, sizeof(hello), deadline_ns);
+	err = verbs_receive(conn->peer.sock, &hello, sizeof(hello), deadline_ns);
 	if (err || hello.magic != NE_VERBS_HELLO_MAGIC || hello.flags)
 		return err ? err : -EPROTO;
 	err = listen_once(conn, &place);
 	place.status = (uint32_t)-err;
-	sent = verbs_send(conn->sock, &place, sizeof(place));
+	sent = verbs_send(conn->peer.sock, &place, sizeof(place));
 	if (!err)
 		err = sent;
 	if (!err)
@@ -363,13 +363,6 @@ static void pair_destroy(struct conn *conn)
 		domain_leave(conn);
 }
 
-static uint64_t thread_cpu_ns(clockid_t clock)
-{
-	struct timespec spent;
-
-	return clock_gettime(clock, &spent) ? 0 : spent.tv_sec * 1000000000ull + spent.tv_nsec;
-}
-
 void *pair_main(void *arg)
 {
 	struct conn *conn = arg;
@@ -381,21 +374,6 @@ void *pair_main(void *arg)
 		serve(conn);
 	}
 	pair_destroy(conn);
-
-	pthread_mutex_lock(&conn->registry->lock);
-	close(conn->sock);
-	conn->sock = -1;
-	conn->cpu_ns = thread_cpu_ns(CLOCK_THREAD_CPUTIME_ID);
-	conn->ended = true;
-	pthread_mutex_unlock(&conn->registry->lock);
+	peer_leave(conn->peers, &conn->peer);
 	return NULL;
-}
-
-uint64_t pair_cpu_ns(const struct conn *conn)
-{
-	clockid_t clock;
-
-	if (conn->ended)
-		return conn->cpu_ns;
-	return pthread_getcpuclockid(conn->thread, &clock) ? 0 : thread_cpu_ns(clock);
 }

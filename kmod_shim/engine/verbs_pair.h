@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 
+#include "conns.h"
 #include "verbs_registry.h"
 
 struct window {
@@ -16,14 +17,9 @@ struct window {
 };
 
 struct conn {
-	struct conn *next;
+	struct peer peer;
+	struct peers *peers; /* its lock is registry->lock */
 	struct registry *registry;
-	uint64_t session;
-	pthread_t thread;
-	int sock;	 /* registry->lock; -1 once the thread has ended */
-	bool ended;	 /* registry->lock */
-	bool closing;	 /* registry->lock; it has been told to end */
-	uint64_t cpu_ns; /* once ended */
 	_Atomic uint64_t keys, refused;
 	struct sockaddr_storage at; /* where its listener is */
 
@@ -37,11 +33,9 @@ struct conn {
 	struct window *windows;
 };
 
-/* The thread; arg is a struct conn with registry, session, sock, at and lock. Sets `ended` as the last thing. */
+/* The thread; arg is a struct conn with peer, peers, registry, at and lock. */
 void *pair_main(void *arg);
 /* No key of the lease opens anything by this queue pair when this returns. registry->lock is held. */
 void pair_end_keys(struct conn *conn, uint32_t lease);
-/* CPU time of the thread so far. registry->lock is held. */
-uint64_t pair_cpu_ns(const struct conn *conn);
 
 #endif

@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "link.h"
 
 enum { TESTS_MAX = 100, DEADLINE_S = 60 };
@@ -43,14 +44,6 @@ static int tests_count;
 			exit(1);                                                                          \
 		}                                                                                         \
 	} while (0)
-
-static inline uint64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ull + now.tv_nsec;
-}
 
 /* Bytes that depend on the seed and on where they stand, never zero for a whole page. */
 static inline void fill(void *buf, size_t bytes, uint32_t seed)

@@ -154,8 +154,8 @@ static void fuzz_donor(const uint8_t *data, size_t bytes)
 	donor_setup();
 	memset(conn, 0, offsetof(struct conn, in));
 	conn->exp = exporter;
-	conn->session = SESSION;
-	conn->sock = -1;
+	conn->peer.session = SESSION;
+	conn->peer.sock = -1;
 	input = data;
 	input_left = bytes;
 	serve(conn);

@@ -715,7 +715,7 @@ TEST(faults_before_an_rdma_link_are_the_same_as_before_any)
 
 	begin(&donor);
 	CHECK(ne_fault_create(rdma_link(&donor, SESSION), &rules, &link) == 0);
-	CHECK(!link->ops->asks_kernel(link));
+	CHECK(!link->asks_kernel);
 	rules.every[NE_FAULT_CORRUPT] = 1;
 	fill(out, PAGE, 9);
 	struct ne_io io = make_io(&donor, NE_IO_WRITE, 0, out, PAGE);

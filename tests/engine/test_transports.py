@@ -14,7 +14,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ENGINE = HERE.parents[1] / "kmod_shim" / "engine"
-PARTS = ("crc32c", "shm", "tcp", "fault", "disk", "export", "hedge", "thread", "verbs_none")
+PARTS = ("crc32c", "shm", "tcp", "fault", "disk", "conns", "export", "hedge", "thread", "verbs_none")
 LIBRARIES = ("-luring", "-lcrypto", "-lpthread")
 # In front of the archive, whose verbs_none.o then has nothing to give. The libraries themselves are not linked.
 RDMA_PROGRAM = "rdma"
@@ -91,7 +91,7 @@ def test_random_bytes_neither_crash_the_donor_nor_a_link(tmp_path: Path) -> None
     if clang is None:
         pytest.skip("clang is missing, and libFuzzer with it")
     fuzzer = tmp_path / "fuzz_wire"
-    sources = [ENGINE / f"{part}.c" for part in ("shm", "tcp", "thread", "verbs_none")]
+    sources = [ENGINE / f"{part}.c" for part in ("conns", "shm", "tcp", "thread", "verbs_none")]
     run(clang, *FLAGS, "-fsanitize=fuzzer", f"-I{ENGINE}", HERE / "fuzz_wire.c", *sources, "-lpthread", "-o", fuzzer,
         cwd=tmp_path, timeout_s=COMPILE_TIMEOUT_S)  # fmt: skip
 
